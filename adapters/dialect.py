@@ -171,6 +171,11 @@ def left_out(dialect: Dialect, used: Iterable[Field], level: Level | None = None
     Raises:
         UnsayableError: the message would be harmful without one of them.
     """
+    return _left_out(dialect, tuple(used), level)
+
+
+@lru_cache(maxsize=256)
+def _left_out(dialect: Dialect, used: tuple[Field, ...], level: Level | None) -> frozenset[Field]:
     lost = set()
     for field in used:
         rule = dialect.rules[field]

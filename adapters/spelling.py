@@ -133,7 +133,8 @@ def require_answers(containers: Sequence[ContainerRequest], answers: Sequence[Co
 
 def fill(spec: Spec, answer: ContainerAnswer) -> None:
     """Put the environment variables, mounts and device nodes of ``answer`` into ``spec``."""
-    spec.envs.update(answer.envs)
+    for name, value in answer.envs.items():
+        spec.envs[name] = value
     for mount in answer.mounts:
         spec.mounts.add(container_path=mount.container_path, host_path=mount.host_path, read_only=mount.read_only)
     for node in answer.device_nodes:

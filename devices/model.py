@@ -118,6 +118,8 @@ class PreferredRequest(Struct, frozen=True):
 class Field(Enum):
     """The parts of the model that not every dialect can spell. The values are what errors and the docs call them."""
 
+    __hash__ = object.__hash__  # Enum's own is a function in Python: each look into a set of them would cost a call.
+
     OPTIONS = "options in Register"
     GET_OPTIONS = "GetDevicePluginOptions"
     TOPOLOGY = "topology (NUMA nodes) of a device"

@@ -36,6 +36,8 @@ class Naming(Enum):
 class ListStrategy(Enum):
     """How a container is told its GPUs (``DEVICE_LIST_STRATEGY``)."""
 
+    __hash__ = object.__hash__  # As Field's.
+
     ENVVAR = "envvar"
     VOLUME_MOUNTS = "volume-mounts"
     CDI_ANNOTATIONS = "cdi-annotations"

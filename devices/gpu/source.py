@@ -109,7 +109,10 @@ class GPUSource(DeviceSource):
             RefusedError: this kubelet can't be told that, a partition lacks what a container needs, or NOT_FOUND: neither the
                 resource nor a device is of this source.
         """
-        if not (self.claims(resource) or any(self._uuid(one) in self._known for one in request.device_ids)):
+        offer = self._offers.get(resource)
+        if offer is None and not (
+            self.claims(resource) or any(self._uuid(one) in self._known for one in request.device_ids)
+        ):
             raise unclaimed(resource)
         rests_on = (self._offers, self._policy, self._around)
         if any(map(is_not, rests_on, self._answered_from)) or len(self._answered) >= _ANSWERS:
@@ -118,9 +121,7 @@ class GPUSource(DeviceSource):
         key = (resource, request.device_ids, sayable)
         said = self._answered.get(key)
         if said is None:
-            gpus = self._offers.get(
-                resource, NamedGPUs(self._known)
-            ).gpus  # A kubelet 1.8 asks under names of before, too.
+            gpus = self._known if offer is None else offer.gpus  # A kubelet 1.8 asks under names of before, too.
             _check_complete(request.device_ids, gpus)
             once = ListStrategy.CDI_ANNOTATIONS in self._policy.list_strategies
             token = str(uuid4()) if once else ""

@@ -64,4 +64,7 @@ PLAIN: Final = Vendor()
 
 def vendor_of(resource: str, vendors: Iterable[Vendor]) -> Vendor:
     """Return whose GPUs are offered under a name that their backend gave them."""
-    return next((one for one in vendors if resource.startswith(one.prefix)), PLAIN)
+    for one in vendors:
+        if resource.startswith(one.prefix):
+            return one
+    return PLAIN

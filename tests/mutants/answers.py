@@ -284,8 +284,8 @@ MUTANTS = (
         "W9",
         "an unknown vendor's GPU is named in NVIDIA's variable",
         "devices/gpu/vendor.py",
-        "if resource.startswith(one.prefix)), PLAIN)",
-        "if resource.startswith(one.prefix)), next(iter(vendors)))",
+        "            return one\n    return PLAIN\n",
+        "            return one\n    return next(iter(vendors))\n",
         f"{_ANSWERS}::test_a_vendor_without_rules_gets_its_device_nodes_and_never_a_variable",
     ),
     Mutant(

@@ -101,7 +101,7 @@ async def test_faults_can_be_set_before_the_start(kubelet: Kubelet, folder: Path
 
 
 def test_every_fault_comes_through() -> None:
-    said = Faults(True, True, 1, "ABORTED", "busy", True, True, "v1", 1.0, 2.0)
+    said = Faults(True, True, 3.0, 1, "ABORTED", "busy", True, True, "v1", 1.0, 2.0)
     assert not [name for name in Faults.__struct_fields__ if getattr(said, name) == getattr(Faults(), name)]
     assert emulated._faults(msgspec.convert({"op": "fault", **asdict(said)}, emulated.Request)) == said
 

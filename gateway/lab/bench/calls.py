@@ -28,7 +28,7 @@ PREFERRED_P50: Final = 1.5
 TURN: Final = 50
 """Calls of one plugin before it is another's turn."""
 CALLERS: Final = 8
-ROUNDS: Final = 5
+ROUNDS: Final = 9
 """How often both plugins are started anew. The threads of gRPC fall into one of two rhythms by chance, and stay in it: of two
 trivial plugins one can answer 20 % later than the other."""
 DIFFERENT: Final = 256
