@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from devices.model import Device
 from devices.policy import Bridging, Policy
 from gateway.bridge import memory, shield
+from gateway.bridge.calls import BridgedResource
 from gateway.kubelet.watch import socket_id
 from gateway.lab.plugins.played import Habits
 from gateway.lab.waiting import until
@@ -289,7 +290,20 @@ async def test_who_takes_over_knows_what_it_had_never_heard_of(folder: Path) -> 
             await second.allocate("a")
 
 
-async def test_a_plugin_that_was_given_another_name_is_not_called_by_the_old_one(folder: Path) -> None:
+async def test_a_plugin_that_was_given_another_name_is_not_called_by_the_old_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it after a restart, where the old name is called first."""
+    called, call = asyncio.Event(), BridgedResource.call
+
+    async def in_order(one: BridgedResource) -> bool:
+        if one.resource == OTHER:
+            await called.wait()
+        try:
+            return await call(one)
+        finally:
+            called.set()
+
     async with bridged(folder) as bridge:
         async with plugin(folder):
             await bridge.lists("a", "b")
@@ -298,6 +312,7 @@ async def test_a_plugin_that_was_given_another_name_is_not_called_by_the_old_one
             await bridge.lists("a", "b", resource=OTHER)
             assert not await bridge.one().call()
             await bridge.close()
+            monkeypatch.setattr(BridgedResource, "call", in_order)
             async with bridged(folder) as again:
                 await again.lists("a", "b", resource=OTHER)
                 assert {name for name, one in again.bridge.plugins.items() if one.peer is not None} == {OTHER}
