@@ -170,6 +170,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "no-yaml": ({"config.map": {"a": "a: [1"}}, "config.map.a: is no YAML"),
     "rocm": ({"dp.resources": {"limits": {}}, "node_selector": {"a": "b"}}, "dp.resources: a value of ROCm's chart"),
     "wrong-type": ({"migStrategy": 3}, "migStrategy"),
+    "wrong-strategy": ({"migStrategy": "mixxed"}, "'none', 'single', 'mixed'"),
     "wrong-backend": ({"gateway.backend": "intel"}, "backend"),
     "wrong-dra": ({"gateway.dra": "both"}, "dra"),
 }

@@ -96,6 +96,7 @@ def test_without_any_flag_the_defaults_are_a_nodes(given: list[Settings]) -> Non
         (["--node-condition", "--node-name", "n", "--dra", "only"], ["--dra only doesn't offer"]),
         (["--socket-dir", "x" * 60], ["too long", "107 bytes"]),
         (["dance"], ["No such command 'dance'"]),
+        (["stauts"], ["No such command 'stauts'", "'status'"]),
     ],
 )
 def test_a_wrong_flag_is_told_what_was_expected(
