@@ -62,7 +62,7 @@ from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger, LedgerSnapshot, Written
 from gateway.registration import devicelist, machine, registrar, serve, spelled
 from gateway.registration.devicelist import DeviceList
-from gateway.registration.events import Event, KubeletUp, Lacking, Phase, Renew, StandBy, Timer
+from gateway.registration.events import Event, KubeletUp, Lacking, Phase, Renew, StandBy
 from gateway.registration.serve import DevicePlugin
 from gateway.registration.spelled import Parts
 from gateway.registration.turns import Turns
@@ -974,10 +974,10 @@ async def test_one_that_was_stood_by_for_in_vain_counts_again_once_it_registers(
 async def test_records_are_looked_into_again_where_the_list_changed(
     make: Make, monkeypatch: pytest.MonkeyPatch, logs: asyncio.Queue[EventDict]
 ) -> None:
+    monkeypatch.setattr(machine, "VERIFY_AFTER", (3600.0, 3601.0, 3602.0))  # The test looks, and nobody else.
     node = await make(inventory(A))
     await served(node, logs)
     one = node._gateway._resources[GPU]
-    one._cancel(Timer.VERIFY)
     looks: list[Sequence[Device]] = []
 
     async def holds(_socket: Path, _resource: str, devices: Sequence[Device], _patience: float) -> bool:
