@@ -335,6 +335,14 @@ MUTANTS = (
     ),
     Mutant(
         "B7",
+        "any number of sockets is asked",
+        _SOCKETS,
+        'startswith("."))[:MOST_SOCKETS]',
+        'startswith("."))',
+        f"{_R}::test_of_a_folder_full_of_sockets_the_first_are_asked",
+    ),
+    Mutant(
+        "B7",
         "small lists are read as fast as they come",
         _PEER,
         "max(READ_EVERY, len(self._data) / READ_RATE)",

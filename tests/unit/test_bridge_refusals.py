@@ -23,7 +23,7 @@ from devices.policy import Bridging, Policy
 from devices.source import Fate
 from gateway.bridge import judge
 from gateway.bridge.peer import LISTS_AT_ONCE, LISTS_EVERY, READ_EVERY, _Newest
-from gateway.bridge.sockets import folder_error
+from gateway.bridge.sockets import _sockets, folder_error
 from gateway.kubelet.watch import target
 from gateway.lab.plugins.played import Habits, PlayedPlugin
 from gateway.lab.waiting import until
@@ -43,6 +43,14 @@ async def beside(folder: Path, **kind: object) -> AsyncIterator[tuple[Watched, P
         assert good.lists == 1
         assert health(bridge.told[OTHER]) == {"a": True, "b": True}
         assert await bridge.allocate("a", resource=OTHER) == ContainerAnswer({"DEVICES": "a"})
+
+
+def test_of_a_folder_full_of_sockets_the_first_are_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.bridge.sockets.MOST_SOCKETS", 2)
+    for name in ("c.sock", "a.sock", ".0.sock", "b.sock"):
+        with sockets.socket(sockets.AF_UNIX) as one:
+            one.bind(str(folder / name))
+    assert set(_sockets(folder)) == {"a.sock", "b.sock"}
 
 
 def _link(folder: Path) -> None:
