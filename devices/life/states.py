@@ -36,12 +36,8 @@ class State(Enum):
 
 COUNTED: Final = frozenset({State.LENT, State.RETURNING})
 """States of devices that DRA gives back, and that the kubelet counts already because the scheduler never stopped."""
-
-
 AWAY: Final = frozenset({State.LEAVING, State.ELSEWHERE}) | COUNTED
 """States of devices that are another API's, or go there."""
-
-
 COVERS: Final = frozenset({State.CORDONED, State.WITHHELD}) | AWAY
 """States that lie over another one."""
 
@@ -142,22 +138,14 @@ TABLE: Final[Mapping[State, Consequence]] = {
         way_out="start the pod anew so that it gets another device; after the reset say `gateway devices --acquire`",
     ),
 }
-
-
 SPELLS: Final = 3
 """From so many spells of illness in a row on, a device that is well again is held back. An error and its repetition are
 everyday; a third is a habit."""
-
-
 STEADY_S: Final = 600.0
 """How long a device must have been well, in seconds, for its earlier spells to be forgotten: a job that makes it ill again
 has mostly done so by then."""
-
-
 HOLD_S: Final = 60.0
 """How long it must first be well to be let back after that many spells, in seconds; each further spell doubles it."""
-
-
 HOLD_MAX_S: Final = 3600.0
 """The most of it: a device that is well for an hour deserves another try."""
 

@@ -17,27 +17,13 @@ import msgspec
 from gateway.memory import mend, rows
 
 _MAX_ASIDE = 8
-
-
 LOCK = "ledger.lock"
-
-
 LOCK_WAIT = 1.0
-
-
 _LOCK_POLL = 0.005
-
-
 _NOT_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Why a sound file may be unreadable for a moment: it is left where it is."""
-
-
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-
 Identity: TypeAlias = tuple[int, int, int, int]
-
-
 Decode: TypeAlias = Callable[[bytes], tuple[rows.Content, str]]
 """What is sound in a file's bytes, and what is wrong with the rest."""
 

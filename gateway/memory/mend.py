@@ -17,27 +17,15 @@ from gateway.sides.table import Side
 
 MAX_BYTES = 16 * 1024 * 1024
 """The most bytes of a ledger."""
-
-
 _MAX_DEPTH = 32
-
-
 _MAX_PARTS = 500_000
 """The most lists and objects in a file: 80 000 devices have half of it. Each takes up to 230 bytes of memory."""
-
-
 _MAX_SALVAGE = 960_000
 """How many bytes of a damaged file are looked through: the cordons and 10 000 devices, and never more than ``_MAX_PARTS``."""
-
-
 _MAX_WRONG = 1000
 """How many rows of a table may be wrong until the rest of it isn't looked at."""
-
-
 _FIELD = r'[\s{,]*("(?:[^"\\]|\\.)*")\s*:\s*'
 """The name of an object's next field, and what is before it."""
-
-
 _DECODER = json.JSONDecoder()
 
 

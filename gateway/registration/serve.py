@@ -152,8 +152,6 @@ class DevicePlugin:
         """The stream that is taken for the kubelet's, or was taken for it last."""
         self._notes: list[tuple[str, tuple[str, ...], Level]] = []
         """What was handed out and isn't noted yet: the dialect, the devices, and what is known of the kubelet."""
-        self._unnoted: set[str] = set()
-        """The devices in ``_notes``."""
         self.given = 0
         """How many containers were given devices."""
         self._servers: list[grpc.aio.Server] = []
@@ -352,7 +350,7 @@ class DevicePlugin:
         listed = self.list.entries
         asked = [one for container in containers for one in container.device_ids]
         with self._memory.asked:
-            if not self._unnoted.isdisjoint(asked):
+            if any(not frozenset(given).isdisjoint(asked) for _, given, _ in self._notes):
                 self.note_handed_out()
             await self._memory.require_free(asked)
             for container in containers:
@@ -371,13 +369,11 @@ class DevicePlugin:
             asyncio.get_running_loop().call_later(NOTED_AFTER, self.note_handed_out)
         self.given += len(containers)
         self._notes += ((dialect.name, container.device_ids, known_level) for container in containers)
-        self._unnoted.update(asked)
         return wire.data
 
     def note_handed_out(self) -> None:
         """Take note of what was handed out, now: somebody asks who holds what."""
         notes, self._notes = self._notes, []
-        self._unnoted.clear()
         if notes:
             self._memory.hand_out((dialect, device_ids) for dialect, device_ids, _ in notes)
         for _, device_ids, known_level in notes:

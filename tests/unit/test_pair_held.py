@@ -114,8 +114,12 @@ async def test_of_a_kubelet_that_ends_the_new_registration_with_the_old_stream_n
         async with pair(made) as process:
             serves, stands_by = await ready(process)  # It takes longer to start that one than to lend.
             assert sockets(serves) & sockets(process.pid) <= sockets(stands_by)
+            await kubelet.wait(RESOURCE, 2)
+            gone = asyncio.create_task(kubelet.wait(RESOURCE, 0))
+            await asyncio.sleep(0)
+            await kubelet.registers()  # Answered after it has begun to wait: what it waits for takes 10 ms.
             os.kill(serves, signal.SIGKILL)
-            await kubelet.wait(RESOURCE, 0)
+            await gone
             await kubelet.wait(RESOURCE, 2)
 
 

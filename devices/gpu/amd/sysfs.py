@@ -15,40 +15,20 @@ from msgspec import Struct
 
 _TEXT: Final = 4096
 """The most bytes of a file that count; the kernel gives a page at most."""
-
-
 ENTRIES: Final = 1024
 """The most entries of a folder that count: 64 partitions have 65 nodes with 64 links each."""
-
-
 _TRIES: Final = 3
-
-
 _PCI: Final = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 
 
 # amdgpu_xcp_30 with AMD's own kernel module, amdgpu_xcp.30 with Linux's (ROCm/k8s-device-plugin#157).
 _PARTITION: Final = re.compile(r"amdgpu_xcp[._][0-9]{1,4}")
-
-
 _CARD: Final = re.compile(r"card([0-9]{1,5})")
-
-
 _RENDER: Final = re.compile(r"renderD([0-9]{1,5})")
-
-
 _NUMBER: Final = re.compile(r"[0-9]{1,5}")
-
-
 _MODE: Final = re.compile(r"[a-z0-9]{0,16}")
-
-
 _FILES: Final = ("current_compute_partition", "current_memory_partition", "numa_node")
-
-
 _PROPERTY: Final = re.compile(r"^([a-z0-9_]{1,40}) ([0-9]{1,20})$", re.MULTILINE)
-
-
 _MOST_LANES: Final = 64
 
 

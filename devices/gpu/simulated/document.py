@@ -21,17 +21,9 @@ MAX_NODE: Final = 1023
 
 # libyaml where PyYAML was built with it: ten times as fast.
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
 _WORDS: Final[Mapping[str, bool | None]] = {"": None, "~": None, "null": None, "true": True, "false": False}
-
-
 _INTEGER: Final = re.compile(r"[-+]?[0-9]{1,18}", re.ASCII)
-
-
 _DECIMAL: Final = re.compile(r"[-+]?([0-9]+\.?|[0-9]*\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
-
-
 _TYPES: Final[Mapping[str, str]] = {
     "array": "a list",
     "bool": "true or false",
@@ -41,8 +33,6 @@ _TYPES: Final[Mapping[str, str]] = {
     "object": "a mapping",
     "str": "text",
 }
-
-
 _ADVICE: Final[Mapping[str, str]] = {
     "": "write 'resources:' and beneath it resource names, such as nvidia.com/gpu",
     "resources": "write resource names, and beneath each 'gpus:' and, where wanted, 'numa:', 'unhealthy:', 'recovered:', "
@@ -68,8 +58,6 @@ _ADVICE: Final[Mapping[str, str]] = {
     "mig": "write for each GPU in MIG mode its instances' profiles, such as '0: [1g.10gb, 2g.20gb]'",
     "partitions": "write how many in a row are partitions of one GPU, 2 to 1024",
 }
-
-
 _CHOICES: Final[Mapping[str, str]] = {
     "kind": "a kind of trouble",
     "health": "a state of health",
