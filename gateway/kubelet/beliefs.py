@@ -70,6 +70,8 @@ class Beliefs:
         self.pod_resources, self._checkpoint, self._looked = pod_resources, checkpoint, looked
         self._remember = remember
         self.last: Look | None = None
+        self._listed: kubelet_view.View | None = None
+        """What the last look saw that had a List."""
         self._drifts: dict[str, Drift] = {}
         self._told: dict[str, tuple[Finding, ...]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -131,7 +133,8 @@ class Beliefs:
     async def _look(self) -> None:
         try:
             at, unix = time.monotonic(), time.time()
-            view = await kubelet_view.look(self.pod_resources, self._checkpoint)
+            view = (await kubelet_view.look(self.pod_resources, self._checkpoint)).named_as(self._listed)
+            self._listed = view if view.pods is not None else self._listed
             self.last = Look(view, at, unix)
             for drift in [*self._drifts.values()]:
                 self._become(drift.look(view, at, unix))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from adapters import checkpoint, podresources
 from adapters.dialect import MalformedError
@@ -87,6 +88,21 @@ class View(Struct, frozen=True):
     def holders(self, resource: str) -> dict[str, str]:
         """Give who holds, or may hold, the devices of a resource."""
         return {**(self.remembered or {}).get(resource, {}), **(self.held or {}).get(resource, {})}
+
+    def named_as(self, listed: View | None) -> View:
+        """Go by the last List where only the checkpoint can be read, as far as it says the same as then.
+
+        It knows pods by their UID alone, by which no later List shows that one is gone, and names pods that have ended.
+        """
+        if listed is None or listed.written is None or self.written is None or self.source != "checkpoint":
+            return self
+        held, remembered = {}, {}
+        for resource, holders in self.written.items():
+            before, names = listed.written.get(resource, {}), (listed.held or {}).get(resource, {})
+            found = {one: names.get(one) if before.get(one) == holder else holder for one, holder in holders.items()}
+            held[resource] = {one: name for one, name in found.items() if name is not None}
+            remembered[resource] = {one: holders[one] for one in found.keys() - held[resource].keys()}
+        return replace(self, held=held, remembered=remembered)
 
 
 class OpenAllocates:

@@ -117,6 +117,22 @@ MUTANTS = (
     ),
     Mutant(
         "K6",
+        "a pod that ended while its kubelet was away is known by its UID alone",
+        "gateway/kubelet/beliefs.py",
+        ").named_as(self._listed)",
+        ")",
+        "tests/unit/test_beliefs.py::test_a_holder_keeps_its_name_while_its_kubelet_is_away",
+    ),
+    Mutant(
+        "K6",
+        "the name of who held it before goes to another pod",
+        "gateway/kubelet/view.py",
+        "names.get(one) if before.get(one) == holder else holder for",
+        "names.get(one, holder) for",
+        f"{_VIEW}::test_without_a_list_the_last_one_counts",
+    ),
+    Mutant(
+        "K6",
         "another pod that has it ends it",
         "gateway/kubelet/drift.py",
         "one for one in earlier if not self._is_held_by(device_id, one, view)",

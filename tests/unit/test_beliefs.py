@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
@@ -101,6 +102,16 @@ async def test_an_allocate_of_it_is_told_at_once_and_is_no_end(records: KubeletR
     assert [(one["event"], one["kind"], one["log_level"]) for one in lines] == [("mismatch", "doubled", "warning")]
     await records.looked(B)
     assert "mismatch is over" not in {one["event"] for one in lines}
+
+
+async def test_a_holder_keeps_its_name_while_its_kubelet_is_away(records: KubeletRecords) -> None:
+    """No later List shows by a UID that a pod is gone: it would be held for forgotten for ever."""
+    written = {R: {"g": "uid-a/main"}}
+    listed = replace(A, source="pod-resources", pods=frozenset({"ns/a"}), written=written)
+    await records.looked(listed, View(written, {}, source="checkpoint", written=written), View())
+    await records.looked(View(written, {}, source="checkpoint", written=written))
+    records.beliefs.restarted([R])
+    assert records.beliefs.earlier(R) == {"g": "'ns/a/main'"}
 
 
 async def test_its_end_is_told_and_remembered(records: KubeletRecords, lines: list[EventDict]) -> None:

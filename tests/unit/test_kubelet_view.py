@@ -251,6 +251,35 @@ def test_who_must_not_err_takes_both() -> None:
     assert not View().holders(GPU)
 
 
+def by_list(held: Mapping[str, str], written: Mapping[str, str] | None) -> View:
+    records = None if written is None else {GPU: written}
+    return View({GPU: held}, {}, None, "pod-resources", frozenset(), records)
+
+
+def by_checkpoint(**written: str) -> View:
+    return View({GPU: written}, {}, None, "checkpoint", written={GPU: written})
+
+
+@pytest.mark.parametrize(
+    ("listed", "view", "held", "remembered"),
+    [
+        pytest.param(by_list({"a": "ns/p/c"}, {"a": "uid/c"}), by_checkpoint(a="uid/c"), {"a": "ns/p/c"}, {}, id="as then"),
+        pytest.param(by_list({"a": "ns/p/c"}, {"a": "uid/c"}), by_checkpoint(a="new/c"), {"a": "new/c"}, {}, id="another pod since"),
+        pytest.param(by_list({}, {"a": "uid/c"}), by_checkpoint(a="uid/c"), {}, {"a": "uid/c"}, id="of a pod that had ended, or starts"),
+        pytest.param(by_list({}, {}), by_checkpoint(a="uid/c"), {"a": "uid/c"}, {}, id="given since"),
+        pytest.param(by_list({"a": "ns/p/c"}, None), by_checkpoint(a="uid/c"), {"a": "uid/c"}, {}, id="the checkpoint couldn't be read then"),
+        pytest.param(None, by_checkpoint(a="uid/c"), {"a": "uid/c"}, {}, id="there was no List"),
+        pytest.param(by_list({"a": "ns/p/c"}, {"a": "uid/c"}), by_list({}, {"a": "uid/c"}), {}, {}, id="there is one now"),
+    ],
+)  # fmt: skip
+def test_without_a_list_the_last_one_counts(
+    listed: View | None, view: View, held: Mapping[str, str], remembered: Mapping[str, str]
+) -> None:
+    named = view.named_as(listed)
+    assert ((named.held or {})[GPU], (named.remembered or {}).get(GPU, {})) == (held, remembered)
+    assert named.source == view.source
+
+
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
 async def test_only_a_file_is_read(folder: Path, kind: str) -> None:
     (folder / "real").write_bytes(written(uid="a"))
