@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from devices import boards
 from devices.life import merging, states
 from devices.model import Health
-from devices.source import Listing, Partial, listed
+from devices.source import Fate, Listing, Partial, listed
 from gateway.kubelet import beliefs
 from gateway.kubelet.outdated import Outdated
 from gateway.memory.claimed import on_hardware
@@ -121,7 +121,7 @@ class Lists:
                 known = tuple(name for name in known if name in self._resources)
             listings: dict[str, Listing | None] = dict.fromkeys(known)
             if inventory is not None:
-                listings |= {name: listed(inventory, name) for name in (*known, *inventory)}
+                listings |= {name: self._told(inventory, name) for name in (*known, *inventory)}
                 if self._beliefs.last is None and self._has_unheard_of(inventory):
                     await self._beliefs.look()  # Somebody may hold them under other IDs.
             illnesses = {name: self._ledger.sticky(name) for name in listings}
@@ -249,6 +249,12 @@ class Lists:
             lost_since=self._ledger.lost_since(name),
         )
 
+    def _told(self, inventory: Inventory, name: str) -> Listing | None:
+        """Return a resource's listing; one that all was withdrawn of isn't waited for, though a silent source could have its name."""
+        found, ids = listed(inventory, name), self._ledger.announced(name)
+        withdrawn = found is None and ids and all(self._source.fate(name, one) is Fate.WITHDRAWN for one in ids)
+        return Listing(()) if withdrawn else found
+
     def _has_unheard_of(self, inventory: Inventory) -> bool:
         """Whether a source offers IDs that no kubelet was ever told of, as far as the ledger knows."""
         return any(ids - self._ledger.announced(name).keys() for name, ids in _offered(inventory, self._ledger).items())
@@ -326,7 +332,7 @@ class Lists:
             for entry in resource.entries.values()
         )
         if not waiting and self.inventory is not None:  # What was offered until now by records of before, or by none.
-            told = {name: listed(self.inventory, name) for name in (*self._resources, *self.inventory)}
+            told = {name: self._told(self.inventory, name) for name in (*self._resources, *self.inventory)}
             waiting = bool(self._heeded(self._owners.of_others(_offered(told, self._ledger)), self._resources))
         self._changed()
         if waiting:

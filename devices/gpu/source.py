@@ -160,7 +160,7 @@ class GPUSource(DeviceSource):
     def fate(self, resource: str, device_id: str) -> Fate:
         """Tell a GPU that went by itself from a device that is no longer offered in this way."""
         sight = self._sight
-        if sight is None:
+        if sight is None or self._inventory is None:
             return Fate.UNKNOWN
         uuid = self._uuid(device_id)
         there = {gpu.uuid for gpu in sight.gpus}

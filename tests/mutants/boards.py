@@ -35,6 +35,22 @@ MUTANTS = (
     ),
     Mutant(
         "H1",
+        "what was withdrawn is waited for where a silent source could have its name",
+        "gateway/lists.py",
+        "return Listing(()) if withdrawn else found",
+        "return found",
+        f"{_BOARDS}::test_a_rule_that_is_renamed_beside_a_silent_source_gives_nobody_what_a_pod_holds",
+    ),
+    Mutant(
+        "H1",
+        "GPUs that can't be named yet count as withdrawn",
+        "devices/gpu/source.py",
+        "if sight is None or self._inventory is None:",
+        "if sight is None:",
+        "tests/unit/test_gpu_source.py::test_a_node_that_can_not_be_named_says_so_until_it_can",
+    ),
+    Mutant(
+        "H1",
         "what is held under another ID is free",
         "devices/boards.py",
         "    for device in devices if by_board else ():",

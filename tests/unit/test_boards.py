@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from adapters.registry import by_name
 from devices import boards
 from devices.boards import Claim, Place, place_of
+from devices.combined import Combined
 from devices.generic import GenericSource
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU
@@ -25,8 +26,8 @@ from devices.gpu.source import GPUSource
 from devices.life import merging
 from devices.life.states import State
 from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Health, RefusedError, Sayable, Trouble
-from devices.policy import MigStrategy, Naming, Policy, Slices
-from devices.source import Inventory, Listing, Partial
+from devices.policy import Globbed, MigStrategy, Naming, Policy, Slices
+from devices.source import DeviceSource, Inventory, Listing, Partial
 from gateway import lists
 from gateway.age import Age
 from gateway.configuration.settings import Settings
@@ -164,12 +165,15 @@ class Node:
 
     def _up(self) -> None:
         self.backend = Backend()
-        self.source = GPUSource(self.backend, self.policy, VENDORS)
+        self.source = self._source()
         self.gateway = Gateway(Settings(socket_dir=self.folder / "dp", state_dir=self.folder / "state"), self.source)
         self.gateway.ledger.load()
         self.gateway.holdings.recall(self.gateway.ledger.resources())
         self.gateway._instance.create()
         self.inventories: AsyncIterator[Inventory] = self.source.watch()
+
+    def _source(self) -> DeviceSource:
+        return GPUSource(self.backend, self.policy, VENDORS)
 
     async def close(self) -> None:
         await cast("Any", self.inventories).aclose()
@@ -459,6 +463,40 @@ async def test_a_silent_source_gives_nobody_what_a_pod_holds(folder: Path, after
             assert node.free() == {**free, "a.b/file": ["/dev/f"]}
         await node.sees(*SPLIT)
         assert State.WITHHELD not in [state for name in node.gateway._resources for state in node.states(name).values()]
+    finally:
+        await node.close()
+
+
+class BesideFiles(Node):
+    """Its GPUs' source could have any name that no path rule has."""
+
+    def _source(self) -> DeviceSource:
+        return Combined([super()._source(), GenericSource(self.policy)])
+
+
+@pytest.mark.parametrize("again", ["the gateway goes on", "the next one comes with the edit"])
+async def test_a_rule_that_is_renamed_beside_a_silent_source_gives_nobody_what_a_pod_holds(
+    folder: Path, again: str
+) -> None:
+    before, after = ("nvidia.com/file", "a.b/file")
+    rules = [Policy(globbed=(Globbed(name, ("/dev/null",)),)) for name in (before, after)]
+    node = BesideFiles(folder, rules[0])
+    try:
+        await node._next()
+        assert node.free() == {before: ["/dev/null"]}
+        await node.pods(a={before: ["/dev/null"]})
+        if again == "the gateway goes on":
+            await node.edit(rules[1])
+        else:
+            await node.close()
+            node.policy = rules[1]
+            node._up()
+            await node.looks()
+            await node._next()
+        assert (node.free(), node.states(after)) == ({}, {"/dev/null": State.WITHHELD})
+        assert node.states(before) == {"/dev/null": State.WITHDRAWN}
+        await node.pods()
+        assert node.free() == {after: ["/dev/null"]}
     finally:
         await node.close()
 

@@ -157,6 +157,7 @@ async def test_a_node_that_can_not_be_named_says_so_until_it_can(
     with capture_logs() as logs:
         while not logs:  # noqa: ASYNC110 - a log tells nobody
             await asyncio.sleep(0)
+    assert watched.source.fate(next(iter(offered)), odd[0].uuid) is Fate.UNKNOWN
     (hindrance,) = watched.source.hindrances()
     assert (hindrance.source, hindrance.held_up) == ("test", True)
     assert hindrance.reason == f"devices can't be named: {logs[0]['reason']}"
