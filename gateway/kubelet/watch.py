@@ -298,9 +298,11 @@ class FolderWatch:
                     published |= {event.name}
             elif folder == self._folder and event.mask & (inotify.DELETE | inotify.MOVED_FROM):
                 self._name_lost(event.name)
-            else:
-                came = came or event.name in {"", KUBELET_SOCKET, self._folder.name}
-        self._created = self._created or came
+                self._created |= event.name == KUBELET_SOCKET and bool(event.mask & inotify.DELETE)
+            elif event.name in {"", KUBELET_SOCKET, self._folder.name}:
+                came = True
+                # One that was moved away and isn't deleted may come back.
+                self._created |= folder != self._folder or not event.mask & inotify.MOVED_TO
         if peers:
             self._peers_changed(published)
         if came:

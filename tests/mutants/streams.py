@@ -206,6 +206,22 @@ MUTANTS = (
     ),
     Mutant(
         "J4",
+        "a socket that is moved back is a new one",
+        "gateway/kubelet/watch.py",
+        "self._created |= folder != self._folder or not event.mask & inotify.MOVED_TO",
+        "self._created = True",
+        "tests/unit/test_watch.py::test_a_socket_that_is_moved_away_touched_and_moved_back_is_no_new_kubelet",
+    ),
+    Mutant(
+        "J4",
+        "a socket that is moved in is that of before, though that was deleted",
+        "gateway/kubelet/watch.py",
+        "                self._created |= event.name == KUBELET_SOCKET and bool(event.mask & inotify.DELETE)\n",
+        "",
+        "tests/unit/test_watch.py::test_a_new_socket_that_is_moved_in_with_the_number_of_a_deleted_one_is_a_new_kubelet",
+    ),
+    Mutant(
+        "J4",
         "new times alone are a new kubelet",
         "gateway/kubelet/watch.py",
         " or self._touched(found):",

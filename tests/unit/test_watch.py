@@ -165,6 +165,49 @@ async def test_new_times_alone_make_no_new_kubelet_where_inotify_tells(folder: P
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_a_socket_that_is_moved_away_touched_and_moved_back_is_no_new_kubelet(folder: Path) -> None:
+    one, path = Seen(folder), folder / "kubelet.sock"
+    task = asyncio.ensure_future(one.watch.run())
+    try:
+        with listening(path):
+            first = await one.next("kubelet")
+            away = path.rename(folder.parent / f"{folder.name}.away")
+            assert await one.next("lost") == path.name
+            os.utime(away, ns=(1, 1))
+            away.rename(path)
+            (folder / "gateway" / "0123abcd").mkdir()
+            await one.next("peers")  # What inotify says of the socket was read before.
+            assert not told(one, "kubelet")
+            path.unlink()
+            assert await one.next("lost") == path.name
+            again = socket.socket(socket.AF_UNIX)
+            with again:
+                again.bind(str(path))
+                again.listen()
+                assert await one.next("kubelet") == kubelet_id(path) != first
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_new_socket_that_is_moved_in_with_the_number_of_a_deleted_one_is_a_new_kubelet(folder: Path) -> None:
+    one, path = Seen(folder), folder / "kubelet.sock"
+    task = asyncio.ensure_future(one.watch.run())
+    try:
+        with listening(path):
+            await one.next("kubelet")
+            away = folder.parent / f"{folder.name}.away"
+            os.link(path, away)  # Keeps the number.
+            path.unlink()
+            assert await one.next("lost") == path.name
+            os.utime(away, ns=(1, 1))
+            away.rename(path)
+            assert await one.next("kubelet") == kubelet_id(path)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_creation_that_is_told_late_is_that_of_the_socket_that_was_seen(folder: Path) -> None:
     one, path = Seen(folder), folder / "kubelet.sock"
     task = asyncio.ensure_future(one.watch.run())
