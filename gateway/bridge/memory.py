@@ -31,7 +31,7 @@ SAVE_WITHIN: Final = 1.0
 SAVE_SOON: Final = 0.01
 """The same, where a Register waits for it."""
 SAVE_TIME: Final = 2.0
-"""Seconds that a Register waits: a plugin isn't lost because a disk is slow."""
+"""Seconds that a Register waits, and the end of the gateway: a plugin isn't lost because a disk is slow."""
 PluginFolder = Literal["device-plugins", "plugins_registry"]
 Api = Annotated[str, Meta(pattern=rf"\A(?:{'|'.join(re.escape(dialect.name) for dialect in DIALECTS)})\Z")]
 """A dialect that there is."""

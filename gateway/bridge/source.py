@@ -104,8 +104,9 @@ class Bridge:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             if self._sockets.is_ours:
-                with contextlib.suppress(OSError):
-                    await asyncio.to_thread(memory.save, self._state_dir, self._remembered())
+                with contextlib.suppress(OSError):  # TimeoutError is one.
+                    async with asyncio.timeout(memory.SAVE_TIME):
+                        await asyncio.to_thread(memory.save, self._state_dir, self._remembered())
             await self._sockets.close()
             await asyncio.gather(*(one.close() for one in self.plugins.values()))
 

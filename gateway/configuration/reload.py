@@ -86,8 +86,8 @@ async def follow(
                 asked = hangup.is_set()
                 hangup.clear()
     finally:
-        loop.remove_signal_handler(signal.SIGHUP)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # It would end the gateway that is ending in order.
+        # It would end the gateway that is ending in order, and does so where asyncio removes its handler first.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 async def _follow_label(

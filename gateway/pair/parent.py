@@ -129,6 +129,7 @@ class Pair:
         while self._status is None:
             self._start_missing()
             self._wait()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Python takes its handlers back before the process ends.
         return self._end(self._status)
 
     # What happens.

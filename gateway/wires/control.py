@@ -41,6 +41,8 @@ IDLE_TIME: Final = 5.0
 """Seconds that a connection may be open without asking for anything."""
 WRITE_TIME: Final = 5.0
 """Seconds within which a message must be taken by its reader."""
+REMOVE_TIME: Final = 1.0
+"""Seconds within which the socket's name must be gone, or it stays."""
 LONGEST_PATH: Final = 107
 """The most bytes of a Unix socket's path (Linux, unix(7))."""
 _MAX_SOCKETS: Final = 64
@@ -171,13 +173,14 @@ class ControlServer:
         """End every conversation and remove the socket. Never raises."""
         if self._server is None:
             return
-        with contextlib.suppress(OSError):
-            self.path.unlink()
         self._server.close()
         self._server = None
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
+        with contextlib.suppress(OSError):  # TimeoutError is one: a disk that hangs isn't waited for.
+            async with asyncio.timeout(REMOVE_TIME):
+                await asyncio.to_thread(self.path.unlink)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Begin a conversation, in a task of our own: Python 3.11's streams report one of theirs that is cancelled."""

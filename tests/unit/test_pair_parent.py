@@ -7,6 +7,8 @@ import errno
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,6 +209,21 @@ async def test_the_connection_of_a_kubelet_that_is_served_is_lent_once_for_sever
         role.stood("00000001", cast("Any", one))
         await asyncio.sleep(0.01)
         assert (lent, failed) == ([("a/b", Path("1.sock"), "at")] * count, [])
+
+
+def test_a_hangup_at_its_end_does_not_end_it() -> None:
+    """Python takes back a handler of its own before the process ends, and execve does, too."""
+    code = (
+        "import os, signal\n"
+        "from gateway.pair.flight import Flight\n"
+        "from gateway.pair.parent import Pair\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # Who is run by nohup would ignore it.
+        "pair = Pair(lambda _: 0, Flight())\n"
+        "pair._status = 7\n"
+        "assert pair.run() == 7\n"
+        "os._exit(7 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else 1)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 7
 
 
 def test_a_hangup_goes_on_to_both_and_another_signal_ends_the_pair_though_it_makes_room(

@@ -110,6 +110,14 @@ async def test_an_edit_between_the_start_and_the_watch_is_seen(file: Path, said:
         assert [policy.mig_strategy for policy in adopted] == [MigStrategy.SINGLE]
 
 
+async def test_a_hangup_ends_it_at_no_moment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    became, change = list[object](), signal.signal
+    monkeypatch.setattr(signal, "signal", lambda number, to: (became.append(to), change(number, to))[1])
+    async with following(started(file, MIXED)):
+        pass
+    assert became.index(signal.SIG_IGN) < became.index(signal.SIG_DFL), "the default is the test's own end"
+
+
 async def test_a_start_says_nothing_again(file: Path, said: Said) -> None:
     async with following(started(file, MIXED + "\nunknown: 1")):
         put(file, SINGLE + "\nunknown: 1")
