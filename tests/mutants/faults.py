@@ -21,6 +21,14 @@ _BROKEN = "tests/compat/test_conformance.py"
 _INVARIANTS = "gateway/lab/trials/invariants.py"
 _ACCIDENT = "tests/unit/test_invariants.py::test_what_a_busy_machine_may_be_the_reason_of"
 MUTANTS = (
+    Mutant(
+        "G1",
+        "an emulated kubelet is killed while it writes its checkpoint in place",
+        "gateway/lab/trials/faults.py",
+        "        if self.answering is not None:\n            await self.node.written()",
+        '        if self.answering is not None and self.answering.kind == "genuine":\n            await self.node.written()',
+        f"{_GAUNTLET}::test_a_kubelet_is_ended_once_it_has_written_down_what_pods_hold",
+    ),
     Mutant("G5", "a device in two pods may be an accident", _INVARIANTS, "is given to both|", "", _ACCIDENT),
     Mutant("G5", "a crash may be an accident", _INVARIANTS, "|ended by itself", "", _ACCIDENT),
     Mutant(

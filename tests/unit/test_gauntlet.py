@@ -7,14 +7,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from gateway.lab.trials import faults, gauntlet
-from gateway.lab.trials.faults import FAULTS, Fault, Outcome, allowed
+from gateway.lab.trials.faults import FAULTS, Fault, Ground, Outcome, allowed
 from gateway.lab.trials.gauntlet import (
     ENOUGH,
     RIVALS,
@@ -233,6 +235,23 @@ def test_a_result_is_a_document() -> None:
     found = json.loads(document(Result(7, [NOT_HERE], rounds=3, struck=Counter({"stream-cut": 2}))))
     assert (found["seed"], found["rounds"], found["struck"]) == (7, 3, {"stream-cut": 2})
     assert found["bounds"].keys() >= {"stream-cut"}
+
+
+@pytest.mark.parametrize("kind", ["emulated", "genuine"])
+async def test_a_kubelet_is_ended_once_it_has_written_down_what_pods_hold(kind: str) -> None:
+    """1.9 writes it in place: one that is killed meanwhile loses every pod."""
+    did: list[str] = []
+
+    def does(what: str) -> Callable[[], Awaitable[None]]:
+        async def note() -> None:
+            did.append(what)
+
+        return note
+
+    kubelet = SimpleNamespace(kind=kind, alive=True, kill=does("killed"), close=does("closed"))
+    node = SimpleNamespace(kubelet=kubelet, written=does("written"))
+    await Ground(cast("Any", node), None, "", (), "1.9").end_kubelet()
+    assert did == ["written", "killed", "closed"]
 
 
 def test_an_unknown_fault_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
