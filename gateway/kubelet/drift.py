@@ -167,7 +167,11 @@ class Drift(Struct, frozen=True):
 
     def recalled(self, forgotten: Mapping[str, tuple[Earlier, ...]], before: Mapping[str, Earlier]) -> Drift:
         """Take over from another process, which knew this, and who held what before the kubelet that runs was started."""
-        return replace(self, forgotten=dict(forgotten), _before={**before, **self._before})
+        ours = {**self._before}
+        for one in before.keys() & ours.keys():
+            if ours[one].names and not _are_named(ours[one].names):  # A UID alone, as no later List names its pod.
+                ours[one] = replace(ours[one], names=(*before[one].names, *ours[one].names))
+        return replace(self, forgotten=dict(forgotten), _before={**before, **ours})
 
     def allocated(self, device_ids: Iterable[str], now: float, unix: float) -> Drift:
         """Take note of an Allocate that was answered: somebody holds these from now on, whatever the last look showed."""

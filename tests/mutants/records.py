@@ -125,6 +125,22 @@ MUTANTS = (
     ),
     Mutant(
         "K6",
+        "so it is where the gateway was started anew meanwhile",
+        "gateway/kubelet/drift.py",
+        "names=(*before[one].names, *ours[one].names)",
+        "names=ours[one].names",
+        f"{_DRIFT}::test_what_another_process_knew_by_name",
+    ),
+    Mutant(
+        "K6",
+        "who was given it a moment ago has the name of who had it before",
+        "gateway/kubelet/drift.py",
+        "if ours[one].names and not",
+        "if not",
+        f"{_DRIFT}::test_what_another_process_knew_by_name",
+    ),
+    Mutant(
+        "K6",
         "the name of who held it before goes to another pod",
         "gateway/kubelet/view.py",
         "names.get(one) if before.get(one) == holder else holder for",

@@ -270,6 +270,21 @@ def test_what_this_process_saw_itself_counts_for_more() -> None:
     assert drift.recalled({}, {"a": Earlier(("ns/pod-x/main",), 1.0)}).earlier == {"a": "'ns/pod-a/main'"}
 
 
+@pytest.mark.parametrize(
+    ("seen_as", "names"),
+    [
+        pytest.param("uid-a/main", ("ns/pod-a/main", "uid-a/main"), id="by its UID: a pod that has ended is never known by that"),
+        pytest.param("ns/pod-b/main", ("ns/pod-b/main",), id="by its name"),
+        pytest.param("", (), id="not at all: it was given a moment ago"),
+    ],
+)  # fmt: skip
+def test_what_another_process_knew_by_name(seen_as: str, names: tuple[str, ...]) -> None:
+    drift = Drift(R).listed(devices("a"), 0)
+    drift = drift.look(View({R: {"a": seen_as}}, {}), 9, 9.0) if seen_as else drift.allocated("a", 9, 9.0)
+    drift = drift.restarted(10).recalled({}, {"a": Earlier(("ns/pod-a/main",), 1.0)})
+    assert drift.look(seen(""), 11).forgotten["a"] == (Earlier(names, 9.0),)
+
+
 def test_the_same_pod_forgotten_twice_is_one() -> None:
     before, later = Earlier(("ns/pod-a/main",), 5.0), Earlier(("ns/pod-a/main",), 6.0)
     drift = Drift(R).listed(devices("a"), 0).recalled({"a": (before,)}, {"a": later})
