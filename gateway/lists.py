@@ -121,7 +121,7 @@ class Lists:
                 known = tuple(name for name in known if name in self._resources)
             listings: dict[str, Listing | None] = dict.fromkeys(known)
             if inventory is not None:
-                listings |= {name: self._told(inventory, name) for name in (*known, *inventory)}
+                listings |= _told(inventory, (*known, *inventory), self._ledger, self._source)
                 if self._beliefs.last is None and self._has_unheard_of(inventory):
                     await self._beliefs.look()  # Somebody may hold them under other IDs.
             illnesses = {name: self._ledger.sticky(name) for name in listings}
@@ -249,12 +249,6 @@ class Lists:
             lost_since=self._ledger.lost_since(name),
         )
 
-    def _told(self, inventory: Inventory, name: str) -> Listing | None:
-        """Return a resource's listing; one that all was withdrawn of isn't waited for, though a silent source could have its name."""
-        found, ids = listed(inventory, name), self._ledger.announced(name)
-        withdrawn = found is None and ids and all(self._source.fate(name, one) is Fate.WITHDRAWN for one in ids)
-        return Listing(()) if withdrawn else found
-
     def _has_unheard_of(self, inventory: Inventory) -> bool:
         """Whether a source offers IDs that no kubelet was ever told of, as far as the ledger knows."""
         return any(ids - self._ledger.announced(name).keys() for name, ids in _offered(inventory, self._ledger).items())
@@ -332,7 +326,7 @@ class Lists:
             for entry in resource.entries.values()
         )
         if not waiting and self.inventory is not None:  # What was offered until now by records of before, or by none.
-            told = {name: self._told(self.inventory, name) for name in (*self._resources, *self.inventory)}
+            told = _told(self.inventory, (*self._resources, *self.inventory), self._ledger, self._source)
             waiting = bool(self._heeded(self._owners.of_others(_offered(told, self._ledger)), self._resources))
         self._changed()
         if waiting:
@@ -380,6 +374,18 @@ async def _announce(ledger: Ledger, name: str, devices: Sequence[Device]) -> Non
         if start:
             await asyncio.sleep(0)
         ledger.announce(name, tuple(devices[start : start + AT_ONCE]))
+
+
+def _told(
+    inventory: Inventory, names: Iterable[str], ledger: Ledger, source: DeviceSource
+) -> dict[str, Listing | None]:
+    """Return the listings; what was withdrawn as a whole isn't waited for, though a silent source could have its name."""
+    told = {name: listed(inventory, name) for name in names}
+    for name in [name for name, listing in told.items() if listing is None]:
+        ids = ledger.announced(name)
+        if ids and all(source.fate(name, one) is Fate.WITHDRAWN for one in ids):
+            told[name] = Listing(())
+    return told
 
 
 def _offered(listings: Mapping[str, Listing | None], ledger: Ledger) -> dict[str, AbstractSet[str]]:

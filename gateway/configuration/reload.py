@@ -86,8 +86,7 @@ async def follow(
                 asked = hangup.is_set()
                 hangup.clear()
     finally:
-        # It would end the gateway that is ending in order, and does so where asyncio removes its handler first.
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Where asyncio removes its handler, it ends what ends in order.
 
 
 async def _follow_label(

@@ -37,8 +37,8 @@ MUTANTS = (
         "H1",
         "what was withdrawn is waited for where a silent source could have its name",
         "gateway/lists.py",
-        "return Listing(()) if withdrawn else found",
-        "return found",
+        "            told[name] = Listing(())\n",
+        "            pass\n",
         f"{_BOARDS}::test_a_rule_that_is_renamed_beside_a_silent_source_gives_nobody_what_a_pod_holds",
     ),
     Mutant(

@@ -343,8 +343,8 @@ MUTANTS = (
         "K6",
         "what another process knew counts for more than what this one saw",
         "gateway/kubelet/drift.py",
-        "_before={**before, **self._before}",
-        "_before={**self._before, **before}",
+        "_before={**before, **ours}",
+        "_before={**ours, **before}",
         f"{_DRIFT}::test_what_this_process_saw_itself_counts_for_more",
     ),
     Mutant(

@@ -112,7 +112,12 @@ async def test_an_edit_between_the_start_and_the_watch_is_seen(file: Path, said:
 
 async def test_a_hangup_ends_it_at_no_moment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     became, change = list[object](), signal.signal
-    monkeypatch.setattr(signal, "signal", lambda number, to: (became.append(to), change(number, to))[1])
+
+    def note(number: int, to: signal.Handlers) -> object:
+        became.append(to)
+        return change(number, to)
+
+    monkeypatch.setattr(signal, "signal", note)
     async with following(started(file, MIXED)):
         pass
     assert became.index(signal.SIG_IGN) < became.index(signal.SIG_DFL), "the default is the test's own end"
