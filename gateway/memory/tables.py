@@ -152,7 +152,7 @@ def beside_lists(content: Content) -> bytes:
 def combine(found: ReadFile, ours: Content, changes: Changes) -> Content:
     """Return what is to be remembered: a sound file and our changes; under a damaged one's remains lies all we know."""
     content = apply(_laid_over(found.content, ours) if found.complaint else found.content, changes)
-    newest = max(one.get("generation", 0) for one in (content, found.content, ours))
+    newest = max(one.get("generation", 0) for one in (found.content, ours))
     return content | {"generation": newest} if newest else content
 
 

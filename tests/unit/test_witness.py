@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,68 @@ def test_an_older_file_under_a_gateway_changes_nothing_of_what_it_knows(node: No
     write(one)
     after = node.started()
     assert (after.claims, after.sides) == (known[0], {**known[1], "GPU-b": Side.DRA})
+
+
+def test_the_second_file_has_what_another_gateway_prepared(node: Node) -> None:
+    one, another = node.started(), node.started()
+    one.set_claim("one", ONE)
+    before = write(one).path.read_bytes()
+    another.set_claim("two", TWO)
+    write(another)
+    node.path.write_bytes(before)
+    salvaged(after := node.gateway())
+    assert after.claims == {"one": ONE, "two": TWO}
+    node.path.unlink()
+    salvaged(after := node.gateway())
+    assert after.claims == {"one": ONE, "two": TWO}
+
+
+def test_a_number_never_falls(node: Node) -> None:
+    older = node.older()
+    knows_less = node.gateway()
+    node.path.write_bytes(older)
+    knows_less.cordon("GPU-b", HUMS)
+    newest = json.loads(node.second.read_bytes())["generation"]
+    assert json.loads(write(knows_less).path.read_bytes())["generation"] == newest
+    knows_all = node.started()
+    node.path.write_bytes(older)
+    node.second.unlink()
+    knows_all.set_claim("three", ONE)
+    assert json.loads(write(knows_all).path.read_bytes())["generation"] == newest + 1
+    node.path.write_bytes(older)
+    node.second.unlink()
+    knows_all.load()
+    knows_all.set_claim("four", ONE)
+    assert json.loads(write(knows_all).path.read_bytes())["generation"] == newest + 2
+
+
+def test_a_file_that_is_deleted_under_a_gateway_with_claims_is_written_again(node: Node) -> None:
+    node.older()
+    one = node.started()
+    node.path.unlink()
+    one.set_claim("three", ONE)
+    write(one)
+    assert node.started().claims == {"two": TWO, "three": ONE}
+
+
+def test_a_write_that_changes_no_owner_leaves_the_second_file_alone(node: Node) -> None:
+    node.older()
+    one = node.started()
+    one.set_claim("three", ONE)
+    write(one)
+    before = node.second.stat().st_ino
+    one.accept("v1beta1")
+    write(one)
+    assert node.second.stat().st_ino == before
+
+
+def test_what_a_crash_left_beside_the_second_file_is_swept(node: Node) -> None:
+    node.older()
+    leftover = node.second.with_name(".claims.json.0123abcd.new")
+    leftover.write_text("half")
+    os.utime(leftover, (0, 0))
+    node.started()
+    assert not leftover.exists()
 
 
 def test_a_file_of_a_release_that_did_not_number_it_is_older(node: Node) -> None:
