@@ -23,10 +23,9 @@ from hypothesis import strategies as st
 from devices.life.merging import Sticky
 from devices.model import Device, Health, Trouble, TroubleKind
 from gateway.kubelet.drift import Earlier
-from gateway.memory import file
+from gateway.memory import file, mend
 from gateway.memory import ledger as ledger_module
 from gateway.memory import ledger as module
-from gateway.memory import mend
 from gateway.memory.claimed import Claimed
 from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger, boot_id
