@@ -859,4 +859,28 @@ MUTANTS = (
         "                await asyncio.wait_for(self._news.wait(), wait if self._wished else None)\n",
         "tests/unit/test_dra_on.py::test_a_part_ends_though_news_come_at_that_moment",
     ),
+    Mutant(
+        "DRA7",
+        "a claim that only watches keeps others out",
+        "gateway/dra/claims.py",
+        "admin=bool(result.admin)",
+        "admin=False",
+        "tests/unit/test_dra_decisions.py::test_what_supervises_is_written_down_as_such",
+    ),
+    Mutant(
+        "DRA9",
+        "a claim of before waits for what leaves until it is back",
+        "gateway/dra/claims.py",
+        "in {Ailment.LEAVING, Ailment.BY_NAME}",
+        "in {Ailment.BY_NAME}",
+        "tests/unit/test_dra_decisions.py::test_who_gets_a_device",
+    ),
+    Mutant(
+        "DRA1",
+        "devices of two resources have one answer",
+        "gateway/dra/claims.py",
+        "(device.resource, tuple(device.requests))",
+        '("", tuple(device.requests))',
+        "tests/unit/test_dra_decisions.py::test_devices_that_one_container_gets_are_told_of_together",
+    ),
 )

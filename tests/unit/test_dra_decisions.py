@@ -59,7 +59,7 @@ def test_what_another_driver_offers_is_withheld() -> None:
         stranger=lambda attributes: whose.get(str(attributes.get("uuid")), ""),
     )
     assert [one.device_id for one in found] == ["GPU-b"]
-    assert [(one.device_id, one.reason) for one in withheld] == [("GPU-a", "x offers it")]
+    assert [(one.device_id, one.reason, one.lasts) for one in withheld] == [("GPU-a", "x offers it", True)]
 
 
 A100 = Facts(
@@ -96,6 +96,7 @@ MI300 = Facts(
         (AMD, "amd-1", MI300, "gpu.amd.com", "gpu-1-129"),
         (AMD, "amd-1", replace(MI300, nodes=()), "gpu.amd.com", "gpu-1"),
         (FILE, "/dev/FPGA_0", Facts(), "example.com", "dev-fpga-0"),
+        (FILE, f"/dev/{'x' * 59}", Facts(), "example.com", f"dev-{'x' * 59}"),
     ],
 )
 def test_names(resource: str, device_id: str, facts: Facts, driver: str, name: str) -> None:
@@ -170,9 +171,18 @@ def test_attributes_are_the_vendors() -> None:
     assert (file["type"], file["uuid"]) == ("file", "/dev/a")
 
 
-def test_a_value_that_is_too_long_is_left_out() -> None:
-    [one], _ = offered({GPU: [entry("GPU-a")]}, {"GPU-a": replace(A100, product="x" * 65)})
-    assert "productName" not in one.attributes
+@pytest.mark.parametrize(
+    ("product", "told"), [("x" * 64, True), ("x" * 65, False), ("ä" * 32, True), ("ä" * 33, False)]
+)
+def test_a_value_that_is_too_long_is_left_out(product: str, told: bool) -> None:
+    [one], _ = offered({GPU: [entry("GPU-a")]}, {"GPU-a": replace(A100, product=product)})
+    assert ("productName" in one.attributes) is told
+
+
+@pytest.mark.parametrize(("nodes", "told"), [((), None), ((1,), 1), ((0, 1), None)])
+def test_a_device_on_several_numa_nodes_is_on_none(nodes: tuple[int, ...], told: int | None) -> None:
+    [one], _ = offered({GPU: [entry("GPU-a", numa_nodes=nodes)]}, {"GPU-a": A100})
+    assert one.attributes.get("resource.kubernetes.io/numaNode") == told
 
 
 @pytest.mark.parametrize(
@@ -212,6 +222,8 @@ REPAIRED = replace(entry("a", State.CORDONED, "repair"), beneath=entry("a"))
         (entry("a", State.NOT_LOOKED_YET), FREE, "not looked yet"),
         (replace(REPAIRED, beneath=entry("a", State.LOST)), FREE, "lost"),
         (replace(REPAIRED, beneath=ILL), FREE, ""),
+        (replace(entry("a", State.RETURNING), beneath=entry("a")), Taken(offered={"a"}), ""),
+        (replace(entry("a", State.LENT), beneath=entry("a")), Taken(held={"a"}, offered={"a"}), "a pod holds it"),
     ],
 )
 def test_who_is_offered(one: Entry, taken: Taken | None, why_not: str) -> None:
@@ -242,13 +254,23 @@ def test_ailments(one: Entry, ailment: Ailment | None, reason: str, well: bool) 
 
 
 class Leaves:
-    """All goes back to the device plugin API."""
+    """All goes back to the device plugin API, or is there."""
+
+    def __init__(self, shows: Offered = Offered.LEAVING) -> None:
+        self._shows = shows
 
     def offered(self, _: Entry) -> Offered:
-        return Offered.LEAVING
+        return self._shows
 
     def words(self, _: Entry) -> str:
-        return ""
+        return "it is there"
+
+
+def test_what_is_the_other_apis_is_looked_up_no_more() -> None:
+    found, [one] = offer.offers({GPU: [entry("a")]}, lambda *_: A100, lambda _: FREE, {}, owner=Leaves(Offered.NOT))
+    assert (found, one.reason, one.lasts) == ([], "it is there", True)
+    _, [one] = offer.offers({GPU: [entry("a")]}, lambda *_: A100, lambda _: None, {}, owner=Leaves())
+    assert not one.lasts
 
 
 @pytest.mark.parametrize(
@@ -619,6 +641,9 @@ REPLICA = replace(gpu(0), device_id="GPU-0::1", name="gpu-0")
         ({}, gpu(0, ailment=Ailment.UNHEALTHY, reason="XID 79"), {}, "gpu-0 is unhealthy: XID 79"),
         ({"tolerations": [{"operator": "Exists"}]}, gpu(0, ailment=Ailment.UNHEALTHY), {}, Grant),
         ({"adminAccess": True}, gpu(0, ailment=Ailment.UNHEALTHY), {}, Grant),
+        ({}, gpu(0, ailment=Ailment.LEAVING), {}, Grant),
+        ({}, gpu(0, ailment=Ailment.BY_NAME), {}, Grant),
+        ({}, gpu(0, ailment=Ailment.CORDONED, reason="hums"), {}, "gpu-0 is cordoned: hums"),
     ],
 )
 def test_who_gets_a_device(result: dict[str, Any], stock: Offer, others: dict[str, Claimed], decision: Any) -> None:
@@ -660,6 +685,22 @@ def test_what_is_written_down_and_told() -> None:
     assert claims.uid_of(KEY) == "u"
 
 
+def test_what_supervises_is_written_down_as_such() -> None:
+    results = claims.allocated(claim({}, {"adminAccess": True}), ASKED, "gpu.nvidia.com", "n1")
+    assert not isinstance(results, Refused)
+    grant = claims.granted(ASKED, results, {"gpu-0": gpu(0)}, {}, {})
+    assert isinstance(grant, Grant)
+    assert [one.admin for one in claims.claimed(ASKED, "gpu.nvidia.com", grant, 5.0).devices] == [False, True]
+
+
+@pytest.mark.parametrize(("said", "ids"), [("true", {"GPU-0"}), ("false", set()), ("", set())])
+def test_what_pods_got_that_asked_by_name(said: str, ids: set[str]) -> None:
+    one = claim({}, {"device": "gone"}, {"pool": "n2", "device": "gpu-1"})
+    one.metadata.annotations = {"resource.kubernetes.io/extended-resource-claim": said} if said else None
+    stock = {"gpu.nvidia.com": {"gpu-0": gpu(0), "gpu-1": gpu(1)}}
+    assert claims.got_by_name([one], "n1", stock) == ids
+
+
 def test_what_supervises_has_nothing() -> None:
     """Neither its board, nor what another claim is prepared beside."""
     named = Claimed("ns", "n", "d", 0.0, [replace(COPY, board="GPU-2", device_id="GPU-2::0")], by_name=True)
@@ -689,8 +730,8 @@ def test_claims_hold_hardware_against_the_other_api() -> None:
 
 def test_devices_that_one_container_gets_are_told_of_together() -> None:
     second = replace(HELD, name="gpu-1", device_id="GPU-1")
-    third = replace(HELD, name="gpu-2", requests=["more"])
-    assert list(claims.by_resource(row(HELD, second, third))) == [(HELD, second), (third,)]
+    third, other = replace(HELD, name="gpu-2", requests=["more"]), replace(PARTED, requests=["gpu"])
+    assert list(claims.by_resource(row(HELD, other, second, third))) == [(HELD, second), (other,), (third,)]
 
 
 # Readiness.

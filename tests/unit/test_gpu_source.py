@@ -233,6 +233,13 @@ async def test_a_complete_backend_says_itself_what_it_has(watched: Watched) -> N
         pytest.param(
             [gpu(0)], Policy(), [gpu(5, pci="0000:00:00.0")], NVIDIA, "GPU-0", Fate.WITHDRAWN, id="another in its slot"
         ),
+        pytest.param(
+            [gpu(0, pci="")], Policy(), [gpu(5, pci="")], NVIDIA, "GPU-0", Fate.LOST, id="nobody knows in which slot another is"
+        ),
+        pytest.param(
+            [gpu(0, partitioned=True), mig(0, 0), mig(0, 1)], MIXED, [mig(0, 1)], "nvidia.com/mig-1g.10gb", "MIG-00", Fate.LOST,
+            id="in its slot is another part of the same GPU",
+        ),
         pytest.param([gpu(0)], TWICE, [gpu(0)], NVIDIA, "GPU-0", Fate.WITHDRAWN, id="it is shared now"),
         pytest.param([gpu(0)], TWICE, [gpu(0)], NVIDIA, "GPU-0::2", Fate.WITHDRAWN, id="fewer replicas"),
         pytest.param([gpu(0)], TWICE, [], NVIDIA, "GPU-0::1", Fate.LOST, id="a shared GPU is gone"),
@@ -286,6 +293,12 @@ async def test_what_became_of_a_device(
     await one.sees(*after)
     assert one.source.fate(resource, device) is fate
     await one.close()
+
+
+async def test_what_was_taken_away_on_purpose_is_withdrawn(watched: Watched) -> None:
+    await watched.sees(gpu(0), gpu(1))
+    await watched.sees(gpu(0), withdrawn=frozenset({"GPU-1"}))
+    assert watched.source.fate(NVIDIA, "GPU-1") is Fate.WITHDRAWN
 
 
 async def test_a_name_that_a_complete_backend_no_longer_has_is_withdrawn(watched: Watched) -> None:
@@ -396,8 +409,9 @@ async def test_a_choice_among_many_devices_holds_up_nobody(
     assert (chosen, where) == (("GPU-0::0", "GPU-1::0"), [at_once])
 
 
-async def test_a_gpu_that_is_ill_is_not_made_ready(watched: Watched) -> None:
-    await watched.sees(gpu(0), gpu(1, trouble=Trouble("hot")))
+@pytest.mark.parametrize("there", [[gpu(0), gpu(1, trouble=Trouble("hot"))], [gpu(0)]], ids=["ill", "gone"])
+async def test_a_gpu_that_is_not_well_is_not_made_ready(watched: Watched, there: list[GPU]) -> None:
+    await watched.sees(*there)
     await watched.source.prepare(NVIDIA, ("GPU-0",))
     with pytest.raises(RefusedError, match="GPU-1 isn't: repair it"):
         await watched.source.prepare(NVIDIA, ("GPU-0", "GPU-1"))
