@@ -883,4 +883,28 @@ MUTANTS = (
         '("", tuple(device.requests))',
         "tests/unit/test_dra_decisions.py::test_devices_that_one_container_gets_are_told_of_together",
     ),
+    Mutant(
+        "DRA5",
+        "what the kubelet was not told of yet counts as free",
+        "gateway/dra/records.py",
+        '    return None if moves and device_id in (last.view.allocatable or {}).get(name, ()) else ""\n',
+        '    return ""\n',
+        "tests/unit/test_dra_decisions.py::test_who_holds_a_device",
+    ),
+    Mutant(
+        "DRA5",
+        "where nobody knows who holds a device nobody does",
+        "gateway/dra/records.py",
+        "    if held is None or taken is None:\n        return None\n",
+        '    if held is None or taken is None:\n        return ""\n',
+        "tests/unit/test_dra_decisions.py::test_who_holds_a_device",
+    ),
+    Mutant(
+        "DRA7",
+        "what another driver offers in an older form is not seen",
+        "gateway/dra/slices.py",
+        'device.get("attributes") or (device.get("basic") or {}).get("attributes") or {}',
+        'device.get("attributes") or {}',
+        "tests/unit/test_dra_decisions.py::test_other_drivers_devices_are_theirs",
+    ),
 )

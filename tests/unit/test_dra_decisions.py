@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
@@ -23,11 +24,15 @@ from gateway.dra.claims import Grant, ResourceClaim, Toleration, Wait
 from gateway.dra.offer import Ailment, Offer, Taken, Version
 from gateway.dra.records import Pod
 from gateway.dra.slices import Pool, Slice
+from gateway.kubelet.beliefs import Look
 from gateway.kubelet.view import View
 from gateway.memory.claimed import Claimed, ClaimedDevice, holding, on_hardware
 from gateway.sides.table import Offered
 from gateway.telling.readiness import judge_drivers
 from gateway.telling.sides import DriverStatus
+
+if TYPE_CHECKING:
+    from gateway.kubelet.beliefs import Beliefs
 
 COMPONENT = Path(__file__).parents[2] / "deploy" / "kustomize" / "components" / "dra"
 GPU, MIG, AMD, FILE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "amd.com/gpu", "example.com/fpga"
@@ -316,6 +321,26 @@ def test_a_pod_that_has_not_ended_lives_and_a_static_one_under_both_its_uids() -
     }
 
 
+@pytest.mark.parametrize(
+    ("held", "taken", "listed", "moves", "says"),
+    [
+        ("a", "a", "a", True, "ns/p/c"),
+        ("b", "b", "a", True, "a container"),  # It was given since the records were read.
+        ("", "", "ab", True, None),  # The kubelet would give it away still.
+        ("", "", "a", True, ""),
+        ("", "", "ab", False, ""),
+        ("b", "", "a", False, ""),  # Its pod has ended.
+        (None, "", "a", False, None),
+        ("", None, "a", False, None),
+    ],
+)
+def test_who_holds_a_device(held: str | None, taken: str | None, listed: str, *, moves: bool, says: str | None) -> None:
+    beliefs = cast("Beliefs", SimpleNamespace(holders=lambda _: {"a": "ns/p/c"}))
+    last = Look(View(allocatable={GPU: frozenset(listed)}), 0.0, 0.0)
+    known = None if held is None else frozenset(held), None if taken is None else Taken(frozenset(taken))
+    assert records.holder(GPU, "a" if held == "a" else "b", known, last, beliefs, moves=moves) == says
+
+
 # Slices.
 
 
@@ -428,6 +453,12 @@ def test_a_change_is_a_new_generation_of_the_whole_pool() -> None:
     assert shape(there) == [("n1-gpu.nvidia.com-0", 3, 1, 1)]
 
 
+def test_a_pool_whose_slices_are_counted_wrongly_is_written_again() -> None:
+    [(name, one)] = carried_out(pool(gpu(0)), {}).items()
+    counted = {name: replace(one, spec=replace(one.spec, pool=one.spec.pool | {"resourceSliceCount": 2}))}
+    assert [one[1:] for one in shape(carried_out(pool(gpu(0)), counted))] == [(2, 1, 1)]
+
+
 def test_what_is_left_over_goes_last() -> None:
     there = carried_out(pool(*map(gpu, range(200))), {})
     assert [change.body is None for change in slices.changes(pool(gpu(0)), there)] == [False, True]
@@ -512,9 +543,12 @@ def test_other_drivers_devices_are_theirs() -> None:
     elsewhere = msgspec.convert(
         {"metadata": {"name": "z"}, "spec": {"driver": "gpu.nvidia.com", "nodeName": "n2"}}, Slice
     )
-    found = slices.strangers([*ours.values(), other, namesake, elsewhere], ["gpu.nvidia.com"], "n1", ours)
+    basic = [{"name": "f", "basic": {"attributes": {"uuid": {"string": "GPU-1"}}}}]  # As a kubelet of 1.32 has it.
+    older = replace(other, metadata=slices.Metadata("w"), spec=replace(other.spec, devices=basic))
+    found = slices.strangers([*ours.values(), other, older, namesake, elsewhere], ["gpu.nvidia.com"], "n1", ours)
     assert found == {
         "GPU-0": "dra.example.com offers it as d in x",
+        "GPU-1": "dra.example.com offers it as f in w",
         "gpu.nvidia.com": "another process publishes devices of gpu.nvidia.com: y",
     }
     assert not slices.is_ours("y", namesake, "n1")
