@@ -101,6 +101,11 @@ def test_a_plugin_that_is_remembered_is_there_only_if_another_gateway_has_it(
     assert (recall.recalled(remembered(away_since=since), lent=lent).away_since is None) is there
 
 
+@pytest.mark.parametrize(("listed", "devices"), [(True, ()), (False, None)])
+def test_one_that_never_told_of_devices_has_none_after_a_start_either(*, listed: bool, devices: object) -> None:
+    assert recall.recalled(remembered(listed=listed)).devices == devices
+
+
 def test_what_is_remembered_can_be_read_however_it_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed = list[int]()
     monkeypatch.setattr(os, "fsync", flushed.append)
@@ -133,6 +138,7 @@ def test_an_answer_and_a_path_are_as_long_as_they_may_be() -> None:
     assert "at most 4096" in (judge.answer_error([ContainerAnswer(cdi_devices=(*parts, "more"))]) or "")
     assert judge.endpoint_error("x" * 102, "/run") is None
     assert "at most 107 bytes" in (judge.endpoint_error("é" * 52, "/run") or "")
+    assert "which is this one" in (judge.endpoint_error("kubelet.sock", "/run") or "")
     assert judge.numa_nodes((-1, 0, 1023, 1024)) == (0, 1023)
 
 

@@ -28,7 +28,19 @@ from gateway.cli.doctor import release
 from gateway.cli.main import gateway
 from gateway.doctor import checks, collect
 from gateway.doctor.look import Cluster, Places, Told, asked, look, needed
-from gateway.doctor.snapshot import ApiNode, DeviceNodeSeen, NvmlSeen, Release, Surveyed
+from gateway.doctor.snapshot import (
+    ApiNode,
+    DeviceNodeSeen,
+    KubeletProcess,
+    NvmlSeen,
+    Pci,
+    Process,
+    Release,
+    Runtime,
+    SocketDir,
+    StateDir,
+    Surveyed,
+)
 from gateway.handover.instance import Instance
 from gateway.memory.scribe import FileState
 from gateway.telling.sides import ByNameStatus, DriverStatus, SideStatus
@@ -565,6 +577,72 @@ QUIET: Mapping[str, Callable[[Fake], None]] = {
 def test_what_is_no_fault_is_not_named(name: str, well: Fake) -> None:
     QUIET[name](well)
     assert well.codes() == set()
+
+
+def seen(**changes: Any) -> Surveyed:
+    """What a look saw: a node without GPUs, on which a gateway runs."""
+    folder = SocketDir("/sockets", listening=frozenset({"kubelet.sock"}), names=frozenset({"kubelet.sock"}))
+    whole: dict[str, Any] = {"now": 2e9, "socket_dir": folder, "state_dir": StateDir("/state"), "statuses": (STATUS,)}
+    return Surveyed(**(whole | changes))
+
+
+ON_BUS = {"gpus": (Pci("0000:07:00.0", "0x10de", "nvidia"),), "modules": frozenset({"nvidia"})}
+NODE = DeviceNodeSeen("/dev/nvidia0")
+EDGES: Mapping[str, tuple[Surveyed, set[str]]] = {
+    "one that lives and can't be asked": (seen(statuses=(), alive=frozenset({WAITING})), set()),
+    "one that hangs lives here": (seen(silent={f"/state/{WAITING}.sock": "no answer"}, alive=frozenset({WAITING})), {"DPG0202"}),
+    "no state directory can't be written to": (seen(state_dir=StateDir("/state", there=False, writable=False)), set()),
+    "as many bytes as are needed": (seen(state_dir=StateDir("/state", free_bytes=16 << 20, free_inodes=64)), set()),
+    "fewer": (seen(state_dir=StateDir("/state", free_bytes=(16 << 20) - 1)), {"DPG0205"}),
+    "a clock that is an hour behind": (seen(state_dir=StateDir("/state", written=2e9 + 3600)), set()),
+    "inotify is nearly used up": (seen(inotify_most=10, processes=(Process(1, instances=9),)), {"DPG0214"}),
+    "inotify is used": (seen(inotify_most=10, processes=(Process(1, instances=8),)), set()),
+    "a process without a label": (seen(enforcing=True, processes=(Process(1),)), set()),
+    "late": (seen(statuses=(replace(STATUS, lag_s=0.1),)), {"DPG0220"}),
+    "no pod-resources from 1.13 on": (seen(pod_resources=False, release=Release(13)), {"DPG0107"}),
+    "a root directory as a word of its own": (
+        seen(pod_resources=False, kubelets=(KubeletProcess(1, ("kubelet", "--root-dir", "/x")),)), {"DPG0104"}
+    ),
+    "a gate as a word of its own": (
+        seen(release=Release(9), kubelets=(KubeletProcess(1, ("kubelet", "--feature-gates", "DevicePlugins=true")),)), set()
+    ),
+    "nobody knows whether plugins are on": (seen(release=Release(0), kubelets=(KubeletProcess(1, ("kubelet",)),)), set()),
+    "another registry beside the kubelet's socket": (
+        seen(socket_dir=SocketDir("/sockets", listening=frozenset({"kubelet.sock"}), names=frozenset({"kubelet.sock", "x-reg.sock"}))),
+        set(),
+    ),
+    "a GPU that is passed through": (seen(gpus=(Pci("a", "0x10de", "vfio-pci"),), modules=frozenset()), {"DPG0312"}),
+    "a GPU that no driver has is none that NVML lost": (
+        seen(**ON_BUS | {"gpus": (*ON_BUS["gpus"], Pci("b", "0x10de"))}, nvml=NvmlSeen("well", gpus=1)), set()
+    ),
+    "NVML fails because nodes are closed": (
+        seen(**ON_BUS, nvml=NvmlSeen("failed", "no"), nodes=(replace(NODE, refused=True),)), {"DPG0307"}
+    ),
+    "a node that is missing has no link": (seen(**ON_BUS, nodes=(replace(NODE, there=False, linked=False),)), {"DPG0306"}),
+    "nodes of a driver that isn't loaded": (
+        seen(**ON_BUS | {"modules": frozenset()}, nodes=(replace(NODE, there=False),)), {"DPG0301"}
+    ),
+    "nobody knows what KFD shows": (seen(gpus=(Pci("a", "0x1002", "amdgpu"),), modules=frozenset({"amdgpu"})), set()),
+    "CDI without NVIDIA's runtime": (
+        seen(**ON_BUS, runtime=Runtime("/c"), strategies=frozenset({"cdi-cri"})), set()
+    ),
+    "a folder with a stroke at its end": (
+        seen(runtime=Runtime("/c", cdi_dirs=("/var/run/cdi/",)), strategies=frozenset({"cdi-cri"})), set()
+    ),
+    "a dead name of another kind": (seen(node=ApiNode(capacity={"example.com/x": 0}, allocatable={GPU: 2})), set()),
+    "an hour on its way": (seen(statuses=(replace(STATUS, sides=(replace(MOVES[1], moving_s=3600.0),)),)), {"DPG0602"}),
+    "less than an hour": (seen(statuses=(replace(STATUS, sides=(replace(MOVES[1], moving_s=3599.0),)),)), set()),
+    "more is allocatable than is known of": (
+        seen(statuses=(replace(STATUS, sides=STAYS),), node=ApiNode(allocatable={GPU: 3})), set()
+    ),
+    "the kubelet has no folder for drivers, and there is none": (seen(registry=False), set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_a_check_begins_where_it_should(name: str) -> None:
+    one, codes = EDGES[name]
+    assert {code for code, judge in checks.JUDGES.items() if judge(one)} == codes
 
 
 def test_what_cannot_be_seen_is_no_finding_and_is_not_called_well(folder: Path) -> None:

@@ -38,6 +38,7 @@ def node(
         ([standing(), standing(OTHER, 0, 0, served=False)], {GPU: "4"}, "Ready"),
         ([standing(served=False, looked=False, elsewhere=True)], {GPU: "4"}, "Ready"),
         ([standing(devices=2000, healthy=2000)], {GPU: "2k"}, "Ready"),
+        ([standing(), standing(OTHER, healthy=0)], {GPU: "4"}, "Ready"),
         ([], {}, "NoDevices"),
         ([standing(devices=0, healthy=0)], {}, "NoDevices"),
         ([standing(healthy=0)], {GPU: "0"}, "NoHealthyDevices"),
@@ -67,6 +68,8 @@ def test_a_source_that_tells_nothing_is_the_reason() -> None:
 @pytest.mark.parametrize(("allocatable", "is_ready"), [("4", True), ("3", True), ("1", True), ("0", False)])
 def test_a_node_that_was_ready_waits_for_the_kubelets_late_news(allocatable: str, *, is_ready: bool) -> None:
     assert judge([standing()], node({GPU: allocatable}), was=True).ready is is_ready
+    ill = standing(OTHER, healthy=0)  # None of it can be allocatable.
+    assert judge([standing(), ill], node({GPU: allocatable}), was=True).ready is is_ready
 
 
 READY = Condition(
@@ -90,6 +93,13 @@ def test_other_words_are_no_transition() -> None:
     assert patch is not None
     [said] = patch["status"]["conditions"]
     assert "lastTransitionTime" not in said
+
+
+def test_another_status_is_a_transition() -> None:
+    patch = ready.condition(node({}, READY), judge([], node(), was=True), 60)
+    assert patch is not None
+    [said] = patch["status"]["conditions"]
+    assert (said["status"], said["lastTransitionTime"]) == ("False", "1970-01-01T00:01:00Z")
 
 
 def test_what_others_wrote_steers_no_screen() -> None:
