@@ -571,4 +571,12 @@ MUTANTS = (
         "for container in containers[:1] for one in container.device_ids]\n        with self._memory.asked",
         "tests/unit/test_requests.py::test_what_is_held_is_refused_before_its_source_is_asked",
     ),
+    Mutant(
+        "K9",
+        "any error is an answer: the pod is gone",
+        "adapters/podresources.py",
+        'details.startswith("pod ") and details',
+        "details",
+        "tests/unit/test_podresources.py::test_only_an_error_about_a_pod_says_that_there_is_none",
+    ),
 )

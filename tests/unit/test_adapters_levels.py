@@ -78,6 +78,7 @@ def test_user_agent(user_agent: str, expected: Level) -> None:
         # Together they tell more.
         ("v1beta1", Evidence("grpc-go/1.65.0", options_called_before_list=True), Level(31, 32)),
         ("v1beta1", Evidence("grpc-go/1.40.0", options_called_before_list=False), Level(23, 24)),
+        ("v1beta1", Evidence("grpc-go/1.26.0", options_called_before_list=False), Level(18, 18)),
         ("v1beta1", Evidence("python", options_called_before_list=True), Level(25)),
         # They contradict each other: the older one.
         ("v1beta1", Evidence("grpc-go/1.65.0", options_called_before_list=False), Level(10, 24)),

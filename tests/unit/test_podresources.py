@@ -36,10 +36,27 @@ def container(name: str, *devices: tuple[str, str]) -> pb.ContainerResources:
 def test_an_answer_is_counted_before_it_is_decoded(
     monkeypatch: pytest.MonkeyPatch, decode: Callable[[bytes], object], part: bytes
 ) -> None:
-    decode(part * 1000)
+    most = podresources.MAX_PARTS
+    with monkeypatch.context() as limited:
+        limited.setattr(podresources, "MAX_PARTS", 1000 * sum(map(part.count, podresources._BEGINNINGS)))
+        decode(part * 1000)
     monkeypatch.setattr(podresources, "pb", None)
-    with pytest.raises(MalformedError, match="at most 300000 parts"):
-        decode(part * 300_001)
+    with pytest.raises(MalformedError, match=f"at most {most} parts"):
+        decode(part * (most + 1))
+
+
+@pytest.mark.parametrize(
+    ("details", "gone"),
+    [
+        ("pod c in namespace b not found", True),
+        ("pods are listed late", False),
+        ("the method Get was not found", False),
+        ("pod c in namespace b not found in time", False),
+        ("", False),
+    ],
+)
+def test_only_an_error_about_a_pod_says_that_there_is_none(details: str, *, gone: bool) -> None:
+    assert podresources.is_not_found(details) is gone
 
 
 def test_an_answer_of_ten_thousand_devices_is_read() -> None:
