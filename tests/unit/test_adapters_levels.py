@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.dialect import Level, span
+from adapters.dialect import Level, left_out, span
 from adapters.levels import GRPC_GO, Evidence, by_user_agent, level, may_be_kubelet, minor_version
 from adapters.registry import DIALECTS, by_name
+from devices.model import Field
 
 UNKNOWN = Level(10)
 
@@ -88,6 +89,7 @@ def test_user_agent(user_agent: str, expected: Level) -> None:
         ("v1beta1", Evidence(pinned=38), Level(38, 38)),
         # A dialect that was accepted bounds everything else.
         ("v1beta1", Evidence(pinned=9), Level(10, 10)),
+        ("v1beta1", Evidence(pinned=0), Level(10, 10)),
         ("v1alpha2", Evidence(), Level(9, 9)),
         ("v1alpha2", Evidence("grpc-go/1.3.0", options_called_before_list=False), Level(9, 9)),
         ("0.1", Evidence(pinned=30), Level(8, 8)),
@@ -95,6 +97,19 @@ def test_user_agent(user_agent: str, expected: Level) -> None:
 )
 def test_evidence(dialect: str, evidence: Evidence, expected: Level) -> None:
     assert level(by_name(dialect), evidence) == expected
+
+
+@pytest.mark.parametrize(
+    ("dialect", "field", "at", "lost"),
+    [
+        ("v1beta1", Field.TOPOLOGY, Level(10, 12), False),  # It is spelled, and not heeded.
+        ("v1beta1", Field.PREFERRED_ALLOCATION, None, False),
+        ("v1alpha2", Field.TOPOLOGY, None, True),
+        ("v1alpha2", Field.ANNOTATIONS, Level(9, 9), True),
+    ],
+)
+def test_what_came_later_is_always_spelled(dialect: str, field: Field, at: Level | None, *, lost: bool) -> None:
+    assert left_out(by_name(dialect), [field], at) == ({field} if lost else set())
 
 
 @pytest.mark.parametrize("minor", GRPC_GO)
