@@ -636,6 +636,21 @@ EDGES: Mapping[str, tuple[Surveyed, set[str]]] = {
         seen(statuses=(replace(STATUS, sides=STAYS),), node=ApiNode(allocatable={GPU: 3})), set()
     ),
     "the kubelet has no folder for drivers, and there is none": (seen(registry=False), set()),
+    "all GPUs need a reset, which is said once": (
+        seen(statuses=(replace(STATUS, resources=(replace(SERVED, healthy=0, devices=(replace(DEVICES[0], state="unhealthy", kind="reset-required"),)),)),)),
+        {"DPG0213"},
+    ),
+    "NVML can't be loaded for the lack of a right": (
+        seen(**ON_BUS, nvml=NvmlSeen("missing", "no"), monitors_mig=True, processes=(Process(1, capabilities=0),)), {"DPG0304"}
+    ),
+    "a DRA driver beside a resource of which nothing is left": (
+        seen(statuses=(replace(STATUS, resources=(replace(SERVED, allocatable=0),)),), drivers=frozenset({"gpu.nvidia.com"})),
+        set(),
+    ),
+    "a runtime that is the default needs no class": (
+        seen(runtime=Runtime("/c", nvidia=True, default=True), runtime_classes=frozenset()), set()
+    ),
+    "one that isn't does": (seen(runtime=Runtime("/c", nvidia=True), runtime_classes=frozenset()), {"DPG0504"}),
 }  # fmt: skip
 
 
