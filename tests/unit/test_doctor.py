@@ -586,8 +586,8 @@ def seen(**changes: Any) -> Surveyed:
     return Surveyed(**(whole | changes))
 
 
-ON_BUS = {"gpus": (Pci("0000:07:00.0", "0x10de", "nvidia"),), "modules": frozenset({"nvidia"})}
-NODE = DeviceNodeSeen("/dev/nvidia0")
+ON_BUS: dict[str, Any] = {"gpus": (Pci("0000:07:00.0", "0x10de", "nvidia"),), "modules": frozenset({"nvidia"})}
+CARD = DeviceNodeSeen("/dev/nvidia0")
 EDGES: Mapping[str, tuple[Surveyed, set[str]]] = {
     "one that lives and can't be asked": (seen(statuses=(), alive=frozenset({WAITING})), set()),
     "one that hangs lives here": (seen(silent={f"/state/{WAITING}.sock": "no answer"}, alive=frozenset({WAITING})), {"DPG0202"}),
@@ -616,11 +616,11 @@ EDGES: Mapping[str, tuple[Surveyed, set[str]]] = {
         seen(**ON_BUS | {"gpus": (*ON_BUS["gpus"], Pci("b", "0x10de"))}, nvml=NvmlSeen("well", gpus=1)), set()
     ),
     "NVML fails because nodes are closed": (
-        seen(**ON_BUS, nvml=NvmlSeen("failed", "no"), nodes=(replace(NODE, refused=True),)), {"DPG0307"}
+        seen(**ON_BUS, nvml=NvmlSeen("failed", "no"), nodes=(replace(CARD, refused=True),)), {"DPG0307"}
     ),
-    "a node that is missing has no link": (seen(**ON_BUS, nodes=(replace(NODE, there=False, linked=False),)), {"DPG0306"}),
+    "a node that is missing has no link": (seen(**ON_BUS, nodes=(replace(CARD, there=False, linked=False),)), {"DPG0306"}),
     "nodes of a driver that isn't loaded": (
-        seen(**ON_BUS | {"modules": frozenset()}, nodes=(replace(NODE, there=False),)), {"DPG0301"}
+        seen(**ON_BUS | {"modules": frozenset()}, nodes=(replace(CARD, there=False),)), {"DPG0301"}
     ),
     "nobody knows what KFD shows": (seen(gpus=(Pci("a", "0x1002", "amdgpu"),), modules=frozenset({"amdgpu"})), set()),
     "CDI without NVIDIA's runtime": (

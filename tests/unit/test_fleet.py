@@ -88,6 +88,14 @@ def test_nodes_count_once_by_the_strictest_of_their_steps() -> None:
     assert sum(len(group.nodes) for group in found.groups if group.plan is None) == 1
 
 
+def test_what_to_do_before_the_first_step_is_said_where_there_is_one() -> None:
+    moves, stays = node("a", "v1.27.9"), node("b", "v1.28.15")
+    found = made(moves, stays, to="1.28")
+    (plan,) = (group.plan for group in found.groups if group.plan)
+    assert found.first == plan.first != ()
+    assert made(stays, to="1.28").first == ()
+
+
 def test_nodes_without_devices_are_left_out() -> None:
     found = made(node("a", "v1.27.9"), Node("b", "v1.10.13"))
     assert (found.nodes, found.without, found.devices) == (1, 1, 8)
@@ -114,6 +122,10 @@ CAPACITIES = {
     "none that is healthy or left": ({GPU: "0"}, {}),
     "pages, volumes": ({"hugepages-1Gi": "0", "attachable-volumes-aws/ebs": "25", "memory": "1Gi"}, {}),
     "no number": ({GPU: "8Gi"}, {}),
+    "a number that is no count": (
+        {GPU: "9" * 9, "example.com/fpga": "9" * 10, "example.com/nic": "9" * 5000},
+        {GPU: 999_999_999},
+    ),
 }
 
 
