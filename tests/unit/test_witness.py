@@ -104,20 +104,21 @@ def test_the_second_file_has_what_another_gateway_prepared(node: Node) -> None:
 
 def test_a_number_never_falls(node: Node) -> None:
     older = node.older()
-    knows_less = node.gateway()
+    knows_less, another = node.started(), node.started()
+    another.set_claim("three", ONE)
+    newest = json.loads(write(another).path.read_bytes())["generation"]
     node.path.write_bytes(older)
     knows_less.cordon("GPU-b", HUMS)
-    newest = json.loads(node.second.read_bytes())["generation"]
     assert json.loads(write(knows_less).path.read_bytes())["generation"] == newest
     knows_all = node.started()
     node.path.write_bytes(older)
     node.second.unlink()
-    knows_all.set_claim("three", ONE)
+    knows_all.set_claim("four", ONE)
     assert json.loads(write(knows_all).path.read_bytes())["generation"] == newest + 1
     node.path.write_bytes(older)
     node.second.unlink()
     knows_all.load()
-    knows_all.set_claim("four", ONE)
+    knows_all.set_claim("five", ONE)
     assert json.loads(write(knows_all).path.read_bytes())["generation"] == newest + 2
 
 
