@@ -15,7 +15,7 @@ The formats, by kubelet (read in 1.8 to 1.37, and seen on genuine ones):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -29,6 +29,9 @@ MAX_BYTES = 16 * 1024 * 1024
 _MAX_STRINGS = 500_000
 """The most strings in it (10 000 devices, each on eight NUMA nodes, are 200 000): a string of two bytes takes fifty more
 in memory."""
+
+_Name = Annotated[str, msgspec.Meta(max_length=253)]
+"""Of a pod or a container, as long as Kubernetes has them at most: each device that one holds repeats it."""
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -51,8 +54,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
 class _Device(msgspec.Struct):
     """1.8: one device of a container."""
 
-    pod_uid: str = msgspec.field(name="PodUID")
-    container: str = msgspec.field(name="ContainerName")
+    pod_uid: _Name = msgspec.field(name="PodUID")
+    container: _Name = msgspec.field(name="ContainerName")
     resource: str = msgspec.field(name="ResourceName")
     device_id: str = msgspec.field(name="DeviceID")
 
@@ -60,8 +63,8 @@ class _Device(msgspec.Struct):
 class _Entry(msgspec.Struct):
     """1.9 and later: the devices of a container, of one resource."""
 
-    pod_uid: str = msgspec.field(name="PodUID")
-    container: str = msgspec.field(name="ContainerName")
+    pod_uid: _Name = msgspec.field(name="PodUID")
+    container: _Name = msgspec.field(name="ContainerName")
     resource: str = msgspec.field(name="ResourceName")
     device_ids: list[str] | dict[str, list[str] | None] | None = msgspec.field(name="DeviceIDs")
 

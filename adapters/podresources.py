@@ -25,6 +25,8 @@ _API = "pod-resources"
 
 MAX_PARTS = 300_000
 """The most messages and texts in an answer. 10 000 devices have 60 000; an empty message is 2 bytes on the wire, 150 in memory."""
+LONGEST_HOLDER = 63 + 253 + 63 + 2
+"""Characters of namespace, pod and container (RFC 1123, as Kubernetes has their names): each of a pod's holders repeats the pod's."""
 _BEGINNINGS = tuple(bytes([base + (field << 3 | 2)]) for field in range(1, 4) for base in (0, 0x80))
 """The bytes with which texts and messages of the fields 1 to 3 begin, in the shortest spelling and in longer ones."""
 
@@ -77,7 +79,7 @@ def decode_list(data: bytes) -> Listed:
     A device that several containers of a pod share has the first of them.
 
     Raises:
-        MalformedError: it is no ListPodResourcesResponse.
+        MalformedError: it is no ListPodResourcesResponse, or names what Kubernetes can't name so.
     """
     _require_bounded(data)
     message = parse(pb.ListPodResourcesResponse, data, _API)
@@ -85,6 +87,8 @@ def decode_list(data: bytes) -> Listed:
     for pod in message.pod_resources:
         for container in pod.containers:
             holder = f"{pod.namespace}/{pod.name}/{container.name}"
+            if len(holder) > LONGEST_HOLDER:
+                raise MalformedError(f"expected holders of at most {LONGEST_HOLDER} characters, got {len(holder)}")
             for devices in container.devices:
                 for device_id in devices.device_ids:
                     found[devices.resource_name].setdefault(device_id, holder)

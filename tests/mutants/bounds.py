@@ -20,6 +20,22 @@ _PLANTED = "tests/unit/test_planted.py"
 
 MUTANTS = (
     Mutant(
+        "Z4",
+        "a pod's name is repeated for each of its containers, however long it is",
+        "adapters/podresources.py",
+        "if len(holder) > LONGEST_HOLDER:",
+        "if False:",
+        "tests/unit/test_podresources.py::test_names_are_as_long_as_kubernetes_has_them_at_most",
+    ),
+    Mutant(
+        "Z4",
+        "a checkpoint's names are repeated for each device, however long they are",
+        "adapters/checkpoint.py",
+        "_Name = Annotated[str, msgspec.Meta(max_length=253)]",
+        "_Name = Annotated[str, msgspec.Meta()]",
+        "tests/unit/test_checkpoint_reader.py",
+    ),
+    Mutant(
         "Z6",
         "a claim's specification is read as a whole",
         "gateway/dra/cdi.py",

@@ -90,6 +90,21 @@ def test_what_is_read(content: object, found: Checkpoint) -> None:
         pytest.param(b'{"Data": null}', r"\$.Data", id="no data"),
         pytest.param(b"[]", "array", id="no object"),
         pytest.param(json.dumps(bare(PodUID=7)).encode(), r"str.*PodUID", id="a number for a text"),
+        pytest.param(
+            json.dumps(bare(PodUID="p" * 254)).encode(),
+            "length <= 253.*PodUID",
+            id="a name that each device would repeat",
+        ),
+        pytest.param(
+            json.dumps(bare(ContainerName="c" * 254)).encode(), "length <= 253.*ContainerName", id="of a container"
+        ),
+        pytest.param(
+            json.dumps(
+                {"Entries": [{"PodUID": "p" * 254, "ContainerName": "c", "ResourceName": "r", "DeviceID": "a"}]}
+            ).encode(),
+            "PodUID",
+            id="in 1.8's format",
+        ),
         pytest.param(json.dumps(bare(DeviceIDs="a")).encode(), "DeviceIDs", id="a text for a list"),
         pytest.param(json.dumps(bare(DeviceIDs=[["a"]])).encode(), "DeviceIDs", id="a list too deep"),
         pytest.param(b'{"PodDeviceEntries": [{"PodUID": "u"}]}', "ContainerName", id="a field is missing"),

@@ -89,6 +89,19 @@ def test_who_holds_what(containers: list[pb.ContainerResources], held: dict[str,
     )
 
 
+def test_names_are_as_long_as_kubernetes_has_them_at_most() -> None:
+    """Each holder repeats its pod's name: a name of 200 000 characters with 2 000 containers would be 400 MB."""
+
+    def listed(pod: int, container_name: int) -> bytes:
+        held = [container("c" * container_name, ("r", "a"))]
+        pods = [pb.PodResources(name="p" * pod, namespace="n" * 63, containers=held)]
+        return pb.ListPodResourcesResponse(pod_resources=pods).SerializeToString()
+
+    assert list(podresources.decode_list(listed(253, 63)).held) == ["r"]
+    with pytest.raises(MalformedError, match="at most 381 characters, got 382"):
+        podresources.decode_list(listed(254, 63))
+
+
 @pytest.mark.parametrize("decode_one", [podresources.decode_list, podresources.decode_allocatable])
 def test_what_is_none(decode_one: object) -> None:
     assert callable(decode_one)
