@@ -42,7 +42,7 @@ def show(ctx: click.Context, *, as_json: bool) -> None:
     except ConfigError as error:
         raise main.wrong(error) from error
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found)))
+        click.echo(observe.escaped(msgspec.json.format(msgspec.json.encode(found)).decode()))
         return
     width = max(len(one.name) for one in found)
     values = [
@@ -51,4 +51,4 @@ def show(ctx: click.Context, *, as_json: bool) -> None:
     ]
     column = min(max(map(len, values)), 40)
     for one, value in zip(found, values, strict=True):
-        click.echo(f"{one.name:{width}}  {value:{column}}  {one.source}")
+        click.echo(observe.printable(f"{one.name:{width}}  {value:{column}}  {one.source}"))

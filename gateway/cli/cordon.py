@@ -25,7 +25,7 @@ from gateway.telling import orders
 from gateway.telling.orders import Order, OrderOutcome
 from gateway.wires import control
 from gateway.wires.control import ControlError
-from gateway.wires.log import escaped
+from gateway.wires.log import escaped, printable
 
 ANSWER_TIME = 5.0
 """Seconds within which a gateway must answer: it writes its ledger to disk before it does."""
@@ -175,7 +175,7 @@ def _note(order: Order, state_dir: Path) -> tuple[Order, _Noted]:
     try:
         ledger.load()
     except LedgerError as error:  # It was put aside; what could be saved of it is in memory.
-        click.echo(str(error), err=True)
+        click.echo(printable(str(error)), err=True)
     known = {device_id for resource in ledger.resources() for device_id in ledger.announced(resource)}
     order = replace(order, device_id=named.meant(order.device_id, dict.fromkeys(sorted(known | {*ledger.cordons}), "")))
     if known and order.op == "cordon" and order.device_id not in known:
@@ -205,7 +205,7 @@ def _print(order: Order, answers: Mapping[str, OrderOutcome | ControlError], not
         click.echo(_SAID[order.op, changed].format(order.device_id, order.reason))
     for token, answer in answers.items():
         if isinstance(answer, ControlError):
-            click.echo(f"gateway {token}: {answer}", err=True)
+            click.echo(printable(f"gateway {token}: {answer}"), err=True)
             continue
         for device in answer.found:
             held = f", held by {device.holder}" if device.holder else ""
@@ -214,7 +214,7 @@ def _print(order: Order, answers: Mapping[str, OrderOutcome | ControlError], not
                 if device.now != device.before
                 else f"is {device.now}, as before"
             )
-            click.echo(f"gateway {token}: {device.resource}: {was}{held}")
+            click.echo(printable(f"gateway {token}: {device.resource}: {was}{held}"))
     if noted:
         click.echo(
             f"No gateway runs here now: it is written to {noted.path}, and counts from the gateway's next start."

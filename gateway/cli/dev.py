@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gateway.wires.log import printable_lines
+
 if TYPE_CHECKING:
     from gateway.lab.kubelets.behaviour import Behaviour
     from gateway.lab.kubelets.devicemanager import DeviceManager
@@ -189,7 +191,7 @@ class _Node:
             self._kubelet = None
 
     def say(self, event: str) -> None:
-        click.echo(f"{time.strftime('%H:%M:%S')} {event}")
+        click.echo(f"{time.strftime('%H:%M:%S')} {printable_lines(event)}")
 
     async def obey(self, line: str) -> bool:
         """Carry out one command; False where it says to end."""

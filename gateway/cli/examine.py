@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from gateway.cli import runs
+from gateway.wires.log import printable_lines
 
 
 def examine(
@@ -79,5 +80,5 @@ def examine(
         (out / "plugin-badge.json").write_bytes(plugin_report.badge(told))
     except OSError as error:
         raise click.ClickException(f"the report can't be written: {error}") from error
-    click.echo(f"\n{conformance.to_text(found)}\nreport: {out / 'plugin-report.yaml'}")
+    click.echo(f"\n{printable_lines(conformance.to_text(found))}\nreport: {out / 'plugin-report.yaml'}")
     sys.exit(0 if found.passed else 1 if found.broken else 2)

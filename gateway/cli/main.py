@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,6 +79,16 @@ file comes last.
 _log = structlog.get_logger()
 
 
+@contextmanager
+def _printable_errors() -> Iterator[None]:
+    """Keep what a person or a script wrote from steering the terminal on which an error quotes it."""
+    try:
+        yield
+    except click.ClickException as error:
+        error.message = observe.printable_lines(error.message)  # type: ignore[misc]
+        raise
+
+
 class _LazyGroup(click.Group):
     """A group whose commands are named in a table and imported when they are called, as are other plugins' flags."""
 
@@ -96,6 +107,16 @@ class _LazyGroup(click.Group):
         except ConfigError as error:
             raise click.UsageError(str(error), ctx) from error
         return super().parse_args(ctx, args)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        with _printable_errors():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _printable_errors():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(_COMMANDS)

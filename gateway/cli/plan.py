@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Final
 import click
 
 from gateway.cli.page import Page, count
+from gateway.wires.log import escaped
 
 if TYPE_CHECKING:
     from gateway.cli.advice import Advice, Bug, CheckpointFormat, Crossing, Hop, Kubelet, Plan
@@ -88,7 +89,7 @@ def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool,
     except advice.PlanError as error:
         raise click.UsageError(str(error)) from error
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
+        click.echo(escaped(msgspec.json.format(msgspec.json.encode(document), indent=2).decode()))
     else:
         click.echo("\n".join(lines))
 

@@ -15,6 +15,7 @@ from msgspec.structs import asdict
 
 from gateway.cli import places
 from gateway.configuration.settings import SOCKET_DIR
+from gateway.wires.log import printable, printable_lines
 
 _EXAMPLES = """
 \b
@@ -58,7 +59,9 @@ def probe(*, socket_dir: Path, as_json: bool) -> None:
         del said["answered"]
         click.echo(json.dumps(said | {"socket": str(socket)}))
     elif finding.api:
-        click.echo(f"{socket}: {finding.api} ({finding.kubelets})")
+        click.echo(printable(f"{socket}: {finding.api} ({finding.kubelets})"))
     else:
-        click.echo(f"No API is known that this kubelet speaks ({finding.kubelets}): {finding.says}", err=True)
+        click.echo(
+            printable_lines(f"No API is known that this kubelet speaks ({finding.kubelets}): {finding.says}"), err=True
+        )
     sys.exit(0 if finding.api else 1)

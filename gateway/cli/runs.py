@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from gateway.wires.log import printable_lines
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -22,7 +24,7 @@ def clocked() -> Callable[[str], None]:
 
     def say(line: str) -> None:
         minutes, seconds = divmod(int(time.monotonic() - began), 60)
-        click.echo(f"{minutes:2d}:{seconds:02d}  {line}")
+        click.echo(f"{minutes:2d}:{seconds:02d}  {printable_lines(line)}")
 
     return say
 

@@ -26,6 +26,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
+def printable_lines(text: str) -> str:
+    """Do so in each line of a text."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def escaped(document: str) -> str:
     """Escape in a JSON document what ``printable`` replaces; it means the same, because it can only be within texts."""
     if document.isprintable():
@@ -97,7 +102,4 @@ def _spelled(event: object, **_: object) -> str:
 
 def _shown(_: object, __: str, event: EventDict) -> EventDict:
     """Keep what others wrote from steering the terminal."""
-    return {
-        key: "\n".join(map(printable, part.split("\n"))) if isinstance(part, str) else part
-        for key, part in event.items()
-    }
+    return {key: printable_lines(part) if isinstance(part, str) else part for key, part in event.items()}

@@ -111,6 +111,25 @@ def test_a_wrong_flag_is_told_what_was_expected(
     assert [word for word in words if word not in text] == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["compat", "--only", "{}"], id="an error of a command"),
+        pytest.param(["{}", "more"], id="no such command"),
+        pytest.param(["plan", "--from", "{}"], id="a version that is none"),
+        pytest.param(["probe", "--socket-dir", "/nowhere/{}"], id="what a probe found"),
+        pytest.param(["--socket-dir", "/nowhere/{}", "--backend", "simulated", "config", "show"], id="settings"),
+        pytest.param(
+            ["--socket-dir", "/nowhere/{}", "--backend", "simulated", "config", "show", "--json"], id="as JSON"
+        ),
+    ],
+)
+def test_what_somebody_wrote_steers_no_terminal(arguments: list[str]) -> None:
+    steering = "\x1b[31m\x9b\u202e"
+    result = CliRunner().invoke(main.gateway, [one.format(steering) for one in arguments], color=True)
+    assert not set(steering[0] + steering[-2:]) & set(result.output), result.output
+
+
 def test_two_ports_that_anybody_may_choose_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[Settings] = []
 
