@@ -79,6 +79,7 @@ class Folder:
         self._watch = FolderWatch(
             self._settings.socket_dir,
             self._settings.socket_dir / instance.FOLDER,
+            lambda: (KUBELET_SOCKET, *(one.state.name for one in self._resources.values())),
             kubelet_up=self._kubelet_up,
             name_lost=self._name_lost,
             peers_changed=self._peers_changed,

@@ -30,7 +30,8 @@ FOLDER = "gateway"
 _LOCK = "lock"
 TOKEN = re.compile(r"[0-9a-f]{8}")
 _BORN = re.compile(rb"[0-9]{1,20}\n")
-_MAX_PEERS = 64
+_MAX_PEERS = 512
+"""Folders that may be a gateway's: those of the dead are swept."""
 
 
 def socket_name(resource: str) -> str:
@@ -150,14 +151,16 @@ def sweep(socket_dir: Path) -> list[str]:
 
 def _instances(shared: Path) -> Iterator[os.DirEntry[str]]:
     try:
-        entries = sorted(os.scandir(shared), key=lambda entry: entry.name)[:_MAX_PEERS]
+        found = [
+            entry
+            for entry in os.scandir(shared)
+            if TOKEN.fullmatch(entry.name.lstrip(".")) and entry.is_dir(follow_symlinks=False)
+        ]
     except OSError as error:
         if error.errno in {errno.EMFILE, errno.ENFILE}:
             raise
         return
-    for entry in entries:
-        if TOKEN.fullmatch(entry.name.lstrip(".")) and entry.is_dir(follow_symlinks=False):
-            yield entry
+    yield from sorted(found, key=lambda entry: entry.name)[:_MAX_PEERS]
 
 
 def _alive(shared: Path) -> Iterator[tuple[Path, Age]]:

@@ -93,7 +93,7 @@ class _Stage(IntEnum):
 class _Connection:
     """One connection, and what is under way on it."""
 
-    __slots__ = ("fd", "linger", "read", "rest", "since", "socket", "stage", "task")
+    __slots__ = ("dropped", "fd", "linger", "read", "rest", "since", "socket", "stage", "task")
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket, self.fd = connection, connection.fileno()
@@ -105,6 +105,8 @@ class _Connection:
         """Whether more came than a request, and may still come."""
         self.read = bytearray()
         """The request so far."""
+        self.dropped = 0
+        """How many bytes came after it."""
         self.rest: list[memoryview] = []
         """What is left of the answer."""
         self.task: asyncio.Task[None] | None = None
@@ -244,14 +246,16 @@ class HttpServer:
         if not data:
             self._end(connection)
             return
-        connection.read += data
         if connection.stage is _Stage.SERVED:
-            if len(connection.read) > _LINGER * REQUEST_LIMIT:
+            connection.dropped += len(data)
+            if connection.dropped > _LINGER * REQUEST_LIMIT:
                 self._end(connection)
             return
+        connection.read += data
         head, whole, more = bytes(connection.read).partition(b"\r\n\r\n")
         if whole or len(head) > REQUEST_LIMIT:
             connection.linger = bool(more) or not whole
+            connection.read.clear()
             self._loop.remove_reader(connection.fd)
             self._enter(connection, _Stage.ASKED)
             answer = self._answer(head if len(head) <= REQUEST_LIMIT else None)

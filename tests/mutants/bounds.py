@@ -20,6 +20,46 @@ _PLANTED = "tests/unit/test_planted.py"
 
 MUTANTS = (
     Mutant(
+        "Z3",
+        "an error quotes raw what somebody wrote on the command line",
+        "gateway/cli/main.py",
+        "        error.message = observe.printable_lines(error.message)  # type: ignore[misc]\n",
+        "",
+        "tests/unit/test_cli.py::test_what_somebody_wrote_steers_no_terminal",
+    ),
+    Mutant(
+        "Z4",
+        "what follows a request is kept",
+        "gateway/wires/http.py",
+        "            connection.dropped += len(data)\n",
+        "            connection.dropped += len(data)\n            connection.read += data\n",
+        "tests/unit/test_http.py::test_nothing_is_kept_of_what_follows_a_request",
+    ),
+    Mutant(
+        "Z4",
+        "a request that is answered is kept",
+        "gateway/wires/http.py",
+        "            connection.read.clear()\n",
+        "",
+        "tests/unit/test_http.py::test_nothing_is_kept_of_what_follows_a_request",
+    ),
+    Mutant(
+        "Z4",
+        "files that are planted beside the gateways' folders are counted",
+        "gateway/handover/instance.py",
+        "and entry.is_dir(follow_symlinks=False)",
+        "",
+        "tests/unit/test_instance.py::test_what_is_planted_beside_them_hides_no_gateway",
+    ),
+    Mutant(
+        "Z4",
+        "all files of the kubelet's folder are listed, again and again",
+        "gateway/kubelet/watch.py",
+        "return frozenset(name for name in self._own() if os.path.lexists(self._folder / name))",
+        "return _names(self._folder)",
+        "tests/unit/test_watch.py::test_the_folder_may_hold_any_number_of_files",
+    ),
+    Mutant(
         "Z4",
         "a pod's name is repeated for each of its containers, however long it is",
         "adapters/podresources.py",

@@ -381,6 +381,21 @@ async def test_who_was_answered_and_goes_on_is_left(monkeypatch: pytest.MonkeyPa
     await server.close()
 
 
+async def test_nothing_is_kept_of_what_follows_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SECONDS", 60.0)
+    server = HttpServer("127.0.0.1", 0, ROUTES)
+    where = await server.start()
+    reader, writer = await asyncio.open_connection(*where)
+    writer.write(get("/readyz") + b"x" * 4000)
+    await reader.read()
+    [connection] = server._open
+    writer.write(b"x" * 20_000)
+    await until(lambda: connection.dropped == 20_000)
+    assert not connection.read
+    writer.transport.abort()
+    await server.close()
+
+
 async def test_without_descriptors_it_waits_and_says_so_once() -> None:
     """A listener without its socket stands for a process without descriptors."""
 

@@ -104,6 +104,17 @@ def test_so_many_folders_are_looked_at_and_no_more(tmp_path: Path, monkeypatch: 
     assert [len(sweep(tmp_path)) for _ in range(3)] == [2, 1, 0]
 
 
+def test_what_is_planted_beside_them_hides_no_gateway(
+    tmp_path: Path, made: list[Instance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_MAX_PEERS", 2)
+    first, second = living(tmp_path, made), living(tmp_path, made)
+    for number in range(3):
+        (tmp_path / FOLDER / f"0000000{number}").touch()
+        (tmp_path / FOLDER / f".planted{number}").mkdir()
+    assert first.peers() == {second.age: second.folder}
+
+
 def test_a_host_service_is_newer_than_a_pod_that_came_after_it(tmp_path: Path, made: list[Instance]) -> None:
     made.append(host := Instance(tmp_path, begin(host_service=True)))
     host.create()

@@ -31,6 +31,7 @@ class Seen:
         self.watch = FolderWatch(
             folder,
             folder / "gateway",
+            lambda: ("x.sock", "y.sock"),
             kubelet_up=lambda kubelet: self.calls.put_nowait(("kubelet", kubelet)),
             name_lost=lambda name: self.calls.put_nowait(("lost", name)),
             peers_changed=lambda came: self.calls.put_nowait(("peers", came)),
@@ -274,6 +275,15 @@ async def test_a_deleted_name_is_told(seen: Seen) -> None:
     for name in names:
         (seen.folder / name).unlink()
     assert {await seen.next("lost") for _ in names} == names
+
+
+def test_the_folder_may_hold_any_number_of_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked for the names that matter: to list 100 000 others takes most of a second, every five seconds."""
+    one, listed = Seen(folder), list[Path]()
+    really = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: (listed.append(path), really(path))[1])
+    one.watch._look_at_names()
+    assert listed == [folder / "gateway"]
 
 
 async def test_a_poll_that_somebody_held_up_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
