@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from gateway.kubernetes.access import AccessError, Trust
 from gateway.kubernetes.wire import Connection, NoAnswerError, ServerAwayError
+from gateway.wires.log import printable
 
 if TYPE_CHECKING:
     import h11
@@ -38,10 +39,16 @@ PAGE: Final = 100
 """Objects of one page of a list."""
 PAGES: Final = 200
 """Pages of a list: what has more isn't read to its end, but refused."""
+MOST_IN_ALL: Final = 64 * 1024 * 1024
+"""Bytes of all pages of a list."""
+MOST_PARTS: Final = 50_000
+"""Objects and lists within one object, and a quarter of the quotation marks: a ResourceSlice has 10 000, and to decode so many takes
+the event loop some 0.03 s. A thread would not help, because msgspec lets nobody else in meanwhile."""
 AT_ONCE: Final = 8
 """Requests under way; the next one waits. Watches aren't counted."""
 _KEEP: Final = 30.0
 _MOST_OF_AN_ERROR: Final = 400
+_MOST_OF_A_REASON: Final = 80
 
 
 class Patch(Enum):
@@ -63,8 +70,9 @@ class KubernetesError(Exception):
     def __init__(
         self, what: str, status: int, message: str, reason: str = "", retry_after: float = 0.0, *, away: bool = False
     ) -> None:
+        reason = printable(reason[:_MOST_OF_A_REASON])
         told = f"{status} {reason}".strip() if status else "no answer"
-        super().__init__(f"{what}: {told}: {message[:_MOST_OF_AN_ERROR]}")
+        super().__init__(f"{what}: {told}: {printable(message[:_MOST_OF_AN_ERROR])}")
         self.status, self.reason, self.retry_after, self.away = status, reason, retry_after, away
 
 
@@ -78,13 +86,9 @@ class _ListMeta(Struct):
     next: str = msgspec.field(default="", name="continue")
 
 
-class _Page(Struct, Generic[T]):
+class _Page(Struct):
     metadata: _ListMeta
-    items: list[T] | None = None
-
-
-_page: Final[Any] = _Page
-"""For msgspec, which takes types that are made at run time."""
+    items: list[msgspec.Raw] | None = None
 
 
 class Client:
@@ -126,18 +130,23 @@ class Client:
     ) -> tuple[list[T], str]:
         """Get all objects, page by page, and the resource version from which on a watch goes; ``seconds`` is for each page."""
         found: list[T] = []
-        page = _page[kind]
+        what, read = f"GET {path}", 0
         query = selector(fields) | {"limit": str(PAGE)}
         for _ in range(PAGES):
             text = await self._ask("GET", target(path, query), seconds=seconds)
-            got: _Page[T] = decoded(text, page, f"GET {path}")
-            found += got.items or ()
-            if len(found) > PAGES * PAGE:  # Not every server keeps to the limit.
+            got, read = _decoded(text, _Page, what), read + len(text)
+            items = got.items or ()
+            if len(found) + len(items) > PAGES * PAGE:  # Not every server keeps to the limit.
                 break
+            if read > MOST_IN_ALL:
+                raise KubernetesError(what, 0, f"expected a list of at most {MOST_IN_ALL} bytes, got more")
+            for item in items:
+                found.append(decoded(bytes(item), kind, what))
+                await asyncio.sleep(0)
             if not got.metadata.next:
                 return found, got.metadata.resource_version
             query["continue"] = got.metadata.next
-        raise KubernetesError(f"GET {path}", 0, f"expected at most {PAGES * PAGE} objects, got more")
+        raise KubernetesError(what, 0, f"expected at most {PAGES * PAGE} objects, got more")
 
     async def create(self, path: str, body: Mapping[str, Any]) -> None:
         """Create an object; ``path`` is the collection's."""
@@ -263,11 +272,17 @@ def selector(fields: str) -> dict[str, str]:
 
 
 def decoded(text: bytes, kind: type[T], what: str) -> T:
-    """Read JSON as ``kind``.
+    """Read the JSON of one object as ``kind``.
 
     Raises:
-        KubernetesError: it is something else.
+        KubernetesError: it is something else, or holds more than any object.
     """
+    if text.count(b"{") + text.count(b"[") > MOST_PARTS or text.count(b'"') > 4 * MOST_PARTS:
+        raise KubernetesError(what, 0, f"expected an object of at most {MOST_PARTS} parts, got more")
+    return _decoded(text, kind, what)
+
+
+def _decoded(text: bytes, kind: type[T], what: str) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

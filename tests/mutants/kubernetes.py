@@ -42,6 +42,38 @@ _TEST_WATCH = "tests/unit/test_kubernetes_watch.py"
 
 MUTANTS = (
     Mutant(
+        "KA2",
+        "each page of a list is bounded by itself alone",
+        _CLIENT,
+        "if read > MOST_IN_ALL:",
+        "if len(text) > MOST_IN_ALL:",
+        f"{_TEST_CLIENT}::test_the_pages_of_a_list_are_bounded_together",
+    ),
+    Mutant(
+        "KA2",
+        "a page is decoded in one turn of the event loop",
+        _CLIENT,
+        "                await asyncio.sleep(0)\n",
+        "",
+        f"{_TEST_CLIENT}::test_between_the_objects_of_a_page_others_have_their_turn",
+    ),
+    Mutant(
+        "KA2",
+        "texts of an object aren't counted",
+        _CLIENT,
+        """ or text.count(b'"') > 4 * MOST_PARTS""",
+        "",
+        f"{_TEST_CLIENT}::test_an_object_is_counted_before_it_is_decoded",
+    ),
+    Mutant(
+        "KA2",
+        "a reason is said whole, and as it came",
+        _CLIENT,
+        "printable(reason[:_MOST_OF_A_REASON])",
+        "reason",
+        f"{_TEST_CLIENT}::test_every_fault_is_an_error_that_says_what_came",
+    ),
+    Mutant(
         "KA4",
         "the claims of the whole cluster are listed at each look",
         "gateway/dra/crossing.py",

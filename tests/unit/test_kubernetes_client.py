@@ -151,7 +151,7 @@ async def _no_http(answer: Answer, _: Request) -> None:
 
 
 async def _deep(answer: Answer, _: Request) -> None:
-    text = b"[" * 100_000
+    text = b"[" * 50_000
     await answer.head(200, {"Content-Length": str(len(text))})
     await answer.send(h11.Data(data=text), h11.EndOfMessage())
 
@@ -167,6 +167,10 @@ async def _a_page_of_a_proxy(answer: Answer, _: Request) -> None:
 
 async def _elsewhere(answer: Answer, _: Request) -> None:
     await answer.no(302, "Found", {"Location": "https://elsewhere.example/"})
+
+
+async def _steering(answer: Answer, _: Request) -> None:
+    await answer.no(403, "\x1b[31m" + "R" * 1000)
 
 
 async def _too_many(answer: Answer, _: Request) -> None:
@@ -190,6 +194,7 @@ async def _too_many(answer: Answer, _: Request) -> None:
         (_a_page_of_a_proxy, "502: <html"),
         (_elsewhere, "302 Found"),
         (_too_many, "429 TooManyRequests"),
+        (_steering, "403 ?[31m" + "R" * 75 + ": "),
     ],
 )
 async def test_every_fault_is_an_error_that_says_what_came(
@@ -366,6 +371,47 @@ async def test_a_list_of_a_server_that_does_not_keep_to_the_limit_is_bounded(
     with pytest.raises(KubernetesError, match="at most 6 objects"):
         await api.list("/api/v1/nodes", Node)
     assert len(server.requests) == 2
+
+
+async def test_the_pages_of_a_list_are_bounded_together(
+    server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def more(answer: Answer, _: Request) -> None:
+        await answer.json(200, {"metadata": {"continue": "x"}, "items": [node(padding="x" * 1000)]})
+
+    monkeypatch.setattr(client, "MOST_IN_ALL", 2500)
+    server.faults.extend([more] * 9)
+    with pytest.raises(KubernetesError, match="a list of at most 2500 bytes"):
+        await api.list("/api/v1/nodes", Node)
+    assert len(server.requests) == 3
+
+
+async def test_between_the_objects_of_a_page_others_have_their_turn(server: ApiServer, api: Client) -> None:
+    async def page(answer: Answer, _: Request) -> None:
+        await answer.json(200, {"metadata": {}, "items": [node()] * 1000})
+
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    server.faults.append(page)
+    beside = asyncio.ensure_future(others())
+    await api.list("/api/v1/nodes", Node)
+    beside.cancel()
+    assert turns >= 1000
+
+
+@pytest.mark.parametrize("parts", [b"{},", b"[],", b'"x":"y",'], ids=["objects", "lists", "texts"])
+def test_an_object_is_counted_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch, parts: bytes) -> None:
+    """4 MiB of empty objects took the event loop more than a second."""
+    client.decoded(b'{"metadata":{"labels":{}}}', Node, "GET")
+    monkeypatch.setattr(client, "msgspec", None)
+    with pytest.raises(KubernetesError, match="at most 50000 parts"):
+        client.decoded(parts * 50_001, Node, "GET")
 
 
 async def test_selectors_are_sent(server: ApiServer, api: Client) -> None:
