@@ -211,6 +211,14 @@ MUTANTS = (
     ),
     Mutant(
         "V8",
+        "its answer is read on the event loop",
+        _EXPORTER,
+        "await asyncio.to_thread(unhealthy, answer)",
+        "unhealthy(answer)",
+        f"{_TEST}::test_an_answer_of_the_exporter_holds_up_no_call",
+    ),
+    Mutant(
+        "V8",
         "the last word counts for ever",
         _EXPORTER,
         "or now >= self._heard + _KEPT_S",

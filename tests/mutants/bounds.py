@@ -21,6 +21,14 @@ _PLANTED = "tests/unit/test_planted.py"
 MUTANTS = (
     Mutant(
         "Z3",
+        "a file's name that is no UTF-8 breaks its line of the log",
+        "gateway/wires/log.py",
+        "except UnicodeEncodeError:",
+        "except KeyError:",
+        "tests/unit/test_observe.py::test_a_line_of_the_log_steers_no_screen",
+    ),
+    Mutant(
+        "Z3",
         "an error quotes raw what somebody wrote on the command line",
         "gateway/cli/main.py",
         "        error.message = observe.printable_lines(error.message)  # type: ignore[misc]\n",

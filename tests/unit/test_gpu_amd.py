@@ -776,6 +776,20 @@ async def test_the_exporter_is_asked_every_30_seconds(socket: Path) -> None:
     assert list(asked) == [1000.0, 1030.0, 1060.0]
 
 
+async def test_an_answer_of_the_exporter_holds_up_no_call(socket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_in = list[int]()
+
+    def read(_: bytes) -> frozenset[str]:
+        read_in.append(threading.get_ident())
+        return frozenset()
+
+    monkeypatch.setattr("devices.gpu.amd.exporter.unhealthy", read)
+    async with exporter_at(socket, bytes):
+        await Exporter(socket, Clock()).unhealthy()
+    assert read_in
+    assert threading.get_ident() not in read_in
+
+
 async def test_the_last_word_of_an_exporter_that_is_away_counts_for_five_minutes(socket: Path) -> None:
     clock = Clock()
     exporter = Exporter(socket, clock)

@@ -7,6 +7,7 @@ read here, field by field: of its two levels two strings are wanted, which aren'
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,7 +71,8 @@ class Exporter:
         try:
             async with grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS) as channel:
                 ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_METHOD)
-                self._ill = unhealthy(await ask(b"", timeout=_DEADLINE_S))
+                answer = await ask(b"", timeout=_DEADLINE_S)
+                self._ill = await asyncio.to_thread(unhealthy, answer)  # 1 MiB of it may take a second.
         except grpc.aio.AioRpcError as error:
             self._say_silent(f"{error.code().name}: {error.details()}")
             return
