@@ -8,6 +8,7 @@ health update.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -46,7 +47,8 @@ LISTS_EVERY: Final = 0.2
 READ_RATE: Final = 20e6
 """Bytes in a second that are read of lists."""
 READ_EVERY: Final = 0.001
-"""Seconds for each list, however small: a million in a minute would keep the gateway busy with nothing else."""
+"""Seconds for each list, however small: a million in a minute would keep the gateway busy with nothing else. Twice as many for each one
+in a row that nobody takes any more, up to ``LISTS_EVERY``."""
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", LIST_LIMIT),
     ("grpc.max_metadata_size", 8 * 1024),
@@ -76,6 +78,12 @@ class Listener(Protocol):
 
     def others(self) -> int:
         """How many devices other plugins have."""
+
+    def rests(self) -> float:
+        """Seconds until its next list may be read; not above 0 where that is now."""
+
+    def spent(self, seconds: float) -> None:
+        """So much of a processor's time went into a list."""
 
     def is_old(self, peer: Peer, data: bytes) -> bool:
         """Whether a message is the one that came last, of whichever registration: then nothing more is done with it."""
@@ -178,18 +186,13 @@ class Peer:
         calls: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
             f"/{self.dialect.plugin_service}/ListAndWatch"
         )
-        call, newest = calls(_EMPTY), _Newest()
+        call, newest = calls(_EMPTY), _Newest(to.rests)
         reading = asyncio.create_task(newest.read(call))
         try:
             while (data := await newest.take()) is not None:
-                self.lists += 1
-                if to.is_old(self, data):
-                    continue
-                devices, problem = self._judged(data, to.others())
-                if problem:
-                    to.spoilt(self, problem)
-                else:
-                    to.listed(self, devices)
+                began = time.thread_time()
+                self._hand_over(data, to)
+                to.spent(time.thread_time() - began)
             await reading
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -200,6 +203,16 @@ class Peer:
             call.cancel()
             self.ended.set()
         return "it ended its stream"
+
+    def _hand_over(self, data: bytes, to: Listener) -> None:
+        self.lists += 1
+        if to.is_old(self, data):
+            return
+        devices, problem = self._judged(data, to.others())
+        if problem:
+            to.spoilt(self, problem)
+        else:
+            to.listed(self, devices)
 
     def _judged(self, data: bytes, others: int) -> tuple[tuple[Device, ...], str | None]:
         try:
@@ -295,12 +308,17 @@ def _unfit(what: str) -> RefusedError:
 
 
 class _Newest:
-    """What a stream sent last. What nobody has taken yet is replaced by what comes: each list is a whole one."""
+    """What a stream sent last. What nobody has taken yet is replaced by what comes: each list is a whole one.
 
-    def __init__(self) -> None:
+    ``rests`` gives the seconds until the next list may be read.
+    """
+
+    def __init__(self, rests: Callable[[], float]) -> None:
+        self._rests = rests
         self._data: bytes | None = None
-        self._changed = asyncio.Event()
-        self._ended = False
+        self._replaced = 0
+        """How many in a row nobody took."""
+        self._changed, self._ended = asyncio.Event(), asyncio.Event()
         self._room, self._at = float(LISTS_AT_ONCE), time.monotonic()
 
     async def read(self, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> None:
@@ -311,21 +329,27 @@ class _Newest:
         """
         try:
             while (data := await call.read()) is not grpc.aio.EOF:
+                self._replaced = 0 if self._data is None else self._replaced + 1
                 self._data = cast("bytes", data)
                 self._changed.set()
-                await asyncio.sleep(max(READ_EVERY, len(self._data) / READ_RATE))
+                pause = min(READ_EVERY * 2.0 ** min(self._replaced, 10), LISTS_EVERY)
+                await asyncio.sleep(max(pause, len(self._data) / READ_RATE))
         finally:
-            self._ended = True
+            self._ended.set()
             self._changed.set()
 
     async def take(self) -> bytes | None:
-        """Wait for the next list, at a pace that the node can bear; None at the end."""
+        """Wait for the next list, at a pace that the node can bear; None at the end.
+
+        Where it ends while it rests, its last list is left out: who registers anew after each list would never rest.
+        """
         await self._changed.wait()
         now = time.monotonic()
         self._room, self._at = min(LISTS_AT_ONCE, self._room + (now - self._at) / LISTS_EVERY) - 1, now
-        if self._room < 0 and not self._ended:
-            await asyncio.sleep(-self._room * LISTS_EVERY)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._rests(), -self._room * LISTS_EVERY)):
+                await self._ended.wait()
         data, self._data = self._data, None
-        if not self._ended:
+        if not self._ended.is_set():
             self._changed.clear()
-        return data
+        return data if self._rests() <= 0 else None

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from devices.model import Device, Options
     from gateway.bridge import memory
     from gateway.bridge.memory import Api, PluginFolder
+    from gateway.bridge.pace import ListPace
     from gateway.bridge.shield import Limits, Word
     from gateway.kubelet.watch import SocketId
 
@@ -62,13 +63,19 @@ class Bridged:
         changed: called when there is something new to announce, or to remember.
         limits: how long it may be away.
         beside: the plugins of the bridge, this one included.
+        pace: that of their lists.
     """
 
     def __init__(
-        self, resource: str, changed: Callable[[], None], limits: Limits, beside: Callable[[], Iterable[Bridged]]
+        self,
+        resource: str,
+        changed: Callable[[], None],
+        limits: Limits,
+        beside: Callable[[], Iterable[Bridged]],
+        pace: ListPace,
     ) -> None:
         self.resource, self._changed, self.limits = resource, changed, limits
-        self._beside = beside
+        self._beside, self._pace = beside, pace
         self.word: Word = shield.Word()
         self.peer: Peer | None = None  # The registration that calls go to; None while the plugin is away.
         self.path: Path | None = None  # Where it was served last.
@@ -152,6 +159,14 @@ class Bridged:
     def others(self) -> int:
         """How many devices other plugins have."""
         return sum(len(one.word.devices or ()) for one in self._beside() if one is not self)
+
+    def rests(self) -> float:
+        """Seconds until its next list may be read; not above 0 where that is now."""
+        return self._pace.rests(self.resource, time.monotonic())
+
+    def spent(self, seconds: float) -> None:
+        """Take note of what a list took of a processor's time."""
+        self._pace.spent(self.resource, seconds, time.monotonic())
 
     def is_old(self, peer: Peer, data: bytes) -> bool:
         """Whether it says what was said last, as some plugins do again and again, or comes from a server that was replaced."""

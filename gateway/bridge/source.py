@@ -27,6 +27,7 @@ from devices.source import Behind, Facts, Fate, Hindrance, Inventory, unclaimed
 from gateway.bridge import judge, memory, shield
 from gateway.bridge.admission import Admission
 from gateway.bridge.calls import BridgedResource
+from gateway.bridge.pace import ListPace
 from gateway.bridge.plugin import DEADLINE
 from gateway.bridge.recall import answers_of, recalled, remembered
 from gateway.bridge.sockets import LOOK_EVERY, REGISTRATION, Sockets
@@ -59,7 +60,7 @@ class Bridge:
         self._state_dir = state_dir
         self.plugins: dict[str, BridgedResource] = {}
         """By the name that the plugin registered."""
-        self._taken = taken
+        self._taken, self._pace = taken, ListPace()
         self._keeper = memory.PluginsFile(state_dir, lambda: self._sockets.is_ours, self._remembered)
         self._admission = Admission(self.plugins, self._bridged, self._occupied, self._keeper.durable)
         self._sockets = Sockets(folder, self._admission, self._kept)
@@ -220,7 +221,7 @@ class Bridge:
         self._keeper.changed()
 
     def _bridged(self, resource: str) -> BridgedResource:
-        one = BridgedResource(resource, self._changed, self._limits, self.plugins.values)
+        one = BridgedResource(resource, self._changed, self._limits, self.plugins.values, self._pace)
         self._settle(one)
         return one
 

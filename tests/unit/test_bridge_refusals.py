@@ -330,10 +330,44 @@ async def test_a_plugin_that_sends_lists_without_end_is_read_slowly(folder: Path
 
 
 async def test_small_lists_without_end_leave_time_for_others() -> None:
-    sent = iter([b"x"] * 100)
+    sent = iter([b"x"] * 6)
     began = time.monotonic()
-    await _Newest().read(SimpleNamespace(read=lambda: _soon(next(sent, grpc.aio.EOF))))  # type: ignore[arg-type]
-    assert time.monotonic() - began >= 100 * READ_EVERY
+    await _Newest(lambda: 0.0).read(SimpleNamespace(read=lambda: _soon(next(sent, grpc.aio.EOF))))  # type: ignore[arg-type]
+    assert time.monotonic() - began >= (1 + 2 + 4 + 8 + 16 + 32) * READ_EVERY, "nobody takes them"
+
+
+async def _ended(rests: float) -> _Newest:
+    """What a stream said that has ended."""
+    newest, sent = _Newest(lambda: rests), iter([b"x"])
+    await newest.read(SimpleNamespace(read=lambda: _soon(next(sent, grpc.aio.EOF))))  # type: ignore[arg-type]
+    return newest
+
+
+async def test_who_ends_while_it_rests_is_not_read() -> None:
+    """Else it would register anew after each list, and never rest. Its end is known at once."""
+    assert await (await _ended(-1.0)).take() == b"x"
+    assert await (await _ended(3600.0)).take() is None
+
+
+async def test_who_rests_is_read_later() -> None:
+    rest, sent, silent = 3600.0, iter([_soon(b"x")]), asyncio.get_running_loop().create_future()
+    newest = _Newest(lambda: rest)
+    reading = asyncio.ensure_future(newest.read(SimpleNamespace(read=lambda: next(sent, silent))))  # type: ignore[arg-type]
+    taking = asyncio.ensure_future(newest.take())
+    await until(newest._changed.is_set, GUARD_S)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not taking.done()
+    rest = -1.0
+    silent.set_result(grpc.aio.EOF)
+    assert await taking == b"x"
+    await reading
+
+
+async def test_a_list_is_paid_for(folder: Path) -> None:
+    async with beside(folder) as (bridge, _), plugin(folder):
+        await bridge.lists("a", "b")
+        await until(lambda: NIC in bridge.bridge._pace._until, GUARD_S)
 
 
 async def _soon(said: object) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from devices.life import merging, states
 from devices.model import ContainerAnswer, Device, Health, Options
 from gateway.bridge import judge, memory, recall, shield
 from gateway.bridge.judge import placed
+from gateway.bridge.pace import AHEAD, EACH, FOLLOWS, SHARE, ListPace
 from gateway.bridge.plugin import Bridged
 from gateway.bridge.shield import RETURNED_S, Cover, Limits, Word
 
@@ -43,6 +45,28 @@ def test_a_plugin_that_is_away(
     assert listing is None or (listing.devices, listing.options) == (DEVICES, OPTIONS)
     assert shield.changes_at(AWAY, LIMITS, now) == changes_at
     assert shield.left(AWAY, LIMITS, now) == left
+
+
+def test_the_lists_of_all_plugins_share_a_tenth_of_a_processor() -> None:
+    """Each sends a list of 10 000 new devices whenever one may be read."""
+    pace, read, cost = ListPace(), Counter[str](), 0.05
+    for tenth in range(6000):
+        for name in "abc":
+            if pace.rests(name, tenth / 10) <= 0:
+                pace.spent(name, cost, tenth / 10)
+                read[name] += 1
+    in_all = read.total() * (FOLLOWS * cost + EACH)
+    assert 0.9 * SHARE * 600 < in_all < SHARE * (600 + 4 * AHEAD)
+    assert max(read.values()) - min(read.values()) <= 2
+
+
+def test_who_has_sent_little_waits_for_nobody() -> None:
+    pace = ListPace()
+    pace.spent("a", 60.0, 0.0)
+    assert pace.rests("a", 0.0) > 1000
+    assert pace.rests("b", 0.0) <= 0
+    pace.spent("b", 0.05, 0.0)
+    assert pace.rests("b", 0.0) <= 0, "three more of 10 000 are read at once"
 
 
 def test_a_grace_longer_than_the_withdrawal_withdraws_nothing_early() -> None:
@@ -109,7 +133,7 @@ def test_one_that_never_told_of_devices_has_none_after_a_start_either(*, listed:
 def test_what_is_remembered_can_be_read_however_it_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed = list[int]()
     monkeypatch.setattr(os, "fsync", flushed.append)
-    one = Bridged("v.example/n", lambda: None, LIMITS, tuple)
+    one = Bridged("v.example/n", lambda: None, LIMITS, tuple, ListPace())
     one.path, one.word = tmp_path / "n.sock", Word(None, OPTIONS, 1.0, "x" * 5000)
     memory.save(tmp_path, tuple(filter(None, [recall.remembered(one)])))
     assert len(flushed) == 2, "the file and its name"
