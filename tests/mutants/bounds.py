@@ -20,6 +20,14 @@ _PLANTED = "tests/unit/test_planted.py"
 
 MUTANTS = (
     Mutant(
+        "Z1",
+        "among devices that aren't on the list is chosen, however many they are",
+        "gateway/registration/serve.py",
+        "(*self.list.given_last(avoid), *foreign)",
+        "self.list.given_last(avoid)",
+        "tests/unit/test_serve.py::test_what_is_not_on_the_list_is_preferred_last",
+    ),
+    Mutant(
         "Z3",
         "a file's name that is no UTF-8 breaks its line of the log",
         "gateway/wires/log.py",

@@ -1731,6 +1731,14 @@ async def test_preferred_allocation_is_the_sources(make: Make) -> None:
     assert kubelet.dialect.decode_preferred_answer(answer) == (("a",),)
 
 
+async def test_what_is_not_on_the_list_is_preferred_last(make: Make) -> None:
+    """To choose among 140 000 of them took more than a second, and a device of before the list changed can't be allocated."""
+    kubelet = (await make(inventory(A, B))).kubelet
+    request = kubelet.dialect.encode_preferred_request([PreferredRequest(("A", "B", "C", "b", "a"), (), 3)]).data
+    answer = await kubelet.call(await kubelet.registered(), "GetPreferredAllocation", request)
+    assert kubelet.dialect.decode_preferred_answer(answer) == (("A", "a", "b"),)
+
+
 async def test_what_was_ill_of_late_is_preferred_last(make: Make) -> None:
     node = await make(inventory(replace(A, health=Health.UNHEALTHY), B))
     registration = await node.kubelet.registered()
