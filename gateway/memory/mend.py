@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from typing import Any, cast
 
@@ -26,7 +27,12 @@ _MAX_WRONG = 1000
 """How many rows of a table may be wrong until the rest of it isn't looked at."""
 _FIELD = r'[\s{,]*("(?:[^"\\]|\\.)*")\s*:\s*'
 """The name of an object's next field, and what is before it."""
-_DECODER = json.JSONDecoder()
+_DECODER = json.JSONDecoder(
+    parse_float=lambda text: float(text) if math.isfinite(float(text)) else None,
+    parse_int=lambda text: int(text) if len(text) < 20 else None,
+    parse_constant=lambda _: None,
+)
+"""Numbers that the strict decoder doesn't take are none."""
 
 
 def decode(data: bytes) -> tuple[rows.Content, str]:
@@ -54,8 +60,7 @@ def decode(data: bytes) -> tuple[rows.Content, str]:
 
 def cordons(data: bytes) -> tuple[rows.Content, str]:
     """Do as ``decode`` does with a file that ended a gateway: field by field, and nothing but the cordons."""
-    found = _fields(data[:_MAX_SALVAGE].decode(errors="replace"), 0)
-    return _only_cordons(found), "a gateway crashed while it read it, so only its cordons are taken"
+    return _only_cordons(_mend(data)), "a gateway crashed while it read it, so only its cordons are taken"
 
 
 def _mend(data: bytes) -> Any:
@@ -64,23 +69,26 @@ def _mend(data: bytes) -> Any:
     A write replaces the file as a whole, so none is ever half written: what is kept of one that a disk or a person cut off are
     the fields that stand first, the cordons among them.
     """
-    with contextlib.suppress(ValueError, RecursionError):
+    with contextlib.suppress(ValueError):
         whole = _fields(data[:_MAX_SALVAGE].decode(errors="replace"), 0)
         # What comes out can be encoded again: halves of a surrogate pair can't, and the lenient decoder takes them.
         return msgspec.json.decode(json.dumps(whole, ensure_ascii=False).encode(errors="replace"))
     return None
 
 
-def _fields(text: str, at: int) -> dict[str, Any]:
+def _fields(text: str, at: int, within: str = "") -> dict[str, Any]:
     """Decode an object field by field, to the one that is damaged; that one is None, but for the cordons that are whole."""
     found: dict[str, Any] = {}
     field = re.compile(_FIELD, re.DOTALL)
     while match := field.match(text, at):
-        key = json.loads(match[1])
+        try:
+            key = json.loads(match[1], strict=False)
+        except ValueError:
+            break
         try:
             found[key], at = _DECODER.raw_decode(text, match.end())
-        except ValueError:
-            found[key] = _fields(text, match.end()) if key == "cordons" else None
+        except (ValueError, RecursionError):
+            found[key] = _fields(text, match.end(), key) if key == "cordons" != within else None
             break
     return found
 

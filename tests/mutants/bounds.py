@@ -20,6 +20,22 @@ _PLANTED = "tests/unit/test_planted.py"
 
 MUTANTS = (
     Mutant(
+        "Z4",
+        "what is too deep ends the salvage",
+        "gateway/memory/mend.py",
+        "except (ValueError, RecursionError):",
+        "except ValueError:",
+        f"{_LEDGER}::test_of_a_file_that_ended_a_gateway_the_cordons_can_be_read_and_written",
+    ),
+    Mutant(
+        "Z4",
+        "numbers that the strict decoder doesn't take end the salvage",
+        "gateway/memory/mend.py",
+        "float(text) if math.isfinite(float(text)) else None",
+        "float(text)",
+        f"{_LEDGER}::test_of_a_file_that_ended_a_gateway_the_cordons_can_be_read_and_written",
+    ),
+    Mutant(
         "Z1",
         "among devices that aren't on the list is chosen, however many they are",
         "gateway/registration/serve.py",

@@ -407,6 +407,9 @@ def with_rows(table: str, rows: object) -> dict[str, Any]:
         pytest.param(content(resources={**content()["resources"], "../../etc": {"announced": {"a": ROW}}}), "'../../etc' is no resource name", CORDONED, TWO, id="a resource that can have no socket"),
         pytest.param(content(resources={**content()["resources"], "etc": {}}), "'etc' is no resource name", CORDONED, TWO, id="a resource without a domain"),
         pytest.param(json.dumps(content(x=[[]] * 500_000)), "more than 500000 lists", CORDONED, TWO, id="more parts than it may have"),
+        pytest.param(json.dumps(content())[:-1] + ',"x":' + '{"a":' * 10_000, "recursion", CORDONED, TWO, id="what follows is too deep"),
+        pytest.param(json.dumps(content())[:-1] + ',"x":1e999', "out of range", CORDONED, TWO, id="a number that is none follows"),
+        pytest.param(json.dumps(content())[:-1] + ',"\\q":1', "malformed", CORDONED, TWO, id="a name that is none follows"),
         pytest.param(json.dumps(content())[:-1] + "," + "[" * 2**22, "more than 500000 lists", CORDONED, TWO, id="a salvage that ends"),
         pytest.param(json.dumps(content()) + " " * 2**24, "larger than", CORDONED, TWO, id="larger than it may be"),
     ],
@@ -450,6 +453,13 @@ def test_whatever_the_damage_there_is_a_ledger(damage: list[tuple[int, int]]) ->
 
 def test_a_missing_file_is_an_empty_ledger(tmp_path: Path) -> None:
     assert loaded(tmp_path / "nowhere").resources() == ()
+
+
+@pytest.mark.parametrize("more", [',"x":' + "[" * 10_000, ',"x":1e999', ',"\\q":1', ',"x":"\\ud800"'])
+def test_of_a_file_that_ended_a_gateway_the_cordons_can_be_read_and_written(more: str) -> None:
+    found, _ = mend.cordons((json.dumps(content())[:-1] + more).encode())
+    assert found["cordons"].keys() == CORDONED.keys()
+    file.encode(found)
 
 
 def test_a_crash_before_the_next_write_loses_nothing_that_was_salvaged(tmp_path: Path) -> None:
