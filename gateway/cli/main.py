@@ -6,6 +6,7 @@ Commands are imported only when they run, so that the daemon never pays for the 
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import signal
 import sys
@@ -178,6 +179,13 @@ class _Address(click.ParamType[tuple[str, int]]):
             self.fail(str(error), param, ctx)
 
 
+def _number(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """Refuse NaN, which is in every range."""
+    if math.isnan(value):
+        raise click.BadParameter("expected a number, got nan", ctx, param)
+    return value
+
+
 @click.group(
     cls=_LazyGroup,
     invoke_without_command=True,
@@ -238,6 +246,7 @@ class _Address(click.ParamType[tuple[str, int]]):
 @click.option(
     "--startup-grace",
     type=click.FloatRange(0, 3600),
+    callback=_number,
     default=0.0,
     metavar="SECONDS",
     help="After a reboot, let containers wait up to this long (in PreStartContainer) for devices whose driver is late, instead of "

@@ -95,6 +95,7 @@ def test_without_any_flag_the_defaults_are_a_nodes(given: list[Settings]) -> Non
         (["--node-condition"], ["NODE_NAME"]),
         (["--node-condition", "--node-name", "n", "--dra", "only"], ["--dra only doesn't offer"]),
         (["--socket-dir", "x" * 60], ["too long", "107 bytes"]),
+        (["--startup-grace", "nan"], ["'--startup-grace'", "expected a number, got nan"]),
         (["dance"], ["No such command 'dance'"]),
         (["stauts"], ["No such command 'stauts'", "'status'"]),
     ],
