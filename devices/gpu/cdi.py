@@ -23,6 +23,8 @@ ALL: Final = "all"
 # begin with a digit since 0.5.0.
 _KIND: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?")
 _DEVICE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_NEWEST: Final = (1, 1, 0)
+"""The newest version of the specification. A runtime refuses a file of another one as a whole, and one with a wrong or repeated name."""
 _VERSION: Final = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}")
 
 
@@ -58,15 +60,19 @@ def with_gone(new: Specification, old: object) -> Specification:
     """
     if not isinstance(old, dict) or old.get("kind") != new["kind"] or not isinstance(old.get("devices"), list):
         return new
+    if _ordered(str(old.get("cdiVersion"))) > _NEWEST:
+        return new
     there = {device["name"] for device in new["devices"]}
-    kept = [
-        device
+    found = {
+        device["name"]: device
         for device in old["devices"]
         if isinstance(device, dict)
         and isinstance(device.get("containerEdits"), dict)
         and isinstance(device.get("name"), str)
+        and is_device_name(device["name"])
         and device["name"] not in there
-    ][-GONE:]
+    }
+    kept = [*found.values()][-GONE:]
     if not kept:
         return new
     version = max(new["cdiVersion"], str(old.get("cdiVersion")), key=_ordered)

@@ -95,13 +95,15 @@ def remove(driver: str, uid: str, folder: Path = FOLDER) -> None:
 
 def sweep(drivers: Collection[str], uids: Collection[str], folder: Path = FOLDER) -> list[str]:
     """Remove the files of our drivers' claims that are no longer prepared; return their names. It blocks: for a thread."""
-    removed = []
+    removed, there = [], list[Path]()
     with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            match = _OURS.fullmatch(path.name)
-            if match is None or match["driver"] not in drivers:
-                continue
-            old = time.time() - path.stat().st_mtime > _IN_THE_MAKING
+        there = list(folder.iterdir())
+    for path in there:
+        match = _OURS.fullmatch(path.name)
+        if match is None or match["driver"] not in drivers:
+            continue
+        with contextlib.suppress(OSError):  # What has such a name may be a folder.
+            old = time.time() - path.lstat().st_mtime > _IN_THE_MAKING
             if old and (match["new"] or match["uid"] not in uids):
                 path.unlink(missing_ok=True)
                 removed.append(path.name)

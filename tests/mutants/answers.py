@@ -154,6 +154,22 @@ MUTANTS = (
     ),
     Mutant(
         "W6",
+        "a planted name spoils the specification for ever",
+        "devices/gpu/cdi.py",
+        '        and is_device_name(device["name"])\n',
+        "",
+        f"{_CDI}::test_a_device_that_went_stays",
+    ),
+    Mutant(
+        "W6",
+        "a planted version spoils the specification for ever",
+        "devices/gpu/cdi.py",
+        'if _ordered(str(old.get("cdiVersion"))) > _NEWEST:',
+        "if False:",
+        f"{_CDI}::test_a_device_that_went_stays",
+    ),
+    Mutant(
+        "W6",
         "a device that went is dropped",
         "devices/gpu/cdi_files.py",
         "with_gone(specification, old)",
@@ -164,8 +180,8 @@ MUTANTS = (
         "W6",
         "all that ever went stays",
         "devices/gpu/cdi.py",
-        "    ][-GONE:]\n",
-        "    ]\n",
+        "[*found.values()][-GONE:]",
+        "[*found.values()]",
         f"{_CDI}::test_only_the_last_that_went_stay",
     ),
     Mutant(

@@ -20,6 +20,14 @@ _PLANTED = "tests/unit/test_planted.py"
 
 MUTANTS = (
     Mutant(
+        "Z6",
+        "a folder among claims' files keeps the others",
+        "gateway/dra/cdi.py",
+        "        with contextlib.suppress(OSError):  # What has such a name may be a folder.\n",
+        "        if True:\n",
+        f"{_PLANTED}::test_a_folder_among_claims_files_keeps_none_of_them",
+    ),
+    Mutant(
         "Z4",
         "what is too deep ends the salvage",
         "gateway/memory/mend.py",

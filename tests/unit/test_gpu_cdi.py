@@ -258,6 +258,9 @@ OLD = {"cdiVersion": "0.6.0", "kind": "k8s.device-plugin.nvidia.com/gpu", "devic
         pytest.param({**OLD, "devices": [7, {"name": "GPU-gone"}]}, False, id="malformed devices"),
         pytest.param({**OLD, "devices": {"name": "GPU-gone"}}, False, id="malformed"),
         pytest.param(None, False, id="no file"),
+        pytest.param({**OLD, "devices": [GONE, GONE]}, True, id="twice"),
+        pytest.param({**OLD, "devices": [{**GONE, "name": "../x"}, GONE]}, True, id="a name that no runtime takes"),
+        pytest.param({**OLD, "cdiVersion": "9.0.0"}, False, id="a version that no runtime takes"),
     ],
 )
 def test_a_device_that_went_stays(old: object, kept: bool) -> None:

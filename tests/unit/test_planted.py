@@ -141,3 +141,15 @@ def test_in_the_place_of_a_pipe_a_specification_is_put(tmp_path: Path) -> None:
     _pipe(path)
     cdi.write("d", "u", {"cdiVersion": "0.5.0"}, tmp_path)
     assert json.loads(read_plain(path, 1000)) == {"cdiVersion": "0.5.0"}
+
+
+def test_a_folder_among_claims_files_keeps_none_of_them(tmp_path: Path) -> None:
+    stale = {f"gpu.example.com-claim-{number}.json" for number in range(16)}
+    for name in stale:
+        (tmp_path / name).touch()
+    (planted := tmp_path / "gpu.example.com-claim-a.json").mkdir()
+    (link := tmp_path / "gpu.example.com-claim-b.json").symlink_to("nowhere")
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0), follow_symlinks=False)
+    assert set(cdi.sweep(["gpu.example.com"], [], tmp_path)) == {*stale, link.name}
+    assert list(tmp_path.iterdir()) == [planted]
