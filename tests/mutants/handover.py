@@ -624,7 +624,7 @@ MUTANTS = (
         "S20",
         "the cordons of a state file that ended one are lost",
         "gateway/memory/mend.py",
-        '    return _only_cordons(found), "a gateway crashed',
+        '    return _only_cordons(_mend(data)), "a gateway crashed',
         '    return {}, "a gateway crashed',
         f"{_PAIR}::test_a_state_file_that_ends_a_gateway_does_not_end_the_next_one",
     ),

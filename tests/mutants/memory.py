@@ -163,7 +163,7 @@ MUTANTS = (
         "M3",
         "of cordons that are cut off none is kept",
         "gateway/memory/mend.py",
-        'found[key] = _fields(text, match.end()) if key == "cordons" else None',
+        'found[key] = _fields(text, match.end(), key) if key == "cordons" != within else None',
         "found[key] = None",
         f"{_LEDGER}::test_what_is_sound_in_a_damaged_file_is_kept",
     ),

@@ -281,7 +281,12 @@ def test_the_folder_may_hold_any_number_of_files(folder: Path, monkeypatch: pyte
     """It is looked for the names that matter: to list 100 000 others takes most of a second, every five seconds."""
     one, listed = Seen(folder), list[Path]()
     really = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda path: (listed.append(path), really(path))[1])
+
+    def list_(path: Path) -> list[str]:
+        listed.append(path)
+        return really(path)
+
+    monkeypatch.setattr(os, "listdir", list_)
     one.watch._look_at_names()
     assert listed == [folder / "gateway"]
 
