@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from adapters.dialect import Dialect, Wire
-    from devices.model import Device
+    from devices.model import Device, PreferredRequest
     from devices.source import Listing
     from gateway.registration.spelled import Parts
     from gateway.tally import Tally
@@ -62,11 +62,10 @@ class DeviceList:
         self._wires.clear()
         return True
 
-    def given_last(self, avoid: Sequence[str]) -> Sequence[str]:
-        """Put what another API is about to give back behind what is to be avoided anyway: only that can be had at all."""
-        if not self._counted:
-            return avoid
-        return (*(one for one in avoid if one not in self._counted), *self._counted)
+    def given_last(self, avoid: Sequence[str], request: PreferredRequest) -> Sequence[str]:
+        """Put what another API is about to give back behind what is to be avoided anyway, and then what isn't listed: it can't be had."""
+        foreign = [one for one in request.available if one not in self.entries]
+        return (*(one for one in avoid if one not in self._counted), *self._counted, *foreign)
 
     def forget(self, device_id: str) -> None:
         """Judge a device anew with the next list, as if it had never been on one."""

@@ -46,9 +46,9 @@ MUTANTS = (
     Mutant(
         "Z1",
         "among devices that aren't on the list is chosen, however many they are",
-        "gateway/registration/serve.py",
-        "(*self.list.given_last(avoid), *foreign)",
-        "self.list.given_last(avoid)",
+        "gateway/registration/devicelist.py",
+        "if one not in self.entries]",
+        "if False]",
         "tests/unit/test_serve.py::test_what_is_not_on_the_list_is_preferred_last",
     ),
     Mutant(

@@ -783,8 +783,8 @@ MUTANTS = (
         "OWN7",
         "what comes back is given before what is there",
         "gateway/registration/serve.py",
-        "drift.steer(request, (*self.list.given_last(avoid), *foreign))",
-        "drift.steer(request, (*avoid, *foreign))",
+        "drift.steer(request, self.list.given_last(avoid, request))",
+        "drift.steer(request, avoid)",
         f"{_ON}::test_on_the_way_back_a_pod_by_name_counts_and_what_it_had_goes_to_the_next",
     ),
     Mutant(

@@ -554,7 +554,7 @@ MUTANTS = (
         "D4",
         "the preference of the kubelet's choice is not looked at",
         "gateway/registration/serve.py",
-        "        return await self._source.prefer(self.name, drift.steer(request, (*self.list.given_last(avoid), *foreign)))\n",
+        "        return await self._source.prefer(self.name, drift.steer(request, self.list.given_last(avoid, request)))\n",
         "        return request.available[: request.size]\n",
         f"{_SCENARIO}[preferred-allocation-emulated-1.37]",
     ),
