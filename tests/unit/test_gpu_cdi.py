@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from devices.gpu import cdi
 from devices.gpu.asked import NodeTraits
@@ -21,6 +22,7 @@ from devices.gpu.cdi_files import CDIFileError, path_of, write
 from devices.gpu.model import GPU
 from devices.gpu.nvidia import driverfiles
 from devices.gpu.nvidia.cdi import (
+    Drawing,
     DriverFiles,
     Extra,
     Symlink,
@@ -42,6 +44,7 @@ GPUS = (
         spec_nodes=("/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"),
     ),
 )  # fmt: skip
+EGL = "egl/egl_external_platform.d"
 CUDA = f"/usr/lib64/libcuda.so.{VERSION}"
 DRIVER = DriverFiles(
     libraries=(Mount(CUDA, f"/run/driver{CUDA}", read_only=True),),
@@ -53,6 +56,7 @@ DRIVER = DriverFiles(
     nodes={Extra.GDS: ("/dev/nvidia-fs0",), Extra.GDRCOPY: ()},
     mounts={Extra.GDS: (Mount("/run/udev", "/run/udev", read_only=True),)},
 )
+PCI = "0000:07:00.0"
 RO = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
 HOOKS = [
     ["create-symlinks", "--link", "libcuda.so.1::/usr/lib64/libcuda.so",
@@ -145,6 +149,29 @@ def test_nodes_that_are_the_same_inside_and_outside() -> None:
     assert spec["devices"][0]["containerEdits"]["deviceNodes"] == [{"path": "/dev/null"}, node("/dev/nvidia0")]
 
 
+@pytest.mark.parametrize(
+    ("changes", "draws"),
+    [
+        pytest.param({}, True, id="a GPU"),
+        pytest.param({"parent": "GPU-b", "profile": "1g.24gb+gfx"}, True, id="an instance for graphics"),
+        pytest.param({"parent": "GPU-b", "profile": "1g.24gb+me"}, False, id="another instance"),
+        pytest.param({"pci": "0000:08:00.0"}, False, id="a GPU that can't"),
+    ],
+)
+def test_containers_get_what_they_draw_with(changes: dict[str, str], draws: bool) -> None:
+    path = f"/dev/dri/by-path/pci-{PCI}-card"
+    driver = DriverFiles((), drawing={PCI: Drawing(("/dev/dri/card1",), (Symlink(path, "../card1"),))})
+    gpu = replace(GPU("GPU-x", 0, 0, pci=PCI, spec_nodes=("/dev/nvidia0",)), **changes)
+    (spec,) = specifications([gpu, GPU("GPU-y", 1, 1)], (), Policy(driver_root="/run/driver"), driver)
+    one, _, every = (device["containerEdits"] for device in spec["devices"])
+    assert one == every
+    assert one["deviceNodes"] == [node("/dev/nvidia0"), *([node("/dev/dri/card1")] if draws else [])]
+    links = [hook["args"][2:] for hook in one.get("hooks", [])]
+    assert links == ([["create-symlinks", "--link", f"../card1::{path}"]] if draws else [])
+    (spec,) = specifications([gpu], (), Policy(cdi_disabled_hooks=frozenset({"create-symlinks"})), driver)
+    assert "hooks" not in spec["devices"][0]["containerEdits"]
+
+
 def test_names_by_index() -> None:
     spec = only(Policy(id_strategy=IdStrategy.INDEX))
     assert [device["name"] for device in spec["devices"]] == ["0", "1", "1:2", "all"]
@@ -189,16 +216,16 @@ def test_a_gpu_that_has_no_name_does_not_spoil_the_others() -> None:
 
 
 def test_extras_that_are_wanted_and_there() -> None:
-    policy = Policy(gds=True, gdrcopy=True, mofed=True)
+    policy = Policy(gds=True, gdrcopy=True, mofed=True, driver_root="/run/driver")
     _, gds = specifications(GPUS, (), policy, DRIVER)
     assert gds == {
-        "cdiVersion": "0.3.0",
+        "cdiVersion": "0.5.0",
         "kind": "k8s.device-plugin.nvidia.com/gds",
         "devices": [
             {
                 "name": "all",
                 "containerEdits": {
-                    "deviceNodes": [{"path": "/dev/nvidia-fs0"}],
+                    "deviceNodes": [node("/dev/nvidia-fs0")],
                     "mounts": [{"hostPath": "/run/udev", "containerPath": "/run/udev", "options": RO}],
                 },
             }
@@ -428,7 +455,7 @@ def link(root: Path, path: str, target: str) -> None:
 
 def look(root: Path, **changes: Any) -> DriverFiles:
     policy = Policy(driver_root="/run/nvidia/driver", container_driver_root=str(root), **changes)
-    return find(policy, VERSION, dev_root=str(root))
+    return find(policy, VERSION, gpus=[PCI], sys=root / "sys")
 
 
 def paths(mounts: tuple[Mount, ...]) -> dict[str, str]:
@@ -517,10 +544,21 @@ def test_links_that_the_loader_does_not_make(root: Path, library: str, path: str
     [
         pytest.param("/usr/lib64/libnvidia-egl-gbm.so.1.1.2", "", id="EGL for GBM"),
         pytest.param("/usr/lib64/libnvidia-egl-wayland.so.1.1.13", "", id="EGL for Wayland"),
+        pytest.param("/usr/lib64/libnvidia-egl-wayland2.so.1.0.1", "", id="EGL for Wayland, the second"),
+        pytest.param("/usr/lib64/libnvidia-egl-xcb.so.1.0.4", "", id="EGL for XCB"),
+        pytest.param("/usr/lib64/libnvidia-egl-xlib.so.1.0.4", "", id="EGL for Xlib"),
         pytest.param("/usr/lib64/libnvidia-nvvm70.so.4", "", id="NVVM"),
         pytest.param("/usr/share/nvidia/nvoptix.bin", "", id="OptiX"),
         pytest.param("/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "", id="EGL"),
-        pytest.param("/etc/X11/xorg.conf.d/10-nvidia.conf", "", id="X server"),
+        *(
+            pytest.param(f"/usr/local/share/{EGL}/{name}", f"/usr/share/{EGL}/{name}", id=name)
+            for name in ("09_nvidia_wayland2.json", "20_nvidia_xcb.json", "20_nvidia_xlib.json")
+        ),
+        pytest.param(
+            "/etc/X11/xorg.conf.d/10-nvidia.conf", "/usr/share/X11/xorg.conf.d/10-nvidia.conf", id="X server"
+        ),
+        pytest.param("/etc/OpenCL/vendors/nvidia.icd", "", id="OpenCL"),
+        pytest.param("/usr/share/OpenCL/vendors/nvidia.icd", "/etc/OpenCL/vendors/nvidia.icd", id="OpenCL, elsewhere"),
         pytest.param("/usr/lib64/xorg/modules/drivers/nvidia_drv.so", "", id="the X server's driver"),
         pytest.param(f"/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}", "", id="GLX"),
         pytest.param("/usr/share/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/icd.d/nvidia_icd.json", id="Vulkan"),
@@ -551,11 +589,14 @@ def test_a_vulkan_file_is_there_once_and_etc_comes_first(root: Path) -> None:
     ("first", "second"),
     [
         (f"/lib/firmware/updates/nvidia/{VERSION}/gsp.bin", f"/lib/firmware/nvidia/{VERSION}/gsp.bin"),
+        (f"/opt/firmware/nvidia/{VERSION}/gsp.bin", f"/lib/firmware/updates/nvidia/{VERSION}/gsp.bin"),
         ("/usr/lib64/xorg/modules/drivers/nvidia_drv.so", "/usr/X11R6/lib/modules/drivers/nvidia_drv.so"),
     ],
-    ids=["firmware", "the X server's driver"],
+    ids=["firmware", "firmware, where the kernel is told to look", "the X server's driver"],
 )
 def test_of_several_places_the_first_counts(root: Path, first: str, second: str) -> None:
+    put(root, "/sys/module/firmware_class/parameters/path")
+    (root / "sys/module/firmware_class/parameters/path").write_text("/opt/firmware\n")
     put(root, first)
     put(root, second)
     assert list(paths(look(root).others)) == [first]
@@ -613,23 +654,79 @@ def test_programs_firmware_and_sockets(root: Path) -> None:
     put(root, "/usr/bin/nvidia-imex", 0o644)
     put(root, "/usr/bin/bash", 0o755)
     put(root, f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin")
+    put(root, f"/lib/firmware/nvidia/{VERSION}/ucodes_gb10x.bin")
     put(root, f"/lib/firmware/nvidia/{VERSION}/readme")
     put(root, "/lib/firmware/nvidia/470.1/gsp.bin")
     put(root, "/var/run/nvidia-persistenced/socket")
     link(root, "/run", "var/run")
     assert paths(look(root).others) == {
         "/usr/bin/nvidia-smi": "/run/nvidia/driver/usr/bin/nvidia-smi",
-        f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin": (
-            f"/run/nvidia/driver/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"
-        ),
+        **{
+            f"/lib/firmware/nvidia/{VERSION}/{name}": f"/run/nvidia/driver/lib/firmware/nvidia/{VERSION}/{name}"
+            for name in ("gsp_ga10x.bin", "ucodes_gb10x.bin")
+        },
         "/run/nvidia-persistenced/socket": "/run/nvidia/driver/var/run/nvidia-persistenced/socket",
     }
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take plain files for device nodes, which only root can make."""
+    monkeypatch.setattr(stat, "S_ISCHR", stat.S_ISREG)
 
 
 def test_nodes_of_extras_are_device_nodes(root: Path) -> None:
     put(root, "/dev/gdrdrv")
     assert look(root).nodes[Extra.GDRCOPY] == ()
     assert list(driverfiles._nodes(driverfiles._Tree("/", "/"), (("/dev", "nul*"),))) == ["/dev/null"]
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize(
+    ("extra", "nodes"),
+    [
+        (Extra.GDRCOPY, ("/dev/gdrdrv",)),
+        (Extra.GDS, ("/dev/nvidia-fs0", "/dev/nvidia-fs1")),
+        (Extra.MOFED, ("/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm")),
+    ],
+    ids=lambda value: value.value if isinstance(value, Extra) else "",
+)
+def test_nodes_of_extras_are_below_the_drivers_root(root: Path, extra: Extra, nodes: tuple[str, ...]) -> None:
+    for path in (*nodes, "/dev/infiniband/umad0"):
+        put(root, path)
+    assert look(root).nodes[extra] == nodes
+
+
+def test_a_driver_without_device_nodes_of_its_own_uses_the_nodes_of_the_host(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driverfiles, "_NODES", {Extra.GDRCOPY: (("/dev", "null"),)})
+    assert look(root).nodes[Extra.GDRCOPY] == ("/dev/null",)
+    (root / "dev").mkdir()
+    assert look(root).nodes[Extra.GDRCOPY] == ()
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_gpu_has_the_nodes_that_it_draws_with(root: Path) -> None:
+    for path in (f"/sys/bus/pci/devices/{PCI}/drm/card1", f"/sys/bus/pci/devices/{PCI}/drm/renderD128"):
+        put(root, path)
+    put(root, f"/sys/bus/pci/devices/{PCI}/drm/card9")
+    for name in ("card0", "card1", "renderD128"):
+        put(root, f"/dev/dri/{name}")
+    link(root, f"/dev/dri/by-path/pci-{PCI}-card", "../card1")
+    link(root, f"/dev/dri/by-path/pci-{PCI}-render", "../card0")
+    drawing = Drawing(
+        ("/dev/dri/card1", "/dev/dri/renderD128"), (Symlink(f"/dev/dri/by-path/pci-{PCI}-card", "../card1"),)
+    )
+    assert look(root).drawing == {PCI: drawing}
+    (root / f"dev/dri/by-path/pci-{PCI}-card").unlink()
+    assert look(root).drawing == {PCI: Drawing(drawing.nodes)}
+
+
+def test_a_gpu_that_draws_nothing_is_not_named(root: Path) -> None:
+    put(root, f"/sys/bus/pci/devices/{PCI}/drm/card1")
+    (root / "dev").mkdir()
+    assert look(root).drawing == {}
 
 
 def test_on_the_host_the_root_is_said(root: Path) -> None:

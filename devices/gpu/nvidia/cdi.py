@@ -28,6 +28,7 @@ _WRITABLE: Final = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
 # The NVIDIA runtime would add GPUs of its own choice where nobody says that there are to be none.
 _VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
 _CUDA: Final = "libcuda.so."
+_LINK: Final = "create-symlinks"
 
 
 class Extra(Enum):
@@ -45,11 +46,18 @@ class Symlink(Struct, frozen=True):
     target: str
 
 
+class Drawing(Struct, frozen=True):
+    """With what a container draws on a GPU: DRM's device nodes, as containers find them, and the links that name them by PCI address."""
+
+    nodes: tuple[str, ...]
+    links: tuple[Symlink, ...] = ()
+
+
 class DriverFiles(Struct, frozen=True):
     """What of the driver a container needs, as paths of the host and of the container.
 
     ``others`` are programs, firmware, sockets and what graphics needs. ``nodes`` (paths below the dev root) and ``mounts`` are there for each ``Extra`` that the
-    node has.
+    node has, ``drawing`` for each GPU that can draw, by PCI address.
     """
 
     libraries: tuple[Mount, ...]
@@ -57,6 +65,7 @@ class DriverFiles(Struct, frozen=True):
     links: tuple[Symlink, ...] = ()
     nodes: Mapping[Extra, tuple[str, ...]] = field(default_factory=dict)
     mounts: Mapping[Extra, tuple[Mount, ...]] = field(default_factory=dict)
+    drawing: Mapping[str, Drawing] = field(default_factory=dict)
 
 
 def qualified(device: str, of: str = CLASS) -> str:
@@ -81,15 +90,11 @@ def specifications(
 
     A GPU that can't be named in CDI (``qualified``) is left out.
     """
-    devices = {
-        name: _edits(nodes=_own_nodes(gpu, policy)) or {"env": [_VOID]}
-        for gpu in gpus
-        if cdi.is_device_name(name := gpu.named_by(policy.id_strategy)) and name != ALL
-    }
+    named = {name: gpu for gpu in gpus if cdi.is_device_name(name := gpu.named_by(policy.id_strategy)) and name != ALL}
     written = []
-    if devices:
-        union = {node["path"]: node for edits in devices.values() for node in edits.get("deviceNodes", ())}
-        devices[ALL] = _edits(nodes=list(union.values())) or {"env": [_VOID]}
+    if named:
+        devices = {name: _device((gpu,), policy, driver) for name, gpu in named.items()}
+        devices[ALL] = _device(tuple(named.values()), policy, driver)
         common = _edits(
             env=[*_libcuda(driver), _VOID],
             nodes=_nodes(control_nodes, policy),
@@ -98,8 +103,7 @@ def specifications(
         )
         written.append(_specification(CLASS, devices, common))
     for extra in extras(policy, driver):
-        # Modules of the kernel make these nodes, not the driver's container: they are in the host's own /dev.
-        edits = _edits(nodes=[{"path": path} for path in driver.nodes[extra]], mounts=driver.mounts.get(extra, ()))
+        edits = _edits(nodes=_nodes(driver.nodes[extra], policy), mounts=driver.mounts.get(extra, ()))
         written.append(_specification(extra.value, {ALL: edits}, {}))
     return tuple(written)
 
@@ -133,6 +137,23 @@ def _edits(
     return {key: value for key, value in said.items() if value}
 
 
+def _device(gpus: Sequence[GPU], policy: Policy, driver: DriverFiles) -> Specification:
+    """Say what brings these GPUs. A MIG instance can draw only where its profile says so (newNvmlMigDiscoverer of nvcdi)."""
+    draw = [
+        driver.drawing[gpu.pci]
+        for gpu in gpus
+        if gpu.pci in driver.drawing and (not gpu.parent or gpu.profile.endswith("+gfx"))
+    ]
+    nodes = [node for gpu in gpus for node in _own_nodes(gpu, policy)]
+    nodes += _nodes((path for one in draw for path in one.nodes), policy)
+    links = _words(dict.fromkeys(link for one in draw for link in one.links))
+    edits = _edits(
+        nodes=list({node["path"]: node for node in nodes}.values()),
+        hooks=_calls(policy, {_LINK: links} if links else {}),
+    )
+    return edits or {"env": [_VOID]}  # CDI refuses a device without any.
+
+
 def _own_nodes(gpu: GPU, policy: Policy) -> list[dict[str, str]]:
     always = [{"path": path} for path in gpu.device_nodes]
     return [*always, *_nodes((path for path in gpu.spec_nodes if path not in gpu.device_nodes), policy)]
@@ -150,21 +171,29 @@ def _hooks(policy: Policy, driver: DriverFiles) -> list[Specification]:
     Links are made; CUDA's forward compatibility is set up, which goes by the version on the host; the loader is told of the
     libraries; the driver is kept from making device nodes; EGL and Vulkan are shown the container's GPUs only.
     """
-    program, off = policy.cdi_hook_path, policy.cdi_disabled_hooks
-    name = PurePosixPath(program).name
-    begin = [name, "hook"] if name == "nvidia-ctk" else [name]
-    links = [word for link in driver.links for word in ("--link", f"{link.target}::{link.path}")]
+    links = _words(driver.links)
     folders = dict.fromkeys(str(PurePosixPath(library.container_path).parent) for library in driver.libraries)
     version = next((library.name.removeprefix(_CUDA) for library in _cuda(driver)), "")
     calls = {
-        "create-symlinks": links,
+        _LINK: links,
         "enable-cuda-compat": [f"--host-driver-version={version}"] if version else [],
         "update-ldcache": [word for folder in folders for word in ("--folder", folder)],
         "disable-device-node-modification": [],
         "update-application-profile": [],
     }
     if not links:
-        del calls["create-symlinks"]
+        del calls[_LINK]
+    return _calls(policy, calls)
+
+
+def _words(links: Iterable[Symlink]) -> list[str]:
+    return [word for link in links for word in ("--link", f"{link.target}::{link.path}")]
+
+
+def _calls(policy: Policy, calls: Mapping[str, Sequence[str]]) -> list[Specification]:
+    program, off = policy.cdi_hook_path, policy.cdi_disabled_hooks
+    name = PurePosixPath(program).name
+    begin = [name, "hook"] if name == "nvidia-ctk" else [name]
     return [
         {
             "hookName": "createContainer",

@@ -2,12 +2,13 @@
 
 They are looked for where distributions put them, below the root that this process sees the driver in, as nvcdi of the
 NVIDIA Container Toolkit does (pkg/nvcdi/driver-nvml.go, pkg/lookup/library.go, internal/discover/graphics.go and
-symlinks.go of 1.20), without the loader's cache. Symbolic links
+symlinks.go, internal/platform-support/dgpu of 1.20), without the loader's cache. Symbolic links
 are followed inside that root only, as a process with that root would: they are the driver container's, not ours.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -19,7 +20,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from devices.gpu.nvidia.cdi import DriverFiles, Extra, Symlink
+from devices.gpu.nvidia.cdi import Drawing, DriverFiles, Extra, Symlink
+from devices.gpu.nvidia.kernel import read
 from devices.model import Mount
 from devices.policy import Policy
 
@@ -37,7 +39,7 @@ _LIBRARY_FOLDERS: Final = tuple(
 _PROGRAM_FOLDERS: Final = ("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/bin", "/sbin")
 _PROGRAMS: Final = (
     "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server",
-    "nvidia-imex", "nvidia-imex-ctl",
+    "nvidia-imex", "nvidia-imex-ctl", "nvidia-xconfig",
 )  # fmt: skip
 _SOCKETS: Final = (
     ("/run/nvidia-persistenced/socket", "/var/run/nvidia-persistenced/socket"),
@@ -45,7 +47,10 @@ _SOCKETS: Final = (
     ("/tmp/nvidia-mps",),  # noqa: S108 - a path of the host, not ours
 )
 """Of each row the first that is there."""
-_OWN_VERSION: Final = ("libnvidia-egl-gbm.so.*.*", "libnvidia-egl-wayland.so.*.*", "libnvidia-nvvm70.so.*")
+_OWN_VERSION: Final = (
+    "libnvidia-egl-gbm.so.*.*", "libnvidia-egl-wayland.so.*.*", "libnvidia-egl-wayland2.so.*.*",
+    "libnvidia-egl-xcb.so.*.*", "libnvidia-egl-xlib.so.*.*", "libnvidia-nvvm70.so.*",
+)  # fmt: skip
 """Libraries whose version is not the driver's."""
 _XORG_FOLDERS: Final = tuple(
     f"{folder}/modules{updates}/{kind}"
@@ -61,14 +66,17 @@ _XORG_BELOW: Final = (
 _CONFIG_FOLDERS: Final = ("/etc", "/usr/local/share", "/usr/share")
 _CONFIGS: Final = (
     "glvnd/egl_vendor.d/10_nvidia.json", "egl/egl_external_platform.d/15_nvidia_gbm.json",
-    "egl/egl_external_platform.d/10_nvidia_wayland.json", "nvidia/nvoptix.bin", "X11/xorg.conf.d/10-nvidia.conf",
-    "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
+    "egl/egl_external_platform.d/10_nvidia_wayland.json", "egl/egl_external_platform.d/09_nvidia_wayland2.json",
+    "egl/egl_external_platform.d/20_nvidia_xcb.json", "egl/egl_external_platform.d/20_nvidia_xlib.json",
+    "nvidia/nvoptix.bin", "X11/xorg.conf.d/10-nvidia.conf", "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
 )  # fmt: skip
+"""Containers find them below /usr/share, wherever they are on the node."""
+_OPENCL: Final = "OpenCL/vendors/nvidia.icd"
 _VULKAN: Final = (
     "vulkan/icd.d/nvidia_icd.json", "vulkan/icd.d/nvidia_layers.json", "vulkan/implicit_layer.d/nvidia_layers.json",
     f"vulkan/icd.d/nvidia_icd.{os.uname().machine}.json",
 )  # fmt: skip
-"""Containers find them below /etc, wherever they are on the node."""
+"""Containers find them, and OpenCL's, below /etc."""
 _LINKS: Final = {
     "libcuda.so": ("libcuda.so", "libcuda.so.1"),
     "libGLX_nvidia.so": ("libGLX_indirect.so.0", ""),
@@ -85,6 +93,7 @@ _NODES: Final = {
     Extra.MOFED: (("/dev/infiniband", "uverbs*"), ("/dev/infiniband", "rdma_cm")),
 }
 _MOUNTS: Final = {Extra.GDS: ("/run/udev", "/etc/cufile.json")}
+_FIRMWARE: Final = re.compile(r"(?:gsp|ucodes).*\.bin")
 _MAX_ENTRIES: Final = 20_000
 _MAX_LINKS: Final = 40
 """As many as Linux follows in one path."""
@@ -94,14 +103,17 @@ class DriverFilesError(Exception):
     """The driver's libraries aren't there. The message says where they were looked for, and what to do."""
 
 
-def find(policy: Policy, version: str, root: str = "", dev_root: str = "/") -> DriverFiles:
-    """Look for the files of the driver of this version, and for the device nodes of the extras. It blocks: for a thread.
+def find(
+    policy: Policy, version: str, root: str = "", gpus: Iterable[str] = (), sys: Path = Path("/sys")
+) -> DriverFiles:
+    """Look for the files of the driver of this version, and for device nodes of GPUs and extras. It blocks: for a thread.
 
     Args:
         policy: where the driver's root is on the host (``driver_root``).
         version: the driver's, such as 550.54.15.
         root: where this process sees that root; '' for ``policy.container_driver_root``.
-        dev_root: below which this process sees the host's /dev.
+        gpus: PCI addresses of the GPUs that may be drawn on.
+        sys: where the kernel's /sys is seen.
 
     Raises:
         DriverFilesError: there are no such libraries, or the version is none.
@@ -119,15 +131,16 @@ def find(policy: Policy, version: str, root: str = "", dev_root: str = "/") -> D
             f"folder below {tree.root}, the host's {policy.driver_root}; there is none: let NVIDIA_DRIVER_ROOT say where the "
             "driver is and mount that at CONTAINER_DRIVER_ROOT, or choose a device list strategy without CDI"
         )
-    host = _Tree(dev_root, "/")
+    dev = tree if tree.resolve("/dev") else _Tree("/", "/")
     graphics = tuple(_graphics(tree, version, libraries))
     made = {link.path: link for link in _links((*libraries, *graphics), version)}
     return DriverFiles(
         libraries=libraries,
         links=(*made.values(), *(link for link in found if link.path not in made)),
-        others=(*graphics, *_others(tree, version)),
-        nodes={extra: tuple(_nodes(host, places)) for extra, places in _NODES.items()},
+        others=(*graphics, *_others(tree, version, sys)),
+        nodes={extra: tuple(_nodes(dev, places)) for extra, places in _NODES.items()},
         mounts={extra: tuple(_named(tree, paths)) for extra, paths in _MOUNTS.items()},
+        drawing={pci: drawing for pci in gpus if (drawing := _drawing(dev, sys, pci)).nodes},
     )
 
 
@@ -205,14 +218,16 @@ def _libraries(tree: _Tree, version: str) -> tuple[tuple[Mount, ...], tuple[Syml
     return tuple(libraries.values()), tuple(beside)
 
 
-def _others(tree: _Tree, version: str) -> Iterator[Mount]:
+def _others(tree: _Tree, version: str, sys: Path) -> Iterator[Mount]:
     for program in _PROGRAMS:
         found = (tree.resolve(f"{folder}/{program}") for folder in _PROGRAM_FOLDERS)
         yield from (tree.mount(path) for path in islice((one for one in found if one and tree.mode(one) & 0o111), 1))
     release = os.uname().release
-    for folder in (f"/lib/firmware/updates/{release}", "/lib/firmware/updates", f"/lib/firmware/{release}", "/lib/firmware"):  # fmt: skip
+    own = read(sys / "module/firmware_class/parameters/path", 4096).strip()
+    usual = (f"/lib/firmware/updates/{release}", "/lib/firmware/updates", f"/lib/firmware/{release}", "/lib/firmware")
+    for folder in (own, *usual) if own else usual:
         there = tree.resolve(f"{folder}/nvidia/{version}")
-        names = [] if there is None else [one for one in tree.entries(there) if fnmatchcase(one, "gsp*.bin")]
+        names = [] if there is None else [one for one in tree.entries(there) if _FIRMWARE.fullmatch(one)]
         if names:
             yield from _named(tree, [f"{there}/{name}" for name in names])
             break
@@ -233,12 +248,12 @@ def _graphics(tree: _Tree, version: str, libraries: Iterable[Mount]) -> Iterator
         for mount in islice(_named(tree, [f"{folder}/{name}" for folder in xorg]), 1):
             mounts[mount.container_path] = mount
     yield from mounts.values()
-    for config in _CONFIGS:
-        yield from _named(tree, [f"{folder}/{config}" for folder in _CONFIG_FOLDERS])
-    for config in _VULKAN:
-        # Google's nodes have them in the driver's own root.
-        for mount in islice(_named(tree, [f"{folder}/{config}" for folder in (*_CONFIG_FOLDERS, "")]), 1):
-            yield replace(mount, container_path=f"/etc/{config}")
+    # Google's nodes have those of Vulkan in the driver's own root.
+    kinds = ((_CONFIGS, (), "/usr/share"), ((_OPENCL,), (), "/etc"), (_VULKAN, ("",), "/etc"))
+    for configs, more, inside in kinds:
+        for config in configs:
+            for mount in islice(_named(tree, [f"{folder}/{config}" for folder in (*_CONFIG_FOLDERS, *more)]), 1):
+                yield replace(mount, container_path=f"{inside}/{config}")
 
 
 def _links(libraries: Iterable[Mount], version: str) -> Iterator[Symlink]:
@@ -260,3 +275,15 @@ def _nodes(tree: _Tree, places: Iterable[tuple[str, str]]) -> Iterator[str]:
         for name in tree.entries(folder):
             if fnmatchcase(name, pattern) and stat.S_ISCHR(tree.mode(f"{folder}/{name}")):
                 yield f"{folder}/{name}"
+
+
+def _drawing(dev: _Tree, sys: Path, pci: str) -> Drawing:
+    """Find DRM's nodes of a GPU, and udev's links that lead to them."""
+    names = _Tree(str(sys), "").entries(f"/bus/pci/devices/{pci}/drm")
+    nodes = tuple(_nodes(dev, (("/dev/dri", name) for name in names)))
+    links = []
+    for path in (f"/dev/dri/by-path/pci-{pci}-{kind}" for kind in ("card", "render")):
+        with contextlib.suppress(OSError):
+            if dev.resolve(path) in nodes:
+                links.append(Symlink(path, str(Path(dev.seen(path)).readlink())))
+    return Drawing(nodes, tuple(links))

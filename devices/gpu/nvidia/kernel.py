@@ -20,7 +20,7 @@ class KernelFacts(Struct, frozen=True):
 
     def numa_node(self, pci: str) -> int | None:
         """The NUMA node that a PCI device is near; None where the kernel knows none."""
-        text = _read(self.sys / "bus/pci/devices" / pci / "numa_node", 64).strip()
+        text = read(self.sys / "bus/pci/devices" / pci / "numa_node", 64).strip()
         return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
 
     def control_nodes(self) -> tuple[str, ...]:
@@ -44,13 +44,13 @@ class KernelFacts(Struct, frozen=True):
     def excluded(self, plugged: Iterable[str]) -> frozenset[str]:
         """Those that the driver was told to leave out (its parameter NVreg_ExcludedGpus): NVML never has them."""
         folder = self.proc / "driver/nvidia/gpus"
-        said = {pci: _read(folder / pci / "information", 4096).replace("\t", "").replace(" ", "") for pci in plugged}
+        said = {pci: read(folder / pci / "information", 4096).replace("\t", "").replace(" ", "") for pci in plugged}
         return frozenset(pci for pci, text in said.items() if "GPUExcluded:Yes" in text)
 
     def capabilities(self) -> Mapping[str, int]:
         """The minors of MIG's capability nodes, by ``gpu0/gi1/access`` and ``gpu0/gi1/ci0/access`` (MIG user guide)."""
         found: dict[str, int] = {}
-        for line in _read(self.proc / "driver/nvidia-caps/mig-minors", 1 << 20).splitlines():
+        for line in read(self.proc / "driver/nvidia-caps/mig-minors", 1 << 20).splitlines():
             path, _, minor = line.partition(" ")
             if minor.isascii() and minor.isdigit() and len(minor) < 8:
                 found[path] = int(minor)
@@ -59,7 +59,7 @@ class KernelFacts(Struct, frozen=True):
     def capability(self, path: str) -> int | None:
         """The same of one, where there is no such table; ``path`` is as there."""
         gpu, _, rest = path.partition("/")
-        for line in _read(self.proc / "driver/nvidia/capabilities" / gpu / "mig" / rest, 4096).splitlines():
+        for line in read(self.proc / "driver/nvidia/capabilities" / gpu / "mig" / rest, 4096).splitlines():
             name, _, minor = line.partition(":")
             minor = minor.strip()
             if name == "DeviceFileMinor" and minor.isascii() and minor.isdigit() and len(minor) < 8:
@@ -67,7 +67,7 @@ class KernelFacts(Struct, frozen=True):
         return None
 
 
-def _read(path: Path, most: int) -> str:
+def read(path: Path, most: int) -> str:
     """Read a small file; '' where there is none, or it isn't text."""
     try:
         with path.open("rb") as file:

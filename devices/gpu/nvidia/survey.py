@@ -40,7 +40,7 @@ def keep(
     # A host service has no mount, and sees the driver's root where it is on the host.
     root = "" if Path(policy.container_driver_root).is_dir() else policy.driver_root
     try:
-        driver = driver or find(policy, sight.driver, root)
+        driver = driver or find(policy, sight.driver, root, {gpu.pci for gpu in gpus if gpu.pci})
         specs = specifications(gpus, sight.control_nodes, policy, driver)
         for specification in specs:
             write(specification, folder)
