@@ -259,11 +259,18 @@ FLAGS: Final[tuple[Flag, ...]] = (
         aliases=("resource_naming_strategy",),
         take=kinds.one_of(Naming),
     ),
-    # AMD's images pass these.
-    Flag("pulse", inert=True),
-    Flag("logtostderr", kind=FlagKind.SWITCH, inert=True),
-    Flag("stderrthreshold", inert=True),
-    Flag("v", inert=True),
+    Flag(
+        "driver-type",
+        "what AMD's GPUs are for; virtual machines (vf-passthrough, pf-passthrough) are refused",
+        default="container",
+        values="container",
+        aliases=("driver_type",),
+        take=kinds.driver,
+    ),
+    # ROCm's plugin has them: its own, and those of Go's glog.
+    *(Flag(name, kind=FlagKind.SWITCH, inert=True) for name in ("logtostderr", "alsologtostderr")),
+    *(Flag(name, inert=True) for name in ("pulse", "stderrthreshold", "v", "vmodule")),
+    *(Flag(name, inert=True) for name in ("log_dir", "log_link", "log_backtrace_at", "logbuflevel")),
     Flag(
         "health-recovery",
         "whether a GPU that became unhealthy may come back: never, or by evidence",

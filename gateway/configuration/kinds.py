@@ -116,6 +116,13 @@ def discovery(text: str) -> str:
     return text
 
 
+def driver(text: str) -> str:
+    """Take what works here; '' leaves it to the plugin."""
+    if text not in {"", "container"}:
+        raise ValueError(f"expected container, got {text!r:.80}: only GPUs for containers are offered here")
+    return text
+
+
 def channels(numbers: Sequence[int]) -> tuple[int, ...]:
     """Take no IMEX channel."""
     if numbers:

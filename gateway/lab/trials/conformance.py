@@ -273,7 +273,8 @@ class _Trial:
             elif registers and not made.exits and registers.keys() <= (await kubelet.totals()).capacity.keys():
                 self.unexamined = without_devices(registers)
             self._why = _why_none(registers, self._resource, made.exits, self._cap)
-            self._why += f"; its log ends:\n{_plain(made.gateway.log(8))}"
+            log = _plain(made.gateway.log(8))
+            self._why += f"; its log ends:\n{log}" if log else "; it has logged nothing"
 
     def _own(self, totals: Totals) -> dict[str, int]:
         wanted = {self._resource} if self._resource else totals.capacity.keys()
