@@ -23,6 +23,10 @@ _KEPT: Final = 128
 """GPUs and partitions whose devices are kept: as many as a node has (64), and as many again that were."""
 
 
+MOST_DEVICES: Final = 100_000
+"""Of one resource: a kubelet takes a list of 4 MiB, which some 70 000 replicas of GPUs fill."""
+
+
 class NamedGPUs(Struct, frozen=True):
     """What stands beneath one resource name: GPUs by UUID, each offered ``replicas`` times (0: as itself, unshared).
 
@@ -46,7 +50,7 @@ def offered(named: Mapping[str, Iterable[GPU]], policy: Policy) -> dict[str, Nam
     """Say what each resource offers, by the name that it is shown as.
 
     Raises:
-        NamingError: two resources are to be shown as one.
+        NamingError: two resources are to be shown as one, or one has more than ``MOST_DEVICES``.
     """
     offers: dict[str, NamedGPUs] = {}
     for name, gpus in named.items():
@@ -54,6 +58,10 @@ def offered(named: Mapping[str, Iterable[GPU]], policy: Policy) -> dict[str, Nam
         for shown, offer in _portioned(list(gpus), slices).items():
             if shown in offers:
                 raise NamingError(f"expected a name for each resource; got {shown} for {name}, too: rename one of them")
+            if (count := sum(offer.replicas_of(uuid) or 1 for uuid in offer.gpus)) > MOST_DEVICES:
+                raise NamingError(
+                    f"expected at most {MOST_DEVICES} devices of {shown}; got {count}: ask for fewer replicas"
+                )
             offers[shown] = offer
     return offers
 

@@ -26,7 +26,7 @@ from gateway.configuration.keys import KeyPath, Reader, nearest, shown
 from gateway.configuration.kinds import Flag, FlagKind
 from gateway.configuration.settings import ConfigError, Given
 
-MAX_REPLICAS: Final = 10_000
+MAX_REPLICAS: Final = 65_536
 _MOST_KEYS: Final = 20
 _LONGEST_DEADLINE: Final = 600
 _NVIDIA: Final = "nvidia.com/"

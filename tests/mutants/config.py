@@ -290,6 +290,22 @@ MUTANTS = (
         f"{_CONFIG}::test_what_is_wrong_is_refused_by_name_and_line",
     ),
     Mutant(
+        "E11",
+        "any number of devices will do",
+        "devices/gpu/sharing.py",
+        "for uuid in offer.gpus)) > MOST_DEVICES:",
+        "for uuid in offer.gpus)) < 0:",
+        "tests/unit/test_gpu_names.py::test_more_devices_than_a_list_can_hold_are_refused",
+    ),
+    Mutant(
+        "E9",
+        "GPUs for virtual machines are offered to containers",
+        "gateway/configuration/kinds.py",
+        'if text not in {"", "container"}:',
+        "if not text.isascii():",
+        "tests/unit/test_flags.py::test_a_wrong_one_is_told_what_was_expected",
+    ),
+    Mutant(
         "E12",
         "a bad file is parsed at each look",
         "gateway/configuration/reload.py",

@@ -375,3 +375,14 @@ RENAMED = Policy(
 def test_whose_a_name_could_be(name: str, vendors: str) -> None:
     assert [vendor for vendor in ("nvidia", "amd") if claimed(name, vendor, RENAMED)] == vendors.split()
     assert claimed(name, "simulated", RENAMED) is (name != "nvidia.com/nvme")
+
+
+@pytest.mark.parametrize(("gpus", "replicas", "fits"), [(1, 65_536, True), (2, 50_000, True), (2, 50_001, False)])
+def test_more_devices_than_a_list_can_hold_are_refused(gpus: int, replicas: int, fits: bool) -> None:
+    named = {"nvidia.com/gpu": [GPU(f"GPU-{index}", index, index) for index in range(gpus)]}
+    policy = Policy(slices={"nvidia.com/gpu": Slices(replicas, "nvidia.com/gpu")})
+    if fits:
+        assert offered(named, policy)["nvidia.com/gpu"].replicas == replicas
+    else:
+        with pytest.raises(NamingError, match=r"at most 100000 devices of nvidia.com/gpu; got 100002: ask for fewer"):
+            offered(named, policy)
