@@ -20,7 +20,7 @@ import msgspec
 from gateway.cli import places
 from gateway.cli.page import count
 from gateway.tally import Confirmation
-from gateway.telling.status import DeviceStatus, GatewayStatus, ResourceStatus
+from gateway.telling.status import FEW, DeviceStatus, GatewayStatus, ResourceStatus
 from gateway.telling.unserved import unserved
 from gateway.wires import control
 from gateway.wires import log as observe
@@ -39,15 +39,13 @@ Exit status: 0 where at least one gateway answered, otherwise 1. With --check: 0
 one isn't, 2 where no gateway answers.
 """
 
-_ANSWER_WITHIN: Final = 5.0
+_ANSWER_WITHIN: Final = 10.0
 _EVERY: Final = 2.0
 """Seconds between two looks of --watch."""
 _WIDEST: Final = 140
 _NARROWEST: Final = 60
 _LATE: Final = 0.05
 """Seconds from which a late event loop is worth a line."""
-_MOST_DEVICES: Final = 32
-"""Up to this many devices are all shown; of more, those with something to say."""
 _MOST_MOVING: Final = 8
 _ENDS: Final = frozenset({"plugin", "dra"})
 """The sides on which a GPU stays."""
@@ -74,14 +72,14 @@ class Answers:
     silent: dict[str, str] = field(default_factory=dict)
 
 
-async def look(state_dir: Path) -> Answers:
-    """Ask every gateway of ``state_dir``, all at once.
+async def look(state_dir: Path, *, few: bool = False) -> Answers:
+    """Ask every gateway of ``state_dir``, all at once; ``few``: of devices only those that a person is shown.
 
     Raises:
         control.ControlError: the folder can't be read.
     """
     paths = control.sockets(state_dir)
-    asked = (control.ask(path, {"op": "status"}, _ANSWER_WITHIN) for path in paths)
+    asked = (control.ask(path, {"op": "status", "few": few}, _ANSWER_WITHIN) for path in paths)
     found = Answers()
     for path, answer in zip(paths, await asyncio.gather(*asked, return_exceptions=True), strict=True):
         match answer:
@@ -116,7 +114,7 @@ def status(*, state_dir: Path, as_json: bool, watch: bool, check: bool) -> None:
         raise click.UsageError("expected --check alone: --json and --watch show more than it needs")
     try:
         while True:
-            found = asyncio.run(look(state_dir))
+            found = asyncio.run(look(state_dir, few=not as_json))
             if check:
                 _check(found)
             if as_json:
@@ -294,8 +292,8 @@ class _Page:
     def _devices(self, one: ResourceStatus) -> Iterator[str]:
         """Draw the devices as a table; what there is to say of one is below it."""
         shown = one.devices
-        if len(shown) > _MOST_DEVICES:
-            shown = tuple(device for device in shown if device.state != _WELL or _remarks(device))[:_MOST_DEVICES]
+        if one.listed > FEW:  # An older gateway says them all.
+            shown = tuple(device for device in shown if device.state != _WELL or _remarks(device))[:FEW]
         if shown:
             cells = [("DEVICE", "STATE", "NUMA", "HELD BY"), *map(_cells, shown)]
             widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -308,8 +306,8 @@ class _Page:
                 yield from self.text(
                     "      ", _remarks(device), "yellow" if device.state == _WELL else _colour(device.state)
                 )
-        if hidden := len(one.devices) - len(shown):
-            yield click.style(f"  {hidden} more of {len(one.devices)} devices: --json has them all", dim=True)
+        if hidden := one.listed - len(shown):
+            yield click.style(f"  {hidden} more of {one.listed} devices: --json has them all", dim=True)
 
 
 def _chain(one: ResourceStatus) -> str:
@@ -329,7 +327,7 @@ def _chain(one: ResourceStatus) -> str:
 
 def _bar(one: ResourceStatus) -> str:
     """Draw one square for each device, where they are few enough to count."""
-    if not 0 < one.listed <= _MOST_DEVICES:
+    if not 0 < one.listed <= FEW:
         return ""
     colour = "green" if one.allocatable == one.listed else "yellow"
     squares = (("■" * one.allocatable, {"fg": colour}), ("□" * (one.listed - one.allocatable), {"dim": True}))

@@ -66,8 +66,8 @@ class Commands:
         """Who meets which op before there is a list."""
         return {"status": self._status, "cordon": self._order, "uncordon": self._order}
 
-    def document(self, rows: bool) -> status.GatewayStatus:  # noqa: FBT001 - the metrics' signature
-        """Say what is known now; ``rows``: of each device, too."""
+    def document(self, rows: bool, *, few: bool = False) -> status.GatewayStatus:  # noqa: FBT001 - the metrics' signature
+        """Say what is known now; ``rows``: of each device, too, or of a ``few`` (``status.FEW``)."""
         from gateway.telling import sides, status  # noqa: PLC0415 - only a gateway that is asked pays for it
 
         gateway, now = self._gateway, time.monotonic()
@@ -95,7 +95,7 @@ class Commands:
             drivers=() if drivers is None else tuple(drivers.standings()),
             sides=() if drivers is None else sides.sides(drivers.stands(), now),
             resources=tuple(
-                status.resource(self._resource(resource, rows), gateway.tally, now, rows=rows)
+                status.resource(self._resource(resource, rows), gateway.tally, now, rows=rows, few=few)
                 for resource in gateway.resources
             ),
         )
@@ -136,9 +136,9 @@ class Commands:
         holders, prepared = self._gateway.beliefs.holders(resource), holding(self._gateway.ledger.claims, resource)
         return holders if not prepared else {**(holders or {}), **prepared}
 
-    async def _status(self, connection: ControlConnection, _request: dict[str, Any]) -> None:
+    async def _status(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         await self._look()
-        await connection.send({"status": self.document(rows=True)})
+        await connection.send({"status": self.document(rows=True, few=request.get("few") is True)})
 
     async def _look(self) -> None:
         """See that the kubelet's records were read just now."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 """Rises when a field changes its meaning or goes away."""
+FEW = 32
+"""Of up to this many devices a person is shown all; of more, as many of those that there is something to say of."""
 
 
 # The document.
@@ -107,7 +110,8 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     unknown, or nothing yet.
 
     ``listed`` devices are on the list, ``healthy`` ones said to be so, ``allocatable`` ones also served right now; ``held``
-    counts those with a holder, and ``free`` the allocatable ones without, null where nobody knows. ``devices`` is left out (empty) where nobody asked for the rows.
+    counts those with a holder, and ``free`` the allocatable ones without, null where nobody knows. ``devices`` is left out (empty) where nobody asked for the rows,
+    and has only what a person is shown where that was asked for.
     """
 
     name: str
@@ -229,8 +233,8 @@ def build() -> Build:
     )
 
 
-def resource(facts: ResourceFacts, tally: Tally, now: float, *, rows: bool = True) -> ResourceStatus:
-    """Say what is known of a resource at ``now`` (monotonic seconds); ``rows``: of each device, too."""
+def resource(facts: ResourceFacts, tally: Tally, now: float, *, rows: bool = True, few: bool = False) -> ResourceStatus:
+    """Say what is known of a resource at ``now`` (monotonic seconds); ``rows``: of each device, too, or of a ``few``."""
     serving = facts.state.phase is Phase.SERVING
     entries = facts.entries
     states = Counter((entry.state.value, _kind(entry)) for entry in entries.values())
@@ -265,16 +269,19 @@ def resource(facts: ResourceFacts, tally: Tally, now: float, *, rows: bool = Tru
             for finding in facts.drift
         ),
         behind=facts.behind,
-        devices=_devices(facts) if rows else (),
+        devices=_devices(facts, few=few) if rows else (),
     )
 
 
-def _devices(facts: ResourceFacts) -> tuple[DeviceStatus, ...]:
+def _devices(facts: ResourceFacts, *, few: bool) -> tuple[DeviceStatus, ...]:
     drift: dict[str, tuple[str, ...]] = {}
     for finding in facts.drift:
         for id_ in finding.device_ids:
             drift[id_] = (*drift.get(id_, ()), finding.kind.value)
-    holders = facts.holders or {}
+    holders, shown = facts.holders or {}, iter(facts.entries.items())
+    if few and len(facts.entries) > FEW:
+        said = drift.keys() | facts.strangers.keys()
+        shown = islice(((id_, one) for id_, one in shown if one.reason or id_ in said or not _is_well(one)), FEW)
     return tuple(
         DeviceStatus(
             id=id_,
@@ -287,8 +294,12 @@ def _devices(facts: ResourceFacts) -> tuple[DeviceStatus, ...]:
             drift=drift.get(id_, ()),
             stranger=facts.strangers.get(id_, ""),
         )
-        for id_, entry in facts.entries.items()
+        for id_, entry in shown
     )
+
+
+def _is_well(entry: states.Entry) -> bool:
+    return entry.state is states.State.PRESENT and entry.kind is None
 
 
 def _kind(entry: states.Entry) -> str:

@@ -33,9 +33,11 @@ def printable_lines(text: str) -> str:
 
 def escaped(document: str) -> str:
     """Escape in a JSON document what ``printable`` replaces; it means the same, because it can only be within texts."""
-    if document.isprintable():
-        return document
-    return "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in document)
+    lines = document.split("\n")
+    return "\n".join(
+        line if line.isprintable() else "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
+        for line in lines
+    )
 
 
 class Seldom:

@@ -9,6 +9,7 @@ RULES = {
     "Q2": "the emulated kubelet warns before it forgets who holds which devices",
     "Q3": "a matrix runs on the kubelets that were asked for, and only where its report can be kept",
     "Q4": "who wants no colours gets none",
+    "Q6": "of many devices a person is told of those that there is something to say of, and of how many there are",
     "Q5": "another project's package in the place of ours is recognised before anything is imported, and named",
 }
 
@@ -116,5 +117,21 @@ MUTANTS = (
         "environment.require()\n",
         "from gateway.cli import main\n\nenvironment.require()\n",
         "tests/unit/test_environment.py::test_whose_packages_they_are",
+    ),
+    Mutant(
+        "Q6",
+        "of many devices the first are told",
+        "gateway/telling/status.py",
+        "if one.reason or id_ in said or not _is_well(one)), FEW)",
+        "if id_), FEW)",
+        "tests/unit/test_status.py::test_of_many_devices_a_person_is_told_of_those_that_there_is_something_to_say_of",
+    ),
+    Mutant(
+        "Q6",
+        "devices that aren't shown aren't counted",
+        "gateway/cli/status.py",
+        "if hidden := one.listed - len(shown):",
+        "if hidden := len(one.devices) - len(shown):",
+        "tests/unit/test_cli_status.py::test_of_many_devices_those_with_something_to_say_are_shown",
     ),
 )

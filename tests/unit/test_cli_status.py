@@ -24,8 +24,10 @@ from devices.model import Device, Health
 from gateway.cli import status as cli
 from gateway.cli.main import gateway
 from gateway.registration.events import Phase
+from gateway.tally import Tally
 from gateway.telling.sides import ByNameStatus, DriverStatus
 from gateway.telling.status import Configuration, Gateways, GatewayStatus, ResourceFacts
+from gateway.telling.status import resource as resource_status
 from gateway.wires import control
 from gateway.wires import log as observe
 from tests.unit import documents
@@ -344,9 +346,13 @@ def test_of_many_devices_those_with_something_to_say_are_shown() -> None:
         for number in range(1000)
     }
     plugin = ResourceFacts(name="a/b", state=state(Phase.SERVING), entries=entries)
-    text = seen(document(plugin))
-    assert [line.split()[0] for line in text.splitlines() if line.startswith("  GPU-")] == ["GPU-0", "GPU-1", "GPU-2"]
-    assert "997 more of 1000 devices: --json has them all" in text
+    whole = document(plugin)
+    few = replace(whole, resources=(resource_status(plugin, Tally(), documents.NOW, few=True),))
+    for told in (whole, few):  # An older gateway tells of them all.
+        text = seen(told)
+        rows = [line.split()[0] for line in text.splitlines() if line.startswith("  GPU-")]
+        assert rows == ["GPU-0", "GPU-1", "GPU-2"]
+        assert "997 more of 1000 devices: --json has them all" in text
 
 
 def test_colours_are_for_terminals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from devices.life.states import Entry, State
+from devices.model import Device
 from gateway.configuration.reload import FileFate
 from gateway.registration.events import Phase
 from gateway.telling import status
@@ -107,6 +109,23 @@ def test_without_rows_only_the_devices_are_left_out() -> None:
     whole, short = (document(TROUBLED, tally=documents.counted(), rows=rows).resources[0] for rows in (True, False))
     assert short == msgspec.structs.replace(whole, devices=())
     assert len(whole.devices) == 8
+
+
+def test_of_many_devices_a_person_is_told_of_those_that_there_is_something_to_say_of() -> None:
+    facts = msgspec.structs.replace(TROUBLED, strangers={"3": "x"})
+    few = status.resource(facts, documents.counted(), documents.NOW, few=True)
+    assert [device.id for device in few.devices] == IDS
+    well = {str(number): Entry(Device(str(number)), State.PRESENT) for number in range(1000)}
+    whole = status.resource(
+        many := msgspec.structs.replace(facts, entries={**facts.entries, **well}), documents.counted(), documents.NOW
+    )
+    few = status.resource(many, documents.counted(), documents.NOW, few=True)
+    assert [device.id for device in few.devices] == [*(IDS[number] for number in (2, 3, 5, 6, 7)), "3"]
+    assert set(few.devices) < set(whole.devices)
+    assert msgspec.structs.replace(few, devices=()) == msgspec.structs.replace(whole, devices=())
+    ill = {str(number): Entry(Device(str(number)), State.UNHEALTHY, "hot") for number in range(1000)}
+    few = status.resource(msgspec.structs.replace(facts, entries=ill), documents.counted(), documents.NOW, few=True)
+    assert len(few.devices) == status.FEW
 
 
 @pytest.mark.parametrize(("moment", "seconds"), [(documents.NOW - 5, 5.0), (documents.NOW + 3600, 0.0)])
