@@ -168,6 +168,11 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "wrong-default": ({"config.map": {"a": "version: v1"}, "config.default": "b"}, "b is no key of config.map"),
     "mps": ({"config.map": {"a": "sharing: {mps: {resources: []}}"}}, "config.map.a: sharing.mps is refused"),
     "no-yaml": ({"config.map": {"a": "a: [1"}}, "config.map.a: is no YAML"),
+    "mps-object": (
+        {"config.map": {"a": {"sharing": {"mps": {"resources": []}}}}},
+        "config.map.a: sharing.mps is refused",
+    ),
+    "no-mapping": ({"config.map": {"a": ["version: v1"]}}, "config.map.a: is no YAML"),
     "rocm": ({"dp.resources": {"limits": {}}, "node_selector": {"a": "b"}}, "dp.resources: a value of ROCm's chart"),
     "wrong-type": ({"migStrategy": 3}, "migStrategy"),
     "wrong-strategy": ({"migStrategy": "mixxed"}, "'none', 'single', 'mixed'"),
@@ -182,6 +187,16 @@ def test_what_cannot_be_done_is_refused_with_the_reason(name: str) -> None:
     done = helm(*TEMPLATE, *given(values))
     assert done.returncode
     assert reason in done.stderr
+
+
+def test_a_configuration_may_be_an_object() -> None:
+    text, said = "version: v1\n", {"version": "v1", "flags": {"plugin": {"deviceListStrategy": ["cdi-cri"]}}}
+    found = rendered({"config.map": {"a": text, "b": said}, "config.default": "a"})
+    [data] = [one["data"] for (kind, _), one in found.items() if kind == "ConfigMap"]
+    assert data["a"] == text
+    assert yaml.safe_load(data["b"]) == said
+    [daemonset] = [one for (kind, _), one in found.items() if kind == "DaemonSet"]
+    assert "driver-root" in {one["name"] for one in daemonset["spec"]["template"]["spec"]["volumes"]}
 
 
 def test_the_default_namespace_is_refused_unless_it_is_allowed() -> None:
@@ -231,6 +246,10 @@ ROWS: dict[str, tuple[dict[str, object], dict[str, str | None]]] = {
     "mig": ({"migStrategy": "mixed"}, {"MIG_STRATEGY": "mixed", "NVIDIA_MIG_MONITOR_DEVICES": "all"}),
     "no-mig": ({"migStrategy": "none"}, {"MIG_STRATEGY": "none", "NVIDIA_MIG_MONITOR_DEVICES": None}),
     "mig-in-map": ({"config.map": {"a": "flags: {migStrategy: single}"}}, {"NVIDIA_MIG_MONITOR_DEVICES": "all"}),
+    "mig-in-object": (
+        {"config.map": {"a": {"flags": {"migStrategy": "single"}}}},
+        {"NVIDIA_MIG_MONITOR_DEVICES": "all"},
+    ),
     "switches": (
         {"failOnInitError": False, "compatWithCPUManager": True, "gdsEnabled": True},
         {"FAIL_ON_INIT_ERROR": "false", "PASS_DEVICE_SPECS": "true", "GDS_ENABLED": "true", "MOFED_ENABLED": None},

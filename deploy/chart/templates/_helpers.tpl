@@ -86,6 +86,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
+{{- /* The configurations by name, each as text: people write them as objects, too. */ -}}
+{{- define "gateway.configs" -}}
+{{- $texts := dict -}}
+{{- range $name, $one := .Values.config.map -}}
+{{- $_ := set $texts $name (kindIs "string" $one | ternary $one (toYaml $one)) -}}
+{{- end -}}
+{{- toYaml $texts -}}
+{{- end -}}
+
 {{- define "gateway.strategies" -}}
 {{- if kindIs "slice" .Values.deviceListStrategy -}}
 {{- join "," .Values.deviceListStrategy -}}
@@ -98,7 +107,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "gateway.mayHave" -}}
 {{- if or .root.Values.config.name (contains .word (include "gateway.strategies" .root)) -}}true
 {{- else -}}
-{{- range $text := .root.Values.config.map -}}{{- if contains $.word $text -}}true{{- end -}}{{- end -}}
+{{- range $text := fromYaml (include "gateway.configs" .root) -}}{{- if contains $.word $text -}}true{{- end -}}{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -107,7 +116,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if ne .Values.migStrategy "none" -}}true{{- end -}}
 {{- else if .Values.config.name -}}true
 {{- else -}}
-{{- range $text := .Values.config.map -}}
+{{- range $text := fromYaml (include "gateway.configs" .) -}}
 {{- $flags := default dict (get (fromYaml $text) "flags") -}}
 {{- if not (has (default "none" (get $flags "migStrategy")) (list "none" "")) -}}true{{- end -}}
 {{- end -}}
