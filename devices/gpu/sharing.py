@@ -24,7 +24,7 @@ _KEPT: Final = 128
 
 
 MOST_DEVICES: Final = 100_000
-"""Of one resource: a kubelet takes a list of 4 MiB, which some 70 000 replicas of GPUs fill."""
+"""Of one resource: a kubelet takes a list of 4 MiB, which some 65 000 replicas of GPUs fill."""
 
 
 class NamedGPUs(Struct, frozen=True):
