@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from adapters.registry import DIALECTS
 from gateway.cli import runs
-from gateway.cli.main import gateway
+from gateway.cli.main import Strict, gateway
 
 if TYPE_CHECKING:
     from gateway.lab.matrix.record import Report
@@ -41,6 +42,8 @@ with 0 when everything passed and with 1 when not; with 2 when the plugin can't 
 HOPS, CLUSTER = "hops", "cluster"
 PASSED_ON = ("api", "profile", "kubelet_minor")
 """The daemon's options that gateways are started with."""
+_OF_A_PLUGIN = frozenset({"hard_wired", "plugin_name", "plugin_version", "notes", "resource", "change", "cap"})
+_OF_GATEWAYS = frozenset({"config_file", "behind", "hops", "page", *PASSED_ON})
 
 
 class _Versions(click.ParamType[tuple[str, ...]]):
@@ -80,6 +83,7 @@ class _Versions(click.ParamType[tuple[str, ...]]):
 )
 @click.option(
     "--kubelet-source",
+    cls=Strict,
     type=click.Path(path_type=Path),
     default=None,
     metavar="DIR",
@@ -144,6 +148,7 @@ class _Versions(click.ParamType[tuple[str, ...]]):
 )
 @click.option(
     "--cap",
+    cls=Strict,
     type=click.FloatRange(0.1, 600),
     default=10,
     show_default=True,
@@ -152,6 +157,7 @@ class _Versions(click.ParamType[tuple[str, ...]]):
 )
 @click.option(
     "--config-file",
+    cls=Strict,
     type=click.Path(path_type=Path),
     default=None,
     help="Your configuration: adds a scenario with the devices that it makes of those of --simulate (or of eight GPUs).",
@@ -165,6 +171,7 @@ class _Versions(click.ParamType[tuple[str, ...]]):
 @click.option("--hops/--no-hops", default=True, help="Upgrades and downgrades between the kubelets, with pods.")
 @click.option(
     "--out",
+    cls=Strict,
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("compat-report"),
     help="The folder for the report; what an earlier one left there is replaced.",
@@ -175,7 +182,10 @@ class _Versions(click.ParamType[tuple[str, ...]]):
     default=None,
     help="A page in Markdown that is to hold this run too, between two lines that mark its place.",
 )
+@click.pass_context
 def compat(
+    ctx: click.Context,
+    /,
     *,
     kubelets: tuple[str, ...] | None,
     genuine: str,
@@ -203,12 +213,17 @@ def compat(
     source; building one takes a minute or so, once. The options of the daemon are those that its gateways are run with;
     --simulate and --config-file add a scenario with your devices.
     """
+    given = frozenset(
+        option for option in compat.params if ctx.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+    )
     if plugin is not None:
+        _refuse(given, _OF_GATEWAYS, "expected --plugin without {}, which changes nothing there")
         from gateway.cli import examine
 
         said = {"plugin": plugin_name, "version": plugin_version, "notes": notes}
         how = {"resource": resource, "change": change, "cap_seconds": cap, "hard_wired": hard_wired}
         examine.examine(plugin, kubelets, genuine, only, out, kubelet_source, said, **how)
+    _refuse(given, _OF_A_PLUGIN, "expected --plugin beside {}")
     if find_spec("hpack") is None:
         raise click.ClickException(
             "expected the extra `lab`, with which calls are read off the wire: pip install 'device-plugin-gateway[lab]'"
@@ -216,6 +231,7 @@ def compat(
     from gateway.lab.bugs.table import BUGS
 
     if any(name in BUGS for name in only):
+        _refuse(given, _OF_GATEWAYS | {"out"}, "expected a bug of --only without {}, which changes nothing there")
         _show(only, kubelets, genuine, kubelet_source)
     from gateway.lab.kubelets import build
     from gateway.lab.matrix import report
@@ -247,6 +263,12 @@ def compat(
 
 # The daemon's own options, so that there is one place which says what they mean.
 compat.params.extend(option for option in gateway.params if option.name in PASSED_ON)
+
+
+def _refuse(given: frozenset[click.Parameter], names: frozenset[str], words: str) -> None:
+    """End where one of the options ``names`` is given, which would be without effect here."""
+    if stray := sorted(option.opts[0] for option in given if option.name in names):
+        raise click.UsageError(f"{words.format(', '.join(stray))}: leave out what isn't meant")
 
 
 def _scenarios(only: tuple[str, ...], profile: str | None, config_file: Path | None) -> tuple[Scenario, ...]:

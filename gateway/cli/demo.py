@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gateway.cli.main import Strict
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -29,6 +31,7 @@ It ends with 0 when every promise was kept and with 1 when one was broken.
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: steps, holdings, gaps, verdict.")
 @click.option(
     "--pace",
+    cls=Strict,
     type=click.FloatRange(min=0, max=60),
     default=None,
     metavar="SECONDS",

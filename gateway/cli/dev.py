@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gateway.cli.main import Strict
 from gateway.wires.log import printable_lines
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ Commands on stdin, while it runs:
 @click.option("--version", "version", required=True, metavar="VERSION", help="Kubelet version to emulate, from 1.8 on.")
 @click.option(
     "--socket-dir",
+    cls=Strict,
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
     help="Where kubelet.sock and the checkpoint live. Made if it isn't there. A start deletes what a kubelet's does.",

@@ -5,13 +5,12 @@ Commands are imported only when they run, so that the daemon never pays for the 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import math
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -80,14 +79,17 @@ file comes last.
 _log = structlog.get_logger()
 
 
-@contextmanager
-def _printable_errors() -> Iterator[None]:
-    """Keep what a person or a script wrote from steering the terminal on which an error quotes it."""
+@contextlib.contextmanager
+def _worded_errors() -> Iterator[None]:
+    """Name the variable that an error is about, and keep what somebody wrote from steering the terminal that quotes it."""
     try:
         yield
-    except click.ClickException as error:
+    except click.ClickException as found:
+        from gateway.cli import variables
+
+        error = variables.named(found) if isinstance(found, click.UsageError) else found
         error.message = observe.printable_lines(error.message)  # type: ignore[misc]
-        raise
+        raise error from None
 
 
 class _LazyGroup(click.Group):
@@ -95,6 +97,9 @@ class _LazyGroup(click.Group):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*super().get_params(ctx), *_FLAGS]
+
+    make_context = _worded_errors()(click.Group.make_context)
+    invoke = _worded_errors()(click.Group.invoke)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         valued = {
@@ -108,16 +113,6 @@ class _LazyGroup(click.Group):
         except ConfigError as error:
             raise click.UsageError(str(error), ctx) from error
         return super().parse_args(ctx, args)
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        with _printable_errors():
-            return super().make_context(info_name, args, parent, **extra)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with _printable_errors():
-            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(_COMMANDS)
@@ -142,6 +137,21 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(flags.help_rows()))
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS[name][1]) for name in sorted(_COMMANDS)])
+
+
+class Strict(click.Option):
+    """An option that refuses what click lets pass: an empty path, which would mean this folder, and ``nan``."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Read its variable; an empty one, too, which click takes for none."""
+        return os.environ.get(variable(self, ctx.auto_envvar_prefix))
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Judge its value."""
+        found = super().type_cast_value(ctx, value)
+        if value == "" or found != found:  # noqa: PLR0124 - nan alone isn't itself
+            self.type.fail(f"{value!r} is not a valid {self.type.name}: write one, or leave it out.", self, ctx)
+        return found
 
 
 class _KubeletVersion(click.ParamType[int]):
@@ -179,13 +189,6 @@ class _Address(click.ParamType[tuple[str, int]]):
             self.fail(str(error), param, ctx)
 
 
-def _number(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    """Refuse NaN, which is in every range."""
-    if math.isnan(value):
-        raise click.BadParameter("expected a number, got nan", ctx, param)
-    return value
-
-
 @click.group(
     cls=_LazyGroup,
     invoke_without_command=True,
@@ -200,12 +203,14 @@ def _number(ctx: click.Context, param: click.Parameter, value: float) -> float:
 )
 @click.option(
     "--socket-dir",
+    cls=Strict,
     type=click.Path(path_type=Path),
     default=SOCKET_DIR,
     help="The kubelet's device plugin directory, with kubelet.sock in it.",
 )
 @click.option(
     "--state-dir",
+    cls=Strict,
     type=click.Path(path_type=Path),
     default=STATE_DIR,
     help="Where the gateway remembers which devices it announced. Must outlive it; never inside --socket-dir.",
@@ -213,6 +218,7 @@ def _number(ctx: click.Context, param: click.Parameter, value: float) -> float:
 @click.option(
     "--pod-resources-socket",
     "pod_resources",
+    cls=Strict,
     envvar="GATEWAY_POD_RESOURCES_SOCKET",
     type=click.Path(path_type=Path),
     default=None,
@@ -245,8 +251,8 @@ def _number(ctx: click.Context, param: click.Parameter, value: float) -> float:
 )
 @click.option(
     "--startup-grace",
+    cls=Strict,
     type=click.FloatRange(0, 3600),
-    callback=_number,
     default=0.0,
     metavar="SECONDS",
     help="After a reboot, let containers wait up to this long (in PreStartContainer) for devices whose driver is late, instead of "
@@ -349,7 +355,7 @@ def _effective(ctx: click.Context, settings: Settings, said: Mapping[str, Given]
         if how is ParameterSource.COMMANDLINE:
             source = option.opts[0]
         elif how is ParameterSource.ENVIRONMENT:
-            source = _variable(option)
+            source = variable(option)
         elif how is ParameterSource.DEFAULT_MAP:
             source = str(ctx.info_name)
         if option.name == "socket_dir" and value != ctx.params[option.name]:
@@ -358,13 +364,14 @@ def _effective(ctx: click.Context, settings: Settings, said: Mapping[str, Given]
     yield from effective.of_devices(settings, said)
 
 
-def _variable(option: click.Parameter) -> str:
-    return str(option.envvar or f"GATEWAY_{str(option.name).upper()}")
+def variable(option: click.Parameter, prefix: str | None = "GATEWAY") -> str:
+    """Name the variable of an option of the command whose variables begin so."""
+    return str(option.envvar or f"{prefix}_{str(option.name).upper()}")
 
 
 def _settings(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Mapping[str, Given]]:
     """Put together what command line, variables and configuration file say; and say what wins, by flag name."""
-    for note in commandline.unknown_variables(os.environ, map(_variable, gateway.params), _COMMANDS):
+    for note in commandline.unknown_variables(os.environ, map(variable, gateway.params), _COMMANDS):
         _log.warning("environment", note=note)
     said = commandline.given(options, os.environ)
     every = dict(said)

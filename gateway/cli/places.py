@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from gateway.cli.main import Strict
 from gateway.configuration.settings import STATE_DIR
 
 
@@ -26,6 +27,7 @@ def nobody(state_dir: Path, command: str) -> str:
 
 state_dir = click.option(
     "--state-dir",
+    cls=Strict,
     envvar="GATEWAY_STATE_DIR",
     type=click.Path(path_type=Path),
     default=given_before("state_dir", STATE_DIR),
@@ -34,6 +36,7 @@ state_dir = click.option(
 )
 host_root = click.option(
     "--host-root",
+    cls=Strict,
     type=click.Path(path_type=Path),
     default=Path("/"),
     show_default=True,

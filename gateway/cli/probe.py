@@ -14,6 +14,7 @@ import click
 from msgspec.structs import asdict
 
 from gateway.cli import places
+from gateway.cli.main import Strict
 from gateway.configuration.settings import SOCKET_DIR
 from gateway.wires.log import printable, printable_lines
 
@@ -31,6 +32,7 @@ Exit status: 0 where the API is one of ours, 1 where it is not or nobody answere
 @click.command(epilog=_EXAMPLES)
 @click.option(
     "--socket-dir",
+    cls=Strict,
     envvar="GATEWAY_SOCKET_DIR",
     type=click.Path(path_type=Path),
     default=places.given_before("socket_dir", SOCKET_DIR),

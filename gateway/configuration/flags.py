@@ -149,7 +149,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         field="cdi_disabled_hooks",
         kind=FlagKind.LIST,
         values="HOOKS",
-        take=kinds.named,
+        take=kinds.hooks,
     ),
     Flag(
         "kubelet-socket",

@@ -20,6 +20,11 @@ TRUTH: Final[Mapping[str, bool]] = dict.fromkeys(("1", "t", "T", "TRUE", "true",
     ("0", "f", "F", "FALSE", "false", "False"), False
 )
 _LONGEST: Final = 30 * 86_400
+_HOOKS: Final = (
+    "all, chmod, create-soname-symlinks, create-symlinks, disable-device-node-modification, enable-cuda-compat, "
+    "update-application-profile, update-ldcache"
+)
+"""Of NVIDIA's Container Toolkit (pkg/nvcdi), with those that are never made here."""
 
 
 class FlagKind(Enum):
@@ -173,6 +178,9 @@ def seconds(text: str) -> float:
     return seconds
 
 
-def named(texts: Sequence[str]) -> frozenset[str]:
-    """Take names; an empty one is none."""
-    return frozenset(texts) - {""}
+def hooks(texts: Sequence[str]) -> frozenset[str]:
+    """Take names of CDI hooks; an empty one is none."""
+    names = frozenset(texts) - {""}
+    if strange := sorted(names - {*_HOOKS.split(", ")}):
+        raise ValueError(f"expected {_HOOKS}; got {strange[0]!r:.80}: write some of them")
+    return names

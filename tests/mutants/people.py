@@ -9,9 +9,13 @@ RULES = {
     "Q2": "the emulated kubelet warns before it forgets who holds which devices",
     "Q3": "a matrix runs on the kubelets that were asked for, and only where its report can be kept",
     "Q4": "who wants no colours gets none",
-    "Q6": "of many devices a person is told of those that there is something to say of, and of how many there are",
     "Q5": "another project's package in the place of ours is recognised before anything is imported, and named",
+    "Q6": "an empty path, nan and a misspelt hook are refused, and the variable that said it is named",
+    "Q7": "an option without an effect beside another one is refused",
+    "Q8": "of many devices a person is told of those that there is something to say of, and of how many there are",
 }
+
+_CLI = "tests/unit/test_cli.py"
 
 MUTANTS = (
     Mutant(
@@ -120,6 +124,62 @@ MUTANTS = (
     ),
     Mutant(
         "Q6",
+        "an empty path is this folder",
+        "gateway/cli/main.py",
+        'if value == "" or found != found:',
+        "if found != found:",
+        f"{_CLI}::test_a_wrong_flag_is_told_what_was_expected",
+    ),
+    Mutant(
+        "Q6",
+        "nan is in every range",
+        "gateway/cli/main.py",
+        'if value == "" or found != found:',
+        'if value == "":',
+        f"{_CLI}::test_a_wrong_flag_is_told_what_was_expected",
+    ),
+    Mutant(
+        "Q6",
+        "an empty variable is left out of account",
+        "gateway/cli/main.py",
+        "return os.environ.get(variable(self, ctx.auto_envvar_prefix))",
+        "return os.environ.get(variable(self, ctx.auto_envvar_prefix)) or None",
+        f"{_CLI}::test_a_wrong_variable_is_named",
+    ),
+    Mutant(
+        "Q6",
+        "the option alone is named",
+        "gateway/cli/main.py",
+        "variables.named(found) if isinstance(found, click.UsageError) else found",
+        "found",
+        f"{_CLI}::test_a_wrong_variable_is_named",
+    ),
+    Mutant(
+        "Q6",
+        "any name of a hook will do",
+        "gateway/configuration/kinds.py",
+        'sorted(names - {*_HOOKS.split(", ")})',
+        "sorted(names - names)",
+        "tests/unit/test_flags.py::test_a_wrong_one_is_told_what_was_expected",
+    ),
+    Mutant(
+        "Q7",
+        "a plugin's options without a plugin are ignored",
+        "gateway/cli/compat.py",
+        '    _refuse(given, _OF_A_PLUGIN, "expected --plugin beside {}")\n',
+        "",
+        "tests/unit/test_matrix.py::test_a_wrong_option_is_told_what_was_expected",
+    ),
+    Mutant(
+        "Q7",
+        "options of gateways are ignored where a plugin is examined",
+        "gateway/cli/compat.py",
+        '        _refuse(given, _OF_GATEWAYS, "expected --plugin',
+        '        _refuse(frozenset(), _OF_GATEWAYS, "expected --plugin',
+        "tests/unit/test_matrix.py::test_a_wrong_option_is_told_what_was_expected",
+    ),
+    Mutant(
+        "Q8",
         "of many devices the first are told",
         "gateway/telling/status.py",
         "if one.reason or id_ in said or not _is_well(one)), FEW)",
@@ -127,7 +187,7 @@ MUTANTS = (
         "tests/unit/test_status.py::test_of_many_devices_a_person_is_told_of_those_that_there_is_something_to_say_of",
     ),
     Mutant(
-        "Q6",
+        "Q8",
         "devices that aren't shown aren't counted",
         "gateway/cli/status.py",
         "if hidden := one.listed - len(shown):",

@@ -95,7 +95,14 @@ def test_without_any_flag_the_defaults_are_a_nodes(given: list[Settings]) -> Non
         (["--node-condition"], ["NODE_NAME"]),
         (["--node-condition", "--node-name", "n", "--dra", "only"], ["--dra only doesn't offer"]),
         (["--socket-dir", "x" * 60], ["too long", "107 bytes"]),
-        (["--startup-grace", "nan"], ["'--startup-grace'", "expected a number, got nan"]),
+        (["--socket-dir", ""], ["'--socket-dir': '' is not a valid path"]),
+        (["--startup-grace", "nan"], ["'--startup-grace': 'nan' is not a valid float range"]),
+        (["status", "--state-dir", ""], ["'--state-dir': '' is not a valid path"]),
+        (["probe", "--socket-dir", ""], ["'--socket-dir': '' is not a valid path"]),
+        (["doctor", "--host-root", ""], ["'--host-root': '' is not a valid path"]),
+        (["dev", "kubelet", "--version", "1.37", "--socket-dir", ""], ["'--socket-dir': '' is not a valid directory"]),
+        (["demo", "--pace", "nan"], ["'--pace': 'nan' is not a valid float range"]),
+        (["cordon", "GPU-5f3a"], ["Missing option '--reason'", "or set GATEWAY_CORDON_REASON"]),
         (["dance"], ["No such command 'dance'"]),
         (["stauts"], ["No such command 'stauts'", "'status'"]),
     ],
@@ -129,6 +136,29 @@ def test_what_somebody_wrote_steers_no_terminal(arguments: list[str]) -> None:
     steering = "\x1b[31m\x9b\u202e"
     result = CliRunner().invoke(main.gateway, [one.format(steering) for one in arguments], color=True)
     assert not set(steering[0] + steering[-2:]) & set(result.output), result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "text", "words"),
+    [
+        ([], "GATEWAY_STATE_DIR", "", "'--state-dir': '' is not a valid path"),
+        ([], "GATEWAY_POD_RESOURCES_SOCKET", "", "'--pod-resources-socket': '' is not a valid path"),
+        ([], "GATEWAY_STARTUP_GRACE", "nan", "'--startup-grace': 'nan' is not"),
+        ([], "GATEWAY_API", "v2", "'--api': 'v2' is not one of"),
+        ([], "GATEWAY_SIMULATE", "small", "--simulate needs --backend simulated"),
+        (["compat"], "GATEWAY_COMPAT_KUBELETS", "1.99", "'--kubelets': kubelet 1.99 is not known here"),
+    ],
+)
+def test_a_wrong_variable_is_named(arguments: list[str], variable: str, text: str, words: str) -> None:
+    result = call(*arguments, **{variable: text})
+    said = " ".join(result.output.split())
+    assert (result.exit_code, words in said, said.count("comes from the variable")) == (2, True, 1), said
+    assert f"comes from the variable {variable})" in said
+
+
+def test_an_option_in_the_place_of_a_variable_that_is_wrong_counts(given: list[Settings]) -> None:
+    assert call("--state-dir", "/t", GATEWAY_STATE_DIR="").exit_code == 0
+    assert given[0].state_dir == Path("/t")
 
 
 def test_two_ports_that_anybody_may_choose_are_two(monkeypatch: pytest.MonkeyPatch) -> None:

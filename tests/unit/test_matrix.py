@@ -290,6 +290,13 @@ def _run_nothing(work: Coroutine[object, object, object]) -> None:
         (["--only", "dance"], ["register", "hops", "cluster", "issue-127803", "got dance"]),
         (["--simulate", "no-such"], ["--simulate", "no-such"]),
         (["--plugin", "true"], ["--plugin", "{socket_dir}"]),
+        (
+            ["--plugin", "true {socket_dir}", "--behind", "0.1", "--no-hops"],
+            ["expected --plugin without --behind, --hops"],
+        ),
+        (["--plugin", "true {socket_dir}", "--api", "0.1"], ["expected --plugin without --api"]),
+        (["--cap", "5", "--notes", "x"], ["expected --plugin beside --cap, --notes"]),
+        (["--only", "issue-127803", "--api", "0.1"], ["expected a bug of --only without --api, --out"]),
         (["--plugin", "true {socket_dir}", "--only", "dance"], ["--only", "registers", "got dance"]),
     ],
 )
@@ -298,7 +305,7 @@ def test_a_wrong_option_is_told_what_was_expected(
 ) -> None:
     monkeypatch.setattr(build, "built", lambda version: Path("kubelet") if version == "1.28" else None)
     monkeypatch.setattr(asyncio, "run", _run_nothing)  # It would take minutes to tell that nothing was refused.
-    result = _call(*arguments, "--out", str(folder / "out"))
+    result = _call("--genuine", "no", *arguments, "--out", str(folder / "out"))
     text = " ".join(result.output.split())
     assert result.exit_code == 2
     assert [word for word in words if word not in text] == []
