@@ -30,6 +30,9 @@ from gateway.wires.log import escaped, printable
 ANSWER_TIME = 5.0
 """Seconds within which a gateway must answer: it writes its ledger to disk before it does."""
 
+_MOST_LISTED = 16
+"""Device IDs in a message."""
+
 _STATUS = "Exit status: 0 where every gateway did it, 1 where one did not or there was none to ask, 2 for a wrong flag."
 
 _CORDON = f"""\
@@ -178,6 +181,12 @@ def _note(order: Order, state_dir: Path) -> tuple[Order, _Noted]:
         click.echo(printable(str(error)), err=True)
     known = {device_id for resource in ledger.resources() for device_id in ledger.announced(resource)}
     order = replace(order, device_id=named.meant(order.device_id, dict.fromkeys(sorted(known | {*ledger.cordons}), "")))
+    if order.device_id.isdecimal() and order.device_id not in known | {*ledger.cordons}:
+        listed = f", one of {', '.join(sorted(known)[:_MOST_LISTED])}" if known else ""
+        raise ControlError(
+            f"no gateway runs on {state_dir}, and only one that runs knows which device has the index {order.device_id}. Nothing was "
+            f"done: write the device's ID{listed}, or start the gateway first"
+        )
     if known and order.op == "cordon" and order.device_id not in known:
         click.echo(_STRANGE.format(order.device_id), err=True)
     before = ledger.cordons.get(order.device_id)

@@ -21,7 +21,7 @@ from adapters.levels import minor_version
 from gateway.cli import advice, main, places
 from gateway.cli.page import count
 from gateway.cli.status import look as ask
-from gateway.configuration.settings import ConfigError
+from gateway.configuration.settings import SOCKET_DIR, ConfigError
 from gateway.doctor import checks, collect
 from gateway.doctor.look import Places, Told, cluster, look, needed
 from gateway.doctor.snapshot import Release, Surveyed
@@ -82,7 +82,9 @@ def render(results: Sequence[checks.CheckResult], width: int) -> Iterator[str]:
         yield click.style(heading, bold=True)
         for result in group:
             mark, colour = _MARKS[result.outcome]
-            yield f"{click.style(mark, fg=colour)} {result.title}" + (f"  {result.code}" if result.seen else "")
+            title = f"{result.title}  {result.code}" if result.seen else result.title
+            first, *rest = textwrap.wrap(title, width - 2)
+            yield from (f"{click.style(mark, fg=colour)} {first}", *(f"  {line}" for line in rest))
             for lead, text in (("seen", result.seen), ("means", result.means), ("do", result.do), ("see", result.page)):
                 if text:
                     first = f"    {lead:<6}"
@@ -92,7 +94,8 @@ def render(results: Sequence[checks.CheckResult], width: int) -> Iterator[str]:
         yield ""
     outcomes = Counter(result.outcome for result in results)
     found = ", ".join(count(outcomes[word], word) for word in ("error", "warning") if outcomes[word])
-    yield f"{found or 'Nothing found'}; {count(outcomes['ok'], 'check')} passed, {outcomes['unseen']} can't be judged from here (-)."
+    passed = f"{count(outcomes['ok'], 'check')} passed, {outcomes['unseen']} can't be judged from here (-)."
+    yield from textwrap.wrap(f"{found or 'Nothing found'}; {passed}", width)
 
 
 def release(version: str) -> Release | None:
@@ -129,12 +132,16 @@ def seen(root: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
     except ConfigError as error:
         told["settings"] = str(error)
     kept = below(host_root, state_dir)
-    socket_dir = below(host_root, Path(found.get("socket-dir") or root.params["socket_dir"]))
+    folder = Path(found.get("socket-dir") or root.params["socket_dir"])
     # Where the folder isn't there, no gateway runs, and that has a check of its own.
     with contextlib.suppress(control.ControlError):
         answers = asyncio.run(ask(kept))
         told.update(statuses=tuple(answers.read), silent=answers.silent)
-    pod_resources = socket_dir.parent / "pod-resources" / "kubelet.sock"
+        if folder == SOCKET_DIR and len(theirs := {one.socket_dir for one in answers.read}) == 1:
+            folder = Path(theirs.pop())
+    socket_dir = below(host_root, folder)
+    known = found.get("pod-resources-socket")
+    pod_resources = below(host_root, Path(known)) if known else socket_dir.parent / "pod-resources" / "kubelet.sock"
     places = Places(root=host_root, socket_dir=socket_dir, state_dir=kept, pod_resources=pod_resources)
     kubeconfig = found.get("kubeconfig")
     name = found.get("node-name") or os.uname().nodename

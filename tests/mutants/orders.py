@@ -93,6 +93,14 @@ MUTANTS = (
     ),
     Mutant(
         "C5",
+        "an index is taken for an ID where no gateway runs",
+        "gateway/cli/cordon.py",
+        "if order.device_id.isdecimal() and",
+        "if False and",
+        f"{_CORDON}::test_short_names_without_a_gateway",
+    ),
+    Mutant(
+        "C5",
         "a cordon isn't saved where no gateway runs",
         "gateway/cli/cordon.py",
         "            ledger.save(ledger.snapshot())\n",

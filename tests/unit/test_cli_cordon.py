@@ -226,8 +226,20 @@ OFFLINE = [
         (["GPU-1a", "GPU-1b"], [], ("cordon", "GPU-1"), [], "short for 2 devices: GPU-1a, GPU-1b. Nothing was done"),
         (["GPU-2"], [], ("cordon", "GPU-1"), ["GPU-1"], "never had a device of the ID GPU-1"),
         ([], [], ("cordon", "GPU-1"), ["GPU-1"], "GPU-1 is cordoned"),
+        (
+            ["GPU-1a"],
+            [],
+            ("cordon", "0"),
+            [],
+            "device has the index 0. Nothing was done: write the device's ID, one of GPU-1a,",
+        ),
+        (["GPU-1a"], ["GPU-1a"], ("uncordon", "0"), ["GPU-1a"], "device has the index 0. Nothing was done"),
+        ([], ["0"], ("uncordon", "0"), [], "0 is no longer cordoned"),
     ],
-    ids=["one of those announced", "one of those cordoned", "several", "a strange one", "a new node"],
+    ids=[
+        *("one of those announced", "one of those cordoned", "several", "a strange one", "a new node"),
+        *("an index", "an index, uncordon", "an ID that looks like one"),
+    ],
 )
 def test_short_names_without_a_gateway(
     folder: Path, announced: list[str], cordoned: list[str], arguments: tuple[str, ...], after: list[str], says: str

@@ -713,6 +713,22 @@ def test_the_exit_status_says_how_bad_it_is(name: str, alone: Fake) -> None:
     assert found == ([code] if code else [])
 
 
+def test_the_folder_is_that_of_the_gateway_that_runs(well: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KUBERNETES_SERVICE_HOST", "GATEWAY_STATE_DIR", "GATEWAY_SOCKET_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    well.sockets.parent.rename(well.root / "opt")
+    elsewhere = replace(STATUS, socket_dir="/opt/device-plugins")
+    with gateways(well.state, {SERVING: {"status": elsewhere}}, "status"):
+        done = call(well.root)
+    assert done.exit_code == 0, done.output
+
+
+def test_on_a_narrow_terminal_every_line_is_wrapped(alone: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS["DPG0106"](alone)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert max(map(len, call(alone.root).output.splitlines())) <= 50
+
+
 def test_a_person_sees_the_code_what_was_seen_what_follows_and_what_to_do(alone: Fake) -> None:
     FAULTS["DPG0106"](alone)
     text = call(alone.root).output
