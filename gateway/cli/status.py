@@ -319,7 +319,7 @@ def _chain(one: ResourceStatus) -> str:
     state = (
         plugin.state if plugin.state == _LIVE else f"{plugin.state}, away for {age(plugin.state_s)}: {plugin.reason}"
     )
-    went = f", went {plugin.absences} times" if plugin.absences else ""
+    went = f", went {count(plugin.absences, 'time')}" if plugin.absences else ""
     return (
         f"{plugin.folder}/{plugin.endpoint}{renamed} -{plugin.api}-> gateway -{one.api or '?'}-> kubelet; {state}{went}"
     )

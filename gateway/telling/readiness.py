@@ -107,7 +107,7 @@ def judge_drivers(
     lines += [
         f"{one.name}: "
         + (
-            f"registered, {one.devices} devices"
+            f"registered, {one.devices} device{'' if one.devices == 1 else 's'}"
             if one.registered
             else "not registered" + (f"; {one.trouble}" if one.trouble else "")
         )

@@ -24,6 +24,7 @@ AWAY = replace(LIVE, state="shielded", state_s=5, reason="it ended its stream", 
     [
         (LIVE, NIC, "device-plugins/nic.sock -v1alpha2-> gateway -v1beta1-> kubelet; live"),
         (LIVE, "vendor.example/old", "nic.sock (vendor.example/nic) -v1alpha2->"),
+        (replace(AWAY, absences=1), NIC, "it ended its stream, went 1 time "),
         (AWAY, NIC, "shielded, away for 5 s: it ended its stream, went 2 times"),
     ],
 )
