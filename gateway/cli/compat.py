@@ -13,7 +13,8 @@ from click.core import ParameterSource
 
 from adapters.registry import DIALECTS
 from gateway.cli import runs
-from gateway.cli.main import Strict, gateway
+from gateway.cli.main import gateway
+from gateway.cli.options import Strict
 
 if TYPE_CHECKING:
     from gateway.lab.matrix.record import Report

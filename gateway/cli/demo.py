@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gateway.cli.main import Strict
+from gateway.cli.options import Strict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gateway.cli.main import Strict
+from gateway.cli.options import Strict
 from gateway.wires.log import printable_lines
 
 if TYPE_CHECKING:

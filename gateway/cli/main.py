@@ -18,6 +18,7 @@ import click
 import structlog
 from click.core import ParameterSource
 
+from gateway.cli.options import Strict, named, variable
 from gateway.cli.serve import SettingError, serve
 from gateway.compose import BACKENDS
 from gateway.configuration import commandline, dra, effective, flags
@@ -85,9 +86,7 @@ def _worded_errors() -> Iterator[None]:
     try:
         yield
     except click.ClickException as found:
-        from gateway.cli import variables
-
-        error = variables.named(found) if isinstance(found, click.UsageError) else found
+        error = named(found) if isinstance(found, click.UsageError) else found
         error.message = observe.printable_lines(error.message)  # type: ignore[misc]
         raise error from None
 
@@ -137,21 +136,6 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(flags.help_rows()))
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS[name][1]) for name in sorted(_COMMANDS)])
-
-
-class Strict(click.Option):
-    """An option that refuses what click lets pass: an empty path, which would mean this folder, and ``nan``."""
-
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Read its variable; an empty one, too, which click takes for none."""
-        return os.environ.get(variable(self, ctx.auto_envvar_prefix))
-
-    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """Judge its value."""
-        found = super().type_cast_value(ctx, value)
-        if value == "" or found != found:  # noqa: PLR0124 - nan alone isn't itself
-            self.type.fail(f"{value!r} is not a valid {self.type.name}: write one, or leave it out.", self, ctx)
-        return found
 
 
 class _KubeletVersion(click.ParamType[int]):
@@ -362,11 +346,6 @@ def _effective(ctx: click.Context, settings: Settings, said: Mapping[str, Given]
             source = said["kubelet-socket"].source
         yield effective.Setting(option.opts[0].removeprefix("--"), effective.plain(value), source)
     yield from effective.of_devices(settings, said)
-
-
-def variable(option: click.Parameter, prefix: str | None = "GATEWAY") -> str:
-    """Name the variable of an option of the command whose variables begin so."""
-    return str(option.envvar or f"{prefix}_{str(option.name).upper()}")
 
 
 def _settings(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Mapping[str, Given]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gateway.cli.main import Strict
+from gateway.cli.options import Strict
 from gateway.configuration.settings import STATE_DIR
 
 

@@ -14,7 +14,7 @@ import click
 from msgspec.structs import asdict
 
 from gateway.cli import places
-from gateway.cli.main import Strict
+from gateway.cli.options import Strict
 from gateway.configuration.settings import SOCKET_DIR
 from gateway.wires.log import printable, printable_lines
 

@@ -125,7 +125,7 @@ MUTANTS = (
     Mutant(
         "Q6",
         "an empty path is this folder",
-        "gateway/cli/main.py",
+        "gateway/cli/options.py",
         'if value == "" or found != found:',
         "if found != found:",
         f"{_CLI}::test_a_wrong_flag_is_told_what_was_expected",
@@ -133,7 +133,7 @@ MUTANTS = (
     Mutant(
         "Q6",
         "nan is in every range",
-        "gateway/cli/main.py",
+        "gateway/cli/options.py",
         'if value == "" or found != found:',
         'if value == "":',
         f"{_CLI}::test_a_wrong_flag_is_told_what_was_expected",
@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         "Q6",
         "an empty variable is left out of account",
-        "gateway/cli/main.py",
+        "gateway/cli/options.py",
         "return os.environ.get(variable(self, ctx.auto_envvar_prefix))",
         "return os.environ.get(variable(self, ctx.auto_envvar_prefix)) or None",
         f"{_CLI}::test_a_wrong_variable_is_named",
@@ -150,7 +150,7 @@ MUTANTS = (
         "Q6",
         "the option alone is named",
         "gateway/cli/main.py",
-        "variables.named(found) if isinstance(found, click.UsageError) else found",
+        "named(found) if isinstance(found, click.UsageError) else found",
         "found",
         f"{_CLI}::test_a_wrong_variable_is_named",
     ),
