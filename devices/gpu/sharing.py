@@ -21,8 +21,6 @@ from devices.source import Listing
 
 _KEPT: Final = 128
 """GPUs and partitions whose devices are kept: as many as a node has (64), and as many again that were."""
-
-
 MOST_DEVICES: Final = 100_000
 """Of one resource: a kubelet takes a list of 4 MiB, which some 65 000 replicas of GPUs fill."""
 

@@ -81,6 +81,7 @@ async def _calls(report: Report, node: Node, times: int) -> None:
     _, kubelet = await _bridge(node)
     await node.plugin(_command(node))
     await kubelet.wait(NIC, COUNT, SECONDS)
+    node.hide_pod_resources()
     requests = allocate_requests([f"dev-{number}" for number in range(COUNT)])
     method = f"{SERVICE}/Allocate"
     through = next(path for path in node.plugin_sockets() if path.is_relative_to(node.sockets))
