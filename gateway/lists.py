@@ -376,11 +376,9 @@ async def _announce(ledger: Ledger, name: str, devices: Sequence[Device]) -> Non
         ledger.announce(name, tuple(devices[start : start + AT_ONCE]))
 
 
-def _told(
-    inventory: Inventory, names: Iterable[str], ledger: Ledger, source: DeviceSource
-) -> dict[str, Listing | None]:
+def _told(inventory: Inventory, of: Iterable[str], ledger: Ledger, source: DeviceSource) -> dict[str, Listing | None]:
     """Return the listings; what was withdrawn as a whole isn't waited for, though a silent source could have its name."""
-    told = {name: listed(inventory, name) for name in names}
+    told = {name: listed(inventory, name) for name in of}
     for name in [name for name, listing in told.items() if listing is None]:
         ids = ledger.announced(name)
         if ids and all(source.fate(name, one) is Fate.WITHDRAWN for one in ids):

@@ -92,6 +92,11 @@ async def warm_up(socket: Path) -> None:
         await channel.close()
 
 
+def spread(seconds: float) -> float:
+    """Wait up to a quarter longer: resources that were cut together don't register again together."""
+    return seconds * (1 + os.urandom(1)[0] / 1024)
+
+
 class Node(Struct, frozen=True, kw_only=True):
     """The node around a resource, and the gateway on it."""
 
@@ -259,8 +264,8 @@ class Resource:
                     self._offer_task.cancel()
             case events.SetTimer(timer, seconds):
                 self._cancel(timer)
-                jittered = seconds * (1 + os.urandom(1)[0] / 1024)  # Up to a quarter more: retries spread.
-                self._timers[timer] = asyncio.get_running_loop().call_later(jittered, self.feed, events.Fired(timer))
+                fires = events.Fired(timer)
+                self._timers[timer] = asyncio.get_running_loop().call_later(spread(seconds), self.feed, fires)
             case events.CancelTimer(timer):
                 self._cancel(timer)
             case events.Heed(stream):

@@ -144,6 +144,14 @@ MUTANTS = (
         f"{_REGISTRATION}::test_deadlines_outlast_the_kubelets_own",
     ),
     Mutant(
+        "R4",
+        "resources that were cut together register again together",
+        "gateway/registration/registrar.py",
+        "return seconds * (1 + os.urandom(1)[0] / 1024)",
+        "return seconds",
+        f"{_REGISTRATION}::test_waits_are_spread",
+    ),
+    Mutant(
         "R5",
         "Register says no options",
         "gateway/registration/registrar.py",

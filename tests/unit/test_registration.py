@@ -639,6 +639,11 @@ def test_deadlines_outlast_the_kubelets_own() -> None:
     assert min(r.CALL_WAIT, plugin.REGISTER_DEADLINE) > 10
 
 
+def test_waits_are_spread() -> None:
+    waits = {plugin.spread(4.0) for _ in range(100)}
+    assert (min(waits) >= 4, max(waits) < 5, len(waits) > 10) == (True, True, True)
+
+
 def test_three_errors_are_overcome_within_two_seconds() -> None:
     state, waited = play(UP)[0], 0.0
     for attempt in (1, 2, 3):
