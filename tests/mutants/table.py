@@ -393,6 +393,14 @@ MUTANTS = (
     ),
     Mutant(
         "T5",
+        "an own name is not among those that are looked for",
+        "gateway/folder.py",
+        "(KUBELET_SOCKET, *(one.state.name for one in self._resources.values()))",
+        "(KUBELET_SOCKET,)",
+        "tests/unit/test_parts.py::test_the_names_that_are_looked_for_are_the_kubelets_and_our_own",
+    ),
+    Mutant(
+        "T5",
         "a deleted name is left deleted",
         "gateway/registration/machine.py",
         "((LinkSocket(name),) if name == state.name and state.stream is not None else ())",

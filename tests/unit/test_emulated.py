@@ -39,6 +39,8 @@ class Plugin(grpc.GenericRpcHandler):
         self.streams = 0
         self.answer: Callable[[Sequence[str]], bytes] = self._answer
         self.fails: dict[str, tuple[grpc.StatusCode, str]] = {}
+        self.tells_options = asyncio.Event()
+        self.tells_options.set()
         self._changed = asyncio.Condition()
         self._turn = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -83,6 +85,7 @@ class Plugin(grpc.GenericRpcHandler):
                 await context.abort(*self.fails[method])
             match method:
                 case "GetDevicePluginOptions":
+                    await self.tells_options.wait()
                     return self.dialect.encode_options(self.options).data
                 case "Allocate":
                     (request,) = self.dialect.decode_allocate_request(data)
@@ -297,6 +300,26 @@ async def test_an_options_error_fails_a_synchronous_register(node: Node, version
         await node.register(plugin)
     assert error.value.code() is grpc.StatusCode.UNKNOWN
     assert error.value.details() == "failed to get device plugin options: rpc error: code = Internal desc = no idea"
+
+
+@pytest.mark.parametrize(("version", "called"), [("1.25", True), ("1.34", True), ("1.35", False), ("1.37", False)])
+async def test_a_plugin_that_gives_up_its_register_is_called_nevertheless_before_1_35(
+    node: Node, version: str, called: bool
+) -> None:
+    await node.boot(version)
+    plugin, other = await node.plugin(), await node.plugin()
+    plugin.tells_options.clear()
+    with pytest.raises(grpc.aio.AioRpcError) as gave_up:
+        await node.register(plugin, seconds=0.2)
+    assert gave_up.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await node.logged("the plugin gave up waiting")
+    plugin.tells_options.set()
+    if called:
+        await plugin.streams_are(1)
+    else:
+        await node.register(other, resource="example.com/other")
+        await other.streams_are(1)
+        assert "ListAndWatch" not in plugin.calls
 
 
 @pytest.mark.parametrize("version", ONE_OF_EACH)
@@ -526,6 +549,19 @@ async def test_a_pre_start_error_is_no_rejection(node: Node, version: str) -> No
     assert (await node.kubelet.restart_container("pod")).answer.envs
 
 
+@pytest.mark.parametrize(("version", "starts"), [("1.12", False), ("1.20", False), ("1.21", True), ("1.37", True)])
+async def test_a_container_that_asks_for_none_of_a_resource_starts_since_1_21(
+    node: Node, version: str, starts: bool
+) -> None:
+    await node.ready(version, pre_start_required=True)
+    if starts:
+        assert not (await node.kubelet.admit("pod", {GPU: 0})).devices
+        return
+    with pytest.raises(KubeletError, match="no devices found allocated in local cache for pod pod") as failed:
+        await node.kubelet.admit("pod", {GPU: 0})
+    assert failed.value.stage == "start"
+
+
 @pytest.mark.parametrize(
     ("version", "message"),
     [
@@ -665,6 +701,19 @@ async def test_what_a_pod_holds_over_a_hop(node: Node, hop: str, kept: bool) -> 
         assert again.answer.envs == {"GPUS": ",".join(held)}
         other = await node.kubelet.admit("other", {GPU: 2})
         assert set(other.devices[GPU]).isdisjoint(held)
+
+
+@pytest.mark.parametrize(("hop", "given"), [("1.9 1.8", 2), ("1.11 1.10", 0), ("1.20 1.18", 2), ("1.18 1.32", 2)])
+async def test_a_container_whose_devices_were_forgotten_gets_others_at_its_start_since_1_14(
+    node: Node, hop: str, given: int
+) -> None:
+    before, after = hop.split()
+    await node.ready(before)
+    await node.kubelet.admit("pod", {GPU: 2})
+    await node.boot(after, Demand("pod", GPU, 2))
+    await node.register(await node.plugin())
+    await node.kubelet.wait(GPU, 4)
+    assert len((await node.kubelet.restart_container("pod")).devices.get(GPU, ())) == given
 
 
 @pytest.mark.parametrize("version", ONE_OF_EACH)

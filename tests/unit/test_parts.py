@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -288,7 +289,11 @@ class Sockets:
                 raise RuntimeError("Too many open files")
             self.bound.append(name)
 
-        return SimpleNamespace(bound=SimpleNamespace(bind=bind), feed=lambda event: self.told.append((name, event)))
+        return SimpleNamespace(
+            bound=SimpleNamespace(bind=bind),
+            feed=lambda event: self.told.append((name, event)),
+            state=SimpleNamespace(name=f"{name}-1.sock"),
+        )
 
 
 @pytest.mark.parametrize(("dra", "bound"), [("off", ["a", "b"]), ("on", ["a", "b"]), ("only", [])])
@@ -334,6 +339,25 @@ async def test_every_resource_is_told_of_a_name_that_was_lost(folder: Path) -> N
     sockets.folder._name_lost(name := f"{sockets.own.token}-1.sock")
     sockets.folder._name_lost("another-1.sock")
     assert sockets.told == [(one, events.NameLost(name)) for one in ("a", "b")]
+
+
+async def test_the_names_that_are_looked_for_are_the_kubelets_and_our_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where inotify doesn't tell that one went, nothing else does."""
+    looked_for: list[Callable[[], Iterable[str]]] = []
+
+    class Watch:
+        def __init__(self, _folder: Path, _shared: Path, names: Callable[[], Iterable[str]], **_: object) -> None:
+            looked_for.append(names)
+
+        async def run(self) -> None:
+            """Do nothing."""
+
+    monkeypatch.setattr(folders, "FolderWatch", Watch)
+    sockets = Sockets(folder)
+    await sockets.folder.run()
+    assert set(looked_for[0]()) == {"kubelet.sock", "a-1.sock", "b-1.sock"}
 
 
 async def test_a_socket_directory_that_is_waited_for_is_told_of_once_in_a_while(
