@@ -107,8 +107,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def recordings(request: pytest.FixtureRequest) -> Iterator[Recordings]:
-    """What each job recorded; raises what went wrong in it."""
-    loop = asyncio.new_event_loop()
+    """What each job recorded; raises what went wrong in it, and plays it anew for a test that runs again."""
+    loop, failed = asyncio.new_event_loop(), set[Job]()
     busy, watching = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(WATCHING_AT_ONCE)
 
     async def run(job: Job) -> list[Connection]:
@@ -119,8 +119,18 @@ def recordings(request: pytest.FixtureRequest) -> Iterator[Recordings]:
     # a process that is being spawned in another thread reads.
     jobs = dict.fromkeys(job for item in request.session.items if item.path == request.path for job in _jobs(item))
     tasks = {job: loop.create_task(run(job)) for job in jobs}
+
+    def recorded(job: Job) -> list[Connection]:
+        if job in failed:
+            tasks[job] = loop.create_task(run(job))
+        try:
+            return loop.run_until_complete(tasks[job])
+        except Exception:
+            failed.add(job)
+            raise
+
     try:
-        yield lambda job: loop.run_until_complete(tasks[job])
+        yield recorded
     finally:
         for task in tasks.values():
             task.cancel()
