@@ -98,12 +98,10 @@ class _Search:
         shares = [sum(row) for row in table]
         scale = sum(shares) + 1
         self._cost = [free * scale - share for free, share in zip(room, shares, strict=True)]
+        nodes = [gpu.numa_node for gpu in (*gpus, *opened)]
         near = [
-            [
-                distance * _PAIRS + (gpu.numa_node != other.numa_node)
-                for distance, other in zip(row, (*gpus, *opened), strict=False)
-            ]
-            for gpu, row in zip(gpus, table, strict=True)
+            [distance * _PAIRS + (node != own) for distance, node in zip(row, nodes, strict=False)]
+            for own, row in zip(nodes, table, strict=False)
         ]
         self._rows = [row[: len(gpus)] for row in near]
         self._start = _Part((), 0, 0, [sum(row[len(gpus) :]) for row in near], missing)
@@ -169,13 +167,13 @@ class _Search:
         return (distance, cost, 0) < self._least
 
     def _nearest(self, start: int) -> list[list[int]]:
-        """For each GPU, the sums of its 0, 1, 2… smallest distances to those from ``start`` on, or some before."""
+        """For each GPU from ``start`` on, the sums of its 0, 1, 2… smallest distances to these, or to some before as well."""
         start -= start % (1 + 2 * ((len(self._places) - 1) // EXACT))  # so that it is made at most 16 times
         if start not in self._near:
-            self._near[start] = [
-                [0, *accumulate(sorted([*row[start:place], *row[max(start, place + 1) :]])[: self._count])]
-                for place, row in enumerate(self._rows)
-            ]
+            self._near[start] = [[]] * start
+            for place, row in enumerate(self._rows[start:], start):
+                others = sorted(row[start:place] + row[place + 1 :])
+                self._near[start].append([0, *accumulate(others[: self._count])])
         return self._near[start]
 
     def _classes(self) -> list[int]:
@@ -233,21 +231,14 @@ class _Search:
 
 def _distances(rows: Sequence[GPU], columns: Sequence[GPU]) -> list[list[int]]:
     """Give the distances of ``rows``, which are among ``columns``, to these: 0 on one board, else that of the nearest link."""
-    ways = {gpu.board: _ways(gpu) for gpu in columns}
-    there = [(gpu.board, ways[gpu.board]) for gpu in columns]
-    table: list[list[int]] = []
-    for gpu in rows:
-        board, own = gpu.board, ways[gpu.board]
-        table.append([min(own.get(peer, FARTHEST), back.get(board, FARTHEST)) for peer, back in there])
-    return table
-
-
-def _ways(gpu: GPU) -> Mapping[str, int]:
-    ways: dict[str, int] = {}
-    for link in gpu.links:
-        ways[link.peer] = min(link.distance, ways.get(link.peer, FARTHEST))
-    ways[gpu.board] = 0
-    return ways
+    boards = [gpu.board for gpu in columns]
+    near = {board: {board: 0} for board in boards}
+    for gpu in columns:
+        own = near[gpu.board]
+        for link in gpu.links:
+            if link.peer in near and (distance := link.distance) < own.get(link.peer, FARTHEST):
+                own[link.peer] = near[link.peer][gpu.board] = distance
+    return [[own.get(board, FARTHEST) for board in boards] for own in (near[gpu.board] for gpu in rows)]
 
 
 def _nearest_nodes(count: int, gpus: Sequence[GPU], opened: Mapping[int | None, int]) -> list[int]:

@@ -152,6 +152,7 @@ def bridged(lanes: int) -> tuple[str, ...]:
         pytest.param("0000", ["pxb 0 1", "pix 1 2"], "0123", "", 2, "12", id="one switch rather than several"),
         pytest.param("0000", ["nvlink 0 1", "nvlink*2 1 2"], "0123", "", 2, "12", id="two lanes rather than one"),
         pytest.param("0000", ["pix 0 1", "xgmi 1 0", "pix 2 3"], "0123", "", 2, "01", id="the nearest of two links"),
+        pytest.param("0000", ["xgmi 2 3", "pix 3 2", "pix 0 1"], "0123", "", 2, "23", id="it was told first"),
         pytest.param("0000", ["xgmi 3 0"], "0123", "0", 2, "03", id="a link that only the other names"),
         pytest.param("0000", PAIRS, "012", "", 1, "2", id="one that has no partner any more"),
         pytest.param("0000", PAIRS, "0123", "", 1, "0", id="the lowest index, where each has its partner"),
