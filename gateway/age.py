@@ -34,11 +34,10 @@ def plausible(age: Age, now_ns: int) -> bool:
     return 0 <= age.born_ns - (HOST_SERVICE_NS if age.host_service else 0) <= now_ns
 
 
-def older_should_wait(own: Age, peers: Iterable[Age], doubts: Container[Age] = ()) -> Age | None:
-    """Return the newest of the living ``peers`` that is newer than we are: the one to stand by for.
+def in_turn(own: Age, peers: Iterable[Age], doubts: Container[Age] = ()) -> list[Age]:
+    """Return those of the living ``peers`` that are newer than we are, the newest first: the ones to stand by for, in turn.
 
     The rule among gateways that can't talk: another state directory, an older release. One that we stood by for in vain
     (``doubts``) doesn't count.
     """
-    newer = [peer for peer in peers if peer > own and peer not in doubts]
-    return max(newer, default=None)
+    return sorted((peer for peer in peers if peer > own and peer not in doubts), reverse=True)

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from devices.model import Health
-from gateway.age import older_should_wait
 from gateway.handover import instance, standby
 from gateway.handover.ability import PEERS_AGAIN, Ability
 from gateway.handover.events import HandoverOutcome, Standing, standing
 from gateway.handover.leases import Leases
-from gateway.handover.standby import Standby
+from gateway.handover.standby import Doubts, Standby
 from gateway.handover.talk import Handover
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.watch import kubelet_id, listens
@@ -25,7 +24,7 @@ from gateway.registration.registrar import warm_up
 from gateway.tally import Confirmation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from adapters.dialect import Level
@@ -137,9 +136,8 @@ class Peers:
             self, settings.socket_dir, settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
         )
         self._leases = Leases(self._left, tasks)
-        self.doubts: dict[str, dict[Age, frozenset[str]]] = {}
-        """The newer gateways, by resource, that can't talk and for which we stood by in vain, with their names in the socket directory
-        then: each Register has a new one, and ends the doubt."""
+        self._doubts = Doubts(own.age, settings.socket_dir, self.handover.decides, self.kubelet_listens)
+        self.doubts = self._doubts.known
         self._resuming: set[str] = set()
         self._silent = _Silent()
         self._yielding: set[str] = set()
@@ -252,16 +250,8 @@ class Peers:
         return newer
 
     def _newer(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
-        """Return the newer gateway, of those that can't be talked to, that offers a resource."""
-        offering = [
-            age
-            for age, folder in peers.items()
-            if not self.handover.decides(age, resource) and listens(folder / instance.socket_name(resource))
-        ]
-        if resource in self.doubts and self.kubelet_listens():
-            names = standby.names_in(self._settings.socket_dir)
-            self.doubts[resource] = _still(self.doubts[resource], peers, names)
-        return older_should_wait(self._instance.age, offering, self.doubts.get(resource, ()))
+        """Return the newest gateway, of those that can't be talked to, that offers a resource."""
+        return next(iter(self._doubts.in_turn(resource, peers)), None)
 
     def unserved(self, resource: Resource) -> None:
         """Take a resource back from those who talk, and the newest who doesn't: the kubelet's records lack it."""
@@ -269,8 +259,9 @@ class Peers:
         deferred, other = self.handover.defers_to(name), self._newer(name, self.living() or {})
         self.handover.unserved(name)
         if other is not None and (deferred is None or other > deferred):  # One in between takes it back itself.
-            names = standby.names_of(other, standby.names_in(self._settings.socket_dir))
-            self.doubts.setdefault(name, {})[other] = names
+            names = standby.names_in(self._settings.socket_dir)
+            self._doubts.add(name, [other], names)
+            self._tasks.background(self._doubt_deaf(name, names))
             self._tally.handovers.add("older", HandoverOutcome.BACK.value)
             _log.warning(
                 "taking a resource back: another gateway is to serve it, and the kubelet's records show no device of it",
@@ -279,6 +270,10 @@ class Peers:
                 advice="the newer gateway has a socket for it and doesn't serve it: look at its log, or end it",
             )
         self.look()  # Also where it talks by now, and says nothing.
+
+    async def _doubt_deaf(self, resource: str, names: Sequence[str]) -> None:
+        await self._doubts.ask(resource, self.living() or {}, names)
+        self.look()
 
     @property
     def registering(self) -> bool:
@@ -405,13 +400,6 @@ class Peers:
     def renew(self, resource: str) -> None:
         """Register a resource once more: the kubelet may hold another gateway's Register."""
         self._resources[resource].feed(events.Renew("another gateway registered at the same time"))
-
-
-def _still(
-    doubts: Mapping[Age, frozenset[str]], peers: Container[Age], names: Sequence[str]
-) -> dict[Age, frozenset[str]]:
-    """Keep the doubts of those that live, and haven't registered since."""
-    return {age: had for age, had in doubts.items() if age in peers and standby.names_of(age, names) <= had}
 
 
 def _leaves_streams_open(level: Level | None) -> bool:

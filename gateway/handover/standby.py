@@ -17,19 +17,25 @@ import structlog
 from msgspec.structs import replace
 
 from devices.model import Health
+from gateway.age import in_turn
+from gateway.handover.instance import socket_name
 from gateway.handover.records import LOOK, RecordsSeen
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.view import Untold
+from gateway.kubelet.watch import listens
 from gateway.registration.events import Phase
 from gateway.tally import Confirmation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from gateway.age import Age
     from gateway.registration.registrar import Resource
 
+ANSWERS_WITHIN: Final = 0.3
+"""Seconds within which another gateway answers a call, or it is thought to stand still."""
+_MOST_ASKED: Final = 16
 _MOST_NAMES: Final = 4096
 _log = structlog.get_logger()
 
@@ -157,6 +163,51 @@ class Standby:
         # The kubelet tells nothing: whoever registered with it has a name in its folder, which it empties at its start.
         # One that talks and has none is asked; what it answers counts more than that, and one that stands still answers nothing.
         return bool(names_of(other, names)) or (self._own.talks(resource) and self._records[resource.name].told > 0)
+
+
+class Doubts:
+    """Which newer gateway that can't talk is to be stood by for: none for which that was in vain, until it registers.
+
+    Args:
+        own: this gateway.
+        socket_dir: where gateways and kubelet meet.
+        decides: tells whether what a gateway serves of a resource is settled with it, not by age.
+        kubelet_listens: tells whether a kubelet takes connections now.
+    """
+
+    def __init__(
+        self, own: Age, socket_dir: Path, decides: Callable[[Age, str], bool], kubelet_listens: Callable[[], bool]
+    ) -> None:
+        self._own, self._socket_dir, self._decides, self._kubelet_listens = own, socket_dir, decides, kubelet_listens
+        self.known: dict[str, dict[Age, frozenset[str]]] = {}
+        """By resource, those for which it was in vain, with their names in the socket directory then: each Register has a new one."""
+
+    def in_turn(self, resource: str, peers: Mapping[Age, Path]) -> list[Age]:
+        """Return those that offer a resource, the one to stand by for first."""
+        offering = [
+            age
+            for age, folder in peers.items()
+            if not self._decides(age, resource) and listens(folder / socket_name(resource))
+        ]
+        if resource in self.known and self._kubelet_listens():
+            names = names_in(self._socket_dir)
+            self.known[resource] = {
+                age: had for age, had in self.known[resource].items() if age in peers and names_of(age, names) <= had
+            }
+        return in_turn(self._own, offering, self.known.get(resource, ()))
+
+    def add(self, resource: str, others: Iterable[Age], names: Sequence[str]) -> None:
+        """Doubt some, which have these ``names`` among others in the socket directory."""
+        self.known.setdefault(resource, {}).update((other, names_of(other, names)) for other in others)
+
+    async def ask(self, resource: str, peers: Mapping[Age, Path], names: Sequence[str]) -> None:
+        """Doubt all at once that come next and answer no call: each in turn would cost the kubelet's records its time."""
+        if others := self.in_turn(resource, peers)[:_MOST_ASKED]:
+            from gateway.registration import api  # noqa: PLC0415 - paid where several other gateways don't serve
+
+            sockets = [peers[other] / socket_name(resource) for other in others]
+            found = await asyncio.gather(*(api.ask(socket, ANSWERS_WITHIN) for socket in sockets))
+            self.add(resource, [other for other, one in zip(others, found, strict=True) if not one.answered], names)
 
 
 def names_in(socket_dir: Path) -> list[str]:

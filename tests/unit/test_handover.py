@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from adapters.dialect import Level
-from gateway.age import HOST_SERVICE_NS, Age, older_should_wait
+from gateway.age import HOST_SERVICE_NS, Age, in_turn
 from gateway.handover import machine
 from gateway.handover import message as talked
 from gateway.handover import partner as partners
@@ -201,7 +201,7 @@ class Gateway:
             self._spawn(self.handover.take_over(peers))
         for resource in self.states:
             others = [peer for peer in peers if not self.handover.decides(peer, resource)]
-            waits_for = self.handover.defers_to(resource) or older_should_wait(self.age, others)
+            waits_for = self.handover.defers_to(resource) or next(iter(in_turn(self.age, others)), None)
             if waits_for is not None and self.standing(resource) is not Standing.BUSY:
                 self.feed(resource, events.StandBy(waits_for))
             elif waits_for is None and self.states[resource].phase is Phase.STANDBY:

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from adapters.dialect import Level
-from gateway.age import HOST_SERVICE_NS, Age, older_should_wait, plausible
+from gateway.age import HOST_SERVICE_NS, Age, in_turn, plausible
 from gateway.handover import machine as s
 from gateway.handover.events import (
     Action,
@@ -55,7 +55,7 @@ from gateway.registration.events import Phase
     ],
 )
 def test_the_older_yields(own: Age, peers: list[Age], waits_for: Age | None) -> None:
-    assert older_should_wait(own, peers) == waits_for
+    assert next(iter(in_turn(own, peers)), None) == waits_for
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_when_a_gateway_can_have_started(born_ns: int, can_be: bool) -> None:
     ],
 )
 def test_who_is_doubted_is_not_stood_by_for(peers: list[Age], waits_for: Age | None) -> None:
-    assert older_should_wait(Age(5, "b"), peers, {Age(6, "a")}) == waits_for
+    assert next(iter(in_turn(Age(5, "b"), peers, {Age(6, "a")})), None) == waits_for
 
 
 def test_what_the_records_lack_is_told_again() -> None:

@@ -303,6 +303,44 @@ async def test_who_stands_by_for_one_that_talks_and_one_that_does_not_takes_it_b
     await gateway._tasks.close()
 
 
+@pytest.mark.parametrize("registers", [False, True], ids=["deaf all the time", "registers while it is asked"])
+async def test_of_several_others_those_that_answer_no_call_are_taken_back_from_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, registers: bool
+) -> None:
+    """Each alone would cost the kubelet's records two seconds. One that answers stands by, as we do, and may serve next."""
+    gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
+    gateway.others.begun, gateway._exit = True, asyncio.get_running_loop().create_future()
+    plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
+    answering, deaf, newest = (Age(1 << 60 + place, f"{place}badcafe") for place in range(3))
+    peers = {age: folder / age.token for age in (answering, deaf, newest)}
+    monkeypatch.setattr(gateway.others, "living", lambda: peers)
+    monkeypatch.setattr(gateway.others._presence, "listens", lambda: True)
+    looks, look = list[Age | None](), gateway.others.look
+
+    def looked() -> None:
+        look()
+        looks.append(plugin.standing_by_for)
+
+    monkeypatch.setattr(gateway.others, "look", looked)
+    sockets = [each / instance.socket_name(RESOURCE) for each in peers.values()]
+    for each in peers.values():
+        each.mkdir()
+    server = grpc.aio.server()
+    server.add_insecure_port(target(sockets[0]))
+    await server.start()
+    with listening(sockets[1]), listening(sockets[2]):
+        gateway.others.look_at_peers()
+        assert plugin.standing_by_for == newest
+        gateway.others.unserved(plugin)
+        if registers:
+            (folder / f"{deaf.token}-1.sock").touch()
+        await until(lambda: len(looks) == 2, 20)
+        assert looks == [deaf, deaf if registers else answering]
+    await server.stop(None)
+    await plugin.close()
+    await gateway._tasks.close()
+
+
 async def test_who_was_stood_by_for_by_age_and_talks_by_now_is_looked_at_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

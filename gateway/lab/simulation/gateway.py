@@ -7,7 +7,7 @@ in ``handover`` and ``standby``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from heapq import heappush
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from devices.model import Device, Health
-from gateway.age import HOST_SERVICE_NS, Age, older_should_wait
+from gateway.age import HOST_SERVICE_NS, Age, in_turn
 from gateway.handover.events import HandoverOutcome, Standing
 from gateway.kubelet.identity import KubeletId
 from gateway.lab.simulation.clock import Clock, Timer
@@ -30,7 +30,7 @@ from gateway.registration.events import Phase
 if TYPE_CHECKING:
     from gateway.lab.simulation.node import Node
 
-FIRST_LOOK, PEERS_AGAIN, PROBE_AGAIN, YIELD_TIME, HANDED_OVER_WAIT = 1.0, 0.5, 15.0, 0.05, 0.002
+FIRST_LOOK, PEERS_AGAIN, PROBE_AGAIN, YIELD_TIME, HANDED_OVER_WAIT, ANSWERS_WITHIN = 1.0, 0.5, 15.0, 0.05, 0.002, 0.3
 """As in ``gateway.daemon``, ``gateway.handover.peers`` and ``gateway.handover.ability``, in seconds."""
 LEASE_AGAIN: Final = 0.3
 ROUNDS: Final = 50
@@ -380,12 +380,15 @@ class Gateway(Process):
         return newer
 
     def _newer(self, peers: Sequence[Age]) -> Age | None:
+        return next(iter(self._in_turn(peers)), None)
+
+    def _in_turn(self, peers: Sequence[Age]) -> list[Age]:
         offering = [age for age in peers if not self.handover.decides(age) and self.node.by_age(age).listens]
         if self.doubts and self.kubelet_listens:
             self.doubts = {
                 age: had for age, had in self.doubts.items() if age in peers and self.node.names_of(age) <= had
             }
-        return older_should_wait(self.age, offering, self.doubts)
+        return in_turn(self.age, offering, self.doubts)
 
     def unserved(self) -> None:
         """Take the resource back that another gateway is to serve, and that the kubelet's records lack."""
@@ -395,6 +398,20 @@ class Gateway(Process):
         if other is not None and (deferred is None or other > deferred):
             self.doubts[other] = self.node.names_of(other)
             self.count(HandoverOutcome.BACK)
+            still = {
+                age: self.node.names_of(age)
+                for age in self._in_turn(self.node.peers(self))
+                if self.node.by_age(age).frozen
+            }
+            if still:
+                self.later(ANSWERS_WITHIN, self._doubt_deaf, still)
+        self.look()
+
+    def _doubt_deaf(self, still: Mapping[Age, frozenset[str]]) -> None:
+        deaf = {age: names for age, names in still.items() if self.node.by_age(age).frozen}
+        self.doubts |= deaf
+        if deaf:
+            self.clock.met["several others stand still: all doubted at once"] += 1
         self.look()
 
     @property

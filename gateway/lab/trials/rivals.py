@@ -135,10 +135,10 @@ async def _crashes(made: Node, *, elsewhere: bool) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _planted(made: Node, *, says: bytes | None) -> AsyncIterator[None]:
+async def _planted(made: Node, *, says: bytes | None, number: int = 0) -> AsyncIterator[None]:
     """A folder with a lock that is held, and a socket: nobody accepts there, or somebody says something."""
-    folder = made.socket_dir / instance.FOLDER / "5eed5eed"
-    hidden = folder.with_name(".5eed5eed")
+    folder = made.socket_dir / instance.FOLDER / f"5eed5ee{number}"
+    hidden = folder.with_name(f".{folder.name}")
     hidden.mkdir(mode=0o750)
     lock = os.open(hidden / "lock", os.O_RDWR | os.O_CREAT, 0o640)
     server: asyncio.Server | None = None
@@ -161,6 +161,14 @@ async def _planted(made: Node, *, says: bytes | None) -> AsyncIterator[None]:
             server.close()
         listener.close()
         os.close(lock)
+
+
+@asynccontextmanager
+async def _several_planted(made: Node) -> AsyncIterator[None]:
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(3):
+            await stack.enter_async_context(_planted(made, says=None, number=number))
+        yield
 
 
 @asynccontextmanager
@@ -190,6 +198,7 @@ RIVALS: Final[Mapping[str, Rival]] = {
     "crashes": partial(_crashes, elsewhere=False),
     "crashes, its own state": partial(_crashes, elsewhere=True),
     "planted, deaf": partial(_planted, says=None),
+    "several planted, deaf": _several_planted,
     "planted, garbage": partial(_planted, says=b"\x00garbage\n" * 100),
     "older one stopped": partial(_older_stopped, elsewhere=False),
     "older one stopped, its own state": partial(_older_stopped, elsewhere=True),
