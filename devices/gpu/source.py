@@ -194,7 +194,7 @@ class GPUSource(DeviceSource):
         """Whether it is offered, or the vendor's GPUs could be under this name; a simulated node's say by themselves."""
         if resource in self._offers:
             return True
-        if self._sight is not None and self._sight.resources:
+        if self._sight is not None and self._sight.resources and self._inventory is not None:
             return False
         return naming.claimed(resource, self.name, self._policy, self._vendors)
 

@@ -51,6 +51,14 @@ MUTANTS = (
     ),
     Mutant(
         "H1",
+        "GPUs of a complete backend that can't be named yet are lost",
+        "devices/gpu/source.py",
+        "self._sight.resources and self._inventory is not None:",
+        "self._sight.resources:",
+        "tests/unit/test_gpu_source.py::test_a_complete_backend_may_have_any_resource_until_its_devices_can_be_named",
+    ),
+    Mutant(
+        "H1",
         "what is held under another ID is free",
         "devices/boards.py",
         "    for device in devices if by_board else ():",

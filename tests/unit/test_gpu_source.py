@@ -226,6 +226,19 @@ async def test_a_complete_backend_says_itself_what_it_has(watched: Watched) -> N
     assert [watched.source.claims(name) for name in (NVIDIA, AMD, "any.com/thing")] == [True, True, False]
 
 
+async def test_a_complete_backend_may_have_any_resource_until_its_devices_can_be_named(watched: Watched) -> None:
+    """More replicas than fit on a list, say: what is remembered of them isn't lost, and is served from memory."""
+    watched.source.adopt(SINGLE)
+    watched.backend.sees(*SPLIT, resources=(NVIDIA,))
+    pending = asyncio.ensure_future(watched.next())
+    while not watched.source.hindrances():  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0)
+    assert [watched.source.claims(name) for name in (NVIDIA, "any.com/thing")] == [True, True]
+    watched.backend.sees(*SPLIT[:2], resources=(NVIDIA,))
+    await pending
+    assert [watched.source.claims(name) for name in (NVIDIA, "any.com/thing")] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("before", "policy", "after", "resource", "device", "fate"),
     [
