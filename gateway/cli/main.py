@@ -310,9 +310,9 @@ def gateway(ctx: click.Context, /, log_format: str, log_level: str, **options: A
     observe.configure(log_format, log_level)
     try:
         settings, said = _settings(ctx, options)
+        _log.info("effective configuration", **effective.logged(_effective(ctx, settings, said)))
     except ConfigError as error:
         raise wrong(error) from error
-    _log.info("effective configuration", **effective.logged(_effective(ctx, settings, said)))
     sys.exit(serve(settings))
 
 
@@ -344,7 +344,7 @@ def _effective(ctx: click.Context, settings: Settings, said: Mapping[str, Given]
             source = str(ctx.info_name)
         if option.name == "socket_dir" and value != ctx.params[option.name]:
             source = said["kubelet-socket"].source
-        yield effective.Setting(option.opts[0].removeprefix("--"), effective.plain(value), source)
+        yield effective.setting(option.opts[0].removeprefix("--"), value, source)
     yield from effective.of_devices(settings, said)
 
 

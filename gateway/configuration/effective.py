@@ -11,6 +11,7 @@ from msgspec import Struct
 from devices.policy import Policy
 from gateway.configuration.flags import FLAGS
 from gateway.configuration.kinds import FlagKind
+from gateway.configuration.settings import ConfigError
 
 if TYPE_CHECKING:
     from gateway.configuration.settings import Given, Settings
@@ -43,11 +44,11 @@ def of_devices(settings: Settings, said: Mapping[str, Given]) -> Iterable[Settin
             continue
         else:
             value = False if flag.kind is FlagKind.SWITCH else flag.default if flag.default != "none" else None
-        yield Setting(flag.name, plain(value), DEFAULT if given is None else given.source)
+        yield setting(flag.name, value, DEFAULT if given is None else given.source)
     for name in _FILE_ALONE:
         value = getattr(settings.policy, name)
         unsaid = value == getattr(Policy(), name)
-        yield Setting(name.replace("_", "-"), plain(value), DEFAULT if unsaid else str(settings.config_file))
+        yield setting(name.replace("_", "-"), value, DEFAULT if unsaid else str(settings.config_file))
 
 
 def logged(found: Iterable[Setting]) -> dict[str, Any]:
@@ -59,7 +60,14 @@ def logged(found: Iterable[Setting]) -> dict[str, Any]:
     }
 
 
-def plain(value: Any) -> Any:
-    """Turn a value into what JSON has; sets in order, so that equal ones look alike."""
-    found = msgspec.json.decode(msgspec.json.encode(value, enc_hook=str))
-    return sorted(found) if isinstance(value, frozenset) else found
+def setting(name: str, value: Any, source: str) -> Setting:
+    """Turn a value into what JSON has; sets in order, so that equal ones look alike.
+
+    Raises:
+        ConfigError: it is no UTF-8: neither JSON nor gRPC can say it.
+    """
+    try:
+        found = msgspec.json.decode(msgspec.json.encode(value, enc_hook=str))
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} ({source}): expected UTF-8, got {str(value)!r:.80}: write or rename it so") from None
+    return Setting(name, sorted(found) if isinstance(value, frozenset) else found, source)

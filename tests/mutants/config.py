@@ -34,6 +34,14 @@ _RELOAD = "tests/unit/test_reload.py"
 
 MUTANTS = (
     Mutant(
+        "E17",
+        "a path that is no UTF-8 ends the start with a traceback",
+        "gateway/configuration/effective.py",
+        "except UnicodeEncodeError:",
+        "except ZeroDivisionError:",
+        "tests/unit/test_cli.py::test_a_setting_that_is_no_utf_8_is_refused",
+    ),
+    Mutant(
         "E21",
         "what the file says is said by nobody",
         "gateway/cli/main.py",

@@ -156,6 +156,22 @@ def test_a_wrong_variable_is_named(arguments: list[str], variable: str, text: st
     assert f"comes from the variable {variable})" in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variable", "name"),
+    [
+        pytest.param(["--backend", "simulated"], "GATEWAY_SOCKET_DIR", "socket-dir", id="a path"),
+        pytest.param(["--backend", "simulated"], "GATEWAY_SIMULATE", "simulate", id="a profile"),
+        pytest.param(["--backend", "simulated"], "KUBECONFIG", "kubeconfig", id="a setting that NVIDIA's plugin has, too"),
+        pytest.param(["config", "show"], "GATEWAY_STATE_DIR", "state-dir", id="that is only shown"),
+    ],
+)
+def test_a_setting_that_is_no_utf_8_is_refused(arguments: list[str], variable: str, name: str) -> None:
+    """Neither gRPC nor JSON can say it."""
+    result = call(*arguments, **{variable: os.fsdecode(b"/\xff")})
+    assert (result.exit_code, result.output.split(" (")[0]) == (EX_CONFIG, f"Error: {name}"), result.exception
+    assert f"({variable}): expected UTF-8, got '/\\udcff'" in result.output
+
+
 def test_an_option_in_the_place_of_a_variable_that_is_wrong_counts(given: list[Settings]) -> None:
     assert call("--state-dir", "/t", GATEWAY_STATE_DIR="").exit_code == 0
     assert given[0].state_dir == Path("/t")
