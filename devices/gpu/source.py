@@ -34,8 +34,8 @@ from devices.source import CHOSEN_AT_ONCE, DeviceSource, Facts, Fate, GiveUpErro
 if TYPE_CHECKING:
     from devices.telemetry import Reading
 
-_CDI_RETRY: Final = 30.0
-"""Seconds until a CDI specification that could not be written is tried again."""
+_CDI_AGAIN: Final = 30.0
+"""Seconds between two looks at what a CDI specification rests on besides the GPUs: /dev/dri fills when DRM's driver is loaded, say."""
 _REMEMBERED: Final = 4096
 """GPUs and partitions that are remembered after they went: each new MIG layout has new UUIDs."""
 _UNNAMED: Final = "devices can't be named"
@@ -86,8 +86,12 @@ class GPUSource(DeviceSource):
         try:
             while True:
                 news = asyncio.ensure_future(self._news.wait())
-                await asyncio.wait({news, following}, return_when=asyncio.FIRST_COMPLETED)
+                again = _CDI_AGAIN if self._policy.list_strategies & CDI_STRATEGIES else None
+                done, _ = await asyncio.wait({news, following}, timeout=again, return_when=asyncio.FIRST_COMPLETED)
                 news.cancel()
+                if not done:
+                    await self._survey()
+                    continue
                 if following.done():
                     following.result()
                     raise RuntimeError(f"the backend {self.name} ended, which it must not")
@@ -290,7 +294,7 @@ class GPUSource(DeviceSource):
     async def _survey(self) -> None:
         """Find out what answers rest on besides the GPUs, and write what they name, before anybody is told of the GPUs."""
         sight, policy = self._sight, self._policy
-        if sight is None:
+        if sight is None or self._inventory is None:
             return
         if self._survey_cdi is None or not policy.list_strategies & CDI_STRATEGIES:
             self._around = NodeTraits(sight.control_nodes)
@@ -300,8 +304,9 @@ class GPUSource(DeviceSource):
             if policy.fail_on_init_error and not self._around.specifications:
                 raise GiveUpError(around.without_cdi)
             if around.without_cdi != self._around.without_cdi:
-                _log.error("no CDI specification", reason=around.without_cdi, retry_s=_CDI_RETRY)
-            asyncio.get_running_loop().call_later(_CDI_RETRY, self._news.set)
+                _log.error("no CDI specification", reason=around.without_cdi, retry_s=_CDI_AGAIN)
+            # Once they were written, the start has not failed.
+            around = replace(around, specifications=self._around.specifications)
         self._around = around
 
     def _differently(self, resource: str, device_id: str, gpu: GPU) -> bool:

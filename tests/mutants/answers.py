@@ -15,6 +15,7 @@ RULES = {
     "W8": "the driver's files are looked for inside its root only, and none at all is said",
     "W9": "AMD's GPUs, and those of a vendor without rules, are their nodes: all of them, or a refusal",
     "W11": "the specification has the hooks, links and files of NVIDIA's, but for the hooks that an operator disables",
+    "W12": "what a specification rests on is looked at again, also where no GPU changes",
     "W10": "an answer is given again only while all that it rests on is the same",
 }
 
@@ -24,6 +25,22 @@ _CDI = "tests/unit/test_gpu_cdi.py"
 _SOURCE = "tests/unit/test_gpu_source.py"
 
 MUTANTS = (
+    Mutant(
+        "W12",
+        "what a specification rests on is looked at once",
+        "devices/gpu/source.py",
+        "timeout=again, return_when",
+        "timeout=None, return_when",
+        f"{_SOURCE}::test_what_a_specification_rests_on_is_looked_at_again",
+    ),
+    Mutant(
+        "W12",
+        "a specification that is lost later counts as a failed start",
+        "devices/gpu/source.py",
+        "around = replace(around, specifications=self._around.specifications)",
+        "pass",
+        f"{_SOURCE}::test_what_a_specification_rests_on_is_looked_at_again",
+    ),
     Mutant(
         "W1",
         "modes are asked for where nobody is told of GPUs",

@@ -161,7 +161,9 @@ def test_a_wrong_variable_is_named(arguments: list[str], variable: str, text: st
     [
         pytest.param(["--backend", "simulated"], "GATEWAY_SOCKET_DIR", "socket-dir", id="a path"),
         pytest.param(["--backend", "simulated"], "GATEWAY_SIMULATE", "simulate", id="a profile"),
-        pytest.param(["--backend", "simulated"], "KUBECONFIG", "kubeconfig", id="a setting that NVIDIA's plugin has, too"),
+        pytest.param(
+            ["--backend", "simulated"], "KUBECONFIG", "kubeconfig", id="a setting that NVIDIA's plugin has, too"
+        ),
         pytest.param(["config", "show"], "GATEWAY_STATE_DIR", "state-dir", id="that is only shown"),
     ],
 )

@@ -536,15 +536,42 @@ async def test_answers_that_are_remembered_are_bounded(watched: Watched, monkeyp
         assert len(watched.source._answered) <= 2
 
 
-async def test_a_specification_that_could_not_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = [NodeTraits(without_cdi="no folder"), NodeTraits(without_cdi="no folder"), NodeTraits()]
-    monkeypatch.setattr(source, "_CDI_RETRY", 0.01)
-    one = Watched(Policy(list_strategies=frozenset({ListStrategy.CDI_CRI})), lambda *_: outcomes.pop(0))
+@pytest.mark.parametrize(
+    ("outcomes", "reasons", "final"),
+    [
+        pytest.param(["no folder", "no folder", ""], ["no folder"], False, id="none at first"),
+        pytest.param(["", ""], [], True, id="what it rests on may change"),
+        pytest.param(
+            ["", "no libraries", "no libraries", ""], ["no libraries"], True, id="lost later, which ends no process"
+        ),
+    ],
+)
+async def test_what_a_specification_rests_on_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch, outcomes: list[str], reasons: list[str], final: bool
+) -> None:
+    """A driver's upgrade, or its DRM part that is loaded later: the GPUs stay what they are, and nobody is told of them anew."""
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def survey(_: Sight, __: Policy) -> NodeTraits:
+        reason = outcomes.pop(0)
+        if not outcomes:
+            monkeypatch.setattr(source, "_CDI_AGAIN", 3600.0)
+            loop.call_soon_threadsafe(over.set)
+        return NodeTraits(specifications=() if reason else ({"kind": "a/b"},), without_cdi=reason)
+
+    monkeypatch.setattr(source, "_CDI_AGAIN", 0.01)
+    strategies = frozenset({ListStrategy.CDI_CRI})
+    one = Watched(Policy(list_strategies=strategies, fail_on_init_error=final), survey)
     with capture_logs() as logs:
         await one.sees(gpu(0))
-        while outcomes:
-            await one.next()
-    assert [entry["reason"] for entry in logs if entry["event"] == "no CDI specification"] == ["no folder"]
+        pending = asyncio.ensure_future(one.next())
+        async with asyncio.timeout(10):
+            await over.wait()
+    assert not pending.done()
+    assert [entry["reason"] for entry in logs if entry["event"] == "no CDI specification"] == reasons
+    pending.cancel()
+    await asyncio.gather(pending, return_exceptions=True)
     await one.close()
 
 
