@@ -21,7 +21,7 @@ from click.core import ParameterSource
 from gateway.cli.options import Strict, named, variable
 from gateway.cli.serve import SettingError, serve
 from gateway.compose import BACKENDS
-from gateway.configuration import commandline, dra, effective, flags
+from gateway.configuration import commandline, dra, effective, flags, kinds
 from gateway.configuration.settings import SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
 from gateway.registration.negotiate import CHOICES
 from gateway.wires import log as observe
@@ -310,6 +310,8 @@ def gateway(ctx: click.Context, /, log_format: str, log_level: str, **options: A
     observe.configure(log_format, log_level)
     try:
         settings, said = _settings(ctx, options)
+        for note in kinds.unknown_hooks(settings.policy):
+            _log.warning("configuration", note=note)
         _log.info("effective configuration", **effective.logged(_effective(ctx, settings, said)))
     except ConfigError as error:
         raise wrong(error) from error

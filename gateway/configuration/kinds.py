@@ -20,6 +20,7 @@ TRUTH: Final[Mapping[str, bool]] = dict.fromkeys(("1", "t", "T", "TRUE", "true",
     ("0", "f", "F", "FALSE", "false", "False"), False
 )
 _LONGEST: Final = 30 * 86_400
+_MOST_NOTES: Final = 8
 _HOOKS: Final = (
     "all, chmod, create-soname-symlinks, create-symlinks, disable-device-node-modification, enable-cuda-compat, "
     "update-application-profile, update-ldcache"
@@ -179,8 +180,13 @@ def seconds(text: str) -> float:
 
 
 def hooks(texts: Sequence[str]) -> frozenset[str]:
-    """Take names of CDI hooks; an empty one is none."""
-    names = frozenset(texts) - {""}
-    if strange := sorted(names - {*_HOOKS.split(", ")}):
-        raise ValueError(f"expected {_HOOKS}; got {strange[0]!r:.80}: write some of them")
-    return names
+    """Take names of CDI hooks, those of a later toolkit, too, as NVIDIA's plugin does; an empty one is none."""
+    return frozenset(texts) - {""}
+
+
+def unknown_hooks(policy: Policy) -> list[str]:
+    """Say which hooks are to be left out that are never made here, for who misspelt one."""
+    return [
+        f"cdi-disable-hooks: {one!r:.80} is no hook that is known here, and leaves none out: write some of {_HOOKS}"
+        for one in sorted(policy.cdi_disabled_hooks - {*_HOOKS.split(", ")})[:_MOST_NOTES]
+    ]

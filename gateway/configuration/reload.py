@@ -20,6 +20,7 @@ from msgspec.structs import fields, replace
 from devices.files import FileWatch
 from devices.policy import Policy
 from devices.source import noted
+from gateway.configuration.kinds import unknown_hooks
 from gateway.configuration.settings import ConfigError, Settings
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class _Current:
         changed = [one.name for one in fields(Policy) if getattr(policy, one.name) != getattr(self._policy, one.name)]
         fixed = {name: getattr(self._policy, name) for name in _AT_START if name in changed}
         if aloud or changed:
-            for warning in warnings:
+            for warning in (*warnings, *unknown_hooks(policy)):
                 _log.warning("configuration", note=warning)
         if fixed:
             _log.warning("configuration: this changes only when the gateway is started anew", settings=list(fixed))

@@ -25,6 +25,7 @@ RULES = {
     "E19": "the devices of a time-slicing entry count only where they are honoured; each GPU is offered as its own entry says",
     "E20": "nvidia-device-plugin is the first word of its process, and its arguments are the rest",
     "E21": "each setting in force is shown and logged with who said it",
+    "E22": "a hook's name that is unknown here is taken, as by NVIDIA's plugin, and said",
     "E16": "--socket-dir and --kubelet-socket are one setting: two different folders are refused",
 }
 
@@ -33,6 +34,14 @@ _CONFIG = "tests/unit/test_config.py"
 _RELOAD = "tests/unit/test_reload.py"
 
 MUTANTS = (
+    Mutant(
+        "E22",
+        "nobody is told of a hook that there isn't",
+        "gateway/configuration/kinds.py",
+        "in sorted(policy.cdi_disabled_hooks - {*",
+        "in sorted(policy.cdi_disabled_hooks & {*",
+        f"{_FLAGS}::test_hooks_to_disable",
+    ),
     Mutant(
         "E17",
         "a path that is no UTF-8 ends the start with a traceback",
