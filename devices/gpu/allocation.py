@@ -149,7 +149,7 @@ def _check(request: PreferredRequest, available: frozenset[str], must: frozenset
     elif len(must) > request.size:
         problem = f"{len(must)} devices must be included in a choice of {request.size}; ask for at least {len(must)}"
     elif len(available) < request.size:
-        problem = f"{request.size} devices are wanted and {len(available)} available; ask for at most {len(available)}"
+        problem = f"{request.size} wanted and {len(available)} available; ask for at most {len(available)}"
     else:
         return
     raise RefusedError(Fault.INVALID_ARGUMENT, f"no such choice of devices: {problem}")

@@ -41,7 +41,7 @@ def _lowered(seen: Surveyed) -> str:
         return ""
     there = seen.node.allocatable
     return joined(
-        f"{name}: {count} are healthy and belong to the device plugin API, the API server shows {there.get(name, 0)}"
+        f"{name}: {count} healthy that the device plugin API has, the API server shows {there.get(name, 0)}"
         for name, count in offered(seen).items()
         if there.get(name, 0) < count
     )

@@ -38,7 +38,7 @@ def _unseen(seen: Surveyed) -> str:
     if seen.node is None or any(status.sides for status in seen.statuses):
         return ""
     missing = [
-        f"{name}: {count} are offered, the API server shows {seen.node.allocatable.get(name, 0)}"
+        f"{name}: {count} offered, the API server shows {seen.node.allocatable.get(name, 0)}"
         for name, count in offered(seen).items()
         if seen.node.allocatable.get(name, 0) < count
     ]

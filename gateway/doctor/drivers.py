@@ -61,7 +61,7 @@ def _lost(seen: Surveyed) -> str:
     there = [one for one in _gpus(seen, _NVIDIA) if one.driver == "nvidia"]
     if nvml is None or nvml.state != "well" or nvml.gpus >= len(there):
         return ""
-    return f"{len(there)} are on the bus, NVML has {nvml.gpus}"
+    return f"{len(there)} on the bus, NVML has {nvml.gpus}"
 
 
 def _nouveau(seen: Surveyed) -> str:

@@ -138,11 +138,13 @@ def _files(seen: Surveyed) -> str:
 
 
 def _throttled(seen: Surveyed) -> str:
-    return joined(f"process {one.pid} was held {one.throttled} times" for one in seen.processes if one.throttled)
+    return joined(
+        f"process {one.pid} was held (nr_throttled {one.throttled})" for one in seen.processes if one.throttled
+    )
 
 
 def _killed(seen: Surveyed) -> str:
-    return joined(f"{one.killed} kills in the container of process {one.pid}" for one in seen.processes if one.killed)
+    return joined(f"killed in the container of process {one.pid}: {one.killed}" for one in seen.processes if one.killed)
 
 
 def _clock(seen: Surveyed) -> str:
@@ -150,7 +152,7 @@ def _clock(seen: Surveyed) -> str:
         return f"it says {seen.now:.0f} seconds since 1970, which is before this program was made"
     written = seen.state_dir.written
     if written is not None and written > seen.now + _AHEAD:
-        return f"the state file was written {(written - seen.now) / _AHEAD:.0f} days in the future"
+        return f"the state file was written {(written - seen.now) / 3600:.0f} hours in the future"
     return ""
 
 

@@ -256,7 +256,10 @@ class Alone:
         left = self._back + held_back(self._in_vain) - time.monotonic()
         if left <= 0:
             return ""
-        return f"it made room {self._in_vain} times for one that ended again, and does so next in {left:.0f} s: see why that one ended"
+        often = "once" if self._in_vain == 1 else f"{self._in_vain} times"
+        return (
+            f"it made room {often} for one that ended again, and does so next in {left:.0f} s: see why that one ended"
+        )
 
     def _hindered(self) -> tuple[str, str] | None:
         """Say what is in the way, and what to do about it; None: nothing is, and the lock is held."""

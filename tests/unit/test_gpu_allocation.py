@@ -313,7 +313,7 @@ def test_a_gpu_that_has_just_fallen_ill_comes_last(size: int, chosen: str) -> No
         ("g0 g1", "g1 g1", 2, "the same device ID came twice; give each ID once"),
         ("g0 g1", "g2 g3", 2, "'g2' and 1 more must be included but aren't available; list them as available too"),
         ("g0 g1", "g0 g1", 1, "2 devices must be included in a choice of 1; ask for at least 2"),
-        ("g0 g1", "", 3, "3 devices are wanted and 2 available; ask for at most 2"),
+        ("g0 g1", "", 3, "3 wanted and 2 available; ask for at most 2"),
     ],
 )
 def test_an_impossible_request_is_refused(available: str, must: str, size: int, says: str) -> None:

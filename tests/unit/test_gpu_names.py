@@ -82,7 +82,7 @@ def test_names_by_mig_strategy(strategy: str, gpus: list[GPU], names: dict[str, 
 @pytest.mark.parametrize(
     ("gpus", "got"),
     [
-        pytest.param([S0, *SMALL, G1], "1 GPUs in MIG mode and 1 that aren't (1)", id="one without MIG"),
+        pytest.param([S0, *SMALL, G1], "1 in MIG mode and 1 without (1)", id="one without MIG"),
         pytest.param([S0, *SMALL, S1], "no MIG instance on GPU 1", id="one without an instance"),
         pytest.param([S0, *SMALL, S1, *BIG], "profiles (1g.10gb, 3g.40gb+me)", id="two profiles"),
     ],

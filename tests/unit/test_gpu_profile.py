@@ -211,11 +211,11 @@ def test_of_a_file_that_is_no_profile_nothing_is_said_again(text: str) -> None:
         ),
         (
             "resources: {a/b: {gpus: 2, numa: [0]}}",
-            "line 1: resources['a/b'].numa: expected 2 NUMA nodes, one for each GPU, got 1: write one for each",
+            "line 1: resources['a/b'].numa: expected as many NUMA nodes as GPUs (2), got 1: write one for each",
         ),
         (
             "resources: {a/b: {gpus: 1, numa: [0, 0]}}",
-            "line 1: resources['a/b'].numa: expected 1 NUMA nodes, one for each GPU, got 2: write one for each",
+            "line 1: resources['a/b'].numa: expected as many NUMA nodes as GPUs (1), got 2: write one for each",
         ),
         (
             "resources:\n  a/b:\n    gpus:\n    - {}\n    - numba: 1",

@@ -82,7 +82,7 @@ def _check_mig(gpus: Sequence[GPU]) -> None:
     empty = split.keys() - {gpu.parent for gpu in gpus}
     profiles = sorted({gpu.profile for gpu in gpus if gpu.parent in split})
     if whole:
-        problem = f"{len(split)} GPUs in MIG mode and {len(whole)} that aren't ({_places(whole)})"
+        problem = f"{len(split)} in MIG mode and {len(whole)} without ({_places(whole)})"
     elif empty:
         problem = f"no MIG instance on GPU {_places([split[uuid] for uuid in empty])}"
     elif len(profiles) > 1:

@@ -208,7 +208,7 @@ def _described(document: Document, path: Where, resource: str) -> Described:
             document.refuse((*gpu_path, "uuid"), problem)
     numa = (entry.numa for entry in entries) if spec.numa is None else spec.numa
     if spec.numa is not None and len(spec.numa) != len(entries):
-        problem = f"expected {len(entries)} NUMA nodes, one for each GPU, got {len(spec.numa)}: write one for each"
+        problem = f"expected as many NUMA nodes as GPUs ({len(entries)}), got {len(spec.numa)}: write one for each"
         document.refuse((*path, "numa"), problem)
     if spec.cdi is not None and not re.fullmatch(_CDI_KIND, spec.cdi):
         document.refuse((*path, "cdi"), f"no kind of CDI devices: {spec.cdi[:80]!r}", "cdi")

@@ -138,7 +138,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
             return "whether it stays in its process wasn't seen"
         if not exits:
             return "it stays in its process"
-        return f"it exits and is started again ({exits} times: {', '.join(where)})"
+        return f"it exits and is started again ({'once' if exits == 1 else f'{exits} times'}: {', '.join(where)})"
 
 
 async def examine(
