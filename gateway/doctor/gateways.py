@@ -44,12 +44,13 @@ def _unserved(seen: Surveyed) -> str:
 
 
 def _unwritable(seen: Surveyed) -> str:
-    folder = seen.state_dir
-    return f"{folder.path} can't be written to" if folder.there and not folder.writable else ""
+    return f"{seen.state.path} can't be written to" if seen.state and not seen.state.writable else ""
 
 
 def _full(seen: Surveyed) -> str:
-    folder = seen.state_dir
+    folder = seen.state
+    if folder is None:
+        return ""
     if folder.free_bytes is not None and folder.free_bytes < _LEAST_BYTES:
         return f"{folder.path}: {folder.free_bytes // 1024} KiB are free"
     if folder.free_inodes is not None and folder.free_inodes < _LEAST_INODES:
@@ -58,7 +59,7 @@ def _full(seen: Surveyed) -> str:
 
 
 def _damaged(seen: Surveyed) -> str:
-    return seen.state_dir.complaint or joined(
+    return (seen.state.complaint if seen.state else "") or joined(
         f"{one.ledger.put_aside} was put aside" for one in seen.statuses if one.ledger.put_aside
     )
 
@@ -71,6 +72,12 @@ def _apart(seen: Surveyed) -> str:
     return (
         f"gateway {', '.join(apart)} has no control socket in {seen.state_dir.path}, and {', '.join(sorted(known))} has"
     )
+
+
+def _elsewhere(seen: Surveyed) -> str:
+    if not seen.elsewhere:
+        return ""
+    return f"gateway {', '.join(sorted(seen.alive))} lives in {seen.socket_dir.path}, without a control socket in {seen.state_dir.path}"
 
 
 def _unsaved(seen: Surveyed) -> str:
@@ -192,4 +199,5 @@ CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     "DPG0219": _hindered,
     "DPG0220": _late,
     "DPG0221": _ungivable,
+    "DPG0222": _elsewhere,
 }

@@ -166,8 +166,13 @@ class Surveyed(Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> StateDir | None:
-        """The gateways' state directory, where there is one to look into."""
-        return self.state_dir if self.state_dir.there else None
+        """The gateways' state directory, where there is one to look into, and theirs isn't another."""
+        return self.state_dir if self.state_dir.there and not self.elsewhere else None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether gateways live, and none of them has a control socket in the state directory that is looked into."""
+        return bool(self.alive) and not self.statuses and not self.silent
 
 
 def joined(found: Iterable[str]) -> str:

@@ -28,6 +28,14 @@ _QUIET = f"{_TEST}::test_what_is_no_fault_is_not_named"
 MUTANTS = (
     Mutant(
         "DOC1",
+        "a state directory is judged that isn't the gateway's",
+        "gateway/doctor/snapshot.py",
+        "if self.state_dir.there and not self.elsewhere else None",
+        "if self.state_dir.there else None",
+        _OWN,
+    ),
+    Mutant(
+        "DOC1",
         "unseen is well",
         _CHECKS,
         'yield CheckResult(**said, outcome="unseen")',

@@ -395,6 +395,8 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0221": lambda fake: fake.resource(
         healthy=0, devices=(replace(DEVICES[0], state="cordoned", reason="ticket 4711"), DEVICES[1])
     ),
+    # What is found in another state directory says nothing of the gateway's.
+    "DPG0222": both(nothing_runs, apart, written("var/lib/device-plugin-gateway/ledger.json", "[]")),
     "DPG0301": unloaded,
     "DPG0302": nvml("missing", "NVML: Library Not Found"),
     "DPG0303": nvml("mismatch", "NVML: RM has detected an NVML/RM version mismatch"),
@@ -589,10 +591,13 @@ def seen(**changes: Any) -> Surveyed:
 ON_BUS: dict[str, Any] = {"gpus": (Pci("0000:07:00.0", "0x10de", "nvidia"),), "modules": frozenset({"nvidia"})}
 CARD = DeviceNodeSeen("/dev/nvidia0")
 EDGES: Mapping[str, tuple[Surveyed, set[str]]] = {
-    "one that lives and can't be asked": (seen(statuses=(), alive=frozenset({WAITING})), set()),
+    "one that lives and can't be asked": (seen(statuses=(), alive=frozenset({WAITING})), {"DPG0222"}),
     "one that hangs lives here": (seen(silent={f"/state/{WAITING}.sock": "no answer"}, alive=frozenset({WAITING})), {"DPG0202"}),
     "no state directory can't be written to": (seen(state_dir=StateDir("/state", there=False, writable=False)), set()),
     "as many bytes as are needed": (seen(state_dir=StateDir("/state", free_bytes=16 << 20, free_inodes=64)), set()),
+    "neither can another one than the gateway's be judged": (
+        seen(statuses=(), alive=frozenset({WAITING}), state_dir=StateDir("/state", writable=False, free_bytes=0)), {"DPG0222"}
+    ),
     "fewer": (seen(state_dir=StateDir("/state", free_bytes=(16 << 20) - 1)), {"DPG0205"}),
     "a clock that is an hour behind": (seen(state_dir=StateDir("/state", written=2e9 + 3600)), set()),
     "inotify is nearly used up": (seen(inotify_most=10, processes=(Process(1, instances=9),)), {"DPG0214"}),
