@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from adapters.dialect import Dialect
     from devices.model import Device, Options
     from gateway.bridge import memory
-    from gateway.bridge.memory import Api, PluginFolder
+    from gateway.bridge.memory import Api, DeviceRow, PluginFolder
     from gateway.bridge.pace import ListPace
     from gateway.bridge.shield import Limits, Word
     from gateway.kubelet.watch import SocketId
@@ -77,6 +77,8 @@ class Bridged:
         self.resource, self._changed, self.limits = resource, changed, limits
         self._beside, self._pace = beside, pace
         self.word: Word = shield.Word()
+        self.rows: tuple[tuple[Device, ...], tuple[DeviceRow, ...]] = ((), ())
+        """The devices of a list, and what is written of them."""
         self.peer: Peer | None = None  # The registration that calls go to; None while the plugin is away.
         self.path: Path | None = None  # Where it was served last.
         self.registered_on: SocketId | None = None

@@ -27,10 +27,7 @@ def remembered(one: Bridged) -> memory.Plugin | None:
         folder=one.folder,
         endpoint=one.path.name,
         api=one.api,
-        devices=tuple(
-            memory.DeviceRow(device.id, device.health is Health.HEALTHY, device.numa_nodes)
-            for device in word.devices or ()
-        ),
+        devices=_rows(one),
         pre_start=word.options.pre_start_required,
         preferred=word.options.preferred_allocation,
         away_since=since,
@@ -39,6 +36,17 @@ def remembered(one: Bridged) -> memory.Plugin | None:
         socket=one.registered_on,
         listed=word.devices is not None,
     )
+
+
+def _rows(one: Bridged) -> tuple[memory.DeviceRow, ...]:
+    """Say which devices to remember; made once for each list, because those of all plugins take tens of milliseconds."""
+    devices = one.word.devices or ()
+    if one.rows[0] is not devices:
+        one.rows = (
+            devices,
+            tuple(memory.DeviceRow(each.id, each.health is Health.HEALTHY, each.numa_nodes) for each in devices),
+        )
+    return one.rows[1]
 
 
 def recalled(row: memory.Plugin, *, lent: bool = False) -> Word:

@@ -687,6 +687,22 @@ MUTANTS = (
     ),
     Mutant(
         "B16",
+        "what is written of a plugin is its first list",
+        "gateway/bridge/recall.py",
+        "if one.rows[0] is not devices:",
+        "if not one.rows[0]:",
+        "tests/unit/test_bridge_shield.py::test_what_is_written_of_a_list_is_made_once",
+    ),
+    Mutant(
+        "B16",
+        "what is written of all lists is made at each write",
+        "gateway/bridge/recall.py",
+        "if one.rows[0] is not devices:",
+        "if devices:",
+        "tests/unit/test_bridge_shield.py::test_what_is_written_of_a_list_is_made_once",
+    ),
+    Mutant(
+        "B16",
         "who hasn't listed yet is not written down",
         "gateway/bridge/recall.py",
         "    if one.path is None:\n",
