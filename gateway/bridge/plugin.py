@@ -77,8 +77,7 @@ class Bridged:
         self.resource, self._changed, self.limits = resource, changed, limits
         self._beside, self._pace = beside, pace
         self.word: Word = shield.Word()
-        self.rows: tuple[tuple[Device, ...], tuple[DeviceRow, ...]] = ((), ())
-        """The devices of a list, and what is written of them."""
+        self.rows: tuple[object, tuple[DeviceRow, ...]] = (), ()  # A list's devices, and what is written of them.
         self.peer: Peer | None = None  # The registration that calls go to; None while the plugin is away.
         self.path: Path | None = None  # Where it was served last.
         self.registered_on: SocketId | None = None

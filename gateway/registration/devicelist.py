@@ -64,6 +64,8 @@ class DeviceList:
 
     def given_last(self, avoid: Sequence[str], request: PreferredRequest) -> Sequence[str]:
         """Put what another API is about to give back behind what is to be avoided anyway, and then what isn't listed: it can't be had."""
+        if len(request.must_include) >= request.size:  # There is nothing to choose.
+            return ()
         foreign = [one for one in request.available if one not in self.entries]
         return (*(one for one in avoid if one not in self._counted), *self._counted, *foreign)
 

@@ -403,9 +403,7 @@ class DevicePlugin:
         return dialect.encode_preferred_answer(chosen).data
 
     async def _choose(self, request: PreferredRequest, avoid: Sequence[str]) -> tuple[str, ...]:
-        if len(request.must_include) < request.size:  # Else there is nothing to choose.
-            request = drift.steer(request, self.list.given_last(avoid, request))
-        return await self._source.prefer(self.name, request)
+        return await self._source.prefer(self.name, drift.steer(request, self.list.given_last(avoid, request)))
 
     async def _pre_start(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
         device_ids = dialect.decode_pre_start_request(request)

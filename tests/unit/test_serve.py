@@ -1739,12 +1739,20 @@ async def test_what_is_not_on_the_list_is_preferred_last(make: Make) -> None:
     assert kubelet.dialect.decode_preferred_answer(answer) == (("A", "a", "b"),)
 
 
-def test_what_another_api_gives_back_is_preferred_to_what_is_not_on_the_list() -> None:
-    """The one can be had in a moment, the other never."""
+@pytest.mark.parametrize(
+    ("must", "last"),
+    [
+        pytest.param((), ("avoided", A.id, "gone"), id="the one can be had in a moment, the other never"),
+        pytest.param((B.id, "gone"), (), id="nothing, where all of the choice is given"),
+    ],
+)
+def test_what_another_api_gives_back_is_preferred_to_what_is_not_on_the_list(
+    must: tuple[str, ...], last: tuple[str, ...]
+) -> None:
     on_offer = DeviceList(GPU, Tally(), grace=False)
     on_offer.becomes(None, (Entry(A, State.RETURNING), Entry(B, State.PRESENT)))
-    request = PreferredRequest(("gone", A.id, B.id), (), 2)
-    assert on_offer.given_last((A.id, "avoided"), request) == ("avoided", A.id, "gone")
+    request = PreferredRequest(("gone", A.id, B.id), must, 2)
+    assert on_offer.given_last((A.id, "avoided"), request) == last
 
 
 async def test_what_was_ill_of_late_is_preferred_last(make: Make) -> None:
