@@ -20,7 +20,6 @@ TRUTH: Final[Mapping[str, bool]] = dict.fromkeys(("1", "t", "T", "TRUE", "true",
     ("0", "f", "F", "FALSE", "false", "False"), False
 )
 _LONGEST: Final = 30 * 86_400
-_MOST_NOTES: Final = 8
 _HOOKS: Final = (
     "all, chmod, create-soname-symlinks, create-symlinks, disable-device-node-modification, enable-cuda-compat, "
     "update-application-profile, update-ldcache"
@@ -186,7 +185,8 @@ def hooks(texts: Sequence[str]) -> frozenset[str]:
 
 def unknown_hooks(policy: Policy) -> list[str]:
     """Say which hooks are to be left out that are never made here, for who misspelt one."""
-    return [
-        f"cdi-disable-hooks: {one!r:.80} is no hook that is known here, and leaves none out: write some of {_HOOKS}"
-        for one in sorted(policy.cdi_disabled_hooks - {*_HOOKS.split(", ")})[:_MOST_NOTES]
-    ]
+    strange = ", ".join(sorted(policy.cdi_disabled_hooks - {*_HOOKS.split(", ")}))
+    words = (
+        f"cdi-disable-hooks: {strange!r:.80}: no such hook is made here, so none is left out: write some of {_HOOKS}"
+    )
+    return [words] if strange else []

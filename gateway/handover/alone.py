@@ -257,9 +257,7 @@ class Alone:
         if left <= 0:
             return ""
         often = "once" if self._in_vain == 1 else f"{self._in_vain} times"
-        return (
-            f"it made room {often} for one that ended again, and does so next in {left:.0f} s: see why that one ended"
-        )
+        return f"it made room {often} for one that ended again, and does so next in {left:.0f} s: see why it ended"
 
     def _hindered(self) -> tuple[str, str] | None:
         """Say what is in the way, and what to do about it; None: nothing is, and the lock is held."""

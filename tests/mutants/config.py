@@ -38,8 +38,8 @@ MUTANTS = (
         "E22",
         "nobody is told of a hook that there isn't",
         "gateway/configuration/kinds.py",
-        "in sorted(policy.cdi_disabled_hooks - {*",
-        "in sorted(policy.cdi_disabled_hooks & {*",
+        "sorted(policy.cdi_disabled_hooks - {*",
+        "sorted(policy.cdi_disabled_hooks & {*",
         f"{_FLAGS}::test_hooks_to_disable",
     ),
     Mutant(

@@ -188,7 +188,7 @@ def test_hooks_to_disable(given: list[Settings], text: str, value: set[str], unk
     with structlog.testing.capture_logs() as logs:
         assert call(CDI_DISABLE_HOOKS=text).exit_code == 0
     assert given[0].policy.cdi_disabled_hooks == value
-    assert [line["note"].split()[1] for line in logs if line["log_level"] == "warning"] == unknown
+    assert [line["note"].split(": ")[1] for line in logs if line["log_level"] == "warning"] == unknown
 
 
 @pytest.mark.parametrize(
