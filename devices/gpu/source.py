@@ -294,7 +294,7 @@ class GPUSource(DeviceSource):
     async def _survey(self) -> None:
         """Find out what answers rest on besides the GPUs, and write what they name, before anybody is told of the GPUs."""
         sight, policy = self._sight, self._policy
-        if sight is None or self._inventory is None:
+        if self._inventory is None or sight is None:
             return
         if self._survey_cdi is None or not policy.list_strategies & CDI_STRATEGIES:
             self._around = NodeTraits(sight.control_nodes)
