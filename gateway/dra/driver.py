@@ -257,7 +257,7 @@ class ClaimsOf:
         found: dict[str, ContainerAnswer] = {}
         for group in claims.by_resource(row):
             for device in group:
-                found[device.name] = await self._answer(group[:1] if len(group) == 1 else (device,))
+                found[device.name] = await self._answer((device,))
             if len(group) > 1 and any(found[device.name].envs for device in group):
                 envs = (await self._answer(group)).envs
                 found |= {device.name: replace(found[device.name], envs=envs) for device in group}

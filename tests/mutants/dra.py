@@ -37,6 +37,22 @@ _PUBLISHER = "gateway/dra/publisher.py"
 MUTANTS = (
     Mutant(
         "DRA9",
+        "who waits looks without rest once a claim has ended",
+        _DRIVER,
+        "            self._unprepared.clear()\n",
+        "",
+        f"{_DRIVEN}::test_who_waits_looks_once_for_each_claim_that_ends",
+    ),
+    Mutant(
+        "DRA12",
+        "a driver specifies the claims of another one",
+        _DRIVER,
+        "self._ledger.claims.items() if row.driver == self.name}",
+        "self._ledger.claims.items()}",
+        f"{_DRIVEN}::test_each_driver_has_its_own_claims",
+    ),
+    Mutant(
+        "DRA9",
         "a cordon hides an illness",
         _OFFER,
         "*_, own = entry.layers",

@@ -236,6 +236,22 @@ async def test_a_device_in_use_is_waited_for(node: Node) -> None:
     assert list(node.on_disk()) == [claims.key(NAME, "v")]
 
 
+async def test_who_waits_looks_once_for_each_claim_that_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "ASK_AGAIN", 60.0)
+    second, third = ClaimName("ns", "d", "v"), ClaimName("ns", "e", "w")
+    node.claims |= {"d": claim({"device": "gpu-1"}, uid="v"), "e": claim({}, uid="w")}
+    assert isinstance(await node.of.prepare(ASKED), tuple)
+    assert isinstance(await node.of.prepare(second), tuple)
+    waiting = asyncio.ensure_future(node.of.prepare(third))
+    await until(lambda: node.stock.waited)
+    await node.of.unprepare(second)
+    await asyncio.wait({waiting}, timeout=0.1)  # nothing must happen
+    assert node.stock.waited == [(NAME, "gpu-0")] * 2
+    await node.of.unprepare(ASKED)
+    async with asyncio.timeout(10):
+        assert isinstance(await waiting, tuple)
+
+
 async def test_a_device_that_comes_is_waited_for(node: Node) -> None:
     node.stock.put()
     waiting = asyncio.ensure_future(node.of.prepare(ASKED))
@@ -375,8 +391,17 @@ async def test_what_a_running_pod_was_given_is_there_all_the_time(node: Node) ->
 
 async def test_claims_that_are_over_are_forgotten(node: Node) -> None:
     await node.of.prepare(ASKED)
+    told = node.stock.changes
     node.of.drop(["u"])
-    assert node.of.rows() == {}
+    assert (node.of.rows(), node.stock.changes) == ({}, told + 1)
+    await until(lambda: not node.on_disk())
+
+
+async def test_each_driver_has_its_own_claims(node: Node) -> None:
+    await node.of.prepare(ASKED)
+    others = replace(node.ledger.claims[claims.key(NAME, "u")], driver="gpu.amd.com")
+    node.ledger.set_claim(claims.key("gpu.amd.com", "v"), others)
+    assert (node.of.prepared, [*node.of.rows()]) == (1, ["u"])
 
 
 async def test_a_claim_that_was_missing_twice_in_a_row_is_over(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -596,8 +621,10 @@ def test_another_instance_is_one_that_listens_for_the_same_driver(folder: Path) 
         sockets.path_of(folder, driver, token)
         for driver, token in ((NAME, "0" * 8), (NAME, "1" * 8), (NAME, "2" * 8), ("gpu.nvidia.com.x", "3" * 8))
     )
+    no_instance = mine.with_stem(mine.stem.removesuffix("0" * 8) + "mine")
     with listening(mine), listening(other), listening(stranger):
-        listening(dead).close()
+        for path in (dead, no_instance):
+            listening(path).close()
         for age, path in enumerate((mine, other)):
             os.utime(path, ns=(age, age))
         assert sockets.others(folder, NAME, "0" * 8) == [other]
@@ -606,6 +633,7 @@ def test_another_instance_is_one_that_listens_for_the_same_driver(folder: Path) 
         assert not sockets.has_newer(folder, NAME, "9" * 8)
         assert sockets.sweep(folder, NAME) == [dead.name]
         assert stranger.exists()
+        assert no_instance.exists()
     assert sockets.others(folder, NAME, "0" * 8) == []
     assert sockets.sweep(folder / "none", NAME) == []
 

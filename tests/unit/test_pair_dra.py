@@ -603,6 +603,18 @@ async def test_what_waits_is_decided_here_no_more_and_answered_by_the_successor_
     await other.stop()
 
 
+async def test_where_nobody_decides_a_call_is_answered_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.dra.service.PATIENCE", 0.0)
+    one = Service(Claims(decides=False))  # type: ignore[arg-type]
+    await one.start(folder / "a.sock")
+    kubelet = Kubelet(folder / "a.sock")
+    assert (await kubelet.unprepare(V1, ClaimName("ns", "c", "u")))["u"] == Refused("by another")
+    await kubelet.channel.close()
+    await one.stop()
+
+
 async def test_an_error_of_who_decides_is_passed_back(folder: Path) -> None:
     async def refuse(_: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         raise await context.abort(grpc.StatusCode.INTERNAL, "no")
