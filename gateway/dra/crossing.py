@@ -69,7 +69,7 @@ class Strangers:
         self.offered: Mapping[str, str] | None = None
         """Those that they offer, and in words who; None: that isn't known yet."""
         self.went: dict[str, str] = {}
-        """Which they offered, where claims may still have them."""
+        """Which they offered, where claims may still have them. Another object when it changed: claims are asked for meanwhile."""
 
     @property
     def unknown(self) -> str:
@@ -83,7 +83,7 @@ class Strangers:
     def meet(self, offered: Mapping[str, str] | None) -> None:
         """Take note of what they offer; None: nobody knows."""
         if offered is not None and offered != self.offered:
-            self.went |= {one: words for one, words in (self.offered or {}).items() if one not in offered}
+            self.went = self.went | {one: words for one, words in (self.offered or {}).items() if one not in offered}
             self.offered = offered
             self._changed()
 

@@ -354,10 +354,7 @@ class ClaimsOf:
 
     def _turn(self, claim: ClaimName) -> asyncio.Lock:
         """One call at a time for a claim."""
-        lock = self._turns.get(claim.uid)
-        if lock is None:
-            lock = self._turns[claim.uid] = asyncio.Lock()
-        return lock
+        return self._turns.setdefault(claim.uid, asyncio.Lock())
 
 
 async def mind_over(drivers: Mapping[str, ClaimsOf], read: Callable[[ClaimName], Awaitable[ResourceClaim]]) -> None:

@@ -53,6 +53,46 @@ _STAYS_THEIRS = f"{_ON}::test_what_another_driver_offers_stays_withheld_through_
 _WITHOUT = f"{_RULES}::test_what_another_driver_has_is_given_by_neither_api"
 
 MUTANTS = (
+    Mutant(
+        "OWN2",
+        "the kubelet is taken for told of a GPU when the list withholds one part of it",
+        _SHELL,
+        "            if all(any(one.state in AWAY",
+        "            if any(any(one.state in AWAY",
+        f"{_ON}::test_the_kubelet_is_told_of_a_gpu_when_the_list_withholds_all_of_its_parts",
+    ),
+    Mutant(
+        "OWN9",
+        "what another driver gave up before its last change is forgotten",
+        _SHELL,
+        "self.went = self.went | {",
+        "self.went = {",
+        f"{_ON}::test_what_other_drivers_gave_up_is_kept_until_it_was_asked_about",
+    ),
+    Mutant(
+        "OWN9",
+        "what another driver gave up while claims were asked for is let go with the rest",
+        _SHELL,
+        "self.went = self.went | {",
+        "self.went |= {",
+        f"{_ON}::test_what_other_drivers_gave_up_is_kept_until_it_was_asked_about",
+    ),
+    Mutant(
+        "OWN2",
+        "the kubelet is taken for told of a GPU by the list of an earlier order",
+        _SHELL,
+        "                self._told.pop(board, None)\n                self._allocated",
+        "                self._allocated",
+        f"{_ON}::test_what_was_told_of_a_gpu_before_its_last_order_does_not_count",
+    ),
+    Mutant(
+        "OWN4",
+        "what a pod by name had comes back over an order that was written meanwhile",
+        _SHELL,
+        "of=dict.fromkeys(seen, Side.TO_PLUGIN)",
+        "of=None",
+        f"{_ON}::test_an_order_that_is_written_while_what_a_pod_by_name_had_is_brought_back_counts",
+    ),
     Mutant("OWN9", "DRA offers what another driver has", _TABLE, 'pod != "" or foreign:', 'pod != "":', _WITHOUT),
     Mutant(
         "OWN9",
@@ -114,8 +154,8 @@ MUTANTS = (
         "OWN9",
         "DRA offers again what a claim of a driver that went has",
         _SHELL,
-        "            self.went |= {one:",
-        "            {one:",
+        "self.went = self.went | {",
+        "_ = self.went | {",
         _UP_AGAIN,
     ),
     Mutant(

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mappi
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 from unittest.mock import AsyncMock
 
 import pytest
@@ -26,14 +26,15 @@ from msgspec.structs import replace
 from adapters import pluginregistration
 from adapters.dra.plugin import V1
 from devices.claims import ClaimName, Refused
-from devices.life.states import State
-from devices.model import ContainerAnswer
+from devices.life.states import Entry, State
+from devices.model import ContainerAnswer, Device, Health
 from gateway.age import Age
 from gateway.cli import serve
 from gateway.daemon import RESIGNED, Gateway
 from gateway.dra import cdi, crossing, desk, driver, publisher, service
 from gateway.dra.claims import Allocated
-from gateway.dra.crossing import Crossing
+from gateway.dra.crossing import Crossing, Strangers
+from gateway.dra.desk import Names
 from gateway.dra.drivers import Drivers
 from gateway.dra.publisher import Publisher, Server
 from gateway.handover import alone as being_alone
@@ -64,6 +65,9 @@ from tests.fakes.apiserver import Answer, ApiServer, Request
 from tests.unit.kubernetes import authority, server, until
 from tests.unit.test_dra_daemon import API, GPU, PROFILE, SLICE, Place, states
 from tests.unit.test_dra_driver import Kubelet
+
+if TYPE_CHECKING:
+    from gateway.dra.records import AskedClaims
 
 __all__ = ["authority", "server"]
 A, B = "GPU-a", "GPU-b"
@@ -174,6 +178,13 @@ def owners(gateway: Gateway) -> Crossing:
     found = drivers(gateway).crossing
     assert found is not None
     return found
+
+
+def asking(gateway: Gateway) -> Names:
+    """Give what looks after pods that ask by name."""
+    found = drivers(gateway)._desk
+    assert found is not None
+    return found.names
 
 
 @pytest.fixture
@@ -468,6 +479,47 @@ async def test_who_holds_a_gpu_is_known_from_a_look_that_came_after_the_list_and
             said.append(table._pod(A, table.boards()[A]))
         monkeypatch.undo()
         assert said == ["", None, None, None]
+
+
+async def test_the_kubelet_is_told_of_a_gpu_when_the_list_withholds_all_of_its_parts(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway() as one:
+        await node.half_way()
+        there = owners(one).boards()
+        [(name, entry)] = there[A]
+        part = Entry(replace(entry.device, id=f"{A}::1"), State.PRESENT)
+        with monkeypatch.context() as now:
+            now.setattr(owners(one), "boards", lambda: {**there, A: [(name, entry), (name, part)]})
+            owners(one).listed(time.monotonic())
+            assert A not in owners(one)._told
+
+
+def test_the_scheduler_hears_of_healthy_devices_alone() -> None:
+    listed = [
+        (GPU, Entry(Device(id=one, health=health), State.PRESENT)) for one, health in zip("ab", Health, strict=False)
+    ]
+    assert crossing._healthy({"board": listed}, lambda *_: True) == {GPU: frozenset("a")}
+    assert crossing._healthy({"board": listed}, lambda *_: False) == {GPU: frozenset()}
+
+
+async def test_what_other_drivers_gave_up_is_kept_until_it_was_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crossing, "LINGERS", 0.0)
+    monkeypatch.setattr(crossing, "LET_GO", 0.0)
+    answers = [None, Allocated()]
+
+    async def ask() -> Allocated | None:
+        if len(answers) == 1:
+            others.meet({})
+        return answers.pop(0)
+
+    others = Strangers(cast("AskedClaims", ask), lambda: None)
+    for offered in ("abc", "bc", "c"):
+        others.meet(dict.fromkeys(offered, "x offers it"))
+    await others.let_go()
+    assert [*others.went] == ["a", "b"], "nobody said"
+    await others.let_go()
+    assert [*others.went] == ["c"], "it went meanwhile"
 
 
 def test_in_a_new_table_a_claims_gpu_is_the_claims_though_another_driver_offers_it() -> None:
@@ -778,6 +830,32 @@ async def test_what_a_pod_by_name_had_in_part_waits_until_it_is_known_who_has_th
             assert owners(one).side(A) is side
 
 
+async def test_an_order_that_is_written_while_what_a_pod_by_name_had_is_brought_back_counts(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, written = asyncio.Event(), asyncio.Event()
+    async with node.gateway() as one:
+        asked, durable = await node.lent(), one.scribe.durable
+
+        async def slow() -> bool:
+            writes.set()
+            await written.wait()
+            return await durable()
+
+        with offered_still(monkeypatch):
+            await node.claims.unprepare(V1, asked)
+            await until(lambda: states(one)[A] is State.RETURNING)
+            monkeypatch.setattr(one.scribe, "durable", slow)
+            ordering = asyncio.ensure_future(node.cross("dra", A))
+            await writes.wait()
+            bringing = asyncio.ensure_future(owners(one).bring_back((), asked, (A,)))
+            await until(lambda: owners(one)._turn._waiters)
+            written.set()
+            await bringing
+            assert owners(one).side(A) in {Side.TO_DRA, Side.DRA}
+            await ordering
+
+
 async def test_what_a_pod_by_name_keeps_is_given_to_no_other_and_not_forgotten(node: Node) -> None:
     async with node.gateway():
         asked = await node.lent()
@@ -930,6 +1008,17 @@ async def test_an_order_that_the_api_server_does_not_answer_is_given_up_and_not_
         assert await node.cross("dra", dry_run=True) == {A: "plugin", B: "plugin"}
         await node.cross("dra")
         await node.stand(a="dra", b="dra")
+
+
+async def test_an_order_waits_while_something_else_is_told_of_the_node(node: Node) -> None:
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await until(lambda: owners(one).allocatable.came is None)
+        async with owners(one).allocatable.turn:
+            ordering = asyncio.ensure_future(node.cross("dra", A))
+            await until(lambda: owners(one).allocatable.turn._waiters)
+            assert owners(one).side(A) is Side.PLUGIN
+        await ordering
 
 
 async def test_an_order_that_is_being_written_down_is_not_given_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1220,6 +1309,16 @@ async def test_where_pods_ask_by_name_nothing_goes_to_dra_on_a_kubelet_that_woul
         await node.stand(a="dra", b="dra")
 
 
+async def test_which_kubelet_there_is_is_asked_anew_before_an_order(node: Node) -> None:
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        names = asking(one)
+        await names.looked.wait()
+        names._kubelet = 99
+        await names.ordered({GPU})
+        assert names._kubelet == 37
+
+
 async def test_nothing_goes_to_dra_while_nobody_says_whether_pods_ask_by_name(node: Node) -> None:
     server: Any = node.place.server
     server.change("/api/v1/nodes/n1", lambda one: one["status"]["nodeInfo"].update(kubeletVersion="v1.35.2"))
@@ -1341,6 +1440,7 @@ async def test_nothing_crosses_to_a_driver_that_the_kubelet_has_not_taken(node: 
             await node.cross("plugin", "GPU-x")
         with pytest.raises(ControlError, match="expected dra or plugin"):
             await node.cross("off")
+        assert await node.cross("plugin") == {A: "plugin", B: "plugin"}, "it needs no driver"
 
 
 async def test_a_dry_run_says_what_gpus_would_wait_for_and_why_the_order_would_be_refused(node: Node) -> None:
@@ -1909,6 +2009,18 @@ async def test_an_order_that_is_written_while_a_gpu_is_looked_at_counts(
         assert await ordering == {A: "plugin"}
         await until(lambda: not owners(one)._turn.locked())
         await node.stand(a="plugin", b="plugin")
+
+
+async def test_what_was_told_of_a_gpu_before_its_last_order_does_not_count(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway() as one:
+        await node.half_way()
+        before = owners(one)._told[A]
+        monkeypatch.setattr(owners(one), "_update", AsyncMock())  # The lists are made later.
+        await owners(one).order(Side.PLUGIN, [A])
+        await owners(one).order(Side.DRA, [A])
+        assert owners(one)._told.get(A) != before
 
 
 async def test_on_the_way_to_dra_the_other_containers_of_a_pod_get_what_its_init_container_has(node: Node) -> None:
