@@ -38,6 +38,30 @@ _M = "tests/unit/test_bridge_meeting.py"
 
 MUTANTS = (
     Mutant(
+        "B15",
+        "what a second gateway noticed is undone by what the first one wrote before",
+        _PLUGIN,
+        "self.recall(before if again else word, path, row)",
+        "self.recall(word, path, row)",
+        f"{_M}::test_what_a_second_gateway_noticed_counts_until_the_first_one_writes_anew",
+    ),
+    Mutant(
+        "B4",
+        "an earlier stream brings back the devices of a plugin that is away",
+        _PLUGIN,
+        "(self.peer is None or peer.identity != self.peer.identity)",
+        "(self.peer is not None and peer.identity != self.peer.identity)",
+        f"{_M}::test_what_an_earlier_stream_says_while_the_plugin_is_away_does_not_count",
+    ),
+    Mutant(
+        "B8",
+        "a socket that another plugin bound is kept for the one before",
+        _PLUGIN,
+        "self.peer is None or socket_id(self.path) != self.peer.identity:",
+        "self.peer is None:",
+        f"{_M}::test_a_socket_that_another_one_bound_meanwhile_gets_no_second_name",
+    ),
+    Mutant(
         "B3",
         "an empty list that is said again and again is held back for ever",
         _PLUGIN,

@@ -17,6 +17,7 @@ from devices.model import Device
 from devices.policy import Bridging, Policy
 from gateway.bridge import memory, shield
 from gateway.bridge.calls import BridgedResource
+from gateway.bridge.recall import recalled
 from gateway.kubelet.watch import socket_id
 from gateway.lab.plugins.played import Habits
 from gateway.lab.waiting import until
@@ -127,6 +128,21 @@ async def test_a_restart_that_only_a_second_gateway_noticed_is_over_when_the_plu
             await second.until(lambda _: second.one().word.away_since is None)
             await second.allocate("b")
             assert (played.allocated, played.lists) == ([("a",), ("b",)], 1)
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_what_a_second_gateway_noticed_counts_until_the_first_one_writes_anew(
+    folder: Path, *, again: bool
+) -> None:
+    async with bridged(folder) as first, plugin(folder):
+        await first.lists("a", "b")
+        async with bridged(folder, opens=False) as second:
+            await second.lists("a", "b")
+            await until(lambda: second.one().peer is not None, GUARD_S)
+            second.one().went("it died")
+            row = second.bridge._lent[NIC]
+            await second.one().borrow(recalled(row, lent=True), folder / "none", row, again=again)
+            assert (second.one().word.away_since is not None) is again
 
 
 async def test_a_plugin_that_registers_once_outlives_every_start_of_the_bridge(folder: Path) -> None:
@@ -355,6 +371,25 @@ async def test_who_registers_while_another_name_is_called_has_the_socket(
             await registering
             await bridge.lists("a", "b", resource=OTHER)
             assert bridge.one().peer is None
+
+
+async def test_what_an_earlier_stream_says_while_the_plugin_is_away_does_not_count(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder):
+        await bridge.lists("a", "b")
+        peer = bridge.one().peer
+        assert peer is not None
+        assert not bridge.one().is_old(peer, b"a list")
+        bridge.one().went("it ended its stream")
+        assert bridge.one().is_old(peer, b"another list")
+
+
+async def test_a_socket_that_another_one_bound_meanwhile_gets_no_second_name(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder) as played:
+        await bridge.lists("a", "b")
+        played.path.unlink()
+        with sockets.socket(sockets.AF_UNIX) as stranger:
+            stranger.bind(str(played.path))
+            assert bridge.one().keep() is None
 
 
 def test_a_call_that_finds_nobody_waits_though_nobody_is_known_to_be_away() -> None:
