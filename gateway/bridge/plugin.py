@@ -304,7 +304,7 @@ class Bridged:
         """
         while (hung := self._hung) is not None:
             await asyncio.sleep(PROBE_EVERY)
-            if hung is self._hung and await hung.answers():
+            if await hung.answers() and hung is self._hung:
                 self._woke(hung)
                 return
         wait = REDIAL_FIRST

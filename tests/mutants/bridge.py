@@ -38,6 +38,14 @@ _M = "tests/unit/test_bridge_meeting.py"
 
 MUTANTS = (
     Mutant(
+        "B11",
+        "one that hung and ended its stream is taken for back",
+        _PLUGIN,
+        "if await hung.answers() and hung is self._hung:",
+        "if await hung.answers():",
+        f"{_M}::test_one_that_hung_and_ends_its_stream_while_it_is_asked_is_away",
+    ),
+    Mutant(
         "B15",
         "what a second gateway noticed is undone by what the first one wrote before",
         _PLUGIN,

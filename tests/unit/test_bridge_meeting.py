@@ -373,6 +373,31 @@ async def test_who_registers_while_another_name_is_called_has_the_socket(
             assert bridge.one().peer is None
 
 
+async def test_one_that_hung_and_ends_its_stream_while_it_is_asked_is_away(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.bridge.plugin.PROBE_EVERY", 0.0)
+    asked, answers = asyncio.Event(), asyncio.Event()
+
+    async def answered() -> bool:
+        asked.set()
+        return await answers.wait()
+
+    async with bridged(folder) as bridge, plugin(folder):
+        await bridge.lists("a", "b")
+        one = bridge.one()
+        peer = one.peer
+        assert peer is not None
+        monkeypatch.setattr(peer, "answers", answered)
+        one.went("it hangs", peer)
+        await asked.wait()
+        one._hung = None  # Its stream ended.
+        answers.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert one.peer is None
+
+
 async def test_what_an_earlier_stream_says_while_the_plugin_is_away_does_not_count(folder: Path) -> None:
     async with bridged(folder) as bridge, plugin(folder):
         await bridge.lists("a", "b")
