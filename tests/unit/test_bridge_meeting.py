@@ -160,7 +160,8 @@ async def test_a_plugin_that_registers_once_outlives_every_start_of_the_bridge(f
             assert [path.name for path in played.folder.iterdir()] == ["kubelet.sock"]
 
 
-async def test_who_was_told_that_it_is_registered_is_remembered(folder: Path) -> None:
+async def test_who_was_told_that_it_is_registered_is_remembered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "SAVE_TIME", 60.0)  # It is told when that is written, not when that took too long.
     async with bridged(folder), AsyncExitStack() as stack:
         for number in range(3):  # The first one finds nothing that was written just now.
             resource = f"vendor.example/nic-{number}"
@@ -371,6 +372,16 @@ async def test_who_registers_while_another_name_is_called_has_the_socket(
             await registering
             await bridge.lists("a", "b", resource=OTHER)
             assert bridge.one().peer is None
+
+
+async def test_a_defect_of_a_part_is_the_end_of_the_bridge(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(_: memory.PluginsFile) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(memory.PluginsFile, "run", broken)
+    async with bridged(folder, opens=False) as bridge, asyncio.timeout(GUARD_S):
+        with pytest.raises(ZeroDivisionError):
+            await bridge._following
 
 
 async def test_one_that_hung_and_ends_its_stream_while_it_is_asked_is_away(
