@@ -243,7 +243,7 @@ async def test_who_waits_looks_once_for_each_claim_that_ends(node: Node, monkeyp
     assert isinstance(await node.of.prepare(ASKED), tuple)
     assert isinstance(await node.of.prepare(second), tuple)
     waiting = asyncio.ensure_future(node.of.prepare(third))
-    await until(lambda: node.stock.waited)
+    await until(lambda: bool(node.stock.waited))
     await node.of.unprepare(second)
     await asyncio.wait({waiting}, timeout=0.1)  # nothing must happen
     assert node.stock.waited == [(NAME, "gpu-0")] * 2
