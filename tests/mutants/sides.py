@@ -54,6 +54,22 @@ _WITHOUT = f"{_RULES}::test_what_another_driver_has_is_given_by_neither_api"
 
 MUTANTS = (
     Mutant(
+        "OWN1",
+        "what is prepared for a claim is where the table says",
+        _SHELL,
+        "table.actual(written, claimed=bool(self._claim(board)))",
+        "table.actual(written, claimed=False)",
+        f"{_ON}::test_what_is_prepared_for_a_claim_is_not_the_device_plugins_whatever_the_table_says",
+    ),
+    Mutant(
+        "OWN7",
+        "DRA offers what pods by name would run without until the next look",
+        _DESK,
+        "            if self.looked.is_set():\n                self._tell()\n",
+        "",
+        f"{_ON}::test_what_pods_by_name_would_run_without_is_withheld_as_soon_as_the_kubelet_is_known",
+    ),
+    Mutant(
         "OWN2",
         "the kubelet is taken for told of a GPU when the list withholds one part of it",
         _SHELL,

@@ -68,6 +68,7 @@ from tests.unit.test_dra_driver import Kubelet
 
 if TYPE_CHECKING:
     from gateway.dra.records import AskedClaims
+    from gateway.kubernetes.node import NodeObject
 
 __all__ = ["authority", "server"]
 A, B = "GPU-a", "GPU-b"
@@ -926,6 +927,14 @@ async def prepare(node: Node, name: str, device: str) -> None:
     assert isinstance((await node.claims.prepare(V1, asked))[asked.uid], tuple)
 
 
+async def test_what_is_prepared_for_a_claim_is_not_the_device_plugins_whatever_the_table_says(node: Node) -> None:
+    async with node.gateway() as one:
+        await node.at_dra()
+        await prepare(node, "c", "gpu-0")
+        owners(one)._sides[A] = Side.PLUGIN
+        assert owners(one).side(A) is Side.TO_PLUGIN
+
+
 async def test_an_older_state_file_that_is_put_back_gives_no_gpu_twice(node: Node) -> None:
     path = node.place.folder / "state" / "ledger.json"
     async with node.gateway() as one:
@@ -1370,6 +1379,19 @@ async def test_what_pods_by_name_would_run_without_is_offered_to_nobody_new(
         gives(node, "c", "" if change == "a class is named" else GPU)
         await until(lambda: node.place.published == {"gpu-0": [], "gpu-1": []})
         assert not drivers(one).by_name.overlooked
+
+
+async def test_what_pods_by_name_would_run_without_is_withheld_as_soon_as_the_kubelet_is_known(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway() as one:
+        await node.at_dra()
+        names, told = asking(one), list[bool]()
+        await names.looked.wait()
+        monkeypatch.setattr(names, "_changed", lambda: told.append(True))
+        names._classes = {"by-name": GPU}
+        names.take(cast("NodeObject", SimpleNamespace(kubelet=35)))
+        assert told == [True]
 
 
 async def test_a_gateway_that_starts_offers_nothing_that_pods_by_name_would_run_without(node: Node) -> None:
