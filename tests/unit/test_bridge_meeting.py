@@ -145,6 +145,18 @@ async def test_what_a_second_gateway_noticed_counts_until_the_first_one_writes_a
             assert (second.one().word.away_since is not None) is again
 
 
+async def test_what_a_second_gateway_noticed_counts_while_the_first_one_writes_the_same(folder: Path) -> None:
+    async with bridged(folder) as first, plugin(folder) as played:
+        await first.lists("a", "b")
+        async with bridged(folder, opens=False) as second:
+            await second.lists("a", "b")
+            await until(lambda: second.one().peer is not None, GUARD_S)
+            played.path.rename(folder / "elsewhere")  # Nobody can call it.
+            second.one().went("it died")
+            await second.bridge._borrow()
+            assert second.one().word.away_since is not None
+
+
 async def test_a_plugin_that_registers_once_outlives_every_start_of_the_bridge(folder: Path) -> None:
     async with bridged(folder) as first, plugin(folder) as played:
         await first.lists("a", "b")
