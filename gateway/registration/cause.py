@@ -12,7 +12,7 @@ def cause(state: registration.State, event: events.Event) -> Cause | None:
     """Say why the next Register will be sent, once ``event`` comes in ``state``; None: as before this event."""
     match event:
         case events.KubeletUp(kubelet):
-            if state.phase is Phase.STANDBY or (kubelet == state.kubelet and state.phase is not Phase.ABSENT):
+            if kubelet == state.kubelet and state.phase is not Phase.ABSENT:
                 return None
             return Cause.KUBELET_START if state.attempt else Cause.FIRST
         case events.Reached(attempt, kubelet):
@@ -26,7 +26,7 @@ def cause(state: registration.State, event: events.Event) -> Cause | None:
                     return Cause.ERROR
                 case negotiate.AnswerKind.ACCEPTED if state.called and state.stream is None:
                     return Cause.STREAM_ENDED
-                case negotiate.AnswerKind.ACCEPTED if state.stream is not None and state.stale:
+                case negotiate.AnswerKind.ACCEPTED if state.stale:
                     return Cause.OPTIONS
                 case _:
                     return None
@@ -39,7 +39,7 @@ def cause(state: registration.State, event: events.Event) -> Cause | None:
         case events.Verified(held=False):
             return Cause.RECORDS if state.phase is Phase.SERVING else None
         case events.Renew():
-            return Cause.OPTIONS if state.phase is Phase.SERVING and not state.renewed else None
+            return Cause.OPTIONS if state.phase is Phase.SERVING else None
         case events.Fired(Timer.RENEW):
             return Cause.OPTIONS if state.phase is Phase.SERVING and state.stale else None
         case events.Resume():

@@ -291,11 +291,12 @@ class Resource:
         except Exception as error:  # noqa: BLE001 - see above
             self._log.exception("unexpected while registering")
             code, details = "INTERNAL", repr(error)
+        why = self._why  # The answer may be why the next one is sent.
         self.feed(events.Replied(offer.attempt, code, details, connected=bool(self.plugin.asked_options)))
         if code != "OK":
             self._node.tally.register_errors.add(self.name, code)
         else:
-            self._node.tally.registrations.add(self.name, self._why.value)
+            self._node.tally.registrations.add(self.name, why.value)
             await self.plugin.drop_earlier_servers()
 
     async def _register(self, offer: events.SendRegister) -> tuple[str, str]:

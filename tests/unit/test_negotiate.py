@@ -112,7 +112,7 @@ def test_what_is_left_after_refusals(answers: list[Answer], left: tuple[str, ...
         ("v1beta1", [NO_SERVICE], ["--api auto", "now: --api v1beta1", "kubelet 1.10 and later"]),
         ("v1alpha2", [Answer(AnswerKind.OTHER_VERSION, ("v1beta1",))], ["this kubelet speaks v1beta1", "--api auto"]),
         ("auto", [NO_SERVICE] * 3, ["is kubelet.sock really a kubelet's?"]),
-        ("v1beta1", [Answer(AnswerKind.UNFIT, details="70 000 devices would fit")], ["70 000 devices would fit"]),
+        ("v1beta1", [Answer(AnswerKind.UNFIT, details="70 000 would fit")], ["may speak it, but 70 000 would fit"]),
     ],
 )
 def test_a_failure_names_both_sides_and_the_way_out(choice: str, answers: list[Answer], words: list[str]) -> None:

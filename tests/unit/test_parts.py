@@ -40,7 +40,7 @@ from gateway.registration.events import Phase
 from gateway.registration.negotiate import NOBODY, UNFIT
 from gateway.registration.serve import DevicePlugin
 from gateway.registration.turns import Turns
-from gateway.tally import Tally
+from gateway.tally import Cause, Tally
 from gateway.tasks import Background, Tasks
 from gateway.telling import probes
 
@@ -148,6 +148,23 @@ async def test_a_register_that_is_not_sent_says_why(
         code, details = await resource._register(events.SendRegister(1, "v1beta1", "1.sock"))
     assert code == says[0]
     assert says[1] in details
+    await resource.close()
+
+
+async def test_a_register_is_counted_with_its_own_cause(
+    resource: registrar.Resource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with that of the next one, which its answer may be the cause of: here the stream has ended by then."""
+    monkeypatch.setattr(resource, "_register", AsyncMock(return_value=("OK", "")))
+    monkeypatch.setattr(resource.plugin, "drop_earlier_servers", AsyncMock())
+    offer = events.SendRegister(1, "v1beta1", "1.sock")
+    resource.state = replace(resource.state, phase=Phase.OFFERING, attempt=1, called=True)
+    await resource._offer(offer)
+    assert resource._node.tally.registrations == {(GPU, Cause.FIRST.value): 1}
+    assert resource.state.phase is Phase.WAITING
+    resource.state = replace(resource.state, phase=Phase.OFFERING, called=False)
+    await resource._offer(offer)
+    assert resource._node.tally.registrations[GPU, Cause.STREAM_ENDED.value] == 1
     await resource.close()
 
 

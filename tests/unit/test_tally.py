@@ -40,6 +40,7 @@ RENEWED = (*SERVING, Renew("options"), RETRY, Reached(2, K1), Replied(2, "OK"), 
     [
         pytest.param((KubeletUp(K1),), Cause.FIRST, id="the first kubelet"),
         pytest.param((KubeletUp(K1), Reached(1, K2)), Cause.FIRST, id="the next one came before it was reached"),
+        pytest.param(SERVING, Cause.FIRST, id="it calls once it has answered"),
         pytest.param((KubeletUp(K1), Replied(1, "UNIMPLEMENTED")), Cause.FIRST, id="another dialect is no other cause"),
         pytest.param((*SERVING, KubeletUp(K2)), Cause.KUBELET_START, id="a kubelet starts"),
         pytest.param((*SERVING, StreamEnded(1), KubeletUp(K2)), Cause.KUBELET_START, id="a kubelet restarts"),
@@ -47,6 +48,16 @@ RENEWED = (*SERVING, Renew("options"), RETRY, Reached(2, K1), Replied(2, "OK"), 
             (*SERVING, StreamEnded(1), RETRY, Reached(2, K2)), Cause.KUBELET_START, id="a kubelet that nobody told of"
         ),
         pytest.param((*SERVING, StreamEnded(1), RETRY), Cause.STREAM_ENDED, id="the stream is cut"),
+        pytest.param(
+            (KubeletUp(K1), Reached(1, K1), StreamOpened(1), StreamEnded(1), Replied(1, "UNIMPLEMENTED")),
+            Cause.FIRST,
+            id="who called and left was not the kubelet",
+        ),
+        pytest.param(
+            (*SERVING, StreamEnded(1), Verified(held=False), RETRY),
+            Cause.STREAM_ENDED,
+            id="a look that ends after the stream",
+        ),
         pytest.param(
             (*SERVING, StreamEnded(1), KubeletUp(K1), RETRY), Cause.STREAM_ENDED, id="a poll sees the known kubelet"
         ),
@@ -89,6 +100,11 @@ RENEWED = (*SERVING, Renew("options"), RETRY, Reached(2, K1), Replied(2, "OK"), 
             (*RENEWED, Renew("again"), Fired(Timer.RENEW), RETRY),
             Cause.OPTIONS,
             id="it is time for other options",
+        ),
+        pytest.param(
+            (*RENEWED, Renew("again"), StreamEnded(2), Fired(Timer.RENEW), RETRY),
+            Cause.STREAM_ENDED,
+            id="it is time for other options, after a cut",
         ),
         pytest.param(
             (*SERVING, StandBy(Age(1, "peer")), Resume(), RETRY), Cause.HANDOVER, id="the other gateway is gone"

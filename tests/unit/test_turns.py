@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
@@ -55,6 +56,15 @@ async def test_the_next_waits_until_the_kubelet_has_written(
     (folder / "checkpoint").write_text("{...}")
     async with asyncio.timeout(turns.PATIENCE):
         await following
+
+
+async def test_a_checkpoint_of_the_same_size_was_written(
+    taken: Turns, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "PATIENCE", 600.0)
+    os.utime(folder / "checkpoint", ns=(1, 1))
+    async with asyncio.timeout(10):
+        await _after(taken)
 
 
 async def test_a_kubelet_that_writes_nothing_is_not_waited_for_without_end(

@@ -146,7 +146,9 @@ async def test_a_kubelet_socket_that_is_touched_is_no_new_one(seen: Seen, touch:
         assert await seen.next("kubelet") != first
 
 
-async def test_new_times_alone_make_no_new_kubelet_where_inotify_tells(folder: Path) -> None:
+async def test_new_times_alone_make_no_new_kubelet_where_inotify_tells(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, path = Seen(folder), folder / "kubelet.sock"
     task = asyncio.ensure_future(one.watch.run())
     try:
@@ -160,6 +162,11 @@ async def test_new_times_alone_make_no_new_kubelet_where_inotify_tells(folder: P
             assert not one.watch._touched(replace(seen, device=0))  # Another mount, the same inode number.
             one.watch._created = True  # As inotify says of a socket that got the old inode number.
             one.watch.look_now()
+            assert await one.next("kubelet") == kubelet_id(path)
+            os.utime(path, ns=(2, 2))
+            overflow = inotify.FolderEvent(-1, inotify.Q_OVERFLOW, "")  # Whatever happened, nobody tells.
+            monkeypatch.setattr(inotify.INotify, "read", lambda _: [overflow])
+            one.watch._read()
             assert await one.next("kubelet") == kubelet_id(path)
     finally:
         task.cancel()
@@ -201,6 +208,7 @@ async def test_a_new_socket_that_is_moved_in_with_the_number_of_a_deleted_one_is
             os.link(path, away)  # Keeps the number.
             path.unlink()
             assert await one.next("lost") == path.name
+            one.watch.look_now()  # A poll may come while there is none.
             os.utime(away, ns=(1, 1))
             away.rename(path)
             assert await one.next("kubelet") == kubelet_id(path)
