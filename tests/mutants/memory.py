@@ -265,6 +265,22 @@ MUTANTS = (
     ),
     Mutant(
         "M7",
+        "the next process takes what needs a reset for well",
+        "gateway/lists.py",
+        "            sticky=self._ledger.sticky(name),\n            held",
+        "            held",
+        "tests/unit/test_boards.py::test_what_takes_a_reset_is_ill_still_for_the_next_process",
+    ),
+    Mutant(
+        "M7",
+        "an illness is written when there is time for it",
+        "gateway/lists.py",
+        "since=illnesses) or news",
+        "since=illnesses)",
+        "tests/unit/test_boards.py::test_an_illness_is_written_at_once_and_what_can_wait_soon",
+    ),
+    Mutant(
+        "M7",
         "an illness goes with its device",
         "gateway/lists.py",
         " for device_id, row in illnesses.items() if device_id not in merged.dropped}",

@@ -93,6 +93,14 @@ MUTANTS = (
     ),
     Mutant(
         "K5",
+        "records that can't be read for a moment take all that was seen with them",
+        "gateway/kubelet/drift.py",
+        "_seen=view if known else self._seen,",
+        "_seen=view,",
+        f"{_DRIFT}::test_what_happens_right_after_a_start",
+    ),
+    Mutant(
+        "K5",
         "a List alone is believed after a start",
         "gateway/kubelet/drift.py",
         "if not self._before or view.held is None or view.remembered is None:",

@@ -105,6 +105,22 @@ MUTANTS = (
     ),
     Mutant(
         "R3",
+        "what the next kubelet refuses is held for another dialect",
+        "gateway/registration/machine.py",
+        "anew = negotiate.begin(state.negotiation.choice, state.dialect)",
+        "anew = negotiate.begin(state.negotiation.choice, state.accepted or None)",
+        f"{_REGISTRATION}::test_rule",
+    ),
+    Mutant(
+        "R3",
+        "who refused and called all the same is registered with again",
+        "gateway/registration/machine.py",
+        "            if state.stream is not None:  # An earlier",
+        "            if False:  # An earlier",
+        f"{_REGISTRATION}::test_rule",
+    ),
+    Mutant(
+        "R3",
         "an OK is believed for ever",
         "gateway/registration/machine.py",
         "return replace(state, phase=Phase.ACCEPTED), (report, SetTimer(Timer.CALL, wait))",

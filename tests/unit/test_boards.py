@@ -25,7 +25,17 @@ from devices.gpu.simulated.backend import VENDORS
 from devices.gpu.source import GPUSource
 from devices.life import merging
 from devices.life.states import State
-from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Health, RefusedError, Sayable, Trouble
+from devices.model import (
+    ContainerAnswer,
+    ContainerRequest,
+    Device,
+    Fault,
+    Health,
+    RefusedError,
+    Sayable,
+    Trouble,
+    TroubleKind,
+)
 from devices.policy import Globbed, MigStrategy, Naming, Policy, Slices
 from devices.source import DeviceSource, Inventory, Listing, Partial
 from gateway import lists
@@ -1162,3 +1172,140 @@ async def test_a_claim_says_that_the_kubelet_forgot(node: Node) -> None:
         node.gateway._resources[GPUS].entries["U0::0"].reason
         == "still held as nvidia.com/gpu U0 by 'a/main', perhaps: the kubelet forgot who; when it has ended, run `gateway forget ID`"
     )
+
+
+# When they are put together again.
+
+
+async def test_lists_are_put_together_again_at_the_first_moment_that_asks_for_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers = []
+    with monkeypatch.context() as clock:
+        clock.setattr(time, "monotonic", lambda: 1000.0)
+        for moments in ((1060.0, 1020.0), (900.0,), (1e9,)):
+            node.gateway.lists.update_again(moments)
+            timers.append(node.gateway.lists._again)
+    node.gateway.lists.close()
+    assert [timer and timer.when() for timer in timers] == [1020.0, 1000.01, 1000 + lists.LONGEST_TIMER]
+    assert [timer and timer.cancelled() for timer in timers] == [True] * 3
+    assert node.gateway.lists._again is None
+
+
+async def test_what_was_not_found_yet_is_judged_when_its_time_is_over(node: Node) -> None:
+    await node.sees(*WHOLE)
+    assert node.gateway.lists._again is None
+    await node.close()
+    node._up()
+    await node.gateway.update()
+    assert set(node.states(GPUS).values()) == {State.NOT_LOOKED_YET}
+    assert node.gateway.lists._again is not None
+
+
+@pytest.mark.parametrize(
+    ("entry", "metrics", "asked"),
+    [
+        pytest.param({}, False, [], id="nothing waits for anybody"),
+        pytest.param({}, True, [lists.LOOK_FOR_METRICS], id="metrics tell who holds what"),
+        pytest.param({"state": State.LOST}, True, [lists.LOOK_AGAIN], id="what is lost may be held"),
+        pytest.param({"state": State.WITHDRAWN}, False, [lists.LOOK_AGAIN], id="and what is offered no longer"),
+        pytest.param({"beneath": State.LOST}, False, [lists.LOOK_AGAIN], id="below a cordon, too"),
+    ],
+)
+async def test_when_the_records_are_looked_into_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch, entry: dict[str, State], metrics: bool, asked: list[float]
+) -> None:
+    await node.sees(*WHOLE)
+    plugin, told = node.gateway._resources[GPUS].plugin, list[float]()
+    plain = plugin.list.entries["U0"]
+    beneath = replace(plain, state=entry["beneath"]) if "beneath" in entry else None
+    plugin.list.entries["U0"] = replace(plain, state=entry.get("state", plain.state), beneath=beneath)
+    if metrics:
+        node.gateway.lists._settings = replace(node.gateway.settings, metrics_address=("127.0.0.1", 0))
+    monkeypatch.setattr(node.gateway.lists._tasks, "background", lambda work: work.close())
+    monkeypatch.setattr(node.gateway.beliefs, "look_within", told.append)
+    node.gateway.lists.looked()
+    assert told == asked
+
+
+async def test_the_shortest_list_that_the_kubelet_hears_is_sent_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet writes its checkpoint with any list, and one that it isn't sent makes it write nothing."""
+    node.source.adopt(MIXED)
+    await node.sees(*SPLIT, gpu(2), gpu(3), gpu(4, resource="a.b/other"))
+    sizes = {name: len(one.plugin.devices) for name, one in node.gateway._resources.items()}
+    assert sizes == {GPUS: 3, SMALL: 2, "a.b/other": 1}
+    await node.looks()
+    again = list[str]()
+    monkeypatch.setattr(node.gateway.lists._outdated, "is_due", lambda *_: True)
+    monkeypatch.setattr(DevicePlugin, "streaming", property(lambda one: one.name in {GPUS, SMALL}))
+    monkeypatch.setattr(DevicePlugin, "send_again", lambda one: again.append(one.name))
+    monkeypatch.setattr(node.gateway.lists._tasks, "background", lambda work: work.close())
+    plugin = node.gateway._resources[GPUS].plugin
+    plugin.list.entries["U2"] = replace(plugin.list.entries["U2"], state=State.LOST)
+    node.gateway.lists.looked()
+    assert again == [SMALL]
+
+
+@pytest.mark.parametrize(
+    ("inventory", "living", "left"),
+    [
+        pytest.param(Partial({}, lambda name: name != "told"), True, ["a", "b"], id="a silent source may have it"),
+        pytest.param(Partial({}, lambda name: name != "told"), False, [], id="nobody else lives: it is served here"),
+        pytest.param({}, True, [], id="all have told: it isn't one of ours"),
+        pytest.param(None, True, [], id="nobody has looked yet"),
+    ],
+)
+async def test_what_is_left_to_another_gateway_until_its_source_tells(
+    node: Node, monkeypatch: pytest.MonkeyPatch, inventory: Inventory | None, living: bool, left: list[str]
+) -> None:
+    monkeypatch.setattr(node.gateway.others, "living", lambda: {OLDER: Path()} if living else {})
+    monkeypatch.setattr(node.gateway.lists, "only_remembered", lambda: {"b", "a", "told"})
+    node.gateway.lists.inventory = inventory
+    assert node.gateway.left() == left
+
+
+@pytest.mark.parametrize(
+    ("then", "wrote"),
+    [
+        pytest.param((gpu(0), gpu(1)), ["soon"], id="nothing is new"),
+        pytest.param((gpu(0),), ["soon", "at once"], id="one is lost"),
+        pytest.param((gpu(0), gpu(1, trouble=Trouble("ECC"))), ["soon", "at once"], id="one is ill"),
+    ],
+)
+async def test_an_illness_is_written_at_once_and_what_can_wait_soon(
+    node: Node, monkeypatch: pytest.MonkeyPatch, then: Sequence[GPU], wrote: list[str]
+) -> None:
+    """The next gateway offers nothing as healthy that this one called ill."""
+    asked, scribe = list[str](), node.gateway.scribe
+    await node.sees(*WHOLE)
+    assert await scribe.durable()
+
+    async def durable() -> bool:
+        asked.append("at once")
+        return True
+
+    monkeypatch.setattr(scribe, "durable", durable)
+    monkeypatch.setattr(scribe, "soon", lambda: asked.append("soon"))
+    await node.sees(*then)
+    await asyncio.sleep(0)
+    assert asked == wrote
+
+
+async def test_what_takes_a_reset_is_ill_still_for_the_next_process(node: Node) -> None:
+    await node.sees(gpu(0, trouble=Trouble("Xid 79", TroubleKind.RESET_REQUIRED)), gpu(1))
+    assert await node.gateway.scribe.durable()
+    node.sight = WHOLE
+    await node.restarts()
+    assert node.states(GPUS) == {"U0": State.UNHEALTHY, "U1": State.PRESENT}
+
+
+async def test_what_was_lost_long_ago_and_nobody_holds_is_on_no_list(node: Node) -> None:
+    await node.sees(*WHOLE)
+    await node.pods()
+    await node.sees(gpu(0))
+    assert node.states(GPUS)["U1"] is State.LOST
+    node.gateway.ledger.set_lost_since(GPUS, {"U1": 1.0})
+    await node.gateway.update()
+    assert node.states(GPUS) == {"U0": State.PRESENT}

@@ -206,6 +206,7 @@ START = Drift(R).listed(devices("abcd"), 0).look(seen("ab"), 99).restarted(100)
         pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2).look(seen("ab", by="x", pods="axy"), 110), {MismatchKind.DOUBLED: "a"}, id="no, it comes late"),
         pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2).look(seen("ab", by="x", pods="xy"), 103).look(seen("ab", by="x", pods="axy"), 110), {MismatchKind.DOUBLED: "a"}, id="and later still"),
         pytest.param(Drift(R).listed(devices("ab"), 0).look(seen("ab"), 99, 50.0).restarted(100, 60.0).look(seen(""), 101), {MismatchKind.FORGOTTEN: "ab"}, id="seen before this kubelet was there"),
+        pytest.param(Drift(R).listed(devices("ab"), 0).look(seen("ab"), 98).look(seen(None, None), 99).restarted(100).look(seen(""), 101), {MismatchKind.FORGOTTEN: "ab"}, id="and not to be read at the last look before it"),
         pytest.param(Drift(R).listed(devices("ab"), 0).look(seen("ab"), 99, 50.0).restarted(100, 40.0).look(seen(""), 101), {}, id="seen of this kubelet, before we knew of it"),
         pytest.param(START.look(seen("", pods="xy"), 101).restarted(102).look(seen("", pods=""), 103), {MismatchKind.FORGOTTEN: "ab"}, id="one more kubelet, before that was known"),
         pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="xy"), 110), {}, id="drained before: no word of it"),

@@ -95,6 +95,18 @@ REGISTERED_AGAIN: list[e.Event] = [
             [],
             id="no answer, but called: what counts is the call",
         ),
+        pytest.param(
+            [*UP, e.StreamOpened(1), e.Replied(1, "UNKNOWN", "x")],
+            Phase.SERVING,
+            [],
+            id="refused, but called: an earlier Register is answered",
+        ),
+        pytest.param(
+            [*UP, e.Replied(1, "UNIMPLEMENTED"), e.Reached(2, K2), e.Replied(2, "UNIMPLEMENTED")],
+            Phase.OFFERING,
+            ["v1beta1"],
+            id="the next kubelet was met with another dialect: what it refuses is that one",
+        ),
         pytest.param(CUT, Phase.WAITING, [], id="stream cut: never register at once (1.25 to 1.36 disconnect by name)"),
         pytest.param(
             [*CUT, e.Fired(Timer.RETRY)], Phase.OFFERING, ["v1beta1"], id="stream cut: register after the wait"
@@ -743,6 +755,22 @@ def test_negotiation_with_each_kubelet(last: str, answers: set[str], order: list
         tried += offers(actions)
     state, _ = r.step(state, e.Replied(state.attempt, "OK"))
     assert (tried, state.accepted) == (order, order[-1])
+
+
+def test_a_dialect_in_which_a_kubelet_called_is_offered_first_to_the_next() -> None:
+    events = [
+        *UP,
+        e.Replied(1, "UNIMPLEMENTED"),
+        e.Reached(2, K1),
+        e.StreamOpened(1),
+        e.Replied(2, "DEADLINE_EXCEEDED"),
+    ]
+    assert offers(play([*events, e.KubeletUp(K2)])[1]) == ["v1alpha2"]
+
+
+def test_a_kubelet_that_speaks_none_of_ours_refuses_it() -> None:
+    state, _ = play([*UP, e.Replied(1, "UNIMPLEMENTED")], choice="v1beta1")
+    assert (state.phase, state.refused) == (Phase.WAITING, True)
 
 
 def test_a_new_kubelet_is_negotiated_with_anew() -> None:
