@@ -1309,3 +1309,21 @@ async def test_what_was_lost_long_ago_and_nobody_holds_is_on_no_list(node: Node)
     node.gateway.ledger.set_lost_since(GPUS, {"U1": 1.0})
     await node.gateway.update()
     assert node.states(GPUS) == {"U0": State.PRESENT}
+
+
+async def test_older_gateways_are_asked_for_a_resource_that_comes_later(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else both would register it."""
+    asked, others = list[object](), node.gateway.others
+
+    async def take_over(peers: object) -> None:
+        asked.append(peers)
+
+    monkeypatch.setattr(others.handover, "take_over", take_over)
+    monkeypatch.setattr(others, "look_at_peers", lambda: None)
+    monkeypatch.setattr(others, "living", lambda: {OLDER: Path()})
+    others.begun = True
+    await node.sees(*WHOLE)
+    await node.sees(gpu(0))
+    assert asked == [{OLDER: Path()}]

@@ -103,3 +103,12 @@ async def test_the_wait_is_counted_from_the_kubelets_end(
         one._remind()
     one.close()
     assert [line["waited_s"] for line in said] == [60]
+
+
+async def test_there_is_one_reminder_however_often_one_is_waited_for(one: Presence) -> None:
+    one.wait()
+    first = one._reminder
+    one.wait()
+    one.close()
+    assert first is not None
+    assert first.cancelled()
