@@ -1063,6 +1063,14 @@ MUTANTS = (
     ),
     Mutant(
         "S13",
+        "a host service that is a pair, or made room, is as young as a pod",
+        "gateway/handover/instance.py",
+        "rank + (born_ns or boot_ns())",
+        "(born_ns or rank + boot_ns())",
+        "tests/unit/test_instance.py::test_a_host_service_is_newer_than_a_pod_that_came_after_it",
+    ),
+    Mutant(
+        "S13",
         "the daemon keeps it to itself",
         "gateway/daemon.py",
         "instance.begin(host_service=settings.host_service, born_ns",

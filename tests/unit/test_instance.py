@@ -123,6 +123,7 @@ def test_a_host_service_is_newer_than_a_pod_that_came_after_it(tmp_path: Path, m
     [seen] = pod.peers()
     assert (seen, seen > pod.age, seen.host_service, pod.age.host_service) == (host.age, True, True, False)
     assert begin(host_service=True) > host.age
+    assert begin(host_service=True, born_ns=7) > begin(born_ns=7), "one of a pair, or that made room, too"
 
 
 def test_an_unpublished_gateway_is_not_seen(tmp_path: Path, made: list[Instance]) -> None:

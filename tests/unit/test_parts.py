@@ -27,8 +27,11 @@ from gateway.age import Age
 from gateway.configuration.settings import Settings
 from gateway.folder import Folder
 from gateway.handover import leases as holding
+from gateway.handover import message
+from gateway.handover.events import Say
 from gateway.handover.instance import Instance
 from gateway.handover.leases import Leases
+from gateway.handover.partner import Partner
 from gateway.handover.records import RecordsSeen
 from gateway.handover.standby import Standby
 from gateway.kubelet import view as kubelet_view
@@ -255,6 +258,14 @@ def test_a_new_kubelet_has_refused_nobody_and_shows_nothing_of_before(folder: Pa
     assert one._since_ns == since + 1
 
 
+def test_what_is_served_here_again_is_lacking_no_more(folder: Path) -> None:
+    one = Standby(cast("Any", SimpleNamespace(doubts={})), folder, folder / "pods", folder / "checkpoint")
+    one._records[GPU] = RecordsSeen(lacking_since=1.0)
+    assert one.lacking(GPU, 11.0) == 10.0
+    assert one._wait(cast("Any", SimpleNamespace(name=GPU, state=SimpleNamespace(phase=Phase.SERVING)))) is None
+    assert one.lacking(GPU, 11.0) == 0.0
+
+
 @pytest.mark.parametrize("comes", [True, False], ids=["a new kubelet", "the same one"])
 async def test_a_look_at_the_kubelet_before_takes_nothing_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch, comes: bool
@@ -454,13 +465,29 @@ async def test_a_holder_that_ends_the_connection_is_gone_once_nobody_listens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listened: list[bool]
 ) -> None:
     monkeypatch.setattr(holding, "LEASE_AGAIN", (*[0.001] * (len(listened) - 1), 3600.0))
-    monkeypatch.setattr(holding, "listens", lambda _: listened.pop(0))
+    asked = list[bool]()
+    monkeypatch.setattr(holding, "listens", lambda _: asked.pop(0))
     gone, tasks = asyncio.Event(), Tasks(lambda _: None)
-    Leases(gone.set, tasks).hold(tmp_path / "s")
-    async with asyncio.timeout(10):
-        await gone.wait()
-    assert not listened
+    leases = Leases(gone.set, tasks)
+    for _ in range(2):  # One that lives on is held again.
+        asked[:] = listened
+        gone.clear()
+        leases.hold(tmp_path / "s")
+        async with asyncio.timeout(10):
+            await gone.wait()
+        assert not asked
     await tasks.close()
+
+
+def test_no_message_names_more_resources_than_the_other_one_takes() -> None:
+    connection = Mock()
+    partner = Partner(ONE, connection)
+    for number in range(message.IN_ONE_MESSAGE + 1):
+        partner.say(Say.ASK, str(number))
+    assert [len(resources) for _, resources in partner.outbox] == [message.IN_ONE_MESSAGE, 1]
+    partner.say(Say.GOING, "0")
+    assert [say for say, _ in partner.outbox] == [Say.ASK, Say.ASK, Say.GOING]
+    connection.abort.assert_not_called()
 
 
 async def test_a_part_that_must_not_end_ends_the_gateway() -> None:
