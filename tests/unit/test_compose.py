@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -45,6 +46,7 @@ def test_what_the_node_has(tmp_path: Path, functions: list[tuple[str, str]], fou
         pytest.param(Settings(backend="amd"), "amd", id="amd, although there is none yet"),
         pytest.param(Settings(backend="nvidia"), "nvidia", id="nvidia, although there is none yet"),
         pytest.param(Settings(policy=FUSE), "generic", id="only devices of the configuration file"),
+        pytest.param(Settings(backend="none", policy=FUSE), "generic", id="and no GPUs, although there may be some"),
         pytest.param(Settings(backend="simulated", policy=FUSE), "simulated+generic", id="both"),
         pytest.param(
             Settings(backend="simulated", config_file=Path("c.yaml")), "simulated+generic", id="rules may come later"
@@ -55,6 +57,29 @@ def test_which_source(settings: Settings, name: str, tmp_path: Path) -> None:
     assert source(settings, tmp_path).name == name
 
 
+def test_a_function_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [tmp_path / "gone", *pci(tmp_path, ("0x10de", "0x030200")).glob("bus/pci/devices/*")]
+    monkeypatch.setattr(Path, "glob", lambda *_: found)
+    assert hardware(tmp_path) == ["nvidia"]
+
+
+def test_a_plugin_behind_the_bridge_takes_no_name_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.bridge.source.Bridge", bridge := Mock())
+    bridge.return_value.name = "bridge"
+    source(Settings(backend="simulated", policy=Policy(bridge=str(tmp_path))), tmp_path)
+    taken = bridge.call_args.kwargs["taken"]
+    assert [taken("nvidia.com/gpu"), taken("example.com/nic")] == [True, False]
+    bridge.return_value.claims.assert_not_called()
+
+
+@pytest.mark.parametrize("made", ["nvidia.backend.NvidiaBackend", "simulated.backend.SimulatedBackend"])
+def test_what_a_backend_looks_at_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str) -> None:
+    """Else a pair that dies of what it reads dies of it again and again."""
+    monkeypatch.setattr(f"devices.gpu.{made}", backend := Mock())
+    source(Settings(backend=made.partition(".")[0]), tmp_path, attempts := Mock())
+    assert attempts in {*backend.call_args.args[1:], *backend.call_args.kwargs.values()}
+
+
 def test_auto_takes_what_is_there(tmp_path: Path) -> None:
     both = pci(tmp_path, ("0x1002", "0x030000"), ("0x10de", "0x030200"))
     assert source(Settings(), both).name == "nvidia+amd"
@@ -63,6 +88,8 @@ def test_auto_takes_what_is_there(tmp_path: Path) -> None:
 def test_auto_never_simulates(tmp_path: Path) -> None:
     with pytest.raises(NoBackendError, match="auto never simulates: to try it without hardware"):
         source(Settings(), tmp_path)
+    with pytest.raises(NoBackendError, match="nor are devices described in a configuration file"):
+        source(Settings(config_file=Path("c.yaml")), tmp_path)
 
 
 @pytest.mark.parametrize("folder", ["usr/lib64", "lib/x86_64-linux-gnu", None])
