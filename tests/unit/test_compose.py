@@ -66,9 +66,9 @@ def test_a_function_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypat
 def test_a_plugin_behind_the_bridge_takes_no_name_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.bridge.source.Bridge", bridge := Mock())
     bridge.return_value.name = "bridge"
-    source(Settings(backend="simulated", policy=Policy(bridge=str(tmp_path))), tmp_path)
+    source(Settings(backend="amd", policy=Policy(bridge=str(tmp_path))), tmp_path)
     taken = bridge.call_args.kwargs["taken"]
-    assert [taken("nvidia.com/gpu"), taken("example.com/nic")] == [True, False]
+    assert [taken("amd.com/gpu"), taken("example.com/nic")] == [True, False]
     bridge.return_value.claims.assert_not_called()
 
 

@@ -589,7 +589,8 @@ async def test_each_kubelet_is_asked_once_what_it_speaks(folder: Path, monkeypat
 
     monkeypatch.setattr("gateway.registration.api.ask", ask)
     presence = SimpleNamespace(socket=folder / "kubelet.sock")
-    one, counts = Ability("auto", cast("Any", presence), {}, list, lambda _: None), list[int]()
+    told, counts = list[str](), list[int]()
+    one = Ability("auto", cast("Any", presence), cast("Any", {RESOURCE: None}), list, told.append)
     for comes in (False, True, False, True):
         if comes:
             presence.socket.unlink(missing_ok=True)
@@ -598,6 +599,7 @@ async def test_each_kubelet_is_asked_once_what_it_speaks(folder: Path, monkeypat
         assert await one.probe() == ""
         counts.append(len(asked))
     assert counts == [0, 1, 1, 2]
+    assert told == [RESOURCE] * 2, "what is known of it now counts in handovers"
 
 
 @pytest.mark.parametrize("version", [pytest.param("1.8", id="a kubelet that tells nothing"), "1.37"])

@@ -19,6 +19,7 @@ import grpc.aio
 import pytest
 import structlog
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from adapters.dialect import Dialect, Level, Wire
@@ -647,6 +648,35 @@ def test_no_kubelet_is_sent_a_list_that_is_too_large(dialect: Dialect) -> None:
     long = DeviceList(GPU, Tally(), grace=False)
     long.becomes(None, tuple(Entry(Device(f"{number:01000}"), State.PRESENT) for number in range(4_500)))
     assert "devices would fit" in (long.too_large(dialect) or "")
+
+
+def test_a_list_of_just_the_most_bytes_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialect, on_offer = by_name("v1beta1"), DeviceList(GPU, Tally(), grace=False)
+    on_offer.becomes(None, (Entry(A, State.PRESENT), Entry(B, State.PRESENT)))
+    monkeypatch.setattr(devicelist, "LIST_LIMIT", size := len(on_offer.wire(dialect).data))
+    assert on_offer.too_large(dialect) is None
+    monkeypatch.setattr(devicelist, "LIST_LIMIT", size - 1)
+    assert ": 1 devices would fit" in (on_offer.too_large(dialect) or "")
+
+
+def test_what_a_list_can_not_say_is_counted_each_time_and_told_once() -> None:
+    tally = Tally()
+    on_offer, numa = DeviceList(GPU, tally, grace=False), replace(A, numa_nodes=(0,))
+    with capture_logs() as said:
+        for device in (numa, B, numa):
+            on_offer.becomes(None, (Entry(device, State.PRESENT),))
+            on_offer.wire(by_name("v1alpha2"))
+    assert sum(tally.lost_fields.values()) == 2
+    assert [line["event"] for line in said] == ["a field was left out"]
+
+
+@pytest.mark.parametrize("grace", [True, False])
+def test_containers_wait_for_what_is_not_found_yet_only_where_that_is_wanted(*, grace: bool) -> None:
+    on_offer = DeviceList(GPU, Tally(), grace=grace)
+    on_offer.becomes(None, (Entry(A, State.NOT_LOOKED_YET),))
+    assert on_offer.options.pre_start_required is grace
+    on_offer.forget(A.id)
+    assert not on_offer.entries
 
 
 async def test_a_list_that_outgrows_the_limit_ends_and_comes_back(make: Make, logs: asyncio.Queue[EventDict]) -> None:
