@@ -251,6 +251,7 @@ SOME = "{name: gpu, replicas: 2, devices: [0, GPU-1, '0:1']}"
         pytest.param(SOME, 0, (Portion(("0", "GPU-1", "0:1"), 2, "nvidia.com/gpu"),), id="by index and UUID"),
         pytest.param("{name: gpu, replicas: 2, devices: [0:1]}", 0, (Portion(("0:1",), 2, "nvidia.com/gpu"),), id="MIG"),
         pytest.param("{name: gpu, replicas: 2, devices: 3}", 0, (Portion(3, 2, "nvidia.com/gpu"),), id="the first"),
+        pytest.param("{name: gpu, replicas: 65536}", 65536, (), id="the most replicas"),
         pytest.param("{name: gpu, replicas: 2, devices: []}", 0, (Portion((), 2, "nvidia.com/gpu"),), id="none"),
         pytest.param("{name: gpu, replicas: 2, devices: all}", 2, (), id="all"),
         pytest.param(
@@ -281,7 +282,10 @@ def test_devices_count_where_they_are_honoured(text: str, replicas: int, portion
 def test_names_by_pattern_where_they_are_honoured() -> None:
     text = "gateway: {honourResourceNames: true}\nresources: {gpus: [{pattern: A*, name: a}], mig: [{pattern: 1g*, name: x.io/b}]}"
     file = config.parse(text.encode(), "c.yaml")
-    assert (file.gpu_names, file.mig_names) == ((("A*", "nvidia.com/a"),), (("1g*", "x.io/b"),))
+    names = (("A*", "nvidia.com/a"),), (("1g*", "x.io/b"),)
+    assert (file.gpu_names, file.mig_names) == names
+    made = config.policy(file, {}, "nvidia")
+    assert (made.gpu_names, made.mig_names) == names
 
 
 BRIDGE = """
@@ -295,7 +299,7 @@ gateway:
     rename:
       - {resource: vendor.example/nic, name: vendor.example/nic-old}
     deadlines:
-      - {resource: vendor.example/fpga, seconds: 120}
+      - {resource: vendor.example/fpga, seconds: 600}
 """
 
 
@@ -306,7 +310,7 @@ def test_the_file_configures_the_bridge() -> None:
         ("vendor.example/*", "other.example/fpga"),
         ("vendor.example/nic",),
         {"vendor.example/nic": "vendor.example/nic-old"},
-        (("vendor.example/fpga", 120.0),),
+        (("vendor.example/fpga", 600.0),),
     )
 
 
@@ -320,6 +324,7 @@ def test_the_file_configures_the_bridge() -> None:
         ("rename: [{resource: a.example/b}]", "expected the key 'name'"),
         ("rename: [{resource: a.example/b, name: b}]", "expected a resource name with a domain"),
         ("rename: [{resource: a.e/b, name: a.e/c}, {resource: a.e/d, name: a.e/c}]", "expected a name for each"),
+        ("rename: [{resource: a.e/b, name: a.e/c}, {resource: a.e/b, name: a.e/d}]", "got a.e/b as a.e/d besides"),
         ("deadlines: [{resource: a.example/b, seconds: 0}]", "expected 1 to 600 seconds"),
     ],
 )

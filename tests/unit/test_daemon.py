@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -109,7 +109,7 @@ async def test_after_each_update(
     knows.state = replace(knows.state, kubelet=KUBELET)
     monkeypatch.setattr(Resource, "feed", lambda one, event: fed.append((one.name, event)))
     fed: list[Any] = []
-    await gateway._sent(cast("bool", news))
+    await gateway._sent(news)
     monkeypatch.undo()
     assert (take_over.call_count, look.call_count) == (asked, looks)
     assert fed == ([(OURS, events.KubeletUp(KUBELET))] if begun else []), "those that know the kubelet are told nothing"
