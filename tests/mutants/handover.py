@@ -1095,6 +1095,14 @@ MUTANTS = (
     ),
     Mutant(
         "S14",
+        "a resource that comes later is registered beside the older gateway that serves it",
+        "gateway/lists.py",
+        "await self._sent(any(name not in before for name in self._resources))",
+        "await self._sent(False)",
+        "tests/unit/test_boards.py::test_older_gateways_are_asked_for_a_resource_that_comes_later",
+    ),
+    Mutant(
+        "S14",
         "what only the ledger knows is taken from a gateway for other devices",
         "gateway/lists.py",
         "            if self.only_remembered() and self._others.living():\n",
