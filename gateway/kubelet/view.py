@@ -43,6 +43,9 @@ _NOTED = 0.1
 """Seconds from the answer to an Allocate until the kubelet has noted it, on a busy node, too."""
 _SHOWN_DEADLINE = 1.0
 """Seconds for a look on which it depends who serves."""
+_READS, _READ_AGAIN = 10, 0.02
+"""How often a checkpoint that is being written is read, and the seconds in between: its kubelet may have to wait for a processor."""
+_JUST_WRITTEN_NS = 1_000_000_000
 _OPTIONS = (
     # What the kubelet's own clients receive at most; 10 000 devices in their longest form are 1.5 MiB.
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),
@@ -343,13 +346,21 @@ def _registered(path: Path, since_ns: int) -> frozenset[str] | Untold:
 
 
 def _checkpoint(path: Path) -> tuple[checkpoint.Checkpoint | None, int]:
-    """Read a checkpoint, and when it was written (unix time, nanoseconds); None where there is none that can be read, or a pipe."""
-    try:
-        with open(path, "rb", opener=_opener) as file:
+    """Read a checkpoint, and when it was written (unix time, nanoseconds); None where there is none that can be read, or a pipe.
+
+    Kubelets 1.8 and 1.9 write it in place: one that was just written and can't be read is read again, as its kubelet goes on.
+    """
+    for _ in range(_READS):
+        written_ns, content = 0, b""
+        with contextlib.suppress(OSError), open(path, "rb", opener=_opener) as file:
             written_ns = os.fstat(file.fileno()).st_mtime_ns
-            return _alone(checkpoint.read, file.read(checkpoint.MAX_BYTES + 1) or b""), written_ns
-    except (OSError, MalformedError):
-        return None, 0
+            content = file.read(checkpoint.MAX_BYTES + 1) or b""
+        with contextlib.suppress(MalformedError):
+            return _alone(checkpoint.read, content), written_ns
+        if len(content) > checkpoint.MAX_BYTES or abs(time.time_ns() - written_ns) > _JUST_WRITTEN_NS:
+            break
+        time.sleep(_READ_AGAIN)
+    return None, 0
 
 
 def _is_missing(path: Path) -> bool:

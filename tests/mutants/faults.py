@@ -413,4 +413,12 @@ MUTANTS = (
         "return found is not None and found.get(resource, frozenset()) == expected",
         "tests/compat/test_podresources.py::test_where_it_does_not_tell_nothing_is_claimed[1.20-has-no-such-call]",
     ),
+    Mutant(
+        "T3",
+        "a checkpoint that is being written shows nothing",
+        "gateway/kubelet/view.py",
+        "_READS, _READ_AGAIN = 10, 0.02",
+        "_READS, _READ_AGAIN = 1, 0.0",
+        "tests/unit/test_kubelet_view.py::test_a_checkpoint_that_is_being_written",
+    ),
 )

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket as sockets
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -306,6 +307,34 @@ async def test_of_a_file_that_is_too_large_no_more_is_read(folder: Path, monkeyp
     (folder / "checkpoint").write_bytes(written(uid="a"))
     assert await kubelet_view.look(folder / "none.sock", folder / "checkpoint") == View()
     assert [len(data) for data in read] == [11]
+
+
+@pytest.mark.parametrize(
+    ("whole_after", "age", "reads", "known"),
+    [
+        pytest.param(2, 0, 3, True, id="read again until it is whole"),
+        pytest.param(99, 0, 10, False, id="and no longer than its kubelet may take"),
+        pytest.param(1, 3600, 1, False, id="one that was damaged long ago stays so"),
+    ],
+)
+async def test_a_checkpoint_that_is_being_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, whole_after: int, age: int, reads: int, known: bool
+) -> None:
+    """Kubelets 1.8 and 1.9 write it in place: who reads it meanwhile finds nothing, or a part."""
+    file, whole, found = folder / "checkpoint", written(a="pod/main"), list[bytes]()
+
+    def read(data: bytes) -> checkpoint.Checkpoint:
+        found.append(data)
+        if len(found) == whole_after:
+            file.write_bytes(whole)
+        return real(data)
+
+    real = checkpoint.read
+    monkeypatch.setattr(checkpoint, "read", read)
+    file.write_bytes(whole[: len(whole) // 2])
+    os.utime(file, (time.time() - age,) * 2)
+    view = await kubelet_view.look(folder / "nobody.sock", file)
+    assert (len(found), view.held is not None) == (reads, known)
 
 
 async def test_a_kubelet_that_hangs_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
