@@ -22,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from gateway import tally
+from gateway.handover.events import HandoverOutcome
 from gateway.kubelet import drift
 from gateway.registration.events import Phase
 from gateway.sides.table import Side
@@ -296,7 +297,9 @@ def _counters(status: GatewayStatus, counted: tally.Tally) -> dict[str, Mapping[
             product(names, (one.value for one in tally.Confirmation)), counted.checks
         ),
         "calls_total": _from_zero(product(names, CALLS, CODES), counted.calls),
-        "handovers_total": counted.handovers,
+        "handovers_total": _from_zero(
+            product(("older", "newer"), (one.value for one in HandoverOutcome)), counted.handovers
+        ),
         "lost_fields_total": counted.lost_fields,
         "ledger_writes_total": {(): status.ledger.writes},
     }

@@ -284,8 +284,8 @@ def rules() -> list[dict[str, Any]]:
     return list(group["rules"])
 
 
-def test_there_are_eight_alerts() -> None:
-    assert len({rule["alert"] for rule in rules()}) == 8
+def test_there_are_nine_alerts() -> None:
+    assert len({rule["alert"] for rule in rules()}) == 9
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])

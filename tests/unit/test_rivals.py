@@ -185,8 +185,12 @@ async def test_strangers_that_listen_over_a_restart_cost_the_kubelet_nothing() -
 
 
 async def test_what_nobody_serves_calls_for_a_person_until_somebody_does() -> None:
-    """What the alert DevicesNotServed reads: served, absent while the other is to serve, 0 while nobody does, served again."""
+    """What two alerts read: served, absent while the other is to serve, 0 while nobody does, served again; and taken back once."""
     seen: list[str] = []
+
+    async def taken_back(port: int) -> list[str]:
+        count = 'device_plugin_gateway_handovers_total{outcome="back",side="older"}'
+        return [line.split()[1] for line in (await get(port, "/metrics"))[1] if line.startswith(count)]
 
     async def told(port: int, sample: str) -> None:
         async with asyncio.timeout(30):
@@ -203,6 +207,7 @@ async def test_what_nobody_serves_calls_for_a_person_until_somebody_does() -> No
         port = int((await older.wait_for("listening", what="metrics"))["port"])
         await told(port, "1.0")
         seen[:] = ["1.0"]
+        assert await taken_back(port) == ["0.0"]
         await kubelet.fault(Faults(register_hangs=True))
         async with rivals.RIVALS["planted, deaf"](made):
             await older.wait_for(
@@ -211,6 +216,7 @@ async def test_what_nobody_serves_calls_for_a_person_until_somebody_does() -> No
             await told(port, "0.0")
             await kubelet.fault(Faults())
             await told(port, "1.0")
+            assert await taken_back(port) == ["1.0"]
     assert seen == ["1.0", "0.0", "1.0"]
 
 
