@@ -134,7 +134,7 @@ class Standby:
     async def _look(self) -> None:
         own, records = self._own, self._records
         shown = await kubelet_view.shown(self._pod_resources, self._checkpoint, self._since_ns)
-        names = set(names_in(self._socket_dir)) if shown is Untold.AT_ALL else set[str]()
+        names = set(names_in(self._socket_dir)) if isinstance(shown, Untold) else set[str]()
         if records is not self._records:  # Another kubelet has come meanwhile.
             return
         now = time.monotonic()
@@ -158,8 +158,10 @@ class Standby:
             return None  # Perhaps none of the other's is well, either: that can't be told from none.
         if shown is Untold.NOW:
             return None
-        if shown is not Untold.AT_ALL:
+        if not isinstance(shown, Untold):
             return resource.name in shown
+        if shown is Untold.SINCE and resource.state.attempt:  # What was ours would be seen to change.
+            return False
         # The kubelet tells nothing: whoever registered with it has a name in its folder, which it empties at its start.
         # One that talks and has none is asked; what it answers counts more than that, and one that stands still answers nothing.
         return bool(names_of(other, names)) or (self._own.talks(resource) and self._records[resource.name].told > 0)

@@ -204,14 +204,15 @@ class Untold(Enum):
 
     NOW = "it doesn't answer now"
     AT_ALL = "it tells nobody"
+    SINCE = "its file is from before"
 
 
 async def shown(pod_resources: Path, checkpoint_file: Path, since_ns: int) -> frozenset[str] | Untold:
     """Tell which resources the kubelet would give devices of, to whoever registered them.
 
     Where it doesn't say so itself (it is older than 1.23, or its socket isn't there), its checkpoint does, once it was written
-    after ``since_ns`` (unix time, nanoseconds): kubelets 1.9 and later write it for each list that they get. A file from before
-    shows nothing of what came since: none of the lists.
+    after ``since_ns`` (unix time, nanoseconds): kubelets 1.9 and later write it for each list that they get. So a file from before
+    shows that none came since.
     """
     if listens(pod_resources):
         try:
@@ -342,7 +343,7 @@ def _registered(path: Path, since_ns: int) -> frozenset[str] | Untold:
     found, written_ns = _checkpoint(path)
     if found is None or not found.registered:
         return Untold.AT_ALL  # 1.8 has no such list, and a file of 1.9 may be half written.
-    return frozenset(name for name, ids in found.registered.items() if ids) if written_ns >= since_ns else frozenset()
+    return frozenset(name for name, ids in found.registered.items() if ids) if written_ns >= since_ns else Untold.SINCE
 
 
 def _checkpoint(path: Path) -> tuple[checkpoint.Checkpoint | None, int]:

@@ -1175,6 +1175,14 @@ MUTANTS = (
     ),
     Mutant(
         "S15",
+        "who comes late takes a resource from the one that serves it",
+        "gateway/handover/standby.py",
+        "if shown is Untold.SINCE and resource.state.attempt:",
+        "if shown is Untold.SINCE:",
+        f"{_RIVALS}::test_a_file_that_was_not_written_since_we_stand_by",
+    ),
+    Mutant(
+        "S15",
         "of several that stand still, each is stood by for in turn",
         "gateway/handover/standby.py",
         "if not one.answered], names)",
@@ -1225,7 +1233,7 @@ MUTANTS = (
         "S15",
         "a checkpoint of before shows what came since",
         "gateway/kubelet/view.py",
-        " if written_ns >= since_ns else frozenset()",
+        " if written_ns >= since_ns else Untold.SINCE",
         "",
         "tests/unit/test_kubelet_view.py::test_what_the_records_show",
     ),

@@ -98,7 +98,7 @@ async def test_what_the_kubelet_holds(folder: Path, kubelet: Kubelet, answers: l
 
 
 OLD_NS, NEW_NS = 1_000, 2_000
-NOW, AT_ALL = Untold.NOW, Untold.AT_ALL
+NOW, AT_ALL, SINCE = Untold.NOW, Untold.AT_ALL, Untold.SINCE
 WRITTEN = b'{"PodDeviceEntries":null,"RegisteredDevices":{"nvidia.com/gpu":["a"],"amd.com/gpu":[]}}'
 
 
@@ -112,7 +112,7 @@ WRITTEN = b'{"PodDeviceEntries":null,"RegisteredDevices":{"nvidia.com/gpu":["a"]
         pytest.param([recorded(GPU)], b"", 0, set(), id="it gives no device"),
         pytest.param([NOT_THERE], WRITTEN, NEW_NS, {GPU}, id="too old to say it: its file"),
         pytest.param([DISABLED], WRITTEN, NEW_NS, {GPU}, id="its gate is off: its file"),
-        pytest.param([NOT_THERE], WRITTEN, OLD_NS, set(), id="a file of before: nobody sent a list since"),
+        pytest.param([NOT_THERE], WRITTEN, OLD_NS, SINCE, id="a file of before: nobody sent a list since"),
         pytest.param([NOT_THERE], b"{", NEW_NS, AT_ALL, id="a file that is half written"),
         pytest.param([NOT_THERE], b'{"Entries":[]}', NEW_NS, AT_ALL, id="1.8 doesn't write what is registered"),
         pytest.param([NOT_THERE], None, 0, AT_ALL, id="no file: kubelets 1.16 to 1.20 write it with the first pod"),

@@ -733,6 +733,39 @@ async def test_one_that_talks_and_has_no_name_is_asked_once_of_each_kubelet(
     assert await looks() == 0
 
 
+@pytest.mark.parametrize(
+    ("attempt", "named", "lacking"),
+    [
+        pytest.param(0, True, False, id="one that registered before we came: nothing is written again"),
+        pytest.param(0, False, True, id="one that never registered with this kubelet"),
+        pytest.param(1, True, True, id="one that was to take what was ours"),
+    ],
+)
+async def test_a_file_that_was_not_written_since_we_stand_by(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempt: int, named: bool, lacking: bool
+) -> None:
+    """An older gateway that starts slowly comes when a newer one serves: it must not take the resource from it."""
+
+    async def shown(*_: object) -> Untold:
+        return Untold.SINCE
+
+    monkeypatch.setattr("gateway.kubelet.view.shown", shown)
+    plugin = SimpleNamespace(
+        name=RESOURCE,
+        state=SimpleNamespace(attempt=attempt),
+        plugin=SimpleNamespace(devices=(Device("a"),)),
+        standing_by_for=Age(1, "0badcafe"),
+        entries=("a",),
+    )
+    own = SimpleNamespace(resources=[plugin], talks=lambda _: False, doubts={})
+    one = standby.Standby(cast("Any", own), tmp_path, *[Path("none")] * 2)
+    if named:
+        (tmp_path / "0badcafe-ab12-1.sock").touch()
+    one.began(RESOURCE)
+    await one._look()
+    assert (one._records[RESOURCE].lacking_since is not None) is lacking
+
+
 async def test_what_is_not_known_now_takes_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kubelet that doesn't answer tells nothing about whom it holds."""
 

@@ -937,6 +937,7 @@ async def test_what_a_newer_gateway_does_not_serve_is_remembered_before_it_is_se
             A, Untold.AT_ALL, False, False, True, id="nothing is known, and it has no name in the kubelet's folder"
         ),
         pytest.param(A, Untold.AT_ALL, True, False, False, id="but it has"),
+        pytest.param(A, Untold.SINCE, True, False, True, id="it has, and the records are still those of our list"),
         pytest.param(A, Untold.AT_ALL, False, True, True, id="one that talks has none, and wasn't asked yet"),
     ],
 )
@@ -966,7 +967,7 @@ async def test_what_is_stood_by_for_is_looked_for(
     other = newer()
     if registered:
         (node.folder / "dp" / f"{other.token}-ab12-1.sock").touch()
-    for _ in range(2 if shown and shown is not Untold.AT_ALL else 3):
+    for _ in range(2 if shown and not isinstance(shown, Untold) else 3):
         await looked.get()
     verdict, told = probes.look(node._gateway), Commands(node._gateway).document(rows=False)
     assert (verdict.ready, "no device of it" in verdict.text) == (not lacking, lacking)

@@ -62,7 +62,7 @@ class Standby:
                 shown = bool(kubelet.allocatable())
             else:
                 shown = self._node.registered_since(self._since) if kubelet.behaviour.minor > 8 else None
-                if shown is None:
+                if shown is None or not (shown or self._gateway.plugin.machine.attempt):
                     asked = self._gateway.handover.defers_to() is not None and self._records.told > 0
                     shown = bool(self._node.names_of(self._gateway.standing_by_for)) or asked
         self._records = self._records.look(self._clock.now, shown=shown)
