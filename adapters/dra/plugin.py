@@ -23,7 +23,7 @@ MAX_CLAIMS: Final = 1024
 """The most claims in one request."""
 PREPARE: Final = "NodePrepareResources"
 UNPREPARE: Final = "NodeUnprepareResources"
-_NAME: Final = re.compile(r"[a-z0-9.-]{1,253}", re.ASCII)
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 """A claim's name, and its namespace's: they become part of a path of the API server."""
 _UID: Final = re.compile(r"[A-Za-z0-9-]{1,63}", re.ASCII)
 """It becomes part of a file's name."""

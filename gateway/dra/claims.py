@@ -188,6 +188,15 @@ def allocated(claim: ResourceClaim, asked: ClaimName, driver: str, node: str) ->
     return found
 
 
+def another(asked: ClaimName, row: Claimed | None) -> Refused | None:
+    """Refuse what has the UID of a claim that is prepared, and not its name; None where it doesn't."""
+    if row is None or (row.namespace, row.name) == (asked.namespace, asked.name):
+        return None
+    return Refused(
+        f"expected claim {row.namespace}/{row.name} with the UID {asked.uid}, which is prepared, got {asked}"
+    )
+
+
 def granted(
     asked: ClaimName,
     results: Sequence[Result],

@@ -152,6 +152,8 @@ class ClaimsOf:
             key = claims.key(self.name, claim.uid)
             row = self._ledger.claims.get(key)
             fresh = row is None
+            if another := claims.another(claim, row):
+                return another
             if row is None:
                 taken = await self._take(claim, deadline)
                 if isinstance(taken, Refused):
@@ -185,7 +187,9 @@ class ClaimsOf:
                 return _ANOTHER
             await self._scribe.load()
             key = claims.key(self.name, claim.uid)
-            if (row := self._ledger.claims.get(key)) is not None:
+            if another := claims.another(claim, row := self._ledger.claims.get(key)):
+                return another
+            if row is not None:
                 self._forget(key)
                 if not await self._scribe.durable():
                     return Refused(

@@ -168,6 +168,8 @@ def test_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ClaimName("ns", "c", "u/../../x"),
         ClaimName("ns", "c", "u" * 64),
         ClaimName("ns", "../../nodes/n1?", "u"),
+        ClaimName("ns", "..", "u"),
+        ClaimName("..", "c", "u"),
         ClaimName("", "c", "u"),
         ClaimName("n" * 254, "c", "u"),
     ],

@@ -203,6 +203,17 @@ async def test_what_another_instance_prepared_is_unprepared(node: Node, tmp_path
     await other.scribe.close()
 
 
+@pytest.mark.parametrize("other", [ClaimName("ns", "d", "u"), ClaimName("another", "c", "u")])
+async def test_a_claim_of_another_name_gets_and_takes_nothing_by_a_prepared_ones_uid(
+    node: Node, other: ClaimName
+) -> None:
+    await node.of.prepare(ASKED)
+    node.claims["d"] = claim({})
+    assert "which is prepared, got " in refusal(await node.of.prepare(other))
+    assert "which is prepared, got " in refusal(await node.of.unprepare(other))
+    assert await node.of.prepare(ASKED) == PREPARED
+
+
 async def test_unprepared_it_is_free_and_gone(node: Node) -> None:
     await node.of.prepare(ASKED)
     assert await node.of.unprepare(ASKED) is None
