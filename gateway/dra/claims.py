@@ -102,13 +102,19 @@ class Status(Struct):
     reserved: list[Consumer] | None = field(default=None, name="reservedFor")
 
 
+class Annotations(Struct):
+    """What is read of a claim's annotations; the rest may be much, in any user's claims."""
+
+    by_name: str = field(default="", name=_BY_NAME)
+
+
 class Metadata(Struct):
     """What a claim or a class is called."""
 
     name: str = ""
     namespace: str = ""
     uid: str = ""
-    annotations: dict[str, str] | None = None
+    annotations: Annotations | None = None
 
 
 class ResourceClaim(Struct):
@@ -120,7 +126,7 @@ class ResourceClaim(Struct):
     @property
     def by_name(self) -> bool:
         """Whether the scheduler made it for a pod that asked for a resource by its name."""
-        return (self.metadata.annotations or {}).get(_BY_NAME) == "true"
+        return self.metadata.annotations is not None and self.metadata.annotations.by_name == "true"
 
     def devices(self, node: str) -> Iterable[tuple[str, str]]:
         """Give the driver and the name of each device that it has of a node's pools, but for supervision."""

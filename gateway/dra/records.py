@@ -49,9 +49,13 @@ _HASH: Final = "kubernetes.io/config.hash"
 """The annotation of a mirror pod by which the kubelet knows its static pod."""
 
 
+class _Annotations(Struct):
+    hash: str = field(default="", name=_HASH)
+
+
 class _About(Struct):
     uid: str
-    annotations: dict[str, str] = {}
+    annotations: _Annotations = field(default_factory=_Annotations)
 
 
 class _Resources(Struct):
@@ -84,7 +88,7 @@ class Pod(Struct):
 def living(pods: Iterable[Pod]) -> frozenset[str]:
     """Give the UIDs, as the kubelet knows them, of the pods that have not ended."""
     there = [one for one in pods if one.status.phase not in _OVER]
-    return frozenset(uid for one in there for uid in (one.metadata.uid, one.metadata.annotations.get(_HASH, "")) if uid)
+    return frozenset(uid for one in there for uid in (one.metadata.uid, one.metadata.annotations.hash) if uid)
 
 
 async def arriving(ask: Callable[[], Awaitable[list[Pod]]], resources: Container[str]) -> bool:

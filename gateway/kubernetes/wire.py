@@ -41,6 +41,10 @@ class NoAnswerError(Exception):
     """What came was no whole answer."""
 
 
+class TooLongError(NoAnswerError):
+    """More came than an answer may have."""
+
+
 class ServerAwayError(NoAnswerError):
     """Nobody was reached who could have been asked."""
 

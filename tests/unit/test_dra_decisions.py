@@ -615,6 +615,17 @@ def test_a_claim_has_as_many_devices_as_it_may() -> None:
     assert len(results) == claims.MOST
 
 
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [(ResourceClaim, "resource.kubernetes.io/extended-resource-claim"), (Pod, "kubernetes.io/config.hash")],
+)
+def test_of_annotations_only_what_is_gone_by_is_kept(kind: type, key: str) -> None:
+    """Any user's claim, or pod, may have 256 KiB of them, and all claims of the cluster are listed."""
+    more = {f"a{number}": "" for number in range(10_000)}
+    one = msgspec.convert({"metadata": {"uid": "u", "annotations": {key: "true", **more}}}, kind)
+    assert msgspec.to_builtins(one.metadata.annotations) == {key: "true"}
+
+
 def test_a_claim_is_reserved_for_pods() -> None:
     status = {"reservedFor": [{"resource": "pods", "name": "p"}, {"resource": "podgroups", "name": "q"}]}
     assert claims.pods(msgspec.convert({"metadata": {"uid": "u"}, "status": status}, ResourceClaim)) == ["p"]
@@ -730,7 +741,7 @@ def test_what_supervises_is_written_down_as_such() -> None:
 @pytest.mark.parametrize(("said", "ids"), [("true", {"GPU-0"}), ("false", set()), ("", set())])
 def test_what_pods_got_that_asked_by_name(said: str, ids: set[str]) -> None:
     one = claim({}, {"device": "gone"}, {"pool": "n2", "device": "gpu-1"})
-    one.metadata.annotations = {"resource.kubernetes.io/extended-resource-claim": said} if said else None
+    one.metadata.annotations = claims.Annotations(said) if said else None
     stock = {"gpu.nvidia.com": {"gpu-0": gpu(0), "gpu-1": gpu(1)}}
     assert claims.got_by_name([one], "n1", stock) == ids
 

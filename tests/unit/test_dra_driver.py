@@ -226,9 +226,8 @@ async def test_unprepared_it_is_free_and_gone(node: Node) -> None:
 @pytest.mark.parametrize("by_name", [True, False])
 async def test_what_a_pod_by_name_had_is_brought_back(node: Node, *, by_name: bool) -> None:
     """Another claim is still allocated to somebody."""
-    said = {"resource.kubernetes.io/extended-resource-claim": "true"} if by_name else {}
     one = claim({})
-    one.metadata.annotations = said
+    one.metadata.annotations = claims.Annotations("true" if by_name else "")
     node.claims["c"] = one
     assert await node.of.prepare(ASKED) == PREPARED
     assert await node.of.unprepare(ASKED) is None

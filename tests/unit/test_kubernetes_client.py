@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import h11
+import msgspec
 import pytest
 import trustme
 from msgspec import Struct
@@ -346,6 +347,28 @@ async def test_a_list_is_read_page_by_page(server: ApiServer, api: Client, monke
     assert (len(server.requests), version) == (3, str(server.version))
 
 
+@pytest.mark.parametrize("fits", [1, 3])
+async def test_a_page_that_has_too_many_bytes_is_asked_for_in_smaller_ones(
+    server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch, fits: int
+) -> None:
+    monkeypatch.setattr(client, "PAGE", 8)
+    monkeypatch.setattr(client, "MOST", 1000 * fits + 800)
+    for number in range(9):
+        server.put(f"/api/v1/nodes/n{number}", **node(number=str(number), padding="x" * 900))
+    found, _ = await api.list("/api/v1/nodes", Node)
+    assert [one.metadata.labels["number"] for one in found] == [str(number) for number in range(9)]
+
+
+async def test_an_object_of_too_many_bytes_is_asked_for_no_more(
+    server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MOST", 500)
+    server.put("/api/v1/nodes/n", **node(padding="x" * 900))
+    with pytest.raises(KubernetesError, match="an answer of at most 500 bytes"):
+        await api.list("/api/v1/nodes", Node)
+    assert [one.query["limit"] for one in server.requests] == ["100", "25", "6", "1"]
+
+
 async def test_a_list_without_an_end_is_refused(
     server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,6 +435,13 @@ def test_an_object_is_counted_before_it_is_decoded(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(client, "msgspec", None)
     with pytest.raises(KubernetesError, match="at most 50000 parts"):
         client.decoded(parts * 50_001, Node, "GET")
+
+
+@pytest.mark.parametrize("text", ["{" * 50_001, "[" * 50_001, '"' * 200_001, '\\"{' * 50_001], ids=str.__len__)
+def test_what_a_text_holds_is_no_part_of_the_object(text: str) -> None:
+    """Else one annotation of one pod would hide all pods of its node."""
+    one = client.decoded(msgspec.json.encode(node(said=text)), Node, "GET")
+    assert one.metadata.labels["said"] == text
 
 
 async def test_selectors_are_sent(server: ApiServer, api: Client) -> None:
