@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+import msgspec
 from msgspec import Struct, field
 
 from gateway.dra.offer import Offer, Version
@@ -35,6 +36,14 @@ _BASIC: Final = "v1beta1"
 """The version in which a device's fields are in ``basic``, without taints by default (1.32)."""
 
 
+class _Shape(Struct):
+    """What is gone by of a device, whoever wrote it."""
+
+    taints: list[dict[str, Any]] | None = None
+    attributes: dict[str, Any] | None = None
+    basic: _Shape | None = None
+
+
 class Spec(Struct):
     """What is wanted of a slice that the API server has: whose it is, and what is in it."""
 
@@ -42,6 +51,9 @@ class Spec(Struct):
     pool: dict[str, Any] = {}
     node: str = field(default="", name="nodeName")
     devices: list[dict[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        msgspec.convert(self.devices, list[_Shape] | None)
 
 
 class Metadata(Struct):

@@ -92,6 +92,14 @@ MUTANTS = (
         f"{_DECIDED}::test_of_annotations_only_what_is_gone_by_is_kept",
     ),
     Mutant(
+        "DRA11",
+        "a slice of any shape is taken",
+        _SLICES,
+        "        msgspec.convert(self.devices, list[_Shape] | None)\n",
+        "        pass\n",
+        f"{_DECIDED}::test_a_slice_of_another_shape_is_refused_as_a_whole",
+    ),
+    Mutant(
         "DRA3",
         "a claim's name may be a step out of a path",
         _PLUGIN,

@@ -522,6 +522,13 @@ def test_long_names_stay_names() -> None:
     assert slices.is_ours(name, there, one.node)
 
 
+@pytest.mark.parametrize("wrong", [{"taints": ["x"]}, {"taints": 1}, {"attributes": "x"}, {"basic": {"attributes": 1}}])
+def test_a_slice_of_another_shape_is_refused_as_a_whole(wrong: dict[str, Any]) -> None:
+    """It would end the gateway where its devices are looked at."""
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"metadata": {"name": "s"}, "spec": {"devices": [{"name": "d", **wrong}]}}, slices.Slice)
+
+
 def test_other_drivers_devices_are_theirs() -> None:
     ours = carried_out(pool(gpu(0)), {})
     [(name, mine)] = ours.items()
