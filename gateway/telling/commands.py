@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from devices.life.states import AWAY, State
 from devices.replicas import unshared
 from gateway.kubelet.drift import MismatchKind
 from gateway.memory.claimed import holding
 from gateway.memory.rows import Cordon
+from gateway.registration.devicelist import AT_ONCE
 from gateway.telling import orders
 from gateway.telling.orders import FoundDevice, Handled, Order, OrderOutcome
 from gateway.wires.control import ControlError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from devices.life.states import Entry
     from devices.source import Facts
@@ -49,6 +51,7 @@ class Commands:
     def __init__(self, gateway: Subject) -> None:
         self._gateway = gateway
         self._build: status.Build | None = None
+        self._turn = asyncio.Lock()
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -68,13 +71,18 @@ class Commands:
 
     def document(self, rows: bool, *, few: bool = False) -> status.GatewayStatus:  # noqa: FBT001 - the metrics' signature
         """Say what is known now; ``rows``: of each device, too, or of a ``few`` (``status.FEW``)."""
+        return self._taken(rows, few=few)()
+
+    def _taken(self, rows: bool, *, few: bool = False) -> Callable[[], status.GatewayStatus]:  # noqa: FBT001 - as above
+        """Take what the document is made of; it may be put together in a thread."""
         from gateway.telling import sides, status  # noqa: PLC0415 - only a gateway that is asked pays for it
 
         gateway, now = self._gateway, time.monotonic()
         self._build = self._build or status.build()
         last, since, config, drivers = gateway.beliefs.last, gateway.presence.since, gateway.config, gateway.drivers
         path = str(config.path or gateway.settings.config_file or "")
-        return status.GatewayStatus(
+        facts = [self._resource(resource, rows) for resource in gateway.resources]
+        known = status.GatewayStatus(
             build=self._build,
             pid=os.getpid(),
             token=gateway.token,
@@ -94,11 +102,17 @@ class Commands:
             by_name=sides.ByNameStatus() if drivers is None else drivers.by_name,
             drivers=() if drivers is None else tuple(drivers.standings()),
             sides=() if drivers is None else sides.sides(drivers.stands(), now),
-            resources=tuple(
-                status.resource(self._resource(resource, rows), gateway.tally, now, rows=rows, few=few)
-                for resource in gateway.resources
-            ),
         )
+        return lambda: replace(
+            known, resources=tuple(status.resource(one, gateway.tally, now, rows=rows, few=few) for one in facts)
+        )
+
+    async def _told(self, *, few: bool = False) -> msgspec.Raw:
+        """Spell the document with its rows. Many are told in a thread, to one who asks at a time: calls are answered meanwhile."""
+        async with self._turn:
+            taken = self._taken(rows=True, few=few)
+            many = sum(len(resource.entries) for resource in self._gateway.resources) > AT_ONCE
+            return await asyncio.to_thread(_spelled, taken) if many else _spelled(taken)
 
     def _resource(self, resource: Resource, rows: bool) -> status.ResourceFacts:  # noqa: FBT001 - as of ``document``
         from gateway.telling import status  # noqa: PLC0415 - as above
@@ -110,7 +124,7 @@ class Commands:
         return status.ResourceFacts(
             name=name,
             state=resource.state,
-            entries=resource.entries,
+            entries=resource.entries.copy(),
             level=resource.plugin.level,
             stream_since=resource.stream_since,
             standing_by_for=other.token if other is not None else "",
@@ -138,7 +152,7 @@ class Commands:
 
     async def _status(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         await self._look()
-        await connection.send({"status": self.document(rows=True, few=request.get("few") is True)})
+        await connection.send({"status": await self._told(few=request.get("few") is True)})
 
     async def _look(self) -> None:
         """See that the kubelet's records were read just now."""
@@ -150,7 +164,7 @@ class Commands:
         """Say the status, and what is known of each device; of replicas once, by the ID of what they share."""
         await self._look()
         facts = {resource.name: self._facts(resource) for resource in self._gateway.resources}
-        await connection.send({"status": self.document(rows=True), "facts": facts})
+        await connection.send({"status": await self._told(), "facts": facts})
 
     def _facts(self, resource: Resource) -> dict[str, Facts]:
         one_each = {unshared(device_id): device_id for device_id in resource.entries}
@@ -293,6 +307,10 @@ class Commands:
             for one in findings
             if one.kind in {MismatchKind.FORGOTTEN, MismatchKind.DOUBLED}
         )
+
+
+def _spelled(taken: Callable[[], status.GatewayStatus]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(taken()))
 
 
 def _state(entry: Entry | None) -> State | None:

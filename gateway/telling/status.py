@@ -61,7 +61,7 @@ class RecordsStatus(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float | None = None
 
 
-class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One device.
 
     ``health`` is what the kubelet is told, ``state`` where the device is in its life, ``kind`` what it takes to end its
@@ -234,14 +234,17 @@ def build() -> Build:
 
 
 def resource(facts: ResourceFacts, tally: Tally, now: float, *, rows: bool = True, few: bool = False) -> ResourceStatus:
-    """Say what is known of a resource at ``now`` (monotonic seconds); ``rows``: of each device, too, or of a ``few``."""
+    """Say what is known of a resource at ``now`` (monotonic seconds); ``rows``: of each device, too, or of a ``few``.
+
+    It may be called in a thread while the tally goes on counting.
+    """
     serving = facts.state.phase is Phase.SERVING
     entries = facts.entries
     states = Counter((entry.state.value, _kind(entry)) for entry in entries.values())
     healthy = {device_id for device_id, entry in entries.items() if entry.device.health is Health.HEALTHY}
     holders = facts.holders
     calls: dict[str, dict[str, int]] = {}
-    for (name, call, code), count in tally.calls.items():
+    for (name, call, code), count in tuple(tally.calls.items()):
         if name == facts.name:
             calls.setdefault(call, {})[code] = count
     return ResourceStatus(
@@ -254,7 +257,7 @@ def resource(facts: ResourceFacts, tally: Tally, now: float, *, rows: bool = Tru
         standing_by_for_host_service=facts.standing_by_for_host_service,
         lacking_s=facts.lacking_s,
         trouble="" if serving else facts.trouble,
-        registrations={why: count for (name, why), count in tally.registrations.items() if name == facts.name},
+        registrations={why: count for (name, why), count in tuple(tally.registrations.items()) if name == facts.name},
         last_gap_s=tally.last_gaps.get(facts.name),
         calls=calls,
         checked=facts.checked.value if facts.checked is not None else "",

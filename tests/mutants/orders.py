@@ -10,6 +10,7 @@ RULES = {
     "C3": "on the control socket an unknown field is ignored, an unknown op or version answered with an error",
     "C4": "a control socket is found only when it is ours alone and listens; a dead one is removed, a living one never",
     "C5": "a cordon is told to every living gateway, and where none lives to the ledger",
+    "C9": "however many devices are told of, the event loop goes on meanwhile, and one is told at a time",
     "C8": "a short name stands for one device or for none, and all are meant only where that is said",
 }
 
@@ -17,7 +18,25 @@ _CONTROL = "tests/unit/test_control.py"
 _CORDON = "tests/unit/test_cli_cordon.py"
 _HANDLED = "tests/unit/test_cli_devices.py"
 
+_TOLD = f"{_CONTROL}::test_many_devices_are_told_of_beside_the_loop_and_to_one_at_a_time"
+
 MUTANTS = (
+    Mutant(
+        "C9",
+        "the status of many devices is put together on the loop",
+        "gateway/telling/commands.py",
+        "await asyncio.to_thread(_spelled, taken) if many else",
+        "await asyncio.to_thread(_spelled, taken) if False else",
+        _TOLD,
+    ),
+    Mutant(
+        "C9",
+        "the status of many devices is put together for all who ask at once",
+        "gateway/telling/commands.py",
+        "        async with self._turn:\n",
+        "        if True:\n",
+        _TOLD,
+    ),
     Mutant(
         "C1",
         "everybody is heard",

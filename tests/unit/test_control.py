@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 import tempfile
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.lab.gatewayproc import BEGUN
-from gateway.telling import orders
+from gateway.telling import commands as told
+from gateway.telling import orders, status
+from gateway.telling.commands import Commands
 from gateway.wires import control
 from gateway.wires.control import ControlConnection, ControlError, ControlServer
 
@@ -667,6 +670,44 @@ async def test_devices_are_told_as_in_the_status_with_what_is_known_of_each(fold
     assert [one["devices"] for one in answer["status"]["resources"]] == [one["devices"] for one in status["resources"]]
     [shared, _] = sorted(answer["status"]["resources"], key=lambda one: str(one["name"]))
     assert [(one["id"], one["holder"]) for one in shared["devices"]] == [("GPU-a::0", None), ("GPU-a::1", "u/main")]
+
+
+@pytest.mark.parametrize("op", ["status", "devices"])
+async def test_many_devices_are_told_of_beside_the_loop_and_to_one_at_a_time(
+    folder: Path, op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks second is let in only when the first one's document is there; the loop goes on meanwhile."""
+    loop, asked, second, say = asyncio.get_running_loop(), [0], asyncio.Event(), status.resource
+    taken: list[int] = []
+    look, take = Commands._look, Commands._taken
+
+    async def looked(commands: Commands) -> None:
+        await look(commands)
+        asked[0] += 1
+        if asked[0] == 2:
+            loop.call_soon(second.set)
+
+    def began(commands: Commands, *args: bool, **keys: bool) -> object:
+        taken.append(0)
+        return take(commands, *args, **keys)
+
+    async def both_asked() -> int:
+        await second.wait()
+        return len(taken)
+
+    def slow(*args: Any, **keys: Any) -> Any:
+        assert threading.current_thread() is not threading.main_thread()
+        if len(taken) == 1:
+            assert asyncio.run_coroutine_threadsafe(both_asked(), loop).result(GUARD) == 1
+        return say(*args, **keys)
+
+    async with a_gateway(folder, Hardware()) as path:
+        monkeypatch.setattr(told, "AT_ONCE", 3)
+        monkeypatch.setattr(Commands, "_look", looked)
+        monkeypatch.setattr(Commands, "_taken", began)
+        monkeypatch.setattr(status, "resource", slow)
+        first, other = await asyncio.gather(*(control.ask(path, {"op": op}, GUARD) for _ in range(2)))
+    assert first["status"]["resources"] == other["status"]["resources"]
 
 
 @pytest.mark.parametrize("op", orders.HANDLES)
