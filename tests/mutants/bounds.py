@@ -317,6 +317,14 @@ MUTANTS = (
     ),
     Mutant(
         "Z3",
+        "a profile's device nodes may have unprintable paths",
+        "devices/gpu/simulated/profile.py",
+        " and node.isprintable() and ",
+        " and ",
+        "tests/unit/test_gpu_profile.py::test_what_is_wrong_is_said",
+    ),
+    Mutant(
+        "Z3",
         "a profile is quoted whatever it is",
         "devices/gpu/simulated/profile.py",
         '    document.require("resources")\n',

@@ -334,6 +334,9 @@ def test_of_a_file_that_is_no_profile_nothing_is_said_again(text: str) -> None:
             ),
         ),
         ("resources: {a/b: {gpus: [{device_nodes: [/dev/../etc/passwd]}]}}", "no path of a device node"),
+        (r'resources: {a/b: {gpus: [{device_nodes: ["/dev/a\0b"]}]}}', "no path of a device node: '/dev/a\\x00b'"),
+        (r'resources: {a/b: {gpus: [{device_nodes: ["/dev/a\u202e"]}]}}', "no path of a device node: '/dev/a\\u202e'"),
+        (r'resources: {a/b: {gpus: 1, mig: {0: ["1g.5gb\n"]}}}', "resources['a/b'].mig[0]: expected"),
         (
             "resources: {a/b: {gpus: [{device_nodes: /dev/null}]}}",
             "device_nodes: expected a list, got '/dev/null': write",

@@ -55,7 +55,7 @@ _CDI_KIND: Final = r"[A-Za-z]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?/[A-Za-z]([A-Za-z
 _Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 _Numa = Annotated[int, msgspec.Meta(ge=0, le=MAX_NODE)] | None
 _Instances = Annotated[
-    tuple[Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,2}(c\.[0-9]{1,2})?g\.[0-9]{1,4}gb(\+[a-z.]{1,16})?$")], ...],
+    tuple[Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,2}(c\.[0-9]{1,2})?g\.[0-9]{1,4}gb(\+[a-z.]{1,16})?\Z")], ...],
     msgspec.Meta(max_length=16),
 ]
 _Some = Annotated[tuple[int | str, ...], msgspec.Meta(max_length=MAX_GPUS)] | None
@@ -286,7 +286,8 @@ def _check_entry(document: Document, path: Where, entry: _Entry, *, placed: bool
         )
         document.refuse((*path, "numa"), problem)
     for number, node in enumerate(entry.device_nodes):
-        if not node.startswith("/dev/") or posixpath.normpath(node) != node or len(node) > 255:
+        plain = node.startswith("/dev/") and node.isprintable() and len(node) <= 255
+        if not plain or posixpath.normpath(node) != node:
             document.refuse((*path, "device_nodes", number), f"no path of a device node: {node[:80]!r}", "device_nodes")
 
 
