@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypedDict
+
+import msgspec
 
 from devices.model import ContainerAnswer, DeviceNode, Mount
 
@@ -26,6 +28,32 @@ _DEVICE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _NEWEST: Final = (1, 1, 0)
 """The newest version of the specification. A runtime refuses a file of another one as a whole, and one with a wrong or repeated name."""
 _VERSION: Final = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}")
+
+
+class _Node(TypedDict):
+    path: str
+
+
+class _Mount(TypedDict):
+    hostPath: str
+    containerPath: str
+
+
+class _Hook(TypedDict):
+    hookName: str
+    path: str
+
+
+class _Edits(TypedDict, total=False):
+    env: list[str]
+    deviceNodes: list[_Node]
+    mounts: list[_Mount]
+    hooks: list[_Hook]
+
+
+class _Device(TypedDict):
+    name: str
+    containerEdits: _Edits
 
 
 class HookError(ValueError):
@@ -66,11 +94,7 @@ def with_gone(new: Specification, old: object) -> Specification:
     found = {
         device["name"]: device
         for device in old["devices"]
-        if isinstance(device, dict)
-        and isinstance(device.get("containerEdits"), dict)
-        and isinstance(device.get("name"), str)
-        and is_device_name(device["name"])
-        and device["name"] not in there
+        if _is_device(device) and is_device_name(device["name"]) and device["name"] not in there
     }
     kept = [*found.values()][-GONE:]
     if not kept:
@@ -101,6 +125,15 @@ def expanded(names: Iterable[str], specs: Iterable[Specification]) -> ContainerA
         mounts=tuple(Mount(path, one["hostPath"], "ro" in one.get("options", ())) for path, one in mounts.items()),
         device_nodes=tuple(DeviceNode(path, one.get("hostPath", path)) for path, one in nodes.items()),
     )
+
+
+def _is_device(found: object) -> bool:
+    """Whether a runtime can read this: it refuses a file with one device that it can't read as a whole."""
+    try:
+        msgspec.convert(found, _Device)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _ordered(version: str) -> tuple[int, ...]:

@@ -187,6 +187,14 @@ MUTANTS = (
     ),
     Mutant(
         "W6",
+        "what no runtime can read of a device that is gone stays in the specification",
+        "devices/gpu/cdi.py",
+        "        if _is_device(device) and",
+        "        if isinstance(device, dict) and",
+        f"{_CDI}::test_a_device_that_went_stays",
+    ),
+    Mutant(
+        "W6",
         "a device that went is dropped",
         "devices/gpu/cdi_files.py",
         "with_gone(specification, old)",

@@ -287,6 +287,12 @@ OLD = {"cdiVersion": "0.6.0", "kind": "k8s.device-plugin.nvidia.com/gpu", "devic
         pytest.param(None, False, id="no file"),
         pytest.param({**OLD, "devices": [GONE, GONE]}, True, id="twice"),
         pytest.param({**OLD, "devices": [{**GONE, "name": "../x"}, GONE]}, True, id="a name that no runtime takes"),
+        *(
+            pytest.param(
+                {**OLD, "devices": [{"name": "GPU-odd", "containerEdits": edits}, GONE]}, True, id=f"odd {edits}"
+            )
+            for edits in ({"deviceNodes": 5}, {"deviceNodes": [{}]}, {"mounts": [{"hostPath": "/a"}]}, {"env": [5]})
+        ),
         pytest.param({**OLD, "cdiVersion": "9.0.0"}, False, id="a version that no runtime takes"),
     ],
 )
