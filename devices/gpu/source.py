@@ -67,6 +67,7 @@ class GPUSource(DeviceSource):
         self._around = NodeTraits()
         self._news = asyncio.Event()
         self._sight: Sight | None = None
+        self._places: Mapping[str, str] = {}
         self._offers: Mapping[str, NamedGPUs] = {}
         self._inventory: Inventory | None = None
         self._known: dict[str, GPU] = {}
@@ -221,7 +222,9 @@ class GPUSource(DeviceSource):
         gpu = found(device_id, self._offers.get(resource, NamedGPUs({})).gpus)
         if gpu is None:
             return Facts()
-        return _facts(gpu, self._sight or Sight(()))
+        sight = self._sight or Sight(())
+        self._places = self._places or {one.uuid: one.place or str(one.index) for one in sight.gpus}
+        return _facts(gpu, self._places, sight.driver)
 
     def adopt(self, policy: Policy) -> None:
         """Name, share and answer by ``policy`` from now on."""
@@ -253,7 +256,7 @@ class GPUSource(DeviceSource):
     async def _follow(self) -> None:
         async with contextlib.aclosing(self._backend.watch()) as sights:
             async for sight in sights:
-                self._sight = self._with_released(sight)
+                self._sight, self._places = self._with_released(sight), {}
                 for gpu in self._sight.gpus:
                     self._known.pop(gpu.uuid, None)
                     self._known[gpu.uuid] = gpu
@@ -349,8 +352,7 @@ def _devices(offer: NamedGPUs) -> Iterable[tuple[str, GPU]]:
     return ((device_id, gpu) for gpu in offer.gpus.values() for device_id in offer.ids(gpu.uuid))
 
 
-def _facts(gpu: GPU, sight: Sight) -> Facts:
-    places = {one.uuid: one.place or str(one.index) for one in sight.gpus}
+def _facts(gpu: GPU, places: Mapping[str, str], driver: str) -> Facts:
     return Facts(
         product=gpu.product,
         index=places.get(gpu.uuid, gpu.place or str(gpu.index)),
@@ -363,7 +365,7 @@ def _facts(gpu: GPU, sight: Sight) -> Facts:
         },
         nodes=(*gpu.device_nodes, *gpu.spec_nodes),
         minor=gpu.minor,
-        driver=sight.driver,
+        driver=driver,
         memory=gpu.memory,
         traits=dict(gpu.traits),
         capacities=dict(gpu.capacities),
