@@ -165,6 +165,22 @@ MUTANTS = (
     ),
     Mutant(
         "C6",
+        "whoever asks for each device has all GPUs looked through for each",
+        "devices/gpu/source.py",
+        "self._places = self._places or {",
+        "self._places = {",
+        "tests/unit/test_gpu_source.py::test_what_is_known_of_many_gpus_is_looked_up_once_for_all_until_they_change",
+    ),
+    Mutant(
+        "C6",
+        "whoever asks for a device is told the places that its GPUs had at first",
+        "devices/gpu/source.py",
+        "self._sight, self._places = self._with_released(sight), {}",
+        "self._sight = self._with_released(sight)",
+        "tests/unit/test_gpu_source.py::test_what_is_known_of_many_gpus_is_looked_up_once_for_all_until_they_change",
+    ),
+    Mutant(
+        "C6",
         "a GPU doesn't mean its parts",
         "gateway/telling/commands.py",
         "{device_id, shared, facts[shared].parent} & meant.keys()",

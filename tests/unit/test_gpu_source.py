@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, cast
@@ -394,6 +394,27 @@ async def test_what_is_known_of_a_gpu(watched: Watched) -> None:
         "H100", "0", "0000:00:00.0", links={"1": "nvlink x4"}, nodes=("/dev/nvidia0",), minor=0
     )
     assert watched.source.facts(NVIDIA, "GPU-9") == Facts()
+
+
+async def test_what_is_known_of_many_gpus_is_looked_up_once_for_all_until_they_change(watched: Watched) -> None:
+    looks = []
+
+    class Counted(tuple[GPU, ...]):
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[GPU]:
+            looks.append(len(self))
+            return super().__iter__()
+
+    link = Link("GPU-1", Way.NVLINK)
+    await watched.sees(gpu(0, links=(link,)), gpu(1), gpu(2))
+    watched.source._sight = sight = replace(
+        cast("Sight", watched.source._sight), gpus=Counted((gpu(0), gpu(1), gpu(2)))
+    )
+    assert [watched.source.facts(NVIDIA, f"GPU-{number}").index for number in range(3)] == ["0", "1", "2"]
+    assert looks == [3]
+    await watched.sees(gpu(0, links=(link,)), gpu(1, place="0:1"), *sight.gpus[2:], gpu(3))
+    assert watched.source.facts(NVIDIA, "GPU-0").links == {"0:1": "nvlink"}
 
 
 async def test_replicas_are_chosen_as_the_operator_says(watched: Watched) -> None:
