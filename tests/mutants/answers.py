@@ -173,7 +173,7 @@ MUTANTS = (
         "W6",
         "a planted name spoils the specification for ever",
         "devices/gpu/cdi.py",
-        '        and is_device_name(device["name"])\n',
+        'is_device_name(device["name"]) and ',
         "",
         f"{_CDI}::test_a_device_that_went_stays",
     ),
