@@ -274,6 +274,12 @@ def test_a_hook_cannot_be_expanded() -> None:
 # --- what is gone ------------------------------------------------------------------------------------------------------
 
 GONE = {"name": "GPU-gone", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia7"}]}}
+ODD: tuple[dict[str, Any], ...] = (
+    {"deviceNodes": 5},
+    {"deviceNodes": [{}]},
+    {"mounts": [{"hostPath": "/a"}]},
+    {"env": [5]},
+)
 OLD = {"cdiVersion": "0.6.0", "kind": "k8s.device-plugin.nvidia.com/gpu", "devices": [GONE, {**GONE, "name": "GPU-a"}]}
 
 
@@ -291,7 +297,7 @@ OLD = {"cdiVersion": "0.6.0", "kind": "k8s.device-plugin.nvidia.com/gpu", "devic
             pytest.param(
                 {**OLD, "devices": [{"name": "GPU-odd", "containerEdits": edits}, GONE]}, True, id=f"odd {edits}"
             )
-            for edits in ({"deviceNodes": 5}, {"deviceNodes": [{}]}, {"mounts": [{"hostPath": "/a"}]}, {"env": [5]})
+            for edits in ODD
         ),
         pytest.param({**OLD, "cdiVersion": "9.0.0"}, False, id="a version that no runtime takes"),
     ],
