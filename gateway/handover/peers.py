@@ -138,6 +138,7 @@ class Peers:
         self._leases = Leases(self._left, tasks)
         self._doubts = Doubts(own.age, settings.socket_dir, self.handover.decides, self.kubelet_listens)
         self.doubts = self._doubts.known
+        """Those that ``Standby`` looks after."""
         self._resuming: set[str] = set()
         self._silent = _Silent()
         self._yielding: set[str] = set()

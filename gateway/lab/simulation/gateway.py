@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gateway.lab.simulation.node import Node
 
 FIRST_LOOK, PEERS_AGAIN, PROBE_AGAIN, YIELD_TIME, HANDED_OVER_WAIT, ANSWERS_WITHIN = 1.0, 0.5, 15.0, 0.05, 0.002, 0.3
-"""As in ``gateway.daemon``, ``gateway.handover.peers`` and ``gateway.handover.ability``, in seconds."""
+"""As in ``gateway.daemon`` and, of ``gateway.handover``, ``peers``, ``ability``, ``talk`` and ``standby``, in seconds."""
 LEASE_AGAIN: Final = 0.3
 ROUNDS: Final = 50
 """How often at one moment a gateway may begin to serve again: more is going round."""
