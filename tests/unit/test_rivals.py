@@ -317,8 +317,8 @@ async def test_of_several_others_those_that_answer_no_call_are_taken_back_from_a
     gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
     gateway.others.begun, gateway._exit = True, asyncio.get_running_loop().create_future()
     plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
-    answering, deaf, newest = (Age(1 << 60 + place, f"{place}badcafe") for place in range(3))
-    peers = {age: folder / age.token for age in (answering, deaf, newest)}
+    answering, another, deaf, newest = (Age((1 << 60) + place, f"{place}badcafe") for place in range(4))
+    peers = {age: folder / age.token for age in (answering, another, deaf, newest)}
     monkeypatch.setattr(gateway.others, "living", lambda: peers)
     monkeypatch.setattr(gateway.others._presence, "listens", lambda: True)
     looks, look = list[Age | None](), gateway.others.look
@@ -334,7 +334,7 @@ async def test_of_several_others_those_that_answer_no_call_are_taken_back_from_a
     server = grpc.aio.server()
     server.add_insecure_port(target(sockets[0]))
     await server.start()
-    with listening(sockets[1]), listening(sockets[2]):
+    with listening(sockets[1]), listening(sockets[2]), listening(sockets[3]):
         gateway.others.look_at_peers()
         assert plugin.standing_by_for == newest
         gateway.others.unserved(plugin)
