@@ -48,7 +48,7 @@ READ_RATE: Final = 20e6
 """Bytes in a second that are read of lists."""
 READ_EVERY: Final = 0.001
 """Seconds for each list, however small: a million in a minute would keep the gateway busy with nothing else. Twice as many for each one
-in a row that nobody takes any more, up to ``LISTS_EVERY``."""
+in a row that nobody takes any more, up to sixteen: hundreds may wait in the stream, and the last one is to be seen soon."""
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", LIST_LIMIT),
     ("grpc.max_metadata_size", 8 * 1024),
@@ -332,7 +332,7 @@ class _Newest:
                 self._replaced = 0 if self._data is None else self._replaced + 1
                 self._data = cast("bytes", data)
                 self._changed.set()
-                pause = min(READ_EVERY * 2.0 ** min(self._replaced, 10), LISTS_EVERY)
+                pause = READ_EVERY * 2.0 ** min(self._replaced, 4)
                 await asyncio.sleep(max(pause, len(self._data) / READ_RATE))
         finally:
             self._ended.set()

@@ -385,7 +385,7 @@ MUTANTS = (
         "B7",
         "lists that nobody takes are read as fast as the first",
         _PEER,
-        "READ_EVERY * 2.0 ** min(self._replaced, 10)",
+        "READ_EVERY * 2.0 ** min(self._replaced, 4)",
         "READ_EVERY",
         f"{_R}::test_small_lists_without_end_leave_time_for_others",
     ),
