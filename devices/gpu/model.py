@@ -8,7 +8,7 @@ where an index may not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import Enum
+from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
@@ -18,7 +18,7 @@ from devices.policy import IdStrategy
 from devices.replicas import unshared
 
 
-class Way(Enum):
+class Way(StrEnum):
     """How two GPUs reach each other, the nearest first. The values are the words of ``nvidia-smi topo`` and ``rocm-smi``."""
 
     NVLINK = "nvlink"

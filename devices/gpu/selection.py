@@ -232,13 +232,18 @@ class _Search:
 def _distances(rows: Sequence[GPU], columns: Sequence[GPU]) -> list[list[int]]:
     """Give the distances of ``rows``, which are among ``columns``, to these: 0 on one board, else that of the nearest link."""
     boards = [gpu.board for gpu in columns]
-    near = {board: {board: 0} for board in boards}
+    places = {board: place for place, board in enumerate(dict.fromkeys(boards))}
+    table = [[FARTHEST] * len(places) for _ in places]
     for gpu in columns:
-        own = near[gpu.board]
+        own = places[gpu.board]
+        row = table[own]
+        row[own] = 0
         for link in gpu.links:
-            if link.peer in near and (distance := link.distance) < own.get(link.peer, FARTHEST):
-                own[link.peer] = near[link.peer][gpu.board] = distance
-    return [[own.get(board, FARTHEST) for board in boards] for own in (near[gpu.board] for gpu in rows)]
+            peer = places.get(link.peer)
+            if peer is not None and (distance := link.distance) < row[peer]:
+                row[peer] = table[peer][own] = distance
+    order = [places[board] for board in boards]
+    return [[row[place] for place in order] for row in (table[places[gpu.board]] for gpu in rows)]
 
 
 def _nearest_nodes(count: int, gpus: Sequence[GPU], opened: Mapping[int | None, int]) -> list[int]:
