@@ -14,9 +14,11 @@ its dial (10 s), before we stop waiting for its call (11 s); a look into its rec
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Final, NamedTuple, TypeVar
@@ -52,6 +54,17 @@ class Explored:
     trace: tuple[str, ...] = ()
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Have no collector look through states again and again: hundreds of thousands of them, and no ring among them."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@uncollected()
 def search(
     start: S, moves: Callable[[S], Iterable[tuple[str, S]]], check: Callable[[S], None], *, at_most: int = 3_000_000
 ) -> Explored:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from devices.life.states import COUNTED, TABLE, State
 from devices.model import Health
-from gateway.lab.trials.explore import BrokenError, search
+from gateway.lab.trials.explore import BrokenError, search, uncollected
 from gateway.sides import table
 from gateway.sides.table import Offered, Seen, Side
 
@@ -344,6 +344,7 @@ class Model:
 
     # What must come.
 
+    @uncollected()
     def unending(self, done: Callable[[Node], bool]) -> set[Node]:
         """Give the states from which no way leads to one that is ``done``, where nobody new wants anything."""
         before: dict[Node, set[Node]] = defaultdict(set)
