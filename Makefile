@@ -189,7 +189,7 @@ types: $(VENV) ## mypy, strict
 imports: $(VENV) ## the rules of who may import whom
 	$(RUN)lint-imports --no-cache
 
-# MUTANTS: less than all. "KA11 DRA9" for rules or names with these words, "--turn 5" for a fifth, another one at each commit.
+# MUTANTS: less than all. "KA11 DRA9" for rules or names with these words, "--turn 8" for an eighth, another one at each commit.
 MUTANTS ?=
 .PHONY: mutants
 mutants: $(VENV) ## break each rule on purpose; a test must notice
