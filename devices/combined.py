@@ -128,10 +128,10 @@ class Combined:
             found += own
         return (*found, *(Hindrance(name, self._shadowed(name, resource)) for resource, name in sorted(self._rivals)))
 
-    def facts(self, resource: str, device_id: str) -> Facts:
+    def facts(self, resource: str) -> Callable[[str], Facts]:
         """Say what the resource's own source knows."""
         owner = self._owner(resource)
-        return Facts() if owner is None else owner.facts(resource, device_id)
+        return (lambda _: Facts()) if owner is None else owner.facts(resource)
 
     def behind(self, resource: str) -> Behind | None:
         """Ask the resource's own source."""

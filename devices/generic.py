@@ -13,7 +13,7 @@ import heapq
 import os
 import stat
 from collections import Counter
-from collections.abc import AsyncGenerator, Container, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Container, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -174,10 +174,10 @@ class GenericSource(DeviceSource):
         """Whether a rule has this name."""
         return resource in self._rules
 
-    def facts(self, resource: str, device_id: str) -> Facts:
+    def facts(self, resource: str) -> Callable[[str], Facts]:
         """Tell the device's file."""
         rule = self._rules.get(resource)
-        return Facts(nodes=(unshared(device_id),)) if rule is not None and _describes(rule, device_id) else Facts()
+        return lambda one: Facts(nodes=(unshared(one),)) if rule is not None and _describes(rule, one) else Facts()
 
 
 def _describes(rule: Globbed, device_id: str) -> bool:

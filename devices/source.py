@@ -248,9 +248,12 @@ class DeviceSource(Protocol):
         """Say what keeps it from telling of its devices, or from offering some. Must not block, and never raises."""
         return ()
 
-    def facts(self, resource: str, device_id: str) -> Facts:  # noqa: ARG002 - as above
-        """Say what is known of a device for a person; empty where it isn't known. Must not block, and never raises."""
-        return Facts()
+    def facts(self, resource: str) -> Callable[[str], Facts]:  # noqa: ARG002 - as above
+        """Give what says, by its ID, what is known of a device for a person; empty where it isn't known.
+
+        It goes by what is known now, and may be called in a thread. Must not block, and never raises.
+        """
+        return lambda _: Facts()
 
     def behind(self, resource: str) -> Behind | None:  # noqa: ARG002 - as above
         """Say which other plugin a resource is of; None: it is this source's own. Must not block, and never raises."""

@@ -287,7 +287,7 @@ class Gateway:
         commands = Commands(self)
         more = _met_without_dra(self, self._role) if self.drivers is None else self.drivers.handlers
         await self._listeners.open_control({**commands.handlers, **more, **(self.alone.handlers if self.alone else {})})
-        self._listeners.open_metrics(commands.document, self.tally, self)
+        self._listeners.open_metrics(commands.taken, self.tally, self)
 
     # What happens.
 

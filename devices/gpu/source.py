@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from operator import is_not
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -217,14 +217,11 @@ class GPUSource(DeviceSource):
             found.append(Hindrance(self.name, f"profile rejected, {kept}: {self._backend.rejected}"))
         return tuple(found)
 
-    def facts(self, resource: str, device_id: str) -> Facts:
+    def facts(self, resource: str) -> Callable[[str], Facts]:
         """Say what is known of a GPU for a person."""
-        gpu = found(device_id, self._offers.get(resource, NamedGPUs({})).gpus)
-        if gpu is None:
-            return Facts()
-        sight = self._sight or Sight(())
-        self._places = self._places or {one.uuid: one.place or str(one.index) for one in sight.gpus}
-        return _facts(gpu, self._places, sight.driver)
+        gpus, sight = self._offers.get(resource, NamedGPUs({})).gpus, self._sight or Sight(())
+        self._places = places = self._places or {one.uuid: one.place or str(one.index) for one in sight.gpus}
+        return lambda one: Facts() if (gpu := found(one, gpus)) is None else _facts(gpu, places, sight.driver)
 
     def adopt(self, policy: Policy) -> None:
         """Name, share and answer by ``policy`` from now on."""
@@ -241,17 +238,17 @@ class GPUSource(DeviceSource):
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:
         """Let go of the GPUs beneath these devices; return the IDs of all devices on them."""
-        boards = self._boards(device_ids)
-        if boards or not device_ids:
-            await self._backend.release(boards if device_ids else ())
-        return self._devices_on(boards)
+        return await self._handled(self._backend.release, device_ids)
 
     async def acquire(self, device_ids: Collection[str]) -> Collection[str]:
         """Look at the GPUs beneath these devices again; return the IDs of all devices on them."""
-        boards = self._boards(device_ids)
-        if boards or not device_ids:
-            await self._backend.acquire(boards if device_ids else ())
-        return self._devices_on(boards)
+        return await self._handled(self._backend.acquire, device_ids)
+
+    async def _handled(self, do: Callable[[Collection[str]], Awaitable[None]], named: Collection[str]) -> list[str]:
+        boards = self._boards(named)
+        if boards or not named:
+            await do(boards)
+        return await asyncio.to_thread(_on, self._offers.values(), boards if named else None)
 
     async def _follow(self) -> None:
         async with contextlib.aclosing(self._backend.watch()) as sights:
@@ -322,15 +319,20 @@ class GPUSource(DeviceSource):
         """Return the UUID of the GPU or partition that a device ID means."""
         return unshared(device_id, self._known)
 
-    def _boards(self, device_ids: Collection[str]) -> frozenset[str]:
-        """The UUIDs of the physical GPUs beneath these devices; of all where there is none."""
-        every = {device_id: gpu.board for offer in self._offers.values() for device_id, gpu in _devices(offer)}
-        return frozenset(every[one] for one in device_ids if one in every) if device_ids else frozenset(every.values())
+    def _boards(self, device_ids: Collection[str]) -> set[str]:
+        """The UUIDs of the physical GPUs beneath these devices."""
+        boards, named = set[str](), frozenset(device_ids)
+        for offer in self._offers.values():
+            meant = offer.gpus.keys() & {unshared(one, offer.gpus) for one in named}
+            boards |= {offer.gpus[uuid].board for uuid in meant if not named.isdisjoint(offer.ids(uuid))}
+        return boards
 
-    def _devices_on(self, boards: Collection[str]) -> Collection[str]:
-        return [
-            device_id for offer in self._offers.values() for device_id, gpu in _devices(offer) if gpu.board in boards
-        ]
+
+def _on(offers: Iterable[NamedGPUs], boards: Collection[str] | None) -> list[str]:
+    """Return the IDs of all devices on these GPUs; None means all."""
+    gpus = ((offer, gpu) for offer in offers for gpu in offer.gpus.values())
+    meant = ((offer, gpu.uuid) for offer, gpu in gpus if boards is None or gpu.board in boards)
+    return [device_id for offer, uuid in meant for device_id in offer.ids(uuid)]
 
 
 def _check_complete(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> None:
@@ -346,10 +348,6 @@ def _check_complete(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> None:
 def _regained(offer: NamedGPUs, sight: Sight) -> frozenset[str]:
     """The GPUs, offered whole, on which a partition was reset: what was wrong with it was wrong with the GPU."""
     return frozenset(gpu.parent for gpu in sight.gpus if gpu.uuid in sight.recovered and gpu.parent in offer.gpus)
-
-
-def _devices(offer: NamedGPUs) -> Iterable[tuple[str, GPU]]:
-    return ((device_id, gpu) for gpu in offer.gpus.values() for device_id in offer.ids(gpu.uuid))
 
 
 def _facts(gpu: GPU, places: Mapping[str, str], driver: str) -> Facts:

@@ -276,10 +276,11 @@ class Bridge:
                 found.append(Hindrance(f"{self.name} {name}", problem))
         return tuple(found)
 
-    def facts(self, resource: str, device_id: str) -> Facts:  # noqa: ARG002 - the protocol's
+    def facts(self, resource: str) -> Callable[[str], Facts]:
         """Tell which plugin it is of."""
         one = self._of(resource)
-        return Facts() if one is None else Facts(product=f"{one.resource} ({one.endpoint})")
+        known = Facts() if one is None else Facts(product=f"{one.resource} ({one.endpoint})")
+        return lambda _: known
 
     def behind(self, resource: str) -> Behind | None:
         """Say how its plugin is."""

@@ -233,7 +233,7 @@ class Drivers:
         """Say which boards other DRA drivers offer on this node, and in words who; None: that isn't known yet."""
         if self._publisher is None or not self._publisher.has_looked:
             return {} if self._kubelet is not None and self.lacking else None
-        return first_said(there, lambda name, one: self.stranger(one, self._inside.source.facts(name, one)))
+        return first_said(there, lambda name, one: self.stranger(one, self._inside.source.facts(name)(one)))
 
     def stands(self) -> Sequence[Stand]:
         """Say where each GPU is; nothing where the device plugin API isn't served, too."""

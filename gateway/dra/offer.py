@@ -123,7 +123,7 @@ def driver_of(resource: str, drivers: Mapping[str, str]) -> str:
 
 def offers(
     listed: Mapping[str, Iterable[Entry]],
-    facts: Callable[[str, str], Facts],
+    facts: Callable[[str], Callable[[str], Facts]],
     taken: Callable[[str], Taken | None],
     drivers: Mapping[str, str],
     root_of: Callable[[str], str] = lambda _: "",
@@ -135,7 +135,7 @@ def offers(
 
     Args:
         listed: all devices, by resource name.
-        facts: what is known of a device.
+        facts: gives what says what is known of a resource's device.
         taken: what the kubelet's records say of a resource; None where they can't be read: then nothing of it is offered.
         drivers: the driver's name for a resource's domain, where an operator chose one.
         root_of: names the PCIe root complex of a PCI address (``pci0000:00``); '' where it isn't known.
@@ -146,11 +146,11 @@ def offers(
     found: list[Offer] = []
     withheld: list[Withheld] = []
     for resource, entries in listed.items():
-        records = taken(resource)
+        records, known = taken(resource), facts(resource)
         driver = driver_of(resource, drivers)
         for entry in entries:
             device_id = entry.device.id
-            about = facts(resource, device_id)
+            about = known(device_id)
             place, shows = boards.place_of(entry.device), Offered.FREE if owner is None else owner.offered(entry)
             if owner is not None and shows is Offered.NOT:
                 name = _name(driver, entry, about)

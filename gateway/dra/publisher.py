@@ -132,7 +132,7 @@ class Publisher:
 
     def stranger(self, attributes: Mapping[str, object]) -> str:
         """Say which other driver's slices on this node offer a device, too; '' for none."""
-        return next((self._strangers[key] for key in slices.hardware(attributes) if key in self._strangers), "")
+        return next(filter(None, map(self._strangers.get, slices.hardware(attributes))), "")
 
     def free(self) -> frozenset[tuple[str, str]]:
         """Give what the API server's slices offer to new claims: the driver and the name of each device."""

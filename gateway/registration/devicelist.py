@@ -38,7 +38,7 @@ class DeviceList:
         self._name, self._tally, self._grace = name, tally, grace
         self._log = _log.bind(resource=name)
         self.entries: dict[str, states.Entry] = {}
-        """What is on the list, with each device's state, by device ID."""
+        """What is on the list, with each device's state, by device ID; replaced, never changed: threads read it."""
         self.devices: tuple[Device, ...] = ()
         """The list as the kubelet is to see it."""
         self._counted: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class DeviceList:
 
     def forget(self, device_id: str) -> None:
         """Judge a device anew with the next list, as if it had never been on one."""
-        self.entries.pop(device_id, None)
+        self.entries = {known: entry for known, entry in self.entries.items() if known != device_id}
 
     def too_large(self, dialect: Dialect) -> str | None:
         """Say why the list can't be sent in ``dialect``, and how many devices of it could; None where it can."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import structlog
@@ -34,12 +35,15 @@ if TYPE_CHECKING:
     from gateway.telling.subject import Subject
     from gateway.wires.control import ControlConnection, Handler
 
+    Listed = tuple[str, Mapping[str, Entry], Callable[[str], Facts]]
+
 FRESH = 1.0
 """Seconds for which the last look into the kubelet's records is good enough for a person."""
 
 _MOST_TOLD = 16
 """How many devices one line of the log names."""
 _log = structlog.get_logger()
+_Made = TypeVar("_Made")
 
 _HERE = frozenset({State.PRESENT, State.RELEASED, State.WITHHELD})
 _OVER = AWAY | {State.CORDONED}
@@ -69,19 +73,18 @@ class Commands:
         """Who meets which op before there is a list."""
         return {"status": self._status, "cordon": self._order, "uncordon": self._order}
 
-    def document(self, rows: bool, *, few: bool = False) -> status.GatewayStatus:  # noqa: FBT001 - the metrics' signature
-        """Say what is known now; ``rows``: of each device, too, or of a ``few`` (``status.FEW``)."""
-        return self._taken(rows, few=few)()
+    def taken(self, rows: bool, *, few: bool = False) -> Callable[[], status.GatewayStatus]:  # noqa: FBT001 - the metrics' signature
+        """Take what is known now; what is given puts the document of it together, and may do so in a thread.
 
-    def _taken(self, rows: bool, *, few: bool = False) -> Callable[[], status.GatewayStatus]:  # noqa: FBT001 - as above
-        """Take what the document is made of; it may be put together in a thread."""
+        ``rows``: of each device, too, or of a ``few`` (``status.FEW``).
+        """
         from gateway.telling import sides, status  # noqa: PLC0415 - only a gateway that is asked pays for it
 
         gateway, now = self._gateway, time.monotonic()
         self._build = self._build or status.build()
         last, since, config, drivers = gateway.beliefs.last, gateway.presence.since, gateway.config, gateway.drivers
         path = str(config.path or gateway.settings.config_file or "")
-        facts = [self._resource(resource, rows) for resource in gateway.resources]
+        facts = [(self._resource(one), self._strangers(one) if rows else dict) for one in gateway.resources]
         known = status.GatewayStatus(
             build=self._build,
             pid=os.getpid(),
@@ -103,18 +106,22 @@ class Commands:
             drivers=() if drivers is None else tuple(drivers.standings()),
             sides=() if drivers is None else sides.sides(drivers.stands(), now),
         )
-        return lambda: replace(
-            known, resources=tuple(status.resource(one, gateway.tally, now, rows=rows, few=few) for one in facts)
-        )
 
-    async def _told(self, *, few: bool = False) -> msgspec.Raw:
-        """Spell the document with its rows. Many are told in a thread, to one who asks at a time: calls are answered meanwhile."""
+        def together() -> status.GatewayStatus:
+            found = (replace(one, strangers=strangers()) for one, strangers in facts)
+            told = tuple(status.resource(one, gateway.tally, now, rows=rows, few=few) for one in found)
+            return replace(known, resources=told)
+
+        return together
+
+    async def _apart(self, take: Callable[[], Any], make: Callable[[Any], _Made]) -> _Made:
+        """Take something, and make something of it: of many devices in a thread, for one who asks at a time. Calls are answered meanwhile."""
         async with self._turn:
-            taken = self._taken(rows=True, few=few)
+            taken = take()
             many = sum(len(resource.entries) for resource in self._gateway.resources) > AT_ONCE
-            return await asyncio.to_thread(_spelled, taken) if many else _spelled(taken)
+            return await asyncio.to_thread(make, taken) if many else make(taken)
 
-    def _resource(self, resource: Resource, rows: bool) -> status.ResourceFacts:  # noqa: FBT001 - as of ``document``
+    def _resource(self, resource: Resource) -> status.ResourceFacts:
         from gateway.telling import status  # noqa: PLC0415 - as above
 
         name, other, drivers = resource.name, resource.standing_by_for, self._gateway.drivers
@@ -124,7 +131,7 @@ class Commands:
         return status.ResourceFacts(
             name=name,
             state=resource.state,
-            entries=resource.entries.copy(),
+            entries=resource.entries,
             level=resource.plugin.level,
             stream_since=resource.stream_since,
             standing_by_for=other.token if other is not None else "",
@@ -135,15 +142,13 @@ class Commands:
             holders=self._holders(name),
             drift=self._gateway.beliefs.findings(name) if other is None else (),
             behind=self._gateway.source.behind(name),
-            strangers=self._strangers(resource) if rows else {},
         )
 
-    def _strangers(self, resource: Resource) -> dict[str, str]:
-        drivers, facts = self._gateway.drivers, self._gateway.source.facts
+    def _strangers(self, resource: Resource) -> Callable[[], dict[str, str]]:
+        drivers, known, entries = self._gateway.drivers, self._gateway.source.facts(resource.name), resource.entries
         if drivers is None:
-            return {}
-        told = {one: drivers.stranger(one, facts(resource.name, one)) for one in resource.entries}
-        return {device_id: words for device_id, words in told.items() if words}
+            return dict
+        return lambda: {one: words for one in entries if (words := drivers.stranger(one, known(one)))}
 
     def _holders(self, resource: str) -> dict[str, str] | None:
         """Say who has which device, by the kubelet's records and by what is prepared for ResourceClaims."""
@@ -152,7 +157,8 @@ class Commands:
 
     async def _status(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         await self._look()
-        await connection.send({"status": await self._told(few=request.get("few") is True)})
+        taken = partial(self.taken, rows=True, few=request.get("few") is True)
+        await connection.send(await self._apart(taken, _told))
 
     async def _look(self) -> None:
         """See that the kubelet's records were read just now."""
@@ -163,13 +169,13 @@ class Commands:
     async def _devices(self, connection: ControlConnection, _request: dict[str, Any]) -> None:
         """Say the status, and what is known of each device; of replicas once, by the ID of what they share."""
         await self._look()
-        facts = {resource.name: self._facts(resource) for resource in self._gateway.resources}
-        await connection.send({"status": await self._told(), "facts": facts})
+        taken = partial(self.taken, rows=True)
+        await connection.send(
+            await self._apart(lambda: (taken(), self._listed()), lambda it: _told(it[0]) | {"facts": _facts(it[1])})
+        )
 
-    def _facts(self, resource: Resource) -> dict[str, Facts]:
-        one_each = {unshared(device_id): device_id for device_id in resource.entries}
-        facts, name = self._gateway.source.facts, resource.name
-        return {shared: facts(name, device_id) for shared, device_id in one_each.items()}
+    def _listed(self) -> list[Listed]:
+        return [(one.name, one.entries, self._gateway.source.facts(one.name)) for one in self._gateway.resources]
 
     async def _cannot_cross(self, _connection: ControlConnection, _request: dict[str, Any]) -> None:
         """Refuse an order that the drivers meet, where they are there beside the device plugin API."""
@@ -178,10 +184,10 @@ class Commands:
         )
 
     async def _handle(self, connection: ControlConnection, request: dict[str, Any]) -> None:
-        source = self._gateway.source
-        device_ids = self._meant(orders.handle_ids(request))
+        source, ids = self._gateway.source, orders.handle_ids(request)
         try:
             async with asyncio.timeout(orders.HANDLE_TIME):
+                device_ids = await self._meant(ids)
                 handled = await (source.release if request["op"] == "release" else source.acquire)(device_ids)
         except TimeoutError as error:
             raise ControlError(
@@ -197,22 +203,12 @@ class Commands:
         answer = Handled(tuple(concerned), None if None in known else holders)
         await connection.send(msgspec.to_builtins(answer))
 
-    def _meant(self, ids: Sequence[str]) -> tuple[str, ...]:
-        """Return the devices that are meant: named themselves, by what they are replicas of, or by the GPU they are part of.
-
-        Raises:
-            ControlError: an ID means none.
-        """
-        meant: dict[str, list[str]] = {one: [] for one in ids}
-        for resource in self._gateway.resources if ids else ():
-            facts = self._facts(resource)
-            for device_id in resource.entries:
-                shared = unshared(device_id)
-                for name in {device_id, shared, facts[shared].parent} & meant.keys():
-                    meant[name].append(device_id)
-        if unknown := [one for one, found in meant.items() if not found]:
-            raise ControlError(f"no device here is called {unknown[0]!r}: `gateway devices` lists them")
-        return tuple(dict.fromkeys(device_id for found in meant.values() for device_id in found))
+    async def _meant(self, ids: Sequence[str]) -> tuple[str, ...]:
+        """Return the devices that are meant, as ``_meant`` does, by the lists that are in force when it returns."""
+        before, found = None, tuple[str, ...]()
+        while ids and before != (before := [one.entries.keys() for one in self._gateway.resources]):
+            found = await self._apart(self._listed, partial(_meant, ids))
+        return found
 
     async def _order(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         order = orders.order(request)
@@ -309,8 +305,40 @@ class Commands:
         )
 
 
-def _spelled(taken: Callable[[], status.GatewayStatus]) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(taken()))
+def _told(taken: Callable[[], status.GatewayStatus]) -> dict[str, Any]:
+    return {"status": _spelled(taken())}
+
+
+def _facts(listed: Sequence[Listed]) -> dict[str, msgspec.Raw]:
+    """Spell what is known of each device, one by one: while all were spelled at once, no other thread would run."""
+    told = {}
+    for name, entries, known in listed:
+        one_each = {unshared(device_id): device_id for device_id in entries}
+        told[name] = _spelled({shared: _spelled(known(device_id)) for shared, device_id in one_each.items()})
+    return told
+
+
+def _spelled(told: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(told))
+
+
+def _meant(ids: Sequence[str], listed: Sequence[Listed]) -> tuple[str, ...]:
+    """Return the devices that are meant: named themselves, by what they are replicas of, or by the GPU they are part of.
+
+    Raises:
+        ControlError: an ID means none.
+    """
+    meant: dict[str, list[str]] = {one: [] for one in ids}
+    for _, entries, known in listed:
+        one_each = {unshared(device_id): device_id for device_id in entries}
+        parents = {shared: known(device_id).parent for shared, device_id in one_each.items()}
+        for device_id in entries:
+            shared = unshared(device_id)
+            for name in {device_id, shared, parents[shared]} & meant.keys():
+                meant[name].append(device_id)
+    if unknown := [one for one, found in meant.items() if not found]:
+        raise ControlError(f"no device here is called {unknown[0]!r}: `gateway devices` lists them")
+    return tuple(dict.fromkeys(device_id for found in meant.values() for device_id in found))
 
 
 def _state(entry: Entry | None) -> State | None:

@@ -173,8 +173,8 @@ def added(gateway: Subject, answer: Callable[[], Awaitable[Answer]]) -> Handler:
         last = gateway.beliefs.last
         if last is not None and time.monotonic() - last.at > HOLDERS:
             gateway.beliefs.look_within(0)
-        held = holders([gateway.beliefs.holders(resource.name) for resource in gateway.resources])
-        return status, kind, body + await asyncio.to_thread(text, readings, held, host)
+        held = [gateway.beliefs.holders(resource.name) for resource in gateway.resources]
+        return status, kind, body + await asyncio.to_thread(lambda: text(readings, holders(held), host))
 
     return both
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from gateway.wires import http
     from gateway.wires.control import Handler
 
+    _Document = Callable[[bool], Callable[[], status.GatewayStatus]]
+
 LISTEN_RETRY = 5.0
 """Seconds before an address that is taken is tried again."""
 _log = structlog.get_logger()
@@ -53,7 +55,7 @@ class Listeners:
             await self._control.close()
             self._control = None
 
-    def open_metrics(self, document: Callable[[bool], status.GatewayStatus], tally: Tally, gateway: Subject) -> None:
+    def open_metrics(self, document: _Document, tally: Tally, gateway: Subject) -> None:
         """Serve metrics, where they are wanted."""
         if self._settings.metrics_address is not None:
             from gateway.telling import metrics  # noqa: PLC0415 - its imports are paid only where metrics are wanted

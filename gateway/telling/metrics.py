@@ -164,14 +164,15 @@ FAMILIES: Final[Mapping[str, Family]] = {family.name: family for family in _FAMI
 class Metrics(Collector):
     """All metrics of one gateway; with ``device_ids`` each device gets a sample of its own.
 
-    ``document`` gives the status document of now, with a row for each device where it is told True.
+    ``document`` takes what the status document of now is made of, with a row for each device where it is told True, and gives what puts
+    it together, in any thread.
     """
 
     def __init__(
-        self, document: Callable[[bool], GatewayStatus], counted: tally.Tally, *, device_ids: bool = False
+        self, document: Callable[[bool], Callable[[], GatewayStatus]], counted: tally.Tally, *, device_ids: bool = False
     ) -> None:
         self._document, self._tally, self._device_ids = document, counted, device_ids
-        self._taken: tuple[GatewayStatus, tally.Tally]
+        self._taken: tuple[Callable[[], GatewayStatus], tally.Tally]
         """What the text is made of, as it was when that began."""
         self._text: asyncio.Future[bytes] | None = None
         self._text_since = float("-inf")
@@ -198,7 +199,8 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Give every family, also one without samples."""
-        status, counted = self._taken
+        document, counted = self._taken
+        status = document()
         samples = {**_gauges(status, device_ids=self._device_ids), **_counters(status, counted)}
         histograms = {"restart_gap_seconds": counted.restart_gaps, "call_duration_seconds": counted.call_seconds}
         for name, family in FAMILIES.items():

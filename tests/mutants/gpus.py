@@ -142,8 +142,8 @@ MUTANTS = (
         "U4",
         "an unknown device means all",
         "devices/gpu/source.py",
-        "        if boards or not device_ids:\n            await self._backend.release(boards if device_ids else ())",
-        "        if True:\n            await self._backend.release(boards)",
+        "        if boards or not named:\n            await do(boards)",
+        "        if True:\n            await do(boards)",
         f"{_SOURCE}::test_nobody_is_asked_to_let_go_of_what_is_not_there",
     ),
     Mutant(

@@ -10,7 +10,7 @@ RULES = {
     "C3": "on the control socket an unknown field is ignored, an unknown op or version answered with an error",
     "C4": "a control socket is found only when it is ours alone and listens; a dead one is removed, a living one never",
     "C5": "a cordon is told to every living gateway, and where none lives to the ledger",
-    "C9": "however many devices are told of, the event loop goes on meanwhile, and one is told at a time",
+    "C9": "however many devices are told of, the event loop goes on meanwhile, one is told at a time, and orders go by what holds then",
     "C8": "a short name stands for one device or for none, and all are meant only where that is said",
 }
 
@@ -25,8 +25,8 @@ MUTANTS = (
         "C9",
         "the status of many devices is put together on the loop",
         "gateway/telling/commands.py",
-        "await asyncio.to_thread(_spelled, taken) if many else",
-        "await asyncio.to_thread(_spelled, taken) if False else",
+        "await asyncio.to_thread(make, taken) if many else",
+        "await asyncio.to_thread(make, taken) if False else",
         _TOLD,
     ),
     Mutant(
@@ -36,6 +36,38 @@ MUTANTS = (
         "        async with self._turn:\n",
         "        if True:\n",
         _TOLD,
+    ),
+    Mutant(
+        "C9",
+        "a long answer is written at once",
+        "gateway/wires/control.py",
+        "line[start : start + PIECE]",
+        "line[start:]",
+        f"{_CONTROL}::test_a_long_message_is_written_a_piece_at_a_time",
+    ),
+    Mutant(
+        "C9",
+        "a scrape's counts are put together on the loop",
+        "gateway/telling/metrics.py",
+        "self._taken = self._document(self._device_ids), copy",
+        "self._taken = (lambda it: lambda: it)(self._document(self._device_ids)()), copy",
+        "tests/unit/test_metrics.py::test_of_many_scrapes_at_once_one_is_made_beside_the_event_loop",
+    ),
+    Mutant(
+        "C9",
+        "hardware is let go of by the lists of before",
+        "gateway/telling/commands.py",
+        "while ids and before != (before := [",
+        "while ids and before is None and (before := [",
+        f"{_CONTROL}::test_of_many_devices_those_are_let_go_of_that_are_there_when_it_is_carried_out",
+    ),
+    Mutant(
+        "C9",
+        "a list that threads read is changed",
+        "gateway/registration/devicelist.py",
+        "self.entries = {known: entry for known, entry in self.entries.items() if known != device_id}",
+        "self.entries.pop(device_id, None)",
+        f"{_CONTROL}::test_what_is_told_of_a_list_is_what_it_was_when_that_was_taken",
     ),
     Mutant(
         "C1",

@@ -36,7 +36,7 @@ def test_a_person_reads_the_chain(behind: Behind, name: str, words: str) -> None
 
 @pytest.mark.parametrize(("behind", "up"), [(LIVE, 1), (AWAY, 0)])
 def test_metrics(behind: Behind, up: int) -> None:
-    told = Metrics(lambda _: document(replace(TROUBLED, name=NIC, behind=behind)), counted())
+    told = Metrics(lambda _: lambda: document(replace(TROUBLED, name=NIC, behind=behind)), counted())
     told.take()
     lines = told.exposition().decode().splitlines()
     name = "device_plugin_gateway_bridged"

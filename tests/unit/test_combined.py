@@ -89,8 +89,8 @@ class Source(DeviceSource):
     def hindrances(self) -> tuple[Hindrance, ...]:
         return self.hindered
 
-    def facts(self, resource: str, device_id: str) -> Facts:
-        return Facts(product=self.name)
+    def facts(self, resource: str) -> Callable[[str], Facts]:
+        return lambda _: Facts(product=self.name)
 
     def adopt(self, policy: Policy) -> None:
         self.adopted.append(policy)
@@ -122,7 +122,7 @@ class Watched:
         assert await self.both.prefer(resource, PreferredRequest(("d",), (), 1)) == (answer.envs["BY"],)
         with pytest.raises(RefusedError, match=answer.envs["BY"]):
             await self.both.prepare(resource, ("d",))
-        assert self.both.facts(resource, "d") == Facts(product=answer.envs["BY"])
+        assert self.both.facts(resource)("d") == Facts(product=answer.envs["BY"])
         assert self.both.claims(resource)
         return answer.envs["BY"]
 
@@ -380,7 +380,7 @@ async def test_what_nobody_claims_is_refused(watched: Watched, call: Callable[[C
         await call(watched.both)
     assert refused.value.fault is Fault.NOT_FOUND
     assert str(refused.value) == str(unclaimed("nobody.has/it"))
-    assert watched.both.facts("nobody.has/it", "d") == Facts()
+    assert watched.both.facts("nobody.has/it")("d") == Facts()
     assert not watched.both.claims("nobody.has/it")
 
 

@@ -10,9 +10,11 @@ import socket
 import stat
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -22,6 +24,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from structlog.typing import EventDict
 
+from devices.life.states import Entry, State
 from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest, Sayable, Trouble
 from devices.policy import Policy
 from devices.replicas import unshared
@@ -30,6 +33,8 @@ from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.lab.gatewayproc import BEGUN
+from gateway.registration.devicelist import DeviceList
+from gateway.tally import Tally
 from gateway.telling import commands as told
 from gateway.telling import orders, status
 from gateway.telling.commands import Commands
@@ -287,6 +292,16 @@ async def test_an_answer_that_is_too_long_is_an_error(folder: Path) -> None:
     async with serving(folder, {"much": much}) as server:
         with pytest.raises(ControlError, match="at most 16777216 bytes"):
             await control.ask(server.path, {"op": "much"}, 5)
+
+
+async def test_a_long_message_is_written_a_piece_at_a_time() -> None:
+    """The next one goes when the one before was taken."""
+    writer = Mock(asyncio.StreamWriter, **{"is_closing.return_value": False})
+    await ControlConnection(Mock(), writer).send({"much": "x" * 3 * control.PIECE})
+    pieces = [call.args[0] for call in writer.method_calls if call[0] == "write"]
+    assert [one[0] for one in writer.method_calls if one[0] != "is_closing"] == ["write", "drain"] * 4
+    assert max(map(len, pieces)) == control.PIECE
+    assert b"".join(pieces) == line({"much": "x" * 3 * control.PIECE, "v": 1})
 
 
 async def test_ten_thousand_devices_fit_an_answer(folder: Path) -> None:
@@ -590,13 +605,16 @@ class Hardware(DeviceSource):
     def __init__(self) -> None:
         self.told: list[tuple[str, list[str]]] = []
         self.hangs = False
+        self.parts, self.changed = ["MIG-0", "MIG-1"], asyncio.Event()
 
     async def watch(self) -> AsyncGenerator[Inventory]:
-        yield {
-            GPU: Listing((Device("GPU-a::0", numa_nodes=(1,)), Device("GPU-a::1"))),
-            PART: Listing((Device("MIG-0"), Device("MIG-1"))),
-        }
-        await asyncio.get_running_loop().create_future()
+        while True:
+            self.changed.clear()
+            yield {
+                GPU: Listing((Device("GPU-a::0", numa_nodes=(1,)), Device("GPU-a::1"))),
+                PART: Listing(tuple(map(Device, self.parts))),
+            }
+            await self.changed.wait()
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
         return ContainerAnswer()
@@ -610,8 +628,8 @@ class Hardware(DeviceSource):
     def claims(self, resource: str) -> bool:
         return True
 
-    def facts(self, resource: str, device_id: str) -> Facts:
-        return WHOLE if resource == GPU else PIECE
+    def facts(self, resource: str) -> Callable[[str], Facts]:
+        return lambda _: WHOLE if resource == GPU else PIECE
 
     def adopt(self, policy: Policy) -> None:
         pass
@@ -679,7 +697,7 @@ async def test_many_devices_are_told_of_beside_the_loop_and_to_one_at_a_time(
     """Whoever asks second is let in only when the first one's document is there; the loop goes on meanwhile."""
     loop, asked, second, say = asyncio.get_running_loop(), [0], asyncio.Event(), status.resource
     taken: list[int] = []
-    look, take = Commands._look, Commands._taken
+    look, take = Commands._look, Commands.taken
 
     async def looked(commands: Commands) -> None:
         await look(commands)
@@ -701,10 +719,19 @@ async def test_many_devices_are_told_of_beside_the_loop_and_to_one_at_a_time(
             assert asyncio.run_coroutine_threadsafe(both_asked(), loop).result(GUARD) == 1
         return say(*args, **keys)
 
-    async with a_gateway(folder, Hardware()) as path:
+    class Slow(Hardware):
+        def facts(self, resource: str) -> Callable[[str], Facts]:
+            assert threading.current_thread() is threading.main_thread()
+            return partial(slow_facts, super().facts(resource))
+
+    def slow_facts(known: Callable[[str], Facts], device_id: str) -> Facts:
+        assert threading.current_thread() is not threading.main_thread()
+        return known(device_id)
+
+    async with a_gateway(folder, Slow()) as path:
         monkeypatch.setattr(told, "AT_ONCE", 3)
         monkeypatch.setattr(Commands, "_look", looked)
-        monkeypatch.setattr(Commands, "_taken", began)
+        monkeypatch.setattr(Commands, "taken", began)
         monkeypatch.setattr(status, "resource", slow)
         first, other = await asyncio.gather(*(control.ask(path, {"op": op}, GUARD) for _ in range(2)))
     assert first["status"]["resources"] == other["status"]["resources"]
@@ -729,6 +756,53 @@ async def test_hardware_is_let_go_of_and_looked_at_again(
     assert source.told == [(op, meant)]
     held = {"GPU-a::1": "u/main"}
     assert answer == orders.Handled(tuple(concerned), held if "GPU-a::1" in concerned else {})
+
+
+def test_what_is_told_of_a_list_is_what_it_was_when_that_was_taken() -> None:
+    """A thread goes through it while a device is forgotten."""
+    shown = DeviceList(GPU, Tally(), grace=False)
+    shown.becomes(None, (Entry(Device("GPU-a"), State.PRESENT), Entry(Device("GPU-b"), State.LOST)))
+    taken = shown.entries
+    shown.forget("GPU-b")
+    assert [*taken] == ["GPU-a", "GPU-b"]
+    assert [*shown.entries] == ["GPU-a"]
+
+
+async def test_of_many_devices_those_are_let_go_of_that_are_there_when_it_is_carried_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another part of the GPU is listed while it is found out, beside the loop, which devices are meant."""
+    loop, listed, becomes, asked = asyncio.get_running_loop(), asyncio.Event(), DeviceList.becomes, 0
+
+    def became(one: DeviceList, *lists: Any) -> bool:
+        news = becomes(one, *lists)
+        if "MIG-2" in one.entries:
+            listed.set()
+        return news
+
+    class Partitioned(Hardware):
+        def facts(self, resource: str) -> Callable[[str], Facts]:
+            return partial(self._known, super().facts(resource))
+
+        def _known(self, known: Callable[[str], Facts], device_id: str) -> Facts:
+            nonlocal asked
+            assert threading.current_thread() is not threading.main_thread()
+            asked += 1
+            if asked == 1:
+                asyncio.run_coroutine_threadsafe(self._grow(), loop).result(GUARD)
+            return known(device_id)
+
+        async def _grow(self) -> None:
+            self.parts.append("MIG-2")
+            self.changed.set()
+            await listed.wait()
+
+    source = Partitioned()
+    async with a_gateway(folder, source) as path:
+        monkeypatch.setattr(told, "AT_ONCE", 3)
+        monkeypatch.setattr(DeviceList, "becomes", became)
+        await control.ask(path, {"op": "release", "ids": ["GPU-b"]}, GUARD)
+    assert source.told == [("release", ["MIG-0", "MIG-1", "MIG-2"])]
 
 
 @pytest.mark.parametrize(
@@ -764,8 +838,8 @@ async def test_ten_thousand_devices_with_all_facts_fit_an_answer(folder: Path) -
             yield {GPU: Listing(found, troubles={device.id: Trouble(reason) for device in found})}
             await asyncio.get_running_loop().create_future()
 
-        def facts(self, resource: str, device_id: str) -> Facts:
-            return facts
+        def facts(self, resource: str) -> Callable[[str], Facts]:
+            return lambda _: facts
 
     async with a_gateway(folder, Large()) as path:
         answer = await control.ask(path, {"op": "devices"}, 5)

@@ -184,10 +184,10 @@ async def test_devices_are_offered_by_dra_alone(place: Place) -> None:
         [prepared] = answers["uid-c"]
         assert (prepared.device, prepared.cdi_names) == ("gpu-1", ("k8s.device-plugin.nvidia.com/gpu=GPU-b",))
         assert Ledger(place.folder / "state").claims == {}  # another object, not read yet
-        [told] = Commands(one).document(rows=True).resources
+        [told] = Commands(one).taken(rows=True)().resources
         assert {row.id: row.holder for row in told.devices} == {"GPU-a": None, "GPU-b": "claim ns/c (pod p)"}
         assert told.trouble == "offered by DRA: the driver gpu.nvidia.com is registered"
-        assert [(driver.devices, driver.claims) for driver in Commands(one).document(rows=True).drivers] == [(2, 1)]
+        assert [(driver.devices, driver.claims) for driver in Commands(one).taken(rows=True)().drivers] == [(2, 1)]
         assert await kubelet.unprepare(V1, asked) == {"uid-c": None}
         await kubelet.channel.close()
     assert not list((place.folder / "plugins_registry").iterdir())
@@ -275,7 +275,7 @@ async def test_a_claim_that_an_older_state_file_lacks_keeps_its_gpu(place: Place
     path.write_bytes(older)
     async with place.gateway(dra) as one:
         assert {row.name for row in one.ledger.claims.values()} == {"b", "c"}
-        assert Commands(one).document(rows=True).ledger.put_aside
+        assert Commands(one).taken(rows=True)().ledger.put_aside
         if dra == "off":
             await until(lambda: states(one) == {"GPU-a": State.WITHHELD, "GPU-b": State.WITHHELD})
 

@@ -49,7 +49,11 @@ def offered(
 ) -> tuple[list[Offer], dict[str, str]]:
     named = {name.replace("_", "."): driver for name, driver in drivers.items()}
     found, withheld = offer.offers(
-        entries, lambda _, one: facts.get(one, Facts()), lambda _: taken, named, lambda pci: "pci0000:00" if pci else ""
+        entries,
+        lambda _: lambda one: facts.get(one, Facts()),
+        lambda _: taken,
+        named,
+        lambda pci: "pci0000:00" if pci else "",
     )
     return found, {one.name: one.reason for one in withheld}
 
@@ -58,7 +62,7 @@ def test_what_another_driver_offers_is_withheld() -> None:
     whose = {"GPU-a": "x offers it"}
     found, withheld = offer.offers(
         {GPU: [entry("GPU-a"), entry("GPU-b")]},
-        lambda *_: Facts(),
+        lambda _: lambda _: Facts(),
         lambda _: FREE,
         {},
         stranger=lambda attributes: whose.get(str(attributes.get("uuid")), ""),
@@ -272,9 +276,11 @@ class Leaves:
 
 
 def test_what_is_the_other_apis_is_looked_up_no_more() -> None:
-    found, [one] = offer.offers({GPU: [entry("a")]}, lambda *_: A100, lambda _: FREE, {}, owner=Leaves(Offered.NOT))
+    found, [one] = offer.offers(
+        {GPU: [entry("a")]}, lambda _: lambda _: A100, lambda _: FREE, {}, owner=Leaves(Offered.NOT)
+    )
     assert (found, one.reason, one.lasts) == ([], "it is there", True)
-    _, [one] = offer.offers({GPU: [entry("a")]}, lambda *_: A100, lambda _: None, {}, owner=Leaves())
+    _, [one] = offer.offers({GPU: [entry("a")]}, lambda _: lambda _: A100, lambda _: None, {}, owner=Leaves())
     assert not one.lasts
 
 
@@ -282,9 +288,9 @@ def test_what_is_the_other_apis_is_looked_up_no_more() -> None:
     ("one", "ailment"), [(entry("a"), Ailment.LEAVING), (ILL, Ailment.UNHEALTHY), (REPAIRED, Ailment.CORDONED)]
 )
 def test_what_leaves_is_ill_all_the_same(one: Entry, ailment: Ailment) -> None:
-    [found], _ = offer.offers({GPU: [one]}, lambda *_: A100, lambda _: FREE, {}, owner=Leaves())
+    [found], _ = offer.offers({GPU: [one]}, lambda _: lambda _: A100, lambda _: FREE, {}, owner=Leaves())
     assert found.ailment is ailment
-    [found], _ = offer.offers({GPU: [one]}, lambda *_: A100, lambda _: FREE, {}, overlooked="an old kubelet")
+    [found], _ = offer.offers({GPU: [one]}, lambda _: lambda _: A100, lambda _: FREE, {}, overlooked="an old kubelet")
     assert found.ailment is (Ailment.BY_NAME if ailment is Ailment.LEAVING else ailment)
 
 

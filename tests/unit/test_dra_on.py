@@ -218,10 +218,10 @@ async def test_each_api_gives_its_own(node: Node, monkeypatch: pytest.MonkeyPatc
         assert isinstance((await node.claims.prepare(V1, node.place.claim("c", "uid-c", "gpu-0")))["uid-c"], tuple)
         [resource] = one.resources
         await until(lambda: "claim ns/c (pod p) has it" in resource.entries[A].reason)
-        told = {row.id: row for row in Commands(one).document(True).sides}
+        told = {row.id: row for row in Commands(one).taken(True)().sides}
         assert (told[A].side, told[A].holder) == ("dra", "claim ns/c (pod p)")
         assert (told[B].side, told[B].holder) == ("plugin", None)
-        assert Commands(one).document(True).resources[0].devices[0].holder == "claim ns/c (pod p)"
+        assert Commands(one).taken(True)().resources[0].devices[0].holder == "claim ns/c (pod p)"
         await node.manager.admit("p1", {GPU: 1})
         with pytest.raises(KubeletError):
             await node.manager.admit("p2", {GPU: 1})
@@ -234,7 +234,7 @@ async def test_it_says_since_when_a_gpu_is_on_its_way_and_how_drivers_stand(node
         before = time.monotonic()
         await node.cross("dra")
         await until(lambda: len(node.place.published) == 1)
-        status = Commands(one).document(True)
+        status = Commands(one).taken(True)()
         [way] = [row for row in status.sides if row.side == "to-dra"]
         assert way.moving_s is not None
         assert 0 <= way.moving_s <= time.monotonic() - before
@@ -276,7 +276,7 @@ def allocate_theirs(node: Node) -> str:
 
 
 def named(gateway: Gateway) -> dict[str, str]:
-    [resource] = Commands(gateway).document(True).resources
+    [resource] = Commands(gateway).taken(True)().resources
     return {row.id: row.stranger for row in resource.devices}
 
 
@@ -290,7 +290,7 @@ async def test_what_another_driver_offers_is_given_by_neither_api(node: Node, mo
         await until(lambda: node.told == {GPU: "1"})  # The scheduler heard of it.
         assert states(one) == {A: State.LEAVING, B: State.PRESENT}
         assert named(one) == {A: THEM, B: ""}
-        [row] = [row for row in Commands(one).document(True).sides if row.id == A]
+        [row] = [row for row in Commands(one).taken(True)().sides if row.id == A]
         assert (row.side, row.words, row.moving_s) == ("foreign", f"offered by nobody here: {THEM}", None)
         drivers(one)._drivers["gpu.nvidia.com"]._patience = 0.5
         refused = (await node.claims.prepare(V1, node.place.claim("late", "uid-late", "gpu-0")))["uid-late"]
@@ -984,7 +984,7 @@ async def test_gpus_go_where_the_nodes_annotation_wants_them(node: Node, monkeyp
             await node.cross("plugin")
         annotate(cross_to="elsewhere")
         await until(lambda: drivers(one).trouble)
-        status = Commands(one).document(True)
+        status = Commands(one).taken(True)()
         assert status.crossing.startswith("expected device-plugin-gateway/cross-to to be dra or plugin, got ")
         assert "elsewhere" in status.crossing
         await node.cross("plugin", A)
@@ -1370,10 +1370,10 @@ async def test_what_pods_by_name_would_run_without_is_offered_to_nobody_new(
         gives(node, "c", GPU)
         taints = ["device-plugin-gateway.io/by-name"]
         await until(lambda: node.place.published == {"gpu-0": taints, "gpu-1": taints})
-        words = Commands(one).document(True).by_name.overlooked
+        words = Commands(one).taken(True)().by_name.overlooked
         assert re.search(r"from 1\.36 on, because of the DeviceClass c with .* nvidia.com/gpu, got 1\.35", words)
         # Who has one keeps it, and who was allocated one gets it.
-        assert [row.holder for row in Commands(one).document(True).sides] == ["claim ns/c (pod p)", None]
+        assert [row.holder for row in Commands(one).taken(True)().sides] == ["claim ns/c (pod p)", None]
         assert isinstance((await node.claims.prepare(V1, late))["uid-d"], tuple)
         kubelet_is(node, versions[0])
         gives(node, "c", "" if change == "a class is named" else GPU)
@@ -1435,7 +1435,7 @@ async def test_it_says_that_pods_by_name_wait_for_a_class(node: Node, monkeypatc
         assert not drivers(one).by_name.waiting
         node.place.server.remove(f"{API}/deviceclasses/c")
         await until(lambda: drivers(one).by_name.waiting)
-        assert Commands(one).document(True).by_name.waiting.startswith("no DeviceClass has the extendedResourceName")
+        assert Commands(one).taken(True)().by_name.waiting.startswith("no DeviceClass has the extendedResourceName")
         await until(lambda: node.place.published == {"gpu-0": [], "gpu-1": []})
         gives(node, "c", GPU)
         await until(lambda: not drivers(one).by_name.waiting)

@@ -241,8 +241,8 @@ def test_fate(root: Path, rules: list[Globbed], device_id: str, expected: Fate) 
 
 def test_a_device_tells_its_node_and_an_unknown_one_nothing(root: Path) -> None:
     source = GenericSource(policy(replace(RULE, count=2)), root)
-    assert source.facts(FPGA, "/dev/fpga0::1") == Facts(nodes=("/dev/fpga0",))
-    assert source.facts(FPGA, "/dev/fpga0::2") == source.facts("a.b/c", "/dev/fpga0::1") == Facts()
+    assert source.facts(FPGA)("/dev/fpga0::1") == Facts(nodes=("/dev/fpga0",))
+    assert source.facts(FPGA)("/dev/fpga0::2") == source.facts("a.b/c")("/dev/fpga0::1") == Facts()
 
 
 async def test_nothing_is_held_open(root: Path) -> None:

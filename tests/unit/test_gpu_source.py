@@ -131,7 +131,7 @@ async def test_what_can_not_be_named_changes_nothing(watched: Watched) -> None:
         while not logs:  # noqa: ASYNC110 - a log tells nobody
             await asyncio.sleep(0)
     assert (logs[0]["event"], pending.done()) == ("devices can't be named", False)
-    assert watched.source.facts(NVIDIA, "MIG-00").parent == "GPU-0"
+    assert watched.source.facts(NVIDIA)("MIG-00").parent == "GPU-0"
     watched.backend.sees(split, mig(0, 1))
     assert ids(await pending) == {NVIDIA: ["MIG-01"]}
 
@@ -390,10 +390,10 @@ async def test_an_instance_that_lacks_its_nodes_is_listed_as_ill_and_never_answe
 async def test_what_is_known_of_a_gpu(watched: Watched) -> None:
     link = Link("GPU-1", Way.NVLINK, 4)
     await watched.sees(gpu(0, product="H100", links=(link,), spec_nodes=("/dev/nvidia0",)), gpu(1))
-    assert watched.source.facts(NVIDIA, "GPU-0") == Facts(
+    assert watched.source.facts(NVIDIA)("GPU-0") == Facts(
         "H100", "0", "0000:00:00.0", links={"1": "nvlink x4"}, nodes=("/dev/nvidia0",), minor=0
     )
-    assert watched.source.facts(NVIDIA, "GPU-9") == Facts()
+    assert watched.source.facts(NVIDIA)("GPU-9") == Facts()
 
 
 async def test_what_is_known_of_many_gpus_is_looked_up_once_for_all_until_they_change(watched: Watched) -> None:
@@ -411,10 +411,10 @@ async def test_what_is_known_of_many_gpus_is_looked_up_once_for_all_until_they_c
     watched.source._sight = sight = replace(
         cast("Sight", watched.source._sight), gpus=Counted((gpu(0), gpu(1), gpu(2)))
     )
-    assert [watched.source.facts(NVIDIA, f"GPU-{number}").index for number in range(3)] == ["0", "1", "2"]
+    assert [watched.source.facts(NVIDIA)(f"GPU-{number}").index for number in range(3)] == ["0", "1", "2"]
     assert looks == [3]
     await watched.sees(gpu(0, links=(link,)), gpu(1, place="0:1"), *sight.gpus[2:], gpu(3))
-    assert watched.source.facts(NVIDIA, "GPU-0").links == {"0:1": "nvlink"}
+    assert watched.source.facts(NVIDIA)("GPU-0").links == {"0:1": "nvlink"}
 
 
 async def test_replicas_are_chosen_as_the_operator_says(watched: Watched) -> None:
@@ -481,7 +481,7 @@ async def test_two_sources_are_one_inventory() -> None:
         assert answer.envs == {"AMD_VISIBLE_DEVICES": "GPU-1"}
         assert list(await both.release(["GPU-1"])) == ["GPU-1"]
         assert (first.orders, second.orders) == ([], [("release", ["GPU-1"])])
-        assert both.facts(AMD, "GPU-1").index == "1"
+        assert both.facts(AMD)("GPU-1").index == "1"
         both.adopt(TWICE)
         assert ids(await anext(inventories)) == {NVIDIA: ["GPU-0::0", "GPU-0::1"], AMD: ["GPU-1"]}
         assert both.fate(NVIDIA, "GPU-0") is Fate.WITHDRAWN

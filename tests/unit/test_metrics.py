@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ BEHIND = Behind(resource="a", endpoint="b", folder="c", api="v1beta1", state="li
 
 
 def text(status: GatewayStatus, tally: Tally | None = None, *, device_ids: bool = False) -> str:
-    told = Metrics(lambda _: status, tally or documents.counted(), device_ids=device_ids)
+    told = Metrics(lambda _: lambda: status, tally or documents.counted(), device_ids=device_ids)
     told.take()
     return told.exposition().decode()
 
@@ -210,9 +210,9 @@ def test_a_device_is_named_only_where_it_was_asked_for() -> None:
 def test_rows_are_made_only_where_they_are_wanted(*, device_ids: bool) -> None:
     asked: list[bool] = []
 
-    def status(rows: bool) -> GatewayStatus:
+    def status(rows: bool) -> Callable[[], GatewayStatus]:
         asked.append(rows)
-        return FULL
+        return lambda: FULL
 
     Metrics(status, Tally(), device_ids=device_ids).take()
     assert set(asked) == {device_ids}
@@ -229,7 +229,12 @@ async def test_of_many_scrapes_at_once_one_is_made_beside_the_event_loop(monkeyp
     """What is made in a thread is as it was when that began, whatever happens meanwhile."""
     made: list[int] = []
     counted = Tally()
-    told = Metrics(lambda _: FULL, counted)
+
+    def document() -> GatewayStatus:
+        assert threading.current_thread() is not threading.main_thread()
+        return FULL
+
+    told = Metrics(lambda _: document, counted)
     write, begun, go = told.exposition, threading.Event(), threading.Event()
 
     def exposition() -> bytes:
@@ -254,7 +259,7 @@ async def test_of_many_scrapes_at_once_one_is_made_beside_the_event_loop(monkeyp
 
 
 async def test_a_scrape_that_failed_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Metrics(lambda _: FULL, Tally())
+    told = Metrics(lambda _: lambda: FULL, Tally())
     with monkeypatch.context() as broken:
         broken.setattr(told, "exposition", Mock(side_effect=OSError))
         with pytest.raises(OSError):
@@ -263,7 +268,7 @@ async def test_a_scrape_that_failed_is_made_anew(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_prometheus_can_read_it_over_http() -> None:
-    server = http.HttpServer("127.0.0.1", 0, {"/metrics": Metrics(lambda _: FULL, documents.counted()).answer})
+    server = http.HttpServer("127.0.0.1", 0, {"/metrics": Metrics(lambda _: lambda: FULL, documents.counted()).answer})
     host, port = await server.start()
 
     def fetch() -> tuple[str, bytes]:

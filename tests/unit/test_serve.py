@@ -551,7 +551,7 @@ async def test_what_hinders_the_source_is_told_once(make: Make) -> None:
         ("it failed", ()): (failed,),
         ("it failed", (own,)): (failed, own),
     }
-    assert Commands(gateway).document(rows=False).hindrances[0].reason == "it failed"
+    assert Commands(gateway).taken(rows=False)().hindrances[0].reason == "it failed"
 
 
 async def test_a_cordon_is_confirmed_when_it_is_on_disk(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -969,7 +969,7 @@ async def test_what_is_stood_by_for_is_looked_for(
         (node.folder / "dp" / f"{other.token}-ab12-1.sock").touch()
     for _ in range(2 if shown and not isinstance(shown, Untold) else 3):
         await looked.get()
-    verdict, told = probes.look(node._gateway), Commands(node._gateway).document(rows=False)
+    verdict, told = probes.look(node._gateway), Commands(node._gateway).taken(rows=False)()
     assert (verdict.ready, "no device of it" in verdict.text) == (not lacking, lacking)
     assert (told.resources[0].lacking_s is not None) is lacking
 
