@@ -697,6 +697,7 @@ async def test_many_devices_are_told_of_beside_the_loop_and_to_one_at_a_time(
     """Whoever asks second is let in only when the first one's document is there; the loop goes on meanwhile."""
     loop, asked, second, say = asyncio.get_running_loop(), [0], asyncio.Event(), status.resource
     taken: list[int] = []
+    said: list[int] = []
     look, take = Commands._look, Commands.taken
 
     async def looked(commands: Commands) -> None:
@@ -715,7 +716,8 @@ async def test_many_devices_are_told_of_beside_the_loop_and_to_one_at_a_time(
 
     def slow(*args: Any, **keys: Any) -> Any:
         assert threading.current_thread() is not threading.main_thread()
-        if len(taken) == 1:
+        if not said:
+            said.append(0)
             assert asyncio.run_coroutine_threadsafe(both_asked(), loop).result(GUARD) == 1
         return say(*args, **keys)
 
