@@ -165,6 +165,7 @@ class Lists:
             await asyncio.sleep(0)
             for name in sent:
                 changes.tell(name, shown[name], self._resources[name].entries)
+            await asyncio.sleep(0)
             # With --dra on, an older gateway's list may be what the kubelet has: nothing differs from ours yet.
             for name in {"off": merged, "on": sent, "only": ()}[self._settings.dra]:
                 self._beliefs.listed(name, self._resources[name].plugin.devices)

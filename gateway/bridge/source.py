@@ -92,7 +92,9 @@ class Bridge:
             tasks += map(asyncio.ensure_future, (self._keep_sockets(), self._keeper.run()))
             while True:
                 self._news.clear()
-                yield self._inventory()
+                inventory = self._inventory()
+                await asyncio.sleep(0)  # Of many plugins it takes milliseconds, and so does what is made of it.
+                yield inventory
                 waits = asyncio.ensure_future(self._news.wait())
                 await asyncio.wait({waits, *tasks}, timeout=self._until_change(), return_when=asyncio.FIRST_COMPLETED)
                 waits.cancel()

@@ -227,6 +227,14 @@ MUTANTS = (
     ),
     Mutant(
         "H5",
+        "a call waits until all that changed is told and compared",
+        "gateway/lists.py",
+        "entries)\n            await asyncio.sleep(0)\n",
+        "entries)\n",
+        f"{_BOARDS}::test_calls_are_answered_between_the_steps_of_an_update",
+    ),
+    Mutant(
+        "H5",
         "of many devices only the first are noted",
         "gateway/lists.py",
         "range(0, len(devices), AT_ONCE)",

@@ -519,6 +519,14 @@ MUTANTS = (
     ),
     Mutant(
         "B13",
+        "a call waits for an inventory and for what is made of it",
+        _SOURCE,
+        "await asyncio.sleep(0)  # Of many plugins",
+        "# Of many plugins",
+        f"{_T}::test_calls_are_answered_before_an_inventory_is_taken_in",
+    ),
+    Mutant(
+        "B13",
         "its resource is told under the plugin's own name",
         _SOURCE,
         "        return self._policy.bridging.renames.get(resource, resource)\n",

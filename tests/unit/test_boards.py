@@ -54,6 +54,7 @@ from gateway.memory.ledger import Ledger
 from gateway.memory.rows import Cordon
 from gateway.registration.events import Phase
 from gateway.registration.serve import DevicePlugin
+from gateway.telling import changes
 from gateway.telling.commands import Commands
 from tests.unit.answering import GUARD
 
@@ -617,6 +618,27 @@ async def test_many_devices_are_put_together_while_calls_are_answered(
     assert noted[0] >= {"U0::0", "U0::1", "U1::0", "U1::1"}
     assert node.free() == {GPUS: ["U1::0", "U1::1"]}, "what was given meanwhile counts"
     assert sorted(node.gateway.ledger.announced(GPUS)) == ["U0", "U0::0", "U0::1", "U1::0", "U1::1"]
+
+
+async def test_calls_are_answered_between_the_steps_of_an_update(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 51,200 devices each takes tens of milliseconds."""
+    await node.sees(*WHOLE)
+    steps, soon = list[str](), asyncio.get_running_loop().call_soon
+
+    def noted(where: object, name: str) -> None:
+        do = getattr(where, name)
+
+        def step(*about: Any) -> Any:
+            steps.append(name)
+            soon(steps.append, "a call")
+            return do(*about)
+
+        monkeypatch.setattr(where, name, step)
+
+    noted(changes, "tell")
+    noted(node.gateway.beliefs, "listed")
+    await node.gateway.update()
+    assert steps[:3] == ["tell", "a call", "listed"]
 
 
 async def test_what_is_forgotten_while_lists_are_put_together_stays_forgotten(

@@ -25,6 +25,7 @@ from devices.model import (
     RefusedError,
 )
 from devices.policy import Bridging, Policy
+from devices.source import Inventory
 from gateway.bridge import memory
 from gateway.bridge.plugin import OLD_STREAMS
 from gateway.kubelet.watch import socket_id
@@ -117,6 +118,25 @@ async def test_equal_lists_are_told_once(folder: Path) -> None:
         assert peer is not None
         await until(lambda: peer.lists >= 5, GUARD_S)
         assert bridge.count == count
+
+
+async def test_calls_are_answered_before_an_inventory_is_taken_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To make one of many plugins takes milliseconds, and so does what is made of it."""
+    async with bridged(folder) as bridge, plugin(folder) as played:
+        await bridge.lists("a", "b")
+        taken_in, make = list[int](), bridge.bridge._inventory
+
+        def made() -> Inventory:
+            before = bridge.count
+            asyncio.get_running_loop().call_soon(lambda: taken_in.append(bridge.count - before))
+            return make()
+
+        monkeypatch.setattr(bridge.bridge, "_inventory", made)
+        await played.change((Device("a"),))
+        await bridge.lists("a")
+    assert set(taken_in) == {0}
 
 
 async def test_one_listandwatch_for_each_registration(folder: Path) -> None:

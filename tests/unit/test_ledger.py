@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import json
 import os
 import resource as limits
@@ -29,7 +30,7 @@ from gateway.memory import ledger as module
 from gateway.memory.claimed import Claimed
 from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger, boot_id
-from gateway.memory.rows import FORMAT, Cordon, HandedOut
+from gateway.memory.rows import FORMAT, Cordon, HandedOut, device_row
 from gateway.sides.table import Side
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
@@ -55,6 +56,13 @@ def content(**changed: Any) -> dict[str, Any]:
             }
         },
     } | changed
+
+
+def test_a_row_keeps_nothing_that_the_garbage_collector_goes_through() -> None:
+    """There may be tens of thousands, and all is still meanwhile. A tuple of numbers it leaves out once it has seen it."""
+    numa = device_row(Device("GPU-1", numa_nodes=(0, 1)))["numa"]
+    gc.collect()
+    assert not gc.is_tracked(numa)
 
 
 def placed(folder: Path, file: object) -> Ledger:
