@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from devices import boards
 from devices.claims import ClaimName, Prepared, Refused
@@ -290,11 +291,34 @@ def claimed(
     )
 
 
+def has(row: Claimed, results: Iterable[Result]) -> bool:
+    """Whether what was prepared for a claim is what is allocated to it."""
+    had = {(device.name, request) for device in current(row) for request in device.requests}
+    return had == {(one.device, one.request.partition("/")[0]) for one in results}
+
+
+def current(row: Claimed) -> Iterable[ClaimedDevice]:
+    """Give the devices that a claim's next pod gets."""
+    return (device for device in row.devices if not device.former)
+
+
+def kept(row: Claimed, before: Claimed | None) -> Claimed:
+    """Let a claim that was allocated anew keep what it had until it is unprepared.
+
+    A pod that was deleted by force may still run with that: the API server deallocates its claim, and the kubelet asks again for it
+    after a restart, before it has ended the pod (read in 1.37).
+    """
+    now = {device.device_id for device in row.devices}
+    had = before.devices if before is not None else ()
+    former = [replace(device, former=True) for device in had if device.device_id not in now]
+    return replace(row, devices=[*row.devices, *former])
+
+
 def prepared(row: Claimed, pool: str, names: Mapping[str, Sequence[str]]) -> tuple[Prepared, ...]:
     """Give the kubelet's answer for a claim; ``names`` are the CDI names by device."""
     return tuple(
         Prepared(tuple(device.requests), pool, device.name, tuple(names[device.name]), device.share)
-        for device in row.devices
+        for device in current(row)
     )
 
 
@@ -304,7 +328,7 @@ def by_resource(row: Claimed) -> Iterable[tuple[ClaimedDevice, ...]]:
     A variable that names devices names all of them, because the last one that is set is the one that a container sees.
     """
     together: dict[tuple[str, tuple[str, ...]], list[ClaimedDevice]] = {}
-    for device in row.devices:
+    for device in current(row):
         together.setdefault((device.resource, tuple(device.requests)), []).append(device)
     return (tuple(devices) for devices in together.values())
 

@@ -143,27 +143,24 @@ class ClaimsOf:
     # What the kubelet asks.
 
     async def prepare(self, claim: ClaimName) -> Answer:
-        """Make a claim's devices ready; the same answer again where they are. Waits for what may soon be."""
+        """Make a claim's devices ready; the same answer again where they are, and it wasn't allocated anew. Waits for what may soon be."""
         deadline = asyncio.get_running_loop().time() + self._patience
         async with self._turn(claim):
             if not self.decides.is_set():
                 return _ANOTHER
             await self._scribe.load()  # Another instance may have prepared it.
             key = claims.key(self.name, claim.uid)
-            row = self._ledger.claims.get(key)
-            fresh = row is None
-            if another := claims.another(claim, row):
+            before = self._ledger.claims.get(key)
+            if another := claims.another(claim, before):
                 return another
-            if row is None:
-                taken = await self._take(claim, deadline)
-                if isinstance(taken, Refused):
-                    return taken
-                row = taken
+            row = await self._take(claim, before, deadline)
+            if isinstance(row, Refused):
+                return row
             try:
                 answers = await self.answers(row)
             except RefusedError as error:
-                if fresh:
-                    self._forget(key)
+                if row is not before:
+                    self._forget(key, before)
                 return Refused(str(error))
             written, durable = await asyncio.gather(self._specify(claim.uid, answers), self._durable(deadline))
             if written:
@@ -173,8 +170,8 @@ class ClaimsOf:
                     "it could not be written down, so after a crash its devices might be given away twice: see the gateway's "
                     f"log for what is wrong with {self._ledger.path.parent}"
                 )
-            if fresh and (other := claims.beside(claim.uid, row, self._ledger.claims)):
-                self._forget(key)
+            if row is not before and (other := claims.beside(claim.uid, row, self._ledger.claims)):
+                self._forget(key, before)
                 return Refused(
                     f"another gateway on this node gave its devices away in this moment: {other}; the kubelet asks again"
                 )
@@ -282,14 +279,16 @@ class ClaimsOf:
                 return durable
             await asyncio.sleep(ASK_AGAIN)
 
-    async def _take(self, claim: ClaimName, deadline: float) -> Claimed | Refused:
-        """Take what was allocated to a claim, as soon as that may be."""
-        found = await self._found(claim, deadline)
+    async def _take(self, claim: ClaimName, before: Claimed | None, deadline: float) -> Claimed | Refused:
+        """Take what was allocated to a claim, as soon as that may be; ``before`` is what was prepared for it."""
+        found = await self._found(claim, deadline if before is None else 0.0)
         if isinstance(found, Refused):
-            return found
+            return before or found
         results = claims.allocated(found, claim, self.name, self._node)
         if isinstance(results, Refused):
             return results
+        if before is not None and claims.has(before, results):
+            return before
         while True:
             news = self._stock.news
             self._unprepared.clear()
@@ -299,7 +298,7 @@ class ClaimsOf:
             if isinstance(decision, Grant):
                 reserved = claims.pods(found)
                 row = claims.claimed(claim, self.name, decision, time.time(), reserved, by_name=found.by_name)
-                self._ledger.set_claim(claims.key(self.name, claim.uid), row)
+                self._ledger.set_claim(claims.key(self.name, claim.uid), row := claims.kept(row, before))
                 asyncio.get_running_loop().call_later(TELLS, self._stock.claimed)
                 return row
             if asyncio.get_running_loop().time() >= deadline:
@@ -350,8 +349,8 @@ class ClaimsOf:
         names = {device: cdi.names(self.name, uid, device, answer) for device, answer in answers.items()}
         return claims.prepared(row, self._node, names)
 
-    def _forget(self, key: str) -> None:
-        self._ledger.set_claim(key, None)
+    def _forget(self, key: str, before: Claimed | None = None) -> None:
+        self._ledger.set_claim(key, before)
         self._scribe.soon()
         self._unprepared.set()
         self._stock.claimed()

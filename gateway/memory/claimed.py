@@ -13,7 +13,7 @@ class ClaimedDevice(Struct, frozen=True):
     """A device that a claim has: what it is called in its driver's pool, what it is here, and where on the hardware.
 
     ``requests`` are the claim's requests that it is for, ``share`` names the share of it that the claim has ('' for all of it),
-    ``admin`` says that it is there for supervision and taken from nobody.
+    ``admin`` says that it is there for supervision and taken from nobody, ``former`` that its claim was allocated others since: nobody gets it.
     """
 
     name: str
@@ -24,6 +24,7 @@ class ClaimedDevice(Struct, frozen=True):
     requests: list[str] = []
     share: str = ""
     admin: bool = False
+    former: bool = False
 
     @property
     def place(self) -> boards.Place:

@@ -1408,7 +1408,7 @@ MUTANTS = (
         "OWN10",
         "of two who decide in one moment both give a device",
         "gateway/dra/driver.py",
-        "if fresh and (other := ",
+        "if row is not before and (other := ",
         "if False and (other := ",
         "tests/unit/test_dra_driver.py::test_two_instances_that_decide_at_once_give_a_device_once",
     ),

@@ -176,14 +176,66 @@ async def test_the_lists_are_made_anew_when_the_kubelet_has_its_answer(
     assert node.stock.changes == told
 
 
-async def test_asked_again_it_is_the_same_answer_without_the_api_server(node: Node) -> None:
+@pytest.mark.parametrize(
+    "found",
+    [claim({}), claim({"request": "gpu/large"}), *(KubernetesError("GET", status, "no") for status in (0, 404, 500))],
+)
+async def test_asked_again_it_is_the_same_answer_also_without_the_api_server(
+    node: Node, found: ResourceClaim | KubernetesError
+) -> None:
     await node.of.prepare(ASKED)
-    node.claims = {}
+    node.claims["c"] = found
     node.stock.put()
     (node.folder / "cdi" / node.specified[0]).unlink()
     assert await node.of.prepare(ASKED) == PREPARED
     assert node.specified == [f"{NAME}-claim-u.json"]
-    assert node.reads == 1
+    assert node.reads == 2
+
+
+OTHER = ClaimName("ns", "d", "v")
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_claim_that_was_allocated_anew_gets_that_and_keeps_what_it_had(tmp_path: Path, *, again: bool) -> None:
+    """A pod that was deleted by force may still run with it."""
+    node = Node(tmp_path, patience=0.05)
+    assert await node.of.prepare(ASKED) == PREPARED
+    node.claims |= {"c": claim({"device": "gpu-1", "request": "more"}), "d": claim({}, uid="v")}
+    anew = (Prepared(("more",), NODE, "gpu-1", (f"{NAME}/claim=u-gpu-1",)),)
+    assert await node.of.prepare(ASKED) == anew
+    if again:
+        node.start()
+        assert await node.of.prepare(ASKED) == anew
+    found = json.loads((node.folder / "cdi" / node.specified[0]).read_text())
+    assert [one["name"] for one in found["devices"]] == ["u-gpu-1"]
+    assert "claim ns/c has gpu-0" in refusal(await node.of.prepare(OTHER))
+    node.claims["c"] = claim({})
+    assert await node.of.prepare(ASKED) == PREPARED, "it may go back"
+    assert await node.of.unprepare(ASKED) is None
+    node.claims["d"] = claim({}, {"device": "gpu-1"}, uid="v")
+    assert isinstance(await node.of.prepare(OTHER), tuple)
+    await node.scribe.close()
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (claim({"device": "gpu-1"}), "gpu-1 is still in use: claim ns/d has gpu-1"),
+        (claim({"device": "gpu-2"}), "nobody can say that"),
+        (msgspec.convert({"metadata": {"uid": "u"}}, ResourceClaim), "to be allocated, and it is not any more"),
+    ],
+)
+async def test_a_claim_that_was_allocated_anew_and_cannot_have_that_keeps_what_it_had(
+    tmp_path: Path, found: ResourceClaim, words: str
+) -> None:
+    node = Node(tmp_path, gpu(0), gpu(1), gpu(2), patience=0.05)
+    node.claims["d"] = claim({"device": "gpu-1"}, uid="v")
+    assert await node.of.prepare(ASKED) == PREPARED
+    assert isinstance(await node.of.prepare(OTHER), tuple)
+    node.claims["c"], node.source.refuses, before = found, True, dict(node.ledger.claims)
+    assert words in refusal(await node.of.prepare(ASKED))
+    assert dict(node.ledger.claims) == before
+    await node.scribe.close()
 
 
 async def test_what_was_prepared_is_known_to_the_next_process(node: Node) -> None:
@@ -891,7 +943,16 @@ async def test_what_another_instance_gives_back_is_noticed(node: Node, tmp_path:
     await other.scribe.close()
 
 
-async def test_a_claim_that_is_asked_for_twice_at_once_is_prepared_once(node: Node) -> None:
+async def test_a_claim_that_is_asked_for_twice_at_once_is_prepared_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = []
+
+    async def read(asked: ClaimName) -> ResourceClaim:
+        prepared.append(node.of.prepared)
+        return await node.read(asked)
+
+    monkeypatch.setattr(node.of, "_read", read)
     answers = await asyncio.gather(node.of.prepare(ASKED), node.of.prepare(ASKED))
     assert answers[0] == answers[1] == PREPARED
-    assert node.reads == 1
+    assert prepared == [0, 1]
