@@ -53,7 +53,19 @@ class Spec(Struct):
     devices: list[dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
-        msgspec.convert(self.devices, list[_Shape] | None)
+        self.devices = [_readable(one) for one in self.devices or ()]
+
+
+def _readable(device: dict[str, Any]) -> dict[str, Any]:
+    """Keep of a device of another shape what says which hardware it is. None that we write is like that, so ours is written anew."""
+    try:
+        msgspec.convert(device, _Shape)
+    except msgspec.ValidationError:
+        said = device["basic"] if isinstance(device.get("basic"), dict) else device
+        attributes = said.get("attributes")
+        kept = attributes if isinstance(attributes, dict) else {}
+        return {"name": device.get("name"), "attributes": kept, "has": "another shape"}
+    return device
 
 
 class Metadata(Struct):

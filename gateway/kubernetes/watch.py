@@ -1,7 +1,7 @@
 """Watching objects: all there are, then each change, for ever, whatever becomes of the server meanwhile.
 
 A watch goes on from the last resource version that it knows of (changes and bookmarks tell). Where the server has forgotten
-that one (410 Gone), all is listed anew. Who reads slowly slows the server down, nothing is piled up here.
+that one (410 Gone), or a change can't be read, all is listed anew. Who reads slowly slows the server down, nothing is piled up here.
 """
 
 from __future__ import annotations
@@ -171,7 +171,12 @@ class Watch(Generic[T]):
             self._well()
             async with contextlib.aclosing(_lines(parts, LASTS + LATE)) as lines:
                 async for line in lines:
-                    change = self._change(client.decoded(line, _Event, f"GET {self._path}"))
+                    try:
+                        change = self._change(client.decoded(line, _Event, f"GET {self._path}"))
+                    except KubernetesError as error:
+                        if not error.status:  # It can't be read. It would come again and again, or be left out.
+                            self._version = ""
+                        raise
                     self._failures = 0
                     if change is not None:
                         yield change

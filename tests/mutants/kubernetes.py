@@ -7,7 +7,7 @@ from tests.mutants.table import Mutant
 RULES = {
     "KA1": "the token and the CA are read again, and nothing is sent without who we are and who they are",
     "KA2": "an answer of the API server is bounded in bytes and time, and so is how many are under way",
-    "KA3": "a watch goes on where it was; all is listed anew only where the server has forgotten that",
+    "KA3": "a watch goes on where it was; all is listed anew only where the server has forgotten that, or a change can't be read",
     "KA4": "a server is left alone as it wants, and found soon when it returns",
     "KA5": "what may have been created isn't created again",
     "KA6": "the node's label chooses as with NVIDIA's config-manager, and is followed",
@@ -41,6 +41,14 @@ _TEST_KEEPER = "tests/unit/test_kubernetes_keeper.py"
 _TEST_WATCH = "tests/unit/test_kubernetes_watch.py"
 
 MUTANTS = (
+    Mutant(
+        "KA3",
+        "a change that can't be read comes again and again, or is left out",
+        _WATCH,
+        "if not error.status:",
+        "if False:",
+        f"{_TEST_WATCH}::test_after_a_change_that_cannot_be_read_all_is_listed_anew",
+    ),
     Mutant(
         "KA2",
         "each page of a list is bounded by itself alone",

@@ -529,10 +529,16 @@ def test_long_names_stay_names() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"taints": ["x"]}, {"taints": 1}, {"attributes": "x"}, {"basic": {"attributes": 1}}])
-def test_a_slice_of_another_shape_is_refused_as_a_whole(wrong: dict[str, Any]) -> None:
-    """It would end the gateway where its devices are looked at."""
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"metadata": {"name": "s"}, "spec": {"devices": [{"name": "d", **wrong}]}}, slices.Slice)
+def test_of_a_device_of_another_shape_what_can_be_read_counts(wrong: dict[str, Any]) -> None:
+    """It would end the gateway where its slice is looked at, or hide all others of the node."""
+    [(name, mine)] = carried_out(pool(gpu(0)), {}).items()
+    [device] = mine.spec.devices or ()
+    told = {"metadata": {"name": name}, "spec": {**msgspec.to_builtins(mine.spec), "devices": [{**device, **wrong}]}}
+    assert slices.changes(pool(gpu(0)), {name: msgspec.convert(told, slices.Slice)}) != [], "ours is written anew"
+    told["spec"] |= {"driver": "x", "devices": [{**device, **wrong}, device]}
+    assert "GPU-0" in slices.strangers([msgspec.convert(told, slices.Slice)], (), "n1", ())
+    told["spec"]["devices"] = [{**device, **wrong}]
+    assert bool(slices.strangers([msgspec.convert(told, slices.Slice)], (), "n1", ())) is ("taints" in wrong)
 
 
 def test_other_drivers_devices_are_theirs() -> None:

@@ -121,6 +121,14 @@ async def test_what_somebody_wrote_over_is_put_right(published: Published, serve
     await until(lambda: published.names == ["gpu-0", "gpu-1"])
 
 
+async def test_one_slice_of_another_shape_hides_no_other(published: Published, server: ApiServer) -> None:
+    device = {"name": "d", "attributes": {"x.example.com/uuid": {"string": "GPU-1"}}}
+    server.put(f"{PATH}/x", spec={"driver": "x", "nodeName": "n1", "devices": [{**device, "taints": ["all"]}]})
+    await until(lambda: published.names == ["gpu-0"])
+    server.change(OURS, lambda one: one["spec"]["devices"][0].update(taints=["all"]))
+    await until(lambda: "taints" not in server.objects[OURS]["spec"]["devices"][0])
+
+
 async def test_a_pool_that_shrinks_loses_its_slices(published: Published, server: ApiServer) -> None:
     published.now(*map(gpu, range(130)))
     await until(lambda: f"{PATH}/n1-gpu.nvidia.com-1" in server.objects)

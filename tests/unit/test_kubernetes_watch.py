@@ -186,7 +186,7 @@ async def test_who_lacks_rights_hears_which_component_has_them(
     [
         (_expired, True),
         (_failing, False),
-        (_garbage, False),
+        (_garbage, True),
         (_of_a_later_kubernetes, False),
         (_without_end, False),
         (_busy, False),
@@ -206,6 +206,23 @@ async def test_after_each_fault_it_goes_on(
     server.put(NODE, **node({"is": "new"}))
     kind, labels = await following.next()
     assert (kind, labels) == ("WHOLE" if anew else "MODIFIED", ["new"])
+
+
+async def test_after_a_change_that_cannot_be_read_all_is_listed_anew(
+    server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was before isn't so any more."""
+    following = Following(Watch(api, NODES, Anything))
+    server.put(NODE, **node())
+    assert await following.next() == ("WHOLE", [""])
+    pending = asyncio.ensure_future(following.next())
+    await until(lambda: following.watch.trouble == "")
+    monkeypatch.setattr(client, "MOST_PARTS", 100)
+    server.put(NODE, **node({"is": "endless"}), spec={"parts": [[]] * 101})
+    await until(lambda: "at most 100 parts" in following.watch.trouble)
+    server.put(NODE, **node({"is": "mended"}))
+    assert await pending == ("WHOLE", ["mended"])
+    await following.close()
 
 
 async def test_a_server_that_was_away_from_the_start_is_found(server: ApiServer, following: Following) -> None:
