@@ -36,6 +36,14 @@ _PUBLISHER = "gateway/dra/publisher.py"
 
 MUTANTS = (
     Mutant(
+        "DRA13",
+        "a gateway that stands by publishes what it knew when it came",
+        "gateway/dra/drivers.py",
+        "            await listed()\n",
+        "",
+        f"{_WHOLE}::test_who_stands_by_publishes_nothing_until_it_decides",
+    ),
+    Mutant(
         "DRA7",
         "a claim that is allocated anew keeps the device that is another's by now",
         _DRIVER,

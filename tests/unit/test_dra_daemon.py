@@ -193,6 +193,20 @@ async def test_devices_are_offered_by_dra_alone(place: Place) -> None:
     assert not list((place.folder / "plugins_registry").iterdir())
 
 
+async def test_who_stands_by_publishes_nothing_until_it_decides(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it would offer is what it knew when it came."""
+    decide = drivers.Drivers.decide
+    monkeypatch.setattr(drivers.Drivers, "decide", lambda _: None)
+    async with place.gateway("only") as one:
+        assert (made := one.drivers) is not None
+        await until(lambda: made._server is not None and [row.registered for row in made.standings()] == [True])
+        publishes = asyncio.ensure_future(until(lambda: place.published))
+        await asyncio.wait({publishes}, timeout=0.2)  # nothing must happen
+        assert not publishes.done()
+        decide(made)
+        await publishes
+
+
 @pytest.mark.parametrize("dra", ["off", "only"])
 async def test_where_one_api_alone_is_served_nothing_crosses(place: Place, dra: str) -> None:
     async with place.gateway(dra, registers=dra == "only"):
