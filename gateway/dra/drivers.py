@@ -124,8 +124,7 @@ class Drivers:
         self._unknown: frozenset[str] = frozenset()
         """The drivers of which that isn't known yet: what they published before stays until it is."""
         self._drivers: dict[str, ClaimsOf] = {}
-        self._services: list[Service] = []
-        self._news = asyncio.Event()
+        self._services, self._news = list[Service](), asyncio.Event()
         self._server: Server | None = None
         self._kubelet: int | None = None
         self._learned = asyncio.Event()
@@ -349,12 +348,13 @@ class Drivers:
         """Say which claims have which boards of this node by the API server, or may get them; raise where it doesn't say."""
         try:
             self._server = self._server or await publisher.ask(self._api)
-            found, _ = await self._api.list(f"{self._server.path}/resourceclaims", ResourceClaim)
+            where, node = f"{self._server.path}/resourceclaims", self._settings.node_name
+            found, _ = await self._api.list(where, ResourceClaim, keep=lambda one: any(one.devices(node)))
         except KubernetesError as error:
             if self._server is not None or error.status != 404:
                 raise
             return Allocated()  # A server without the API has no claims.
-        return allocations(found, self._settings.node_name, self._boards, _published(self._publisher), self._offers)
+        return allocations(found, node, self._boards, _published(self._publisher), self._offers)
 
     async def _keep_serving(self, driver: str) -> None:
         while True:

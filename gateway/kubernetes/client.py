@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -38,10 +38,11 @@ MOST: Final = 4 * 1024 * 1024
 """Bytes of an answer, or of one event of a watch: an object has at most 1.5 MiB (etcd). A page of a list that has more is asked for in smaller ones."""
 PAGE: Final = 100
 """Objects of one page of a list."""
-PAGES: Final = 200
-"""Pages of a list: what has more isn't read to its end, but refused."""
+PAGES: Final = 2_000
+"""Pages of a list: what has more isn't read to its end, but refused. So is what has more to keep than the next two say."""
+MOST_OBJECTS: Final = 20_000
 MOST_IN_ALL: Final = 64 * 1024 * 1024
-"""Bytes of all pages of a list."""
+"""Bytes of the objects of a list."""
 MOST_PARTS: Final = 50_000
 """Objects and lists within one object, and a quarter of the quotation marks: a ResourceSlice has 10 000, and to decode so many takes
 the event loop some 0.03 s. A thread would not help, because msgspec lets nobody else in meanwhile."""
@@ -128,9 +129,18 @@ class Client:
         return decoded(await self._ask("GET", path, seconds=seconds), kind, f"GET {path}")
 
     async def list(
-        self, path: str, kind: type[T], *, fields: str = "", seconds: float = SECONDS
+        self,
+        path: str,
+        kind: type[T],
+        *,
+        fields: str = "",
+        seconds: float = SECONDS,
+        keep: Callable[[T], bool] = lambda _: True,
     ) -> tuple[list[T], str]:
-        """Get all objects, page by page, and the resource version from which on a watch goes; ``seconds`` is for each page."""
+        """Get all objects, page by page, and the resource version from which on a watch goes; ``seconds`` is for each page.
+
+        Those that ``keep`` doesn't want are left out as they come, and don't count.
+        """
         found: list[T] = []
         what, read = f"GET {path}", 0
         query, limit = selector(fields), PAGE
@@ -144,19 +154,20 @@ class Client:
                 limit = max(limit // 4, 1)
                 continue
             limit = min(2 * limit, PAGE)
-            got, read = _decoded(text, _Page, what), read + len(text)
-            items = got.items or ()
-            if len(found) + len(items) > PAGES * PAGE:  # Not every server keeps to the limit.
+            got = _decoded(text, _Page, what)
+            for item in got.items or ():
+                if keep(one := decoded(bytes(item), kind, what)):
+                    found.append(one)
+                    read += len(bytes(item))
+                await asyncio.sleep(0)
+            if len(found) > MOST_OBJECTS:  # Not every server keeps to the limit.
                 break
             if read > MOST_IN_ALL:
                 raise KubernetesError(what, 0, f"expected a list of at most {MOST_IN_ALL} bytes, got more")
-            for item in items:
-                found.append(decoded(bytes(item), kind, what))
-                await asyncio.sleep(0)
             if not got.metadata.next:
                 return found, got.metadata.resource_version
             query["continue"] = got.metadata.next
-        raise KubernetesError(what, 0, f"expected at most {PAGES * PAGE} objects, got more")
+        raise KubernetesError(what, 0, f"expected at most {MOST_OBJECTS} objects in {PAGES} pages, got more")
 
     async def create(self, path: str, body: Mapping[str, Any]) -> None:
         """Create an object; ``path`` is the collection's."""

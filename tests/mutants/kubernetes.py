@@ -42,6 +42,30 @@ _TEST_WATCH = "tests/unit/test_kubernetes_watch.py"
 
 MUTANTS = (
     Mutant(
+        "KA2",
+        "the claims of other nodes hide those of this one",
+        "gateway/dra/drivers.py",
+        ", keep=lambda one: any(one.devices(node))",
+        "",
+        f"{_ON}::test_the_claims_of_other_nodes_may_be_any_number",
+    ),
+    Mutant(
+        "KA2",
+        "what isn't kept of a list counts",
+        _CLIENT,
+        "                    read += len(bytes(item))\n",
+        "                read += len(bytes(item))\n",
+        f"{_TEST_CLIENT}::test_of_a_list_only_what_is_kept_counts",
+    ),
+    Mutant(
+        "KA2",
+        "a list may have any number of objects",
+        _CLIENT,
+        "if len(found) > MOST_OBJECTS:",
+        "if False:",
+        f"{_TEST_CLIENT}::test_a_list_of_a_server_that_does_not_keep_to_the_limit_is_bounded",
+    ),
+    Mutant(
         "KA3",
         "a change that can't be read comes again and again, or is left out",
         _WATCH,

@@ -198,7 +198,8 @@ async def test_who_stands_by_publishes_nothing_until_it_decides(place: Place, mo
     decide = drivers.Drivers.decide
     monkeypatch.setattr(drivers.Drivers, "decide", lambda _: None)
     async with place.gateway("only") as one:
-        assert (made := one.drivers) is not None
+        made = one.drivers
+        assert made is not None
         await until(lambda: made._server is not None and [row.registered for row in made.standings()] == [True])
         publishes = asyncio.ensure_future(until(lambda: place.published))
         await asyncio.wait({publishes}, timeout=0.2)  # nothing must happen

@@ -43,7 +43,7 @@ from gateway.handover.alone import Alone, held_back
 from gateway.kubelet import drift, view
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.view import View
-from gateway.kubernetes import access, allocatable, watch
+from gateway.kubernetes import access, allocatable, client, watch
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Backoff
 from gateway.lab.kubelets.behaviour import behaviour
@@ -1059,6 +1059,18 @@ async def test_without_its_state_file_the_claims_of_the_cluster_are_listed_ever_
     monkeypatch.setattr(Crossing, "_look", counted)
     async with node.gateway(known=False):
         await until(lambda: looks[-5:].count(1) == 5)
+
+
+async def test_the_claims_of_other_nodes_may_be_any_number(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MOST_OBJECTS", 2)
+    results = [{"request": "gpu", "driver": "gpu.nvidia.com", "pool": "n2", "device": "gpu-0"}]
+    for number in range(3):
+        status = {"allocation": {"devices": {"results": results}}}
+        node.place.server.put(f"{API}/namespaces/ns/resourceclaims/{number}", metadata={"uid": "u"}, status=status)
+    async with node.gateway():
+        await node.at_dra()
+        await node.cross("plugin")
+        await node.stand(a="plugin", b="plugin")
 
 
 async def test_an_annotation_that_cannot_be_followed_is_tried_ever_more_seldom(

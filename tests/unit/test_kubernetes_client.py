@@ -377,7 +377,7 @@ async def test_a_list_without_an_end_is_refused(
 
     monkeypatch.setattr(client, "PAGES", 3)
     server.faults.extend([more] * 9)
-    with pytest.raises(KubernetesError, match="at most 300 objects"):
+    with pytest.raises(KubernetesError, match="at most 20000 objects in 3 pages"):
         await api.list("/api/v1/nodes", Node)
     assert len(server.requests) == 3
 
@@ -388,8 +388,7 @@ async def test_a_list_of_a_server_that_does_not_keep_to_the_limit_is_bounded(
     async def many(answer: Answer, _: Request) -> None:
         await answer.json(200, {"metadata": {"continue": "x"}, "items": [node()] * 5})
 
-    monkeypatch.setattr(client, "PAGES", 3)
-    monkeypatch.setattr(client, "PAGE", 2)
+    monkeypatch.setattr(client, "MOST_OBJECTS", 6)
     server.faults.extend([many] * 3)
     with pytest.raises(KubernetesError, match="at most 6 objects"):
         await api.list("/api/v1/nodes", Node)
@@ -407,6 +406,19 @@ async def test_the_pages_of_a_list_are_bounded_together(
     with pytest.raises(KubernetesError, match="a list of at most 2500 bytes"):
         await api.list("/api/v1/nodes", Node)
     assert len(server.requests) == 3
+
+
+async def test_of_a_list_only_what_is_kept_counts(
+    server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large cluster has more claims than a node could hold, and a node has a few of them."""
+    monkeypatch.setattr(client, "PAGE", 3)
+    monkeypatch.setattr(client, "MOST_OBJECTS", 2)
+    monkeypatch.setattr(client, "MOST_IN_ALL", 3000)
+    for number in range(9):
+        server.put(f"/api/v1/nodes/n{number}", **node(number=str(number), padding="x" * 1000))
+    found, _ = await api.list("/api/v1/nodes", Node, keep=lambda one: one.metadata.labels["number"] in "27")
+    assert [one.metadata.labels["number"] for one in found] == ["2", "7"]
 
 
 async def test_between_the_objects_of_a_page_others_have_their_turn(server: ApiServer, api: Client) -> None:
