@@ -145,7 +145,7 @@ class ClaimsOf:
     async def prepare(self, claim: ClaimName) -> Answer:
         """Make a claim's devices ready; the same answer again where they are, and it wasn't allocated anew. Waits for what may soon be."""
         deadline = asyncio.get_running_loop().time() + self._patience
-        async with self._turn(claim):
+        async with self._turn(claim.uid):
             if not self.decides.is_set():
                 return _ANOTHER
             await self._scribe.load()  # Another instance may have prepared it.
@@ -179,7 +179,7 @@ class ClaimsOf:
 
     async def unprepare(self, claim: ClaimName) -> Refused | None:
         """Take a claim's devices back; None also where there are none."""
-        async with self._turn(claim):
+        async with self._turn(claim.uid):
             if not self.decides.is_set():
                 return _ANOTHER
             await self._scribe.load()
@@ -236,11 +236,14 @@ class ClaimsOf:
         swept = await asyncio.to_thread(cdi.sweep, (self.name,), frozenset(rows), self._folder)
         if swept:
             _log.info("removed CDI specifications of claims that are over", files=swept[:8], count=len(swept))
-        for uid, row in rows.items():
-            try:
-                trouble = await self._specify(uid, await self.answers(row))
-            except RefusedError as error:
-                trouble = str(error)
+        for uid in rows:
+            async with self._turn(uid):
+                if (row := self.rows().get(uid)) is None:
+                    continue
+                try:
+                    trouble = await self._specify(uid, await self.answers(row))
+                except RefusedError as error:
+                    trouble = str(error)
             if trouble:
                 _log.error("a prepared claim has no CDI specification now", **claims.summary(row), reason=trouble)
 
@@ -355,9 +358,9 @@ class ClaimsOf:
         self._unprepared.set()
         self._stock.claimed()
 
-    def _turn(self, claim: ClaimName) -> asyncio.Lock:
+    def _turn(self, uid: str) -> asyncio.Lock:
         """One call at a time for a claim."""
-        return self._turns.setdefault(claim.uid, asyncio.Lock())
+        return self._turns.setdefault(uid, asyncio.Lock())
 
 
 async def mind_over(drivers: Mapping[str, ClaimsOf], read: Callable[[ClaimName], Awaitable[ResourceClaim]]) -> None:

@@ -36,6 +36,14 @@ _PUBLISHER = "gateway/dra/publisher.py"
 
 MUTANTS = (
     Mutant(
+        "DRA12",
+        "what is specified anew is a claim's that is unprepared meanwhile",
+        _DRIVER,
+        "            async with self._turn(uid):\n",
+        "            if True:\n",
+        f"{_DRIVEN}::test_what_is_unprepared_while_all_is_specified_anew_stays_without",
+    ),
+    Mutant(
         "DRA13",
         "a gateway that stands by publishes what it knew when it came",
         "gateway/dra/drivers.py",
@@ -491,7 +499,7 @@ MUTANTS = (
         "DRA8",
         "a claim is prepared twice at once",
         _DRIVER,
-        "        async with self._turn(claim):\n            if not self.decides.is_set():\n                return _ANOTHER\n            await self._scribe.load()  # Another",
+        "        async with self._turn(claim.uid):\n            if not self.decides.is_set():\n                return _ANOTHER\n            await self._scribe.load()  # Another",
         "        if True:\n            if not self.decides.is_set():\n                return _ANOTHER\n            await self._scribe.load()  # Another",
         f"{_DRIVEN}::test_a_claim_that_is_asked_for_twice_at_once_is_prepared_once",
     ),

@@ -443,6 +443,31 @@ async def test_a_boot_brings_specifications_back_and_sweeps_others(node: Node) -
     )
 
 
+async def test_what_is_unprepared_while_all_is_specified_anew_stays_without(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who takes over does both at once."""
+    node.claims["d"] = claim({"device": "gpu-1"}, uid="v")
+    assert await node.of.prepare(ASKED) == PREPARED
+    assert isinstance(await node.of.prepare(OTHER), tuple)
+    begun, goes_on, answer = asyncio.Event(), asyncio.Event(), node.source.answer
+
+    async def slow(*asked: Any) -> ContainerAnswer:
+        begun.set()
+        await goes_on.wait()
+        return await answer(*asked)
+
+    monkeypatch.setattr(node.source, "answer", slow)
+    restoring = asyncio.ensure_future(node.of.restore())
+    await begun.wait()
+    over = [asyncio.ensure_future(node.of.unprepare(one)) for one in (ASKED, OTHER)]
+    await asyncio.wait(over, timeout=0.1)
+    goes_on.set()
+    assert await asyncio.gather(*over) == [None, None]
+    await restoring
+    assert node.specified == []
+
+
 async def test_what_a_running_pod_was_given_is_there_all_the_time(node: Node) -> None:
     await node.of.prepare(ASKED)
     path = node.folder / "cdi" / node.specified[0]
