@@ -181,17 +181,26 @@ class Storm:
         asked = ClaimName("ns", name, f"uid-{name}")
         by_name = self.told == "0" and self.random.random() < 0.5
         said = {"resource.kubernetes.io/extended-resource-claim": "true"} if by_name else {}
-        result = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "n1", "device": device}
-        status = {"allocation": {"devices": {"results": [result]}}}
         about = {"uid": asked.uid, "namespace": "ns", "annotations": said}
-        self.server.put(f"{CLAIMS}/{name}", metadata=about, status=status)
-        answer = (await self.call(lambda driver: driver.prepare(V1, asked)))[asked.uid]
-        if isinstance(answer, Refused):
-            self.saw[f"a claim was refused: {answer.reason:.100}"] += 1
-        else:
+        had: tuple[str, ...] = ()
+        while True:
+            result = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "n1", "device": device}
+            status = {"allocation": {"devices": {"results": [result]}}}
+            self.server.put(f"{CLAIMS}/{name}", metadata=about, status=status)
+            answer = (await self.call(lambda driver: driver.prepare(V1, asked)))[asked.uid]
+            if isinstance(answer, Refused):
+                self.saw[f"a claim was refused: {answer.reason:.100}"] += 1
+                break
             self.saw["a claim ran"] += 1
             self.saw["a claim ran, by name"] += by_name
-            self.has(name, (uuid,))
+            had = (*had, uuid)
+            self.has(name, had)
+            if by_name or self.random.random() < 0.8 or not (free := [*self.free().items()]):
+                break
+            # Its pod is deleted by force and goes on, and the kubelet starts: it asks again.
+            self.saw["a claim was allocated anew"] += 1
+            device, uuid = self.random.choice(free)
+        if had:
             await self.runs(name)
         assert (await self.call(lambda driver: driver.unprepare(V1, asked)))[asked.uid] is None
         self.server.remove(f"{CLAIMS}/{name}")
