@@ -131,6 +131,7 @@ class Storm:
 
     def has(self, holder: str, ids: tuple[str, ...]) -> None:
         """Take note of who has what. Two may share a GPU by replicas of one API."""
+        self.holders.pop(holder, None)
         for other, found in self.holders.items():
             for one, had in itertools.product(ids, found):
                 shares = "::" in one and "::" in had and one != had and other[0] == holder[0]
@@ -193,7 +194,8 @@ class Storm:
                 break
             self.saw["a claim ran"] += 1
             self.saw["a claim ran, by name"] += by_name
-            had = (*had, uuid)
+            if answer[0].device == device:  # Else the API server didn't say that it is another one now.
+                had = (*had, uuid)
             self.has(name, had)
             if by_name or self.random.random() < 0.8 or not (free := [*self.free().items()]):
                 break
