@@ -18,7 +18,7 @@ from devices.gpu.model import GPU, found, in_order
 from devices.gpu.selection import select
 from devices.model import Fault, Health, PreferredRequest, RefusedError
 from devices.policy import Sharing
-from devices.replicas import MARK, unshared
+from devices.replicas import unshared
 
 
 def preferred(
@@ -53,10 +53,7 @@ def _by_gpu(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> dict[str, lis
     """Sort device IDs by the UUID that they mean, as ``found`` finds it; an ID that means none stands for itself."""
     there: defaultdict[str, list[str]] = defaultdict(list)
     for device_id in device_ids:
-        # Most are replicas, by thousands: a call for each would take as long as the rest.
-        shared, _, number = device_id.rpartition(MARK)
-        plain = shared in gpus and device_id not in gpus and number.isascii() and number.isdecimal()
-        there[shared if plain else unshared(device_id, gpus)].append(device_id)
+        there[unshared(device_id, gpus)].append(device_id)
     return there
 
 

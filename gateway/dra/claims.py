@@ -63,6 +63,11 @@ class Result(Struct):
     share: str | None = field(default=None, name="shareID")
     tolerations: list[Toleration] | None = None
 
+    @property
+    def of(self) -> str:
+        """The request that it is for. A subrequest (gpu/large) is the kubelet's business no more: it knows requests."""
+        return self.request.partition("/")[0]
+
 
 class Opaque(Struct):
     """Parameters for a driver."""
@@ -279,8 +284,7 @@ def claimed(
                 offer.device_id,
                 offer.place.board,
                 offer.place.part,
-                # A subrequest (gpu/large) is the kubelet's business no more: it knows requests.
-                [result.request.partition("/")[0]],
+                [result.of],
                 share=result.share or "",
                 admin=bool(result.admin),
             )
@@ -294,7 +298,7 @@ def claimed(
 def has(row: Claimed, results: Iterable[Result]) -> bool:
     """Whether what was prepared for a claim is what is allocated to it."""
     had = {(device.name, request) for device in current(row) for request in device.requests}
-    return had == {(one.device, one.request.partition("/")[0]) for one in results}
+    return had == {(one.device, one.of) for one in results}
 
 
 def current(row: Claimed) -> Iterable[ClaimedDevice]:

@@ -155,10 +155,10 @@ class Client:
                 continue
             limit = min(2 * limit, PAGE)
             got = _decoded(text, _Page, what)
-            for item in got.items or ():
-                if keep(one := decoded(bytes(item), kind, what)):
+            for item in map(bytes, got.items or ()):
+                if keep(one := decoded(item, kind, what)):
                     found.append(one)
-                    read += len(bytes(item))
+                    read += len(item)
                 await asyncio.sleep(0)
             if len(found) > MOST_OBJECTS:  # Not every server keeps to the limit.
                 break

@@ -53,8 +53,8 @@ MUTANTS = (
         "KA2",
         "what isn't kept of a list counts",
         _CLIENT,
-        "                    read += len(bytes(item))\n",
-        "                read += len(bytes(item))\n",
+        "                    read += len(item)\n",
+        "                read += len(item)\n",
         f"{_TEST_CLIENT}::test_of_a_list_only_what_is_kept_counts",
     ),
     Mutant(
