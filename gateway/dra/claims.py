@@ -297,8 +297,8 @@ def claimed(
 
 def has(row: Claimed, results: Iterable[Result]) -> bool:
     """Whether what was prepared for a claim is what is allocated to it."""
-    had = {(device.name, request) for device in current(row) for request in device.requests}
-    return had == {(one.device, one.of) for one in results}
+    had = {(device.name, request, device.share) for device in current(row) for request in device.requests}
+    return had == {(one.device, one.of, one.share or "") for one in results}
 
 
 def current(row: Claimed) -> Iterable[ClaimedDevice]:

@@ -61,6 +61,14 @@ MUTANTS = (
     ),
     Mutant(
         "DRA7",
+        "a claim that is allocated another share of the same device keeps the first",
+        _CLAIMS,
+        "one.of, one.share or",
+        "one.of, row.devices[0].share or",
+        f"{_DECIDED}::test_what_was_prepared_is_what_is_allocated",
+    ),
+    Mutant(
+        "DRA7",
         "what a claim had before it was allocated anew is anybody's, though a pod may run with it",
         _CLAIMS,
         "devices=[*row.devices, *former]",

@@ -684,6 +684,26 @@ PARTED = ClaimedDevice("gpu-0-mig", MIG, "MIG-1", "GPU-0", "MIG-1")
 COPY = ClaimedDevice("gpu-0-shared-0", GPU, "GPU-0::0", "GPU-0")
 OTHER = claims.key("gpu.nvidia.com", "w")
 REPLICA = replace(gpu(0), device_id="GPU-0::1", name="gpu-0")
+SHARE = replace(HELD, share="s")
+
+
+@pytest.mark.parametrize(
+    ("had", "result", "same"),
+    [
+        (HELD, {}, True),
+        (HELD, {"request": "gpu/large"}, True),
+        (HELD, {"request": "more"}, False),
+        (HELD, {"device": "gpu-1"}, False),
+        (HELD, {"shareID": "s"}, False),
+        (SHARE, {"shareID": "s"}, True),
+        (SHARE, {"shareID": "t"}, False),
+        (replace(HELD, former=True), {}, False),
+    ],
+)
+def test_what_was_prepared_is_what_is_allocated(had: ClaimedDevice, result: dict[str, Any], *, same: bool) -> None:
+    results = claims.allocated(claim(result), ASKED, "gpu.nvidia.com", "n1")
+    assert not isinstance(results, Refused)
+    assert claims.has(row(had), results) is same
 
 
 @pytest.mark.parametrize(
