@@ -391,6 +391,14 @@ MUTANTS = (
     ),
     Mutant(
         "B7",
+        "the last of a flood of lists comes when the node has long changed",
+        _PEER,
+        "min(self._replaced, 4)",
+        "min(self._replaced, 10)",
+        f"{_R}::test_the_last_of_a_flood_of_small_lists_is_read_soon",
+    ),
+    Mutant(
+        "B7",
         "who sends list after list never rests",
         _PEER,
         "asyncio.timeout(max(0.0, self._rests(), -self._room * LISTS_EVERY))",

@@ -77,6 +77,14 @@ MUTANTS = (
     ),
     Mutant(
         "DRA7",
+        "what a claim gets again is what it had before, too",
+        _CLAIMS,
+        " if device.device_id not in now]",
+        "]",
+        f"{_DRIVEN}::test_a_claim_that_was_allocated_anew_gets_that_and_keeps_what_it_had",
+    ),
+    Mutant(
+        "DRA7",
         "a pod gets what its claim had before, too",
         _CLAIMS,
         "return (device for device in row.devices if not device.former)",

@@ -132,6 +132,14 @@ MUTANTS = (
     ),
     Mutant(
         "U4",
+        "a replica that isn't offered stands for its GPU",
+        "devices/gpu/source.py",
+        " if not named.isdisjoint(offer.ids(uuid))",
+        "",
+        f"{_SOURCE}::test_nobody_is_asked_to_let_go_of_what_is_not_there",
+    ),
+    Mutant(
+        "U4",
         "a partition's GPU is released without the others on it",
         "devices/gpu/sharing.py",
         "if gpu.uuid in uuids or gpu.parent in uuids",

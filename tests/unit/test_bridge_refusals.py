@@ -336,6 +336,20 @@ async def test_small_lists_without_end_leave_time_for_others() -> None:
     assert time.monotonic() - began >= (1 + 2 + 4 + 8 + 16 + 16) * READ_EVERY, "nobody takes them"
 
 
+async def test_the_last_of_a_flood_of_small_lists_is_read_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds wait in a stream by then: after pauses that go on doubling it would come when the node has long changed."""
+    pauses: list[float] = []
+
+    async def slept(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", slept)
+    sent = iter([b"x"] * 200)
+    await _Newest(lambda: 0.0).read(SimpleNamespace(read=lambda: _soon(next(sent, grpc.aio.EOF))))  # type: ignore[arg-type]
+    assert len(pauses) == 200
+    assert sum(pauses) <= 200 * 16 * READ_EVERY
+
+
 async def _ended(rests: float) -> _Newest:
     """What a stream said that has ended."""
     newest, sent = _Newest(lambda: rests), iter([b"x"])

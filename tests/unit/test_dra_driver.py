@@ -211,6 +211,8 @@ async def test_a_claim_that_was_allocated_anew_gets_that_and_keeps_what_it_had(t
     assert "claim ns/c has gpu-0" in refusal(await node.of.prepare(OTHER))
     node.claims["c"] = claim({})
     assert await node.of.prepare(ASKED) == PREPARED, "it may go back"
+    kept = [(one.name, one.former) for one in node.of.rows()["u"].devices]
+    assert kept == [("gpu-0", False), ("gpu-1", True)], "each device is there once"
     assert await node.of.unprepare(ASKED) is None
     node.claims["d"] = claim({}, {"device": "gpu-1"}, uid="v")
     assert isinstance(await node.of.prepare(OTHER), tuple)

@@ -347,9 +347,10 @@ async def test_what_is_let_go_of(
     assert watched.backend.orders == [(order, told)]
 
 
-async def test_nobody_is_asked_to_let_go_of_what_is_not_there(watched: Watched) -> None:
+@pytest.mark.parametrize("stranger", ["GPU-7", "GPU-0::0", "GPU-0::"])
+async def test_nobody_is_asked_to_let_go_of_what_is_not_there(watched: Watched, stranger: str) -> None:
     await watched.sees(gpu(0))
-    assert list(await watched.source.release(["GPU-7"])) == []
+    assert list(await watched.source.release([stranger])) == []
     assert watched.backend.orders == []
 
 
