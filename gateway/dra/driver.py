@@ -7,6 +7,7 @@ note of it, so two claims never get the same device.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -34,6 +35,9 @@ PATIENCE: Final = 38.0
 """Seconds that a claim is waited for; the kubelet's call ends after 45."""
 ASK_AGAIN: Final = 0.5
 """Seconds until an API server that didn't answer is asked again, and until what is waited for is looked at anew."""
+KNOWN: Final = 1.0
+"""Seconds that the API server has to say whether a claim that is prepared was allocated anew: its pod may wait for an answer that
+is nobody else's."""
 TELLS: Final = 0.03
 """Seconds until the lists say that a claim got its devices: making them would delay the kubelet's answer (by a third of it: run)."""
 OVER_AGAIN: Final = 300.0
@@ -284,7 +288,12 @@ class ClaimsOf:
 
     async def _take(self, claim: ClaimName, before: Claimed | None, deadline: float) -> Claimed | Refused:
         """Take what was allocated to a claim, as soon as that may be; ``before`` is what was prepared for it."""
-        found = await self._found(claim, deadline if before is None else 0.0)
+        found: ResourceClaim | Refused = Refused(
+            f"expected to read claim {claim} within {KNOWN:g} s, and got no answer"
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if before is None else KNOWN):
+                found = await self._found(claim, deadline if before is None else 0.0)
         if isinstance(found, Refused):
             return before or found
         results = claims.allocated(found, claim, self.name, self._node)

@@ -77,6 +77,14 @@ MUTANTS = (
     ),
     Mutant(
         "DRA7",
+        "an API server that hangs holds up claims that are prepared",
+        _DRIVER,
+        "asyncio.timeout(None if before is None else KNOWN)",
+        "asyncio.timeout(None)",
+        f"{_DRIVEN}::test_an_api_server_that_hangs_holds_up_no_claim_that_is_prepared",
+    ),
+    Mutant(
+        "DRA7",
         "what a claim gets again is what it had before, too",
         _CLAIMS,
         " if device.device_id not in now]",

@@ -192,6 +192,18 @@ async def test_asked_again_it_is_the_same_answer_also_without_the_api_server(
     assert node.reads == 2
 
 
+async def test_an_api_server_that_hangs_holds_up_no_claim_that_is_prepared(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kubelet that restarts asks again for every claim, and the containers of a running pod may wait for that."""
+    monkeypatch.setattr(driver, "KNOWN", 0.01)
+    await node.of.prepare(ASKED)
+    node.together = asyncio.Barrier(2)  # Nobody else comes.
+    async with asyncio.timeout(10):
+        assert await node.of.prepare(ASKED) == PREPARED
+        assert await node.of.unprepare(ASKED) is None
+
+
 OTHER = ClaimName("ns", "d", "v")
 
 
