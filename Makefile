@@ -84,7 +84,7 @@ pytest-options:
 	@echo "$(PARALLEL) $(RERUNS)"
 
 .PHONY: test
-test: kubelets ## everything, up to the genuine kubelets (the first time builds them: some minutes)
+test: kubelets ## everything, up to the genuine kubelets (the first time builds them: 20 minutes on two cores)
 	$(RUN)python -m pytest $(PARALLEL) $(RERUNS) tests/compat tests/unit
 
 .PHONY: unit
