@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from adapters.dialect import MalformedError
 from adapters.pb.podresources import v1_pb2 as pb
-from adapters.spelling import parse
+from adapters.spelling import has_more_of, parse
 
 GET_ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 """Kubelet 1.21 (behind a gate), 1.23 and later by default."""
@@ -27,15 +27,14 @@ MAX_PARTS = 300_000
 """The most messages and texts in an answer. 10 000 devices have 60 000; an empty message is 2 bytes on the wire, 150 in memory."""
 LONGEST_HOLDER = 63 + 253 + 63 + 2
 """Characters of namespace, pod and container (RFC 1123, as Kubernetes has their names): each of a pod's holders repeats the pod's."""
-_BEGINNINGS = tuple(bytes([base + (field << 3 | 2)]) for field in range(1, 4) for base in (0, 0x80))
+_BEGINNINGS = bytes(base + (field << 3 | 2) for field in range(1, 4) for base in (0, 0x80))
 """The bytes with which texts and messages of the fields 1 to 3 begin, in the shortest spelling and in longer ones."""
 
 
 def _require_bounded(data: bytes) -> None:
-    parts = sum(map(data.count, _BEGINNINGS))
-    if parts > MAX_PARTS:
+    if has_more_of(data, _BEGINNINGS, MAX_PARTS):
         raise MalformedError(
-            f"expected at most {MAX_PARTS} parts in an answer of pod-resources, {len(data)} bytes may hold {parts}"
+            f"expected at most {MAX_PARTS} parts in an answer of pod-resources, and {len(data)} bytes may hold more"
         )
 
 
