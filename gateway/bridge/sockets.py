@@ -138,7 +138,7 @@ class Sockets:
     @property
     def is_open(self) -> bool:
         """Whether plugins can register."""
-        return self._server is not None
+        return self._bound is not None
 
     def hinders(self) -> str:
         """Make the folders and take the lock; say why plugins can't come in now (empty: they can). Blocks a moment."""
@@ -173,9 +173,10 @@ class Sockets:
         server = grpc.aio.server(options=_LIMITS, maximum_concurrent_rpcs=MOST_CALLS)
         server.add_generic_rpc_handlers((_Registrations(self._register),))
         server.add_insecure_port(target(self.socket))
+        self._server = server  # One that begins to serve must be stopped, also where nobody waits for it any more.
         await server.start()
         self.socket.chmod(0o755)  # A kubelet's, with the usual umask.
-        self._server, self._bound = server, socket_id(self.socket)
+        self._bound = socket_id(self.socket)
         _log.info("plugins can register here", socket=str(self.socket), registry=str(self.folder / REGISTRY))
 
     def sweep(self) -> None:
@@ -198,7 +199,7 @@ class Sockets:
             self._lock = -1
 
     async def _stop(self) -> None:
-        server, self._server = self._server, None
+        server, self._server, self._bound = self._server, None, None
         if server is not None:
             await server.stop(grace=0)
 

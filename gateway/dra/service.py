@@ -133,8 +133,8 @@ class Service:
             (self._registration(), *map(self._plugin, APIS), *map(self._health, health.VERSIONS))
         )
         server.add_insecure_port(target(path))
+        self._server = server  # One that begins to serve must be stopped, also where nobody waits for it any more.
         await server.start()
-        self._server = server
 
     async def stop(self, successor: Path | None = None) -> None:
         """Take the socket away (gRPC does), so that the kubelet calls another instance; end streams, finish calls under way.
@@ -303,6 +303,9 @@ async def serve(make: Callable[[], Service], path: Path) -> Service:
         except (OSError, RuntimeError) as error:
             _log.error("the DRA driver's socket can't be bound", driver=service.name, path=str(path), reason=str(error))
             await asyncio.sleep(BIND_AGAIN)
+        except asyncio.CancelledError:
+            await service.stop()
+            raise
         else:
             _log.info("DRA driver serves", driver=service.name, socket=str(path))
             return service

@@ -10,11 +10,13 @@ RULES = {
     "Z4": "what is read of a ledger, of the kubelet's answers and of the environment is bounded in time and memory",
     "Z5": "a socket directory may have any name",
     "Z6": "what stands in the place of a file and is none is neither waited for nor read without end",
+    "Z7": "a server that begins to serve is stopped by who is cancelled then",
     "Z2": "a call that doesn't say what it wants makes room for one that does",
 }
 
 _OBSERVE = "tests/unit/test_observe.py"
 _LEDGER = "tests/unit/test_ledger.py"
+_OPENING = "tests/unit/test_opening.py::test_a_server_that_begins_to_serve_is_stopped_by_who_is_cancelled"
 _REQUESTS = "tests/unit/test_requests.py"
 _PLANTED = "tests/unit/test_planted.py"
 
@@ -418,5 +420,29 @@ MUTANTS = (
         '(?!.*\\.\\.)[0-9A-Za-z.-]{1,80}(/[0-9]{1,3}/[0-9]{1,3})?")',
         '[0-9A-Za-z./-]{1,90}")',
         "tests/unit/test_gpu_nvidia.py::test_a_uuid_that_would_be_a_path_is_none",
+    ),
+    Mutant(
+        "Z7",
+        "a device plugin's server counts when it serves",
+        "gateway/registration/serve.py",
+        "        self._servers.append(server)  # One that begins to serve must be stopped, also where nobody waits for it any more.\n        await server.start()\n",
+        "        await server.start()\n        self._servers.append(server)\n",
+        f"{_OPENING}[_plugin]",
+    ),
+    Mutant(
+        "Z7",
+        "a driver's server is dropped",
+        "gateway/dra/service.py",
+        "            await service.stop()\n            raise\n",
+        "            raise\n",
+        f"{_OPENING}[_driver]",
+    ),
+    Mutant(
+        "Z7",
+        "the bridge's server counts when it serves",
+        "gateway/bridge/sockets.py",
+        "        self._server = server  # One that begins to serve must be stopped, also where nobody waits for it any more.\n",
+        "",
+        f"{_OPENING}[_bridge]",
     ),
 )

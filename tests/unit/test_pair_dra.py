@@ -49,6 +49,14 @@ __all__ = ["authority", "server"]
 DRIVER = "gpu.nvidia.com"
 
 
+def came(socket: Path) -> int:
+    """Say when a socket came; of one that went again, that it came first."""
+    try:
+        return socket.stat().st_ctime_ns
+    except FileNotFoundError:
+        return 0
+
+
 class Node:
     """A node with a pair of gateways, a kubelet's device manager and its plugin manager, and the API server."""
 
@@ -88,7 +96,7 @@ from gateway.cli.main import gateway; gateway()
 
     async def _register(self) -> None:
         while True:
-            for path in self.registry.iterdir():
+            for path in sorted(self.registry.iterdir(), key=came):
                 if path not in self._known and listens(path):
                     self._known[path] = one = Kubelet(path)
                     with contextlib.suppress(grpc.aio.AioRpcError):  # It is killed in this moment.
