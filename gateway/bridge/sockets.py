@@ -173,7 +173,7 @@ class Sockets:
         server = grpc.aio.server(options=_LIMITS, maximum_concurrent_rpcs=MOST_CALLS)
         server.add_generic_rpc_handlers((_Registrations(self._register),))
         server.add_insecure_port(target(self.socket))
-        self._server = server  # One that begins to serve must be stopped, also where nobody waits for it any more.
+        self._server = server  # Whoever is cancelled from now on stops it.
         await server.start()
         self.socket.chmod(0o755)  # A kubelet's, with the usual umask.
         self._bound = socket_id(self.socket)

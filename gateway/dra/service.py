@@ -133,7 +133,7 @@ class Service:
             (self._registration(), *map(self._plugin, APIS), *map(self._health, health.VERSIONS))
         )
         server.add_insecure_port(target(path))
-        self._server = server  # One that begins to serve must be stopped, also where nobody waits for it any more.
+        self._server = server  # Whoever is cancelled from now on stops it.
         await server.start()
 
     async def stop(self, successor: Path | None = None) -> None:

@@ -196,9 +196,7 @@ class DevicePlugin:
         server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
         server.add_generic_rpc_handlers((_Calls(self._handler),))
         server.add_insecure_port(target(path))
-        self._servers.append(
-            server
-        )  # One that begins to serve must be stopped, also where nobody waits for it any more.
+        self._servers.append(server)  # Whoever is cancelled from now on stops it.
         await server.start()
 
     async def drop_earlier_servers(self) -> None:
