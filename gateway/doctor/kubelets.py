@@ -27,7 +27,8 @@ def _stale(seen: Surveyed) -> str:
     return f"{folder.path} has been deleted: no name leads to it" if folder.state == "stale" else ""
 
 
-def _silent(seen: Surveyed) -> str:
+def silent(seen: Surveyed) -> str:
+    """Say that nobody listens on the folder's kubelet.sock; '' where somebody does, or another check says why not."""
     folder = seen.socket_dir
     if folder.state != "there" or _registry(seen) or _KUBELET in folder.listening:
         return ""
@@ -55,7 +56,7 @@ def _other(seen: Surveyed) -> str:
 
 
 def _pod_resources(seen: Surveyed) -> str:
-    if seen.pod_resources is not False or _elsewhere(seen) or seen.sockets is None or _silent(seen):
+    if seen.pod_resources is not False or _elsewhere(seen) or seen.sockets is None or silent(seen):
         return ""
     return (
         ""
@@ -100,7 +101,7 @@ def _flag(arguments: tuple[str, ...], name: str) -> str:
 CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     "DPG0101": _missing,
     "DPG0102": _stale,
-    "DPG0103": _silent,
+    "DPG0103": silent,
     "DPG0104": _elsewhere,
     "DPG0105": _registry,
     "DPG0106": _other,

@@ -70,7 +70,7 @@ MUTANTS = (
         "DOC2",
         "a kubelet that is down lacks its pod-resources API, too",
         _KUBELETS,
-        "or seen.sockets is None or _silent(seen)",
+        "or seen.sockets is None or silent(seen)",
         "or seen.sockets is None",
         f"{_TEST}::test_other_forms_of_a_fault_have_the_same_code",
     ),
@@ -105,6 +105,14 @@ MUTANTS = (
         "one.name not in served and not one.standing_by_for",
         "one.name not in served",
         _QUIET,
+    ),
+    Mutant(
+        "DOC2",
+        "a kubelet that is down is two findings",
+        _GATEWAYS,
+        '"" if silent(seen) else ',
+        "",
+        f"{_TEST}::test_other_forms_of_a_fault_have_the_same_code",
     ),
     Mutant(
         "DOC2",

@@ -480,7 +480,11 @@ MORE: Mapping[str, tuple[str, Callable[[Fake], None]]] = {
     ),
     "a kubelet that is down, with all of its sockets": (
         "DPG0103",
-        both(gone("var/lib/kubelet/device-plugins/kubelet.sock"), gone("var/lib/kubelet/pod-resources")),
+        both(
+            gone("var/lib/kubelet/device-plugins/kubelet.sock"),
+            gone("var/lib/kubelet/pod-resources"),
+            lambda fake: fake.resource(phase="waiting for a kubelet", allocatable=0),
+        ),
     ),
     "a driver that no kubelet took": (
         "DPG0203",
