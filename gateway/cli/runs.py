@@ -107,13 +107,15 @@ def see_that_it_can_be_written(out: Path, page: Path | None) -> None:
     """Find out before a run of minutes whether its report can be kept."""
     from gateway.lab.matrix import report
 
+    advice = "name another folder with --out"
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass
+        advice = "correct --page"
         if page is not None:
             report.find_place(page.read_text(encoding="utf-8"))
             with page.open("a", encoding="utf-8"):
                 pass
     except (OSError, UnicodeDecodeError, report.NoPlaceError) as error:
-        raise click.ClickException(f"the report could not be written, so nothing was run: {error}") from error
+        raise click.ClickException(f"the report can't be written, so nothing was run: {error}: {advice}") from error

@@ -126,9 +126,10 @@ def unknown_variables(environment: Mapping[str, str], options: Iterable[str], co
         return []
     from difflib import get_close_matches  # noqa: PLC0415 - needed where a name is wrong, and nowhere else
 
-    near = {name: get_close_matches(name, known, 1) for name in strange}
+    plain = {name.removeprefix(_PREFIX): name for name in known}  # a shared prefix is no likeness
+    near = {name: get_close_matches(name.removeprefix(_PREFIX), plain, 1) for name in strange}
     return [
         f"{name:.80} isn't a setting of the gateway, and is ignored"
-        + (f"; did you mean {near[name][0]}?" if near[name] else "")
+        + (f"; did you mean {plain[near[name][0]]}?" if near[name] else "")
         for name in strange[:_MAX_STRANGE]
     ]

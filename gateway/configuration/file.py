@@ -136,7 +136,7 @@ class _Reading(Reader):
         if root.value and not any(
             key.casefold() in _TOP or nearest((key,), _TOP) for key in islice(root.value, _MOST_KEYS)
         ):
-            problem = f"expected keys such as {', '.join(_TOP)}, got unknown keys alone ({len(root.value)}): {_NAME_IT}"
+            problem = f"expected keys such as {', '.join(_TOP)}, got only unknown keys ({len(root.value)}): {_NAME_IT}"
             if self._strict:
                 raise self._fault(root, (), problem)
             self._warn(root.line, (), problem)

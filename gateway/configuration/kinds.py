@@ -186,7 +186,5 @@ def hooks(texts: Sequence[str]) -> frozenset[str]:
 def unknown_hooks(policy: Policy) -> list[str]:
     """Say which hooks are to be left out that are never made here, for who misspelt one."""
     strange = ", ".join(sorted(policy.cdi_disabled_hooks - {*_HOOKS.split(", ")}))
-    words = (
-        f"cdi-disable-hooks: {strange!r:.80}: no such hook is made here, so none is left out: write some of {_HOOKS}"
-    )
+    words = f"cdi-disable-hooks: {strange!r:.80} isn't known, and changes nothing: the known hooks are {_HOOKS}"
     return [words] if strange else []

@@ -163,6 +163,14 @@ MUTANTS = (
         f"{_FLAGS}::test_a_misspelt_variable_is_said",
     ),
     Mutant(
+        "E18",
+        "the prefix makes names alike",
+        "gateway/configuration/commandline.py",
+        "    near = {name: get_close_matches(name.removeprefix(_PREFIX), plain, 1) for name in strange}\n",
+        "    plain = {name: name for name in known}\n    near = {name: get_close_matches(name, plain, 1) for name in strange}\n",
+        f"{_FLAGS}::test_a_misspelt_variable_is_said",
+    ),
+    Mutant(
         "E1",
         "a variable beats the line",
         "gateway/configuration/commandline.py",

@@ -345,6 +345,7 @@ def test_a_report_that_cannot_be_kept_is_told_before_the_run(
     (folder / "file").touch()
     result = _call("--kubelets", "1.37", "--genuine", "no", *more, "--out", str(folder / "file" / "out"))
     assert (result.exit_code, "so nothing was run" in result.output) == (1, True), result.output
+    assert "name another folder with --out" in result.output
 
 
 @pytest.mark.parametrize("content", ["# Ours\n", "<!-- the last full run: end --><!-- the last full run: begin -->"])
