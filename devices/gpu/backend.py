@@ -39,8 +39,8 @@ class Backend(Protocol):
     name: str
 
     @property
-    def rejected(self) -> str:
-        """Why what it is told by (a profile) isn't used as it is now; empty where it is. Must not block."""
+    def hindrance(self) -> str:
+        """Why it sees no hardware yet, or what it is told by (a profile) isn't used; empty where all is well. Must not block."""
 
     def watch(self) -> AsyncGenerator[Sight]:
         """Yield what is there as soon as it is known, and again, whole, after each change; for ever.

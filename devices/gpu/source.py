@@ -204,17 +204,12 @@ class GPUSource(DeviceSource):
         return naming.claimed(resource, self.name, self._policy, self._vendors)
 
     def hindrances(self) -> tuple[Hindrance, ...]:
-        """Say why the devices of the node can't be named, and why a profile isn't used."""
+        """Say why the devices of the node can't be named, and what hinders the backend."""
         found = []
         if self._unnamed:
             found.append(Hindrance(self.name, f"{_UNNAMED}: {self._unnamed}", held_up=self._inventory is None))
-        if self._backend.rejected:
-            kept = (
-                "until it is corrected the one before stays in force"
-                if self._sight is not None
-                else "there are no devices"
-            )
-            found.append(Hindrance(self.name, f"profile rejected, {kept}: {self._backend.rejected}"))
+        if self._backend.hindrance:
+            found.append(Hindrance(self.name, self._backend.hindrance))
         return tuple(found)
 
     def facts(self, resource: str) -> Callable[[str], Facts]:

@@ -300,6 +300,14 @@ MUTANTS = (
     ),
     Mutant(
         "U10",
+        "why NVML can't be used is in the log alone",
+        "devices/gpu/nvidia/backend.py",
+        "if self._down is not None and self._scan is None else",
+        "if False else",
+        "tests/unit/test_gpu_nvidia.py::test_a_driver_that_comes_late",
+    ),
+    Mutant(
+        "U10",
         "a configuration that can't be carried out is ready",
         "gateway/telling/readiness.py",
         " or any(one.held_up for one in hindrances)",

@@ -145,7 +145,7 @@ class Backend:
     """Shows what it is told to."""
 
     name = "test"
-    rejected = ""
+    hindrance = ""
 
     def __init__(self) -> None:
         self.sights: asyncio.Queue[Sight] = asyncio.Queue()

@@ -129,7 +129,7 @@ from devices.gpu.model import GPU
 
 
 class PretendBackend:
-    name, rejected = "pretend", ""
+    name, hindrance = "pretend", ""
 
     async def watch(self):
         yield Sight((GPU("SN0", 0, 0, resource="pretend.example/gpu", device_nodes=("/dev/pretend0",)),))

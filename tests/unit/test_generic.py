@@ -432,7 +432,7 @@ class Nvml:
     """NVIDIA's GPUs, which are seen when a test says so."""
 
     name = "nvidia"
-    rejected = ""
+    hindrance = ""
 
     def __init__(self, seen: bool) -> None:
         self.seen = asyncio.Event()

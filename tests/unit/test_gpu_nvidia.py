@@ -614,9 +614,11 @@ async def test_a_driver_that_comes_late(node: Node, code: int) -> None:
         async with watching(node.backend()) as watch:
             await until(lambda: bool(logs), 20)
             assert not watch.sights
+            assert watch.backend.hindrance == f"NVML can't be used: {logs[0]['reason']}"
             node.world.works("nvmlInit")
             node.world.write()
             await watch.until(lambda now: len(now.gpus) == 8)
+            assert not watch.backend.hindrance
     assert [one["event"] for one in logs] == ["NVML can't be used", "NVML answers"]
 
 

@@ -44,7 +44,7 @@ TWICE = Policy(slices={NVIDIA: Slices(2, NVIDIA)})
 class Backend:
     """Shows what it is told to, and notes what it is asked to let go of."""
 
-    rejected = ""
+    hindrance = ""
 
     def __init__(self, name: str = "test") -> None:
         self.name = name

@@ -42,7 +42,7 @@ class AmdBackend:
     """The ``Backend`` of AMD's GPUs; ``sys`` is where sysfs is."""
 
     name = "amd"
-    rejected = ""
+    hindrance = ""
 
     def __init__(self, sys: Path = Path("/sys"), exporter: Exporter | None = None) -> None:
         self._sys = sys

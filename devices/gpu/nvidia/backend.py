@@ -58,7 +58,6 @@ class NvidiaBackend:
     """
 
     name = "nvidia"
-    rejected = ""
 
     def __init__(
         self,
@@ -86,6 +85,11 @@ class NvidiaBackend:
         self._looker: Looker | None = None
         self._guests = Guests()
         self._logged: dict[tuple[str, int | None], float] = {}
+
+    @property
+    def hindrance(self) -> str:
+        """Why no GPU was seen yet; those that were say themselves what became of them."""
+        return f"NVML can't be used: {self._down.error}" if self._down is not None and self._scan is None else ""
 
     async def watch(self) -> AsyncGenerator[Sight]:
         """Yield what is there, and again after each change.

@@ -47,8 +47,8 @@ _log = structlog.get_logger()
 class SimulatedBackend:
     """A ``Backend`` over a profile: a shipped one's name, which stays as it is, or the path of one to be edited.
 
-    A profile that is wrong, or gone, is logged as "profile rejected" with the reason, which ``rejected`` keeps, and what was known before stays
-    (at first: nothing).
+    A profile that is wrong, or gone, is logged as "profile rejected" with the reason, which ``hindrance`` says, too, and what was known
+    before stays (at first: nothing).
 
     Args:
         profile: its name or path.
@@ -64,11 +64,18 @@ class SimulatedBackend:
         self._path, self._edited = find(profile)
         self._attempts = attempts
         self._content: bytes | None = None
-        self.rejected = ""
-        """Why the profile as it is now isn't used; empty where it is."""
+        self._rejected = ""
         self._profile: Mapping[str, Described] | None = None
         self._released: frozenset[str] = frozenset()
         self._news = asyncio.Event()
+
+    @property
+    def hindrance(self) -> str:
+        """Why the profile as it is now isn't used, and what is instead; empty where it is."""
+        before = (
+            "there are no devices" if self._profile is None else "until it is corrected the one before stays in force"
+        )
+        return f"profile rejected, {before}: {self._rejected}" if self._rejected else ""
 
     async def watch(self) -> AsyncGenerator[Sight]:
         """Yield what the profile says, and again after each edit that changes it."""
@@ -120,11 +127,11 @@ class SimulatedBackend:
             self._profile = self._parsed(content)
         except ProfileError as error:
             self._content = None
-            if str(error) != self.rejected:
+            if str(error) != self._rejected:
                 _log.warning("profile rejected", path=str(self._path), reason=str(error), kept=self._counts())
-            self.rejected = str(error)
+            self._rejected = str(error)
             return not isinstance(error, UnreadableProfileError)
-        self.rejected = ""
+        self._rejected = ""
         _log.info("profile read", path=str(self._path), gpus=self._counts())
         return True
 
