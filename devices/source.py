@@ -81,7 +81,7 @@ def listed(inventory: Inventory, resource: str) -> Listing | None:
 
 CHOSEN_AT_ONCE: Final = 1000
 """Among so many devices a choice takes few milliseconds. One among more is made in a thread, so that it holds up nobody else."""
-NOT_TOLD: Final = "it has not told of its devices yet"
+NOT_TOLD: Final = "it has not reported its devices yet"
 
 
 class Hindrance(Struct, frozen=True):

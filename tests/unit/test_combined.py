@@ -423,7 +423,7 @@ async def test_of_two_that_list_a_resource_the_first_keeps_it_and_people_are_tol
 
 
 async def test_what_hinders_each_source_is_told(watched: Watched) -> None:
-    silent = "it has not told of its devices yet"
+    silent = "it has not reported its devices yet"
     assert watched.both.hindrances() == (Hindrance("nvidia", silent), Hindrance("generic", silent))
     watched.gpus.hindered = (Hindrance("nvidia", "no name for them", held_up=True),)
     watched.files.lists(null="/dev/null")
