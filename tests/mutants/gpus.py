@@ -36,6 +36,14 @@ MUTANTS = (
     ),
     Mutant(
         "U1",
+        "profiles for graphics have no name of their own",
+        "devices/gpu/nvidia/vendor.py",
+        '(10, 11, 12, 17), "+gfx"',
+        '(10, 11, 12), "+gfx"',
+        "tests/unit/test_gpu_nvidia.py::test_what_a_profiles_name_ends_in",
+    ),
+    Mutant(
+        "U1",
         "a plus stays in a resource name",
         "devices/gpu/nvidia/vendor.py",
         "{gpu.profile.replace('+', '.')}",

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pynvml
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
@@ -26,7 +27,7 @@ from devices.gpu.nvidia.backend import NvidiaBackend
 from devices.gpu.nvidia.kernel import KernelFacts as Kernel
 from devices.gpu.nvidia.nvml import Nvml
 from devices.gpu.nvidia.scan import Let
-from devices.gpu.nvidia.vendor import profile
+from devices.gpu.nvidia.vendor import SUFFIXES, profile
 from devices.gpu.nvidia.watch import Guests, Happened, Looker, News, Pace
 from devices.model import Health, Trouble, TroubleKind
 from devices.policy import Policy, Recovery
@@ -217,6 +218,12 @@ async def test_what_is_seen_of_mig_instances(node: Node) -> None:
 )
 def test_the_name_of_a_profile(of: tuple[int, int, int, int], name: str) -> None:
     assert profile(*of) == name
+
+
+def test_what_a_profiles_name_ends_in() -> None:
+    ends = {"GFX": "+gfx", "NO_ME": "-me", "ALL_ME": "+me.all", "REV1": "+me"}
+    numbers = ((name.partition("_SLICE_")[2], number) for name, number in vars(pynvml).items() if "_PROFILE_" in name)
+    assert {number: ends[kind] for kind, number in numbers if kind in ends} == SUFFIXES
 
 
 async def test_capability_nodes_without_the_table(node: Node) -> None:
