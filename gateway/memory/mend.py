@@ -149,7 +149,7 @@ def _sound_rows(rows: Any, kind: Any, path: str, wrong: list[str]) -> dict[str, 
             msgspec.convert(row, kind)
             sound[key] = row
         except msgspec.ValidationError as error:
-            wrong.append(f"{path}.{key}: {error}")
+            wrong.append(f"{path}.{key:.80}: {error!s:.200}")
             if len(wrong) > most:
                 break
             if kind is Cordon:

@@ -11,9 +11,12 @@ RULES = {
     "Z5": "a socket directory may have any name",
     "Z6": "what stands in the place of a file and is none is neither waited for nor read without end",
     "Z7": "a server that begins to serve is stopped by who is cancelled then",
+    "Z8": "a connection has so many calls and so much metadata, a server so many calls, and the process the descriptors for them",
     "Z2": "a call that doesn't say what it wants makes room for one that does",
 }
 
+_CONNECTIONS = "tests/unit/test_connections.py"
+_ONE = f"{_CONNECTIONS}::test_a_connection_has_so_many_calls_and_so_much_metadata"
 _OBSERVE = "tests/unit/test_observe.py"
 _LEDGER = "tests/unit/test_ledger.py"
 _OPENING = "tests/unit/test_opening.py::test_a_server_that_begins_to_serve_is_stopped_by_who_is_cancelled"
@@ -21,6 +24,78 @@ _REQUESTS = "tests/unit/test_requests.py"
 _PLANTED = "tests/unit/test_planted.py"
 
 MUTANTS = (
+    Mutant(
+        "Z8",
+        "a connection to a resource has any number of calls",
+        "gateway/registration/serve.py",
+        '("grpc.max_concurrent_streams", 16)',
+        '("grpc.max_concurrent_streams", 2**31 - 1)',
+        _ONE,
+    ),
+    Mutant(
+        "Z8",
+        "a call to a resource has megabytes of metadata",
+        "gateway/registration/serve.py",
+        '("grpc.absolute_max_metadata_size", 16 * 1024)',
+        '("grpc.absolute_max_metadata_size", 16 << 20)',
+        _ONE,
+    ),
+    Mutant(
+        "Z8",
+        "a connection to the bridge has any number of calls",
+        "gateway/bridge/sockets.py",
+        '("grpc.max_concurrent_streams", 8)',
+        '("grpc.max_concurrent_streams", 2**31 - 1)',
+        _ONE,
+    ),
+    Mutant(
+        "Z8",
+        "a call to the bridge has megabytes of metadata",
+        "gateway/bridge/sockets.py",
+        '("grpc.absolute_max_metadata_size", 16 * 1024)',
+        '("grpc.absolute_max_metadata_size", 16 << 20)',
+        _ONE,
+    ),
+    Mutant(
+        "Z8",
+        "a connection to a DRA driver has any number of calls",
+        "gateway/dra/service.py",
+        '("grpc.max_concurrent_streams", 256)',
+        '("grpc.max_concurrent_streams", 2**31 - 1)',
+        _ONE,
+    ),
+    Mutant(
+        "Z8",
+        "a call to a DRA driver has megabytes of metadata",
+        "gateway/dra/service.py",
+        '("grpc.absolute_max_metadata_size", 16 * 1024)',
+        '("grpc.absolute_max_metadata_size", 16 << 20)',
+        _ONE,
+    ),
+    Mutant(
+        "Z8",
+        "a resource has any number of calls",
+        "gateway/registration/serve.py",
+        "maximum_concurrent_rpcs=MAX_CALLS",
+        "maximum_concurrent_rpcs=None",
+        f"{_CONNECTIONS}::test_calls_beyond_the_most_are_refused",
+    ),
+    Mutant(
+        "Z8",
+        "a gateway has as few descriptors as a shell",
+        "gateway/cli/serve.py",
+        "    process.allow_descriptors()\n",
+        "",
+        f"{_OBSERVE}::test_a_gateway_may_have_as_many_as_its_hard_limit_allows",
+    ),
+    Mutant(
+        "Z4",
+        "what is wrong with a ledger is told in full, however long",
+        "gateway/memory/mend.py",
+        "{key:.80}: {error!s:.200}",
+        "{key}: {error}",
+        f"{_LEDGER}::test_what_is_wrong_with_a_file_is_said_in_few_words",
+    ),
     Mutant(
         "Z6",
         "a folder among claims' files keeps the others",

@@ -62,6 +62,22 @@ MUTANTS = (
     ),
     Mutant(
         "S15",
+        "a gateway whose list is too large asks for it",
+        "gateway/handover/ability.py",
+        "return resource.plugin.list.too_large(by_name(api))",
+        "return None",
+        f"{_RIVALS}::test_only_who_could_serve_asks",
+    ),
+    Mutant(
+        "S15",
+        "a gateway that has no devices asks for some",
+        "gateway/handover/ability.py",
+        "if not resource.entries:",
+        "if False:",
+        f"{_RIVALS}::test_only_who_could_serve_asks",
+    ),
+    Mutant(
+        "S15",
         "a gateway that the last kubelet would have refused asks this one for nothing, either",
         "gateway/handover/ability.py",
         "if self._speaks is None or self._speaks[0] != kubelet_id(self._presence.socket):\n            return None",

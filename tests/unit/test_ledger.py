@@ -433,6 +433,14 @@ def test_what_is_sound_in_a_damaged_file_is_kept(
     assert (tmp_path / ledger.aside).read_bytes() == damaged
 
 
+@pytest.mark.parametrize("row", [1, {"health": "x" * 2**20, "numa": []}], ids=["its ID", "its health, too"])
+def test_what_is_wrong_with_a_file_is_said_in_few_words(tmp_path: Path, row: object) -> None:
+    ledger = placed(tmp_path, with_rows("announced", {f"GPU-{number}{'x' * 2**20}": row for number in range(3)}))
+    words = salvaged(ledger)
+    assert words.count("announced.GPU-") == 3
+    assert len(words) < 2000
+
+
 def test_cordons_claims_and_sides_survive_a_cut_anywhere_behind_them(tmp_path: Path) -> None:
     filled_one = filled(tmp_path)
     filled_one.set_claim("uid", CLAIMED)

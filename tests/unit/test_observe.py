@@ -11,12 +11,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import structlog
 
 from gateway import process
+from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.wires import log as observe
 from gateway.wires.log import Seldom, escaped, printable
 
@@ -103,6 +105,19 @@ def test_as_many_descriptors_as_the_hard_limit_allows() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_gateway_may_have_as_many_as_its_hard_limit_allows(folder: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = min(soft, 512)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
+        gateway = await GatewayProcess.launch(gateway_command(folder / "device-plugins", folder / "state"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    async with gateway:
+        await gateway.begun()
+        assert resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE) == (hard, hard) != (low, hard)
 
 
 def test_where_the_limit_may_not_be_raised_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:

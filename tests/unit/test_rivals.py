@@ -562,6 +562,39 @@ def test_what_another_kubelet_spoke_says_nothing_of_this_one(folder: Path) -> No
         assert (one.unfit(resource) is not None) is unfit
 
 
+@pytest.mark.parametrize(
+    ("resources", "speaks", "unable"),
+    [
+        pytest.param([], "v1beta1", "", id="nothing to ask for yet"),
+        pytest.param([(8, "")], "v1beta1", "", id="a list that fits"),
+        pytest.param([(8, "")], None, "speaks none", id="a kubelet that refuses it"),
+        pytest.param([(0, "")], "v1beta1", "it has no devices", id="nothing to serve"),
+        pytest.param([(8, "too large")], "v1beta1", "too large for v1beta1", id="a list that is too large"),
+        pytest.param([(8, "too large"), (8, "")], "v1beta1", "", id="one of two lists fits"),
+        pytest.param([(0, ""), (8, "too large")], "v1beta1", "it has no devices", id="of two reasons the first"),
+    ],
+)
+async def test_only_who_could_serve_asks(
+    folder: Path, resources: Sequence[tuple[int, str]], speaks: str | None, unable: str
+) -> None:
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(folder / KUBELET_SOCKET))
+    here = kubelet_id(folder / KUBELET_SOCKET)
+    presence = SimpleNamespace(socket=folder / KUBELET_SOCKET, listens=lambda: True)
+
+    def served(devices: int, why: str) -> Any:
+        large = SimpleNamespace(too_large=lambda dialect: (why and f"{why} for {dialect.name}") or None)
+        return SimpleNamespace(entries=dict.fromkeys(range(devices)), plugin=SimpleNamespace(list=large))
+
+    all_ = {str(number): served(*one) for number, one in enumerate(resources)}
+    one = Ability("auto", cast("Any", presence), cast("Any", all_), list, lambda _: None)
+    assert here is not None
+    one._speaks = here, speaks
+    found = await one._unable()
+    assert unable in found
+    assert bool(unable) is bool(found)
+
+
 async def test_who_waits_says_why_and_looks_again_never_too_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.handover.ability.PEERS_AGAIN", 0.001)
     monkeypatch.setattr("gateway.handover.ability.PROBE_AGAIN", 0.002)
