@@ -62,6 +62,14 @@ MUTANTS = (
     ),
     Mutant(
         "S15",
+        "of several resources one that it could not serve is asked for, too",
+        "gateway/handover/peers.py",
+        "return Standing.OUT if stands is Standing.IDLE and self.ability.unfit(one) else stands",
+        "return stands",
+        f"{_RIVALS}::test_where_a_resource_stands",
+    ),
+    Mutant(
+        "S15",
         "a gateway whose list is too large asks for it",
         "gateway/handover/ability.py",
         "return resource.plugin.list.too_large(by_name(api))",

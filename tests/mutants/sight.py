@@ -76,6 +76,22 @@ MUTANTS = (
     ),
     Mutant(
         "O3",
+        "the kernel keeps as much of a request as it likes",
+        "gateway/wires/http.py",
+        "                listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED)\n",
+        "",
+        "tests/unit/test_http.py::test_what_the_kernel_keeps_of_a_connection_is_bounded",
+    ),
+    Mutant(
+        "O3",
+        "the kernel keeps as much of an answer as it likes",
+        "gateway/wires/http.py",
+        "                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SENT)\n",
+        "",
+        "tests/unit/test_http.py::test_what_the_kernel_keeps_of_a_connection_is_bounded",
+    ),
+    Mutant(
+        "O3",
         "connections are taken without end",
         "gateway/wires/http.py",
         "if len(self._open) >= MAX_CONNECTIONS:",

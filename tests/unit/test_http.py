@@ -520,3 +520,16 @@ def test_an_address(text: str, expected: tuple[str, int]) -> None:
 def test_what_is_no_address_is_told_what_was_expected(text: str) -> None:
     with pytest.raises(ValueError, match="expected HOST:PORT or PORT"):
         address(text)
+
+
+async def test_what_the_kernel_keeps_of_a_connection_is_bounded() -> None:
+    """It counts for the pod's memory limit; without a bound it may be megabytes, of 256 connections and those that wait."""
+    taken: asyncio.Queue[socket.socket] = asyncio.Queue()
+    with patch.object(HttpServer, "_take", lambda _, accepted: taken.put_nowait(accepted)):
+        async with serving() as where, asyncio.timeout(20):
+            _, writer = await asyncio.open_connection(*where)
+            writer.write(b"G")
+            with await taken.get() as one:
+                sizes = [one.getsockopt(socket.SOL_SOCKET, which) for which in (socket.SO_RCVBUF, socket.SO_SNDBUF)]
+            writer.transport.abort()
+    assert sizes == [2 * http._RECEIVED, 2 * http._SENT]  # The kernel doubles them (socket(7)).

@@ -31,6 +31,7 @@ from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.handover import instance, standby
 from gateway.handover.ability import Ability
+from gateway.handover.events import Standing
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.view import Untold
@@ -593,6 +594,24 @@ async def test_only_who_could_serve_asks(
     found = await one._unable()
     assert unable in found
     assert bool(unable) is bool(found)
+
+
+@pytest.mark.parametrize(
+    ("phase", "unfit", "standing"),
+    [
+        pytest.param(Phase.ABSENT, None, Standing.IDLE, id="it could serve: it asks"),
+        pytest.param(Phase.ABSENT, "it has no devices", Standing.OUT, id="one of its resources it could not: of that it asks nothing"),
+        pytest.param(Phase.OFFERING, "it has no devices", Standing.BUSY, id="whose Register is in flight is waited for"),
+    ],
+)  # fmt: skip
+def test_where_a_resource_stands(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase, unfit: str | None, standing: Standing
+) -> None:
+    gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
+    state, plugin = SimpleNamespace(phase=phase, refused=False), SimpleNamespace(streaming=False)
+    gateway._resources[RESOURCE] = cast("Any", SimpleNamespace(state=state, plugin=plugin))
+    monkeypatch.setattr(gateway.others.ability, "unfit", lambda _: unfit)
+    assert gateway.others.standing(RESOURCE) is standing
 
 
 async def test_who_waits_says_why_and_looks_again_never_too_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
