@@ -26,6 +26,14 @@ _EDITS = f"{_BOARDS}::test_an_edit_gives_nobody_what_a_pod_holds"
 
 MUTANTS = (
     Mutant(
+        "H9",
+        "what a pod holds is free where the same hardware was given out",
+        "devices/boards.py",
+        "        if not claim.offer or not any(",
+        "        if not any(",
+        f"{_BOARDS}::test_what_a_pod_holds_is_claimed_whatever_is_given_out_beside_it",
+    ),
+    Mutant(
         "H10",
         "an operator's word on the first pod is refused as long as the second one runs",
         "gateway/telling/commands.py",

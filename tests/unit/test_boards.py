@@ -132,6 +132,13 @@ def test_what_is_withheld(offered: str, claimed: str, held: Sequence[str], withh
     assert found == ({offered: "why"} if withheld else {})
 
 
+def test_what_a_pod_holds_is_claimed_whatever_is_given_out_beside_it() -> None:
+    """What another gateway offers isn't, where we gave the same hardware out before."""
+    holds, offers = boards.held(GPUS, "G", Place("G"), "pod"), boards.offered_elsewhere(RENAMED, "G", Place("G"))
+    assert boards.not_beside([Device("G::0")], [holds, offers]) == [holds]
+    assert boards.not_beside([Device("H")], [holds, offers]) == [holds, offers]
+
+
 def test_a_claim_says_who_holds_what() -> None:
     assert boards.held(GPUS, "U0", Place("U0"), "ns/pod/main").words == "still held as nvidia.com/gpu U0 by ns/pod/main"
     assert "can't be seen now" in boards.held(GPUS, "U0", Place("U0"), None).words
