@@ -7,7 +7,6 @@ note of it, so two claims never get the same device.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -288,12 +287,11 @@ class ClaimsOf:
 
     async def _take(self, claim: ClaimName, before: Claimed | None, deadline: float) -> Claimed | Refused:
         """Take what was allocated to a claim, as soon as that may be; ``before`` is what was prepared for it."""
-        found: ResourceClaim | Refused = Refused(
-            f"expected to read claim {claim} within {KNOWN:g} s, and got no answer"
-        )
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(None if before is None else KNOWN):
                 found = await self._found(claim, deadline if before is None else 0.0)
+        except TimeoutError:
+            found = Refused(f"expected to read claim {claim} within {KNOWN:g} s, and got no answer")
         if isinstance(found, Refused):
             return before or found
         results = claims.allocated(found, claim, self.name, self._node)
