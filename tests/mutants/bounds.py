@@ -520,4 +520,12 @@ MUTANTS = (
         "",
         f"{_OPENING}[_bridge]",
     ),
+    Mutant(
+        "Z7",
+        "a bridge that was closed says that it is open",
+        "gateway/bridge/sockets.py",
+        "server, self._server, self._bound = self._server, None, None",
+        "server, self._server = self._server, None",
+        "tests/unit/test_bridge_meeting.py::test_who_takes_over_knows_what_it_had_never_heard_of",
+    ),
 )

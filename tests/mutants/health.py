@@ -276,4 +276,12 @@ MUTANTS = (
         "            pass\n",
         f"{_NVIDIA}::test_the_driver_is_loaded_anew",
     ),
+    Mutant(
+        "X6",
+        "NVML that went is told once more beside the GPUs that say so",
+        "devices/gpu/nvidia/backend.py",
+        "if self._down is not None and self._scan is None else",
+        "if self._down is not None else",
+        "tests/unit/test_gpu_nvidia.py::test_nvml_that_fails_in_another_way_takes_no_gpu_away",
+    ),
 )

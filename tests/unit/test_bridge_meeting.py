@@ -315,6 +315,7 @@ async def test_who_takes_over_knows_what_it_had_never_heard_of(folder: Path) -> 
         async with plugin(folder):
             await first.lists("a", "b")
             await first.close()
+            assert not first.bridge.is_open
             await second.lists("a", "b")
             await second.allocate("a")
 

@@ -608,6 +608,7 @@ async def test_nvml_that_fails_in_another_way_takes_no_gpu_away(node: Node) -> N
         node.world.write()
         sight = await watch.until(lambda now: now.gpus[0].trouble)
         assert well(sight)
+        assert not watch.backend.hindrance, "each GPU says it itself"
         node.world.rules.clear()
         node.world.write()
         await watch.until(lambda now: not now.gpus[0].trouble)
