@@ -137,8 +137,10 @@ def seen(root: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
     with contextlib.suppress(control.ControlError):
         answers = asyncio.run(ask(kept))
         told.update(statuses=tuple(answers.read), silent=answers.silent)
-        if folder == SOCKET_DIR and len(theirs := {one.socket_dir for one in answers.read}) == 1:
-            folder = Path(theirs.pop())
+        if theirs := frozenset(one for status in answers.read for one in status.list_strategies):
+            told["strategies"] = theirs  # A gateway's own flags aren't known here.
+        if folder == SOCKET_DIR and len(folders := {one.socket_dir for one in answers.read}) == 1:
+            folder = Path(folders.pop())
     socket_dir = below(host_root, folder)
     known = found.get("pod-resources-socket")
     pod_resources = below(host_root, Path(known)) if known else socket_dir.parent / "pod-resources" / "kubelet.sock"

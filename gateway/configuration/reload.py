@@ -45,6 +45,8 @@ class FileFate:
         """When it was found good last (monotonic seconds)."""
         self.path: Path | None = None
         """The file, where it isn't the one of the start."""
+        self.policy: Policy | None = None
+        """What counts since, where the file changed it."""
 
 
 async def follow(
@@ -202,7 +204,7 @@ class _Current:
         if fixed:
             _log.warning("configuration: this changes only when the gateway is started anew", settings=list(fixed))
         if len(changed) > len(fixed):
-            self._policy = replace(policy, **fixed)
+            self._policy = self._fate.policy = replace(policy, **fixed)
             self._adopt(self._policy)
             _log.info("configuration adopted", changed=[name for name in changed if name not in fixed])
         elif aloud:

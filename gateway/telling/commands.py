@@ -83,7 +83,7 @@ class Commands:
         gateway, now = self._gateway, time.monotonic()
         self._build = self._build or status.build()
         last, since, config, drivers = gateway.beliefs.last, gateway.presence.since, gateway.config, gateway.drivers
-        path = str(config.path or gateway.settings.config_file or "")
+        path, policy = str(config.path or gateway.settings.config_file or ""), config.policy or gateway.settings.policy
         facts = [(self._resource(one), self._strangers(one) if rows else dict) for one in gateway.resources]
         known = status.GatewayStatus(
             build=self._build,
@@ -101,6 +101,7 @@ class Commands:
             lag_s=round(gateway.tally.lag(now), 6),
             hindrances=tuple(gateway.hindrances()),
             configuration=status.configuration(path, config, now),
+            list_strategies=tuple(sorted(one.value for one in policy.list_strategies)),
             crossing="" if drivers is None else drivers.trouble,
             by_name=sides.ByNameStatus() if drivers is None else drivers.by_name,
             drivers=() if drivers is None else tuple(drivers.standings()),

@@ -154,7 +154,8 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway.
 
     ``host_service``: it is the node's own service, not a pod. ``waits_for`` says what its start waits for, and is mostly empty.
-    ``lag_s`` is the worst lateness of its event loop in the last minute or two. ``crossing`` says why the node's annotation
+    ``lag_s`` is the worst lateness of its event loop in the last minute or two. ``list_strategies`` are how containers are told their
+    GPUs, by the words of ``--device-list-strategy``. ``crossing`` says why the node's annotation
     ``device-plugin-gateway/cross-to`` isn't followed, and is mostly empty; ``by_name`` what is wrong for pods that ask by name.
     """
 
@@ -172,6 +173,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     lag_s: float = 0.0
     hindrances: tuple[source.Hindrance, ...] = ()
     configuration: Configuration | None = None
+    list_strategies: tuple[str, ...] = ()
     drivers: tuple[DriverStatus, ...] = ()
     sides: tuple[SideStatus, ...] = ()
     crossing: str = ""

@@ -32,7 +32,7 @@ enum {
 enum { MAX_GPUS = 32, MAX_LINKS = 36, MAX_PROFILES = 20, MAX_MIGS = 16, MAX_RULES = 64, MAX_SETS = 64 };
 enum { NOWHERE = MAX_GPUS, NAME = 96, ADDRESS = 32, WHOLE = 1 << 20 };
 enum { GPU_HANDLE = 1, MIG_HANDLE, GPU_INSTANCE, EVENT_SET };
-enum { RECOVERY_ACTION = 230, UNSIGNED_INT = 1 };
+enum { RECOVERY_ACTION = 230, UNSIGNED_INT = 1, PROFILE_NUMBERS = 17 };
 
 typedef int Result;
 typedef unsigned u32;
@@ -57,13 +57,13 @@ struct gpu {
 };
 struct rule { char function[NAME]; int code, gpu; u32 hangs_ms; };
 struct world {
-    char driver[NAME];
-    u32 gpus, rules;
+    char driver[NAME], nodes[256];
+    u32 gpus, rules, at_once;
     struct gpu gpu[MAX_GPUS];
     struct rule rule[MAX_RULES];
 };
 struct set { u64 serial; off_t read; u64 types[MAX_GPUS]; off_t since[MAX_GPUS]; };
-struct board { char uuid[NAME]; int lost; };
+struct board { char uuid[NAME]; int lost, node; };
 
 /* What one call works on: copied under the lock, so that the rest of the call needs none. */
 struct at { u32 board; struct gpu gpu; struct mig mig; struct profile profile; };
@@ -89,6 +89,7 @@ static int a_line(struct world *w, const char *line) {
     struct rule rule = {0};
     if (line[0] == '\0' || line[0] == '#') return 1;
     if (sscanf(line, "driver %95s", w->driver) == 1) return 1;
+    if (sscanf(line, "nodes %u %255[^\n]", &w->at_once, w->nodes) == 2) return 1;
     if (sscanf(line,
                "gpu %95s %31s minor=%u memory=%llu mig=%u,%u,%u lost=%u rows=%d:%u,%u,%u,%u retired=%d recovery=%d "
                "events=%llx name=%95[^\n]",
@@ -273,7 +274,16 @@ static Result give(const char *text, char *to, u32 size) {
 
 /* --- the library --- */
 
-/* nvml.h: init finds the GPUs but attaches to none: one that is ill doesn't hinder the others. Each init needs a shutdown. */
+/* A GPU's device node is open from its first handle on, to the last nvmlShutdown (seen with driver 580). */
+static void hold(u32 board) {
+    char node[sizeof world.nodes + 32];
+    if (world.nodes[0] == '\0' || boards[board].node >= 0) return;
+    snprintf(node, sizeof node, "%s/nvidia%u", world.nodes, in_world(boards[board].uuid)->minor);
+    boards[board].node = open(node, O_RDWR | O_CLOEXEC);
+}
+
+/* nvml.h: init finds the GPUs but attaches to none: one that is ill doesn't hinder the others. All the same it opens the node of
+ * the first one (seen with driver 580, on a machine with one). Each init needs a shutdown. */
 EXPORTED Result nvmlInitWithFlags(u32 flags) {
     (void)flags;
     pthread_mutex_lock(&lock);
@@ -291,6 +301,8 @@ EXPORTED Result nvmlInitWithFlags(u32 flags) {
         for (board_count = 0; board_count < world.gpus; board_count++) {
             boards[board_count].lost = world.gpu[board_count].lost != 0;
             strcpy(boards[board_count].uuid, world.gpu[board_count].uuid);
+            boards[board_count].node = -1;
+            if (board_count < world.at_once) hold(board_count);
         }
     }
     pthread_mutex_unlock(&lock);
@@ -303,6 +315,11 @@ EXPORTED Result nvmlShutdown(void) {
     calls++;
     Result result = references ? SUCCESS : UNINITIALIZED;
     if (references) references--;
+    for (u32 i = 0; references == 0 && i < board_count; i++)
+        if (boards[i].node >= 0) {
+            close(boards[i].node);
+            boards[i].node = -1;
+        }
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -355,7 +372,10 @@ static Result to_gpu(const char *function, u32 board, Result else_, Handle *foun
     Result result = ready(function, known ? (int)board : -1);
     if (result == SUCCESS && !known) result = else_;
     if (result == SUCCESS && boards[board].lost) result = GPU_IS_LOST;
-    if (result == SUCCESS) *found = handle(GPU_HANDLE, board, 0, 0);
+    if (result == SUCCESS) {
+        hold(board);
+        *found = handle(GPU_HANDLE, board, 0, 0);
+    }
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -364,7 +384,8 @@ EXPORTED Result nvmlDeviceGetHandleByIndex_v2(u32 index, Handle *found) {
     return to_gpu("nvmlDeviceGetHandleByIndex", index, INVALID_ARGUMENT, found);
 }
 
-/* nvml.h: "0000:65:00.0" and "00000000:65:00.0" are the same to it; it calls what it doesn't know NOT_FOUND. */
+/* nvml.h: "0000:65:00.0" and "00000000:65:00.0" are the same to it; it calls what it doesn't know NOT_FOUND, and what is no address
+ * INVALID_ARGUMENT (seen with driver 580). */
 static int same_address(const char *a, const char *b) {
     u32 x[4], y[4];
     return sscanf(a, "%x:%x:%x.%x", &x[0], &x[1], &x[2], &x[3]) == 4 &&
@@ -380,7 +401,7 @@ EXPORTED Result nvmlDeviceGetHandleByPciBusId_v2(const char *address, Handle *fo
         if (gpu && same_address(gpu->pci, address)) board = i;
     }
     pthread_mutex_unlock(&lock);
-    return to_gpu("nvmlDeviceGetHandleByPciBusId", board, NOT_FOUND, found);
+    return to_gpu("nvmlDeviceGetHandleByPciBusId", board, same_address(address, address) ? NOT_FOUND : INVALID_ARGUMENT, found);
 }
 
 /* --- one GPU --- */
@@ -492,12 +513,11 @@ EXPORTED Result nvmlDeviceGetMaxMigDeviceCount(Handle h, u32 *count) {
     return SUCCESS;
 }
 
-/* nvlib, VisitMigDevices: places may be empty (NOT_FOUND), and those after them not. */
+/* nvlib, VisitMigDevices: places may be empty (NOT_FOUND), and those after them not. Without MIG all are (seen with driver 580). */
 EXPORTED Result nvmlDeviceGetMigDeviceHandleByIndex(Handle h, u32 index, Handle *found) {
     ENTER_AT("nvmlDeviceGetMigDeviceHandleByIndex", h, GPU_ONLY);
-    if (!at.gpu.mig) return NOT_SUPPORTED;
-    if (index >= at.gpu.mig_max) return INVALID_ARGUMENT;
-    for (u32 i = 0; i < at.gpu.migs; i++)
+    if (at.gpu.mig && index >= at.gpu.mig_max) return INVALID_ARGUMENT;
+    for (u32 i = 0; at.gpu.mig && i < at.gpu.migs; i++)
         if (at.gpu.of_mig[i].place == index) {
             *found = handle(MIG_HANDLE, at.board, at.gpu.of_mig[i].gi, at.gpu.of_mig[i].ci);
             return SUCCESS;
@@ -536,8 +556,7 @@ EXPORTED Result nvmlDeviceGetAttributes_v2(Handle h, struct attributes *to) {
 
 EXPORTED Result nvmlDeviceGetGpuInstanceById(Handle h, u32 id, Handle *found) {
     ENTER_AT("nvmlDeviceGetGpuInstanceById", h, GPU_ONLY);
-    if (!at.gpu.mig) return NOT_SUPPORTED;
-    for (u32 i = 0; i < at.gpu.migs; i++)
+    for (u32 i = 0; at.gpu.mig && i < at.gpu.migs; i++)
         if (at.gpu.of_mig[i].gi == id) {
             *found = handle(GPU_INSTANCE, at.board, id, 0);
             return SUCCESS;
@@ -569,7 +588,7 @@ EXPORTED Result nvmlDeviceGetGpuInstanceProfileInfo(Handle h, u32 number, struct
                                       .processors = p->processors, .memory_mb = p->memory_mb};
         return SUCCESS;
     }
-    return NOT_SUPPORTED;
+    return number < PROFILE_NUMBERS ? NOT_SUPPORTED : INVALID_ARGUMENT; /* seen with driver 580 */
 }
 
 /* --- links and ways --- */

@@ -218,6 +218,7 @@ def counts() -> Counts:
 class World:
     """Change it as you like, then ``write()``: the library sees it at its next call, and a wait for events at once.
 
+    ``nodes`` is the folder of the device nodes that it opens: of a GPU with its first handle, of the first ``at_once`` with init.
     ``ways`` is the common ancestor (``PIX`` … ``SYS``) of two GPUs, by their indexes, the lower first; of others their NUMA
     nodes decide.
     """
@@ -225,12 +226,14 @@ class World:
     path: Path
     gpus: list[GPU] = field(default_factory=list)
     driver: str = "550.54.15"
+    nodes: Path | None = None
+    at_once: int = 1
     ways: dict[tuple[int, int], int] = field(default_factory=dict)
     rules: dict[tuple[str, int], _Rule] = field(default_factory=dict)
 
     def write(self) -> None:
         """Put the whole world in place at once."""
-        lines = [f"driver {self.driver}"]
+        lines = [f"driver {self.driver}", *([f"nodes {self.at_once} {self.nodes}"] if self.nodes else [])]
         for index, gpu in enumerate(self.gpus):
             lines += gpu.lines(index)
         for (i, one), (j, other) in combinations(enumerate(self.gpus), 2):

@@ -348,10 +348,18 @@ MUTANTS = (
     ),
     Mutant(
         "E13",
+        "what counts since an edit isn't told",
+        "gateway/configuration/reload.py",
+        "self._policy = self._fate.policy = replace",
+        "self._policy = replace",
+        f"{_RELOAD}::test_a_file_that_is_replaced_by_way_of_nothing_is_no_fault",
+    ),
+    Mutant(
+        "E13",
         "all of a policy changes with the file",
         "gateway/configuration/reload.py",
-        "self._policy = replace(policy, **fixed)",
-        "self._policy = policy",
+        "self._policy = self._fate.policy = replace(policy, **fixed)",
+        "self._policy = self._fate.policy = policy",
         f"{_RELOAD}::test_what_counts_at_a_start_only_is_said_to_need_one",
     ),
     Mutant(

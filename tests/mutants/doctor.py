@@ -27,6 +27,22 @@ _QUIET = f"{_TEST}::test_what_is_no_fault_is_not_named"
 
 MUTANTS = (
     Mutant(
+        "DOC2",
+        "how containers are told their GPUs is known by doctor's own settings alone",
+        _COMMAND,
+        "            told[\"strategies\"] = theirs  # A gateway's own flags aren't known here.\n",
+        "            pass\n",
+        f"{_TEST}::test_what_a_gateway_was_told_by_flags_is_asked_of_it",
+    ),
+    Mutant(
+        "DOC2",
+        "a gateway that doesn't say how containers are told their GPUs counts as one that tells them nothing",
+        _COMMAND,
+        "        if theirs := frozenset(one for status in answers.read for one in status.list_strategies):\n",
+        "        if (theirs := frozenset(one for status in answers.read for one in status.list_strategies)) or True:\n",
+        f"{_TEST}::test_what_a_gateway_was_told_by_flags_is_asked_of_it",
+    ),
+    Mutant(
         "DOC1",
         "a state directory is judged that isn't the gateway's",
         "gateway/doctor/snapshot.py",

@@ -12,7 +12,7 @@ RULES = {
     "X5": "one GPU that fails keeps what is known of it, and takes no other along",
     "X6": "NVML that can't be used takes no GPU away without evidence, and is tried again",
     "X7": "NVML never blocks the loop, another GPU's errors, or the end; and nothing of it is left",
-    "X8": "a released GPU isn't touched until it is acquired, and the others stay watched",
+    "X8": "a released GPU isn't touched until it is acquired, and the others stay watched where NVML can be open without it",
     "X9": "the list follows the hardware: MIG, plugged and unplugged GPUs, a driver loaded anew",
 }
 
@@ -20,6 +20,38 @@ _HEALTH = "tests/unit/test_gpu_health.py"
 _NVIDIA = "tests/unit/test_gpu_nvidia.py"
 
 MUTANTS = (
+    Mutant(
+        "X8",
+        "NVML stays open where it opens the node of a released GPU unasked",
+        "devices/gpu/nvidia/watch.py",
+        "            self._opens_anyway |= held\n            self._close()\n            raise SessionError(self._stays_closed())\n",
+        "            pass\n",
+        f"{_NVIDIA}::test_where_nvml_opens_a_released_gpu_unasked_it_stays_closed",
+    ),
+    Mutant(
+        "X8",
+        "NVML is tried again although it is known to open the node of a released GPU",
+        "devices/gpu/nvidia/watch.py",
+        "            self._opens_anyway |= held\n",
+        "",
+        f"{_NVIDIA}::test_where_nvml_opens_a_released_gpu_unasked_it_stays_closed",
+    ),
+    Mutant(
+        "X8",
+        "a release is told as done before it is known whether NVML opens the GPU unasked",
+        "devices/gpu/nvidia/watch.py",
+        "                            self._open()  # Before it is done: whoever is told of it resets the GPU.\n",
+        "                            pass\n",
+        "tests/unit/test_gpu_nvidia_watch.py::test_nvml_is_open_without_a_released_gpu_before_anybody_is_told_of_it",
+    ),
+    Mutant(
+        "X8",
+        "nobody is told why the other GPUs aren't watched",
+        "devices/gpu/nvidia/watch.py",
+        "                self._post(self._take, Down(SessionError(reason), time.monotonic()))\n",
+        "",
+        f"{_NVIDIA}::test_where_nvml_opens_a_released_gpu_unasked_it_stays_closed",
+    ),
     Mutant(
         "X3",
         "an operator's word ends what is on the GPU's partitions no more",

@@ -732,6 +732,21 @@ def test_the_folder_is_that_of_the_gateway_that_runs(well: Fake, monkeypatch: py
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.parametrize(
+    ("strategies", "status"), [(("cdi-cri",), 0), (("envvar",), 2), ((), 2)], ids=["CDI", "envvar", "an older gateway"]
+)
+def test_what_a_gateway_was_told_by_flags_is_asked_of_it(
+    strategies: tuple[str, ...], status: int, well: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("KUBERNETES_SERVICE_HOST", "DEVICE_LIST_STRATEGY"):
+        monkeypatch.delenv(name, raising=False)
+    well.write("etc/containerd/config.toml", CONTAINERD.partition('default_runtime_name = "nvidia"')[0])
+    with gateways(well.state, {SERVING: {"status": replace(STATUS, list_strategies=strategies)}}, "status"):
+        done = call(well.root)
+    assert done.exit_code == status, done.output
+    assert ("DPG0401" in done.output) is bool(status)
+
+
 def test_on_a_narrow_terminal_every_line_is_wrapped(alone: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS["DPG0106"](alone)
     monkeypatch.setenv("COLUMNS", "40")

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import structlog
+from msgspec.structs import replace
 from structlog.typing import EventDict
 
 from adapters import pluginregistration
@@ -166,6 +167,14 @@ async def place(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 def states(gateway: Gateway) -> dict[str, State]:
     return {device_id: one.state for plugin in gateway.resources for device_id, one in plugin.entries.items()}
+
+
+async def test_a_status_says_how_containers_are_told_their_gpus_now(place: Place) -> None:
+    async with place.gateway("only") as one:
+        assert Commands(one).taken(rows=False)().list_strategies == ("cdi-cri",)
+        both = frozenset({ListStrategy.ENVVAR, ListStrategy.CDI_ANNOTATIONS})
+        one.config.policy = replace(one.settings.policy, list_strategies=both)
+        assert Commands(one).taken(rows=False)().list_strategies == ("cdi-annotations", "envvar")
 
 
 async def test_devices_are_offered_by_dra_alone(place: Place) -> None:

@@ -135,8 +135,14 @@ REFUSALS: Final[dict[str, tuple[Answer, Any]]] = {
     "attributes of a whole GPU": (pynvml.nvmlDeviceGetAttributes, pynvml.NVML_ERROR_NOT_SUPPORTED),
     "a MIG device without MIG": (
         lambda h: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(h, 0),
-        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_NOT_FOUND,
     ),
+    "a GPU instance without MIG": (lambda h: pynvml.nvmlDeviceGetGpuInstanceById(h, 0), pynvml.NVML_ERROR_NOT_FOUND),
+    "a profile that can't be": (
+        lambda h: pynvml.nvmlDeviceGetGpuInstanceProfileInfo(h, 17, 1),
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    ),
+    "no address": (lambda _: pynvml.nvmlDeviceGetHandleByPciBusId("none"), pynvml.NVML_ERROR_INVALID_ARGUMENT),
     "a whole GPU's instance": (pynvml.nvmlDeviceGetGpuInstanceId, pynvml.NVML_ERROR_INVALID_ARGUMENT),
     "a link that isn't there": (lambda h: pynvml.nvmlDeviceGetNvLinkState(h, 18), pynvml.NVML_ERROR_NOT_SUPPORTED),
     "a link that can't be": (lambda h: pynvml.nvmlDeviceGetNvLinkState(h, 36), pynvml.NVML_ERROR_INVALID_ARGUMENT),
@@ -190,7 +196,7 @@ def profile_number(gpu: Any, mig: Any) -> int:
     wanted = pynvml.nvmlGpuInstanceGetInfo(instance).profileId
     ids = {}
     for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-        with suppress(pynvml.NVMLError_NotSupported):
+        with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
             ids[pynvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu, number, 1).id] = number
     return ids[wanted]
 

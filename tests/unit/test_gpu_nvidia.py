@@ -710,6 +710,56 @@ async def test_release_and_acquire_around_a_change_of_mig(node: Node) -> None:
     assert not [one for one in logs if one["event"] == "a GPU can't be looked at"]
 
 
+@pytest.fixture
+def nodes(node: Node) -> Callable[[], set[str]]:
+    """NVML opens the device nodes of GPUs, of the first one with nvmlInit: say which it holds."""
+    node.world.nodes = node.root / "dev"
+    for one in node.world.gpus:
+        (node.world.nodes / f"nvidia{one.minor}").touch()
+    (node.root / "proc/self").symlink_to("/proc/self")
+    node.write()
+
+    def held() -> set[str]:
+        links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        return {link.name for link in links if link.parent == node.world.nodes}
+
+    return held
+
+
+async def test_a_released_gpus_node_is_closed(node: Node, nodes: Callable[[], set[str]]) -> None:
+    backend, uuid = node.backend(), node.world.gpus[2].uuid
+    async with watching(backend) as watch:
+        await watch.until(well)
+        await backend.release([uuid])
+        assert nodes() == {f"nvidia{index}" for index in range(8) if index != 2}
+        await told(node, watch, 5, 79)
+        await backend.acquire([uuid])
+        await watch.until(lambda now: not now.released and "nvidia2" in nodes())
+
+
+async def test_where_nvml_opens_a_released_gpu_unasked_it_stays_closed(
+    node: Node, nodes: Callable[[], set[str]]
+) -> None:
+    backend = node.backend()
+    uuids = [one.uuid for one in node.world.gpus]
+    async with watching(backend) as watch:
+        await watch.until(well)
+        await backend.release([uuids[0]])
+        assert nodes() == set()
+        sight = await watch.until(lambda now: any(one.trouble for one in now.gpus))
+        reason = by_uuid(sight)[uuids[1]].trouble
+        assert reason is not None
+        assert reason.kind is TroubleKind.APPLICATION
+        assert reason.reason.startswith("NVML can't be asked: it opens /dev/nvidia0 unasked, so it stays closed")
+        calls = counts().calls
+        await backend.release([uuids[1]])
+        await backend.acquire([uuids[1]])
+        await asyncio.sleep(5 * PACE.poll)  # nothing must happen
+        assert (counts().calls, nodes()) == (calls, set())
+        await backend.acquire([uuids[0]])
+        await watch.until(lambda now: well(now) and len(nodes()) == 8)
+
+
 async def test_release_of_all_closes_nvml(node: Node) -> None:
     backend = node.backend()
     async with watching(backend) as watch:

@@ -152,6 +152,14 @@ def test_a_gpu_whose_errors_nobody_tells_counts_as_heard(looker: Looker) -> None
     assert looker._open().heard == {"GPU-0"}
 
 
+def test_nvml_is_open_without_a_released_gpu_before_anybody_is_told_of_it(stub: Stub, looker: Looker) -> None:
+    """Only then is it known whether that opens the GPU all the same, and who is told of it resets the GPU."""
+    before: list[str] = []
+    looker._turn = lambda: 0.0  # type: ignore[method-assign]
+    seen(looker, [_Command(let=Let(frozenset({"GPU-0"})), done=lambda _: before.extend(stub.calls))])
+    assert before[-2:] == ["close", "open"]
+
+
 @pytest.mark.parametrize(
     ("age", "least", "most"),
     [pytest.param(1.0, 0.4, 0.5, id="young: not at once"), pytest.param(31.0, -1.0, 0.0, id="old: at once")],

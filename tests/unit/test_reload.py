@@ -169,14 +169,15 @@ def test_a_bad_file_is_complained_of_once(file: Path, said: Said) -> None:
 
 def test_a_file_that_is_replaced_by_way_of_nothing_is_no_fault(file: Path, said: Said) -> None:
     policies: list[Policy] = []
-    current = reload._Current(Settings(), file, policies.append, reload.FileFate())
+    fate = reload.FileFate()
+    current = reload._Current(Settings(), file, policies.append, fate)
     assert not current.look(asked=False)
     assert said == []
     assert [current.look(asked=False) for _ in range(3)] == [False] * 3
     assert [one["event"][:22] for one in said] == ["configuration rejected"]
     file.write_text(SINGLE)
     assert current.look(asked=False)
-    assert [policy.mig_strategy for policy in policies] == [MigStrategy.SINGLE]
+    assert [policy.mig_strategy for policy in (*policies, fate.policy) if policy] == [MigStrategy.SINGLE] * 2
 
 
 def test_what_became_of_the_file_is_known(file: Path) -> None:

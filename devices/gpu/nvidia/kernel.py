@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -9,6 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 _CONTROL: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+_NODE: Final = re.compile(r"/nvidia([0-9]{1,3})$")
 
 
 class KernelFacts(Struct, frozen=True):
@@ -40,6 +43,16 @@ class KernelFacts(Struct, frozen=True):
             return frozenset(entry.name for entry in (self.proc / "driver/nvidia/gpus").iterdir())
         except OSError:
             return frozenset()
+
+    def opened(self) -> frozenset[int]:
+        """The minors of the GPUs whose device nodes this process has open."""
+        found = set()
+        with contextlib.suppress(OSError):
+            for link in (self.proc / "self/fd").iterdir():
+                with contextlib.suppress(OSError):  # it was closed meanwhile
+                    if node := _NODE.search(str(link.readlink())):
+                        found.add(int(node[1]))
+        return frozenset(found)
 
     def excluded(self, plugged: Iterable[str]) -> frozenset[str]:
         """Those that the driver was told to leave out (its parameter NVreg_ExcludedGpus): NVML never has them."""

@@ -191,6 +191,10 @@ class Scanner:
                 seats[index] = error
         return seats
 
+    def minors(self, let: Let) -> frozenset[int]:
+        """The minors of the GPUs, as far as they are known, that mustn't be touched."""
+        return frozenset(gpu.minor for gpu, *_ in self._known.values() if gpu.uuid in let.uuids)
+
     def _is_short(self, session: Session) -> bool:
         """Whether the driver has more GPUs than NVML: one that was plugged in again before its going was seen."""
         count = self._nvml.count()

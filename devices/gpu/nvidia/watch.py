@@ -141,6 +141,7 @@ class Looker:
         self._busy = Busy(attempts)
         self._scanner = Scanner(nvml, node, self._busy)
         self._waiting: float | None = None
+        self._opens_anyway: frozenset[int] = frozenset()
         self._load: int | None = None
         self._unloaded = False
         self._closed = 0.0
@@ -211,6 +212,9 @@ class Looker:
                 if command.let is not None:
                     self._let, self._posted = command.let, None
                     closed = self._close()
+                    if closed and self._let.uuids and not self._let.all and not self._stays_closed():
+                        with contextlib.suppress(NvmlError):  # The look says so.
+                            self._open()  # Before it is done: whoever is told of it resets the GPU.
                     if command.done is not None:
                         command.done(closed)
                 elif command.broken is not None:
@@ -242,6 +246,11 @@ class Looker:
         """Look once, and say how long to wait until the next look."""
         if self._let.all:
             return self._pace.poll
+        if reason := self._stays_closed():
+            if self._posted != reason:
+                self._posted = reason
+                self._post(self._take, Down(SessionError(reason), time.monotonic()))
+            return self._pace.poll
         try:
             scan = self._look()
         except NvmlError as error:
@@ -270,6 +279,19 @@ class Looker:
             self._nvml.unload()
         self._posted = None
         self._post(self._take, Down(error, time.monotonic()))
+
+    def _stays_closed(self) -> str:
+        """Why NVML can't be open while these GPUs are released; '' where it can.
+
+        With driver 580, nvmlInit opens the node of a machine's only GPU (seen on an H100), which keeps it from a reset.
+        """
+        nodes = [f"/dev/nvidia{minor}" for minor in sorted(self._scanner.minors(self._let) & self._opens_anyway)]
+        return (
+            f"it opens {', '.join(nodes)} unasked, so it stays closed, and sees no GPU, until that one is acquired "
+            "(gateway devices --acquire)"
+            if nodes
+            else ""
+        )
 
     def _close(self) -> bool:
         """Close NVML; False where a call that hangs doesn't let us."""
@@ -302,6 +324,10 @@ class Looker:
             self._reloaded = self._closed
         self._load, self._unloaded = load if load is not None else self._load, False
         session.heard, told = self._hear_all()
+        if held := self._scanner.minors(self._let) & self._node.opened():
+            self._opens_anyway |= held
+            self._close()
+            raise SessionError(self._stays_closed())
         if told:
             session.listener = threading.Thread(
                 target=self._listen, args=(session.stop,), name="nvml-wait", daemon=True
