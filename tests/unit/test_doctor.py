@@ -733,15 +733,20 @@ def test_the_folder_is_that_of_the_gateway_that_runs(well: Fake, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("strategies", "status"), [(("cdi-cri",), 0), (("envvar",), 2), ((), 2)], ids=["CDI", "envvar", "an older gateway"]
+    ("theirs", "own", "status"),
+    [
+        pytest.param(("cdi-cri",), "envvar", 0, id="CDI"),
+        pytest.param(("envvar",), "cdi-cri", 2, id="envvar"),
+        pytest.param((), "cdi-cri", 0, id="an older gateway doesn't say"),
+    ],
 )
 def test_what_a_gateway_was_told_by_flags_is_asked_of_it(
-    strategies: tuple[str, ...], status: int, well: Fake, monkeypatch: pytest.MonkeyPatch
+    theirs: tuple[str, ...], own: str, status: int, well: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("KUBERNETES_SERVICE_HOST", "DEVICE_LIST_STRATEGY"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("DEVICE_LIST_STRATEGY", own)
     well.write("etc/containerd/config.toml", CONTAINERD.partition('default_runtime_name = "nvidia"')[0])
-    with gateways(well.state, {SERVING: {"status": replace(STATUS, list_strategies=strategies)}}, "status"):
+    with gateways(well.state, {SERVING: {"status": replace(STATUS, list_strategies=theirs)}}, "status"):
         done = call(well.root)
     assert done.exit_code == status, done.output
     assert ("DPG0401" in done.output) is bool(status)
