@@ -315,7 +315,7 @@ def test_it_is_among_the_last_to_be_evicted(name: str) -> None:
 def test_its_memory_is_bounded_and_it_is_in_time_on_a_busy_node(name: str) -> None:
     assert busy.MANIFEST == 200
     assert container(name)["resources"] == {
-        "requests": {"cpu": "200m", "memory": "64Mi"},
+        "requests": {"cpu": "200m", "memory": "96Mi"},
         "limits": {"memory": "256Mi"},
     }
 
