@@ -4,12 +4,14 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from gateway.lab.node.api import Event
+from gateway.lab.node.machine import HOSTNAME
 from gateway.lab.node.pods import Account, Word, account, gpu_pod, words
-from gateway.lab.node.watch import ContainerSeen, Drop, NodeSeen, PodSeen, drops, failed, node_seen, pod_seen
+from gateway.lab.node.watch import ContainerSeen, Drop, NodeSeen, PodSeen, Recorder, drops, failed, node_seen, pod_seen
 
 GPU = "nvidia.com/gpu"
 SECOND = 1_000_000_000
@@ -46,6 +48,13 @@ def test_drops(history: Sequence[tuple[float, int | None]], since: float, expect
 def test_a_pod_that_failed_and_is_gone_is_told_once() -> None:
     history = [pod("a", "Failed", at=1), pod("b", "Failed", at=5), pod("b", "Failed", at=6), pod("c", at=7)]
     assert failed(history, 1) == ["pod pod-b failed: Because: of that"]
+
+
+async def test_another_node_that_a_test_makes_is_not_taken_for_this_one() -> None:
+    recorder = Recorder(cast("Any", None))
+    for at, name in ((1, HOSTNAME), (2, "node-2")):
+        recorder._node(Event(at, {"metadata": {"name": name}, "status": {"capacity": {GPU: str(at)}}}))
+    assert [one.capacity for one in recorder.nodes] == [{GPU: 1}]
 
 
 def test_a_node_is_read_with_vendors_resources_only() -> None:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from gateway.lab.node.api import Api, Event, Object
+from gateway.lab.node.machine import HOSTNAME
 
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
@@ -218,7 +219,7 @@ class Recorder:
     def _node(self, event: Event) -> None:
         if event.object is None:
             self._see(event)
-        elif not event.gone:
+        elif not event.gone and event.object["metadata"]["name"] == HOSTNAME:  # A test may make others.
             seen = node_seen(event.monotonic_ns, event.object)
             if not self.nodes or _rest(seen) != _rest(self.nodes[-1]):
                 self.nodes.append(seen)
