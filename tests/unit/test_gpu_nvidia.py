@@ -726,6 +726,33 @@ def nodes(node: Node) -> Callable[[], set[str]]:
     return held
 
 
+def test_it_listens_to_errors_alone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that a GPU tells: a driver's mask has changes of clocks and of power, too (0xff9f with driver 580)."""
+    asked: list[int] = []
+    node.world.gpus[0].events = 0xFF9F
+    node.write()
+    register = pynvml.nvmlDeviceRegisterEvents
+    monkeypatch.setattr(pynvml, "nvmlDeviceRegisterEvents", lambda *args: (asked.append(args[1]), register(*args))[1])
+    nvml = Nvml(str(library()))
+    nvml.open()
+    nvml.listen(nvml.at(0))
+    nvml.close()
+    assert asked == [pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError]
+
+
+def test_it_counts_no_more_gpus_than_a_node_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1 << 31)
+    assert Nvml(str(library())).count() == 256
+
+
+async def test_what_the_driver_does_not_allow_is_as_if_it_did_not_know(node: Node) -> None:
+    for question in ("nvmlDeviceGetRemappedRows", "nvmlDeviceGetMigMode"):
+        node.world.fails(question, pynvml.NVML_ERROR_NO_PERMISSION)
+    node.write()
+    async with watching(node.backend()) as watch:
+        assert len((await watch.until(well)).gpus) == 8
+
+
 async def test_a_released_gpus_node_is_closed(node: Node, nodes: Callable[[], set[str]]) -> None:
     backend, uuid = node.backend(), node.world.gpus[2].uuid
     async with watching(backend) as watch:

@@ -10,8 +10,9 @@ from typing import Any, cast
 
 import pytest
 
+from devices.gpu.model import GPU, Way
 from devices.gpu.nvidia.kernel import KernelFacts
-from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml, NvmlError, UnsupportedError
+from devices.gpu.nvidia.nvml import Board, MismatchError, NotLoadedError, Nvml, NvmlError, UnsupportedError
 from devices.gpu.nvidia.scan import Busy, Let, Scan, Scanner, Session
 from devices.gpu.nvidia.watch import Guests, Looker, Pace, _Command
 
@@ -146,6 +147,30 @@ def test_that_the_driver_was_unloaded_is_known_until_nvml_is_open(
     looker._reloaded = None
     looker._open()
     assert looker._reloaded is None
+
+
+@pytest.mark.parametrize(
+    ("index", "found", "let", "whose"),
+    [
+        pytest.param(1, {"A"}, frozenset(), "B", id="the one that was there before"),
+        pytest.param(0, set(), frozenset(), "A", id="also where others are missing"),
+        pytest.param(7, {"A"}, frozenset(), "B", id="elsewhere: the only one that is missing"),
+        pytest.param(7, set(), frozenset(), "", id="elsewhere, and two are missing"),
+        pytest.param(1, {"A"}, frozenset({"B"}), "", id="a released one isn't missing"),
+    ],
+)
+def test_which_gpu_it_is_that_cannot_say_so(
+    stub: Stub, tmp_path: Path, index: int, found: set[str], let: frozenset[str], whose: str
+) -> None:
+    scanner = Scanner(cast("Nvml", stub), KernelFacts(tmp_path, tmp_path, tmp_path), Busy())
+    scanner._known = {uuid: (GPU(uuid, place, place, None),) for place, uuid in enumerate("AB")}
+    assert scanner._whose(index, found, Let(let)) == whose
+
+
+def test_over_switches_two_gpus_have_as_many_links_as_the_one_with_fewer(stub: Stub, tmp_path: Path) -> None:
+    scanner = Scanner(cast("Nvml", stub), KernelFacts(tmp_path, tmp_path, tmp_path), Busy())
+    session = Session(boards={uuid: Board(uuid, 0, f"0000:0{place}:00.0", "H100") for place, uuid in enumerate("AB")})
+    assert scanner._way(session, {"A": {"": 18}, "B": {"": 12}}, "A", "B") == (Way.NVLINK, 12)
 
 
 def test_a_gpu_whose_errors_nobody_tells_counts_as_heard(looker: Looker) -> None:
