@@ -8,7 +8,6 @@ same question always has the same answer.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import nsmallest
@@ -18,7 +17,7 @@ from devices.gpu.model import GPU, found, in_order
 from devices.gpu.selection import select
 from devices.model import Fault, Health, PreferredRequest, RefusedError
 from devices.policy import Sharing
-from devices.replicas import unshared
+from devices.replicas import grouped
 
 
 def preferred(
@@ -37,7 +36,7 @@ def preferred(
     available, must = frozenset(request.available), frozenset(request.must_include)
     _check(request, available, must)
     free = request.size - len(must)
-    there = _by_gpu([one for one in request.available if one not in must], gpus)
+    there = grouped([one for one in request.available if one not in must] if must else request.available, gpus)
     sound = {uuid: ids for uuid, ids in there.items() if uuid in gpus and gpus[uuid].health is Health.HEALTHY}
     doubtful = [device_id for uuid, ids in there.items() if uuid not in sound for device_id in ids]
     well = sum(map(len, sound.values()))
@@ -47,14 +46,6 @@ def preferred(
         opened = {gpu.uuid for device_id in must if (gpu := found(device_id, gpus)) is not None}
         chosen = _chosen(free, sound, opened, gpus, sharing)
     return tuple(in_order([*must, *chosen], gpus))
-
-
-def _by_gpu(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> dict[str, list[str]]:
-    """Sort device IDs by the UUID that they mean, as ``found`` finds it; an ID that means none stands for itself."""
-    there: defaultdict[str, list[str]] = defaultdict(list)
-    for device_id in device_ids:
-        there[unshared(device_id, gpus)].append(device_id)
-    return there
 
 
 def _chosen(
@@ -70,11 +61,8 @@ def _chosen(
     inside: set[str] = set()
     for gpu in sorted((gpus[uuid] for uuid in sound.keys() | opened), key=lambda gpu: (gpu.index, gpu.uuid)):
         name = gpu.uuid if shared else gpu.board
-        ids = sound.get(gpu.uuid, [])
-        if name in first:
-            there[name] = [*there[name], *ids]
-        else:
-            first[name], there[name] = gpu, ids
+        first.setdefault(name, gpu)
+        there[name] = [*there.get(name, ()), *sound.get(gpu.uuid, ())]
         if gpu.uuid in opened:
             inside.add(name)
     takes = _spread if shared and sharing is Sharing.DISTRIBUTED else _packed
@@ -83,13 +71,9 @@ def _chosen(
     return [
         device_id
         for ids, count in zip(there.values(), taken, strict=True)
-        for device_id in (nsmallest(count, ids, key=_by_number) if shared else ids[:count])
+        # The replicas of one GPU differ in their numbers alone: a longer ID is a higher one.
+        for device_id in (nsmallest(count, ids, key=lambda one: (len(one), one)) if shared else ids[:count])
     ]
-
-
-def _by_number(device_id: str) -> tuple[int, str]:
-    """Sort the replicas of one GPU, which differ in their numbers alone: a longer one is a higher one."""
-    return len(device_id), device_id
 
 
 def _packed(free: int, gpus: Sequence[GPU], room: Sequence[int], used: set[int]) -> list[int]:

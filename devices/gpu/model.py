@@ -51,7 +51,7 @@ class Link(Struct, frozen=True):
     @property
     def distance(self) -> int:
         """From 1, the nearest, to ``FARTHEST``: halved where lanes are doubled (docs/preferred-allocation.md)."""
-        return _OVER_PCIE.get(self.way) or -(-_DIRECT // max(self.lanes, 1))
+        return _OVER_PCIE.get(self.way) or -(-_DIRECT // (self.lanes or 1))
 
 
 class GPU(Struct, frozen=True):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, combinations, islice
+from operator import add, sub
 from typing import Final
 
 from msgspec import Struct
@@ -99,10 +100,8 @@ class _Search:
         scale = sum(shares) + 1
         self._cost = [free * scale - share for free, share in zip(room, shares, strict=True)]
         nodes = [gpu.numa_node for gpu in (*gpus, *opened)]
-        near = [
-            [distance * _PAIRS + (node != own) for distance, node in zip(row, nodes, strict=False)]
-            for own, row in zip(nodes, table, strict=False)
-        ]
+        apart = {own: [node != own for node in nodes] for own in {*nodes}}
+        near = [[*map(add, row, apart[own])] for row, own in zip(table, nodes, strict=False)]
         self._rows = [row[: len(gpus)] for row in near]
         self._start = _Part((), 0, 0, [sum(row[len(gpus) :]) for row in near], missing)
         self._alike = self._classes()
@@ -125,7 +124,7 @@ class _Search:
             (*part.chosen, place),
             part.distance + 2 * part.to[place],
             part.cost + self._cost[place],
-            [a + b for a, b in zip(part.to, self._rows[place], strict=True)],
+            [*map(add, part.to, self._rows[place])],
             part.missing - self._room[place],
         )
 
@@ -133,16 +132,26 @@ class _Search:
         """Try each way to complete ``part`` with GPUs from ``start`` on that are like none in ``skipped``, a set of bits."""
         self._steps -= 1
         left = self._count - len(part.chosen)
-        rest = [place for place in self._places[start:] if not skipped >> self._alike[place] & 1]
+        alike = self._alike
+        rest = [place for place in self._places[start:] if not skipped & alike[place]]
         if left == 1:
             self._complete(part, rest)
         elif len(rest) >= left and self._promising(part, start, rest, left):
-            for place in rest[: len(rest) - left + 1]:
+            to, near = part.to, self._nearest(start)
+            lengths = [2 * to[place] + near[place][left - 2] for place in rest]
+            ahead = sorted(lengths)
+            for place, length in zip(rest[: len(rest) - left + 1], lengths, strict=False):
                 if self._steps <= 0:
                     break
-                if not skipped >> self._alike[place] & 1:
-                    self._descend(self._with(part, place), place + 1, skipped)
-                    skipped |= 1 << self._alike[place]
+                ahead.remove(length)
+                if not skipped & alike[place]:
+                    # As in ``_promising``, but before there is a part: most places need none. They count as steps all the same.
+                    distance = part.distance + 2 * (to[place] + near[place][left - 1]) + sum(ahead[: left - 1])
+                    if distance > self._least[0]:
+                        self._steps -= 1
+                    else:
+                        self._descend(self._with(part, place), place + 1, skipped)
+                    skipped |= alike[place]
 
     def _complete(self, part: _Part, rest: Iterable[int]) -> None:
         for place in rest:
@@ -159,25 +168,23 @@ class _Search:
         """
         if part.missing > left and sum(sorted([self._room[place] for place in rest])[-left:]) < part.missing:
             return False
-        near = self._nearest(start)
-        distance = part.distance + sum(sorted([2 * part.to[place] + near[place][left - 1] for place in rest])[:left])
+        to, near = part.to, self._nearest(start)
+        distance = part.distance + sum(sorted([2 * to[place] + near[place][left - 1] for place in rest])[:left])
         if distance != self._least[0]:
             return distance < self._least[0]
         cost = part.cost + sum(sorted([self._cost[place] for place in rest])[:left])
         return (distance, cost, 0) < self._least
 
     def _nearest(self, start: int) -> list[list[int]]:
-        """For each GPU from ``start`` on, the sums of its 0, 1, 2… smallest distances to these, or to some before as well."""
+        """For each GPU from ``start`` on, the sums of its 1, 2, 3… smallest distances (0 to itself) to these, or to some before as well."""
         start -= start % (1 + 2 * ((len(self._places) - 1) // EXACT))  # so that it is made at most 16 times
         if start not in self._near:
-            self._near[start] = [[]] * start
-            for place, row in enumerate(self._rows[start:], start):
-                others = sorted(row[start:place] + row[place + 1 :])
-                self._near[start].append([0, *accumulate(others[: self._count])])
+            sums = [[*accumulate(sorted(row[start:])[: self._count])] for row in self._rows[start:]]
+            self._near[start] = [*[[]] * start, *sums]
         return self._near[start]
 
     def _classes(self) -> list[int]:
-        """Find for each GPU the first that is like it: to exchange the two changes no distance, no NUMA node and no room."""
+        """Give each GPU a bit, the same to those that are alike: to exchange two changes no distance, no NUMA node and no room."""
         firsts: dict[tuple[int, int], list[int]] = {}
         alike: list[int] = []
         for place in self._places:
@@ -186,22 +193,23 @@ class _Search:
                 row = self._rows[first].copy()
                 row[first], row[place] = row[place], 0
                 if row == self._rows[place]:
-                    alike.append(first)
+                    alike.append(alike[first])
                     break
             else:
                 known.append(place)
-                alike.append(place)
+                alike.append(1 << place)
         return alike
 
     def _star(self) -> _Part:
         """Choose a GPU and those nearest to it, for the GPU that has them nearest; if none has the room, the roomiest."""
-        stars: list[tuple[int, list[int]]] = []
-        for centre, row in enumerate(self._rows):
-            lengths = [a + b for a, b in zip(row, self._start.to, strict=True)]
-            star = sorted(self._places, key=[*lengths[:centre], -1, *lengths[centre + 1 :]].__getitem__)[: self._count]
+        rows = [[*map(add, row, self._start.to)] for row in self._rows]
+        for centre, row in enumerate(rows):
+            row[centre] -= 1 << 32  # so that it comes first
+        for row in sorted(rows, key=lambda row: sum(sorted(row)[: self._count])):
+            star = sorted(self._places, key=row.__getitem__)[: self._count]
             if sum([self._room[place] for place in star]) >= self._start.missing:
-                stars.append((sum([lengths[place] for place in star]), star))
-        return self._part(min(stars)[1] if stars else _roomiest(self._room, self._count, self._start.missing))
+                return self._part(star)
+        return self._part(_roomiest(self._room, self._count, self._start.missing))
 
     def _exchanged(self, part: _Part) -> _Part:
         """Exchange one GPU for another, the best exchange first, while that makes the choice better."""
@@ -209,9 +217,9 @@ class _Search:
             least = (part.distance, part.cost)
             better, swap = least, (-1, -1)
             for out in part.chosen:
-                row = self._rows[out]
-                for new in self._places:
-                    distance = part.distance + 2 * (part.to[new] - row[new] - part.to[out])
+                without = part.distance - 2 * part.to[out]
+                for new, to in enumerate(map(sub, part.to, self._rows[out])):
+                    distance = without + 2 * to
                     if distance > better[0] or new in part.chosen:
                         continue
                     key = (distance, part.cost + self._cost[new] - self._cost[out])
@@ -230,17 +238,17 @@ class _Search:
 
 
 def _distances(rows: Sequence[GPU], columns: Sequence[GPU]) -> list[list[int]]:
-    """Give the distances of ``rows``, which are among ``columns``, to these: 0 on one board, else that of the nearest link."""
+    """Give the distances of ``rows``, which are among ``columns``, to these, times ``_PAIRS``: 0 on one board, else of the nearest link."""
     boards = [gpu.board for gpu in columns]
     places = {board: place for place, board in enumerate(dict.fromkeys(boards))}
-    table = [[FARTHEST] * len(places) for _ in places]
+    table = [[FARTHEST * _PAIRS] * len(places) for _ in places]
     for gpu in columns:
         own = places[gpu.board]
         row = table[own]
         row[own] = 0
         for link in gpu.links:
             peer = places.get(link.peer)
-            if peer is not None and (distance := link.distance) < row[peer]:
+            if peer is not None and (distance := link.distance * _PAIRS) < row[peer]:
                 row[peer] = table[peer][own] = distance
     order = [places[board] for board in boards]
     return [[row[place] for place in order] for row in (table[places[gpu.board]] for gpu in rows)]

@@ -27,7 +27,7 @@ from structlog.typing import EventDict
 from devices.life.states import Entry, State
 from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest, Sayable, Trouble
 from devices.policy import Policy
-from devices.replicas import unshared
+from devices.replicas import grouped, unshared
 from devices.source import DeviceSource, Facts, Fate, Inventory, Listing
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
@@ -584,10 +584,22 @@ def test_ids_of_hardware(request_: Mapping[str, Any], expected: tuple[str, ...] 
 
 @pytest.mark.parametrize(
     ("device_id", "expected"),
-    [("GPU-1::0", "GPU-1"), ("GPU-1::12", "GPU-1"), ("GPU-1", "GPU-1"), ("GPU-1::x", "GPU-1::x"), ("::1", "::1")],
+    [
+        ("GPU-1::0", "GPU-1"),
+        ("GPU-1::12", "GPU-1"),
+        ("GPU-1", "GPU-1"),
+        ("GPU-1::x", "GPU-1::x"),
+        ("GPU-1::", "GPU-1::"),
+        ("GPU-1::٣", "GPU-1::٣"),
+        ("::1", "::1"),
+        ("known::1", "known::1"),
+        ("known::1::0", "known::1"),
+    ],
 )
 def test_unshared(device_id: str, expected: str) -> None:
-    assert unshared(device_id) == expected
+    """One alone, and of many."""
+    assert unshared(device_id, {"known::1"}) == expected
+    assert grouped((device_id,), {"known::1"}) == {expected: [device_id]}
 
 
 # What a gateway answers that runs.
