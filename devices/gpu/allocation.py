@@ -27,7 +27,7 @@ def preferred(
 
     Those that must be included are chosen. Devices that ``gpus`` (by UUID) doesn't hold, or holds as unhealthy, come
     last: the kubelet asks with the list it had, which can be older than ours. GPUs without a known NUMA node count as
-    being on one node together. Takes some 20 ms for 10 000 devices, and as long at most for the links of 64 GPUs.
+    being on one node together. Takes some 20 ms for a few of 10 000 devices, and for the links of 64 GPUs at most.
 
     Raises:
         RefusedError: INVALID_ARGUMENT, where no choice meets the request: a size below 1, an ID given twice, a device
@@ -58,13 +58,11 @@ def _chosen(
     shared = any(len(ids) > 1 or ids[0] != uuid for uuid, ids in sound.items())
     first: dict[str, GPU] = {}
     there: dict[str, list[str]] = {}
-    inside: set[str] = set()
+    inside = {gpus[uuid].uuid if shared else gpus[uuid].board for uuid in opened}
     for gpu in sorted((gpus[uuid] for uuid in sound.keys() | opened), key=lambda gpu: (gpu.index, gpu.uuid)):
         name = gpu.uuid if shared else gpu.board
         first.setdefault(name, gpu)
         there[name] = [*there.get(name, ()), *sound.get(gpu.uuid, ())]
-        if gpu.uuid in opened:
-            inside.add(name)
     takes = _spread if shared and sharing is Sharing.DISTRIBUTED else _packed
     room = [len(ids) for ids in there.values()]
     taken = takes(free, list(first.values()), room, {place for place, name in enumerate(first) if name in inside})

@@ -45,8 +45,7 @@ class FileFate:
         """When it was found good last (monotonic seconds)."""
         self.path: Path | None = None
         """The file, where it isn't the one of the start."""
-        self.policy: Policy | None = None
-        """What counts since, where the file changed it."""
+        self.policy: Policy | None = None  # where the file changed it since
 
 
 async def follow(

@@ -153,10 +153,9 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway.
 
-    ``host_service``: it is the node's own service, not a pod. ``waits_for`` says what its start waits for, and is mostly empty.
-    ``lag_s`` is the worst lateness of its event loop in the last minute or two. ``list_strategies`` are how containers are told their
-    GPUs, by the words of ``--device-list-strategy``. ``crossing`` says why the node's annotation
-    ``device-plugin-gateway/cross-to`` isn't followed, and is mostly empty; ``by_name`` what is wrong for pods that ask by name.
+    ``host_service``: it is the node's own service, not a pod. ``waits_for`` says what its start waits for, ``crossing`` why the node's
+    annotation ``device-plugin-gateway/cross-to`` isn't followed; both are mostly empty. ``by_name`` is what is wrong for pods that ask by
+    name, ``lag_s`` the worst lateness of its event loop in the last minute or two, ``list_strategies`` how containers are told their GPUs.
     """
 
     schema: int = SCHEMA

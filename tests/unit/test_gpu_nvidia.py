@@ -732,7 +732,12 @@ def test_it_listens_to_errors_alone(node: Node, monkeypatch: pytest.MonkeyPatch)
     node.world.gpus[0].events = 0xFF9F
     node.write()
     register = pynvml.nvmlDeviceRegisterEvents
-    monkeypatch.setattr(pynvml, "nvmlDeviceRegisterEvents", lambda *args: (asked.append(args[1]), register(*args))[1])
+
+    def noted(handle: object, kinds: int, events: object) -> None:
+        asked.append(kinds)
+        register(handle, kinds, events)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceRegisterEvents", noted)
     nvml = Nvml(str(library()))
     nvml.open()
     nvml.listen(nvml.at(0))
