@@ -331,6 +331,14 @@ MUTANTS = (
     ),
     Mutant(
         "W11",
+        "firmware of any kernel counts more than this kernel's",
+        "devices/gpu/nvidia/driverfiles.py",
+        'usual = (f"/lib/firmware/updates/{release}", "/lib/firmware/updates"',
+        'usual = ("/lib/firmware/updates", f"/lib/firmware/updates/{release}"',
+        f"{_CDI}::test_of_several_places_the_first_counts",
+    ),
+    Mutant(
+        "W11",
         "the kernel's own folder of firmware is left out",
         "devices/gpu/nvidia/driverfiles.py",
         "for folder in (own, *usual) if own else usual:",

@@ -38,6 +38,14 @@ MUTANTS = (
     ),
     Mutant(
         "X5",
+        "a MIG device of which the driver can't tell takes its GPU away",
+        "devices/gpu/nvidia/nvml.py",
+        "            except (GoneError, UnsupportedError):\n                continue\n",
+        "            except GoneError:\n                continue\n",
+        f"{_NVIDIA}::test_mig_devices_that_the_driver_cannot_tell_of_take_no_gpu_away",
+    ),
+    Mutant(
+        "X5",
         "what the driver doesn't allow takes the GPU away",
         "devices/gpu/nvidia/nvml.py",
         "    pynvml.NVML_ERROR_NO_PERMISSION: UnsupportedError,\n",

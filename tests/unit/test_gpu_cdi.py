@@ -601,10 +601,14 @@ def test_a_vulkan_file_is_there_once_and_etc_comes_first(root: Path) -> None:
     ("first", "second"),
     [
         (f"/lib/firmware/updates/nvidia/{VERSION}/gsp.bin", f"/lib/firmware/nvidia/{VERSION}/gsp.bin"),
+        (
+            f"/lib/firmware/updates/{os.uname().release}/nvidia/{VERSION}/gsp.bin",
+            f"/lib/firmware/updates/nvidia/{VERSION}/gsp.bin",
+        ),
         (f"/opt/firmware/nvidia/{VERSION}/gsp.bin", f"/lib/firmware/updates/nvidia/{VERSION}/gsp.bin"),
         ("/usr/lib64/xorg/modules/drivers/nvidia_drv.so", "/usr/X11R6/lib/modules/drivers/nvidia_drv.so"),
     ],
-    ids=["firmware", "firmware, where the kernel is told to look", "the X server's driver"],
+    ids=["firmware", "firmware of this kernel", "firmware, where the kernel is told to look", "the X server's driver"],
 )
 def test_of_several_places_the_first_counts(root: Path, first: str, second: str) -> None:
     put(root, "/sys/module/firmware_class/parameters/path")

@@ -750,6 +750,15 @@ def test_it_counts_no_more_gpus_than_a_node_can_have(monkeypatch: pytest.MonkeyP
     assert Nvml(str(library())).count() == 256
 
 
+@pytest.mark.parametrize("question", ["nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetAttributes"])
+async def test_mig_devices_that_the_driver_cannot_tell_of_take_no_gpu_away(node: Node, question: str) -> None:
+    node.world.mig(0, "1g.10gb")
+    node.world.fails(question, pynvml.NVML_ERROR_NOT_SUPPORTED)
+    node.write()
+    async with watching(node.backend()) as watch:
+        assert len((await watch.until(well)).gpus) == 8
+
+
 async def test_what_the_driver_does_not_allow_is_as_if_it_did_not_know(node: Node) -> None:
     for question in ("nvmlDeviceGetRemappedRows", "nvmlDeviceGetMigMode"):
         node.world.fails(question, pynvml.NVML_ERROR_NO_PERMISSION)
