@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import IO, Self, TypeAlias
@@ -22,7 +23,12 @@ async def spawn(
     limit: int = 1 << 16,
     env: Mapping[str, str] | None = None,
 ) -> asyncio.subprocess.Process:
-    """Start a command as a session of its own; ``limit`` is the longest line in bytes that is read of it."""
+    """Start a command as a session of its own; ``limit`` is the longest line in bytes that is read of it.
+
+    From now on TERM ends this program as Ctrl-C does: a job that is called off leaves nothing running.
+    """
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Not by SIGINT: a shell ignores that behind &.
     return await asyncio.create_subprocess_exec(
         *command, stdin=stdin, stdout=stdout, stderr=stderr, limit=limit, env=env, start_new_session=True
     )

@@ -10,6 +10,7 @@ RULES = {
     "G4": "another plugin is judged by what it did: how far it came, whether it ended, and waited for as long as it tries",
     "G5": "what fails in the matrix or the gauntlet is tried once more and said; never where a pod's devices are concerned, nor many",
     "G6": "a plugin with the kubelet's folder compiled in gets another one in its place, and all else of the machine as it is",
+    "G7": "who is called off, by Ctrl-C or TERM, leaves nothing running that it started",
     "G3": "a soak replays from its seed, is made shorter, and sees what grows",
 }
 _FAULT = "tests/compat/test_faults.py::test_a_node_is_right_again"
@@ -21,6 +22,22 @@ _BROKEN = "tests/compat/test_conformance.py"
 _INVARIANTS = "gateway/lab/trials/invariants.py"
 _ACCIDENT = "tests/unit/test_invariants.py::test_what_a_busy_machine_may_be_the_reason_of"
 MUTANTS = (
+    Mutant(
+        "G7",
+        "what was started goes on when TERM ends who started it",
+        "gateway/lab/spawned.py",
+        "        signal.signal(signal.SIGTERM, signal.default_int_handler)",
+        "        pass",
+        "tests/unit/test_spawned.py::test_who_is_called_off_leaves_nothing_running",
+    ),
+    Mutant(
+        "G7",
+        "TERM is Ctrl-C, which a script's background ignores",
+        "gateway/lab/spawned.py",
+        "signal.signal(signal.SIGTERM, signal.default_int_handler)",
+        "signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))",
+        "tests/unit/test_spawned.py::test_who_is_called_off_leaves_nothing_running",
+    ),
     Mutant(
         "G1",
         "an emulated kubelet is killed while it writes its checkpoint in place",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
+import sys
+from typing import Final
 
 import pytest
 
@@ -24,6 +27,41 @@ async def test_what_it_has_started_ends_with_it() -> None:
         await ended.wait()
     asyncio.get_running_loop().remove_reader(child)
     os.close(child)
+
+
+_HOLDS: Final = """
+import asyncio, signal
+from gateway.lab.spawned import Spawned, spawn
+
+async def main():
+    async with Spawned(await spawn(["sleep", "60"])) as spawned:
+        print(spawned.pid, flush=True)
+        await spawned.exited()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "number"),
+    [
+        pytest.param("", signal.SIGINT, id="Ctrl-C"),
+        pytest.param("", signal.SIGTERM, id="TERM"),
+        pytest.param("trap '' INT;", signal.SIGTERM, id="TERM, in the background of a script"),
+    ],
+)
+async def test_who_is_called_off_leaves_nothing_running(before: str, number: signal.Signals) -> None:
+    command = ["sh", "-c", f'{before} exec "$@"', "sh", sys.executable, "-c", _HOLDS]
+    holder = await spawn(command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)
+    assert holder.stdout is not None
+    async with Spawned(holder):
+        held = os.pidfd_open(int(await holder.stdout.readline()))
+        holder.send_signal(number)
+        async with asyncio.timeout(10):
+            assert await holder.wait() != 0
+        ended, _, _ = select.select([held], [], [], 0)
+        os.close(held)
+    assert ended
 
 
 async def test_its_number_is_signalled_once(monkeypatch: pytest.MonkeyPatch) -> None:
