@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -56,12 +57,16 @@ async def test_who_is_called_off_leaves_nothing_running(before: str, number: sig
     assert holder.stdout is not None
     async with Spawned(holder):
         held = os.pidfd_open(int(await holder.stdout.readline()))
-        holder.send_signal(number)
-        async with asyncio.timeout(10):
-            assert await holder.wait() != 0
-        ended, _, _ = select.select([held], [], [], 0)
-        os.close(held)
-    assert ended
+        try:
+            holder.send_signal(number)
+            async with asyncio.timeout(10):
+                assert await holder.wait() != 0
+            ended, _, _ = select.select([held], [], [], 0)
+            assert ended
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(held, signal.SIGKILL)
+            os.close(held)
 
 
 async def test_its_number_is_signalled_once(monkeypatch: pytest.MonkeyPatch) -> None:
