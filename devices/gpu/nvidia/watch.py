@@ -324,7 +324,8 @@ class Looker:
             self._reloaded = self._closed
         self._load, self._unloaded = load if load is not None else self._load, False
         session.heard, told = self._hear_all()
-        if held := self._scanner.minors(self._let) & self._node.opened():
+        released = self._scanner.minors(self._let)
+        if released and (held := released & self._node.opened()):
             self._opens_anyway |= held
             self._close()
             raise SessionError(self._stays_closed())
