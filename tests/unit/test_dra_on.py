@@ -312,6 +312,7 @@ async def test_what_another_driver_offers_is_withheld_before_the_scheduler_has_h
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(allocatable, "SETTLE", 60.0)
+    monkeypatch.setattr(allocatable, "PATIENCE", 60.0)
     async with node.gateway():
         await node.allocatable(2)
         offer_theirs(node)
