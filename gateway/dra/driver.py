@@ -181,7 +181,7 @@ class ClaimsOf:
             return self._told(claim.uid, row, answers)
 
     async def unprepare(self, claim: ClaimName) -> Refused | None:
-        """Take a claim's devices back; None also where there are none."""
+        """Take a claim's devices back; None also where there are none, and only once that is on disk."""
         async with self._turn(claim.uid):
             if not self.decides.is_set():
                 return _ANOTHER
@@ -191,13 +191,13 @@ class ClaimsOf:
                 return another
             if row is not None:
                 self._forget(key)
-                if not await self._scribe.durable():
-                    return Refused(
-                        "it could not be written down that its devices are free: see the gateway's log for what is wrong with "
-                        f"{self._ledger.path.parent}"
-                    )
-                if row.by_name:
-                    await self._stock.given_back(claim, [one.device_id for one in row.devices])
+            if not await self._scribe.durable():
+                return Refused(
+                    "it could not be written down that its devices are free: see the gateway's log for what is wrong with "
+                    f"{self._ledger.path.parent}"
+                )
+            if row is not None and row.by_name:
+                await self._stock.given_back(claim, [one.device_id for one in row.devices])
             try:
                 await asyncio.to_thread(cdi.remove, self.name, claim.uid, self._folder)
             except OSError as error:

@@ -905,6 +905,14 @@ MUTANTS = (
     ),
     Mutant(
         "DRA12",
+        "a repeated Unprepare is answered without the disk",
+        _DRIVER,
+        "            if not await self._scribe.durable():\n",
+        "            if row is not None and not await self._scribe.durable():\n",
+        f"{_DRIVEN}::test_without_a_disk_an_unprepare_that_is_repeated_is_refused_again",
+    ),
+    Mutant(
+        "DRA12",
         "a variable names one device of several",
         _DRIVER,
         "            if len(group) > 1 and any(",

@@ -34,6 +34,7 @@ from gateway.kubelet.view import View
 from gateway.kubelet.watch import target
 from gateway.kubernetes.client import KubernetesError
 from gateway.lab.waiting import until
+from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
 from tests.unit import dracalls
@@ -416,6 +417,22 @@ async def test_without_a_disk_nothing_is_given(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(node.scribe, "durable", full)
     assert "could not be written down" in refusal(await node.of.prepare(ASKED))
     assert "could not be written down" in refusal(await node.of.unprepare(ASKED))
+
+
+async def test_without_a_disk_an_unprepare_that_is_repeated_is_refused_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> None:
+        raise LedgerError("no space left on device")
+
+    await node.of.prepare(ASKED)
+    with monkeypatch.context() as disk:
+        disk.setattr(node.ledger, "save", full)
+        for _ in range(3):
+            assert "could not be written down" in refusal(await node.of.unprepare(ASKED))
+    assert node.on_disk()
+    assert await node.of.unprepare(ASKED) is None
+    assert not node.on_disk()
 
 
 async def test_a_folder_that_cannot_be_written_is_said(node: Node) -> None:
