@@ -147,9 +147,9 @@ class Lists:
                     _log.error("can't be bound", resource=name, reason=str(error), retry_s=BIND_AGAIN)
                     again.append(time.monotonic() + BIND_AGAIN)
                     del merged[name]
-                    sent.remove(name)
                 else:
                     self._resources[name] = resource
+            sent = [name for name in sent if name in merged]
             if self._given() != given:  # Somebody got a device meanwhile, by the lists of before.
                 merged = _merged(self._asked({name: listings[name] for name in merged}, clock))
             shown = {name: self._resources[name].entries for name in merged}

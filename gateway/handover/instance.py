@@ -81,6 +81,7 @@ class Instance:
         self._unseen = self._shared / f".{self.age.token}"
         self.folder = self._unseen
         self._lock = -1
+        self.published = False
         self.over: set[str] = set()
         """The tokens of others that are dying: the kernel is about to let go of their locks."""
 
@@ -108,9 +109,10 @@ class Instance:
 
     def publish(self) -> None:
         """Let the other gateways see this one, with the sockets that are bound by now."""
-        published = self._shared / self.token
-        self.folder.rename(published)
-        self.folder = published
+        self.published, published = True, self._shared / self.token
+        with contextlib.suppress(FileNotFoundError):  # It has gone: it is published in the next socket directory.
+            self.folder.rename(published)
+            self.folder = published
 
     def remove(self) -> None:
         """Take the folder away and let go of the lock. Never raises: it happens at the end."""
@@ -170,7 +172,7 @@ def _alive(shared: Path) -> Iterator[tuple[Path, Age]]:
         folder = entry.path
         if entry.name.startswith(".") or not (_is_a_gateways(folder) and _locked(folder)):
             continue
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError):
             with open(f"{folder}/{_LOCK}", "rb") as file:  # noqa: PTH123 - see above
                 said = file.read(32)
             if _BORN.fullmatch(said) and plausible(age := Age(int(said), entry.name), now_ns):
@@ -190,7 +192,9 @@ def _is_a_gateways(folder: str) -> bool:
 def _locked(folder: str) -> bool:
     try:
         descriptor = os.open(f"{folder}/{_LOCK}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        if error.errno in {errno.EMFILE, errno.ENFILE}:
+            raise
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -46,15 +46,15 @@ class NonsenseError(ValueError):
     """With this one no handover can be talked about."""
 
 
-def written(age: Age, say: Say, resources: list[str]) -> dict[str, Any]:
-    """Write what the gateway of this age says of some resources."""
+def written(age: Age, say: Say, resources: list[str], said_ns: int) -> dict[str, Any]:
+    """Write what the gateway of this age says of some resources; it said so, and began to wait, at ``said_ns`` (boot clock)."""
     message = {
         "op": OP,
         "say": say.value,
         "resources": resources,
         "from": {"born_ns": age.born_ns, "token": age.token},
     }
-    return message | {"until_ns": boot_ns() + int(ASK_TIME * 1e9)} if say is Say.ASK else message
+    return message | {"until_ns": said_ns + int(ASK_TIME * 1e9)} if say is Say.ASK else message
 
 
 def read(message: Mapping[str, Any]) -> tuple[Say, list[str]] | None:

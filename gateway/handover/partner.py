@@ -8,6 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from gateway.handover import message
+from gateway.handover.instance import boot_ns
 from gateway.wires.control import ControlError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Partner:
         self.age, self.connection = age, connection
         self.states: dict[str, State] = {}
         self.timers: dict[str, asyncio.TimerHandle] = {}
-        self.outbox: deque[tuple[Say, list[str]]] = deque()
+        self.outbox: deque[tuple[Say, list[str], int]] = deque()
         self.ready = asyncio.Event()
         self.quiet = asyncio.Event()
         """Set while nothing is left to say."""
@@ -54,7 +55,7 @@ class Partner:
         if self.outbox and self.outbox[-1][0] is say and len(self.outbox[-1][1]) < message.IN_ONE_MESSAGE:
             self.outbox[-1][1].append(resource)
         elif len(self.outbox) < _MAX_OUTBOX:
-            self.outbox.append((say, [resource]))
+            self.outbox.append((say, [resource], boot_ns()))
         else:
             self.connection.abort()  # It doesn't read. What reads from it ends, and with it the lease.
         self.quiet.clear()
@@ -65,8 +66,8 @@ class Partner:
         with contextlib.suppress(ControlError):  # Then it is closed, and reading ends.
             while True:
                 while self.outbox:
-                    say, resources = self.outbox.popleft()
-                    await self.connection.send(message.written(age, say, resources))
+                    say, resources, said_ns = self.outbox.popleft()
+                    await self.connection.send(message.written(age, say, resources, said_ns))
                 self.quiet.set()
                 await self.ready.wait()
                 self.ready.clear()

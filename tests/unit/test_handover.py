@@ -814,7 +814,7 @@ async def test_what_is_not_understood_is_ignored(node: Node, message: dict[str, 
 
 def test_a_message_has_room_for_as_many_names_as_one_says() -> None:
     names = [f"a.b/{n}" for n in range(talked.IN_ONE_MESSAGE)]
-    assert talked.read(talked.written(NEWER, Say.ASK, names) | {"v": control.VERSION}) == (Say.ASK, names)
+    assert talked.read(talked.written(NEWER, Say.ASK, names, 0) | {"v": control.VERSION}) == (Say.ASK, names)
 
 
 def test_a_refusal_is_no_word_of_a_later_release() -> None:

@@ -77,16 +77,19 @@ def test_living_gateways_see_each_other(tmp_path: Path, made: list[Instance]) ->
     assert first.peers() == {}, "it is dying"
 
 
+@pytest.mark.parametrize("opens", ["os.scandir", "os.open", "builtins.open"])
 def test_without_a_descriptor_it_is_not_known_who_lives(
-    tmp_path: Path, made: list[Instance], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, made: list[Instance], monkeypatch: pytest.MonkeyPatch, opens: str
 ) -> None:
-    def refuse(_: Path) -> None:
+    """Other threads take descriptors, too, in between."""
+
+    def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     first = living(tmp_path, made)
     living(tmp_path, made)
     with monkeypatch.context() as limited:
-        limited.setattr(os, "scandir", refuse)
+        limited.setattr(opens, refuse)
         with pytest.raises(OSError, match="Too many open files"):
             first.peers()
 

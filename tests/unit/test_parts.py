@@ -28,6 +28,7 @@ from gateway.configuration.settings import Settings
 from gateway.folder import Folder
 from gateway.handover import leases as holding
 from gateway.handover import message
+from gateway.handover import partner as partners
 from gateway.handover.events import Say
 from gateway.handover.instance import Instance
 from gateway.handover.leases import Leases
@@ -46,6 +47,7 @@ from gateway.registration.turns import Turns
 from gateway.tally import Cause, Tally
 from gateway.tasks import Background, Tasks
 from gateway.telling import probes
+from gateway.wires.control import ControlError
 
 GPU = "example.com/gpu"
 ONE, OTHER = Age(1, "one"), Age(2, "other")
@@ -332,6 +334,20 @@ async def test_what_is_bound_in_a_new_socket_directory(folder: Path, dra: str, b
     sockets.own.remove()
 
 
+@pytest.mark.parametrize("starting", [True, False])
+async def test_who_is_still_starting_is_seen_by_nobody_in_a_new_socket_directory(
+    folder: Path, *, starting: bool
+) -> None:
+    """It may wait there for as long as another gateway serves, which would stand by for it."""
+    sockets, other = Sockets(folder), Instance(folder)
+    sockets.own.create()
+    if not starting:
+        sockets.own.publish()
+    assert await sockets.folder._bind_anew(told=False)
+    assert (other.peers() == {}) is starting
+    sockets.own.remove()
+
+
 async def test_a_new_socket_directory_is_tried_again_and_never_too_seldom(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -484,10 +500,25 @@ def test_no_message_names_more_resources_than_the_other_one_takes() -> None:
     partner = Partner(ONE, connection)
     for number in range(message.IN_ONE_MESSAGE + 1):
         partner.say(Say.ASK, str(number))
-    assert [len(resources) for _, resources in partner.outbox] == [message.IN_ONE_MESSAGE, 1]
+    assert [len(resources) for _, resources, _ in partner.outbox] == [message.IN_ONE_MESSAGE, 1]
     partner.say(Say.GOING, "0")
-    assert [say for say, _ in partner.outbox] == [Say.ASK, Say.ASK, Say.GOING]
+    assert [say for say, *_ in partner.outbox] == [Say.ASK, Say.ASK, Say.GOING]
     connection.abort.assert_not_called()
+
+
+async def test_an_ask_that_is_written_late_waits_no_longer_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop stood still meanwhile: the newer one goes on when its own wait is over, and no stream may end after that."""
+    sent = list[dict[str, Any]]()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+        raise ControlError("it is gone")
+
+    partner = Partner(ONE, cast("Any", SimpleNamespace(send=send, abort=Mock())))
+    monkeypatch.setattr(partners, "boot_ns", lambda: 1000)
+    partner.say(Say.ASK, "a")
+    await partner.write(ONE)
+    assert [one["until_ns"] for one in sent] == [1000 + message.ASK_TIME * 1e9]
 
 
 async def test_a_part_that_must_not_end_ends_the_gateway() -> None:

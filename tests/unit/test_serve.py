@@ -729,6 +729,46 @@ async def test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_l
     assert errors <= {"can't be bound"}
 
 
+async def test_a_resource_that_can_not_be_bound_holds_up_no_other_beside_another_gateway(
+    make: Make, newer: Callable[[], Instance], monkeypatch: pytest.MonkeyPatch, logs: asyncio.Queue[EventDict]
+) -> None:
+    """At the start nothing is about to be sent yet, as long as the other one wasn't asked."""
+    bind = DevicePlugin.bind
+
+    async def fail(self: DevicePlugin, path: Path) -> None:
+        if self.name != GPU:
+            raise RuntimeError("Too many open files")
+        await bind(self, path)
+
+    monkeypatch.setattr(DevicePlugin, "bind", fail)
+    newer()
+    node = await make({**inventory(A), **inventory(B, resource="late.example/gpu")})
+    assert (await node.kubelet.registered()).resource_name == GPU
+    said = [logs.get_nowait() for _ in range(logs.qsize())]
+    assert {one["event"] for one in said if one["level"] == "error"} == {"can't be bound"}
+
+
+async def test_a_socket_directory_that_goes_while_it_waits_for_another_gateway_ends_no_start(
+    make: Make, folder: Path, monkeypatch: pytest.MonkeyPatch, logs: asyncio.Queue[EventDict]
+) -> None:
+    living = {Age(1, "3f9a2c1d"): folder}
+    monkeypatch.setattr(Peers, "living", lambda _: living)
+    monkeypatch.setattr(shell, "FIRST_LOOK", 0)
+    monkeypatch.setattr(Source, "watch", lambda _: _never())
+    node = await make({})
+    await told(logs, "waiting for the devices: meanwhile another gateway serves")
+    (folder / "dp").rename(folder / "away")
+    living.clear()
+    await until(lambda: node._gateway.begun)
+    (folder / "away").rename(folder / "dp")
+    await until(lambda: Instance(folder / "dp").peers())
+
+
+async def _never() -> AsyncGenerator[Inventory]:
+    await asyncio.get_running_loop().create_future()
+    yield {}
+
+
 async def test_a_gateway_for_other_devices_is_left_alone_while_it_lives(make: Make) -> None:
     """Both have one state directory: what one announced isn't "gone" because the other doesn't see it."""
     node = await make(inventory(A))
