@@ -515,7 +515,8 @@ async def test_an_ask_that_is_written_late_waits_no_longer_for_that(monkeypatch:
         raise ControlError("it is gone")
 
     partner = Partner(ONE, cast("Any", SimpleNamespace(send=send, abort=Mock())))
-    monkeypatch.setattr(partners, "boot_ns", lambda: 1000)
+    clock = iter((1000, 10**12))
+    monkeypatch.setattr(partners, "boot_ns", lambda: next(clock))
     partner.say(Say.ASK, "a")
     await partner.write(ONE)
     assert [one["until_ns"] for one in sent] == [1000 + message.ASK_TIME * 1e9]
