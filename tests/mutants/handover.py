@@ -1706,4 +1706,28 @@ MUTANTS = (
         "if True else ():",
         "tests/unit/test_parts.py::test_what_is_bound_in_a_new_socket_directory",
     ),
+    Mutant(
+        "S12",
+        "times of gateways are kept without end",
+        "gateway/handover/partner.py",
+        "    if len(times) >= _MAX_REMEMBERED:\n        times.clear()\n",
+        "",
+        "tests/unit/test_handover.py::test_of_very_many_gateways_the_times_of_the_last_are_known",
+    ),
+    Mutant(
+        "S12",
+        "who ends begins a handover",
+        "gateway/handover/talk.py",
+        "if self._closed or len(self._partners) >= MAX_PARTNERS:",
+        "if len(self._partners) >= MAX_PARTNERS:",
+        "tests/unit/test_handover.py::test_who_ends_talks_to_nobody_new",
+    ),
+    Mutant(
+        "S12",
+        "who took a resource back often waits for years the next time",
+        "gateway/handover/records.py",
+        "min(max(taken - 1, 0), _MOST_TAKEN)",
+        "max(taken - 1, 0)",
+        "tests/unit/test_parts.py::test_however_often_a_resource_was_taken_back_it_is_once_more",
+    ),
 )

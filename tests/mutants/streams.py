@@ -276,4 +276,12 @@ MUTANTS = (
         "                await whole(context.write(self.list.wire(dialect).data))\n                stream.changed.clear()\n",
         f"{_SERVE}::test_a_list_that_changes_while_one_is_sent_is_sent_too",
     ),
+    Mutant(
+        "J6",
+        "a call that is waited for no more is registered for, beside the gateway that serves",
+        "gateway/registration/machine.py",
+        "case Timer.CALL if state.phase is Phase.ACCEPTED:",
+        "case Timer.CALL:",
+        f"{_REGISTRATION}::test_a_timer_that_fires_while_another_gateway_serves_begins_nothing",
+    ),
 )

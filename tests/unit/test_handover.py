@@ -1067,6 +1067,23 @@ async def test_a_conversation_forgets_the_failures_before_it(node: Node) -> None
     await server.close()
 
 
+def test_of_very_many_gateways_the_times_of_the_last_are_known() -> None:
+    times = dict[str, float]()
+    for number in range(10 * partners._MAX_REMEMBERED):
+        partners.remember(times, Age(number, f"{number:08x}"), number)
+        assert times[f"{number:08x}"] == number
+        assert len(times) <= partners._MAX_REMEMBERED
+
+
+async def test_who_ends_talks_to_nobody_new(node: Node) -> None:
+    """What it said would be its last word: the newer one goes on without it."""
+    older = await node.gateway(1)
+    await older.handover.close()
+    async with by_hand(older) as newer:
+        await newer.say("ask")
+        assert "this one ends" in str(await newer.hears())
+
+
 async def test_what_a_partner_does_not_read_is_bounded() -> None:
     class Deaf:
         aborted = False

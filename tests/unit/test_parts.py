@@ -27,7 +27,7 @@ from gateway.age import Age
 from gateway.configuration.settings import Settings
 from gateway.folder import Folder
 from gateway.handover import leases as holding
-from gateway.handover import message
+from gateway.handover import message, records
 from gateway.handover import partner as partners
 from gateway.handover.events import Say
 from gateway.handover.instance import Instance
@@ -287,6 +287,12 @@ async def test_a_look_at_the_kubelet_before_takes_nothing_back(
     one._records[GPU] = RecordsSeen(lacking_since=-1e6, told=-2e6)
     await one._look()
     assert len(taken) == (0 if comes else 1)
+
+
+def test_however_often_a_resource_was_taken_back_it_is_once_more() -> None:
+    patience = records.LACKING * 2.0**records._MOST_TAKEN + records.LACKING_EACH
+    lacking = RecordsSeen(lacking_since=0.0)
+    assert [lacking.unserved(now, 1, taken=1000) for now in (patience - 0.1, patience + 0.1)] == [False, True]
 
 
 class Sockets:

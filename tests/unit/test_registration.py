@@ -441,6 +441,14 @@ def test_nothing_is_done(events: list[e.Event]) -> None:
     assert play(events)[1] == []
 
 
+@pytest.mark.parametrize("timer", Timer)
+def test_a_timer_that_fires_while_another_gateway_serves_begins_nothing(timer: Timer) -> None:
+    """The loop stood still: it was due before it was cancelled."""
+    state, _ = play([*SERVING, e.StandBy(Age(1, "b"))])
+    after, actions = r.step(state, e.Fired(timer))
+    assert (after.phase, actions) == (Phase.STANDBY, ())
+
+
 @pytest.mark.parametrize("name", ["token-9.sock", "kubelet.sock", "other.sock"])
 def test_a_name_that_is_not_in_use_is_not_put_back(name: str) -> None:
     _, actions = play([*SERVING, e.NameLost(name)])
