@@ -83,7 +83,6 @@ class Admission:
             return  # Found again, after a restart of the bridge: its stream is open.
         if problem := self._occupied(resource):
             raise RefusedError(Fault.ALREADY_EXISTS, problem)
-        self._require_room(resource)
         one = self._plugins.get(resource) or self._made(resource)
         peer = one.registration(path, dialect, options)
         try:
@@ -91,6 +90,7 @@ class Admission:
             await peer.ask_options()
             await self._require_no_rival(resource, path)
             self._require_socket(path, resource)
+            self._require_room(resource)  # Last: many may register at once.
         except AwayError as error:
             raise RefusedError(
                 Fault.UNAVAILABLE, f"failed to dial device plugin: {error}: serve the socket before registering it"

@@ -88,7 +88,7 @@ class Listener(Protocol):
     def is_old(self, peer: Peer, data: bytes) -> bool:
         """Whether a message is the one that came last, of whichever registration: then nothing more is done with it."""
 
-    def listed(self, peer: Peer, devices: tuple[Device, ...]) -> None:
+    def listed(self, devices: tuple[Device, ...]) -> None:
         """A list, judged."""
 
     def spoilt(self, peer: Peer, reason: str) -> None:
@@ -212,7 +212,7 @@ class Peer:
         if problem:
             to.spoilt(self, problem)
         else:
-            to.listed(self, devices)
+            to.listed(devices)
 
     def _judged(self, data: bytes, others: int) -> tuple[tuple[Device, ...], str | None]:
         try:

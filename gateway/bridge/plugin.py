@@ -14,6 +14,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 import structlog
+from msgspec.structs import replace
 
 from adapters.registry import DIALECTS, by_name
 from devices.model import ContainerAnswer
@@ -128,15 +129,15 @@ class Bridged:
         if self._emptied is not None and self.peer is not None and self.peer.identity != peer.identity:
             self._cancel_emptied()  # It was the other one's farewell.
             self._last = b""
-        for before in (self.peer, self._hung):
-            if before is not None and not before.ended.is_set():
-                self._old.append(before)
+        self._old += [one for one in (self.peer, self._hung) if one is not None and not one.ended.is_set()]
         if self.is_lent and self.peer is not None:
             self._tasks.background(self.peer.leave())
         self.peer, self._hung, self.is_lent = peer, None, False
         while len(self._old) > OLD_STREAMS:
             self._tasks.background(self._old.pop(0).leave())
         self.path, self.api = peer.path, peer.dialect.name
+        self.word = replace(self.word, options=peer.options)  # Its list may be the one of before, which is dropped.
+        self._changed()
         self.registrations += 1
         if self.word.away_since is not None:
             self._heard.clear()
@@ -178,19 +179,19 @@ class Bridged:
         before, self._last = self._last, blake2b(data, digest_size=16).digest()
         return self._last == before and self.word.away_since is None
 
-    def listed(self, peer: Peer, devices: tuple[Device, ...]) -> None:
+    def listed(self, devices: tuple[Device, ...]) -> None:
         """Take a list, from the present registration or from an earlier one of the same server."""
         self._cancel_emptied()
         if not devices and self.word.devices:
-            self._emptied = asyncio.get_running_loop().call_later(EMPTY_PATIENCE, self._take, peer, devices)
+            self._emptied = asyncio.get_running_loop().call_later(EMPTY_PATIENCE, self._take, devices)
         else:
-            self._take(peer, devices)
+            self._take(devices)
 
-    def _take(self, peer: Peer, devices: tuple[Device, ...]) -> None:
+    def _take(self, devices: tuple[Device, ...]) -> None:
         self._emptied = None
         self._heard.set()
         self.trouble, now, away = "", time.monotonic(), self.word.away_since
-        self.word = shield.came(self.word, devices, peer.options, self.limits, now)
+        self.word = shield.came(self.word, devices, self.limits, now)
         if away is not None:
             self.returns, self.since = self.returns + 1, now
             if (more := self._seldom.tell("there")) is not None:
@@ -201,10 +202,10 @@ class Bridged:
         self._changed()
 
     def spoilt(self, peer: Peer, reason: str) -> None:
-        """Say that a list can't be taken; what it said before stays."""
-        self.trouble = f"a list was refused, and the last one stays: {reason}"
+        """Say that a list can't be taken; what it said before stays. Said again, it may fit: others may have fewer devices by then."""
+        told, self.trouble, self._last = self.trouble, f"a list was refused, and the last one stays: {reason}", b""
         self._heard.set()
-        if (more := self._seldom.tell("spoilt")) is not None:
+        if self.trouble != told and (more := self._seldom.tell("spoilt")) is not None:
             self._log.error("a plugin's list is refused", endpoint=peer.path.name, reason=reason, more_before=more)
 
     def keep(self) -> Path | None:
@@ -285,7 +286,7 @@ class Bridged:
         self.peer, self._hung = peer, None
         self._back.set()
         if self.word.devices is not None:
-            self._take(peer, self.word.devices)
+            self._take(self.word.devices)
 
     def _stop_recovery(self) -> None:
         if self._recovery is not None and self._recovery is not asyncio.current_task():

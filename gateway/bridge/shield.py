@@ -84,7 +84,7 @@ def went(word: Word, why: str, now: float) -> Word:
     return replace(word, away_since=since, why=why, uncovered=None)
 
 
-def came(word: Word, devices: tuple[Device, ...], options: Options, limits: Limits, now: float) -> Word:
+def came(word: Word, devices: tuple[Device, ...], limits: Limits, now: float) -> Word:
     """The plugin is there, and says this."""
     late = cover(word, limits, now) not in {Cover.LIVE, Cover.SHIELDED}
     uncovered = now if late else word.uncovered
@@ -94,7 +94,7 @@ def came(word: Word, devices: tuple[Device, ...], options: Options, limits: Limi
     mended = (
         frozenset(one.id for one in devices if one.id in before and one.health is Health.HEALTHY) if before else before
     )
-    return Word(devices, options, uncovered=uncovered, mended=frozenset(mended))
+    return Word(devices, word.options, uncovered=uncovered, mended=frozenset(mended))
 
 
 def listing(word: Word, limits: Limits, now: float) -> Listing | None:

@@ -38,6 +38,38 @@ _M = "tests/unit/test_bridge_meeting.py"
 
 MUTANTS = (
     Mutant(
+        "B1",
+        "what a plugin wants is heeded with its next list",
+        _PLUGIN,
+        "        self.word = replace(self.word, options=peer.options)  # Its list may be the one of before, which is dropped.\n",
+        "",
+        f"{_T}::test_options_are_those_of_who_binds_the_socket_before_the_one_before_ended",
+    ),
+    Mutant(
+        "B7",
+        "any number is taken of those who register at once",
+        _ADMISSION,
+        "            self._require_room(resource)  # Last: many may register at once.\n",
+        "",
+        f"{_R}::test_of_many_that_register_at_once_no_more_are_taken",
+    ),
+    Mutant(
+        "B7",
+        "a list that was refused once is refused for ever",
+        _PLUGIN,
+        'told, self.trouble, self._last = self.trouble, f"a list was refused, and the last one stays: {reason}", b""',
+        'told, self.trouble = self.trouble, f"a list was refused, and the last one stays: {reason}"',
+        f"{_R}::test_a_list_for_which_there_was_no_room_is_taken_when_there_is",
+    ),
+    Mutant(
+        "B7",
+        "a list that is refused again and again is told of each time",
+        _PLUGIN,
+        "if self.trouble != told and (more",
+        "if (more",
+        f"{_R}::test_a_list_for_which_there_was_no_room_is_taken_when_there_is",
+    ),
+    Mutant(
         "B11",
         "one that hung and ended its stream is taken for back",
         _PLUGIN,

@@ -69,6 +69,31 @@ async def test_options_count_whichever_way_a_plugin_says_them(folder: Path, habi
         assert await bridge.bridge.prefer(NIC, PreferredRequest(("a", "b"), (), 1)) == ("b",)
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["each its own list", "one channel for all"])
+async def test_options_are_those_of_the_last_register_though_the_list_is_the_same(
+    folder: Path, *, shared: bool
+) -> None:
+    """It needn't be sent again, or may come by the stream of an earlier registration."""
+    async with bridged(folder) as bridge, plugin(folder, habits=Habits(shared_channel=shared)) as played:
+        await bridge.lists("a", "b")
+        played.options = Options(pre_start_required=True)
+        await played.register()
+        await bridge.until(lambda told: told[NIC].options == played.options)
+        for devices in ((Device("c"),), TWO, (Device("d"),)):
+            await played.change(devices)
+            assert (await bridge.lists(*(one.id for one in devices))).options == played.options
+        await bridge.bridge.prepare(NIC, ("d",))
+        assert played.prepared == [("d",)]
+
+
+async def test_options_are_those_of_who_binds_the_socket_before_the_one_before_ended(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder):
+        await bridge.lists("a", "b")
+        async with plugin(folder, options=Options(pre_start_required=True)) as played:
+            await bridge.bridge.prepare(NIC, ("a",))
+            assert played.prepared == [("a",)]
+
+
 async def test_a_plugin_that_asked_for_nothing_is_not_asked_to_prepare(folder: Path) -> None:
     async with bridged(folder) as bridge, plugin(folder) as played:
         await bridge.lists("a", "b")

@@ -8,7 +8,7 @@ import socket as sockets
 import stat
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -221,6 +221,17 @@ async def test_resources_without_end_are_refused(
             await bad.register()
 
 
+async def test_of_many_that_register_at_once_no_more_are_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More could not be read back: the file would be put aside as damaged, with all that it says of the others."""
+    monkeypatch.setattr("gateway.bridge.judge.MOST_PLUGINS", 3)
+    async with bridged(folder) as bridge, AsyncExitStack() as stack:
+        kinds = [{"resource": f"x.example/{number}", "endpoint": str(number)} for number in range(8)]
+        played = [await stack.enter_async_context(plugin(folder, start=False, **kind)) for kind in kinds]
+        await asyncio.gather(*(one.serve() for one in played))
+        told = await asyncio.gather(*(one.register() for one in played), return_exceptions=True)
+        assert sum(one is None for one in told) == len(bridge.bridge.plugins) == 3
+
+
 async def test_a_plugin_that_went_without_a_device_makes_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.bridge.judge.MOST_PLUGINS", 2)
     async with beside(folder) as (bridge, _):
@@ -229,6 +240,27 @@ async def test_a_plugin_that_went_without_a_device_makes_room(folder: Path, monk
         await bridge.until(lambda _: bridge.one().peer is None)
         async with plugin(folder, resource="x.example/y", endpoint="y"):
             await bridge.lists("a", "b", resource="x.example/y")
+
+
+async def test_a_list_for_which_there_was_no_room_is_taken_when_there_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gateway.bridge.judge.MOST_IN_ALL", 3)
+    other = "x.example/y"
+    async with (
+        bridged(folder) as bridge,
+        plugin(folder, resource=other, endpoint="y") as played,
+    ):
+        await bridge.lists("a", "b", resource=other)
+        async with plugin(folder, habits=Habits(repeats_s=0.01)):
+            await until(lambda: NIC in bridge.bridge.plugins and bool(bridge.one().trouble), GUARD_S)
+            peer = bridge.one().peer
+            assert peer is not None
+            await until(lambda: peer.lists >= 3, GUARD_S)
+            await played.change([Device("a")])
+            await bridge.lists("a", "b")
+            assert bridge.one().trouble == ""
+    assert capsys.readouterr().out.count("a plugin's list is refused") == 1
 
 
 @pytest.mark.parametrize(

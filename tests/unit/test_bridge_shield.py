@@ -87,11 +87,11 @@ def test_nothing_is_announced_of_one_that_never_told_of_devices() -> None:
     ("back", "recovered"), [(1030.0, frozenset()), (1100.0, frozenset({"a"}))], ids=["within the grace", "after it"]
 )
 def test_what_the_shield_called_ill_is_well_at_once(back: float, recovered: frozenset[str]) -> None:
-    word = shield.came(AWAY, DEVICES, OPTIONS, LIMITS, back)
+    word = shield.came(AWAY, DEVICES, LIMITS, back)
     listing = shield.listing(word, LIMITS, back)
     assert listing is not None
     assert (listing.recovered, [*listing.troubles]) == (recovered, ["b"])
-    again = shield.came(word, DEVICES, OPTIONS, LIMITS, back + RETURNED_S + 1)
+    again = shield.came(word, DEVICES, LIMITS, back + RETURNED_S + 1)
     assert again.uncovered is None
     assert shield.went(word, "again", back).uncovered is None
 
@@ -100,12 +100,12 @@ def test_a_device_that_falls_ill_again_and_again_is_well_when_its_plugin_says_so
     word, entries = Word(), dict[str, states.Entry]()
     for turn in range(20):
         now, health = float(turn), Health.UNHEALTHY if turn % 2 == 0 else Health.HEALTHY
-        word = shield.came(word, (Device("a", health), Device("b")), OPTIONS, LIMITS, now)
+        word = shield.came(word, (Device("a", health), Device("b")), LIMITS, now)
         listing = shield.listing(word, LIMITS, now)
         merged = merging.merge(merging.Known({}), listing, entries, merging.Clock(now, now, 0.0))
         entries = {one.device.id: one for one in merged.entries}
         assert (entries["a"].device.health, entries["b"].device.health) == (health, Health.HEALTHY), turn
-    assert word.mended == shield.came(word, (Device("a"), Device("b")), OPTIONS, LIMITS, 20.0).mended == {"a"}
+    assert word.mended == shield.came(word, (Device("a"), Device("b")), LIMITS, 20.0).mended == {"a"}
 
 
 def remembered(**more: Any) -> memory.Plugin:
