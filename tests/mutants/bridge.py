@@ -393,8 +393,8 @@ MUTANTS = (
         "B8",
         "who was called while another registered keeps the socket, too",
         _ADMISSION,
-        "            self._require_socket(path, resource)\n        except",
-        "        except",
+        "            self._require_socket(path, resource)\n            self._require_room",
+        "            self._require_room",
         f"{_M}::test_who_registers_while_another_name_is_called_has_the_socket",
     ),
     Mutant(
