@@ -12,8 +12,9 @@ import re
 import stat
 import threading
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +49,9 @@ _NVML_WITHIN: Final = 10.0
 """Seconds: a driver that is well answers within three, without persistence mode."""
 _MISMATCH: Final = 18
 """NVML_ERROR_LIB_RM_VERSION_MISMATCH."""
+_MODERN: Final = 3
+"""The version of containerd's configuration from which its plugins are called otherwise, and CDI is on."""
+_MOST_IMPORTS: Final = 64
 _WITHOUT_LIBRARY: Final = 12
 """NVML_ERROR_LIBRARY_NOT_FOUND."""
 
@@ -213,7 +217,7 @@ def runtime(root: Path) -> Runtime | None:
         path = root / name
         with suppress(OSError, NotPlainError, ValueError):
             content = tomllib.loads(read_plain(path, _MOST_BYTES).decode())
-            return _containerd(str(path), content)
+            return _containerd(str(path), [content, *_imported(root, path, content)])
     return None
 
 
@@ -280,11 +284,29 @@ def _node(root: Path, path: Path, *, tried: bool) -> DeviceNodeSeen:
     return DeviceNodeSeen(shown, refused=refused, linked=linked)
 
 
-def _containerd(path: str, content: Mapping[str, Any]) -> Runtime:
-    plugins = _table(content, "plugins")
-    modern = content.get("version", 2) >= 3
-    old = _table(plugins, "io.containerd.grpc.v1.cri")
-    images = _table(plugins, "io.containerd.cri.v1.runtime") if modern else old
+def _imported(root: Path, path: Path, content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Read the files that a configuration of containerd imports, such as NVIDIA's toolkit writes one, in their order."""
+    for pattern in map(str, _list(content.get("imports"))[:_MOST_IMPORTS]):
+        whole = root / pattern.lstrip("/") if pattern.startswith("/") else path.parent / pattern
+        for name in sorted(glob(str(whole)))[:_MOST_IMPORTS]:  # noqa: PTH207 - for pathlib ** is the whole disk
+            with suppress(OSError, NotPlainError, ValueError):
+                yield tomllib.loads(read_plain(Path(name), _MOST_BYTES).decode())
+
+
+def _cri(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Give the section of the plugin that starts containers."""
+    modern = _is_modern(content)
+    return _table(_table(content, "plugins"), "io.containerd.cri.v1.runtime" if modern else "io.containerd.grpc.v1.cri")
+
+
+def _is_modern(content: Mapping[str, Any]) -> bool:
+    version = content.get("version", 2)
+    return isinstance(version, int) and version >= _MODERN
+
+
+def _containerd(path: str, files: Sequence[Mapping[str, Any]]) -> Runtime:
+    """Judge a configuration and what it imports. A plugin's section is the last file's, as a whole (containerd#5837)."""
+    modern, images = _is_modern(files[0]), next(filter(None, map(_cri, reversed(files))), {})
     containerd = _table(images, "containerd")
     runtimes = {**_table(containerd, "runtimes")}
     nvidia = {
@@ -307,6 +329,10 @@ def _table(content: Any, name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _list(content: Any) -> Sequence[Any]:
+    return content if isinstance(content, list) else ()
+
+
 def _unsound(root: Path, path: Path) -> str:
     try:
         content = yaml.safe_load(read_plain(path, _MOST_BYTES))
@@ -319,7 +345,7 @@ def _unsound(root: Path, path: Path) -> str:
         {
             str(node.get("hostPath") or node.get("path"))
             for one in (content, *devices)
-            for node in _table(one, "containerEdits").get("deviceNodes") or ()
+            for node in _list(_table(one, "containerEdits").get("deviceNodes"))
             if isinstance(node, dict)
             and not (root / str(node.get("hostPath") or node.get("path")).lstrip("/")).exists()
         }

@@ -28,6 +28,30 @@ _QUIET = f"{_TEST}::test_what_is_no_fault_is_not_named"
 MUTANTS = (
     Mutant(
         "DOC2",
+        "what a runtime's configuration imports isn't read",
+        _COLLECT,
+        "[content, *_imported(root, path, content)]",
+        "[content]",
+        f"{_QUIET}[NVIDIA's runtime in a file of its own]",
+    ),
+    Mutant(
+        "DOC2",
+        "of several sections of a runtime's plugin the first counts",
+        _COLLECT,
+        "map(_cri, reversed(files))",
+        "map(_cri, files)",
+        f"{_QUIET}[NVIDIA's runtime in a file of its own]",
+    ),
+    Mutant(
+        "DOC2",
+        "a damaged CDI specification ends the look",
+        _COLLECT,
+        'for node in _list(_table(one, "containerEdits").get("deviceNodes"))',
+        'for node in _table(one, "containerEdits").get("deviceNodes") or ()',
+        f"{_TEST}::test_other_forms_of_a_fault_have_the_same_code",
+    ),
+    Mutant(
+        "DOC2",
         "how containers are told their GPUs is known by doctor's own settings alone",
         _COMMAND,
         "            told[\"strategies\"] = theirs  # A gateway's own flags aren't known here.\n",

@@ -456,6 +456,19 @@ BY_DRA = "offered by DRA: the driver d is not registered: no kubelet took it"
 MORE: Mapping[str, tuple[str, Callable[[Fake], None]]] = {
     "a damaged specification": ("DPG0404", written("etc/cdi/other.json", "{")),
     "no specification": ("DPG0404", written("etc/cdi/other.json", "{}")),
+    "a specification that names a device node beside one that it counts": (
+        "DPG0404",
+        written(
+            "etc/cdi/other.json", yaml.safe_dump(GONE_NODE | {"devices": [{"containerEdits": {"deviceNodes": 5}}]})
+        ),
+    ),
+    "a file of its own without NVIDIA's runtime takes the place of the section": (
+        "DPG0401",
+        both(
+            written("etc/containerd/config.toml", f'imports = ["conf.d/*.toml"]\n{CONTAINERD.strip()}\n'),
+            written("etc/containerd/conf.d/9.toml", NO_NVIDIA),
+        ),
+    ),
     "a state file of another kind": ("DPG0206", written("var/lib/device-plugin-gateway/ledger.json", "[]")),
     "a file put aside": ("DPG0206", status_of(ledger=FileState(path="/l", put_aside="/l.broken"))),
     "few inodes": (
@@ -555,6 +568,14 @@ QUIET: Mapping[str, Callable[[Fake], None]] = {
             'version = 3\n[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n',
         )
     ),
+    "NVIDIA's runtime in a file of its own": both(
+        written("etc/containerd/config.toml", f'imports = ["/etc/containerd/conf.d/*.toml"]\n{NO_NVIDIA}'),
+        written("etc/containerd/conf.d/99-nvidia.toml", CONTAINERD),
+    ),
+    "imports that are none": written(
+        "etc/containerd/config.toml", f'imports = [5, "/etc/*", "a\\u0000b"]\n{CONTAINERD.strip()}'
+    ),
+    "a version that is none": written("etc/containerd/config.toml", CONTAINERD.replace("version = 2", 'version = "2"')),
     "a node that offers by both APIs, with nothing on its way": both(
         status_of(drivers=(DRIVER,), sides=STAYS, resources=(replace(SERVED, allocatable=1),)),
         node_of(allocatable={GPU: 1}),
