@@ -38,6 +38,14 @@ _M = "tests/unit/test_bridge_meeting.py"
 
 MUTANTS = (
     Mutant(
+        "B7",
+        "a list that ends before a length is a defect of the gateway",
+        "gateway/bridge/read.py",
+        "            if at >= size:\n",
+        "            if at > size:\n",
+        "tests/unit/test_bridge_read.py::test_whatever_comes_is_a_list_or_malformed",
+    ),
+    Mutant(
         "B1",
         "what a plugin wants is heeded with its next list",
         _PLUGIN,

@@ -43,6 +43,8 @@ def test_what_is_the_same_is_the_same_object_and_made_once() -> None:
 @given(st.binary(max_size=40))
 @example(b"\x0a\x00\x10\x00")  # A field that nobody knows.
 @example(b"\x0a\x00\x0a\x09\x0a\x01a")  # A device that breaks off.
+@example(b"\x0a")  # A length that isn't there.
+@example(b"\x0a\x00\x0a\x80")  # One that breaks off.
 def test_whatever_comes_is_a_list_or_malformed(data: bytes) -> None:
     dialect = DIALECTS[0]
     try:
