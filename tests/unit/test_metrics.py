@@ -169,6 +169,13 @@ def test_each_dra_driver_says_how_it_stands() -> None:
     assert not {name for name, _ in samples(FULL) if name.startswith("dra_")}
 
 
+def test_a_driver_that_the_kubelet_has_may_be_unpublished() -> None:
+    driver = replace(documents.DRIVERS[0], registered=True, unpublished="403 Forbidden")
+    found = samples(document(drivers=(driver,)))
+    told = [found[key(f"dra_driver_{name}", driver=driver.name)] for name in ("registered", "published")]
+    assert told == [1, 0]
+
+
 def test_every_family_has_a_sample_when_all_is_filled_in() -> None:
     full = replace(
         HINDERED,
