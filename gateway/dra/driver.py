@@ -334,7 +334,7 @@ class ClaimsOf:
             try:
                 return await self._read(claim)
             except KubernetesError as error:
-                if error.status == 404:
+                if error.is_missing:
                     return Refused(f"expected claim {claim}, and the API server has none: delete the pod")
                 if error.status in {401, 403} or loop.time() + ASK_AGAIN >= deadline:
                     return Refused(f"expected to read claim {claim}: {error}")
@@ -370,11 +370,21 @@ class ClaimsOf:
         return self._turns.setdefault(uid, asyncio.Lock())
 
 
-async def mind_over(drivers: Mapping[str, ClaimsOf], read: Callable[[ClaimName], Awaitable[ResourceClaim]]) -> None:
-    """Forget claims that the API server hasn't had for a while, and that nobody unprepared."""
+async def mind_over(
+    drivers: Mapping[str, ClaimsOf],
+    read: Callable[[ClaimName], Awaitable[ResourceClaim]],
+    is_away: Callable[[float], bool],
+) -> None:
+    """Forget claims that the API server hasn't had for a while, and that nobody unprepared.
+
+    Not while the kubelet ``is_away``, or was within so many seconds: their pods may still run until it has ended them.
+    """
     missing: set[tuple[str, str]] = set()
     while True:
         await asyncio.sleep(OVER_AGAIN)
+        if is_away(OVER_AGAIN):
+            missing = set()
+            continue
         before, missing = missing, set()
         for driver, of in list(drivers.items()):
             for uid, row in of.rows().items():
@@ -391,4 +401,4 @@ async def _is_over(read: Callable[[ClaimName], Awaitable[ResourceClaim]], claim:
     try:
         return (await read(claim)).metadata.uid != claim.uid
     except KubernetesError as error:
-        return error.status == 404
+        return error.is_missing

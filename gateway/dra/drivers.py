@@ -26,7 +26,7 @@ from gateway.dra.desk import FIRST, Desk, Names, leave, not_taken, too_old
 from gateway.dra.driver import ClaimsOf, mind_over
 from gateway.dra.offer import first_said
 from gateway.dra.publisher import Publisher
-from gateway.dra.records import AskedClaims, Records, arriving_at, pods_of, until_listed
+from gateway.dra.records import AskedClaims, Records, arriving_at, is_away, pods_of, until_listed
 from gateway.dra.service import Service, serve
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.kubernetes import access
@@ -114,7 +114,7 @@ class Drivers:
         if settings.dra == "on":
             known = inside.ledger, inside.scribe, inside.beliefs, inside.held, inside.resources, self._records
             allocatable = Allocatable(self._api, path(settings), arriving_at(self._api, settings.node_name))
-            ask = AskedClaims(self._allocated)
+            ask = AskedClaims(self._allocated, lambda: self._foreign({}) is not None)
             self.crossing = Crossing(*known, ask, inside.update, allocatable, inside.presence, inside.first)
             names = Names(self._api, path(settings), self.crossing, inside.ledger, self.update)
             self._desk = Desk(self.crossing, lambda: self.not_ready, names)
@@ -168,7 +168,7 @@ class Drivers:
 
     async def given_back(self, claim: ClaimName, had: Collection[str]) -> None:
         """Bring back to the device plugin API what a pod by name had, where it may go there now."""
-        if self.crossing is not None and self._publisher is not None:
+        if self.crossing is not None and self._publisher is not None and self._publisher.has_looked:
             free = {self._boards.get(one, "") for one in self._publisher.free()}
             await self.crossing.bring_back(free, claim, had)
 
@@ -259,7 +259,7 @@ class Drivers:
         self.update()
         self._inside.beliefs.look_within(0)
         listed, later = partial(until_listed, self.decides, self._inside.resources, lambda: is_known(self.crossing)), []
-        work = [mind_over(self._drivers, self._read)]
+        work = [mind_over(self._drivers, self._read, partial(is_away, self._inside.presence))]
         if self.crossing is not None and self._desk is not None:
             own = OwnNode(self._api, self._settings)
             own.told += [self._desk.take, self._desk.names.take, self.crossing.allocatable.heard]

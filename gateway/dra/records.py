@@ -246,10 +246,11 @@ class AskedClaims:
 
     Args:
         ask: does, and raises a ``KubernetesError`` where it doesn't say.
+        looked: whether it is known which ResourceSlices there are: one that was written before may still offer a board.
     """
 
-    def __init__(self, ask: Callable[[], Awaitable[Allocated]]) -> None:
-        self._ask = ask
+    def __init__(self, ask: Callable[[], Awaitable[Allocated]], looked: Callable[[], bool] = lambda: True) -> None:
+        self._ask, self._looked = ask, looked
         self.unsaid = ""
         """Why it didn't say so when it was asked last; empty where it did."""
 
@@ -262,6 +263,9 @@ class AskedClaims:
 
     async def __call__(self) -> Allocated | None:
         """Ask; None where it doesn't say."""
+        if not self._looked():
+            self.unsaid = self.unknown(looked=False)
+            return None
         before, self.unsaid, found = self.unsaid, "", None
         try:
             found = await self._ask()
@@ -293,6 +297,11 @@ def starts(presence: Presence, within: float) -> bool:
         return True
     young = presence.kubelet is None or time.time() - presence.kubelet.mtime_ns / 1e9 < within
     return young and time.monotonic() - presence.since < within
+
+
+def is_away(presence: Presence, within: float) -> bool:
+    """Whether no kubelet is there to end pods, or has been for so many seconds."""
+    return not presence.listens() or starts(presence, within)
 
 
 async def until_listed(

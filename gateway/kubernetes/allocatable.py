@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from gateway.kubernetes import ready
 from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.kubernetes.watch import Backoff
 
@@ -47,8 +48,8 @@ class Allocatable:
         self.turn = asyncio.Lock()
         """To be held from when the table is looked at until it was told, or changed."""
         self._backoff = Backoff()
-        self._shown: Mapping[str, str] = {}
-        """What the API server shows, by resource."""
+        self._own: NodeObject | None = None
+        """The node as the API server shows it."""
         self.came: float | None = None
         """Since when (monotonic seconds) devices came or went without the scheduler being told what the kubelet has now."""
 
@@ -105,12 +106,12 @@ class Allocatable:
                     wait *= 2
 
     def _shows_more(self, counts: Mapping[str, int]) -> bool:
-        shown = {name: self._shown.get(name, "") for name in counts}
-        return any(shown[name].isdecimal() and int(shown[name]) > count for name, count in counts.items())
+        own = self._own
+        return own is not None and any(ready.allocatable(own, name) > count for name, count in counts.items())
 
     def heard(self, own: NodeObject) -> None:
         """Take note of what the API server shows of the node."""
-        self._shown = own.status.allocatable
+        self._own = own
 
     async def hold_back(self, stay: Mapping[str, Collection[str]]) -> None:
         """Say so of those that stay where more is shown: a kubelet that starts tells of all that it is to admit its pods with."""

@@ -78,6 +78,11 @@ class KubernetesError(Exception):
         super().__init__(f"{what}: {told}: {printable(message[:_MOST_OF_AN_ERROR])}")
         self.status, self.reason, self.retry_after, self.away = status, reason, retry_after, away
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no such object. A server without the API, or a proxy, says 404 without that word."""
+        return (self.status, self.reason) == (404, "NotFound")
+
 
 class _Status(Struct):
     message: str = ""

@@ -50,9 +50,42 @@ _DEVICES_FIRST = f"{_ON}::test_without_its_state_file_it_gives_nothing_before_it
 _OTHERS = f"{_ON}::test_what_another_driver_offers_is_given_by_neither_api"
 _UP_AGAIN = f"{_ON}::test_dra_offers_again_what_another_driver_gave_up"
 _STAYS_THEIRS = f"{_ON}::test_what_another_driver_offers_stays_withheld_through_a_start_of_kubelet_and_gateway"
+_SLICE_OF_BEFORE = f"{_ON}::test_what_a_slice_of_before_may_still_offer_does_not_come_back"
 _WITHOUT = f"{_RULES}::test_what_another_driver_has_is_given_by_neither_api"
 
 MUTANTS = (
+    Mutant(
+        "OWN2",
+        "what a slice of before may still offer comes back",
+        "gateway/dra/drivers.py",
+        "AskedClaims(self._allocated, lambda: self._foreign({}) is not None)",
+        "AskedClaims(self._allocated)",
+        f"{_SLICE_OF_BEFORE}[False]",
+    ),
+    Mutant(
+        "OWN2",
+        "what a pod by name had comes back before the slices are known",
+        "gateway/dra/drivers.py",
+        "self._publisher is not None and self._publisher.has_looked:",
+        "self._publisher is not None:",
+        f"{_SLICE_OF_BEFORE}[True]",
+    ),
+    Mutant(
+        "OWN5",
+        "a GPU that comes back doesn't say that the slices aren't known",
+        "gateway/dra/records.py",
+        "            self.unsaid = self.unknown(looked=False)\n",
+        "            pass\n",
+        f"{_SLICE_OF_BEFORE}[False]",
+    ),
+    Mutant(
+        "OWN7",
+        "thousands that a kubelet tells of aren't read",
+        _TOLD,
+        "any(ready.allocatable(own, name) > count for",
+        'any(own.status.allocatable.get(name, "").isdecimal() and ready.allocatable(own, name) > count for',
+        f"{_ON}::test_the_scheduler_is_not_to_give_what_a_kubelet_that_starts_has_for_its_pods",
+    ),
     Mutant(
         "OWN1",
         "what is prepared for a claim is where the table says",
@@ -775,8 +808,8 @@ MUTANTS = (
         "OWN7",
         "what a pod by name had comes back when the API server says so",
         "gateway/dra/driver.py",
-        "                    await self._stock.given_back(claim, [one.device_id for one in row.devices])\n",
-        "                    pass\n",
+        "                await self._stock.given_back(claim, [one.device_id for one in row.devices])\n",
+        "                pass\n",
         f"{_ON}::test_on_the_way_back_a_pod_by_name_counts_and_what_it_had_goes_to_the_next",
     ),
     Mutant(

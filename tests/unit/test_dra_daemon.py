@@ -30,6 +30,7 @@ from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.dra import cdi, driver, drivers, service, sockets
 from gateway.kubelet.beliefs import CHECKPOINT
+from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.kubernetes import access
 from gateway.lab.gatewayproc import BEGUN
 from gateway.memory.ledger import Ledger
@@ -354,6 +355,11 @@ async def test_claims_that_are_no_more_are_forgotten_at_the_second_look(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "OVER_AGAIN", 0.02)
+    with listening(place.plugins / KUBELET_SOCKET):
+        await _forgets_at_the_second_look(place)
+
+
+async def _forgets_at_the_second_look(place: Place) -> None:
     async with place.gateway("only") as one:
         kubelet = await place.kubelet()
         kept, gone, renewed = (place.claim(name, f"uid-{name}", f"gpu-{number}") for number, name in enumerate("abc"))

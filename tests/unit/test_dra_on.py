@@ -696,9 +696,9 @@ async def test_the_scheduler_is_not_to_give_what_a_kubelet_that_starts_has_for_i
         monkeypatch.setattr(crossing, "ADMITS", 60.0)
         await node.manager.start()
         await node.allocatable(1)
-        for written in ("1", "1k", "1"):  # The kubelet tells of what it has; of thousands in a way that isn't read.
+        for written in ("1", "1k", "1"):  # The kubelet tells of what it has; of thousands so.
             node.place.server.change("/api/v1/nodes/n1", lambda one: one["status"].update(allocatable={GPU: written}))  # noqa: B023
-            await until(lambda: node.told == {GPU: "0"} or owners(one).allocatable._shown == {GPU: "1k"})
+            await until(lambda: node.told == {GPU: "0"})
         assert states(one) == {A: State.PRESENT, B: State.ELSEWHERE}
 
 
@@ -830,6 +830,54 @@ async def test_what_a_pod_by_name_had_in_part_waits_until_it_is_known_who_has_th
                 now.setattr(owners(one), "boards", lambda devices=devices: {**there, A: devices})
                 await owners(one).bring_back((), asked, had)
             assert owners(one).side(A) is side
+
+
+class Unsaid:
+    """An API server that doesn't say which ResourceSlices there are, until it is ``well``."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.well, self._answer = asyncio.Event(), server._answer
+        server._answer = self.answer  # type: ignore[method-assign]
+
+    async def answer(self, answer: Answer, request: Request) -> None:
+        if request.method == "GET" and "/resourceslices" in request.path and not self.well.is_set():
+            await answer.no(429, "TooManyRequests")
+        else:
+            await self._answer(answer, request)
+
+
+def comes_back(node: Node, board: str) -> None:
+    """Have a board on its way back by the state file of a gateway that died before it wrote its slices."""
+    there = Ledger(node.place.folder / "state")
+    there.load()
+    there.set_side(board, Side.TO_PLUGIN)
+    there.save(there.snapshot())
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+async def test_what_a_slice_of_before_may_still_offer_does_not_come_back(node: Node, *, by_name: bool) -> None:
+    """The scheduler would give it to a claim, and the kubelet to a pod."""
+    async with node.gateway():
+        await node.at_dra()
+        asked = node.by_name("c", "uid-c", "gpu-0")
+        if by_name:
+            assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
+    if not by_name:
+        node.place.server.remove(f"{API}/namespaces/ns/resourceclaims/c")
+    comes_back(node, A)
+    unsaid = Unsaid(node.place.server)
+    async with node.gateway() as one:
+        await until(lambda: drivers(one)._publisher is not None)
+        if by_name:
+            assert await node.claims.unprepare(V1, asked) == {"uid-c": None}
+            node.place.server.remove(f"{API}/namespaces/ns/resourceclaims/c")
+        await owners(one)._look()
+        assert owners(one).side(A) is Side.TO_PLUGIN
+        assert "hasn't said yet which ResourceSlices the node has" in words(one)
+        assert not node.place.published["gpu-0"], "the scheduler sees it free"
+        unsaid.well.set()
+        await node.stand(a="plugin", b="dra")
+        assert set(node.place.published) == {"gpu-1"} or node.place.published["gpu-0"]
 
 
 async def test_an_order_that_is_written_while_what_a_pod_by_name_had_is_brought_back_counts(
