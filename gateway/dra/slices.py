@@ -31,7 +31,8 @@ _ADDRESSES: Final = frozenset({"pciBusID", "pcieBusID", "pciAddr"})
 _PCI: Final = 12
 """Characters of a PCI address (0000:3b:00.0); NVML writes four more digits before them."""
 _LONGEST_NAME: Final = 253
-_MOST_SLICES: Final = 64
+_MOST_SLICES: Final = 1024
+"""Of a pool: 65 536 devices, where one has a taint. What is beyond would seem to be another process's."""
 _BASIC: Final = "v1beta1"
 """The version in which a device's fields are in ``basic``, without taints by default (1.32)."""
 

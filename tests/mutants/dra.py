@@ -173,6 +173,14 @@ MUTANTS = (
     ),
     Mutant(
         "DRA11",
+        "of many slices the last ones are another's",
+        _SLICES,
+        "_MOST_SLICES: Final = 1024",
+        "_MOST_SLICES: Final = 64",
+        f"{_DECIDED}::test_the_slices_of_thousands_of_devices_are_ours",
+    ),
+    Mutant(
+        "DRA11",
         "a slice of any shape is taken",
         _SLICES,
         "        self.devices = [_readable(one) for one in self.devices or ()]\n",

@@ -528,6 +528,14 @@ def test_long_names_stay_names() -> None:
     assert slices.is_ours(name, there, one.node)
 
 
+def test_the_slices_of_thousands_of_devices_are_ours() -> None:
+    """Else they seem to be another process's, and nothing more is published."""
+    ill = replace(gpu(0), ailment=Ailment.CORDONED)
+    found = carried_out(pool(ill, *map(gpu, range(1, 10_000))), {})
+    assert len(found) == 157
+    assert all(slices.is_ours(name, one, "n1") for name, one in found.items())
+
+
 @pytest.mark.parametrize("wrong", [{"taints": ["x"]}, {"taints": 1}, {"attributes": "x"}, {"basic": {"attributes": 1}}])
 def test_of_a_device_of_another_shape_what_can_be_read_counts(wrong: dict[str, Any]) -> None:
     """It would end the gateway where its slice is looked at, or hide all others of the node."""
