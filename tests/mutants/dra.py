@@ -53,6 +53,14 @@ MUTANTS = (
     ),
     Mutant(
         "DRA7",
+        "a claim that was allocated anew twice keeps only what it had last",
+        _CLAIMS,
+        "had = before.devices if before is not None else ()",
+        "had = tuple(current(before)) if before is not None else ()",
+        f"{_DRIVEN}::test_a_claim_keeps_all_that_it_had_however_often_it_was_allocated_anew",
+    ),
+    Mutant(
+        "DRA7",
         "a claim that is allocated anew keeps the device that is another's by now",
         _DRIVER,
         "        if before is not None and claims.has(before, results):\n",

@@ -232,6 +232,16 @@ async def test_a_claim_that_was_allocated_anew_gets_that_and_keeps_what_it_had(t
     await node.scribe.close()
 
 
+async def test_a_claim_keeps_all_that_it_had_however_often_it_was_allocated_anew(tmp_path: Path) -> None:
+    node = Node(tmp_path, gpu(0), gpu(1), gpu(2), patience=0.05)
+    for device in ("gpu-0", "gpu-1", "gpu-2"):
+        node.claims["c"] = claim({"device": device})
+        assert isinstance(await node.of.prepare(ASKED), tuple)
+    node.claims["d"] = claim({"device": "gpu-0"}, uid="v")
+    assert "claim ns/c has gpu-0" in refusal(await node.of.prepare(OTHER))
+    await node.scribe.close()
+
+
 @pytest.mark.parametrize(
     ("found", "words"),
     [
