@@ -53,6 +53,14 @@ MUTANTS = (
     ),
     Mutant(
         "DRA7",
+        "a claim loses what it had where another instance gave away what it was allocated anew",
+        _DRIVER,
+        '                self._forget(key, before)\n                return Refused(\n                    f"another',
+        '                self._forget(key)\n                return Refused(\n                    f"another',
+        f"{_DRIVEN}::test_a_claim_keeps_what_it_had_though_another_instance_gave_away_what_it_was_allocated_anew",
+    ),
+    Mutant(
+        "DRA7",
         "a claim that was allocated anew twice keeps only what it had last",
         _CLAIMS,
         "had = before.devices if before is not None else ()",

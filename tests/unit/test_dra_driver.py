@@ -232,6 +232,26 @@ async def test_a_claim_that_was_allocated_anew_gets_that_and_keeps_what_it_had(t
     await node.scribe.close()
 
 
+async def test_a_claim_keeps_what_it_had_though_another_instance_gave_away_what_it_was_allocated_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "KNOWN", 30.0)
+    node, other = Node(tmp_path), Node(tmp_path)
+    assert await node.of.prepare(ASKED) == PREPARED
+    before = node.of.rows()
+    other.claims["d"] = claim({"device": "gpu-1"}, uid="v")
+
+    async def read(_: ClaimName) -> ResourceClaim:
+        assert isinstance(await other.of.prepare(OTHER), tuple)
+        return claim({"device": "gpu-1"})
+
+    monkeypatch.setattr(node.of, "_read", read)
+    assert "another gateway on this node gave its devices away" in refusal(await node.of.prepare(ASKED))
+    assert node.of.rows()["u"] == before["u"]
+    await node.scribe.close()
+    await other.scribe.close()
+
+
 async def test_a_claim_keeps_all_that_it_had_however_often_it_was_allocated_anew(tmp_path: Path) -> None:
     node = Node(tmp_path, gpu(0), gpu(1), gpu(2), patience=0.05)
     for device in ("gpu-0", "gpu-1", "gpu-2"):
