@@ -21,6 +21,7 @@ from typing import Final
 import structlog
 
 from devices import replicas
+from devices.boards import Place
 from devices.model import (
     ContainerAnswer,
     ContainerRequest,
@@ -173,6 +174,10 @@ class GenericSource(DeviceSource):
     def claims(self, resource: str) -> bool:
         """Whether a rule has this name."""
         return resource in self._rules
+
+    def place(self, device_id: str) -> Place | None:
+        """Say which file a device is: it is the same one under each rule."""
+        return Place(unshared(device_id)) if device_id.startswith(_DEV) else None
 
     def facts(self, resource: str) -> Callable[[str], Facts]:
         """Tell the device's file."""

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from devices import generic
+from devices.boards import Place
 from devices.combined import Combined
 from devices.generic import GenericSource, rule_error
 from devices.gpu.backend import Sight
@@ -237,6 +238,14 @@ async def test_the_same_again_is_not_yielded(root: Path, monkeypatch: pytest.Mon
 )
 def test_fate(root: Path, rules: list[Globbed], device_id: str, expected: Fate) -> None:
     assert GenericSource(policy(*rules), root).fate(FPGA, device_id) is expected
+
+
+@pytest.mark.parametrize(
+    ("device_id", "place"), [("/dev/fuse::3", Place("/dev/fuse")), ("/dev/none", Place("/dev/none")), ("GPU-1", None)]
+)
+def test_a_file_is_the_same_hardware_under_each_rule(root: Path, device_id: str, place: Place | None) -> None:
+    """Also under a rule that isn't there any more: a container may hold it still."""
+    assert GenericSource(Policy(), root).place(device_id) == place
 
 
 def test_a_device_tells_its_node_and_an_unknown_one_nothing(root: Path) -> None:
