@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -29,10 +29,7 @@ def named(gpus: Iterable[GPU], policy: Policy, vendors: Sequence[Vendor]) -> dic
         NamingError: the policy wants GPUs of a vendor alike, and they are not.
     """
     gpus = tuple(gpus)
-    around: dict[str, list[GPU]] = {}
-    for gpu in gpus:
-        around.setdefault(gpu.board, []).append(gpu)
-    found: dict[str, list[GPU]] = {}
+    around, found = _by_board(gpus), dict[str, list[GPU]]()
     for gpu in gpus:
         if (name := name_of(gpu, policy, vendors)) is not None:
             found.setdefault(name, []).append(_judged(gpu, around[gpu.board]))
@@ -41,9 +38,28 @@ def named(gpus: Iterable[GPU], policy: Policy, vendors: Sequence[Vendor]) -> dic
     return {name: tuple(there) for name, there in found.items()}
 
 
+def as_they_are(before: Mapping[str, GPU], gpus: Sequence[GPU]) -> dict[str, GPU]:
+    """Judge what is offered as before, by UUID, as it is now: whole GPUs and partitions that are no more are ill."""
+    now, around = {gpu.uuid: gpu for gpu in gpus}, _by_board(gpus)
+    gone = Trouble("it is there no more: it was partitioned, or its partitions were changed")
+    return {
+        uuid: _judged(there, around[there.board])
+        if (there := now.get(uuid)) is not None and there.partitioned == gpu.partitioned
+        else replace(gpu, trouble=gone)
+        for uuid, gpu in before.items()
+    }
+
+
 def name_of(gpu: GPU, policy: Policy, vendors: Iterable[Vendor]) -> str | None:
     """Say under which name a GPU or partition is offered; None where it isn't."""
     return vendor_of(gpu.resource, vendors).name_of(gpu, policy)
+
+
+def _by_board(gpus: Iterable[GPU]) -> dict[str, list[GPU]]:
+    around: dict[str, list[GPU]] = {}
+    for gpu in gpus:
+        around.setdefault(gpu.board, []).append(gpu)
+    return around
 
 
 def _judged(gpu: GPU, around: Iterable[GPU]) -> GPU:

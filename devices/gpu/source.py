@@ -48,7 +48,8 @@ _log = structlog.get_logger()
 class GPUSource(DeviceSource):
     """The GPUs of one backend; ``vendors`` are whose GPUs it finds.
 
-    While the devices of the node can't be named under the policy, what was listed before stays, and the reason is logged.
+    While the devices of the node can't be named under the policy, what was listed before stays, as well or ill as it is now, and
+    the reason is logged.
     ``survey`` finds out, in a thread, what answers by CDI rest on besides the GPUs, and writes it; ``tell`` takes each policy that is
     adopted, for a backend that goes by it, too.
     """
@@ -278,8 +279,13 @@ class GPUSource(DeviceSource):
             self._unnamed = str(error)
             if self._inventory is None:
                 self._news.set()
-            return
-        self._unnamed = ""
+                return
+            self._offers = {
+                name: replace(offer, gpus=naming.as_they_are(offer.gpus, sight.gpus))
+                for name, offer in self._offers.items()
+            }
+        else:
+            self._unnamed = ""
         self._inventory = {
             name: sharing.listing(offer, sight.recovered | _regained(offer, sight), sight.released)
             for name, offer in self._offers.items()

@@ -120,20 +120,26 @@ async def test_what_the_operator_decides_anew_is_listed_anew(watched: Watched) -
     assert ids(await watched.next()) == {NVIDIA: ["GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1"]}
 
 
-async def test_what_can_not_be_named_changes_nothing(watched: Watched) -> None:
-    """As in the middle of a MIG change: the list stays until the node makes sense again."""
+async def test_what_can_not_be_named_changes_no_more_than_health(watched: Watched) -> None:
+    """As in the middle of a MIG change: the list stays until the node makes sense again, and nobody gets what isn't well."""
     watched.source.adopt(SINGLE)
-    split = gpu(0, partitioned=True)
-    assert await watched.sees(split, mig(0, 0)) == {NVIDIA: ["MIG-00"]}
-    watched.backend.sees(split)
-    pending = asyncio.ensure_future(watched.next())
+    both, ill = (gpu(0, partitioned=True), gpu(1, partitioned=True)), Trouble("Xid 79")
+
+    async def unhealthy() -> list[str]:
+        return [one.id for one in (await watched.next())[NVIDIA].devices if one.health is Health.UNHEALTHY]
+
+    assert await watched.sees(*both, mig(0, 0), mig(0, 1), mig(1, 0)) == {NVIDIA: ["MIG-00", "MIG-01", "MIG-10"]}
     with capture_logs() as logs:
-        while not logs:  # noqa: ASYNC110 - a log tells nobody
-            await asyncio.sleep(0)
-    assert (logs[0]["event"], pending.done()) == ("devices can't be named", False)
+        watched.backend.sees(*both, mig(0, 0), mig(1, 0, "2g.20gb"))
+        assert await unhealthy() == ["MIG-01"]
+        watched.backend.sees(*both, replace(mig(0, 0), trouble=ill), mig(0, 1), mig(1, 0, "2g.20gb"))
+        assert await unhealthy() == ["MIG-00"]
+    assert [one["event"] for one in logs] == ["devices can't be named"]
     assert watched.source.facts(NVIDIA)("MIG-00").parent == "GPU-0"
-    watched.backend.sees(split, mig(0, 1))
-    assert ids(await pending) == {NVIDIA: ["MIG-01"]}
+    assert await watched.sees(gpu(0), gpu(1)) == {NVIDIA: ["GPU-0", "GPU-1"]}
+    watched.backend.sees(gpu(0, partitioned=True), gpu(1))
+    assert await unhealthy() == ["GPU-0"]
+    assert await watched.sees(gpu(0, partitioned=True), mig(0, 1)) == {NVIDIA: ["MIG-01"]}
 
 
 SPLIT = (gpu(0, partitioned=True), mig(0, 0), gpu(1))
