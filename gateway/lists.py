@@ -82,7 +82,7 @@ class Lists:
     ) -> None:
         self._settings, self._source, self._others = settings, source, others
         self._ledger, self._scribe = holdings.ledger, holdings.scribe
-        self._beliefs, self._presence = holdings.beliefs, holdings.presence
+        self._beliefs, self._presence, self._held = holdings.beliefs, holdings.presence, holdings.held
         self._resources, self._make, self._changed, self._sent = resources, make, changed, sent
         self._away = away
         self._tasks, self._started = tasks, started
@@ -178,7 +178,7 @@ class Lists:
         """Say what is to be merged: what is remembered and what is there, by resource; hardware that is held is given once."""
         known = {name: self._known(name, listing) for name, listing in listings.items()}
         before = {name: self._resources[name].entries if name in self._resources else {} for name in listings}
-        grace, asked = self._settings.startup_grace, {}
+        grace, asked, on_offer = self._settings.startup_grace, {}, _offered(listings, self._ledger)
         if self.inventory is None:
             self._claims = list(self._prepared())
         else:
@@ -187,13 +187,14 @@ class Lists:
                 for name, listing in listings.items()
                 if listing is not None
             }
-            heeded = self._heeded(self._owners.claims(remaining, _offered(listings, self._ledger)), listings)
-            self._claims = [*heeded, *self._prepared()]
+            self._claims = [*self._heeded(self._owners.claims(remaining, on_offer), listings), *self._prepared()]
+        cordons = self._owners.cordons(on_offer.values())
         for name, listing in listings.items():
-            held = known[name].held or frozenset()
+            held = self._held(name) or frozenset()  # Whom the kubelet forgot has nothing that it wouldn't give.
             offered = known[name].announced.values() if listing is None else listing.devices
             one = replace(
                 known[name],
+                cordons={**known[name].cordons, **boards.withheld(cordons, offered, ())},
                 withheld=boards.withheld(self._claims, offered, held),
                 away=self._away(chain(known[name].announced.values(), offered)),
             )
@@ -244,7 +245,7 @@ class Lists:
             announced,
             boot_id=self._boot_id,
             cordons={device_id: cordon.reason for device_id, cordon in self._ledger.cordons.items()},
-            sticky=self._ledger.sticky(name),
+            sticky={**_ill_before(listing, announced, self._ledger), **self._ledger.sticky(name)},
             held=self._owners.held(name),
             fates={device_id: self._source.fate(name, device_id) for device_id in gone},
             lost_since=self._ledger.lost_since(name),
@@ -375,6 +376,16 @@ async def _announce(ledger: Ledger, name: str, devices: Sequence[Device]) -> Non
         if start:
             await asyncio.sleep(0)
         ledger.announce(name, tuple(devices[start : start + AT_ONCE]))
+
+
+def _ill_before(listing: Listing | None, announced: Container[str], ledger: Ledger) -> Mapping[str, merging.Sticky]:
+    """Give the lasting illnesses of hardware that had another name, or was offered another number of times: that cures none."""
+    new = () if listing is None else [one for one in listing.devices if one.id not in announced]
+    ill: dict[boards.Place, merging.Sticky] = {}
+    for name in ledger.resources() if new else ():
+        known = ledger.announced(name)
+        ill |= {boards.place_of(known[one]): row for one, row in ledger.sticky(name).items() if one in known}
+    return {one.id: ill[place] for one in new if (place := boards.place_of(one)) in ill} if ill else {}
 
 
 def _told(inventory: Inventory, of: Iterable[str], ledger: Ledger, source: DeviceSource) -> dict[str, Listing | None]:

@@ -18,6 +18,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
+from devices.replicas import unshared
 from gateway.cli import named, places
 from gateway.cli.devices import look, rows
 from gateway.configuration.settings import STATE_DIR
@@ -123,6 +124,8 @@ def _carry_out(request: Mapping[str, Any], state_dir: Path, *, as_json: bool) ->
         paths = control.sockets(state_dir)
         if paths:
             indexes = {row.device.id: row.facts.index for row in rows(asyncio.run(look(state_dir))[0])}
+            if order.op == "uncordon":  # It may have been cordoned before it was shared.
+                indexes = dict.fromkeys(map(unshared, indexes), "") | indexes
             order = replace(order, device_id=named.meant(order.device_id, indexes))
         answers = asyncio.run(_tell(order, paths))
         if not answers:

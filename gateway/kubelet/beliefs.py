@@ -70,6 +70,8 @@ class Beliefs:
         self.pod_resources, self._checkpoint, self._looked = pod_resources, checkpoint, looked
         self._remember = remember
         self.last: Look | None = None
+        self.known: Look | None = None
+        """The last look that showed who holds what."""
         self._listed: kubelet_view.View | None = None
         """What the last look saw that had a List."""
         self._drifts: dict[str, Drift] = {}
@@ -135,7 +137,8 @@ class Beliefs:
             at, unix = time.monotonic(), time.time()
             view = (await kubelet_view.look(self.pod_resources, self._checkpoint)).named_as(self._listed)
             self._listed = view if view.pods is not None else self._listed
-            self.last = Look(view, at, unix)
+            self.last = look = Look(view, at, unix)
+            self.known = look if view.held is not None else self.known
             for drift in [*self._drifts.values()]:
                 self._become(drift.look(view, at, unix))
             self._looked(self.last)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from devices import boards
-from devices.model import Health
+from devices.life.merging import HELD_UNKNOWN_S
+from devices.model import Device, Health
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
     from devices.boards import Claim, Place
-    from devices.model import Device
     from devices.source import DeviceSource
     from gateway.memory.holdings import Holdings
 
@@ -47,6 +47,19 @@ class Owners:
         held = self._held(resource)
         return None if held is None else held.union(self._beliefs.earlier(resource))
 
+    def cordons(self, offered: Collection[AbstractSet[str]]) -> list[Claim]:
+        """Give the cordons of IDs that aren't on offer: they are meant for the hardware, whatever it is offered as now.
+
+        A partition that is no more takes its cordon along.
+        """
+        found = []
+        for one, cordon in self._ledger.cordons.items():
+            if not any(one in ids for ids in offered):
+                seen = self._source.place(one)
+                place = seen if seen is not None and seen.part else boards.place_of(Device(one))
+                found.append(boards.Claim("", one, place, f"{cordon.reason} (cordoned as {one})"))
+        return found
+
     def _of(self, resource: str, devices: Iterable[Device]) -> Iterable[Claim]:
         holders, earlier = self._beliefs.holders(resource), self._beliefs.earlier(resource)
         for device in devices:
@@ -63,11 +76,19 @@ class Owners:
                 yield from self._of(name, (devices[one] for one in sorted(devices.keys() & held)))
 
     def _unheard_of(self, offered: Mapping[str, AbstractSet[str]]) -> Iterable[Claim]:
-        """Claim what containers hold by the kubelet's records, where it is seen here, though the ledger never heard of it."""
-        last = self._beliefs.last
-        for name in () if last is None else sorted({*(last.view.held or ()), *(last.view.remembered or ())}):
-            announced = self._ledger.announced(name)
-            for one, holder in (self._beliefs.holders(name) or {}).items():
+        """Claim what containers hold by the kubelet's records, where it is seen here, though the ledger never heard of it.
+
+        What they said last counts while they can't be read (``HELD_UNKNOWN_S``), and whom the kubelet forgot since.
+        """
+        last, known = self._beliefs.last, self._beliefs.known
+        if last is None or known is None or last.at - known.at >= HELD_UNKNOWN_S:
+            return
+        for name in sorted({*(known.view.held or ()), *(known.view.remembered or ()), *offered}):
+            announced, earlier = self._ledger.announced(name), self._beliefs.earlier(name)
+            holders: dict[str, str | None] = {one: _FORGOTTEN.format(who) for one, who in earlier.items()}
+            seen = known.view.holders(name)
+            holders |= seen if last is known else dict.fromkeys(seen)
+            for one, holder in holders.items():
                 if one in announced or one in offered.get(name, ()):
                     continue
                 if (place := self._source.place(one)) is not None:

@@ -15,6 +15,8 @@ RULES = {
     "H8": "what a container holds by the kubelet's records is claimed, whether the ledger ever heard of it or not",
     "H10": "whom the kubelet forgot claims hardware as a holder does, until an operator says otherwise under any of its names",
     "H11": "what another gateway offers is claimed, also under a name that both have, or by a kubelet that doesn't say it",
+    "H12": "a cordon is the hardware's: another name or number of devices lifts none",
+    "H13": "an illness that lasts is the hardware's: another name or number of devices cures none",
     "H9": "of two that offer a GPU under different names one leaves it to the other, whoever's ledger knows of it",
 }
 
@@ -22,9 +24,91 @@ _BOARDS = "tests/unit/test_boards.py"
 _FORGOT = f"{_BOARDS}::test_an_edit_gives_nobody_what_the_kubelet_forgot"
 _EIGHT = f"{_BOARDS}::test_kubelet_1_8_does_not_say_what_others_offer"
 _BOTH = f"{_BOARDS}::test_what_the_other_gateway_offers_under_a_name_that_both_have"
+_UNHEARD = f"{_BOARDS}::test_what_no_ledger_knows_of_is_held_all_the_same"
+_CORDON = f"{_BOARDS}::test_a_cordon_is_of_the_hardware_whatever_it_is_offered_as"
 _EDITS = f"{_BOARDS}::test_an_edit_gives_nobody_what_a_pod_holds"
 
 MUTANTS = (
+    Mutant(
+        "H8",
+        "what no ledger knows of is free as soon as nobody says who holds it",
+        "gateway/kubelet/beliefs.py",
+        "self.known = look if view.held is not None else self.known",
+        "self.known = look",
+        _UNHEARD,
+    ),
+    Mutant(
+        "H8",
+        "what no ledger knows of is withheld for ever where nobody says who holds it",
+        "gateway/memory/owners.py",
+        " or last.at - known.at >= HELD_UNKNOWN_S:",
+        ":",
+        f"{_BOARDS}::test_what_no_ledger_knows_of_is_free_when_nobody_could_say_for_long_who_holds_it",
+    ),
+    Mutant(
+        "H10",
+        "what no ledger knows of and the kubelet forgot is free",
+        "gateway/memory/owners.py",
+        "{one: _FORGOTTEN.format(who) for one, who in earlier.items()}",
+        "{}",
+        f"{_BOARDS}::test_what_no_ledger_knows_of_and_the_kubelet_forgot_is_withheld_until_an_operator_says_otherwise",
+    ),
+    Mutant(
+        "H3",
+        "whom the kubelet forgot holds a replica as if it were not free to the kubelet",
+        "gateway/lists.py",
+        "held = self._held(name) or frozenset()",
+        "held = known[name].held or frozenset()",
+        f"{_BOARDS}::test_a_replica_that_the_kubelet_forgot_is_given_to_nobody_beside_one_too_many",
+    ),
+    Mutant(
+        "H12",
+        "a cordon ends where its ID isn't offered any more",
+        "gateway/lists.py",
+        "cordons={**known[name].cordons, **boards.withheld(cordons, offered, ())},",
+        "cordons=known[name].cordons,",
+        _CORDON,
+    ),
+    Mutant(
+        "H12",
+        "a cordon of one replica is of all that are on offer",
+        "gateway/memory/owners.py",
+        "            if not any(one in ids for ids in offered):\n                seen",
+        "            if True:\n                seen",
+        _CORDON,
+    ),
+    Mutant(
+        "H12",
+        "a cordon of an instance ends where its GPU is offered whole",
+        "gateway/memory/owners.py",
+        "place = seen if seen is not None and seen.part else boards.place_of(Device(one))",
+        "place = boards.place_of(Device(one))",
+        _CORDON,
+    ),
+    Mutant(
+        "H12",
+        "the cordon of an instance that is no more is its GPU's",
+        "gateway/memory/owners.py",
+        "place = seen if seen is not None and seen.part else",
+        "place = seen if seen is not None else",
+        _CORDON,
+    ),
+    Mutant(
+        "H13",
+        "what takes a reset is well by another name",
+        "gateway/lists.py",
+        "sticky={**_ill_before(listing, announced, self._ledger), **self._ledger.sticky(name)},",
+        "sticky=self._ledger.sticky(name),",
+        f"{_BOARDS}::test_what_takes_a_reset_is_ill_under_another_name_too",
+    ),
+    Mutant(
+        "H12",
+        "what was cordoned before it was shared can't be uncordoned",
+        "gateway/cli/cordon.py",
+        '            if order.op == "uncordon":  # It',
+        "            if False:  # It",
+        "tests/unit/test_cli_cordon.py::test_what_was_cordoned_before_it_was_shared_is_uncordoned_by_the_id_that_it_had",
+    ),
     Mutant(
         "H9",
         "what a pod holds is free where the same hardware was given out",

@@ -267,8 +267,8 @@ MUTANTS = (
         "M7",
         "the next process takes what needs a reset for well",
         "gateway/lists.py",
-        "            sticky=self._ledger.sticky(name),\n            held",
-        "            held",
+        "**_ill_before(listing, announced, self._ledger), **self._ledger.sticky(name)}",
+        "**_ill_before(listing, announced, self._ledger)}",
         "tests/unit/test_boards.py::test_what_takes_a_reset_is_ill_still_for_the_next_process",
     ),
     Mutant(

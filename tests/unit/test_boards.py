@@ -49,6 +49,7 @@ from gateway.kubelet.beliefs import CHECKPOINT, Look
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.lab.waiting import until
 from gateway.lists import HANDED_OVER_LOOK, HOLDERS_AGAIN, PART
+from gateway.memory import owners
 from gateway.memory.again import RECORDED_WITHIN
 from gateway.memory.ledger import Ledger
 from gateway.memory.rows import Cordon
@@ -249,7 +250,10 @@ class Node:
     async def forgets(self, *ids: str) -> None:
         """An operator says that nothing uses these devices that the kubelet doesn't know of."""
         for one in ids:
-            await Commands(self.gateway)._order(cast("Any", Deaf()), {"op": "forget", "id": one})
+            await self.orders("forget", one)
+
+    async def orders(self, op: str, device_id: str) -> None:
+        await Commands(self.gateway)._order(cast("Any", Deaf()), {"op": op, "id": device_id, "reason": "ECC"})
 
     def states(self, resource: str) -> dict[str, State]:
         plugin = self.gateway._resources.get(resource)
@@ -492,7 +496,7 @@ class BesideFiles(Node):
         return Combined([super()._source(), GenericSource(self.policy)])
 
 
-@pytest.mark.parametrize("again", ["the gateway goes on", "the next one comes with the edit"])
+@pytest.mark.parametrize("again", ["the gateway goes on", "the next one comes with the edit", "without a state file"])
 async def test_a_rule_that_is_renamed_beside_a_silent_source_gives_nobody_what_a_pod_holds(
     folder: Path, again: str
 ) -> None:
@@ -507,12 +511,15 @@ async def test_a_rule_that_is_renamed_beside_a_silent_source_gives_nobody_what_a
             await node.edit(rules[1])
         else:
             await node.close()
+            if again == "without a state file":
+                (folder / "state" / "ledger.json").unlink()
             node.policy = rules[1]
             node._up()
             await node.looks()
             await node._next()
         assert (node.free(), node.states(after)) == ({}, {"/dev/null": State.WITHHELD})
-        assert node.states(before) == {"/dev/null": State.WITHDRAWN}
+        if again != "without a state file":
+            assert node.states(before) == {"/dev/null": State.WITHDRAWN}
         await node.pods()
         assert node.free() == {after: ["/dev/null"]}
     finally:
@@ -823,6 +830,67 @@ async def test_a_cordon_lies_over_it(node: Node) -> None:
     assert set(node.states(GPUS).values()) == {State.PRESENT}
 
 
+@pytest.mark.parametrize("again", ["", "restart with the edit"])
+@pytest.mark.parametrize(
+    ("before", "after", "gpus", "then", "cordoned", "free"),
+    [
+        pytest.param(PLAIN, TWICE, WHOLE, WHOLE, ["U0"], {GPUS: ["U1::0", "U1::1"]}, id="shared"),
+        pytest.param(TWICE, PLAIN, WHOLE, WHOLE, ["U0::1"], {GPUS: ["U1"]}, id="shared no longer"),
+        pytest.param(
+            PLAIN,
+            SHARED_AS,
+            WHOLE,
+            WHOLE,
+            ["U0"],
+            {"nvidia.com/gpu.shared": ["U1::0", "U1::1"]},
+            id="shared under another name",
+        ),
+        pytest.param(PLAIN, MIXED, SPLIT, SPLIT, ["U0"], {GPUS: ["U1"]}, id="MIG none, then mixed"),
+        pytest.param(MIXED, PLAIN, SPLIT, SPLIT, ["MIG-00"], {GPUS: ["U1"]}, id="MIG mixed, then none"),
+        pytest.param(
+            MIXED, MIXED, SPLIT, SPLIT_ANEW, ["MIG-00"], {SMALL: ["MIG-07"], GPUS: ["U1"]}, id="the instance is no more"
+        ),
+        pytest.param(
+            TWICE, TWICE, WHOLE, WHOLE, ["U0::1"], {GPUS: ["U0::0", "U1::0", "U1::1"]}, id="one replica, as before"
+        ),
+    ],
+)
+async def test_a_cordon_is_of_the_hardware_whatever_it_is_offered_as(
+    folder: Path,
+    before: Policy,
+    after: Policy,
+    gpus: Sequence[GPU],
+    then: Sequence[GPU],
+    cordoned: Sequence[str],
+    free: Ids,
+    again: str,
+) -> None:
+    """It is lifted as it was set, and says what it was set on."""
+    node = Node(folder, before)
+    try:
+        await node.sees(*gpus)
+        await node.pods()
+        for one in cordoned:
+            await node.orders("cordon", one)
+        if again:
+            node.sight = tuple(then)
+            await node.restarts(after)
+        else:
+            await node.edit(after)
+            await node.sees(*then)
+        assert node.free() == free
+        entries = [entry for one in node.gateway._resources.values() for entry in one.entries.values()]
+        reasons = {
+            entry.reason for entry in entries if entry.state is State.CORDONED and entry.device.id not in cordoned
+        }
+        assert reasons <= {f"ECC (cordoned as {one})" for one in cordoned}
+        for one in cordoned:
+            await node.orders("uncordon", one)
+        assert all(state is State.PRESENT for name in node.gateway._resources for state in node.states(name).values())
+    finally:
+        await node.close()
+
+
 async def test_the_records_are_read_until_the_holder_has_ended(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     await node.sees(*WHOLE)
@@ -878,8 +946,42 @@ async def test_what_no_ledger_knows_of_is_held_all_the_same(
         await node.looks()
         await node.gateway._tasks.settle()
     assert node.free() == free
+    (node.folder / "dp" / CHECKPOINT).unlink()  # Nobody says any more who holds what.
+    await node.looks()
+    await node.gateway.update()
+    assert node.free() == free
     await node.pods()
     assert State.WITHHELD not in [state for name in node.gateway._resources for state in node.states(name).values()]
+
+
+async def test_what_no_ledger_knows_of_is_free_when_nobody_could_say_for_long_who_holds_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.source.adopt(TWICE)
+    node.writes(a={GPUS: ["U0"]})
+    await node.sees(*WHOLE)
+    (node.folder / "dp" / CHECKPOINT).unlink()
+    await node.looks()
+    await node.gateway.update()
+    assert node.gateway._resources[GPUS].entries["U0::0"].reason == (
+        "still held as nvidia.com/gpu U0; who holds it can't be seen now, so it may be free"
+    )
+    monkeypatch.setattr(owners, "HELD_UNKNOWN_S", 0.0)
+    await node.gateway.update()
+    assert set(node.states(GPUS).values()) == {State.PRESENT}
+
+
+async def test_what_no_ledger_knows_of_and_the_kubelet_forgot_is_withheld_until_an_operator_says_otherwise(
+    node: Node,
+) -> None:
+    node.source.adopt(TWICE)
+    await node.sees(*WHOLE)
+    await node.pods(a={GPUS: ["U0"]})
+    await node.loses_memory()
+    assert node.free() == {GPUS: ["U1::0", "U1::1"]}
+    assert "'a/main', perhaps" in node.gateway._resources[GPUS].entries["U0::0"].reason
+    await node.forgets("U0")
+    assert set(node.states(GPUS).values()) == {State.PRESENT}
 
 
 # What only another gateway serves.
@@ -1192,6 +1294,17 @@ async def test_who_is_forgotten_leaves_the_other_pod_what_both_had(node: Node) -
     assert node.free() == {GPUS: ["U0::0", "U0::1", "U1::0", "U1::1"]}
 
 
+async def test_a_replica_that_the_kubelet_forgot_is_given_to_nobody_beside_one_too_many(node: Node) -> None:
+    """Who is forgotten doesn't keep the kubelet from giving it: it isn't held."""
+    await node.sees(*WHOLE)
+    await node.edit(FOUR)
+    await node.pods(a={GPUS: ["U0::0"]}, b={GPUS: ["U0::3"]})
+    node.gateway.beliefs.restarted(node.gateway._resources)
+    await node.pods(b={GPUS: ["U0::3"]})
+    await node.edit(TWICE)
+    assert node.free() == {GPUS: ["U1::0", "U1::1"]}
+
+
 async def test_a_claim_says_that_the_kubelet_forgot(node: Node) -> None:
     await node.sees(*WHOLE)
     await node.pods(a={GPUS: ["U0"]})
@@ -1328,6 +1441,35 @@ async def test_what_takes_a_reset_is_ill_still_for_the_next_process(node: Node) 
     node.sight = WHOLE
     await node.restarts()
     assert node.states(GPUS) == {"U0": State.UNHEALTHY, "U1": State.PRESENT}
+
+
+@pytest.mark.parametrize("again", ["", "restart with the edit"])
+@pytest.mark.parametrize(
+    ("before", "after", "well"),
+    [
+        pytest.param(PLAIN, TWICE, {GPUS: ["U1::0", "U1::1"]}, id="shared"),
+        pytest.param(TWICE, PLAIN, {GPUS: ["U1"]}, id="shared no longer"),
+        pytest.param(TWICE, FOUR, {GPUS: [f"U1::{number}" for number in range(4)]}, id="shared more often"),
+        pytest.param(PLAIN, NAMED, {RENAMED: ["U1"]}, id="renamed"),
+    ],
+)
+async def test_what_takes_a_reset_is_ill_under_another_name_too(
+    folder: Path, before: Policy, after: Policy, well: Ids, again: str
+) -> None:
+    node = Node(folder, before)
+    try:
+        await node.sees(gpu(0, trouble=Trouble("Xid 79", TroubleKind.RESET_REQUIRED)), gpu(1))
+        await node.pods()
+        await node.sees(*WHOLE)
+        await (node.restarts(after) if again else node.edit(after))
+        assert node.free() == well
+        await node.pods()
+        assert node.free() == well
+        node.backend.sights.put_nowait(Sight(WHOLE, recovered=frozenset({"U0"})))
+        await node._next()
+        assert any(one.startswith("U0") for ids in node.free().values() for one in ids)
+    finally:
+        await node.close()
 
 
 async def test_what_was_lost_long_ago_and_nobody_holds_is_on_no_list(node: Node) -> None:

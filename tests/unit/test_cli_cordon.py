@@ -182,6 +182,12 @@ def test_short_names_stand_for_whole_ids(folder: Path, op: str, name: str) -> No
     assert told[OLDER]["id"] == GPUS[1]
 
 
+def test_what_was_cordoned_before_it_was_shared_is_uncordoned_by_the_id_that_it_had(folder: Path) -> None:
+    with gateways(folder, {OLDER: By({"devices": FULL, "uncordon": FREE})}, "devices", "uncordon") as told:
+        assert call(folder, "uncordon", "/dev/fpga0").exit_code == 0
+    assert told[OLDER]["id"] == "/dev/fpga0"
+
+
 def test_a_name_that_is_short_for_several_does_nothing(folder: Path) -> None:
     with gateways(folder, {OLDER: By({"devices": FULL, "cordon": FREE})}, "devices", "cordon") as told:
         result = call(folder, "cordon", "GPU-", "--reason", "ECC")
