@@ -203,6 +203,14 @@ MUTANTS = (
     ),
     Mutant(
         "V8",
+        "the exporter's word covers what is wrong with a GPU",
+        "devices/gpu/amd/backend.py",
+        "if gpu.uuid in ill and gpu.trouble is None else gpu",
+        "if gpu.uuid in ill else gpu",
+        f"{_TEST}::test_a_gpu_is_ill_while_the_exporter_calls_it_unhealthy",
+    ),
+    Mutant(
+        "V8",
         "an unknown health is none",
         _EXPORTER,
         '.lower() == b"unhealthy"',

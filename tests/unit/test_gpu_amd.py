@@ -759,6 +759,10 @@ async def test_a_gpu_is_ill_while_the_exporter_calls_it_unhealthy(
         health[FIRST] = "healthy"
         clock.now += 30
         assert not troubles((await watched.next()).gpus)
+        shutil.rmtree(tree.pci(tree.boards[0]) / "drm")
+        health[FIRST] = "unhealthy"
+        clock.now += 30
+        assert "no render node" in troubles((await watched.next()).gpus)[FIRST]  # What is seen here says more.
 
 
 async def test_the_exporter_is_asked_every_30_seconds(socket: Path) -> None:
