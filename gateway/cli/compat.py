@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from adapters.registry import DIALECTS
 from gateway.cli import runs
 from gateway.cli.main import gateway
-from gateway.cli.options import Strict
+from gateway.cli.options import Seconds, Strict
 
 if TYPE_CHECKING:
     from gateway.lab.matrix.record import Report
@@ -150,7 +150,7 @@ class _Versions(click.ParamType[tuple[str, ...]]):
 @click.option(
     "--cap",
     cls=Strict,
-    type=click.FloatRange(0.1, 600),
+    type=Seconds(0.1, 600),
     default=10,
     show_default=True,
     metavar="SECONDS",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gateway.cli.options import Strict
+from gateway.cli.options import Seconds, Strict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,7 +32,7 @@ It ends with 0 when every promise was kept and with 1 when one was broken.
 @click.option(
     "--pace",
     cls=Strict,
-    type=click.FloatRange(min=0, max=60),
+    type=Seconds(0, 60),
     default=None,
     metavar="SECONDS",
     show_default="0.8 for the live picture, else 0",

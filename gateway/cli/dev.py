@@ -206,15 +206,15 @@ class _Node:
             match shlex.split(line, comments=True):
                 case []:
                     pass
-                case ["admit", pod, resource, count]:
+                case ["admit", pod, resource, count] if count.isdecimal():
                     await self._admit(kubelet, pod, resource, int(count))
                 case ["start", pod]:
                     admission = await kubelet.restart_container(pod)
                     self.say(f"pod {pod} runs again with {_ids(i for ids in admission.devices.values() for i in ids)}")
                 case ["remove", pod]:
                     kubelet.remove(pod)
-                    self._pods.pop(pod, None)
-                    self.say(f"pod {pod} has ended")
+                    known = self._pods.pop(pod, None)
+                    self.say(f"pod {pod} has ended" if known else f"no pod {pod} was admitted: nothing to remove")
                 case ["capacity"]:
                     self._show_capacity(kubelet)
                 case ["pods"]:

@@ -18,7 +18,7 @@ import click
 import structlog
 from click.core import ParameterSource
 
-from gateway.cli.options import Strict, named, variable
+from gateway.cli.options import Seconds, Strict, named, variable
 from gateway.cli.serve import SettingError, serve
 from gateway.compose import BACKENDS
 from gateway.configuration import commandline, dra, effective, flags, kinds
@@ -236,7 +236,7 @@ class _Address(click.ParamType[tuple[str, int]]):
 @click.option(
     "--startup-grace",
     cls=Strict,
-    type=click.FloatRange(0, 3600),
+    type=Seconds(0, 3600),
     default=0.0,
     metavar="SECONDS",
     help="After a reboot, let containers wait up to this long (in PreStartContainer) for devices whose driver is late, instead of "
@@ -334,9 +334,10 @@ def effective_settings(ctx: click.Context, options: dict[str, Any]) -> list[effe
 
 def _effective(ctx: click.Context, settings: Settings, said: Mapping[str, Given]) -> Iterator[effective.Setting]:
     for option in gateway.params:
-        if not hasattr(settings, str(option.name)):
+        if not hasattr(settings, str(option.name)) and option.name not in {"log_format", "log_level"}:
             continue
-        value, how = getattr(settings, option.name), ctx.get_parameter_source(option.name)
+        value = getattr(settings, option.name, ctx.params[option.name])
+        how = ctx.get_parameter_source(option.name)
         source = effective.DEFAULT
         if how is ParameterSource.COMMANDLINE:
             source = option.opts[0]

@@ -54,7 +54,10 @@ def probe(*, socket_dir: Path, as_json: bool) -> None:
         finding = asyncio.run(ask(socket))
     else:
         finding = Probed(
-            None, "unknown", f"no kubelet takes connections on {socket}: start it, or correct --socket-dir"
+            None,
+            "unknown",
+            f"no kubelet takes connections on {socket}: start it, or correct --socket-dir",
+            answered=False,
         )
     if as_json:
         said = asdict(finding)
@@ -63,7 +66,6 @@ def probe(*, socket_dir: Path, as_json: bool) -> None:
     elif finding.api:
         click.echo(printable(f"{socket}: {finding.api} ({finding.kubelets})"))
     else:
-        click.echo(
-            printable_lines(f"No API is known that this kubelet speaks ({finding.kubelets}): {finding.says}"), err=True
-        )
+        unknown = f"No API is known that this kubelet speaks ({finding.kubelets}): " if finding.answered else ""
+        click.echo(printable_lines(unknown + finding.says), err=True)
     sys.exit(0 if finding.api else 1)

@@ -133,16 +133,13 @@ def status(*, state_dir: Path, as_json: bool, watch: bool, check: bool) -> None:
 
 def _check(found: Answers) -> NoReturn:
     """Say in a line for each resource that isn't served that it isn't; SystemExit says the same."""
-    if not found.read:
-        click.echo("no gateway answers")
-        sys.exit(2)
     lacking = unserved(found.read)
     lacking |= {Path(path).stem: why for path, why in found.silent.items()}
     lacking |= {each.token: f"waiting for {each.waits_for}" for each in found.read if each.waits_for}
-    click.echo("not ready" if lacking else "ready")
+    click.echo("no gateway answers" if not found.read else "not ready" if lacking else "ready")
     for name, why in lacking.items():
         click.echo(f"{_clean(name)}: {_clean(why)}")
-    sys.exit(1 if lacking else 0)
+    sys.exit(2 if not found.read else 1 if lacking else 0)
 
 
 def _json(found: Answers, indent: int) -> str:
@@ -372,9 +369,11 @@ def _clean(text: str) -> str:
 
 
 def age(seconds: float) -> str:
-    """Say a time in at most two units: ``4.2 ms``, ``12 s``, ``3 min``, ``2 h 10 min``, ``3 d 4 h``."""
+    """Say a time in at most two units: ``4.2 ms``, ``0.4 s``, ``12 s``, ``3 min``, ``2 h 10 min``, ``3 d 4 h``."""
+    if seconds < 0.1:
+        return f"{round(seconds * 1000, 1):g} ms"
     if seconds < 1:
-        return f"{seconds * 1000:.1f} ms"
+        return f"{seconds:.1f} s"
     if seconds < 60:
         return f"{int(seconds)} s"
     minutes, hours, days = (int(seconds // unit) for unit in (60, 3600, 86400))

@@ -17,8 +17,15 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Given, Settings
 
 DEFAULT: Final = "default"
-_FILE_ALONE: Final = ("slices", "fail_requests_greater_than_one", "gpu_names", "mig_names", "globbed", "bridging")
-"""Fields of the policy that only the configuration file sets."""
+_FILE_ALONE: Final = {
+    "sharing.timeSlicing.resources": "slices",
+    "sharing.timeSlicing.failRequestsGreaterThanOne": "fail_requests_greater_than_one",
+    "resources.gpus": "gpu_names",
+    "resources.mig": "mig_names",
+    "gateway.devices": "globbed",
+    "gateway.bridge": "bridging",
+}
+"""Fields of the policy that only the configuration file sets, by their key there."""
 
 
 class Setting(Struct, frozen=True, rename={"source": "from"}):
@@ -45,10 +52,10 @@ def of_devices(settings: Settings, said: Mapping[str, Given]) -> Iterable[Settin
         else:
             value = False if flag.kind is FlagKind.SWITCH else flag.default if flag.default != "none" else None
         yield setting(flag.name, value, DEFAULT if given is None else given.source)
-    for name in _FILE_ALONE:
-        value = getattr(settings.policy, name)
-        unsaid = value == getattr(Policy(), name)
-        yield setting(name.replace("_", "-"), value, DEFAULT if unsaid else str(settings.config_file))
+    for key, field in _FILE_ALONE.items():
+        value = getattr(settings.policy, field)
+        unsaid = value == getattr(Policy(), field)
+        yield setting(key, value, DEFAULT if unsaid else str(settings.config_file))
 
 
 def logged(found: Iterable[Setting]) -> dict[str, Any]:

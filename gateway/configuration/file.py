@@ -113,8 +113,8 @@ class _Reading(Reader):
     def file(self, root: YamlNode) -> File:
         top = self._members(self._configuration(root), (), _TOP)
         self._version(top.get("version"))
-        ours = self._section(top.get("gateway"), ("gateway",), ("devices", "honourResourceNames", "bridge"))
-        honour = self._switch(ours, ("gateway", "honourResourceNames"))
+        ours = self._section(top.get("gateway"), ("gateway",), ("devices", "bridge"))
+        honour = bool(self._given.get("gateway.honourResourceNames", Given(value=False, source="")).value)
         # useNodeFeatureAPI and all of gfd are GPU Feature Discovery's, which shares the file.
         common = self._section(top.get("flags"), ("flags",), ("plugin", "gfd", "useNodeFeatureAPI"))
         self._section(common.get("plugin"), ("flags", "plugin"), ("cdiFeatureFlags", "kubeletSocket"))
@@ -242,9 +242,7 @@ class _Reading(Reader):
         name = self._resource(self._required(found, item, path, "name"), (*path, "name"))
         replicas = self._number(self._required(found, item, path, "replicas"), (*path, "replicas"))
         if not 2 <= replicas <= MAX_REPLICAS:
-            problem = (
-                f"expected 2 to {MAX_REPLICAS} replicas, got {replicas}: leave the resource out to have it unshared"
-            )
+            problem = f"expected 2 to {MAX_REPLICAS} replicas, got {replicas}: write so many, or leave the resource out to have it unshared"
             raise self._fault(found["replicas"], (*path, "replicas"), problem)
         shown = name + _SHARED if renamed else name
         if (rename := found.get("rename")) is not None:
@@ -322,7 +320,9 @@ class _Reading(Reader):
             pattern = self._text(self._required(pair, item, at, "resource"), (*at, "resource"))
             seconds = self._number(self._required(pair, item, at, "seconds"), (*at, "seconds"))
             if not 1 <= seconds <= _LONGEST_DEADLINE:
-                raise self._fault(item, at, f"expected 1 to {_LONGEST_DEADLINE} seconds, got {seconds}: write so many")
+                raise self._fault(
+                    item, at, f"expected 1 to {_LONGEST_DEADLINE} seconds, got {seconds}: write one of these"
+                )
             deadlines.append((pattern, float(seconds)))
         return Bridging(allow, repeat, renames, tuple(deadlines))
 

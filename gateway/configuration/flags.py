@@ -323,6 +323,14 @@ FLAGS: Final[tuple[Flag, ...]] = (
         values="SECONDS",
         take=kinds.seconds,
     ),
+    Flag(
+        "gateway.honourResourceNames",
+        "what NVIDIA's plugin ignores of the file counts: names by product, and which GPUs are shared",
+        key=(_OURS, "honourResourceNames"),
+        kind=FlagKind.SWITCH,
+        default="false",
+        option=False,
+    ),
     _switch("strict-config", "refuse a configuration file with unknown keys", "GATEWAY_STRICT_CONFIG"),
 )
 

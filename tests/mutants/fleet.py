@@ -172,8 +172,8 @@ MUTANTS = (
         "SB2",
         "none is not ready",
         _STATUS,
-        '        click.echo("no gateway answers")\n        sys.exit(2)',
-        '        click.echo("no gateway answers")\n        sys.exit(1)',
+        "sys.exit(2 if not found.read else",
+        "sys.exit(1 if not found.read else",
         f"{_TEST_BUNDLE}::test_where_none_answers_it_is_neither",
     ),
 )

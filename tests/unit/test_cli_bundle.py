@@ -161,6 +161,11 @@ def test_a_gateway_that_does_not_answer_is_not_ready(folder: Path) -> None:
 
 def test_where_none_answers_it_is_neither(folder: Path) -> None:
     assert checked(folder) == (2, "no gateway answers\n")
+    with gateways(folder, {WAITING: control.ControlError("it hangs")}, "status"):
+        code, output = checked(folder)
+    assert (code, output.splitlines()[0]) == (2, "no gateway answers")
+    assert f"{WAITING}: " in output
+    assert "it hangs" in output
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -247,7 +247,7 @@ def test_a_person_reads(sentence: str) -> None:
             "kubelet none in",
         ),
         (msgspec.structs.replace(FULL, books=msgspec.structs.replace(FULL.books, source="none")), "own can't be read"),
-        (msgspec.structs.replace(FULL, lag_s=0.3), "up to 300.0 ms late"),
+        (msgspec.structs.replace(FULL, lag_s=0.3), "up to 0.3 s late"),
         (
             msgspec.structs.replace(
                 FULL, ledger=msgspec.structs.replace(FULL.ledger, exposed="others may write to it")
@@ -378,8 +378,12 @@ def test_what_others_wrote_does_not_steer_the_terminal(field: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
-        (0, "0.0 ms"),
+        (0, "0 ms"),
         (0.0042, "4.2 ms"),
+        (0.02301, "23 ms"),
+        (0.0999, "99.9 ms"),
+        (0.1, "0.1 s"),
+        (0.412, "0.4 s"),
         (1, "1 s"),
         (59.9, "59 s"),
         (60, "1 min"),

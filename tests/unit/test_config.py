@@ -75,6 +75,7 @@ def test_the_example_in_the_documentation_is_one() -> None:
         "flags.migStrategy",
         "gateway.healthRecovery",
         "gateway.cdiFallback",
+        "gateway.honourResourceNames",
         "gateway.bridge.folder",
     }
 
@@ -495,7 +496,7 @@ REFUSED = [
     (resources("gpu"), 4, "resources[0]: expected a mapping, got 'gpu'"),
     (resources("name: gpu\n      replicas: 1"), 5, "resources[0].replicas: expected 2 to 65536 replicas, got 1"),
     (resources("{name: gpu, replicas: 0}"), 4, "got 0"),
-    (resources("{name: gpu, replicas: 65537}"), 4, "expected 2 to 65536 replicas, got 65537"),
+    (resources("{name: gpu, replicas: 65537}"), 4, "expected 2 to 65536 replicas, got 65537: write so many"),
     (resources("{name: gpu, replicas: null}"), 4, "replicas: expected a whole number, got nothing"),
     (resources("{name: gpu, replicas: 2.5}"), 4, "replicas: expected a whole number, got the number 2.5"),
     (resources("{name: gpu, replicas: '2'}"), 4, "replicas: expected a whole number, got '2'"),

@@ -358,6 +358,30 @@ async def test_pods_outlive_a_restart(folder: Path, monkeypatch: pytest.MonkeyPa
     assert started == [[], ["web"]]
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("admit web example.com/gpu x", "expected one of these commands, but got 'admit web example.com/gpu x'"),
+        ("admit web example.com/gpu -1", "expected one of these commands"),
+        ("remove web", "no pod web was admitted"),
+        ("start web", 'of a pod "web" is active'),
+        ("restart 1.7", "expected a kubelet version from 1.8 on"),
+    ],
+)
+async def test_a_wrong_command_is_told_what_was_expected(
+    line: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    node = _Node(folder)
+    monkeypatch.setattr(node, "say", said.append)
+    try:
+        await node.boot(behaviour("1.37"))
+        assert await node.obey(line)
+    finally:
+        await node.halt()
+    assert [line for line in said if words in line]
+
+
 def test_the_helps_example_keeps_its_pods() -> None:
     result = CliRunner().invoke(dev, ["kubelet", "--help"])
     [old] = re.findall(r"--version (1\.\d+) ", result.output)

@@ -347,6 +347,9 @@ def shown(*arguments: str, **variables: str) -> dict[str, tuple[Any, str]]:
         (["--strict-config"], {}, "strict-config", True, "--strict-config"),
         ([], {}, "strict-config", False, "default"),
         ([], {}, "config-file", None, "default"),
+        ([], {}, "gateway.honourResourceNames", False, "default"),
+        (["--log-level=debug"], {}, "log-level", "debug", "--log-level"),
+        ([], {"GATEWAY_LOG_FORMAT": "json"}, "log-format", "json", "GATEWAY_LOG_FORMAT"),
     ],
 )
 def test_the_configuration_in_force_is_shown_with_who_said_it(
@@ -360,20 +363,23 @@ def test_every_setting_is_shown_once_and_none_that_has_no_effect() -> None:
     assert {flag.name for flag in FLAGS if not flag.inert} <= {*names}
     assert not {flag.name for flag in FLAGS if flag.inert} & {*names}
     options = {option.name for option in main.gateway.params} & {field.name for field in fields(Settings)}
-    assert len(names) == len(options) + len([flag for flag in FLAGS if not flag.inert]) + 6
+    of_the_log, of_the_file_alone = 2, 6
+    assert len(names) == len(options) + len([flag for flag in FLAGS if not flag.inert]) + of_the_log + of_the_file_alone
 
 
 def test_what_the_file_says_is_shown_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(
         "flags:\n  migStrategy: mixed\n  gdsEnabled: true\nsharing:\n  timeSlicing:\n    resources:\n"
-        "    - {name: gpu, replicas: 2}\n"
+        "    - {name: gpu, replicas: 2}\ngateway:\n  honourResourceNames: true\n"
     )
     found = shown("--gds-enabled=false", CONFIG_FILE=str(file))
     assert found["mig-strategy"] == ("mixed", f"{file}, line 2: flags.migStrategy")
     assert found["gds-enabled"] == (False, "--gds-enabled")
-    assert found["slices"][0]["nvidia.com/gpu"]["replicas"] == 2
-    assert (found["slices"][1], found["globbed"]) == (str(file), ([], "default"))
+    slices, source = found["sharing.timeSlicing.resources"]
+    assert (slices["nvidia.com/gpu"]["replicas"], source) == (2, str(file))
+    assert found["gateway.devices"] == ([], "default")
+    assert found["gateway.honourResourceNames"] == (True, f"{file}, line 9: gateway.honourResourceNames")
     assert found["config-file"] == (str(file), "CONFIG_FILE")
 
 

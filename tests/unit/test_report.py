@@ -135,6 +135,11 @@ def test_the_summary_says_which_kubelets_were_genuine_and_ends_with_the_verdict(
     )
 
 
+def test_a_run_in_which_nothing_ran_is_no_success() -> None:
+    idle = _report(_cell("1.9", "not applicable", reason="--api rules it out"))
+    assert report.summary(idle).splitlines()[-1] == "FAILED: nothing could be run (the report says why) in 12 s"
+
+
 def test_the_summary_names_what_failed_and_nothing_else() -> None:
     evil = _cell("1.9", "failed", reason="first\nsecond")
     red = _report(evil, _cell("1.28", "known kubelet bug", reason="they stay"), hops=(UP, UP, DOWN))

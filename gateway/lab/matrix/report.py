@@ -91,6 +91,7 @@ def summary(report: Report) -> str:
     failed = [f"  {one.words}: {_first_line(one.reason)}" for one in report.results() if one.status == "failed"]
     ran = sum(1 for one in report.results() if one.status != "not applicable")
     ending = f"PASSED: {counted(ran, 'run')}" if report.passed else f"FAILED: {len(failed)} of {counted(ran, 'run')}"
+    ending = ending if ran else "FAILED: nothing could be run (the report says why)"
     return "\n".join([*lines, *failed, f"{ending} in {report.about.seconds:.0f} s"])
 
 
