@@ -32,7 +32,7 @@ def source(settings: Settings, sys: Path = _SYS, attempts: Attempts | None = Non
 
     Raises:
         NoBackendError: nothing was found (``auto`` takes real hardware only, never a simulation).
-        ValueError: the profile is not usable; the message names file, line and what was expected.
+        ValueError: the settings ask for no source, or the profile is not usable; the message says what was expected.
     """
     wanted = hardware(sys) if settings.backend == "auto" else [settings.backend] if settings.backend != "none" else []
     sources = [_MAKERS[name](settings, attempts) for name in wanted]
@@ -53,6 +53,8 @@ def source(settings: Settings, sys: Path = _SYS, attempts: Attempts | None = Non
                 taken=lambda name: any(one.claims(name) for one in ours),
             )
         )
+    if not sources and settings.backend == "none":
+        raise ValueError("--backend none: expected devices of a file (gateway.devices) or --bridge, got neither: add one")
     if not sources:
         raise NoBackendError(
             f"expected a GPU of NVIDIA or AMD among the PCI devices below {sys}, and there is none, nor are devices described "

@@ -70,7 +70,7 @@ def bundle(ctx: click.Context, *, state_dir: Path, host_root: Path, output: str 
             file.write(archive(clean, "gateway-support" if name == "-" else Path(name).name.partition(".")[0]))
     except OSError as error:
         raise click.ClickException(
-            f"expected to write the archive, got {error}: name another file with --output; - is standard output"
+            f"the archive can't be written to {name} ({error.strerror}): name another file with --output; - is standard output"
         ) from error
     click.echo(f"{name}: {', '.join(sorted(clean))}", err=True)
 

@@ -32,7 +32,7 @@ def show(ctx: click.Context, *, as_json: bool) -> None:
     That is a flag, a variable, a line of the configuration file, or the default. Shown is what a daemon would use that was
     started here. A running daemon logs its own settings once, at its start.
 
-    Exit status: 0; like the daemon, 78 where a setting can't be used.
+    Exit status: 0; like the daemon, 2 or 78 where a setting can't be used, 1 where the file can't be read.
     """
     root = ctx.find_root()
     options = dict(root.params)

@@ -265,6 +265,7 @@ def test_a_person_reads(sentence: str) -> None:
             ),
             "config rejected, so the last good one stays in force: /c/config.yaml, line 3: no",
         ),
+        (msgspec.structs.replace(FULL, resources=()), "devices none was found yet"),
         (
             msgspec.structs.replace(FULL, resources=(msgspec.structs.replace(FULL.resources[0], checked="lacking"),)),
             "the kubelet's own records lack this registration",

@@ -92,6 +92,13 @@ def test_auto_never_simulates(tmp_path: Path) -> None:
         source(Settings(config_file=Path("c.yaml")), tmp_path)
 
 
+@pytest.mark.parametrize("file", [None, Path("c.yaml")])
+def test_who_wants_none_is_told_what_else_there_is(file: Path | None, tmp_path: Path) -> None:
+    """No look for hardware can help there, nor a restart."""
+    with pytest.raises(ValueError, match="--backend none: expected devices of a file"):
+        source(Settings(backend="none", config_file=file), tmp_path)
+
+
 @pytest.mark.parametrize("folder", ["usr/lib64", "lib/x86_64-linux-gnu", None])
 def test_where_nvml_is(tmp_path: Path, folder: str | None) -> None:
     path = tmp_path / (folder or "opt") / "libnvidia-ml.so.1"
