@@ -54,7 +54,7 @@ def source(settings: Settings, sys: Path = _SYS, attempts: Attempts | None = Non
             )
         )
     if not sources and settings.backend == "none":
-        raise ValueError("--backend none: expected devices of a file (gateway.devices) or --bridge, got neither: add one")
+        raise ValueError("--backend none: expected gateway.devices in a file, or --bridge, got neither: add one")
     if not sources:
         raise NoBackendError(
             f"expected a GPU of NVIDIA or AMD among the PCI devices below {sys}, and there is none, nor are devices described "

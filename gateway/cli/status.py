@@ -231,7 +231,7 @@ class _Page:
                 "  loop     ", f"answers come up to {age(one.lag_s)} late, in the last minute", "yellow"
             )
         if not (one.resources or one.drivers or one.waits_for):
-            yield from self.text("  devices  ", "none was found yet, so that nothing is offered to the kubelet", "yellow")
+            yield from self.text("  devices  ", "none was found yet: nothing is offered to the kubelet", "yellow")
         for resource in one.resources:
             yield ""
             yield from self.resource(resource)
