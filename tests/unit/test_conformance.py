@@ -242,6 +242,16 @@ async def test_a_plugin_without_devices_breaks_no_rule() -> None:
     assert "it registered nvidia.com/gpu and listed no device" in found.unexamined["1.37"].why
 
 
+async def test_a_resource_that_the_plugin_does_not_have_is_told_from_one_without_devices() -> None:
+    found = await examine(
+        f"{sys.executable} -c '{WITHOUT_DEVICES}' {{socket_dir}}",
+        versions=["1.37"],
+        cap_seconds=3,
+        resource="a.example/b",
+    )
+    assert found.findings[0].seen.startswith("no Register of a.example/b came within 3 s (but of nvidia.com/gpu)")
+
+
 @pytest.mark.parametrize("hard_wired", [False, pytest.param(True, marks=OWN_MOUNTS)])
 async def test_a_plugin_for_another_machine_is_told_by_its_file(tmp_path: Path, hard_wired: bool) -> None:
     other = {"x86_64": 183, "aarch64": 62}.get(platform.machine(), 62)

@@ -267,11 +267,12 @@ class _Trial:
                 await asyncio.sleep(0.25)
             self.exits = made.exits
             registers = await kubelet.registers()
+            wanted = {self._resource} if self._resource else {*registers}
             if made.ended is not None and not registers and minor_version(self.version) >= 10:
                 status, log = made.ended
                 self.unexamined = ended(status, _plain(log))
-            elif registers and not made.exits and registers.keys() <= (await kubelet.totals()).capacity.keys():
-                self.unexamined = without_devices(registers)
+            elif wanted and not made.exits and wanted <= (await kubelet.totals()).capacity.keys():
+                self.unexamined = without_devices(wanted)
             self._why = _why_none(registers, self._resource, made.exits, self._cap)
             log = _plain(made.gateway.log(8))
             self._why += f"; its log ends:\n{log}" if log else "; it has logged nothing"
