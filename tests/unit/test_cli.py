@@ -278,6 +278,11 @@ def test_where_it_looks_can_be_said_before_the_command_or_after_it(option: str, 
     assert before not in both
 
 
+def test_a_probe_of_nothing_says_nothing_of_its_api(folder: Path) -> None:
+    result = call("probe", "--socket-dir", str(folder))
+    assert (result.exit_code, result.stderr.startswith("no kubelet takes connections on ")) == (1, True)
+
+
 def test_a_probe_of_nothing_says_so_in_json(folder: Path) -> None:
     result = call("probe", "--socket-dir", str(folder), "--json")
     assert (result.exit_code, json.loads(result.output)["api"]) == (1, None)
