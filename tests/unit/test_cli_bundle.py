@@ -81,7 +81,11 @@ def test_a_file_that_cannot_be_written_is_named(node: Path) -> None:
     """As in a container whose root is read-only."""
     away = node / "not there" / "bundle.tgz"
     done = CliRunner().invoke(gateway, ["support-bundle", "--host-root", str(node), "--output", str(away)])
-    assert (done.exit_code, f"written to {away} (No such file" in done.output, "--output" in done.output) == (1, True, True)
+    assert (done.exit_code, f"written to {away} (No such file" in done.output, "--output" in done.output) == (
+        1,
+        True,
+        True,
+    )
 
 
 def test_names_and_secrets_are_not_given_away(node: Path) -> None:
