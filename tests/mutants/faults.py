@@ -140,9 +140,17 @@ MUTANTS = (
         "G4",
         "a plugin without devices breaks a rule",
         "gateway/lab/trials/conformance.py",
-        "                self.unexamined = without_devices(registers)\n",
+        "                self.unexamined = without_devices(wanted)\n",
         "                pass\n",
         f"{_CONFORMANCE}::test_a_plugin_without_devices_breaks_no_rule",
+    ),
+    Mutant(
+        "G4",
+        "a resource that it doesn't register has no devices",
+        "gateway/lab/trials/conformance.py",
+        "wanted = {self._resource} if self._resource else {*registers}",
+        "wanted = {*registers}",
+        f"{_CONFORMANCE}::test_a_resource_that_the_plugin_does_not_have_is_told_from_one_without_devices",
     ),
     Mutant(
         "G4",
