@@ -25,7 +25,8 @@ from gateway.kubernetes.watch import Backoff
 from gateway.registration.events import Phase
 from gateway.sides import table
 from gateway.sides.lent import Lent
-from gateway.sides.table import Offered, Seen, Side, Stand
+from gateway.sides.side import Side
+from gateway.sides.table import Offered, Seen, Stand
 
 if TYPE_CHECKING:
     from devices.claims import ClaimName
@@ -377,14 +378,13 @@ class Crossing:
                     self._ledger.set_side(board, before.get(board))
                 raise NotWrittenError(self._scribe.state.error)
             self._sides |= news
-            now = time.monotonic()
             for board, side in news.items():
                 self._told.pop(board, None)
                 self._allocated.pop(board, None)
                 if side not in table.MOVING:
                     self._left.pop(board, None)
                 elif before.get(board) not in table.MOVING:
-                    self._left[board] = now
+                    self._left[board] = time.monotonic()
             if named := {board: side.value for board, side in news.items() if board != REST}:
                 _log.info("GPUs cross over", boards=named)
         await self._update()

@@ -18,7 +18,8 @@ from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.node import NodeObject
 from gateway.kubernetes.watch import pause
 from gateway.sides import names, table
-from gateway.sides.table import ANNOTATION, Side
+from gateway.sides.side import Side
+from gateway.sides.table import ANNOTATION
 from gateway.telling import orders
 from gateway.telling.sides import ByNameStatus
 from gateway.wires.control import ControlError, shown

@@ -44,7 +44,7 @@ from gateway.memory.rows import (
 )
 from gateway.memory.tables import Changes, Tables, apply, beside_lists, combine
 from gateway.memory.witness import Witness, generation_of
-from gateway.sides.table import Side
+from gateway.sides.side import Side
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

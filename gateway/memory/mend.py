@@ -14,7 +14,7 @@ from devices import naming
 from gateway.memory import rows
 from gateway.memory.claimed import Claimed
 from gateway.memory.rows import Cordon
-from gateway.sides.table import Side
+from gateway.sides.side import Side
 
 MAX_BYTES = 16 * 1024 * 1024
 """The most bytes of a ledger."""

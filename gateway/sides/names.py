@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from gateway.sides.table import Side
+from gateway.sides.side import Side
 
 BY_NAME: Final = 36
 """The first kubelet, 1.N, that has DRA's devices for pods that ask by name (DRAExtendedResource, on by default)."""

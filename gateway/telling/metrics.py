@@ -25,7 +25,7 @@ from gateway import tally
 from gateway.handover.events import HandoverOutcome
 from gateway.kubelet import drift
 from gateway.registration.events import Phase
-from gateway.sides.table import Side
+from gateway.sides.side import Side
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

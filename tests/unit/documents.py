@@ -15,7 +15,8 @@ from gateway.kubelet.drift import Finding
 from gateway.memory.scribe import FileState
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase
-from gateway.sides.table import Side, Stand
+from gateway.sides.side import Side
+from gateway.sides.table import Stand
 from gateway.tally import Cause, Confirmation, Tally
 from gateway.telling import status
 from gateway.telling.sides import DriverStatus, sides

@@ -56,7 +56,8 @@ from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
 from gateway.registration.events import Phase
 from gateway.sides import lent
-from gateway.sides.table import ANNOTATION, Side
+from gateway.sides.side import Side
+from gateway.sides.table import ANNOTATION
 from gateway.telling import probes
 from gateway.telling.commands import Commands
 from gateway.wires import control

@@ -31,7 +31,7 @@ from gateway.memory.claimed import Claimed
 from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger, boot_id
 from gateway.memory.rows import FORMAT, Cordon, HandedOut, device_row
-from gateway.sides.table import Side
+from gateway.sides.side import Side
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 WELL, ILL = Device("GPU-1", Health.HEALTHY, (0,)), Device("GPU-1", Health.UNHEALTHY, (0,))

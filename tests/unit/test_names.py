@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from gateway.dra.desk import DeviceClass, Names
 from gateway.kubernetes.client import KubernetesError, decoded
 from gateway.sides import names
-from gateway.sides.table import Side
+from gateway.sides.side import Side
 
 GPU, OTHER = "nvidia.com/gpu", "example.com/other"
 NAMED, UNNAMED = {"by-name": GPU, "c": ""}, {"c": "", "d": OTHER}

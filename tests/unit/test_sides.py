@@ -13,7 +13,8 @@ from gateway.lab.trials.explore import search
 from gateway.lab.trials.owners import Model, is_settled
 from gateway.sides import table
 from gateway.sides.lent import UNPREPARED, Lent
-from gateway.sides.table import Offered, Seen, Side, Stand
+from gateway.sides.side import Side
+from gateway.sides.table import Offered, Seen, Stand
 from gateway.telling.sides import sides
 
 _offered, _moved = table.offered, table.moved

@@ -18,7 +18,7 @@ from gateway.memory.claimed import Claimed
 from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger
 from gateway.memory.rows import Cordon
-from gateway.sides.table import Side
+from gateway.sides.side import Side
 from tests.unit.test_ledger import salvaged, write
 
 ONE, TWO, HUMS = Claimed("ns", "one", "d", 1.0), Claimed("ns", "two", "d", 2.0), Cordon("hums", 1.0)

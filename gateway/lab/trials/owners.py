@@ -24,7 +24,8 @@ from devices.life.states import COUNTED, TABLE, State
 from devices.model import Health
 from gateway.lab.trials.explore import BrokenError, search, uncollected
 from gateway.sides import table
-from gateway.sides.table import Offered, Seen, Side
+from gateway.sides.side import Side
+from gateway.sides.table import Offered, Seen
 
 NOBODY: Final = ""
 CLAIM: Final = "the claim"
