@@ -4,7 +4,7 @@ A row's pytest spends four fifths of its time on importing libraries, and no mut
 the project's own modules never are, because each run must find them as the tree has them at that moment. What was imported is
 out of the garbage collector's sight, and a run ends without taking itself apart: both took as long as half of it.
 Each line of standard input asks for one run: a JSON array of the file for what it prints, its limit in seconds, and pytest's
-arguments. The line that answers is its exit status; minus the signal's number where one ended it (SIGALRM: the limit).
+arguments. The line that answers is its exit status; minus the signal's number where one ended it (SIGKILL: the limit).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import sys
 
@@ -39,9 +40,8 @@ PYTEST = (
 )
 
 
-def run(printed: str, seconds: int, arguments: list[str]) -> int:
+def run(printed: str, arguments: list[str]) -> int:
     """Run pytest in this process, which is a fork; return its exit status."""
-    signal.alarm(seconds)
     nothing, output = os.open(os.devnull, os.O_RDONLY), os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     for file, number in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(file, number)
@@ -58,10 +58,14 @@ def main() -> int:
     while asked := sys.stdin.readline():
         printed, seconds, *arguments = json.loads(asked)
         if not (child := os.fork()):
-            status = run(printed, seconds, arguments)
+            status = run(printed, arguments)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
+        # No alarm in the fork: pytest-timeout takes the only one that a process has.
+        with os.fdopen(os.pidfd_open(child)) as ended:
+            if not select.select([ended], [], [], seconds)[0]:
+                os.kill(child, signal.SIGKILL)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)  # noqa: T201 -- the answer
     return 0
 

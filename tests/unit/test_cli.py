@@ -247,6 +247,7 @@ class HungUp:
         if name == "gateway.cli.main":
             signal.raise_signal(signal.SIGHUP)
 sys.meta_path.insert(0, HungUp())
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` has it ignored.
 from gateway.__main__ import {entry}
 {entry}()
 """

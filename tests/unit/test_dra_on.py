@@ -711,10 +711,11 @@ async def test_what_is_ordered_while_no_kubelet_is_there_is_withheld_from_none(
 
     async with node.gateway() as one:
         await node.allocatable(2)
-        await node.manager.stop()
-        await until(lambda: one.presence.since is None)
+        await until(lambda: not owners(one)._admits)
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(Crossing, "_admit", later)
+            await node.manager.stop()
+            await until(lambda: one.presence.since is None)
             await node.cross("dra")
             assert states(one) == {A: State.PRESENT, B: State.PRESENT}
         await node.manager.start()
