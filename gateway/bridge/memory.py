@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 import structlog
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from adapters.registry import DIALECTS
 from devices.files import NotPlainError, read_plain, replace
@@ -106,10 +106,15 @@ def load(folder: Path) -> tuple[tuple[Plugin, ...], str]:
 def save(folder: Path, plugins: tuple[Plugin, ...]) -> None:
     """Write it as a whole: a crash leaves the old file or the new one. Blocks.
 
+    Answers that are repeated stay out where the file would be too large to be read back: plugins can be asked anew.
+
     Raises:
         OSError: it can't be written.
     """
-    replace(folder / NAME, msgspec.json.encode(SavedPlugins(FORMAT, plugins)))
+    content = msgspec.json.encode(SavedPlugins(FORMAT, plugins))
+    if len(content) > _MAX_BYTES:
+        content = msgspec.json.encode(SavedPlugins(FORMAT, tuple(structs.replace(one, answers=()) for one in plugins)))
+    replace(folder / NAME, content)
 
 
 class PluginsFile:

@@ -83,6 +83,10 @@ def _refuse_impossible(settings: Settings) -> None:
         raise click.UsageError(
             "--node-condition and --startup-taint go by the device plugin's resources, which --dra only doesn't offer: leave them out"
         )
+    if not {*settings.startup_taint}.isdisjoint("=: "):
+        raise click.UsageError(
+            f"--startup-taint: expected a taint's key, without value and effect, got {settings.startup_taint!r:.80}: write example.com/starting, say"
+        )
     if settings.writes_node and not settings.node_name:
         raise click.UsageError(
             "--startup-taint, --node-condition and --node-events need the node's name: expected NODE_NAME (spec.nodeName), got none"

@@ -821,4 +821,12 @@ MUTANTS = (
         "            async with asyncio.timeout(None):\n",
         f"{_M}::test_a_disk_that_hangs_keeps_nobody_from_registering",
     ),
+    Mutant(
+        "B16",
+        "answers of before take all that is remembered along",
+        "gateway/bridge/memory.py",
+        "    if len(content) > _MAX_BYTES:\n        content",
+        "    if False:\n        content",
+        f"{_S}::test_answers_of_before_take_nothing_else_along",
+    ),
 )

@@ -109,7 +109,7 @@ def test_a_device_that_falls_ill_again_and_again_is_well_when_its_plugin_says_so
 
 
 def remembered(**more: Any) -> memory.Plugin:
-    return memory.Plugin("v.example/n", "device-plugins", "n.sock", "v1beta1", (), **more)
+    return memory.Plugin("v.example/n", "device-plugins", "n.sock", "v1beta1", **{"devices": (), **more})
 
 
 def test_a_clock_that_was_set_back_makes_no_grace_longer() -> None:
@@ -139,6 +139,17 @@ def test_what_is_remembered_can_be_read_however_it_was_said(tmp_path: Path, monk
     assert len(flushed) == 2, "the file and its name"
     [row], problem = memory.load(tmp_path)
     assert (problem, row.why, row.listed) == ("", "x" * 4096, False)
+
+
+@pytest.mark.parametrize(("longest", "answers"), [(1000, 1), (3000, 0)], ids=["it fits", "too large to be read back"])
+def test_answers_of_before_take_nothing_else_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, answers: int
+) -> None:
+    monkeypatch.setattr(memory, "_MAX_BYTES", 2000)
+    given = memory.EarlierAnswer(("a",), ContainerAnswer(envs={"A": "x" * longest}))
+    memory.save(tmp_path, (remembered(devices=(memory.DeviceRow("a", well=True),), answers=(given,)),))
+    [row], problem = memory.load(tmp_path)
+    assert (problem, len(row.devices), len(row.answers)) == ("", 1, answers)
 
 
 def test_what_is_written_of_a_list_is_made_once(tmp_path: Path) -> None:

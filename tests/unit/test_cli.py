@@ -93,6 +93,7 @@ def test_without_any_flag_the_defaults_are_a_nodes(given: list[Settings]) -> Non
         (["--socket-dir", "/" + "x" * 80], ["too long", "107 bytes"]),
         (["--probe-address", ":81", "--metrics-address", ":81"], ["expected two", "only one can listen"]),
         (["--node-condition"], ["NODE_NAME"]),
+        (["--startup-taint", "a=b:NoSchedule"], ["without value and effect, got 'a=b:NoSchedule'"]),
         (["--node-condition", "--node-name", "n", "--dra", "only"], ["--dra only doesn't offer"]),
         (["--socket-dir", "x" * 60], ["too long", "107 bytes"]),
         (["--socket-dir", ""], ["'--socket-dir': '' is not a valid path"]),
