@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -46,6 +46,8 @@ WRITTEN_AFTER = 5.0
 GONE_AFTER = 30.0
 """Seconds for which a pod must be absent from List to count as gone: the containers of one that was deleted by force run on for
 the grace period that is left to them."""
+_LATEST: Final = 2.0**32
+"""Unix seconds that every calendar can show."""
 MOST_EARLIER: Final = 8
 """How many earlier holders of one device are told apart; of the others it is known that there are some."""
 
@@ -87,7 +89,8 @@ class Earlier(Struct, frozen=True):
         """Its name for a person."""
         if self.names:
             return f"{self.names[0]!r:.160}"
-        return f"a pod that was given it at {time.strftime('%H:%M:%S', time.gmtime(self.at))} UTC"
+        at = min(max(self.at, 0.0), _LATEST)  # A damaged state file may say any.
+        return f"a pod that was given it at {time.strftime('%H:%M:%S', time.gmtime(at))} UTC"
 
 
 class Drift(Struct, frozen=True):
@@ -213,7 +216,10 @@ class Drift(Struct, frozen=True):
             else:
                 lost[device_id] = f" (then held by {who})"
         about = ((MismatchKind.DOUBLED, doubled), (MismatchKind.FORGOTTEN, lost))
-        return (*(self._finding(kind, devices) for kind, devices in about if devices), *self._differs)
+        return (
+            *(self._finding(kind, devices, devices.__getitem__) for kind, devices in about if devices),
+            *self._differs,
+        )
 
     @property
     def waits(self) -> bool:
@@ -321,9 +327,7 @@ class Drift(Struct, frozen=True):
             return
         held = (view.held or {}).get(self.resource, {})
         if unlisted := held.keys() - self._listed:
-            yield self._finding(
-                MismatchKind.UNLISTED, {device_id: f" (held by {held[device_id]!r:.160})" for device_id in unlisted}
-            )
+            yield self._finding(MismatchKind.UNLISTED, unlisted, lambda one: f" (held by {held[one]!r:.160})")
         if view.allocatable is None or now - self._to_record < RECORDED_AFTER:
             return
         healthy, allocatable = self._listed - self._unwell, view.allocatable.get(self.resource, frozenset())
@@ -332,12 +336,12 @@ class Drift(Struct, frozen=True):
             (MismatchKind.SURPLUS, allocatable - healthy),
         ):
             if differing:
-                yield self._finding(kind, dict.fromkeys(differing, ""))
+                yield self._finding(kind, differing, lambda _: "")
 
-    def _finding(self, kind: MismatchKind, about: Mapping[str, str]) -> Finding:
-        device_ids = tuple(sorted(about))
-        some = [f"{device_id!r:.80}{about[device_id]}" for device_id in device_ids[:3]]
-        rest = [f"{len(about) - 3} more"] if len(about) > 3 else []
+    def _finding(self, kind: MismatchKind, differing: Iterable[str], about: Callable[[str], str]) -> Finding:
+        device_ids = tuple(sorted(differing))
+        some = [f"{device_id!r:.80}{about(device_id)}" for device_id in device_ids[:3]]
+        rest = [f"{len(device_ids) - 3} more"] if len(device_ids) > 3 else []
         return Finding(kind, device_ids, _WORDS[kind].format(resource=self.resource, devices=", ".join([*some, *rest])))
 
 

@@ -384,6 +384,7 @@ def _read(path: Path) -> tuple[dict[str, dict[str, str]] | None, Mapping[str, fr
         return None, None, _is_missing(path)
     holders: dict[str, dict[str, str]] = {}
     for held in found.held:
+        holder = f"{held.pod_uid}/{held.container}"  # One text for all that it holds.
         for device_id in held.device_ids:
-            holders.setdefault(held.resource, {}).setdefault(device_id, f"{held.pod_uid}/{held.container}")
+            holders.setdefault(held.resource, {}).setdefault(device_id, holder)
     return holders, found.registered or None, False

@@ -86,7 +86,8 @@ def _fields(text: str, at: int, within: str = "") -> dict[str, Any]:
         except ValueError:
             break
         try:
-            found[key], at = _DECODER.raw_decode(text, match.end())
+            value, at = _DECODER.raw_decode(text, match.end())
+            found[key] = value if _is_shallow({key: value}) else None  # It is to be encoded again, deeper in the stack.
         except (ValueError, RecursionError):
             found[key] = _fields(text, match.end(), key) if key == "cordons" != within else None
             break

@@ -18,6 +18,7 @@ RULES = {
 _CONNECTIONS = "tests/unit/test_connections.py"
 _ONE = f"{_CONNECTIONS}::test_a_connection_has_so_many_calls_and_so_much_metadata"
 _OBSERVE = "tests/unit/test_observe.py"
+_DRIFT = "tests/unit/test_drift.py"
 _LEDGER = "tests/unit/test_ledger.py"
 _OPENING = "tests/unit/test_opening.py::test_a_server_that_begins_to_serve_is_stopped_by_who_is_cancelled"
 _REQUESTS = "tests/unit/test_requests.py"
@@ -111,6 +112,38 @@ MUTANTS = (
         "except (ValueError, RecursionError):",
         "except ValueError:",
         f"{_LEDGER}::test_of_a_file_that_ended_a_gateway_the_cordons_can_be_read_and_written",
+    ),
+    Mutant(
+        "Z4",
+        "what can be decoded is too deep to be encoded again, and ends the start",
+        "gateway/memory/mend.py",
+        "found[key] = value if _is_shallow({key: value}) else None",
+        "found[key] = value",
+        f"{_LEDGER}::test_a_damaged_file_of_any_depth_is_read",
+    ),
+    Mutant(
+        "Z4",
+        "a time in the ledger that no calendar shows ends the start",
+        "gateway/kubelet/drift.py",
+        "at = min(max(self.at, 0.0), _LATEST)",
+        "at = self.at",
+        f"{_DRIFT}::test_words_for_a_person",
+    ),
+    Mutant(
+        "Z4",
+        "words are made for each device that isn't listed",
+        "gateway/kubelet/drift.py",
+        "for device_id in device_ids[:3]]",
+        "for device_id in device_ids][:3]",
+        f"{_DRIFT}::test_words_are_made_of_what_is_named_alone",
+    ),
+    Mutant(
+        "Z4",
+        "each device of a container repeats its holder's names",
+        "gateway/kubelet/view.py",
+        "setdefault(device_id, holder)",
+        'setdefault(device_id, f"{held.pod_uid}/{held.container}")',
+        "tests/unit/test_kubelet_view.py::test_all_that_a_container_holds_has_one_text",
     ),
     Mutant(
         "Z4",

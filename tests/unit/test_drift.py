@@ -385,6 +385,8 @@ def test_words_for_a_person() -> None:
     assert "'a' (then held by 'ns/pod-a/main')" in forgotten
     given = Drift(R).listed(devices("a"), 0).allocated("a", 9, 3723.0).restarted(10).look(seen(""), 11)
     assert "'a' (then held by a pod that was given it at 01:02:03 UTC)" in given.findings[0].words
+    assert Earlier((), -1e300).words == Earlier((), 0).words  # A damaged state file may say any time.
+    assert Earlier((), 1e300).words.endswith("06:28:16 UTC")
     doubled = FORGOT.allocated("a", 200, 0).findings[0].words
     assert (
         "perhaps in two pods at once: 'a' ('ns/pod-a/main' before a kubelet's start, a pod that was given it just"
@@ -401,6 +403,21 @@ def test_words_stay_short() -> None:
     drift = Drift(R).listed(devices("a"), 0).look(View({R: {long: long}}, {}), 10)
     assert len(drift.findings[0].words) < 500
     assert "\n" not in drift.findings[0].words
+
+
+def test_words_are_made_of_what_is_named_alone() -> None:
+    """A kubelet may tell of hundreds of thousands of devices, and the event loop waits for the words."""
+    made = []
+
+    class Holder(str):
+        __slots__ = ()
+
+        def __repr__(self) -> str:
+            made.append(self)
+            return "'a holder'"
+
+    Drift(R).listed(devices("a"), 0).look(View({R: {str(one): Holder() for one in range(10)}}, {}), 10)
+    assert len(made) == 3
 
 
 @pytest.mark.parametrize(

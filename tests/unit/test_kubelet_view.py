@@ -295,6 +295,15 @@ async def test_only_a_file_is_read(folder: Path, kind: str) -> None:
     assert await kubelet_view.look(folder / "none.sock", path) == View()
 
 
+async def test_all_that_a_container_holds_has_one_text(folder: Path) -> None:
+    """A file of 4 MB can name half a million devices, and two names of 253 characters that each of them repeats."""
+    entry = {"PodUID": "u", "ContainerName": "c", "ResourceName": GPU, "DeviceIDs": ["a", "b"]}
+    (folder / "checkpoint").write_text(json.dumps({"PodDeviceEntries": [entry]}))
+    held = (await kubelet_view.look(folder / "none.sock", folder / "checkpoint")).held
+    assert held is not None
+    assert held[GPU]["a"] is held[GPU]["b"]
+
+
 async def test_of_a_file_that_is_too_large_no_more_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[bytes] = []
 

@@ -416,6 +416,7 @@ def with_rows(table: str, rows: object) -> dict[str, Any]:
         pytest.param(content(resources={**content()["resources"], "etc": {}}), "'etc' is no resource name", CORDONED, TWO, id="a resource without a domain"),
         pytest.param(json.dumps(content(x=[[]] * 500_000)), "more than 500000 lists", CORDONED, TWO, id="more parts than it may have"),
         pytest.param(json.dumps(content())[:-1] + ',"x":' + '{"a":' * 10_000, "recursion", CORDONED, TWO, id="what follows is too deep"),
+        pytest.param(json.dumps(content())[:-1] + f',"x":{"[" * 40}{"]" * 40},"broken', "truncated", CORDONED, TWO, id="deeper than it may be, before the end breaks off"),
         pytest.param(json.dumps(content())[:-1] + ',"x":1e999', "out of range", CORDONED, TWO, id="a number that is none follows"),
         pytest.param(json.dumps(content())[:-1] + ',"\\q":1', "malformed", CORDONED, TWO, id="a name that is none follows"),
         pytest.param(json.dumps(content())[:-1] + "," + "[" * 2**22, "more than 500000 lists", CORDONED, TWO, id="a salvage that ends"),
@@ -926,3 +927,8 @@ def test_a_sound_file_that_cannot_be_opened_now_is_left_and_read_with_the_next_w
     write(ledger)
     assert everything(ledger) == everything(filled(tmp_path)) | {"cordons": CORDONED | {"GPU-2": HUMS}}
     assert not list(tmp_path.glob("ledger.damaged-*"))
+
+
+def test_a_damaged_file_of_any_depth_is_read() -> None:
+    for depth in range(900, 1001):  # One may be decoded, and be too deep to be encoded again.
+        mend.decode(b'{"format":1,"x":' + b"[" * depth + b"]" * depth + b',"broken')
