@@ -82,7 +82,7 @@ async def follow(
         asked = False
         with FileWatch(settings.config_file) as watch:
             while True:
-                if not current.look(asked=asked):
+                if not await current.look(asked=asked):
                     watch.look_again()
                 await watch.changed_or(hangup)
                 asked = hangup.is_set()
@@ -115,7 +115,7 @@ async def _follow_label(
             if fault is not None:
                 current.choose_nothing(fault, asked=asked)
                 watch.look_again()
-            elif not current.look(asked=asked):
+            elif not await current.look(asked=asked):
                 watch.look_again()
             elif not current.fault:
                 await _remember(choice, settings.state_dir, value)
@@ -154,19 +154,22 @@ class _Current:
         if asked or str(error) != self._fate.error:
             self._reject(error)
 
-    def look(self, *, asked: bool) -> bool:
+    async def look(self, *, asked: bool) -> bool:
         """Go by the file as it is now, if it is to be used; False where it could not be read. ``asked``: say what came of it."""
         from gateway.configuration import file as config  # noqa: PLC0415 - who has no file needn't pay for YAML
 
         settings, first = self._settings, self._content is None
         try:
-            content = b"" if self.path is None else config.read(self.path)
+            content = b"" if self.path is None else await asyncio.to_thread(config.read, self.path)
+            if not content and self.path and self._content and not self._missed and not asked:
+                self._missed = 1  # Who writes in place empties it first: as below.
+                return False
             self._missed, self._fate.path = 0, self.path
             if content == self._content and not asked:
                 self._fate.error = self.fault  # It may have been gone in between.
                 return True
             self._content, self.fault = content, ""
-            file = self._parsed(content)
+            file = await asyncio.to_thread(self._parsed, content)  # It may wait for the other one of a pair.
             policy = config.policy(file, settings.given, settings.backend)
         except config.UnreadableConfigError as error:
             self._missed += 1

@@ -17,6 +17,7 @@ RULES = {
     "E10": "rename counts only where it is honoured",
     "E11": "at least two replicas",
     "E12": "a bad file leaves the last good policy, and is complained of once",
+    "E23": "a file that is emptied before it is written in place is no edit, and to read it holds nobody up",
     "E13": "what counts at a start only doesn't change with the file",
     "E14": "a FIFO in the file's place can't stall the daemon, a folder costs no descriptor",
     "E15": "of two keys or merges the one written last counts, as with go-yaml",
@@ -34,6 +35,38 @@ _CONFIG = "tests/unit/test_config.py"
 _RELOAD = "tests/unit/test_reload.py"
 
 MUTANTS = (
+    Mutant(
+        "E23",
+        "a file that is about to be written sets all that it says back",
+        "gateway/configuration/reload.py",
+        "                return False\n            self._missed,",
+        "                pass\n            self._missed,",
+        f"{_RELOAD}::test_a_file_that_is_emptied_before_it_is_written_is_no_edit",
+    ),
+    Mutant(
+        "E23",
+        "an empty file never counts",
+        "gateway/configuration/reload.py",
+        " and self._content and not self._missed and not asked:",
+        " and self._content and not asked:",
+        f"{_RELOAD}::test_a_file_that_is_emptied_before_it_is_written_is_no_edit",
+    ),
+    Mutant(
+        "E23",
+        "who asks for an empty file to be read waits",
+        "gateway/configuration/reload.py",
+        " and not self._missed and not asked:",
+        " and not self._missed:",
+        f"{_RELOAD}::test_an_empty_file_counts_at_once_where_somebody_asks",
+    ),
+    Mutant(
+        "E23",
+        "the event loop reads a long text",
+        "gateway/configuration/reload.py",
+        "await asyncio.to_thread(self._parsed, content)",
+        "self._parsed(content)",
+        f"{_RELOAD}::test_to_read_it_holds_nobody_up",
+    ),
     Mutant(
         "E22",
         "nobody is told of a hook that there isn't",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -53,6 +54,11 @@ def put(file: Path, text: str) -> None:
     new.replace(file)
 
 
+def take_away(file: Path) -> None:
+    """Leave nothing in its place."""
+    file.unlink(missing_ok=True)
+
+
 @pytest.fixture
 def said() -> Iterator[Said]:
     with capture_logs():
@@ -66,12 +72,26 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "config.yaml"
 
 
+class Fate(reload.FileFate):
+    """What became of a file, and whether it was looked at."""
+
+    def __init__(self) -> None:
+        self.looked = asyncio.Event()
+        super().__init__()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "accepted_at" and value is not None:
+            self.looked.set()
+
+
 @asynccontextmanager
 async def following(settings: Settings) -> AsyncIterator[list[Policy]]:
     """The policies that are adopted, from when the file was looked at for the first time."""
     adopted: list[Policy] = []
-    task = asyncio.create_task(reload.follow(settings, adopted.append, reload.FileFate()))
-    await asyncio.sleep(0)
+    fate = Fate()
+    task = asyncio.create_task(reload.follow(settings, adopted.append, fate))
+    await (asyncio.sleep(0) if settings.config_file is None else fate.looked.wait())
     assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
     try:
         yield adopted
@@ -160,70 +180,110 @@ async def test_a_bad_file_leaves_the_last_good_one_and_a_later_good_one_is_taken
     assert ["line 1: flags.migStrategy" in one["reason"] for one in said if "reason" in one] == [True, False]
 
 
-def test_a_bad_file_is_complained_of_once(file: Path, said: Said) -> None:
-    file.write_text("flags: [")
+async def test_a_bad_file_is_complained_of_once(file: Path, said: Said) -> None:
+    put(file, "flags: [")
     current = reload._Current(Settings(), file, lambda _: None, reload.FileFate())
-    assert [current.look(asked=asked) for asked in (False, False, True, False)] == [True] * 4
+    assert [await current.look(asked=asked) for asked in (False, False, True, False)] == [True] * 4
     assert [one["event"] for one in said].count(said[0]["event"]) == len(said) == 2  # and again when asked
 
 
-def test_a_file_that_is_replaced_by_way_of_nothing_is_no_fault(file: Path, said: Said) -> None:
+async def test_a_file_that_is_replaced_by_way_of_nothing_is_no_fault(file: Path, said: Said) -> None:
     policies: list[Policy] = []
     fate = reload.FileFate()
     current = reload._Current(Settings(), file, policies.append, fate)
-    assert not current.look(asked=False)
+    assert not await current.look(asked=False)
     assert said == []
-    assert [current.look(asked=False) for _ in range(3)] == [False] * 3
+    assert [await current.look(asked=False) for _ in range(3)] == [False] * 3
     assert [one["event"][:22] for one in said] == ["configuration rejected"]
-    file.write_text(SINGLE)
-    assert current.look(asked=False)
+    put(file, SINGLE)
+    assert await current.look(asked=False)
     assert [policy.mig_strategy for policy in (*policies, fate.policy) if policy] == [MigStrategy.SINGLE] * 2
 
 
-def test_what_became_of_the_file_is_known(file: Path) -> None:
+async def test_a_file_that_is_emptied_before_it_is_written_is_no_edit(file: Path, said: Said) -> None:
+    policies: list[Policy] = []
+    put(file, SINGLE)
+    current = reload._Current(Settings(), file, policies.append, reload.FileFate())
+    assert await current.look(asked=False)
+    for text, looked in (("", False), (SINGLE, True), ("", False)):
+        put(file, text)
+        assert (await current.look(asked=False), len(policies)) == (looked, 1)
+    assert await current.look(asked=False), "it stays empty, and that is a configuration"
+    assert policies[1:] == [Policy()]
+
+
+async def test_an_empty_file_counts_at_once_where_somebody_asks(file: Path, said: Said) -> None:
+    policies: list[Policy] = []
+    put(file, SINGLE)
+    current = reload._Current(Settings(), file, policies.append, reload.FileFate())
+    assert await current.look(asked=False)
+    put(file, "")
+    assert await current.look(asked=True)
+    assert policies[1:] == [Policy()]
+
+
+async def test_to_read_it_holds_nobody_up(file: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk may be slow, the text long, and the other gateway of a pair at it, which is waited for."""
+    threads: list[int] = []
+    for name in ("read", "parse"):
+        real = getattr(config, name)
+        monkeypatch.setattr(
+            config,
+            name,
+            lambda *args, real=real, **more: (threads.append(threading.get_ident()), real(*args, **more))[1],
+        )
+    put(file, SINGLE)
+    assert await reload._Current(Settings(), file, lambda _: None, reload.FileFate()).look(asked=False)
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
+
+
+async def test_what_became_of_the_file_is_known(file: Path) -> None:
     fate = reload.FileFate()
     current = reload._Current(Settings(), file, lambda _: None, fate)
 
-    def look(text: str | None) -> str:
-        file.unlink(missing_ok=True)
+    async def look(text: str | None) -> str:
+        take_away(file)
         if text is not None:
-            file.write_text(text)
-        current.look(asked=False)
+            put(file, text)
+        await current.look(asked=False)
         return fate.error
 
-    assert (look(SINGLE), fate.accepted_at is not None) == ("", True)
+    assert (await look(SINGLE), fate.accepted_at is not None) == ("", True)
     accepted_at = fate.accepted_at
-    assert "line 2" in (bad := look("flags: ["))
-    assert look("flags: [") == bad
+    assert "line 2" in (bad := await look("flags: ["))
+    assert await look("flags: [") == bad
     assert fate.accepted_at == accepted_at
-    assert look(None) == bad, "it may be about to be replaced"
-    assert look(None) not in {"", bad}
-    assert look("flags: [") == bad, "it is back, and as bad as before"
-    assert look(SINGLE) == ""
-    assert [look(None), look(None) == "", look(SINGLE)] == ["", False, ""], "it is back, and as good as before"
+    assert await look(None) == bad, "it may be about to be replaced"
+    assert await look(None) not in {"", bad}
+    assert await look("flags: [") == bad, "it is back, and as bad as before"
+    assert await look(SINGLE) == ""
+    assert [await look(None), await look(None) == "", await look(SINGLE)] == ["", False, ""], (
+        "it is back, and as good as before"
+    )
 
 
-def test_a_file_that_comes_back_as_it_was_changes_nothing(file: Path, said: Said) -> None:
+async def test_a_file_that_comes_back_as_it_was_changes_nothing(file: Path, said: Said) -> None:
     policies: list[Policy] = []
-    file.write_text(SINGLE)
+    put(file, SINGLE)
     current = reload._Current(
         Settings(policy=Policy(mig_strategy=MigStrategy.SINGLE)), file, policies.append, reload.FileFate()
     )
-    assert current.look(asked=False)
-    file.unlink()
-    assert not current.look(asked=False)
-    file.write_text(SINGLE)
-    assert current.look(asked=False)
-    file.unlink()
-    assert not current.look(asked=False)  # Once more, for the first time.
+    assert await current.look(asked=False)
+    take_away(file)
+    assert not await current.look(asked=False)
+    put(file, SINGLE)
+    assert await current.look(asked=False)
+    take_away(file)
+    assert not await current.look(asked=False)  # Once more, for the first time.
     assert (policies, said) == ([], [])
 
 
-def test_the_command_line_beats_every_edit(file: Path, said: Said) -> None:
+async def test_the_command_line_beats_every_edit(file: Path, said: Said) -> None:
     policies: list[Policy] = []
     given = {"mig-strategy": Given("none", "--mig-strategy")}
-    file.write_text("flags: {migStrategy: mixed, gdsEnabled: true}")
-    assert reload._Current(Settings(given=given), file, policies.append, reload.FileFate()).look(asked=False)
+    put(file, "flags: {migStrategy: mixed, gdsEnabled: true}")
+    assert await reload._Current(Settings(given=given), file, policies.append, reload.FileFate()).look(asked=False)
     assert policies == [Policy(gds=True)]
 
 
@@ -239,22 +299,24 @@ def test_the_command_line_beats_every_edit(file: Path, said: Said) -> None:
         ("flags: {gdsEnabled: true}", [Policy(gds=True)], None),
     ],
 )
-def test_what_counts_at_a_start_only_is_said_to_need_one(
+async def test_what_counts_at_a_start_only_is_said_to_need_one(
     file: Path, said: Said, text: str, adopted: list[Policy], fixed: list[str] | None
 ) -> None:
     policies: list[Policy] = []
-    file.write_text(text)
-    assert reload._Current(Settings(), file, policies.append, reload.FileFate()).look(asked=False)
+    put(file, text)
+    assert await reload._Current(Settings(), file, policies.append, reload.FileFate()).look(asked=False)
     assert policies == adopted
     assert [one["settings"] for one in said if "started anew" in one["event"]] == ([fixed] if fixed else [])
 
 
-def test_an_unknown_key_is_refused_in_an_edit_too_where_that_is_wanted(file: Path, said: Said) -> None:
+async def test_an_unknown_key_is_refused_in_an_edit_too_where_that_is_wanted(file: Path, said: Said) -> None:
     policies: list[Policy] = []
-    file.write_text("flags: {gdsEnabled: true}\nunknown: 1")
-    assert reload._Current(Settings(strict_config=True), file, policies.append, reload.FileFate()).look(asked=False)
+    put(file, "flags: {gdsEnabled: true}\nunknown: 1")
+    assert await reload._Current(Settings(strict_config=True), file, policies.append, reload.FileFate()).look(
+        asked=False
+    )
     assert (policies, len(said)) == ([], 1)
-    assert reload._Current(Settings(), file, policies.append, reload.FileFate()).look(asked=False)
+    assert await reload._Current(Settings(), file, policies.append, reload.FileFate()).look(asked=False)
     assert policies == [Policy(gds=True)]
 
 
