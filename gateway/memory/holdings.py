@@ -86,7 +86,7 @@ class Holdings:
             if holders is not None and resource.state.phase is Phase.SERVING:
                 named = (look.view.held or {}).get(name, {})
                 who = {device_id: named.get(device_id, "") for device_id in holders}
-                news = self.ledger.rebuild_handed_out(name, who, look.unix - RECORDED_WITHIN) or news
+                news = self.ledger.rebuild_handed_out(name, who, look.unix - RECORDED_WITHIN, time.time()) or news
         served = all(
             one.state.phase is Phase.SERVING for one in self._resources.values() if one.standing_by_for is None
         )

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from devices import files
 from devices.life.merging import Sticky
@@ -327,11 +329,12 @@ class Ledger:
         """Note an Allocate that was answered, at ``at`` in unix seconds."""
         self._tables.put(resource, "handed_out", dict.fromkeys(device_ids, row_of(HandedOut(dialect, at))))
 
-    def rebuild_handed_out(self, resource: str, holders: Mapping[str, str], at: float) -> bool:
+    def rebuild_handed_out(self, resource: str, holders: Mapping[str, str], at: float, now: float = math.inf) -> bool:
         """Make the records equal to what the kubelet's records said at ``at`` (unix seconds); True where that is news.
 
         What was handed out since then stays, and so does what is known of a device that is still held. A holder is empty where
-        a device may be held, and the records don't say by whom.
+        a device may be held, and the records don't say by whom. What was handed out after ``now`` was so before the clock was
+        set back: it counts from now, or it would be held until the clock is there again.
         """
         known = self.handed_out(resource)
         returned = {device_id for device_id, record in known.items() if record.at < at} - holders.keys()
@@ -342,6 +345,7 @@ class Ledger:
             for device_id, holder in sorted(holders.items())
             if (record := known.get(device_id, unknown)) is unknown or (record.at < at and record.holder != holder)
         }
+        news |= {one: row_of(replace(record, at=now)) for one, record in known.items() if record.at > now}
         return self._tables.put(resource, "handed_out", news) or dropped
 
     def forgotten(self, resource: str) -> Mapping[str, tuple[Earlier, ...]]:

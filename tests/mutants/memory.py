@@ -14,6 +14,7 @@ RULES = {
     "M7": "what is durable is on disk, and no disk holds the gateway up",
     "M8": "what was read once is what is known: after each change, each write and each other gateway's",
     "M9": "a state file that is older than the one written last in this boot takes no claim's GPU away, and no gateway's file looks so",
+    "M10": "what was handed out before the clock was set back doesn't stay held until the clock is there again",
 }
 
 _LEDGER = "tests/unit/test_ledger.py"
@@ -23,6 +24,22 @@ _CRASH = "tests/unit/test_ledger_crash.py"
 _WITNESS = "tests/unit/test_witness.py"
 
 MUTANTS = (
+    Mutant(
+        "M10",
+        "what is of a later time than now stays so",
+        "gateway/memory/ledger.py",
+        "for one, record in known.items() if record.at > now}",
+        "for one, record in known.items() if record.at == now}",
+        f"{_LEDGER}::test_a_clock_that_was_set_back_keeps_no_device_held",
+    ),
+    Mutant(
+        "M10",
+        "nobody says what time it is",
+        "gateway/memory/holdings.py",
+        "look.unix - RECORDED_WITHIN, time.time())",
+        "look.unix - RECORDED_WITHIN)",
+        "tests/unit/test_boards.py::test_what_was_given_before_the_clock_was_set_back_comes_back",
+    ),
     Mutant(
         "M9",
         "an older state file is believed",

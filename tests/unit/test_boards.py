@@ -1280,6 +1280,15 @@ async def test_the_kubelet_forgot_while_no_gateway_ran_and_the_next_one_comes_wi
         await node.close()
 
 
+async def test_what_was_given_before_the_clock_was_set_back_comes_back(node: Node) -> None:
+    await node.sees(*WHOLE)
+    resource = node.gateway._resources[GPUS]
+    resource.state = replace(resource.state, phase=Phase.SERVING)
+    node.gateway.ledger.hand_out(GPUS, ["U0"], "v1beta1", time.time() + 3600)
+    await node.pods()
+    assert node.gateway.ledger.handed_out(GPUS)["U0"].at <= time.time()
+
+
 async def test_who_is_forgotten_leaves_the_other_pod_what_both_had(node: Node) -> None:
     """A GPU perhaps in two pods: an operator says that the first is gone, and the second has it still."""
     await node.sees(*WHOLE)

@@ -206,6 +206,16 @@ def test_records_are_rebuilt_from_the_kubelets_records(tmp_path: Path) -> None:
     assert ledger.handed_out(GPU) == {"GPU-2": HandedOut("", 8.0, "ns/p/c"), "GPU-3": HandedOut("v1beta1", 8.0)}
 
 
+def test_a_clock_that_was_set_back_keeps_no_device_held(tmp_path: Path) -> None:
+    """A node may start by a clock that is hours ahead, and give devices before it is set."""
+    ledger = filled(tmp_path)
+    ledger.hand_out(GPU, ["GPU-3"], "v1beta1", 9000.0)
+    assert ledger.rebuild_handed_out(GPU, {"GPU-3": "ns/p/c"}, 8.5, 10.0)
+    assert ledger.handed_out(GPU) == {"GPU-3": HandedOut("v1beta1", 10.0)}
+    assert ledger.rebuild_handed_out(GPU, {}, 11.0, 12.5)
+    assert ledger.handed_out(GPU) == {}
+
+
 EARLIER = Earlier(("ns/p/c", "uid/c"), 7.0)
 
 

@@ -6,8 +6,9 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -225,13 +226,13 @@ async def test_an_empty_file_counts_at_once_where_somebody_asks(file: Path, said
 async def test_to_read_it_holds_nobody_up(file: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk may be slow, the text long, and the other gateway of a pair at it, which is waited for."""
     threads: list[int] = []
+
+    def noting(real: Callable[..., object], *args: object, **more: object) -> object:
+        threads.append(threading.get_ident())
+        return real(*args, **more)
+
     for name in ("read", "parse"):
-        real = getattr(config, name)
-        monkeypatch.setattr(
-            config,
-            name,
-            lambda *args, real=real, **more: (threads.append(threading.get_ident()), real(*args, **more))[1],
-        )
+        monkeypatch.setattr(config, name, partial(noting, getattr(config, name)))
     put(file, SINGLE)
     assert await reload._Current(Settings(), file, lambda _: None, reload.FileFate()).look(asked=False)
     assert len(threads) == 2
