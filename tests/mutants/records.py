@@ -124,6 +124,14 @@ MUTANTS = (
         f"{_DRIFT}::test_what_happens_right_after_a_start",
     ),
     Mutant(
+        "K2",
+        "a look that shows nothing takes the place of what was known last",
+        "gateway/kubelet/beliefs.py",
+        "self.known = look if view.held is not None else self.known",
+        "self.known = look",
+        "tests/unit/test_beliefs.py::test_what_was_known_last_outlives_a_look_that_shows_nothing",
+    ),
+    Mutant(
         "K6",
         "a pod that ended while its kubelet was away is known by its UID alone",
         "gateway/kubelet/beliefs.py",

@@ -287,6 +287,11 @@ async def test_who_holds_what_is_unknown_where_the_records_can_not_be_read(
     assert records.beliefs.holders(R) == holders
 
 
+async def test_what_was_known_last_outlives_a_look_that_shows_nothing(records: KubeletRecords) -> None:
+    await records.looked(A, View())
+    assert [one and one.view for one in (records.beliefs.known, records.beliefs.last)] == [A, View()]
+
+
 async def test_who_waits_for_a_look_gets_it_once_no_allocate_is_open(records: KubeletRecords) -> None:
     """List makes a kubelet forget what it is about to give, until it has noted the answer."""
     with records.beliefs.asked:
