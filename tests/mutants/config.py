@@ -17,7 +17,7 @@ RULES = {
     "E10": "rename counts only where it is honoured",
     "E11": "at least two replicas",
     "E12": "a bad file leaves the last good policy, and is complained of once",
-    "E23": "a file that is emptied before it is written in place is no edit, and to read it holds nobody up",
+    "E23": "a file that is emptied before it is written in place is no edit, to read it holds nobody up, and the one that counts is watched",
     "E13": "what counts at a start only doesn't change with the file",
     "E14": "a FIFO in the file's place can't stall the daemon, a folder costs no descriptor",
     "E15": "of two keys or merges the one written last counts, as with go-yaml",
@@ -35,6 +35,14 @@ _CONFIG = "tests/unit/test_config.py"
 _RELOAD = "tests/unit/test_reload.py"
 
 MUTANTS = (
+    Mutant(
+        "E23",
+        "after another label the file of the one before is watched",
+        "gateway/configuration/reload.py",
+        "if watch is None or place != watched:",
+        "if watch is None:",
+        "tests/unit/test_choice.py::test_after_another_label_an_edit_of_its_file_alone_counts",
+    ),
     Mutant(
         "E23",
         "a file that is about to be written sets all that it says back",

@@ -170,6 +170,16 @@ async def test_an_edit_of_the_chosen_file_counts_and_one_of_another_doesnt(folde
         assert strategies(adopted) == [MigStrategy.SINGLE, MigStrategy.MIXED]
 
 
+async def test_after_another_label_an_edit_of_its_file_alone_counts(folder: Path, said: Said) -> None:
+    label = Label("mixed")
+    async with following(folder, label) as (adopted, _):
+        label.say("single")
+        await said.until("configuration adopted")
+        put(folder / "single", MIXED)
+        await said.until("configuration adopted", 2)
+        assert strategies(adopted) == [MigStrategy.SINGLE, MigStrategy.MIXED]
+
+
 async def test_a_label_without_a_file_leaves_what_counts_until_the_file_is_there(folder: Path, said: Said) -> None:
     label = Label("mixed")
     async with following(folder, label) as (adopted, fate):
