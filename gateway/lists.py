@@ -132,9 +132,9 @@ class Lists:
             if any(merged[name].new for name in sent):
                 for name in sent:
                     await _announce(self._ledger, name, [entry.device for entry in merged[name].entries])
+                    self._ledger.set_sticky(name, merged[name].sticky, since=illnesses[name])  # Known IDs inherit none.
                 await self._scribe.durable()
-            before = frozenset(self._resources)
-            again = []
+            before, again = frozenset(self._resources), list[float]()
             for name in merged.keys() - before:
                 resource = self._make(name)
                 if self._settings.dra == "only":  # Its devices are offered by DRA alone.

@@ -5,7 +5,7 @@ Pure: clocks are values here, and what was promised, ordered and held comes from
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -113,7 +113,7 @@ def merge(
     there = Listing(()) if listing is None else listing
     seen, troubles = there.by_id, there.troubles
     sticky = _remembered(known, listing, seen, clock.unix)
-    question = known.cordons.keys() | known.away.keys() | there.recovered | there.released
+    question = there.recovered | there.released
     entries: list[Entry] = []
     dropped: set[str] = set()
     lost_since: dict[str, float] = {}
@@ -121,8 +121,8 @@ def merge(
     for device_id in (*seen, *sorted(known.announced.keys() - seen.keys())):
         shown = previous.get(device_id)
         if shown is not None and (device := seen.get(device_id)) is not None and device_id not in question:
-            lasting, trouble, claim = sticky.get(device_id), troubles.get(device_id), known.withheld.get(device_id)
-            if _is_settled(shown, device, lasting, trouble, claim):
+            lasting, trouble, covers = sticky.get(device_id), troubles.get(device_id), _covers(known, device_id)
+            if _is_settled(shown, device, lasting, trouble, covers):
                 entries.append(shown)
                 continue
         told = known.announced.get(device_id)
@@ -209,14 +209,16 @@ def _remembered(known: Known, listing: Listing | None, seen: Mapping[str, Device
     return rows
 
 
-def _is_settled(shown: Entry, device: Device, row: Sticky | None, trouble: Trouble | None, claim: str | None) -> bool:
+def _is_settled(
+    shown: Entry, device: Device, row: Sticky | None, trouble: Trouble | None, covers: Iterable[tuple[State, str, str]]
+) -> bool:
     """Whether a device of which nothing else is known is listed as it was, and no clock can change that.
 
     Nearly all are, each time; so what is to be told of the others needn't wait until thousands were judged.
     """
-    if claim is not None:
+    for state, what, reason in reversed([*covers]):
         covered = shown.beneath
-        if shown.state is not State.WITHHELD or covered is None or shown.reason != _over(claim, "that", covered):
+        if shown.state is not state or covered is None or shown.reason != _over(reason, what, covered):
             return False
         shown = covered
     if shown.device is not device and shown.device != device:

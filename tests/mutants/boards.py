@@ -95,6 +95,14 @@ MUTANTS = (
     ),
     Mutant(
         "H13",
+        "an illness that lasts is noted later than the new IDs that have it",
+        "gateway/lists.py",
+        "                    self._ledger.set_sticky(name, merged[name].sticky, since=illnesses[name])  # Known IDs inherit none.\n",
+        "",
+        f"{_BOARDS}::test_an_illness_that_lasts_outlives_an_allocate_while_the_new_ids_are_written",
+    ),
+    Mutant(
+        "H13",
         "what takes a reset is well by another name",
         "gateway/lists.py",
         "sticky={**_ill_before(listing, announced, self._ledger), **self._ledger.sticky(name)},",

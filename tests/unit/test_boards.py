@@ -600,6 +600,26 @@ async def test_an_allocate_while_the_new_ids_are_written_counts(node: Node, monk
     assert node.gateway.ledger.announced(GPUS)["U0::0"].health is Health.UNHEALTHY
 
 
+async def test_an_illness_that_lasts_outlives_an_allocate_while_the_new_ids_are_written(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.sees(gpu(0, trouble=Trouble("Xid 48", TroubleKind.RESET_REQUIRED)), gpu(1))
+    await node.pods()
+    await node.sees(*WHOLE)
+    durable = node.gateway.scribe.durable
+
+    async def slow() -> bool:
+        monkeypatch.undo()
+        await node.allocate(GPUS, "U1")
+        written = await durable()
+        assert "U0" in node.gateway.ledger.sticky(RENAMED), "as durable as the ID"
+        return written
+
+    monkeypatch.setattr(node.gateway.scribe, "durable", slow)
+    await node.edit(NAMED)
+    assert node.states(RENAMED) == {"U0": State.UNHEALTHY, "U1": State.WITHHELD}
+
+
 async def test_many_devices_are_put_together_while_calls_are_answered(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -714,19 +714,27 @@ def test_what_stayed_is_what_judging_it_again_would_give(
 
 
 @pytest.mark.parametrize(
-    ("health", "trouble", "withheld"),
+    ("health", "trouble", "over"),
     [
         pytest.param(WELL, None, {}, id="well"),
         pytest.param(ILL, RESET, {}, id="a trouble that lasts"),
         pytest.param(ILL, RESTART, {}, id="another trouble"),
-        pytest.param(WELL, None, {"g": "held"}, id="withheld"),
-        pytest.param(ILL, RESTART, {"g": "held"}, id="withheld, and in trouble"),
+        pytest.param(WELL, None, {"withheld": {"g": "held"}}, id="withheld"),
+        pytest.param(ILL, RESTART, {"withheld": {"g": "held"}}, id="withheld, and in trouble"),
+        pytest.param(WELL, None, {"cordons": {"g": "ECC"}}, id="cordoned"),
+        pytest.param(ILL, RESET, {"cordons": {"g": "ECC"}}, id="cordoned, with a trouble that lasts"),
+        pytest.param(
+            WELL,
+            None,
+            {"cordons": {"g": "ECC"}, "withheld": {"g": "held"}, "away": {"g": (State.ELSEWHERE, "a claim's")}},
+            id="cordoned, withheld and another API's",
+        ),
     ],
 )
-def test_what_stayed_is_not_judged_again(health: Health, trouble: Trouble | None, withheld: dict[str, str]) -> None:
+def test_what_stayed_is_not_judged_again(health: Health, trouble: Trouble | None, over: dict[str, Any]) -> None:
     listing = listed(replace(G, health=health), trouble=trouble)
     once = merge(Known({}), listing, {}, at(0.0))
-    known = Known({"g": G}, sticky=once.sticky, withheld=withheld)
+    known = Known({"g": G}, sticky=once.sticky, **over)
     then = merge(known, listing, by_id(*once.entries), at(1.0))
     again = merge(known, listing, by_id(*then.entries), at(2.0))
     assert again.entries[0] is then.entries[0]
