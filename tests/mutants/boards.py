@@ -201,8 +201,8 @@ MUTANTS = (
         "H1",
         "what was well is taken for well",
         "devices/life/merging.py",
-        "    if claim is not None:\n",
-        "    if False:\n",
+        "in reversed([*covers]):",
+        "in ():",
         _EDITS,
     ),
     Mutant(
