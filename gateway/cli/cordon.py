@@ -18,7 +18,6 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from devices.replicas import unshared
 from gateway.cli import named, places
 from gateway.cli.devices import look, rows
 from gateway.configuration.settings import STATE_DIR
@@ -119,15 +118,15 @@ def _carry_out(request: Mapping[str, Any], state_dir: Path, *, as_json: bool) ->
         order = orders.order(request)
     except ControlError as error:
         raise click.UsageError(str(error)) from error
-    noted = None
+    noted, answers = None, dict[str, OrderOutcome | ControlError]()
     try:
         paths = control.sockets(state_dir)
-        if paths:
+        if order.op == "uncordon":  # It may be on no list by now, and another device's ID may begin alike.
+            answers = asyncio.run(_tell(order, paths))
+        if paths and not any(isinstance(one, OrderOutcome) and one.changed for one in answers.values()):
             indexes = {row.device.id: row.facts.index for row in rows(asyncio.run(look(state_dir))[0])}
-            if order.op == "uncordon":  # It may have been cordoned before it was shared.
-                indexes = dict.fromkeys(map(unshared, indexes), "") | indexes
             order = replace(order, device_id=named.meant(order.device_id, indexes))
-        answers = asyncio.run(_tell(order, paths))
+            answers = asyncio.run(_tell(order, paths))
         if not answers:
             order, noted = _note(order, state_dir)
     except ControlError as error:

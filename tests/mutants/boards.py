@@ -111,11 +111,11 @@ MUTANTS = (
     ),
     Mutant(
         "H12",
-        "what was cordoned before it was shared can't be uncordoned",
+        "what is cordoned and offered no longer can't be uncordoned",
         "gateway/cli/cordon.py",
-        '            if order.op == "uncordon":  # It',
-        "            if False:  # It",
-        "tests/unit/test_cli_cordon.py::test_what_was_cordoned_before_it_was_shared_is_uncordoned_by_the_id_that_it_had",
+        '        if order.op == "uncordon":  # It',
+        "        if False:  # It",
+        "tests/unit/test_cli_cordon.py::test_what_is_cordoned_is_uncordoned_by_its_id_whatever_is_offered_now",
     ),
     Mutant(
         "H9",

@@ -207,7 +207,7 @@ MUTANTS = (
         "L9",
         "what was withheld for another reason is taken for what it was",
         "devices/life/merging.py",
-        ' or covered is None or shown.reason != _over(reason, what, covered):',
+        " or covered is None or shown.reason != _over(reason, what, covered):",
         " or covered is None:",
         f"{_LIFE}::test_what_is_withheld_in_another_way_is_judged",
     ),

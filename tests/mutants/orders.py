@@ -138,8 +138,8 @@ MUTANTS = (
         "C5",
         "only one gateway is told",
         "gateway/cli/cordon.py",
-        "asyncio.run(_tell(order, paths))",
-        "asyncio.run(_tell(order, paths[:1]))",
+        "asyncio.run(_tell(order, paths))\n        if not answers",
+        "asyncio.run(_tell(order, paths[:1]))\n        if not answers",
         f"{_CORDON}::test_every_living_gateway_is_told",
     ),
     Mutant(

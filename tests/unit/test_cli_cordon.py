@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from devices.model import Device
 from gateway.cli.main import gateway
@@ -177,15 +178,23 @@ def test_what_a_person_is_told(
 @pytest.mark.parametrize("op", orders.ORDERS)
 def test_short_names_stand_for_whole_ids(folder: Path, op: str, name: str) -> None:
     reason = ["--reason", "ECC"] if op == "cordon" else []
-    with gateways(folder, {OLDER: By({"devices": FULL, op: FREE})}, "devices", op) as told:
+    outcome = replace(FREE, changed=op != "uncordon")  # None is cordoned under the short name.
+    with gateways(folder, {OLDER: By({"devices": FULL, op: outcome})}, "devices", op) as told:
         assert call(folder, op, name, *reason).exit_code == 0
     assert told[OLDER]["id"] == GPUS[1]
 
 
-def test_what_was_cordoned_before_it_was_shared_is_uncordoned_by_the_id_that_it_had(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "one",
+    [
+        pytest.param("/dev/fpga0", id="shared since, and short for several"),
+        pytest.param(GPUS[1][:-1], id="on no list, and short for another"),
+    ],
+)
+def test_what_is_cordoned_is_uncordoned_by_its_id_whatever_is_offered_now(folder: Path, one: str) -> None:
     with gateways(folder, {OLDER: By({"devices": FULL, "uncordon": FREE})}, "devices", "uncordon") as told:
-        assert call(folder, "uncordon", "/dev/fpga0").exit_code == 0
-    assert told[OLDER]["id"] == "/dev/fpga0"
+        assert call(folder, "uncordon", one).exit_code == 0
+    assert told[OLDER]["id"] == one
 
 
 def test_a_name_that_is_short_for_several_does_nothing(folder: Path) -> None:
