@@ -19,13 +19,13 @@ from msgspec import Struct
 
 from devices.claims import ClaimName
 from devices.replicas import unshared
-from gateway.dra import cdi, offer, publisher, sockets
+from gateway.dra import cdi, offer, sockets
 from gateway.dra.claims import Allocated, ResourceClaim, allocations
 from gateway.dra.crossing import Crossing
 from gateway.dra.desk import FIRST, Desk, Names, leave, not_taken, too_old
 from gateway.dra.driver import ClaimsOf, mind_over
 from gateway.dra.offer import first_said
-from gateway.dra.publisher import Publisher
+from gateway.dra.publisher import Current, Publisher
 from gateway.dra.records import AskedClaims, Records, arriving_at, is_away, pods_of, until_listed
 from gateway.dra.service import Service, serve
 from gateway.kubelet.watch import KUBELET_SOCKET
@@ -103,6 +103,7 @@ class Drivers:
     def __init__(self, settings: Settings, inside: Inside) -> None:
         self._settings, self._inside = settings, inside
         self._api = Client(access.find(settings.kubeconfig), manager=MANAGER)
+        self._current = Current(self._api)
         self._registry = settings.socket_dir.parent / sockets.FOLDER
         self._offers: dict[str, dict[str, Offer]] = {}
         self._why_not: dict[str, dict[str, str]] = {}
@@ -125,7 +126,6 @@ class Drivers:
         """The drivers of which that isn't known yet: what they published before stays until it is."""
         self._drivers: dict[str, ClaimsOf] = {}
         self._services, self._news = list[Service](), asyncio.Event()
-        self._server: Server | None = None
         self._kubelet: int | None = None
         self._learned = asyncio.Event()
         """Set when that is known."""
@@ -270,7 +270,7 @@ class Drivers:
             group.create_task(self._records.mind(pods_of(self._api, self._settings.node_name), self._pods_ended))
             _ = [group.create_task(after(self.decides.wait, one)) for one in work]
             _ = [group.create_task(after(listed, one)) for one in later]
-            server, owner = await self._learn()
+            owner = await self._learn()
             await self._until_kubelet_knows()
             await listed()
             await self._inside.beliefs.look()  # Who stood by looked last when it came.
@@ -279,7 +279,7 @@ class Drivers:
             shared = self.alone and not self._settings.standby
             self._publisher = Publisher(
                 self._api,
-                server,
+                self._current,
                 self._settings.node_name,
                 owner,
                 lambda: {name: list(one.values()) for name, one in self._offers.items() if name not in self._unknown},
@@ -306,22 +306,22 @@ class Drivers:
         """Wait for the answers to what was passed on."""
         await asyncio.gather(*(one.finish() for one in self._services))
 
-    async def _learn(self) -> tuple[Server, str]:
-        """Find out what must be known of the API server and the node, whose UID is the second."""
+    async def _learn(self) -> str:
+        """Find out what must be known of the API server and the node, whose UID this gives."""
         failures = 0
         while True:
             try:
                 node = await self._api.get(path(self._settings), NodeObject)
                 self._kubelet = node.kubelet
                 self._learned.set()
-                server = self._server = await publisher.ask(self._api)
+                await self._current.anew()
             except KubernetesError as error:
                 failures, self._unasked = failures + 1, str(error)
                 if failures == 1:
                     _log.warning("the API server can't be asked: claims wait", reason=self._unasked)
                 await asyncio.sleep(pause(error, failures, random.random()))  # noqa: S311 - no secret
             else:
-                return server, node.metadata.uid
+                return node.metadata.uid
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -346,12 +346,11 @@ class Drivers:
 
     async def _allocated(self) -> Allocated:
         """Say which claims have which boards of this node by the API server, or may get them; raise where it doesn't say."""
+        node = self._settings.node_name
         try:
-            self._server = self._server or await publisher.ask(self._api)
-            where, node = f"{self._server.path}/resourceclaims", self._settings.node_name
-            found, _ = await self._api.list(where, ResourceClaim, keep=lambda one: any(one.devices(node)))
+            found = await self._current.at(partial(_claims_of, self._api, node))
         except KubernetesError as error:
-            if self._server is not None or error.status != 404:
+            if self._current.server is not None or error.status != 404:
                 raise
             return Allocated()  # A server without the API has no claims.
         return allocations(found, node, self._boards, _published(self._publisher), self._offers)
@@ -385,10 +384,13 @@ class Drivers:
         self._services.append(await serve(lambda: Service(claims, elsewhere, inside.guard), path))
 
     async def _read(self, claim: ClaimName) -> ResourceClaim:
-        self._server = self._server or await publisher.ask(self._api)
-        return await self._api.get(
-            f"{self._server.path}/namespaces/{claim.namespace}/resourceclaims/{claim.name}", ResourceClaim
-        )
+        where = f"namespaces/{claim.namespace}/resourceclaims/{claim.name}"
+        return await self._current.at(lambda server: self._api.get(f"{server.path}/{where}", ResourceClaim))
+
+
+async def _claims_of(api: Client, node: str, server: Server) -> list[ResourceClaim]:
+    path = f"{server.path}/resourceclaims"
+    return (await api.list(path, ResourceClaim, keep=lambda one: any(one.devices(node))))[0]
 
 
 def is_known(crossing: Crossing | None) -> bool:

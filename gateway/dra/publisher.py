@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import structlog
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gateway.dra.offer import Offer
     from gateway.kubernetes.client import Client
 
+T = TypeVar("T")
 VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
 """Of resource.k8s.io, the best first: 1.34, 1.33 and 1.32 have them."""
 _GROUP: Final = "/apis/resource.k8s.io"
@@ -35,6 +37,8 @@ _PACE: Final = 1.0
 """Seconds between two more times."""
 LINGERS: Final = 30.0
 """Seconds for which a device counts as another driver's that its slices offer no more: a kubelet that starts deletes those, too."""
+_ASK_AGAIN: Final = 1.0
+"""Seconds between two questions which version the server has, while it lacks the one that it said."""
 _log = structlog.get_logger()
 
 
@@ -80,12 +84,53 @@ async def ask(api: Client) -> Server:
     )
 
 
+class Current:
+    """Which version the server has now; it is asked anew where that one is gone, by an upgrade or one that was taken back.
+
+    Args:
+        api: the API server.
+    """
+
+    def __init__(self, api: Client) -> None:
+        self._api, self._turn, self._due = api, asyncio.Lock(), 0.0
+        self.server: Server | None = None
+        """What it said last; None: it never said."""
+
+    async def anew(self) -> Server:
+        """Ask, unless somebody did a moment ago.
+
+        Raises:
+            KubernetesError: as ``ask``; what was said last is kept.
+        """
+        async with self._turn:
+            if self.server is None or time.monotonic() >= self._due:
+                self._due = time.monotonic() + _ASK_AGAIN
+                before, self.server = self.server, await ask(self._api)
+                if self.server != before is not None:
+                    _log.info("the API server has another version of resource.k8s.io", version=self.server.version)
+            return self.server
+
+    async def at(self, do: Callable[[Server], Awaitable[T]]) -> T:
+        """Do something there, and again if the server turns out to have another version by now.
+
+        Raises:
+            KubernetesError: neither worked.
+        """
+        server = self.server or await self.anew()
+        try:
+            return await do(server)
+        except KubernetesError as error:
+            if not error.is_astray or (found := await self.anew()) == server:
+                raise
+        return await do(found)
+
+
 class Publisher:
     """Writes the slices of this node's drivers.
 
     Args:
         api: the API server.
-        server: what is known of it.
+        current: the version that it has.
         node: the node's name.
         owner: its UID, '' where it isn't known.
         offered: gives what each driver offers now, by its name.
@@ -98,7 +143,7 @@ class Publisher:
     def __init__(
         self,
         api: Client,
-        server: Server,
+        current: Current,
         node: str,
         owner: str,
         offered: Callable[[], Mapping[str, Sequence[Offer]]],
@@ -106,7 +151,7 @@ class Publisher:
         ready: Callable[[str], bool],
         met: Callable[[], None] = lambda: None,
     ) -> None:
-        self._api, self._server, self._node, self._owner = api, server, node, owner
+        self._api, self._current, self._node, self._owner = api, current, node, owner
         self._offered, self._leave, self._ready, self._met = offered, leave, ready, met
         self._there: dict[str, Slice] | None = None
         self._wake = asyncio.Event()
@@ -119,7 +164,7 @@ class Publisher:
         self._met_at: dict[str, float] = {}
         self.has_looked = False
         """Whether it is known what other drivers offer."""
-        self._watch = Watch(api, f"{server.path}/resourceslices", Slice, fields=f"spec.nodeName={node}")
+        self._watch = Watch(api, "", Slice, fields=f"spec.nodeName={node}", moved=self._collection)
         self._failed = ""
 
     def changed(self) -> None:
@@ -160,7 +205,7 @@ class Publisher:
                 await self._wake.wait()
                 self._wake.clear()
                 try:
-                    wait = await self._publish()
+                    wait = await self._current.at(self._publish)
                     failures, self._failed = 0, ""
                 except KubernetesError as error:
                     failures, self._failed = failures + 1, str(error)
@@ -175,6 +220,9 @@ class Publisher:
             await asyncio.gather(watching, return_exceptions=True)
 
     # What is there.
+
+    async def _collection(self) -> str:
+        return f"{(await self._current.anew()).path}/resourceslices"
 
     async def _look(self) -> None:
         async for change in self._watch.changes():
@@ -200,7 +248,7 @@ class Publisher:
 
     # What is wanted.
 
-    async def _publish(self) -> float:
+    async def _publish(self, server: Server) -> float:
         """Bring the slices up to what is offered; return after how many seconds to look again (0: when something happens)."""
         if self._there is None:
             return 0.0
@@ -219,12 +267,12 @@ class Publisher:
             free = tuple(one for one in devices if not self.stranger(one.attributes))
             mine = {name: self._there[name] for name in ours if self._there[name].spec.driver == driver}
             free = free if self._ready(driver) else slices.no_more(free, mine.values())
-            pool = Pool(driver, self._node, free, self._server.version, self._owner, self._taints)
+            pool = Pool(driver, self._node, free, server.version, self._owner, self._taints)
             wanted = slices.changes(pool, mine, self._last.get(driver, 0))
             if wanted and self._too_often(driver, pool):
                 wait = _PACE
                 continue
-            await self._carry_out(driver, wanted)
+            await self._carry_out(server, driver, wanted)
         return wait
 
     def _too_often(self, driver: str, pool: Pool) -> bool:
@@ -236,11 +284,11 @@ class Publisher:
         self._again[driver] = lately if len(lately) >= _AT_ONCE else [*lately, now]
         return len(lately) >= _AT_ONCE
 
-    async def _carry_out(self, driver: str, wanted: Sequence[Change]) -> None:
+    async def _carry_out(self, server: Server, driver: str, wanted: Sequence[Change]) -> None:
         if not wanted:
             return
         for change in wanted:
-            path = f"{self._server.path}/resourceslices/{change.name}"
+            path = f"{server.path}/resourceslices/{change.name}"
             if change.body is None:
                 await self._api.delete(path)
                 if self._there is not None:

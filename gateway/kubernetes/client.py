@@ -83,6 +83,11 @@ class KubernetesError(Exception):
         """Whether there is no such object. A server without the API, or a proxy, says 404 without that word."""
         return (self.status, self.reason) == (404, "NotFound")
 
+    @property
+    def is_astray(self) -> bool:
+        """Whether there is nothing at all at such a path: the server may have another version of the API by now."""
+        return self.status == 404 and not self.is_missing
+
 
 class _Status(Struct):
     message: str = ""
@@ -189,11 +194,11 @@ class Client:
         await self._ask("PATCH", target(path, query), body, how.value, seconds=SECONDS)
 
     async def delete(self, path: str) -> bool:
-        """Delete an object; False where there was none."""
+        """Delete an object; False where there was none, which only a server that has the API knows."""
         try:
             await self._ask("DELETE", path, seconds=SECONDS)
         except KubernetesError as error:
-            if error.status == 404:
+            if error.is_missing:
                 return False
             raise
         return True

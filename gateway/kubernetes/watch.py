@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -111,14 +111,24 @@ class Watch(Generic[T]):
 
     Args:
         api: the client.
-        path: the collection's path.
+        path: the collection's path; empty where ``moved`` is to give it.
         kind: a msgspec type with what is wanted of each object.
         name: the one object; it is got by name, so that ``list`` isn't needed. Empty: all.
         fields: a field selector.
+        moved: gives the collection's path anew, where the server has nothing there any more; may raise a ``KubernetesError``.
     """
 
-    def __init__(self, api: Client, path: str, kind: type[T], *, name: str = "", fields: str = "") -> None:
-        self._api, self._path, self._kind, self._name = api, path, kind, name
+    def __init__(
+        self,
+        api: Client,
+        path: str,
+        kind: type[T],
+        *,
+        name: str = "",
+        fields: str = "",
+        moved: Callable[[], Awaitable[str]] | None = None,
+    ) -> None:
+        self._api, self._path, self._kind, self._name, self._moved = api, path, kind, name, moved
         self._query = client.selector(f"metadata.name={name}" if name else fields)
         self._version = ""
         self._failures, self._away = 0, False
@@ -127,9 +137,15 @@ class Watch(Generic[T]):
 
     async def changes(self) -> AsyncGenerator[ObjectChange[T], None]:
         """Give all objects, and then each change; after a gap all of them again."""
+        error: KubernetesError | None = None
         while True:
-            error: KubernetesError | None = None
             try:
+                if self._moved is not None and (not self._path or (error is not None and error.is_astray)):
+                    self._path, self._version = (
+                        await self._moved(),
+                        "",
+                    )  # Another version spells objects in another way.
+                error = None
                 if not self._version:
                     yield await self._everything()
                 async with contextlib.aclosing(self._events()) as events:

@@ -94,6 +94,8 @@ class ApiServer:
     """What no path that is read may contain."""
     denied: frozenset[str] = frozenset()
     """What an access review says no to, such as ``list pods``."""
+    removed: str = ""
+    """What the paths begin with that it has nothing at, as those of an API's version that this release has no more."""
     version: int = 100
     oldest: int = 0
     """Watches from before this version are 410 Gone."""
@@ -126,12 +128,12 @@ class ApiServer:
         """Be away: nobody listens, and every connection is cut."""
         if self._server is not None:
             self._server.close()
+        self._server = None
         for writer in list(self._open):
             writer.transport.abort()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._server = None
 
     def access(self, token: Path | bytes = TOKEN) -> Access:
         return Access("127.0.0.1", self.port, self.authority.cert_pem.bytes(), token=token)
@@ -189,9 +191,26 @@ class ApiServer:
         self._news.set()
         self._news = asyncio.Event()
 
+    async def upgrade(self, version: str) -> None:
+        """Start anew, as a release with this version of resource.k8s.io and no other one, and with all the objects; up or down."""
+        await self.stop()
+        group = "/apis/resource.k8s.io"
+        [before] = (one["version"] for one in self.objects[group]["versions"])
+        self.removed = f"{group}/{before}/"
+        for path in [one for one in self.objects if one.startswith(self.removed)]:
+            found = self.objects.pop(path)
+            for device in found.get("spec", {}).get("devices", ()):
+                _spell(device, basic=version == "v1beta1")
+            self.objects[f"{group}/{version}/{path.removeprefix(self.removed)}"] = found
+        self.put(group, versions=[{"version": version}])
+        await self.start()
+
     # Who asks.
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is None:  # It was under way when that ended.
+            writer.transport.abort()
+            return
         self.connections += 1
         self._open.add(writer)
         if (task := asyncio.current_task()) is not None:
@@ -212,6 +231,9 @@ class ApiServer:
     async def _answer(self, answer: Answer, request: Request) -> None:
         if request.headers.get("authorization", "").removeprefix("Bearer ") not in self.tokens:
             await answer.no(401, "Unauthorized")
+        elif self.removed and request.path.startswith(self.removed):
+            await answer.head(404, {"Content-Type": "text/plain", "Content-Length": "18"})
+            await answer.send(h11.Data(data=b"404 page not found"), h11.EndOfMessage())
         elif (no := self.hidden if request.method == "GET" else self.forbidden) and no in request.path:
             await answer.no(403, "Forbidden")
         elif request.watches:
@@ -300,6 +322,12 @@ class ApiServer:
             return
         strategic = "strategic" in request.headers["content-type"]
         await answer.json(200, self.put(path, **_merged(found, request.body, strategic=strategic)))
+
+
+def _spell(device: dict[str, Any], *, basic: bool) -> None:
+    """Spell a device of a ResourceSlice as v1beta1 does, or as the later versions do."""
+    said = device.pop("basic", None) or {key: device.pop(key) for key in list(device) if key != "name"}
+    device.update({"basic": said} if basic else said)
 
 
 async def _request(reader: asyncio.StreamReader, http: h11.Connection) -> Request | None:

@@ -20,6 +20,7 @@ RULES = {
     "DRA13": "an instance's end, or its death, takes nothing from another",
     "DRA14": "what can't reach a container by CDI is refused",
     "DRA15": "a part that is told to end ends, whatever comes at that moment",
+    "DRA16": "the API server is asked anew which version of resource.k8s.io it has where that is gone, and seldom",
 }
 
 _SPELLED = "tests/unit/test_dra_adapters.py"
@@ -35,6 +36,38 @@ _DRIVER = "gateway/dra/driver.py"
 _PUBLISHER = "gateway/dra/publisher.py"
 
 MUTANTS = (
+    Mutant(
+        "DRA16",
+        "what is asked of a server that was upgraded fails until its slices are watched again",
+        _PUBLISHER,
+        "            if not error.is_astray or (found := await self.anew()) == server:\n",
+        "            found = server\n            if found:\n",
+        f"{_WRITTEN}::test_a_question_to_a_server_of_another_release_is_asked_again_at_once",
+    ),
+    Mutant(
+        "DRA16",
+        "a server that goes on to lack the version which it says is asked with each question",
+        _PUBLISHER,
+        "if self.server is None or time.monotonic() >= self._due:",
+        "if True:",
+        f"{_WRITTEN}::test_which_version_there_is_is_asked_seldom_where_it_goes_on_to_be_missing",
+    ),
+    Mutant(
+        "DRA16",
+        "the slices of a server that was upgraded aren't watched until the next start",
+        "gateway/kubernetes/watch.py",
+        "(not self._path or (error is not None and error.is_astray))",
+        "not self._path",
+        f"{_WRITTEN}::test_it_is_seen_what_a_server_of_another_release_has",
+    ),
+    Mutant(
+        "DRA16",
+        "what is at a path that the server has no more counts as deleted",
+        "gateway/kubernetes/client.py",
+        "            if error.is_missing:\n                return False\n",
+        "            if error.status == 404:\n                return False\n",
+        "tests/unit/test_kubernetes_client.py::test_what_is_gone_is_deleted",
+    ),
     Mutant(
         "DRA12",
         "what is specified anew is a claim's that is unprepared meanwhile",
@@ -498,9 +531,9 @@ MUTANTS = (
     Mutant(
         "DRA9",
         "the driver waits for the API server",
-        "gateway/dra/drivers.py",
-        "        self._server = self._server or await publisher.ask(self._api)\n        return await",
-        "        assert self._server is not None\n        return await",
+        _PUBLISHER,
+        "        server = self.server or await self.anew()\n",
+        "        assert self.server is not None\n        server = self.server\n",
         f"{_WHOLE}::test_without_an_api_server_the_driver_is_there_and_claims_wait",
     ),
     Mutant(

@@ -84,10 +84,10 @@ class Place:
         found = {"PodDeviceEntries": [entry] if device_ids else [], "RegisteredDevices": {}}
         (self.plugins / CHECKPOINT).write_bytes(msgspec.json.encode(found))
 
-    def claim(self, name: str, uid: str, device: str) -> ClaimName:
+    def claim(self, name: str, uid: str, device: str, api: str = API) -> ClaimName:
         result = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "n1", "device": device}
         path, reserved = (
-            f"{API}/namespaces/ns/resourceclaims/{name}",
+            f"{api}/namespaces/ns/resourceclaims/{name}",
             [{"resource": "pods", "name": "p", "uid": "uid-p"}],
         )
         self.server.put(
@@ -147,7 +147,11 @@ class Place:
 
     @property
     def published(self) -> dict[str, list[str]]:
-        devices = self.server.objects.get(SLICE, {}).get("spec", {}).get("devices", ())
+        return self.published_at(API)
+
+    def published_at(self, api: str) -> dict[str, list[str]]:
+        path = SLICE.replace(API, api)
+        devices = self.server.objects.get(path, {}).get("spec", {}).get("devices", ())
         return {one["name"]: [taint["key"] for taint in one.get("taints", ())] for one in devices}
 
     async def kubelet(self) -> Kubelet:
@@ -210,7 +214,7 @@ async def test_who_stands_by_publishes_nothing_until_it_decides(place: Place, mo
     async with place.gateway("only") as one:
         made = one.drivers
         assert made is not None
-        await until(lambda: made._server is not None and [row.registered for row in made.standings()] == [True])
+        await until(lambda: made._current.server is not None and [row.registered for row in made.standings()] == [True])
         publishes = asyncio.ensure_future(until(lambda: place.published))
         await asyncio.wait({publishes}, timeout=0.2)  # nothing must happen
         assert not publishes.done()

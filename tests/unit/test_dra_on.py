@@ -1330,13 +1330,42 @@ async def test_only_a_server_without_the_api_has_no_claims(
         with monkeypatch.context() as away:
             away.setattr(drivers(one)._api, "get", no)
             away.setattr(drivers(one)._api, "list", no)
-            away.setattr(drivers(one), "_server", Server("v1") if known else None)
+            away.setattr(drivers(one)._current, "server", Server("v1") if known else None)
             asked = drivers(one)._allocated()
             if (known, status) == (False, 404):
                 assert await asked == Allocated()
             else:
                 with pytest.raises(KubernetesError):
                     await asked
+
+
+async def test_an_api_server_is_upgraded_and_taken_back_under_a_gateway(node: Node) -> None:
+    """A claim is being prepared, and a GPU falls ill, while it has the version no more that was spoken; another driver's GPU stays its own."""
+    server = node.place.server
+    await server.upgrade("v1beta1")
+    async with node.gateway() as one:
+        await node.at_dra()
+        for number, version in enumerate(("v1", "v1beta1")):
+            api, asked = f"/apis/resource.k8s.io/{version}", ClaimName("ns", f"c{number}", f"uid-{number}")
+            node.place.claim(asked.name, asked.uid, "gpu-0", f"/apis/resource.k8s.io/{('v1beta1', 'v1')[number]}")
+            await server.stop()
+            ill = "" if number else "    unhealthy: {GPU-b: XID 79}\n"
+            node.place.profile.write_text(PROFILE + ill)
+            preparing = asyncio.ensure_future(node.claims.prepare(V1, asked))
+            await server.upgrade(version)
+            assert isinstance((await preparing)[asked.uid], tuple)
+            asks = await drivers(one)._allocated()
+            assert asks.boards[A] == f"claim ns/{asked.name}"
+            shown = (
+                {"gpu-0": [], "gpu-1": []} if number else {"gpu-0": [], "gpu-1": ["device-plugin-gateway.io/unhealthy"]}
+            )
+            await until(lambda: node.place.published_at(api) == shown)  # noqa: B023
+            await node.claims.unprepare(V1, asked)
+            server.remove(f"{api}/namespaces/ns/resourceclaims/{asked.name}")
+        theirs = [{"name": "x", "basic": {"attributes": STRANGE}}]
+        spec = {"driver": "dra.example.com", "nodeName": "n1", "devices": theirs}
+        server.put("/apis/resource.k8s.io/v1beta1/resourceslices/theirs", spec=spec)
+        await until(lambda: "gpu-0" not in node.place.published_at("/apis/resource.k8s.io/v1beta1"))
 
 
 async def test_a_kubelet_without_dra_has_the_device_plugin_alone(node: Node) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.dra import publisher, slices
 from gateway.dra.offer import Ailment, Offer
-from gateway.dra.publisher import Publisher, Server
+from gateway.dra.publisher import Current, Publisher, Server
 from gateway.dra.slices import Pool
 from gateway.kubernetes.client import Client, KubernetesError
 from tests.fakes.apiserver import ApiServer, Request
@@ -31,10 +31,11 @@ class Published:
         self.server, self.devices, self.leave, self.ready = server, [gpu(0), gpu(1)], False, True
         self.met: list[bool] = []
         # The stand-in answers 404 for a collection that never had an object.
+        server.put("/apis/resource.k8s.io", versions=[{"version": "v1"}])
         server.put(f"{PATH}/other", spec={"driver": "x", "nodeName": "n2"})
         self.publisher = Publisher(
             client,
-            Server("v1"),
+            Current(client),
             "n1",
             "uid",
             lambda: {"gpu.nvidia.com": self.devices},
@@ -189,7 +190,7 @@ async def test_what_the_watch_told_meanwhile_is_newer_than_what_was_written(
         one._there[newer.name] = msgspec.convert(newer.body, slices.Slice)
 
     monkeypatch.setattr(one._api, "patch", patch)
-    await one._carry_out("gpu.nvidia.com", [written])
+    await one._carry_out(Server("v1"), "gpu.nvidia.com", [written])
     assert one._there is not None
     assert one._there[newer.name].generation == 10
 
@@ -289,6 +290,69 @@ async def test_the_best_version_is_spoken(server: ApiServer, api: Client, versio
     server.put("/apis/resource.k8s.io", versions=[{"version": one} for one in versions])
     found = await publisher.ask(api)
     assert (found.version, found.path) == (best, f"/apis/resource.k8s.io/{best}")
+
+
+async def test_a_server_of_another_release_is_told_in_its_version(published: Published, server: ApiServer) -> None:
+    """And back: an upgrade may be taken back."""
+    await until(lambda: published.names == ["gpu-0", "gpu-1"])
+    devices = [{"name": "x", "attributes": {"uuid": {"string": "GPU-1"}}}]
+    server.put(f"{PATH}/theirs", spec={"driver": "dra.example.com", "nodeName": "n1", "devices": devices})
+    await until(lambda: published.names == ["gpu-0"])
+    for version in ("v1beta1", "v1"):
+        server.hidden = "resourceslices"  # For a while it says of no slice that it is there.
+        await server.upgrade(version)
+        number = {"v1beta1": 2, "v1": 3}[version]
+        published.now(gpu(0), gpu(1), gpu(number))
+        path = f"/apis/resource.k8s.io/{version}/resourceslices/n1-gpu.nvidia.com-0"
+        wanted = ["gpu-0", f"gpu-{number}"]
+        await until(lambda: [one["name"] for one in server.objects[path]["spec"]["devices"]] == wanted)  # noqa: B023
+        assert server.asked("PATCH")[-1].body["apiVersion"] == f"resource.k8s.io/{version}"
+        server.hidden = ""
+        server.remove(path)
+        await until(lambda: path in server.objects)  # noqa: B023
+
+
+async def test_it_is_seen_what_a_server_of_another_release_has(published: Published, server: ApiServer) -> None:
+    await until(lambda: published.names == ["gpu-0", "gpu-1"])
+    await server.upgrade("v1beta1")
+    path = "/apis/resource.k8s.io/v1beta1/resourceslices"
+    devices = [{"name": "x", "basic": {"attributes": {"uuid": {"string": "GPU-1"}}}}]
+    server.put(f"{path}/theirs", spec={"driver": "dra.example.com", "nodeName": "n1", "devices": devices})
+    await until(lambda: len(server.objects[f"{path}/n1-gpu.nvidia.com-0"]["spec"]["devices"]) == 1)
+
+
+async def test_a_question_to_a_server_of_another_release_is_asked_again_at_once(
+    server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that is prepared, and was allocated anew, has one try."""
+    monkeypatch.setattr(publisher, "_ASK_AGAIN", 0.0)
+    server.put("/apis/resource.k8s.io", versions=[{"version": "v1beta1"}])
+    server.put("/apis/resource.k8s.io/v1beta1/namespaces/ns/resourceclaims/c", kind="it")
+    current = Current(api)
+
+    async def get(there: Server) -> object:
+        return (await api.get(f"{there.path}/namespaces/ns/resourceclaims/c", dict[str, object]))["kind"]
+
+    assert await current.at(get) == "it"
+    await server.upgrade("v1")
+    assert await current.at(get) == "it"
+
+
+async def test_which_version_there_is_is_asked_seldom_where_it_goes_on_to_be_missing(
+    server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "_ASK_AGAIN", 600.0)
+    server.put("/apis/resource.k8s.io", versions=[{"version": "v1"}])
+    server.removed = "/apis/resource.k8s.io/v1/"
+    current = Current(api)
+
+    async def get(there: Server) -> object:
+        return await api.get(f"{there.path}/namespaces/ns/resourceclaims/c", dict[str, object])
+
+    for _ in range(3):
+        with pytest.raises(KubernetesError, match="404: 404 page not found"):
+            await current.at(get)
+    assert [one.path for one in server.requests].count("/apis/resource.k8s.io") == 1
 
 
 async def test_a_server_without_dra_is_named(server: ApiServer, api: Client) -> None:

@@ -496,3 +496,6 @@ async def test_what_is_gone_is_deleted(server: ApiServer, api: Client) -> None:
     assert await api.delete(NODE)
     assert not await api.delete(NODE)
     assert NODE not in server.objects
+    server.removed = "/api/v1/"  # Whether it is gone, this server can't know.
+    with pytest.raises(KubernetesError):
+        await api.delete(NODE)
