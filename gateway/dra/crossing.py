@@ -19,10 +19,9 @@ from devices.life.states import AWAY, COUNTED, Entry, State
 from devices.model import Health
 from gateway.dra.claims import Allocated, allocated_to, by_board
 from gateway.dra.publisher import LINGERS
-from gateway.dra.records import first_holder, starts
+from gateway.dra.records import boards_with, first_holder, since_served, starts
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Backoff
-from gateway.registration.events import Phase
 from gateway.sides import table
 from gateway.sides.lent import Lent
 from gateway.sides.side import Side
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from devices.claims import ClaimName
     from devices.model import Device
     from gateway.dra.records import AskedClaims, Records
-    from gateway.kubelet.beliefs import Beliefs, Look
+    from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
     from gateway.kubernetes.allocatable import Allocatable
     from gateway.memory.claimed import Claimed
@@ -91,6 +90,12 @@ class Strangers:
     def of(self, board: str) -> str:
         """Say who has a board; '' for none of them."""
         return (self.offered or {}).get(board) or self.went.get(board, "")
+
+    def remember(self, ledger: Ledger, scribe: Scribe, boards: Iterable[str]) -> None:
+        """Write down which of these boards they have."""
+        for row, side in table.remembered(ledger.sides, {one: self.of(one) for one in boards}).items():
+            ledger.set_side(row, side)
+            scribe.soon()
 
     async def let_go(self) -> None:
         """Forget what they offer no more, once no claim has anything that no ResourceSlice shows."""
@@ -167,7 +172,7 @@ class Crossing:
         """Have the table that is on disk in force: this gateway decides from now on."""
         self._sides = dict(self._ledger.sides)
         self._admits, self.allocatable.came = starts(self._presence, ADMITS), time.monotonic()
-        self.strangers.begin(board for board, side in self._sides.items() if side is Side.FOREIGN)
+        self.strangers.begin(table.theirs(self._sides))
 
     @property
     def is_known(self) -> bool:
@@ -260,7 +265,7 @@ class Crossing:
         kubelet does when this is over.
         """
         seen, there = {}, self.boards()
-        for board in _on(there, self._counted) - {*free}:
+        for board in boards_with(there, self._counted) - {*free}:
             allocated = self._allocated.get(board)
             whole = all(one.device.id in had for _, one in there[board])
             if allocated == allocated_to(gone.namespace, gone.name) or (allocated is None and whole):
@@ -299,6 +304,7 @@ class Crossing:
                 return WAIT
             await self._put(_anew(there, found, self.strangers.offered))
         await self.strangers.let_go()
+        self.strangers.remember(self._ledger, self._scribe, self.boards())
         if self._stale:
             self._stale = False
             await self._update()
@@ -311,7 +317,7 @@ class Crossing:
         if not moving and not missed and self.allocatable.came is None:
             return WAIT if self.strangers.went else 0.0
         await self._beliefs.look()
-        await self.allocatable.catch_up(_since_served(self._resources(), self._beliefs.last), self.stays)
+        await self.allocatable.catch_up(since_served(self._resources(), self._beliefs.last), self.stays)
         asked: Allocated | None = Allocated()
         coming = {one for one in moving if self.side(one) is Side.TO_PLUGIN and not self._claim(one)}
         if not self._backoff.due(coming, time.monotonic()) and coming:  # It is a list of the whole cluster's claims.
@@ -426,16 +432,6 @@ def _counted(there: Mapping[str, Iterable[tuple[str, Entry]]]) -> dict[str, Stat
     """Give the devices that the list counts ahead of time, by ID."""
     entries = (entry for devices in there.values() for _, entry in devices)
     return {entry.device.id: layer.state for entry in entries for layer in entry.layers if layer.state in COUNTED}
-
-
-def _since_served(resources: Iterable[Resource], last: Look | None) -> Look | None:
-    """Give what the kubelet's records said last; None where it may not go by our lists."""
-    return last if all(one.state.phase is Phase.SERVING for one in resources) else None
-
-
-def _on(there: Mapping[str, Sequence[tuple[str, Entry]]], ids: Collection[str]) -> set[str]:
-    """Name the boards that have some of these devices."""
-    return {board for board, devices in there.items() if any(one.device.id in ids for _, one in devices)}
 
 
 def _healthy(

@@ -299,6 +299,16 @@ def starts(presence: Presence, within: float) -> bool:
     return young and time.monotonic() - presence.since < within
 
 
+def boards_with(there: Mapping[str, Sequence[tuple[str, Entry]]], ids: Container[str]) -> set[str]:
+    """Name the boards that have some of these devices."""
+    return {board for board, devices in there.items() if any(one.device.id in ids for _, one in devices)}
+
+
+def since_served(resources: Iterable[Resource], last: Look | None) -> Look | None:
+    """Give what the kubelet's records said last; None where it may not go by our lists."""
+    return last if all(one.state.phase is Phase.SERVING for one in resources) else None
+
+
 def is_away(presence: Presence, within: float) -> bool:
     """Whether no kubelet is there to end pods, or has been for so many seconds."""
     return not presence.listens() or starts(presence, within)

@@ -64,6 +64,8 @@ class Offered(Enum):
 
 ANNOTATION: Final = "device-plugin-gateway/cross-to"
 """Of a node: the side (dra, plugin) to which all its boards go, as long as it is there."""
+_THEIRS: Final = "foreign:"
+"""What stands before a board in the row which says that another driver has it, whichever side it is on here."""
 _ORDERS: Final[Mapping[tuple[Side, Side], Side]] = {
     (Side.PLUGIN, Side.DRA): Side.TO_DRA,
     (Side.TO_PLUGIN, Side.DRA): Side.DRA,
@@ -131,6 +133,20 @@ def _moved(side: Side, seen: Seen) -> Side:
 def looked_at(side: Side, seen: Seen, *, misses: bool) -> Side:
     """Say where a board is now that it was looked at, on whichever side it came to meanwhile; ``misses``: a claim asks for it."""
     return missed(side, seen) if misses and side is Side.PLUGIN else moved(side, seen)
+
+
+def remembered(known: Mapping[str, Side], foreign: Mapping[str, str]) -> dict[str, Side | None]:
+    """Give the rows that say which boards other drivers have, as far as they are news; ``foreign`` says of each board who has it.
+
+    A start of kubelet and gateway takes those drivers' slices away for a moment, and their claims stay.
+    """
+    rows = {f"{_THEIRS}{board}": Side.FOREIGN if words else None for board, words in foreign.items()}
+    return {row: side for row, side in rows.items() if known.get(row) is not side}
+
+
+def theirs(known: Mapping[str, Side]) -> list[str]:
+    """Name the boards that other drivers had."""
+    return [row.removeprefix(_THEIRS) for row, side in known.items() if side is Side.FOREIGN]
 
 
 def listed(

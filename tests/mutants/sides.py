@@ -55,6 +55,22 @@ _WITHOUT = f"{_RULES}::test_what_another_driver_has_is_given_by_neither_api"
 
 MUTANTS = (
     Mutant(
+        "OWN9",
+        "what another driver has of DRA's isn't remembered over a start",
+        "gateway/dra/crossing.py",
+        "            ledger.set_side(row, side)\n",
+        "",
+        f"{_ON}::test_what_another_driver_has_of_dras_stays_withheld_through_a_start_of_kubelet_and_gateway",
+    ),
+    Mutant(
+        "OWN9",
+        "what another driver gave up is another's again after a start",
+        _TABLE,
+        "Side.FOREIGN if words else None for",
+        "Side.FOREIGN if words else known.get(f'{_THEIRS}{board}') for",
+        f"{_ON}::test_what_another_driver_has_of_dras_stays_withheld_through_a_start_of_kubelet_and_gateway",
+    ),
+    Mutant(
         "OWN2",
         "what a slice of before may still offer comes back",
         "gateway/dra/drivers.py",
@@ -824,8 +840,8 @@ MUTANTS = (
         "OWN7",
         "what a ResourceSlice still offers comes back",
         _SHELL,
-        "for board in _on(there, self._counted) - {*free}:",
-        "for board in _on(there, self._counted):",
+        "for board in boards_with(there, self._counted) - {*free}:",
+        "for board in boards_with(there, self._counted):",
         f"{_ON}::test_what_a_pod_by_name_had_waits_while_a_slice_offers_it",
     ),
     Mutant(
@@ -1112,7 +1128,7 @@ MUTANTS = (
     Mutant(
         "OWN8",
         "the scheduler hears of devices that nobody serves yet",
-        _SHELL,
+        "gateway/dra/records.py",
         "return last if all(one.state.phase is Phase.SERVING for one in resources) else None",
         "return last",
         _LEFT,

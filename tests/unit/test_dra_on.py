@@ -31,7 +31,7 @@ from devices.model import ContainerAnswer, Device, Health
 from gateway.age import Age
 from gateway.cli import serve
 from gateway.daemon import RESIGNED, Gateway
-from gateway.dra import cdi, crossing, desk, driver, publisher, service
+from gateway.dra import cdi, crossing, desk, driver, publisher, records, service
 from gateway.dra.claims import Allocated
 from gateway.dra.crossing import Crossing, Strangers
 from gateway.dra.desk import Names
@@ -359,6 +359,28 @@ async def test_what_another_driver_offers_stays_withheld_through_a_start_of_kube
         await node.stand(a="plugin", b="plugin")
 
 
+async def test_what_another_driver_has_of_dras_stays_withheld_through_a_start_of_kubelet_and_gateway(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway() as one:
+        await node.at_dra()
+        await until(lambda: len(node.place.published) == 2)
+        offer_theirs(node)
+        await until(lambda: f"foreign:{A}" in one.ledger.sides)
+        path = allocate_theirs(node)
+    for one_of_them in (THEIRS, SLICE):  # A kubelet that starts deletes those of all drivers.
+        node.place.server.remove(one_of_them)
+    monkeypatch.setattr(crossing, "LET_GO", 0.0)
+    async with node.gateway() as one:
+        await until(lambda: node.place.published)
+        assert list(node.place.published) == ["gpu-1"]
+        owners(one).strangers._ask_at = 0.0
+        await until(lambda: "claim ns/c may have it" in words(one))
+        node.place.server.remove(path)
+        await until(lambda: len(node.place.published) == 2)
+        await until(lambda: {*one.ledger.sides} == {"", A, B})
+
+
 async def test_without_its_state_file_it_gives_nothing_that_another_driver_offers(node: Node) -> None:
     offer_theirs(node)
     async with node.gateway() as one:
@@ -458,7 +480,7 @@ async def test_a_lowered_allocatable_is_to_stay_once_more_after_it_was_written_o
 def test_the_kubelets_records_go_by_our_lists_once_it_has_all(phases: list[str], *, counts: bool) -> None:
     resources: Any = [SimpleNamespace(state=SimpleNamespace(phase=Phase[one])) for one in phases]
     look: Any = object()
-    assert crossing._since_served(resources, look) is (look if counts else None)
+    assert records.since_served(resources, look) is (look if counts else None)
 
 
 async def test_who_holds_a_gpu_is_known_from_a_look_that_came_after_the_list_and_has_all(
