@@ -364,7 +364,9 @@ class Peers:
             self._lists().update_again([time.monotonic() + UPDATE_AGAIN])
         finally:
             self._resuming.discard(resource.name)
-        if not resource.standing_by_for:
+        if resource.standing_by_for:  # Another one came meanwhile, and may have gone again: nothing else would tell.
+            self.look()
+        else:
             resource.feed(events.Resume(time.monotonic() - began))
 
     async def _take_up(self) -> None:

@@ -1134,6 +1134,14 @@ MUTANTS = (
         "tests/unit/test_serve.py::test_a_gateway_for_other_devices_is_left_alone_while_it_lives",
     ),
     Mutant(
+        "S12",
+        "one that comes and goes while another's resource is taken up is never missed",
+        "gateway/handover/peers.py",
+        "and may have gone again: nothing else would tell.\n            self.look()",
+        "and may have gone again: nothing else would tell.\n            pass",
+        f"{_RIVALS}::test_one_that_comes_and_goes_while_we_resume_leaves_nothing_unserved",
+    ),
+    Mutant(
         "S14",
         "what only others served is not taken up when nobody is left to",
         "gateway/handover/peers.py",

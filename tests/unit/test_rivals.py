@@ -374,6 +374,34 @@ async def test_one_that_we_stood_by_for_in_vain_and_that_goes_costs_a_register(
     assert await _gone_later(folder, monkeypatch, ends=False)
 
 
+async def test_one_that_comes_and_goes_while_we_resume_leaves_nothing_unserved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
+    gateway._exit, gateway.others.begun = asyncio.get_running_loop().create_future(), True
+    plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
+    peers, reading, read = dict[Age, Path](), asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(gateway.others, "living", lambda: peers)
+
+    async def load() -> None:
+        reading.set()
+        await read.wait()
+
+    monkeypatch.setattr(gateway.scribe, "load", load)
+    for one in (Age(1 << 60, "0badcafe"), Age(1 << 61, "cafecafe")):
+        peers[one] = folder
+        with listening(folder / instance.socket_name(RESOURCE)):
+            gateway.others.look_at_peers()
+        assert plugin.standing_by_for == one
+        peers.clear()
+        gateway.others.look_at_peers()
+        await reading.wait()
+    read.set()
+    await until(lambda: plugin.state.phase is not Phase.STANDBY, 20)
+    await plugin.close()
+    await gateway._tasks.close()
+
+
 async def test_what_only_another_gateway_served_is_taken_up_by_what_is_held_now(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

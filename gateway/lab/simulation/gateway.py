@@ -446,6 +446,8 @@ class Gateway(Process):
         self._resuming = False
         if self.standing_by_for is None:
             self.plugin.feed(events.Resume(self.clock.now - began))
+        else:
+            self.look()
 
     def count(self, outcome: HandoverOutcome) -> None:
         """Count how a handover went."""
