@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import structlog
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     _Document = Callable[[bool], Callable[[], status.GatewayStatus]]
 
 LISTEN_RETRY = 5.0
-"""Seconds before an address that is taken is tried again."""
+"""Seconds before an address that is taken, or a control socket that can't be made, is tried again."""
 _log = structlog.get_logger()
 
 
@@ -33,24 +34,27 @@ class Listeners:
     def __init__(self, settings: Settings, token: str, tasks: Tasks) -> None:
         self._settings, self._token, self._tasks = settings, token, tasks
         self._control: ControlServer | None = None
+        self._opening: asyncio.Task[None] | None = None
 
     @property
     def has_control(self) -> bool:
-        """Whether the control socket is open."""
+        """Whether the control socket is open, or will be as soon as it can be made."""
         return self._control is not None
 
     async def open_control(self, handlers: Mapping[str, Handler]) -> None:
-        """Listen for orders on the control socket."""
-        server = ControlServer(socket_path(self._settings.state_dir, self._token), handlers)
+        """Listen for orders on the control socket; one that can't be made now is made later."""
+        self._control = server = ControlServer(socket_path(self._settings.state_dir, self._token), handlers)
         try:
             await server.start()
         except ControlError as error:
-            _log.warning("gateway status, devices and cordon can't reach this gateway", reason=str(error))
-        else:
-            self._control = server
+            told = {"reason": str(error), "retry_s": LISTEN_RETRY}
+            _log.warning("gateway status, devices and cordon can't reach this gateway", **told)
+            self._opening = self._tasks.start(_open_later(server))
 
     async def close_control(self) -> None:
         """Close the control socket."""
+        if self._opening is not None:
+            self._opening.cancel()
         if self._control is not None:
             await self._control.close()
             self._control = None
@@ -95,3 +99,14 @@ class Listeners:
             await asyncio.get_running_loop().create_future()
         finally:
             await server.close()
+
+
+async def _open_later(server: ControlServer) -> None:
+    """Listen on a control socket as soon as the state directory can be written: a full disk at the start isn't for ever."""
+    opened = False
+    while not opened:
+        await asyncio.sleep(LISTEN_RETRY)
+        with contextlib.suppress(ControlError):
+            await server.start()
+            opened = True
+    _log.info("listening", what="orders", path=str(server.path))

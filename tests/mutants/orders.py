@@ -10,6 +10,7 @@ RULES = {
     "C3": "on the control socket an unknown field is ignored, an unknown op or version answered with an error",
     "C4": "a control socket is found only when it is ours alone and listens; a dead one is removed, a living one never",
     "C5": "a cordon is told to every living gateway, and where none lives to the ledger",
+    "C10": "a control socket that can't be made at the start is made as soon as it can, unless it is closed before",
     "C9": "however many devices are told of, the event loop goes on meanwhile, one is told at a time, and orders go by what holds then",
     "C8": "a short name stands for one device or for none, and all are meant only where that is said",
 }
@@ -20,7 +21,25 @@ _HANDLED = "tests/unit/test_cli_devices.py"
 
 _TOLD = f"{_CONTROL}::test_many_devices_are_told_of_beside_the_loop_and_to_one_at_a_time"
 
+_LATER = f"{_CONTROL}::test_a_control_socket_that_could_not_be_made_at_the_start"
+
 MUTANTS = (
+    Mutant(
+        "C10",
+        "a control socket that couldn't be made at the start is missing for ever",
+        "gateway/telling/listeners.py",
+        "            self._opening = self._tasks.start(_open_later(server))\n",
+        "",
+        _LATER,
+    ),
+    Mutant(
+        "C10",
+        "a control socket that was closed before it could be made is made after all",
+        "gateway/telling/listeners.py",
+        "            self._opening.cancel()",
+        "            pass",
+        _LATER,
+    ),
     Mutant(
         "C9",
         "the status of many devices is put together on the loop",

@@ -35,8 +35,9 @@ from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.lab.gatewayproc import BEGUN
 from gateway.registration.devicelist import DeviceList
 from gateway.tally import Tally
+from gateway.tasks import Tasks
 from gateway.telling import commands as told
-from gateway.telling import orders, status
+from gateway.telling import listeners, orders, status
 from gateway.telling.commands import Commands
 from gateway.wires import control
 from gateway.wires.control import ControlConnection, ControlError, ControlServer
@@ -869,3 +870,24 @@ async def _until_closed(reader: asyncio.StreamReader, stop: bytes = b"") -> byte
             if part == stop:
                 break
     return read
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["it is made later", "it is closed before"])
+async def test_a_control_socket_that_could_not_be_made_at_the_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    """The state directory was full or read-only: for its whole life the gateway could neither be asked nor hand over."""
+    monkeypatch.setattr(listeners, "LISTEN_RETRY", 0.01)
+    state, tasks = folder / "state", Tasks(lambda _: None)
+    state.touch()  # In the way of the folder.
+    ours = listeners.Listeners(Settings(socket_dir=folder, state_dir=state), TOKEN, tasks)
+    await ours.open_control({})
+    assert ours._opening is not None
+    if closed:
+        await ours.close_control()
+    state.unlink()
+    await asyncio.wait([ours._opening], timeout=GUARD)
+    assert (ours._opening.cancelled(), control.socket_path(state, TOKEN).exists()) == (closed, not closed)
+    await ours.close_control()
+    assert not control.socket_path(state, TOKEN).exists()
+    await tasks.close()
