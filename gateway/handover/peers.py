@@ -348,7 +348,7 @@ class Peers:
             self.approach(self._presence.kubelet)
         await self._lists().announce()  # Thousands of devices take their time, in which the older one still serves.
         await self.handover.take_over(older_ones)
-        await _bring_up(self._holdings, self._lists(), None)
+        await _bring_up(self._holdings, self._lists())
 
     async def _resume(self, resource: Resource, began: float) -> None:
         """Serve what another one served, with what it remembered; since ``began`` the kubelet has time to see its stream end."""
@@ -358,7 +358,8 @@ class Peers:
             resource.feed(events.Ours())
             if self._presence.kubelet is not None:
                 resource.approach(self._presence.kubelet)
-            await _bring_up(self._holdings, self._lists(), [resource.name], withheld=False)
+            ours = {name for name, one in self._resources.items() if one.standing_by_for is None}
+            await _bring_up(self._holdings, self._lists(), ours - self._resuming, withheld=False)
         except Exception:  # noqa: BLE001 - nobody else serves it, and the list of before is better than none
             _log.exception("the lists could not be brought up to date: serving the last one", retry_s=UPDATE_AGAIN)
             self._lists().update_again([time.monotonic() + UPDATE_AGAIN])
@@ -372,6 +373,9 @@ class Peers:
     async def _take_up(self) -> None:
         """Serve what only another gateway served, with what that one remembered of it and by what is held now."""
         await self._scribe.load()
+        self._holdings.recall(
+            [one for one in self._holdings.ledger.resources() if one not in self._resources], fresh=True
+        )
         await self._beliefs.look()
         await self._lists().update()
 
@@ -411,16 +415,18 @@ def _leaves_streams_open(level: Level | None) -> bool:
 
 
 async def _bring_up(
-    holdings: Holdings, lists: OfferedLists, names: Iterable[str] | None, *, withheld: bool = True
+    holdings: Holdings, lists: OfferedLists, served: Collection[str] = (), *, withheld: bool = True
 ) -> None:
-    """Make the lists ready to be sent, by what another gateway remembered until it left these resources (None: all) to us.
+    """Make the lists ready to be sent, by what another gateway remembered until it left its resources to us.
 
+    Of all resources it counts whom the kubelet forgot: what we offer now may be the same hardware, under another name. Of those
+    that we ``served`` ourselves we know more, and that stays.
     To put tens of thousands of devices together takes seconds, in which nobody would serve them: where the other one has noted
     nothing but its own list, that comes later; what may be ``withheld`` from us because of that list waits, too.
     """
     await holdings.scribe.load()
-    holdings.recall(names, fresh=True)
-    known = lists.based_on == holdings.ledger.beside_lists()
+    news = [holdings.recall([one], fresh=one not in served) for one in holdings.ledger.resources()]
+    known = not any(news) and lists.based_on == holdings.ledger.beside_lists()
     await (lists.announce() if known and (withheld or not lists.withholds) else lists.update())
 
 

@@ -141,10 +141,8 @@ class Watch(Generic[T]):
         while True:
             try:
                 if self._moved is not None and (not self._path or (error is not None and error.is_astray)):
-                    self._path, self._version = (
-                        await self._moved(),
-                        "",
-                    )  # Another version spells objects in another way.
+                    self._path = await self._moved()
+                    self._version = ""  # Another version of the API spells objects in another way.
                 error = None
                 if not self._version:
                     yield await self._everything()

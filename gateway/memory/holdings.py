@@ -107,18 +107,21 @@ class Holdings:
         if (one is None or one.standing_by_for is None) and self.ledger.set_forgotten(resource, forgotten):
             self._tasks.background(self.scribe.durable())
 
-    def recall(self, resources: Iterable[str] | None = None, *, fresh: bool = False) -> None:
+    def recall(self, resources: Iterable[str] | None = None, *, fresh: bool = False) -> bool:
         """Take over what the ledger remembers of resources' holders, which this gateway before its start, or another one, knew.
 
-        ``fresh``: what this one knew of them is out of date.
+        ``fresh``: what this one knew of them is out of date. Returns whether other devices may still be in use than this one knew.
         """
         known, current = self.ledger.kubelet, self.kubelet_named()
         boot, _, _ = known.partition(" ")
-        changed = bool(known and current) and known != current and boot == self._boot_id
+        changed, news = bool(known and current) and known != current and boot == self._boot_id, False
         for resource in self.ledger.resources() if resources is None else resources:
             handed_out = self.ledger.handed_out(resource) if changed else {}
             before = {device_id: Earlier((row.holder,), row.at) for device_id, row in handed_out.items() if row.holder}
+            earlier = self.beliefs.earlier(resource).keys()
             self.beliefs.recall(resource, self.ledger.forgotten(resource), before, fresh=fresh)
+            news |= self.beliefs.earlier(resource).keys() != earlier
+        return news
 
     def accepted(self, dialect: str) -> None:
         """Remember, for the next start, which dialect the kubelet accepted."""

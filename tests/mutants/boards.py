@@ -621,4 +621,20 @@ MUTANTS = (
         "for name, one in listings.items() if one}\n",
         "tests/unit/test_serve.py::test_what_a_silent_source_had_is_no_other_gateways",
     ),
+    Mutant(
+        "H10",
+        "whom the kubelet forgot beside another gateway is known for no name but that one's",
+        "gateway/handover/peers.py",
+        "fresh=one not in served) for one in holdings.ledger.resources()]",
+        "fresh=one not in served) for one in ()]",
+        f"{_BOARDS}::test_whom_the_kubelet_forgot_beside_another_gateway_keeps_what_it_had_under_every_name",
+    ),
+    Mutant(
+        "H10",
+        "whom the kubelet forgot beside another gateway counts from the next news on",
+        "gateway/handover/peers.py",
+        "known = not any(news) and lists",
+        "known = lists",
+        f"{_BOARDS}::test_whom_the_kubelet_forgot_beside_another_gateway_keeps_what_it_had_under_every_name",
+    ),
 )

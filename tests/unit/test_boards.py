@@ -46,6 +46,7 @@ from gateway.handover import instance, peers
 from gateway.kubelet import beliefs
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import CHECKPOINT, Look
+from gateway.kubelet.drift import Earlier
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.lab.waiting import until
 from gateway.lists import HANDED_OVER_LOOK, HOLDERS_AGAIN, PART
@@ -1201,6 +1202,30 @@ async def test_what_another_gateway_served_is_taken_up_as_it_is_now(
     await node.gateway.others._take_up()
     assert node.states(GPUS) == {"U1": State.WITHDRAWN, "U2": State.LOST}
     assert node.free() == {"nvidia.com/gpu.shared": ["U0::0", "U0::1"]}
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["not read until then", "read before, for another reason"])
+async def test_whom_the_kubelet_forgot_beside_another_gateway_keeps_what_it_had_under_every_name(
+    node: Node, monkeypatch: pytest.MonkeyPatch, *, loaded: bool
+) -> None:
+    """The one that served knew, and this one takes the resource back: the same GPU has another name now (run on 1.37)."""
+    await node.sees(*WHOLE)
+    await node.pods()
+    await node.edit(NAMED)
+    assert await node.gateway.scribe.durable()
+    for one in node.gateway.resources:
+        one.state = replace(one.state, phase=Phase.STANDBY, standing_by_for=OLDER)
+    other = Ledger(node.folder / "state")
+    other.load()
+    other.announce(GPUS, (Device("U1"),))
+    other.set_forgotten(GPUS, {"U1": (Earlier(("default/p/main",), time.time()),)})
+    snapshot = other.snapshot()
+    other.settle(snapshot, other.save(snapshot))
+    if loaded:
+        await node.gateway.scribe.load()
+        await node.gateway.update()
+    await node.gateway.others._resume(node.gateway._resources[RENAMED], 0.0)
+    assert node.free() == {RENAMED: ["U0"]}
 
 
 async def test_what_the_one_before_gave_last_is_known_before_its_offers_are_forgotten(

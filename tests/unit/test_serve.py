@@ -1147,7 +1147,7 @@ async def test_what_was_withheld_for_another_gateway_is_put_right_when_it_has_go
     for what in ("announce", "update"):
         monkeypatch.setattr(lists, what, noted(what))
     monkeypatch.setattr(lists, "_claims", [object()] if withheld else [])
-    await peers._bring_up(node._gateway.holdings, lists, [GPU], withheld=False)
+    await peers._bring_up(node._gateway.holdings, lists, withheld=False)
     assert done == [does]
 
 
