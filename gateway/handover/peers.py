@@ -373,10 +373,9 @@ class Peers:
     async def _take_up(self) -> None:
         """Serve what only another gateway served, with what that one remembered of it and by what is held now."""
         await self._scribe.load()
-        self._holdings.recall(
-            [one for one in self._holdings.ledger.resources() if one not in self._resources], fresh=True
-        )
         await self._beliefs.look()
+        for one in self._holdings.ledger.resources():
+            self._holdings.recall([one], fresh=one not in self._resources)
         await self._lists().update()
 
     # What the handover asks (a ``talk.Holder``).

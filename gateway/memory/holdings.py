@@ -114,7 +114,8 @@ class Holdings:
         """
         known, current = self.ledger.kubelet, self.kubelet_named()
         boot, _, _ = known.partition(" ")
-        changed, news = bool(known and current) and known != current and boot == self._boot_id, False
+        changed = bool(known and current) and known != current and boot == self._boot_id
+        news = False
         for resource in self.ledger.resources() if resources is None else resources:
             handed_out = self.ledger.handed_out(resource) if changed else {}
             before = {device_id: Earlier((row.holder,), row.at) for device_id, row in handed_out.items() if row.holder}
