@@ -224,14 +224,6 @@ MUTANTS = (
         _UP_AGAIN,
     ),
     Mutant(
-        "OWN9",
-        "without a state file GPUs are given before other drivers' slices are known",
-        _SHELL,
-        "not there or self.strangers.offered is None or not self",
-        "not there or not self",
-        f"{_ON}::test_without_its_state_file_it_gives_nothing_that_another_driver_offers",
-    ),
-    Mutant(
         "OWN6",
         "an annotation that can't be followed is tried as often as one that can",
         _DESK,
