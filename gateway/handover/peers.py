@@ -374,8 +374,7 @@ class Peers:
         """Serve what only another gateway served, with what that one remembered of it and by what is held now."""
         await self._scribe.load()
         await self._beliefs.look()
-        for one in self._holdings.ledger.resources():
-            self._holdings.recall([one], fresh=one not in self._resources)
+        self._holdings.recall_all(self._resources)
         await self._lists().update()
 
     # What the handover asks (a ``talk.Holder``).
@@ -418,14 +417,12 @@ async def _bring_up(
 ) -> None:
     """Make the lists ready to be sent, by what another gateway remembered until it left its resources to us.
 
-    Of all resources it counts whom the kubelet forgot: what we offer now may be the same hardware, under another name. Of those
-    that we ``served`` ourselves we know more, and that stays.
     To put tens of thousands of devices together takes seconds, in which nobody would serve them: where the other one has noted
     nothing but its own list, that comes later; what may be ``withheld`` from us because of that list waits, too.
     """
     await holdings.scribe.load()
-    news = [holdings.recall([one], fresh=one not in served) for one in holdings.ledger.resources()]
-    known = not any(news) and lists.based_on == holdings.ledger.beside_lists()
+    news = holdings.recall_all(served)
+    known = not news and lists.based_on == holdings.ledger.beside_lists()
     await (lists.announce() if known and (withheld or not lists.withholds) else lists.update())
 
 

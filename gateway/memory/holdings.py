@@ -17,7 +17,7 @@ from gateway.memory.ledger import boot_id
 from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
 
     from devices.model import PreferredRequest
     from gateway.kubelet.beliefs import Beliefs
@@ -123,6 +123,14 @@ class Holdings:
             self.beliefs.recall(resource, self.ledger.forgotten(resource), before, fresh=fresh)
             news |= self.beliefs.earlier(resource).keys() != earlier
         return news
+
+    def recall_all(self, served: Collection[str]) -> bool:
+        """Take over what another gateway remembered: of what we ``served`` ourselves we know more, and that stays. Returns as ``recall``.
+
+        Of all resources it counts whom the kubelet forgot: what we offer may be the same hardware, under another name.
+        """
+        news = [self.recall([one], fresh=one not in served) for one in self.ledger.resources()]
+        return any(news)
 
     def accepted(self, dialect: str) -> None:
         """Remember, for the next start, which dialect the kubelet accepted."""
