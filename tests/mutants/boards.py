@@ -637,4 +637,12 @@ MUTANTS = (
         "known = lists",
         f"{_BOARDS}::test_whom_the_kubelet_forgot_beside_another_gateway_keeps_what_it_had_under_every_name",
     ),
+    Mutant(
+        "H10",
+        "what was known of a resource before another gateway had it counts when it is taken back",
+        "gateway/handover/peers.py",
+        "self._lists(), ours - self._resuming, withheld",
+        "self._lists(), ours, withheld",
+        f"{_BOARDS}::test_who_takes_a_resource_back_forgets_what_it_knew_of_it_before",
+    ),
 )

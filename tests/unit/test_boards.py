@@ -1228,6 +1228,20 @@ async def test_whom_the_kubelet_forgot_beside_another_gateway_keeps_what_it_had_
     assert node.free() == {RENAMED: ["U0"]}
 
 
+async def test_who_takes_a_resource_back_forgets_what_it_knew_of_it_before(node: Node) -> None:
+    """The other gateway has seen meanwhile that nobody has the device."""
+    await node.sees(*WHOLE)
+    await node.pods()
+    assert await node.gateway.scribe.durable()
+    one = node.gateway._resources[GPUS]
+    one.state = replace(one.state, phase=Phase.STANDBY, standing_by_for=OLDER)
+    node.gateway.beliefs.recall(GPUS, {}, {"U1": Earlier(("default/p/main",), time.time())})
+    assert node.gateway.beliefs.earlier(GPUS).keys() == {"U1"}
+    node.gateway.others._resuming.add(GPUS)
+    await node.gateway.others._resume(one, 0.0)
+    assert node.gateway.beliefs.earlier(GPUS) == {}
+
+
 async def test_what_the_one_before_gave_last_is_known_before_its_offers_are_forgotten(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
