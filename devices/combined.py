@@ -28,6 +28,7 @@ from devices.source import (
     Inventory,
     Listing,
     Partial,
+    Unusable,
     hear,
     unclaimed,
 )
@@ -127,6 +128,10 @@ class Combined:
                 found.append(Hindrance(source.name, NOT_TOLD))
             found += own
         return (*found, *(Hindrance(name, self._shadowed(name, resource)) for resource, name in sorted(self._rivals)))
+
+    def unusable(self) -> tuple[Unusable, ...]:
+        """Return the GPUs of every source that no resource lists."""
+        return tuple(one for source in self._sources for one in source.unusable())
 
     def facts(self, resource: str) -> Callable[[str], Facts]:
         """Say what the resource's own source knows."""

@@ -95,6 +95,27 @@ class Hindrance(Struct, frozen=True):
     held_up: bool = False
 
 
+class Unusable(Struct, frozen=True):
+    """A GPU that the driver or the kernel has and that no resource lists, and the reason.
+
+    ``index`` is its place on the node, ``pci`` its address, ``id`` its UUID; each is '' if it isn't known. ``excluded``: a
+    setting leaves it out, so nothing is wrong with it.
+    """
+
+    source: str
+    reason: str
+    index: str = ""
+    pci: str = ""
+    id: str = ""
+    excluded: bool = False
+
+    @property
+    def name(self) -> str:
+        """What people call it: ``GPU 3 (0000:4c:00.0)``."""
+        first, *others = [one for one in (self.index, self.pci, self.id) if one] or ["?"]
+        return f"GPU {first}" + (f" ({', '.join(others)})" if others else "")
+
+
 class Attempts(Protocol):
     """What may end the process that tries it, noted where that outlives the process: the next one leaves it out."""
 
@@ -246,6 +267,10 @@ class DeviceSource(Protocol):
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         """Say what keeps it from telling of its devices, or from offering some. Must not block, and never raises."""
+        return ()
+
+    def unusable(self) -> tuple[Unusable, ...]:
+        """Return the GPUs that no resource lists, each with its reason. Must not block, and never raises."""
         return ()
 
     def facts(self, resource: str) -> Callable[[str], Facts]:  # noqa: ARG002 - as above

@@ -12,6 +12,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from devices.gpu.model import GPU
+from devices.source import Unusable
 
 
 class Sight(Struct, frozen=True):
@@ -21,7 +22,7 @@ class Sight(Struct, frozen=True):
     one in ``released`` can't be looked at now, and needn't be in ``gpus``; one in ``withdrawn`` was taken away on purpose.
     ``control_nodes`` are device nodes that a container with any of the GPUs needs besides theirs, as far as they exist.
     ``resources`` are names that are offered although they may have no GPU now. ``driver`` is the driver's version, for
-    people, '' where it isn't known.
+    people, '' where it isn't known. ``unusable`` are GPUs that the driver or the kernel has and that aren't in ``gpus``.
     """
 
     gpus: tuple[GPU, ...]
@@ -31,6 +32,7 @@ class Sight(Struct, frozen=True):
     control_nodes: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
     driver: str = ""
+    unusable: tuple[Unusable, ...] = ()
 
 
 class Backend(Protocol):

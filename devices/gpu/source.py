@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import is_not
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -29,7 +29,17 @@ from devices.gpu.vendor import Vendor
 from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, PreferredRequest, RefusedError, Sayable
 from devices.policy import CDI_STRATEGIES, ListStrategy, Policy, Slices
 from devices.replicas import unshared
-from devices.source import CHOSEN_AT_ONCE, DeviceSource, Facts, Fate, GiveUpError, Hindrance, Inventory, unclaimed
+from devices.source import (
+    CHOSEN_AT_ONCE,
+    DeviceSource,
+    Facts,
+    Fate,
+    GiveUpError,
+    Hindrance,
+    Inventory,
+    Unusable,
+    unclaimed,
+)
 
 if TYPE_CHECKING:
     from devices.telemetry import Reading
@@ -73,6 +83,7 @@ class GPUSource(DeviceSource):
         self._inventory: Inventory | None = None
         self._known: dict[str, GPU] = {}
         self._unnamed = ""
+        self._unusable: tuple[Unusable, ...] = ()
         self._answered: dict[tuple[str, tuple[str, ...], Sayable], ContainerAnswer] = {}
         """Answers that were given, which stay the same as long as what they rest on does."""
         self._answered_from: tuple[Mapping[str, NamedGPUs], Policy, NodeTraits] = (self._offers, policy, self._around)
@@ -81,10 +92,10 @@ class GPUSource(DeviceSource):
         """Yield the inventory, and again after each change of what the backend sees or the operator wants.
 
         Raises:
-            GiveUpError: the backend can't go on, or the node's devices can't be named at first and ``fail_on_init_error`` says
-                that this is final.
+            GiveUpError: the backend can't go on. With ``fail_on_init_error`` also: at first the node's devices can't be named, or
+                none of its GPUs can be used.
         """
-        following = asyncio.ensure_future(self._follow())
+        following, told = asyncio.ensure_future(self._follow()), False
         try:
             while True:
                 news = asyncio.ensure_future(self._news.wait())
@@ -98,10 +109,11 @@ class GPUSource(DeviceSource):
                     following.result()
                     raise RuntimeError(f"the backend {self.name} ended, which it must not")
                 self._news.clear()
-                if self._unnamed and self._inventory is None and self._policy.fail_on_init_error:
-                    raise GiveUpError(f"{_UNNAMED}: {self._unnamed}")
+                held_up = [one.reason for one in self._own_hindrances() if one.held_up]
+                if held_up and not told and self._policy.fail_on_init_error:
+                    raise GiveUpError("; ".join(held_up))
                 if self._inventory is not None:
-                    inventory = self._inventory
+                    inventory, told = self._inventory, True
                     await self._survey()
                     yield inventory
         finally:
@@ -205,13 +217,21 @@ class GPUSource(DeviceSource):
         return naming.claimed(resource, self.name, self._policy, self._vendors)
 
     def hindrances(self) -> tuple[Hindrance, ...]:
-        """Say why the devices of the node can't be named, and what hinders the backend."""
-        found = []
+        """Return why the node's devices can't be named, why GPUs can't be used, and what hinders the backend."""
+        backend = self._backend.hindrance
+        return (*self._own_hindrances(), *([Hindrance(self.name, backend)] if backend else ()))
+
+    def _own_hindrances(self) -> list[Hindrance]:
+        """An update must not go on if the node has GPUs and none can be used."""
         if self._unnamed:
-            found.append(Hindrance(self.name, f"{_UNNAMED}: {self._unnamed}", held_up=self._inventory is None))
-        if self._backend.hindrance:
-            found.append(Hindrance(self.name, self._backend.hindrance))
-        return tuple(found)
+            return [Hindrance(self.name, f"{_UNNAMED}: {self._unnamed}", held_up=self._inventory is None)]
+        none = not any(offer.gpus for offer in self._offers.values())
+        unusable = [one for one in self._unusable if not one.excluded]
+        return [Hindrance(self.name, f"{one.name} can't be used: {one.reason}", held_up=none) for one in unusable]
+
+    def unusable(self) -> tuple[Unusable, ...]:
+        """Return the GPUs that no resource lists, each with its reason."""
+        return self._unusable
 
     def facts(self, resource: str) -> Callable[[str], Facts]:
         """Say what is known of a GPU for a person."""
@@ -286,6 +306,7 @@ class GPUSource(DeviceSource):
             }
         else:
             self._unnamed = ""
+        self._unusable = (*sight.unusable, *_unlisted(self.name, sight.gpus, self._offers.values()))
         self._inventory = {
             name: sharing.listing(offer, sight.recovered | _regained(offer, sight), sight.released)
             for name, offer in self._offers.items()
@@ -334,6 +355,21 @@ def _on(offers: Iterable[NamedGPUs], boards: Collection[str] | None) -> list[str
     gpus = ((offer, gpu) for offer in offers for gpu in offer.gpus.values())
     meant = ((offer, gpu.uuid) for offer, gpu in gpus if boards is None or gpu.board in boards)
     return [device_id for offer, uuid in meant for device_id in offer.ids(uuid)]
+
+
+def _unlisted(source: str, gpus: Sequence[GPU], offers: Iterable[NamedGPUs]) -> Iterator[Unusable]:
+    """Say of each GPU that is seen and offered under no name why: it has no partitions yet, or no pattern names it."""
+    listed = {gpu.board for offer in offers for gpu in offer.gpus.values()}
+    split = {gpu.parent for gpu in gpus}
+    for gpu in gpus:
+        if not gpu.parent and gpu.uuid not in listed:
+            empty = gpu.partitioned and gpu.uuid not in split
+            reason = (
+                "it is in MIG mode and has no MIG instances: create some, or turn MIG mode off (nvidia-smi)"
+                if empty
+                else f"no pattern of the configuration's resources names it ({gpu.product})"
+            )
+            yield Unusable(source, reason, str(gpu.index), gpu.pci, gpu.uuid, excluded=not empty)
 
 
 def _check_complete(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> None:

@@ -23,7 +23,7 @@ from devices.model import (
     Sayable,
 )
 from devices.policy import Policy
-from devices.source import Behind, Facts, Fate, Hindrance, Inventory, unclaimed
+from devices.source import Behind, DeviceSource, Facts, Fate, Hindrance, Inventory, unclaimed
 from gateway.bridge import judge, memory, shield
 from gateway.bridge.admission import Admission
 from gateway.bridge.calls import BridgedResource
@@ -38,7 +38,7 @@ FIRST_CALLS: Final = 2.0
 _log = structlog.get_logger()
 
 
-class Bridge:
+class Bridge(DeviceSource):
     """A ``DeviceSource`` over the plugins that register in a folder.
 
     Args:
@@ -295,9 +295,6 @@ class Bridge:
         counts = (one.registrations, one.absences, one.repeated)
         return Behind(one.resource, one.endpoint, one.folder, one.api, state, state_s, reason, *counts)
 
-    def place(self, device_id: str) -> None:
-        """Leave it to what is known of the device: IDs are a plugin's own."""
-
     def adopt(self, policy: Policy) -> None:
         """Go by what an operator decides now."""
         self._policy, self._admission.allow = policy, policy.bridging.allow
@@ -305,11 +302,3 @@ class Bridge:
         for one in self.plugins.values():
             self._settle(one)
         self._news.set()
-
-    async def release(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - the protocol's
-        """Let go of nothing: the hardware is the plugin's."""
-        return ()
-
-    async def acquire(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - the protocol's
-        """Do nothing: nothing was released."""
-        return ()

@@ -163,11 +163,16 @@ def devices(
     if not answers and not silent:
         raise click.ClickException(places.nobody(state_dir, "devices"))
     found = [row for row in rows(answers) if not names or any(map(row.is_called, names))]
+    unusable = [] if names else list(dict.fromkeys(gpu for one in answers for gpu in one.status.unusable))
     if as_json:
-        click.echo(escaped(msgspec.json.encode({"devices": [*map(_plain, found)], "silent": silent}).decode()))
+        told = {"devices": [*map(_plain, found)], "silent": silent} | ({"unusable": unusable} if unusable else {})
+        click.echo(escaped(msgspec.json.encode(told).decode()))
     else:
         for line in render(found, unfolded=every):
             click.echo(line)
+        for gpu in unusable:
+            how = "left out" if gpu.excluded else "can't be used"
+            click.echo(click.style(_clean(f"{gpu.name} {how}: {gpu.reason}"), fg=None if gpu.excluded else "red"))
         for path, why in silent.items():
             click.echo(f"gateway {Path(path).stem} does not answer: {_clean(why)}", err=True)
     unknown = [name for name in names if not any(row.is_called(name) for row in found)]

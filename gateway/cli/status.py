@@ -224,6 +224,9 @@ class _Page:
             yield from self.text("  config   ", rejected, "red")
         for hindered in one.hindrances:
             yield from self.text("  backend  ", f"{hindered.source}: {hindered.reason}", "yellow")
+        for unusable in one.unusable:
+            if unusable.excluded:
+                yield from self.text("  left out ", f"{unusable.source}: {unusable.name}: {unusable.reason}")
         yield from self._drivers(one)
         yield from self._sides(one)
         if one.lag_s >= _LATE:
@@ -231,7 +234,8 @@ class _Page:
                 "  loop     ", f"answers come up to {age(one.lag_s)} late, in the last minute", "yellow"
             )
         if not (one.resources or one.drivers or one.waits_for):
-            yield from self.text("  devices  ", "none was found yet: nothing is offered to the kubelet", "yellow")
+            none = "none can be used" if one.unusable else "none was found yet"
+            yield from self.text("  devices  ", f"{none}: nothing is offered to the kubelet", "yellow")
         for resource in one.resources:
             yield ""
             yield from self.resource(resource)

@@ -100,6 +100,7 @@ class Commands:
             ledger=gateway.scribe.state,
             lag_s=round(gateway.tally.lag(now), 6),
             hindrances=tuple(gateway.hindrances()),
+            unusable=gateway.source.unusable(),
             configuration=status.configuration(path, config, now),
             list_strategies=tuple(sorted(one.value for one in policy.list_strategies)),
             crossing="" if drivers is None else drivers.trouble,

@@ -131,6 +131,11 @@ _FAMILIES: Final = (
         "source",
     ),
     _gauge(
+        "unusable_gpu_info",
+        "Always 1, for each GPU that the driver or the kernel has and that no resource lists; absent without any.",
+        "source index pci reason",
+    ),
+    _gauge(
         "gpus",
         "Physical GPUs by the API that gives them away (plugin, dra), on their way (to-dra, to-plugin, reclaimed), or another driver's (foreign). Only with --dra on.",
         "side",
@@ -237,6 +242,9 @@ def _gauges(status: GatewayStatus, *, device_ids: bool) -> dict[str, dict[tuple[
     }
     for source in dict.fromkeys(one.source for one in status.hindrances):
         found.setdefault("source_hindrances", {})[(source,)] = sum(one.source == source for one in status.hindrances)
+    if status.unusable:
+        rows = ((one.source, one.index, one.pci, one.reason) for one in status.unusable)
+        found["unusable_gpu_info"] = dict.fromkeys(rows, 1)
     if status.sides:
         counts = Counter(one.side for one in status.sides)
         found["gpus"] = {(side.value,): counts[side.value] for side in Side}

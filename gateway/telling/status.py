@@ -156,6 +156,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     ``host_service``: it is the node's own service, not a pod. ``waits_for`` says what its start waits for, ``crossing`` why the node's
     annotation ``device-plugin-gateway/cross-to`` isn't followed; both are mostly empty. ``by_name`` is what is wrong for pods that ask by
     name, ``lag_s`` the worst lateness of its event loop in the last minute or two, ``list_strategies`` how containers are told their GPUs.
+    ``unusable`` are the GPUs that no resource lists.
     """
 
     schema: int = SCHEMA
@@ -171,6 +172,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     ledger: FileState
     lag_s: float = 0.0
     hindrances: tuple[source.Hindrance, ...] = ()
+    unusable: tuple[source.Unusable, ...] = ()
     configuration: Configuration | None = None
     list_strategies: tuple[str, ...] = ()
     drivers: tuple[DriverStatus, ...] = ()

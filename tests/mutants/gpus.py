@@ -326,9 +326,17 @@ MUTANTS = (
         "U10",
         "FAIL_ON_INIT_ERROR means nothing to a node that can't be named",
         "devices/gpu/source.py",
-        "                if self._unnamed and self._inventory is None and self._policy.fail_on_init_error:\n",
+        "                if held_up and not told and self._policy.fail_on_init_error:\n",
         "                if False:\n",
         f"{_SOURCE}::test_a_node_that_can_not_be_named_at_first_ends_the_process_where_that_is_wanted",
+    ),
+    Mutant(
+        "U10",
+        "a node none of whose GPUs can be used is ready",
+        "devices/gpu/source.py",
+        "can't be used: {one.reason}\", held_up=none)",
+        "can't be used: {one.reason}\")",
+        f"{_SOURCE}::test_every_gpu_is_accounted_for",
     ),
     Mutant(
         "U10",

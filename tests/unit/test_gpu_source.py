@@ -34,7 +34,7 @@ from devices.model import (
     TroubleKind,
 )
 from devices.policy import CDI_STRATEGIES, Globbed, IdStrategy, ListStrategy, MigStrategy, Policy, Sharing, Slices
-from devices.source import Facts, Fate, GiveUpError, Inventory
+from devices.source import Facts, Fate, GiveUpError, Inventory, Unusable
 
 NVIDIA, AMD = "nvidia.com/gpu", "amd.com/gpu"
 SINGLE, MIXED = Policy(mig_strategy=MigStrategy.SINGLE), Policy(mig_strategy=MigStrategy.MIXED)
@@ -613,3 +613,50 @@ async def test_the_backend_is_told_what_the_operator_decides() -> None:
     told: list[Policy] = []
     GPUSource(Backend(), Policy(), tell=told.append).adopt(MIXED)
     assert told == [MIXED]
+
+
+LOST = Unusable("test", "it is lost", "3", "0000:03:00.0")
+
+
+@pytest.mark.parametrize(
+    ("policy", "gpus", "unusable", "reasons", "held_up"),
+    [
+        pytest.param(Policy(), [gpu(0)], [LOST], {"3": "it is lost"}, False, id="one of two is lost"),
+        pytest.param(Policy(), [], [LOST], {"3": "it is lost"}, True, id="all are lost"),
+        pytest.param(
+            MIXED, [gpu(0, partitioned=True)], [], {"0": "no MIG instances"}, True, id="MIG without instances"
+        ),
+        pytest.param(
+            MIXED, [gpu(0, partitioned=True), mig(0, 0), gpu(1)], [], {}, False, id="an instance accounts for its GPU"
+        ),
+        pytest.param(
+            Policy(gpu_names=(("A100*", NVIDIA),)), [gpu(0)], [], {"0": "no pattern"}, False, id="left out by a setting"
+        ),
+    ],
+)
+async def test_every_gpu_is_accounted_for(
+    policy: Policy, gpus: list[GPU], unusable: list[Unusable], reasons: dict[str, str], held_up: bool
+) -> None:
+    watched = Watched(policy)
+    await watched.sees(*gpus, unusable=tuple(unusable))
+    found = watched.source.unusable()
+    assert [one.index for one in found] == list(reasons)
+    assert all(reasons[one.index] in one.reason for one in found)
+    hindrances = watched.source.hindrances()
+    assert len(hindrances) == sum(not one.excluded for one in found)
+    assert any(one.held_up for one in hindrances) is held_up
+    await watched.close()
+
+
+async def test_a_first_look_that_finds_no_usable_gpu_can_be_final(watched: Watched) -> None:
+    watched.source.adopt(Policy(fail_on_init_error=True))
+    watched.backend.sees(unusable=(LOST,))
+    with pytest.raises(GiveUpError, match=r"GPU 3 \(0000:03:00.0\) can't be used: it is lost"):
+        await watched.next()
+
+
+async def test_gpus_that_are_lost_later_end_nothing(watched: Watched) -> None:
+    watched.source.adopt(Policy(fail_on_init_error=True))
+    await watched.sees(gpu(3))
+    assert await watched.sees(unusable=(LOST,)) == {}
+    assert [one.held_up for one in watched.source.hindrances()] == [True]

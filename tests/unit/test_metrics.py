@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from devices.life import states
 from devices.life.states import State
 from devices.model import Device
-from devices.source import Behind, Hindrance
+from devices.source import Behind, Hindrance, Unusable
 from gateway.registration.events import Phase
 from gateway.tally import Tally
 from gateway.telling import metrics
@@ -66,7 +66,8 @@ def test_a_rejected_configuration_file_is_seen() -> None:
 
 
 CROSSING = document(sides=documents.SIDES)
-HINDERED = replace(FULL, hindrances=(Hindrance(source="simulated", reason="profile rejected"),))
+UNUSABLE = Unusable("nvidia", "GPU is lost", "3", "0000:4c:00.0")
+HINDERED = replace(FULL, hindrances=(Hindrance(source="simulated", reason="profile rejected"),), unusable=(UNUSABLE,))
 
 
 def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
@@ -149,6 +150,11 @@ def test_what_another_gateway_is_to_serve_and_nobody_does_is_not_served() -> Non
 def test_what_keeps_a_source_from_telling_is_counted() -> None:
     assert samples(HINDERED)[key("source_hindrances", source="simulated")] == 1
     assert "source_hindrances" not in {name for name, _ in samples(FULL)}
+
+
+def test_a_gpu_that_no_resource_lists_is_named_with_its_reason() -> None:
+    labels = {"source": "nvidia", "index": "3", "pci": "0000:4c:00.0", "reason": "GPU is lost"}
+    assert samples(HINDERED)[key("unusable_gpu_info", **labels)] == 1
 
 
 def test_gpus_are_counted_by_side_where_both_apis_are_served() -> None:
