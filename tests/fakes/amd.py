@@ -92,6 +92,10 @@ class Sysfs:
 
     def _device(self, board: Board, card: int) -> None:
         folder = self.pci(board)
+        _file(folder / "vendor", "0x1002")
+        _file(folder / "class", "0x120000")
+        _link(folder / "driver", self.driver)
+        _link(self.root / "bus/pci/devices" / board.pci, folder)
         _file(folder / "numa_node", f"{board.numa}")
         if board.modes is not None:
             _file(folder / "current_compute_partition", board.modes[0])

@@ -19,6 +19,7 @@ RULES = {
 _TEST = "tests/unit/test_gpu_amd.py"
 _AMD = "devices/gpu/amd/backend.py"
 _SYSFS = "devices/gpu/amd/sysfs.py"
+_FAULTS = "tests/unit/test_gpu_amd_faults.py"
 _EXPORTER = "devices/gpu/amd/exporter.py"
 
 MUTANTS = (
@@ -44,8 +45,8 @@ MUTANTS = (
         "V2",
         "the domain doesn't count",
         _AMD,
-        "(whole.domain, whole.location >> 3) == (node.domain, node.location >> 3)",
-        "whole.location >> 3 == node.location >> 3",
+        "(domain, location >> 3) == (node.domain, node.location >> 3)",
+        "location >> 3 == node.location >> 3",
         f"{_TEST}::test_where_partitions_belong",
     ),
     Mutant(
@@ -64,7 +65,46 @@ MUTANTS = (
         "    if node is None:\n        return None\n    unread",
         f"{_TEST}::test_a_gpu_in_trouble_is_the_only_one",
     ),
-    Mutant("V3", "an odd mode is a name", _SYSFS, "if not _MODE.fullmatch(one)", "if not _MODE", _TEST),
+    Mutant(
+        "V3",
+        "an odd mode is a name",
+        _SYSFS,
+        "if not problem and not modes.fullmatch(text.lower())",
+        "if not problem and not text.isprintable()",
+        f"{_TEST}::test_a_gpu_whose_mode_is_no_mode_decides_no_name",
+    ),
+    Mutant(
+        "V3",
+        "a GPU in trouble decides the others' names",
+        "devices/gpu/amd/vendor.py",
+        "gpu.profile and gpu.trouble is None",
+        "gpu.profile",
+        f"{_TEST}::test_a_gpu_in_trouble_decides_no_name",
+    ),
+    Mutant(
+        "V3",
+        "a GPU with a missing mode is offered whole",
+        _AMD,
+        "len(missing) == 1 or entry.id in partitions or _like(entry, wholes)",
+        "entry.id in partitions and _like(entry, wholes)",
+        _FAULTS,
+    ),
+    Mutant(
+        "V3",
+        "a partition that can't be read goes in silence",
+        _AMD,
+        "there[gpu.parent] < were[gpu.parent]",
+        "there[gpu.parent] > were[gpu.parent]",
+        _FAULTS,
+    ),
+    Mutant(
+        "V3",
+        "a node of KFD that is no GPU's is not missed",
+        _AMD,
+        "if node.render not in known or not boards[node.number]]",
+        "if node.render in known and not boards[node.number]]",
+        _FAULTS,
+    ),
     Mutant(
         "V3",
         "partitions go with a GPU that can't be read",

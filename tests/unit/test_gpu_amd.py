@@ -335,6 +335,56 @@ def test_a_gpu_in_trouble_is_the_only_one(tmp_path: Path, edit: Callable[[Sysfs]
     assert len(wrong[FIRST]) < 500
 
 
+@pytest.mark.parametrize("strategy", list(Naming))
+@pytest.mark.parametrize("name", ["current_compute_partition", "current_memory_partition"])
+@pytest.mark.parametrize("says", ["N/A", "UNKNOWN", "", "spx", "42"])
+def test_a_gpu_whose_mode_is_no_mode_decides_no_name(tmp_path: Path, strategy: Naming, name: str, says: str) -> None:
+    """The seven others are offered as before; it is listed beside them, unhealthy (ROCm/k8s-device-plugin#167)."""
+    tree = spx(tmp_path)
+    if says == "spx":
+        says = "nps1" if name == "current_compute_partition" else says
+    (tree.pci(tree.boards[3]) / name).write_text(f"{says}\n")
+    named = naming.named(seen(tree), Policy(resource_naming=strategy), (AMD,))
+    assert {one: len(gpus) for one, gpus in named.items()} == {
+        "amd.com/gpu" if strategy is Naming.SINGLE else "amd.com/spx_nps1": 8
+    }
+    assert [gpu.trouble is None for gpus in named.values() for gpu in gpus] == [True] * 3 + [False] + [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("driver", "unusable"),
+    [
+        pytest.param("", [FIRST], id="it has no driver"),
+        pytest.param("vfio-pci", [], id="it is for virtual machines"),
+    ],
+)
+async def test_a_gpu_that_the_driver_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, unusable: list[str]
+) -> None:
+    tree = spx(tmp_path)
+    out_of_kfd(tree)
+    (tree.driver / FIRST).unlink()
+    link = tree.root / "bus/pci/devices" / FIRST / "driver"
+    link.unlink()
+    if driver:
+        link.symlink_to(tree.root / "bus/pci/drivers" / driver)
+    async with watching(tree, monkeypatch) as watched:
+        sight = await watched.next()
+        assert [one.pci for one in sight.unusable] == unusable
+        assert (len(sight.gpus), watched.backend.hindrance) == (7, "")
+
+
+async def test_what_hinders_is_told_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = spx(tmp_path)
+    node_is_a_link(tree)
+    async with watching(tree, monkeypatch) as watched:
+        await watched.next()
+        assert "KFD's topology can't be read" in watched.backend.hindrance
+        tree.write()
+        await watched.next()
+        assert watched.backend.hindrance == ""
+
+
 def test_a_container_from_which_kfd_hides_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def hidden(path: Path) -> dict[str, int]:
         raise PermissionError(1, "Operation not permitted", str(path))
@@ -543,6 +593,18 @@ async def test_what_is_seen_after_a_change_and_after_its_end(
         tree.boards = boards
         tree.write()
         assert (await watched.next()).gpus == before.gpus
+
+
+async def test_a_gpu_in_trouble_decides_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mode is known from before, and the others were changed meanwhile."""
+    tree = mi300x(tmp_path, ("DPX", "NPS1"))
+    async with watching(tree, monkeypatch) as watched:
+        await watched.next()
+        tree.boards = [tree.boards[0], *(replace(board, modes=("SPX", "NPS1"), parts=1) for board in tree.boards[1:])]
+        tree.write()
+        odd_mode(tree)
+        named = naming.named((await watched.next()).gpus, Policy(), (AMD,))
+    assert [gpu.trouble is None for gpu in named["amd.com/gpu"]] == [False] * 2 + [True] * 7
 
 
 async def test_a_gpu_that_is_partitioned_is_seen_with_its_parts(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,10 +20,22 @@ import structlog
 from msgspec.structs import replace
 
 from devices.gpu.amd.exporter import Exporter
-from devices.gpu.amd.sysfs import ENTRIES, XGMI, AbsentError, DriverEntry, KfdNode, Topology, Tree, read
+from devices.gpu.amd.sysfs import (
+    COMPUTE,
+    ENTRIES,
+    MEMORY,
+    XGMI,
+    AbsentError,
+    DriverEntry,
+    KfdNode,
+    Topology,
+    Tree,
+    read,
+)
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.model import Trouble
+from devices.source import Unusable
 
 if TYPE_CHECKING:
     from devices.telemetry import Reading
@@ -30,6 +43,7 @@ if TYPE_CHECKING:
 _RESOURCE: Final = "amd.com/gpu"
 _CONTROL_NODES: Final = ("/dev/kfd",)
 
+_UNBOUND: Final = "the kernel has no driver for it: its log (dmesg) says why"
 _EVERY_S: Final = 5.0
 _PATIENCE_S: Final = 10.0
 """How long one look may take; it takes some milliseconds."""
@@ -42,7 +56,6 @@ class AmdBackend:
     """The ``Backend`` of AMD's GPUs; ``sys`` is where sysfs is."""
 
     name = "amd"
-    hindrance = ""
 
     def __init__(self, sys: Path = Path("/sys"), exporter: Exporter | None = None) -> None:
         self._sys = sys
@@ -53,7 +66,12 @@ class AmdBackend:
         self._seen: tuple[GPU, ...] | None = None
         self._driver = ""
         self._released: frozenset[str] = frozenset()
-        self._absent = ""
+        self._hindrance = ""
+
+    @property
+    def hindrance(self) -> str:
+        """Why no GPU, or not each of their parts, can be seen; empty if all can."""
+        return self._hindrance
 
     async def watch(self) -> AsyncGenerator[Sight]:
         """Yield what is there as soon as the driver is, and again after each change."""
@@ -90,17 +108,21 @@ class AmdBackend:
         try:
             tree = await self._read()
         except AbsentError as error:
-            if str(error) != self._absent:
-                _log.warning("AMD GPUs can't be seen", reason=str(error))
-            self._absent = str(error)
+            self._hinder(str(error))
             if self._seen is None:
                 return None
             return await self._shown(replace(gpu, trouble=Trouble(str(error))) for gpu in self._seen)
-        if self._absent:
-            _log.info("AMD GPUs can be seen", entries=len(tree.whole) + len(tree.partitions))
-        self._absent, self._driver, self._topology = "", tree.driver, tree.topology
+        self._hinder(overlooked(tree))
+        self._driver, self._topology = tree.driver, tree.topology
         self._seen = steadied(gpus(tree), self._seen or ())
         return await self._shown(self._seen)
+
+    def _hinder(self, reason: str) -> None:
+        if reason and reason != self._hindrance:
+            _log.warning("AMD GPUs can't be seen", reason=reason)
+        elif self._hindrance and not reason:
+            _log.info("AMD GPUs can be seen")
+        self._hindrance = reason
 
     async def _shown(self, there: Iterable[GPU]) -> Sight:
         ill = await self._exporter.unhealthy()
@@ -114,6 +136,7 @@ class AmdBackend:
             released=self._released,
             control_nodes=_CONTROL_NODES,
             driver=self._driver,
+            unusable=tuple(Unusable(self.name, _UNBOUND, pci=pci, id=pci) for pci in self._topology.unbound),
         )
 
     async def _read(self) -> Tree:
@@ -141,48 +164,127 @@ class AmdBackend:
 
 
 def gpus(tree: Tree) -> tuple[GPU, ...]:
-    """Say which GPUs and partitions these are, in the order of KFD's nodes, each GPU before its partitions.
+    """Return the GPUs and partitions of a tree, in the order of KFD's nodes, each GPU before its partitions.
 
-    A GPU that KFD doesn't know, or of which something can't be read, is in trouble. A partition that KFD doesn't know is
-    none: the driver makes more of their platform devices than it uses.
+    A GPU has trouble if KFD doesn't know it, or if something of it can't be read. Platform devices that KFD doesn't know are
+    left out: the driver makes more of them than it uses.
     """
     by_render = {node.render: node for node in tree.topology.nodes}
     nodes = {entry.id: node for entry in tree.whole if (node := by_render.get(entry.render or 0)) is not None}
-    boards = {node.number: _board(node, nodes) for node in tree.topology.nodes}
+    boards = _boards(tree)
     entries = {entry.id: entry for entry in tree.whole}
     partitions: dict[str, dict[int, DriverEntry]] = {}
     for part in tree.partitions:
         if (node := by_render.get(part.render or 0)) is not None:
             partitions.setdefault(boards[node.number], {})[node.number] = part
+    troubles = {
+        entry.id: _trouble(entry, nodes.get(entry.id), tree.topology) or _doubt(entry, partitions, tree.whole)
+        for entry in tree.whole
+    }
     found: list[GPU] = []
-    for entry in sorted(tree.whole, key=lambda one: nodes[one.id].number if one.id in nodes else ENTRIES):
+    for entry in _in_order(tree.whole, nodes):
         there = nodes.get(entry.id)
         links = () if there is None else _links(entry, there, boards, entries)
-        whole = _gpu(entry, entry, links, _trouble(entry, there, tree.topology), there)
+        profile = _profile(entry) or (_usual(entry, tree.whole, troubles) if troubles[entry.id] else "")
+        whole = _gpu(entry, entry, profile, links, troubles[entry.id], there)
         found.append(whole)
         for _, part in sorted(partitions.get(entry.id, {}).items()):
-            found.append(replace(_gpu(part, entry, links, whole.trouble, by_render[part.render or 0]), parent=entry.id))
+            one = _gpu(part, entry, profile, links, whole.trouble, by_render[part.render or 0])
+            found.append(replace(one, parent=entry.id))
     return tuple(replace(gpu, index=index) for index, gpu in enumerate(found))
+
+
+def overlooked(tree: Tree) -> str:
+    """Say why GPUs or partitions may be missing from the list; '' if none is."""
+    if tree.topology.problem:
+        return f"KFD's topology can't be read: {tree.topology.problem}"
+    boards = _boards(tree)
+    known = {entry.render for entry in (*tree.whole, *tree.partitions)}
+    lost = [node for node in tree.topology.nodes if node.render not in known or not boards[node.number]]
+    if not lost:
+        return ""
+    return (
+        f"KFD's node {lost[0].number} computes (render minor {lost[0].render}), but the driver shows no GPU or partition "
+        "for it: reload the driver or reboot the node"
+    )
 
 
 def steadied(now: Sequence[GPU], before: Sequence[GPU]) -> tuple[GPU, ...]:
     """Keep what was seen ``before`` of the GPUs that are in trouble now, in its place.
 
-    While a GPU can't be looked at, its partitions and its name are unknown, not other ones.
+    While a GPU can't be read, its partitions and its name are unknown. A partition that is gone although its GPU is
+    partitioned as before is in trouble, and so is a GPU whose mode is gone.
     """
-    troubles = {gpu.uuid: gpu.trouble for gpu in now if gpu.trouble is not None and not gpu.parent}
+    known = {gpu.uuid: gpu for gpu in before}
+    wholes = {gpu.uuid: _still_moded(gpu, known.get(gpu.uuid)) for gpu in now if not gpu.parent}
+    troubles = {uuid: gpu.trouble for uuid, gpu in wholes.items() if gpu.trouble is not None}
     kept = [replace(gpu, trouble=troubles[gpu.board]) for gpu in before if gpu.board in troubles]
-    if not kept:
+    boards = {gpu.board for gpu in kept}
+    shown = [*kept, *(gpu for gpu in now if gpu.board not in boards), *_missing(now, before, wholes.keys() - boards)]
+    if len(shown) == len(now) and not kept:
         return tuple(now)
     places = {gpu.uuid: place for place, gpu in enumerate(before)}
-    boards = {gpu.board for gpu in kept}
-    shown = [*kept, *(gpu for gpu in now if gpu.board not in boards)]
     shown.sort(key=lambda gpu: places.get(gpu.board, len(before)))
     return tuple(replace(gpu, index=index) for index, gpu in enumerate(shown))
 
 
+def _still_moded(gpu: GPU, before: GPU | None) -> GPU:
+    if before is None or not before.profile or gpu.profile or gpu.trouble is not None:
+        return gpu
+    reason = f"its partition mode was {before.profile} and is gone: if that is meant, restart the gateway"
+    return replace(gpu, trouble=Trouble(reason))
+
+
+def _missing(now: Sequence[GPU], before: Sequence[GPU], boards: Collection[str]) -> Iterable[GPU]:
+    """Yield the partitions that are gone from these ``boards``, in trouble, unless others took their place."""
+    modes, there = {gpu.uuid: gpu.profile for gpu in now}, Counter(gpu.parent for gpu in now)
+    were, known = Counter(gpu.parent for gpu in before), modes.keys()
+    for gpu in before:
+        same = gpu.parent in boards and modes[gpu.parent] == gpu.profile
+        if same and gpu.uuid not in known and there[gpu.parent] < were[gpu.parent]:
+            reason = f"its GPU is still partitioned as {gpu.profile}, but the driver or KFD doesn't show this partition"
+            yield replace(gpu, trouble=Trouble(reason))
+
+
+def _in_order(wholes: Sequence[DriverEntry], nodes: Mapping[str, KfdNode]) -> list[DriverEntry]:
+    """Sort GPUs by KFD's nodes; one without a node goes before the next by PCI address, so that no index moves."""
+    places: dict[str, float] = {entry.id: nodes[entry.id].number for entry in wholes if entry.id in nodes}
+    for entry in wholes:
+        after = [places[other] for other in nodes if other > entry.id]
+        places.setdefault(entry.id, min(after, default=ENTRIES) - 0.5)
+    return sorted(wholes, key=lambda entry: (places[entry.id], entry.id))
+
+
+def _profile(entry: DriverEntry) -> str:
+    return f"{entry.compute}_{entry.memory}" if entry.compute and entry.memory else ""
+
+
+def _like(entry: DriverEntry, wholes: Iterable[DriverEntry]) -> list[DriverEntry]:
+    """Return the other GPUs of its product whose partition mode is known."""
+    return [one for one in wholes if one.id != entry.id and one.product == entry.product and _profile(one)]
+
+
+def _usual(entry: DriverEntry, wholes: Iterable[DriverEntry], troubles: Mapping[str, Trouble | None]) -> str:
+    """Return the mode of the healthy GPUs of its product, under which one in trouble is listed; '' if they differ."""
+    profiles = {_profile(one) for one in _like(entry, wholes) if troubles[one.id] is None}
+    return profiles.pop() if len(profiles) == 1 else ""
+
+
+def _doubt(entry: DriverEntry, partitions: Mapping[str, object], wholes: Sequence[DriverEntry]) -> Trouble | None:
+    """Say that a GPU may be partitioned although a file with its mode is missing: GPUs that can't be have neither file."""
+    missing = [name for name, mode in ((COMPUTE, entry.compute), (MEMORY, entry.memory)) if not mode]
+    if not missing or not (len(missing) == 1 or entry.id in partitions or _like(entry, wholes)):
+        return None
+    return Trouble(f"it may be partitioned: {' and '.join(missing)} is missing; reload the driver or reboot the node")
+
+
 def _gpu(
-    entry: DriverEntry, board: DriverEntry, links: tuple[Link, ...], trouble: Trouble | None, node: KfdNode | None
+    entry: DriverEntry,
+    board: DriverEntry,
+    profile: str,
+    links: tuple[Link, ...],
+    trouble: Trouble | None,
+    node: KfdNode | None,
 ) -> GPU:
     """Describe a GPU or a partition, with what it has from its ``board``, and from KFD's node of its own."""
     nodes = [f"/dev/dri/card{entry.card}"] if entry.card is not None else []
@@ -196,7 +298,7 @@ def _gpu(
         device_nodes=tuple(nodes),
         links=links,
         resource=_RESOURCE,
-        profile=f"{board.compute}_{board.memory}" if board.compute and board.memory else "",
+        profile=profile,
         product=board.product,
         pci=board.id,
         memory=0 if node is None else node.memory,
@@ -221,16 +323,30 @@ def _trouble(entry: DriverEntry, node: KfdNode | None, topology: Topology) -> Tr
     return Trouble(f"KFD, which computes, has no node with the render minor {entry.render}{unread}")
 
 
-def _board(node: KfdNode, wholes: Mapping[str, KfdNode]) -> str:
-    """The ID of the GPU that a node is on: at its bus and device, with its function or the next lower one.
+def _boards(tree: Tree) -> dict[int, str]:
+    """Return the ID of the GPU that each of KFD's nodes is on, '' if there is none."""
+    own = {entry.render: entry.id for entry in tree.whole}
+    places = [(*_address(entry.id), entry.id) for entry in tree.whole]
+    return {node.number: own.get(node.render) or _board(node, places) for node in tree.topology.nodes}
+
+
+def _address(pci: str) -> tuple[int, int]:
+    """Return the domain and the location of a PCI address, as KFD's nodes have them."""
+    domain, bus, rest = pci.split(":")
+    device, _, function = rest.partition(".")
+    return int(domain, 16), int(bus, 16) << 8 | int(device, 16) << 3 | int(function)
+
+
+def _board(node: KfdNode, wholes: Iterable[tuple[int, int, str]]) -> str:
+    """Return the ID of the GPU that a node is on: at its bus and device, with its function or the next lower one.
 
     A partition's number stands in the function of its location. (Its unique ID says it only with older drivers:
     ROCm/k8s-device-plugin#162.)
     """
     near = [
-        (whole.location, uuid)
-        for uuid, whole in wholes.items()
-        if (whole.domain, whole.location >> 3) == (node.domain, node.location >> 3) and whole.location <= node.location
+        (location, uuid)
+        for domain, location, uuid in wholes
+        if (domain, location >> 3) == (node.domain, node.location >> 3) and location <= node.location
     ]
     return max(near, default=(0, ""))[1]
 

@@ -26,8 +26,12 @@ _PARTITION: Final = re.compile(r"amdgpu_xcp[._][0-9]{1,4}")
 _CARD: Final = re.compile(r"card([0-9]{1,5})")
 _RENDER: Final = re.compile(r"renderD([0-9]{1,5})")
 _NUMBER: Final = re.compile(r"[0-9]{1,5}")
-_MODE: Final = re.compile(r"[a-z0-9]{0,16}")
-_FILES: Final = ("current_compute_partition", "current_memory_partition", "numa_node")
+COMPUTE, MEMORY = "current_compute_partition", "current_memory_partition"
+"""The files with a GPU's partition modes."""
+_MODES: Final = {COMPUTE: (re.compile(r"[a-z]px"), "SPX"), MEMORY: (re.compile(r"nps[0-9]{1,2}"), "NPS1")}
+"""Which modes there are (amdgpu_xcp.c, amdgpu_gmc.c), and one of them. A driver that can't read a mode writes "UNKNOWN"."""
+_VENDOR, _CLASSES = "0x1002", ("0x03", "0x12")
+"""AMD's PCI vendor ID; PCI classes of display controllers and processing accelerators."""
 _PROPERTY: Final = re.compile(r"^([a-z0-9_]{1,40}) ([0-9]{1,20})$", re.MULTILINE)
 _MOST_LANES: Final = 64
 
@@ -43,8 +47,8 @@ class AbsentError(Exception):
 class DriverEntry(Struct, frozen=True):
     """What the driver has for a GPU (``id`` is its PCI address) or a partition (its platform device).
 
-    ``card`` and ``render`` are the numbers of its device nodes, None where it has none. ``compute`` and ``memory`` are the
-    partition modes of a GPU (``cpx``, ``nps4``), '' where it knows none. ``problem`` says what could not be read.
+    ``card`` and ``render`` are the numbers of its device nodes, None if it has none. ``compute`` and ``memory`` are the
+    partition modes of a GPU (``cpx``, ``nps4``), '' if it has no such file. ``problem`` says what could not be read.
     """
 
     id: str
@@ -82,11 +86,15 @@ class KfdNode(Struct, frozen=True):
 
 
 class Topology(Struct, frozen=True):
-    """KFD's nodes as they were at ``key``, which changes with them. ``problem`` says why some could not be read."""
+    """KFD's nodes as they were at ``key``, which changes with them. ``problem`` says why some could not be read.
+
+    ``unbound`` are the PCI addresses of AMD's GPUs that had no driver then.
+    """
 
     key: tuple[object, ...] = ()
     nodes: tuple[KfdNode, ...] = ()
     problem: str = ""
+    unbound: tuple[str, ...] = ()
 
 
 class Tree(Struct, frozen=True):
@@ -102,7 +110,7 @@ def read(sys: Path, last: Topology) -> Tree:
     """Read the tree below ``sys``. Takes some milliseconds; most of it only where KFD's topology isn't that of ``last``.
 
     Raises:
-        AbsentError: the driver or KFD isn't there.
+        AbsentError: the driver or KFD isn't there, or their folders can't be read.
     """
     try:
         root = sys.resolve(strict=True)
@@ -120,11 +128,16 @@ def read(sys: Path, last: Topology) -> Tree:
 
 def _read(root: Path, kfd: Path, drivers: Path, last: Topology) -> Tree:
     platform = root / "devices/platform"
-    whole = tuple(_entry(root, drivers / name) for name in _names(drivers, _PCI))
-    partitions = tuple(_entry(root, platform / name) for name in _names(platform, _PARTITION))
+    try:
+        names = _listed(drivers, _PCI), _listed(platform, _PARTITION)
+    except OSError as error:
+        raise AbsentError(f"Cannot list AMD's GPUs: {error}. Is /sys mounted in the container?") from None
+    whole = tuple(_entry(root, drivers / name) for name in names[0])
+    partitions = tuple(_entry(root, platform / name) for name in names[1])
     key = _key(kfd, whole)
     known = key and key == last.key and not last.problem
-    topology = last if known else Topology(key, *_nodes(kfd / "nodes", {entry.render for entry in whole}))
+    renders = {entry.render for entry in whole}
+    topology = last if known else Topology(key, *_nodes(kfd / "nodes", renders), _unbound(root, names[0]))
     driver, _ = _optional(root / "module/amdgpu/version")
     return Tree(whole, partitions, topology, driver)
 
@@ -134,12 +147,8 @@ def _entry(root: Path, path: Path) -> DriverEntry:
         folder = _folder(root, path)
     except (OSError, ValueError) as error:
         return DriverEntry(path.name, problem=str(error))
-    said = {name: _optional(folder / name) for name in _FILES}
-    compute, memory, numa = (said[name][0].lower() for name in _FILES)
-    problems = [f"{name}: {problem}" for name, (_, problem) in said.items() if problem]
-    problems += [
-        f"expected a partition mode, got {one[:40]!r}" for one in (compute, memory) if not _MODE.fullmatch(one)
-    ]
+    (compute, why_compute), (memory, why_memory) = (_mode(folder / name) for name in (COMPUTE, MEMORY))
+    numa, why_numa = _optional(folder / "numa_node")
     product, _ = _optional(folder / "product_name")
     names = _names(folder / "drm")
     return DriverEntry(
@@ -150,8 +159,30 @@ def _entry(root: Path, path: Path) -> DriverEntry:
         memory=memory,
         numa_node=int(numa) if _NUMBER.fullmatch(numa) else None,  # -1 where there is none
         product="".join(filter(str.isprintable, product))[:64],
-        problem="; ".join(problems)[:400],
+        problem="; ".join(filter(None, (why_compute, why_memory, why_numa and f"numa_node: {why_numa}")))[:400],
     )
+
+
+def _unbound(root: Path, bound: Collection[str]) -> tuple[str, ...]:
+    """Return the PCI addresses of AMD's GPUs that are not ``bound`` to amdgpu, nor to another driver (VFIO)."""
+    folder = root / "bus/pci/devices"
+    found = []
+    for name in _names(folder, _PCI):
+        vendor, kind = (_optional(folder / name / file)[0] for file in ("vendor", "class"))
+        if name not in bound and vendor == _VENDOR and kind.startswith(_CLASSES):
+            driver = Path(os.path.realpath(folder / name / "driver")).name  # "driver": there is none
+            if driver in {"driver", "amdgpu"}:
+                found.append(name)
+    return tuple(found)
+
+
+def _mode(path: Path) -> tuple[str, str]:
+    """Read a partition mode, in lower case; return '' and why if the file has none. A GPU without partitions has no file."""
+    modes, example = _MODES[path.name]
+    text, problem = _optional(path)
+    if not problem and not modes.fullmatch(text.lower()) and (text or path.exists()):
+        problem = f"expected a partition mode such as {example}, got {text[:40]!r}"
+    return ("", f"{path.name}: {problem}") if problem else (text.lower(), "")
 
 
 def _key(kfd: Path, whole: Iterable[DriverEntry]) -> tuple[object, ...]:
@@ -170,8 +201,9 @@ def _key(kfd: Path, whole: Iterable[DriverEntry]) -> tuple[object, ...]:
 def _nodes(folder: Path, renders: Collection[int | None]) -> tuple[tuple[KfdNode, ...], str]:
     """Read the nodes that compute, with the links of those that have one of these render minors; and what hindered it."""
     nodes: list[KfdNode] = []
-    problem = ""
-    for name in _names(folder, _NUMBER):
+    names = _names(folder, _NUMBER)
+    problem = "" if names else f"{folder} has no nodes"
+    for name in names:
         try:
             has = _properties(folder / name / "properties")
         except (OSError, ValueError) as error:
@@ -179,6 +211,8 @@ def _nodes(folder: Path, renders: Collection[int | None]) -> tuple[tuple[KfdNode
                 problem = "this container may not use the GPUs, so KFD hides them: let it run privileged"
             problem = problem or str(error)
             continue
+        if not (has.get("drm_render_minor") or has.get("cpu_cores_count")):
+            problem = problem or f"{folder / name / 'properties'} describes neither a GPU nor a CPU"
         if render := has.get("drm_render_minor", 0):  # a CPU has none
             wires = tuple(_wires(folder / name)) if render in renders else ()
             place = int(name), render, has.get("domain", 0), has.get("location_id", 0)
@@ -215,14 +249,23 @@ def _least(pattern: re.Pattern[str], names: Iterable[str]) -> int | None:
 
 
 def _names(folder: Path, pattern: re.Pattern[str] | None = None) -> list[str]:
-    """The names in a folder that have this form, sorted, of those that count; none where it can't be read."""
+    """Return the names in a folder as ``_listed`` does; none if it can't be read."""
     try:
-        with os.scandir(folder) as entries:
-            names = (entry.name for entry in entries)
-            fit = (name for name in names if pattern is None or pattern.fullmatch(name))
-            return sorted(itertools.islice(fit, ENTRIES))
+        return _listed(folder, pattern)
     except OSError:
         return []
+
+
+def _listed(folder: Path, pattern: re.Pattern[str] | None = None) -> list[str]:
+    """Return the names in a folder that have this form, sorted, at most ``ENTRIES``.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    with os.scandir(folder) as entries:
+        names = (entry.name for entry in entries)
+        fit = (name for name in names if pattern is None or pattern.fullmatch(name))
+        return sorted(itertools.islice(fit, ENTRIES))
 
 
 def _folder(root: Path, path: Path) -> Path:

@@ -52,7 +52,10 @@ AMD: Final = _Amd()
 
 
 def _check_alike(gpus: Sequence[GPU]) -> None:
-    profiles: Mapping[str, None] = dict.fromkeys(gpu.profile for gpu in gpus if not gpu.partitioned and gpu.profile)
+    """Refuse GPUs that are partitioned differently. A GPU in trouble has no say: it is listed unhealthy, whatever its mode."""
+    profiles: Mapping[str, None] = dict.fromkeys(
+        gpu.profile for gpu in gpus if not gpu.partitioned and gpu.profile and gpu.trouble is None
+    )
     if len(profiles) > 1:
         raise NamingError(
             "the resource naming strategy 'single' expects GPUs that are all partitioned alike; got "
