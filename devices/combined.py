@@ -107,11 +107,13 @@ class Combined:
         await self._asked_of(resource, device_ids).prepare(resource, device_ids)
 
     def fate(self, resource: str, device_id: str) -> Fate:
-        """Ask whoever listed the resource; where nobody did in this process, all who can tell must say it was withdrawn."""
+        """Ask the source that listed the resource; if none did in this process, all that can tell must say it was withdrawn."""
         if resource in self._owners:
             return self._owners[resource].fate(resource, device_id)
         fates = {source.fate(resource, device_id) for source in self._sources} - {Fate.UNKNOWN}
-        return Fate.WITHDRAWN if fates == {Fate.WITHDRAWN} else Fate.LOST
+        if not fates or Fate.LOST in fates:
+            return Fate.LOST
+        return Fate.EXCLUDED if Fate.EXCLUDED in fates else Fate.WITHDRAWN
 
     def claims(self, resource: str) -> bool:
         """Whether one of them does."""

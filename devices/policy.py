@@ -148,6 +148,7 @@ class Policy(Struct, frozen=True):
     ``cdi_disabled_hooks`` are names of hooks that the CDI specification is to lack; ``all`` means all.
     ``gpu_names`` and ``mig_names`` are pairs of a pattern (``*`` is anything) for NVIDIA's products or MIG profiles and the
     resource name for those that it matches, the first that does; what none matches isn't offered. Empty: the usual names.
+    ``excluded`` are patterns of GPUs to leave out: of UUIDs, indexes, PCI addresses or products.
     ``bridge`` is the folder in which other vendors' plugins register ('': nowhere); for ``bridge_grace`` seconds the devices of one
     that is away stay as they are, for ``bridge_withdraw`` seconds they stay on the list.
     """
@@ -176,6 +177,7 @@ class Policy(Struct, frozen=True):
     disabled_health_checks: str = ""
     enabled_health_checks: str = ""
     health_recovery: Recovery = Recovery.SAFE
+    excluded: tuple[str, ...] = ()
     globbed: tuple[Globbed, ...] = ()
     bridge: str = ""
     bridge_grace: float = 60.0

@@ -99,7 +99,7 @@ class Unusable(Struct, frozen=True):
     """A GPU that the driver or the kernel has and that no resource lists, and the reason.
 
     ``index`` is its place on the node, ``pci`` its address, ``id`` its UUID; each is '' if it isn't known. ``excluded``: a
-    setting leaves it out, so nothing is wrong with it.
+    setting leaves it out, so nothing is wrong with it. ``patterns`` are those of ``--exclude-devices`` that name it.
     """
 
     source: str
@@ -108,6 +108,7 @@ class Unusable(Struct, frozen=True):
     pci: str = ""
     id: str = ""
     excluded: bool = False
+    patterns: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -160,6 +161,8 @@ class Fate(Enum):
     """The hardware is gone and nobody asked for that."""
     WITHDRAWN = "withdrawn"
     """Somebody wanted it so (configuration, partitions, replicas, another name), or other hardware took its place."""
+    EXCLUDED = "excluded"
+    """Withdrawn, because an operator leaves it out (``--exclude-devices``)."""
     UNKNOWN = "unknown"
     """This source can't tell: it never had the device. What nobody can tell counts as lost."""
 

@@ -141,7 +141,7 @@ class Gateway:
             self.started,
         )
         self.lock = self.lists.lock
-        self._follower = Follower(source, self.lists.take, self._end)
+        self._follower = Follower(source, self.lists.take, self._end, lambda: self.config.policy or settings.policy)
         self._listeners = Listeners(settings, self.token, self._tasks)
         self._folder = Folder(
             settings,

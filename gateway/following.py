@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from devices.policy import Policy
 from devices.source import NOT_TOLD, RETRY_S, GiveUpError, Hindrance, Partial, hear
+from gateway.configuration import effective
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -21,9 +23,14 @@ class Follower:
     """Follows one source: ``take`` takes each inventory, ``end`` ends the gateway where the source gives up."""
 
     def __init__(
-        self, source: DeviceSource, take: Callable[[Inventory], Awaitable[None]], end: Callable[[int], None]
+        self,
+        source: DeviceSource,
+        take: Callable[[Inventory], Awaitable[None]],
+        end: Callable[[int], None],
+        policy: Callable[[], Policy] = Policy,
     ) -> None:
-        self._source, self._take, self._end = source, take, end
+        self._source, self._take, self._end, self._policy = source, take, end, policy
+        self._warned: tuple[str, ...] = ()
         self.trouble = NOT_TOLD
         """Why the source doesn't tell of devices; empty where it does."""
 
@@ -35,6 +42,8 @@ class Follower:
             await self._take(inventory)
             if not isinstance(inventory, Partial):
                 first.set()
+            if first.is_set():
+                self._warn()
 
         while True:
             try:
@@ -44,6 +53,14 @@ class Follower:
                 self._end(error.status)
                 await asyncio.get_running_loop().create_future()
             await asyncio.sleep(RETRY_S)
+
+    def _warn(self) -> None:
+        """Log the settings that do nothing here, once."""
+        found = effective.idle(self._policy(), self._source)
+        for one in found:
+            if one not in self._warned:
+                _log.warning("a setting has no effect", reason=one)
+        self._warned = found
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         """Say what keeps the sources of devices from telling of them, or from offering some."""

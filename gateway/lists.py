@@ -393,7 +393,7 @@ def _told(inventory: Inventory, of: Iterable[str], ledger: Ledger, source: Devic
     told = {name: listed(inventory, name) for name in of}
     for name in [name for name, listing in told.items() if listing is None]:
         ids = ledger.announced(name)
-        if ids and all(source.fate(name, one) is Fate.WITHDRAWN for one in ids):
+        if ids and all(source.fate(name, one) in {Fate.WITHDRAWN, Fate.EXCLUDED} for one in ids):
             told[name] = Listing(())
     return told
 

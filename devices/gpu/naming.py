@@ -1,8 +1,9 @@
-"""Under which resource name each GPU and partition of a node is offered, by its vendor's own rules. Pure."""
+"""Under which resource name each GPU and partition is offered, by its vendor's own rules, and which ones a setting leaves out. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -11,9 +12,12 @@ from devices.gpu.model import GPU
 from devices.gpu.vendor import PLAIN, Vendor, vendor_of
 from devices.model import Trouble, TroubleKind
 from devices.policy import Policy
+from devices.source import Unusable
 
 _SEVERITY: Final = tuple(TroubleKind)
 """The kinds of trouble, the worst last."""
+_LONG_DOMAIN: Final = re.compile(r"^0000(?=[0-9a-f]{4}:)")
+"""NVIDIA's tools write a PCI domain with eight digits, the kernel with four."""
 
 
 class NamingError(ValueError):
@@ -83,3 +87,46 @@ def claimed(resource: str, backend: str, policy: Policy, vendors: Iterable[Vendo
     sliced = [one for name, one in policy.slices.items() if name.startswith(vendor.prefix) or name in given]
     shown: set[str] = set().union(*(one.names for one in sliced))
     return resource.startswith(vendor.prefix) or resource in given | shown
+
+
+def also_left_out(found: Iterable[Unusable], patterns: Collection[str]) -> Iterable[Unusable]:
+    """Mark the GPUs that can't be used and that an operator leaves out anyway."""
+    for one in found:
+        index = int(one.index) if one.index.isdecimal() else -1
+        named = patterns_of(GPU(one.id, index, -1, pci=one.pci), patterns)
+        yield as_left_out(one, named) if named else one
+
+
+def as_left_out(gpu: Unusable, patterns: tuple[str, ...]) -> Unusable:
+    """Say that these patterns leave a GPU out."""
+    reason = f"the setting exclude-devices names it ({', '.join(patterns)})"
+    return replace(gpu, reason=reason, excluded=True, patterns=patterns)
+
+
+def left_out(gpus: Iterable[GPU], patterns: Collection[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return the patterns that leave out each GPU or partition, by UUID. A GPU's patterns hold for its partitions also."""
+    by_board: dict[str, tuple[str, ...]] = {}
+    found = {}
+    for gpu in gpus if patterns else ():
+        own = patterns_of(gpu, patterns)
+        by_board[gpu.uuid] = own
+        if both := tuple(dict.fromkeys((*by_board.get(gpu.parent, ()), *own))):
+            found[gpu.uuid] = both
+    return found
+
+
+def patterns_of(gpu: GPU, patterns: Iterable[str]) -> tuple[str, ...]:
+    """Return the patterns that name a GPU or partition, in upper or lower case: by UUID, index, PCI address or product."""
+    pci = _plain(gpu.pci)
+    said = (gpu.uuid, gpu.place or str(gpu.index), pci, pci.removeprefix("0000:"), gpu.product)
+    words = {_plain(one) for one in said} - {""}
+    return tuple(one for one in patterns if any(_matches(word, _plain(one)) for word in words))
+
+
+def _plain(text: str) -> str:
+    return _LONG_DOMAIN.sub("", text.casefold())
+
+
+def _matches(word: str, pattern: str) -> bool:
+    """Return whether ``pattern``, in which ``*`` is anything, is all of ``word``."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), word) is not None

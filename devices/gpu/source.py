@@ -81,6 +81,7 @@ class GPUSource(DeviceSource):
         self._places: Mapping[str, str] = {}
         self._offers: Mapping[str, NamedGPUs] = {}
         self._inventory: Inventory | None = None
+        self._left_out: Mapping[str, tuple[str, ...]] = {}
         self._known: dict[str, GPU] = {}
         self._unnamed = ""
         self._unusable: tuple[Unusable, ...] = ()
@@ -185,9 +186,11 @@ class GPUSource(DeviceSource):
         offer = self._offers.get(resource)
         if offer is not None and uuid in offer.gpus and device_id in offer.ids(uuid):
             return Fate.LOST  # It is on the list: nothing became of it.
+        known = self._known.get(uuid)
+        if uuid in self._left_out or naming.patterns_of(known or GPU(uuid, -1, -1), self._policy.excluded):
+            return Fate.EXCLUDED
         if uuid in there or uuid in sight.withdrawn or (sight.resources and offer is None):
             return Fate.WITHDRAWN
-        known = self._known.get(uuid)
         if known is None:  # From before this process.
             return (
                 Fate.WITHDRAWN
@@ -269,7 +272,8 @@ class GPUSource(DeviceSource):
     async def _follow(self) -> None:
         async with contextlib.aclosing(self._backend.watch()) as sights:
             async for sight in sights:
-                self._sight, self._places = self._with_released(sight), {}
+                before = () if self._sight is None else self._sight.gpus
+                self._sight, self._places = _completed(sight, before, self._known), {}
                 for gpu in self._sight.gpus:
                     self._known.pop(gpu.uuid, None)
                     self._known[gpu.uuid] = gpu
@@ -277,20 +281,16 @@ class GPUSource(DeviceSource):
                     del self._known[uuid]
                 self._decide()
 
-    def _with_released(self, sight: Sight) -> Sight:
-        """Add what was seen last of GPUs that nobody may look at now: their devices are offered as before."""
-        there = {gpu.uuid for gpu in sight.gpus}
-        before = () if self._sight is None else self._sight.gpus
-        kept = [gpu for gpu in before if gpu.board in sight.released and gpu.uuid not in there]
-        return replace(sight, gpus=(*sight.gpus, *kept)) if kept else sight
-
     def _decide(self) -> None:
         """Say what is offered now, if that can be said."""
         sight = self._sight
         if sight is None:
             return
+        self._left_out = naming.left_out(sight.gpus, self._policy.excluded)
         try:
-            named = dict.fromkeys(sight.resources, ()) | naming.named(sight.gpus, self._policy, self._vendors)
+            named = dict.fromkeys(sight.resources, ()) | naming.named(
+                _wanted(sight, self._left_out), self._policy, self._vendors
+            )
             self._offers = sharing.offered(named, self._policy)
         except NamingError as error:
             if str(error) != self._unnamed:
@@ -301,12 +301,15 @@ class GPUSource(DeviceSource):
                 self._news.set()
                 return
             self._offers = {
-                name: replace(offer, gpus=naming.as_they_are(offer.gpus, sight.gpus))
+                name: replace(offer, gpus=naming.as_they_are(_without(offer.gpus, self._left_out), sight.gpus))
                 for name, offer in self._offers.items()
             }
         else:
             self._unnamed = ""
-        self._unusable = (*sight.unusable, *_unlisted(self.name, sight.gpus, self._offers.values()))
+        self._unusable = (
+            *naming.also_left_out(sight.unusable, self._policy.excluded),
+            *_unlisted(self.name, sight.gpus, self._offers.values(), self._left_out),
+        )
         self._inventory = {
             name: sharing.listing(offer, sight.recovered | _regained(offer, sight), sight.released)
             for name, offer in self._offers.items()
@@ -321,7 +324,7 @@ class GPUSource(DeviceSource):
         if self._survey_cdi is None or not policy.list_strategies & CDI_STRATEGIES:
             self._around = NodeTraits(sight.control_nodes)
             return
-        around = await asyncio.to_thread(self._survey_cdi, sight, policy)
+        around = await asyncio.to_thread(self._survey_cdi, replace(sight, gpus=_wanted(sight, self._left_out)), policy)
         if around.without_cdi:
             if policy.fail_on_init_error and not self._around.specifications:
                 raise GiveUpError(around.without_cdi)
@@ -357,12 +360,20 @@ def _on(offers: Iterable[NamedGPUs], boards: Collection[str] | None) -> list[str
     return [device_id for offer, uuid in meant for device_id in offer.ids(uuid)]
 
 
-def _unlisted(source: str, gpus: Sequence[GPU], offers: Iterable[NamedGPUs]) -> Iterator[Unusable]:
-    """Say of each GPU that is seen and offered under no name why: it has no partitions yet, or no pattern names it."""
+def _unlisted(
+    source: str, gpus: Sequence[GPU], offers: Iterable[NamedGPUs], left_out: Mapping[str, tuple[str, ...]]
+) -> Iterator[Unusable]:
+    """Say of each GPU that is seen and offered under no name why: a setting names it, it has no partitions, or no pattern names it."""
+    for gpu in gpus:
+        if gpu.uuid in left_out and gpu.parent not in left_out:
+            yield naming.as_left_out(
+                Unusable(source, "", gpu.place or str(gpu.index), gpu.pci, gpu.uuid), left_out[gpu.uuid]
+            )
+    boards = {gpu.board for gpu in gpus if gpu.uuid in left_out}
     listed = {gpu.board for offer in offers for gpu in offer.gpus.values()}
     split = {gpu.parent for gpu in gpus}
     for gpu in gpus:
-        if not gpu.parent and gpu.uuid not in listed:
+        if not gpu.parent and gpu.uuid not in listed | boards:
             empty = gpu.partitioned and gpu.uuid not in split
             reason = (
                 "it is in MIG mode and has no MIG instances: create some, or turn MIG mode off (nvidia-smi)"
@@ -370,6 +381,26 @@ def _unlisted(source: str, gpus: Sequence[GPU], offers: Iterable[NamedGPUs]) -> 
                 else f"no pattern of the configuration's resources names it ({gpu.product})"
             )
             yield Unusable(source, reason, str(gpu.index), gpu.pci, gpu.uuid, excluded=not empty)
+
+
+def _completed(sight: Sight, before: Sequence[GPU], known: Mapping[str, GPU]) -> Sight:
+    """Add what was seen before: GPUs that nobody may look at now, and products that can't be read now."""
+    there = {gpu.uuid for gpu in sight.gpus}
+    kept = [gpu for gpu in before if gpu.board in sight.released and gpu.uuid not in there]
+    gpus = (
+        replace(gpu, product=known[gpu.uuid].product) if not gpu.product and gpu.uuid in known else gpu
+        for gpu in sight.gpus
+    )
+    return replace(sight, gpus=(*gpus, *kept))
+
+
+def _wanted(sight: Sight, left_out: Collection[str]) -> tuple[GPU, ...]:
+    """Return the GPUs of a sight that no setting leaves out."""
+    return tuple(gpu for gpu in sight.gpus if gpu.uuid not in left_out)
+
+
+def _without(gpus: Mapping[str, GPU], left_out: Collection[str]) -> Mapping[str, GPU]:
+    return {uuid: gpu for uuid, gpu in gpus.items() if uuid not in left_out}
 
 
 def _check_complete(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> None:

@@ -280,14 +280,16 @@ def _miss(
             State.UNHEALTHY, f"nobody could look at it within {patience:.0f} s of the start: the gateway's log says why"
         )
     free = known.held is not None and device_id not in known.held
-    if known.fates.get(device_id) is Fate.WITHDRAWN:
+    fate = known.fates.get(device_id)
+    if fate in {Fate.WITHDRAWN, Fate.EXCLUDED}:
+        gone = "no longer offered" if fate is Fate.WITHDRAWN else "left out by the setting exclude-devices"
         if free:
             return _Found(State.WITHDRAWN, free=True)
         if known.held is not None:
-            return _Found(State.WITHDRAWN, "no longer offered, but a container holds it", spells=spells)
+            return _Found(State.WITHDRAWN, f"{gone}, but a container holds it", spells=spells)
         waits = None if last is None or last.state is not State.WITHDRAWN else last.until
         until = clock.now + HELD_UNKNOWN_S if waits is None else waits
-        reason = "no longer offered, and who holds it can't be seen now"
+        reason = f"{gone}, and who holds it can't be seen now"
         return _Found(State.WITHDRAWN, reason, until=until, spells=spells, free=clock.now >= until)
     if grace and clock.now < limit and row is None and (last is None or last.state is State.NOT_LOOKED_YET):
         return _Found(State.NOT_LOOKED_YET, "announced before a restart, and not found yet", until=limit)

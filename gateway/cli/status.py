@@ -222,6 +222,8 @@ class _Page:
         if one.configuration is not None and one.configuration.error:
             rejected = f"rejected, so the last good one stays in force: {one.configuration.error}"
             yield from self.text("  config   ", rejected, "red")
+        for warning in one.warnings:
+            yield from self.text("  config   ", warning, "yellow")
         for hindered in one.hindrances:
             yield from self.text("  backend  ", f"{hindered.source}: {hindered.reason}", "yellow")
         for unusable in one.unusable:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from devices.policy import Policy
 from gateway.configuration.flags import FLAGS
@@ -14,6 +15,7 @@ from gateway.configuration.kinds import FlagKind
 from gateway.configuration.settings import ConfigError
 
 if TYPE_CHECKING:
+    from devices.source import DeviceSource
     from gateway.configuration.settings import Given, Settings
 
 DEFAULT: Final = "default"
@@ -28,12 +30,31 @@ _FILE_ALONE: Final = {
 """Fields of the policy that only the configuration file sets, by their key there."""
 
 
+_OF_ONE_VENDOR: Final = {
+    "nvidia": {
+        *("mig_strategy", "driver_root", "dev_root", "container_driver_root", "pass_device_specs", "id_strategy"),
+        *("cdi_annotation_prefix", "cdi_hook_path", "cdi_disabled_hooks", "cdi_fallback", "gdrcopy", "gds", "mofed"),
+        *("disabled_health_checks", "enabled_health_checks", "gpu_names", "mig_names"),
+    },
+    "amd": {"resource_naming"},
+}
+"""Fields of the policy that do nothing for the GPUs of another vendor."""
+_NAMES: Final = {field: key for key, field in _FILE_ALONE.items()} | {flag.field: flag.name for flag in FLAGS}
+
+
 class Setting(Struct, frozen=True, rename={"source": "from"}):
     """One setting: its flag or key, its value as in JSON, and what said it: a flag, a variable, a line of the file."""
 
     name: str
     value: Any
     source: str
+
+
+def _noted(one: Setting, field: str, backend: str) -> Setting:
+    """Say of a setting that somebody made and that does nothing with this backend."""
+    if one.source == DEFAULT or backend not in {"nvidia", "amd"} or field not in _others({backend}):
+        return one
+    return replace(one, source=f"{one.source} (no effect with --backend {backend})")
 
 
 def of_devices(settings: Settings, said: Mapping[str, Given]) -> Iterable[Setting]:
@@ -51,11 +72,35 @@ def of_devices(settings: Settings, said: Mapping[str, Given]) -> Iterable[Settin
             continue
         else:
             value = False if flag.kind is FlagKind.SWITCH else flag.default if flag.default != "none" else None
-        yield setting(flag.name, value, DEFAULT if given is None else given.source)
+        one = setting(flag.name, value, DEFAULT if given is None else given.source)
+        yield _noted(one, flag.field, settings.backend)
     for key, field in _FILE_ALONE.items():
         value = getattr(settings.policy, field)
         unsaid = value == getattr(Policy(), field)
-        yield setting(key, value, DEFAULT if unsaid else str(settings.config_file))
+        one = setting(key, value, DEFAULT if unsaid else str(settings.config_file))
+        yield _noted(one, field, settings.backend)
+
+
+def _others(backends: Collection[str]) -> frozenset[str]:
+    """Return the fields of the policy that do nothing with these backends. A simulated node may have GPUs of any vendor."""
+    return frozenset().union(
+        *(fields for name, fields in _OF_ONE_VENDOR.items() if not {name, "simulated"} & {*backends})
+    )
+
+
+def idle(policy: Policy, source: DeviceSource) -> tuple[str, ...]:
+    """Say which settings do nothing on this node: those of another vendor, and patterns that leave out no GPU."""
+    plain, backends = Policy(), source.name.split("+")
+    words, matched = " and ".join(backends), {pattern for one in source.unusable() for pattern in one.patterns}
+    idle = [field for field in sorted(_others(backends)) if getattr(policy, field) != getattr(plain, field)]
+    return (
+        *(f"{_NAMES[field]} has no effect on this node, whose devices come from {words}" for field in idle),
+        *(
+            f"exclude-devices: {pattern!r} names no GPU that was found. `gateway devices` lists UUIDs, indexes and products"
+            for pattern in policy.excluded
+            if pattern not in matched
+        ),
+    )
 
 
 def logged(found: Iterable[Setting]) -> dict[str, Any]:

@@ -170,12 +170,21 @@ class _Reading(Reader):
                 return "off"  # which YAML 1.1 takes for false
             case (FlagKind.LIST, str(value)):
                 return (value,)
+            case (FlagKind.NAMES, _):
+                return self._called(node, path, flag)
             case (FlagKind.LIST, tuple()):
                 return self._texts(node, path)
             case (FlagKind.NUMBERS, tuple(items)):
                 return tuple(self._number(item, path) for item in items)
             case _:
                 raise self._expected(node, path, flag.kind.value)
+
+    def _called(self, node: YamlNode, path: KeyPath, flag: Flag) -> tuple[str, ...]:
+        """Read names, of which some may be numbers: one, or a list of them."""
+        items = node.value if isinstance(node.value, tuple) else (node,)
+        if not all(isinstance(item.value, str | int) and not isinstance(item.value, bool) for item in items):
+            raise self._expected(node, path, flag.kind.value)
+        return tuple(str(item.value) for item in items)
 
     def _names(
         self, node: YamlNode | None, *, honour: bool

@@ -282,6 +282,17 @@ FLAGS: Final[tuple[Flag, ...]] = (
         take=kinds.one_of(Recovery),
     ),
     Flag(
+        "exclude-devices",
+        "GPUs to leave out, by UUID, index, PCI address or product, by commas; * is anything: docs/configuration.md",
+        variables=("GATEWAY_EXCLUDE_DEVICES",),
+        key=(_OURS, "excludeDevices"),
+        field="excluded",
+        kind=FlagKind.NAMES,
+        default="none",
+        values="PATTERNS",
+        take=kinds.patterns,
+    ),
+    Flag(
         "cdi-fallback",
         "what to do where a kubelet can't be told CDI names, and nothing else carries the GPU",
         variables=("GATEWAY_CDI_FALLBACK",),

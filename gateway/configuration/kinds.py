@@ -33,6 +33,7 @@ class FlagKind(Enum):
     SWITCH = "true or false"
     TEXT = "text"
     LIST = "a list of texts"
+    NAMES = "a list of texts and whole numbers"
     NUMBERS = "a list of whole numbers"
     SECONDS = "a number of seconds"
 
@@ -72,7 +73,7 @@ class Flag(Struct, frozen=True):
         match self.kind:
             case FlagKind.TEXT | FlagKind.SECONDS:
                 return Given(texts[-1], source)
-            case FlagKind.LIST:
+            case FlagKind.LIST | FlagKind.NAMES:
                 return Given(parts, source)
             case FlagKind.SWITCH:
                 if texts[-1] and texts[-1] not in TRUTH:
@@ -176,6 +177,17 @@ def seconds(text: str) -> float:
     if not 0 <= seconds <= _LONGEST:
         raise ValueError(f"expected 0 to {_LONGEST} seconds, got {text!r:.80}: write a number without a unit")
     return seconds
+
+
+def patterns(texts: Sequence[str]) -> tuple[str, ...]:
+    """Take patterns, each once; an empty one is none."""
+    found = tuple(dict.fromkeys(filter(None, texts)))
+    for text in found:
+        if not text.isprintable():
+            raise ValueError(
+                f"unprintable characters in {text!r:.80}. Name a GPU by UUID, index, PCI address or product"
+            )
+    return found
 
 
 def hooks(texts: Sequence[str]) -> frozenset[str]:

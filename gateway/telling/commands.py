@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from devices.life.states import AWAY, State
 from devices.replicas import unshared
+from gateway.configuration import effective
 from gateway.kubelet.drift import MismatchKind
 from gateway.memory.claimed import holding
 from gateway.memory.rows import Cordon
@@ -101,6 +102,7 @@ class Commands:
             lag_s=round(gateway.tally.lag(now), 6),
             hindrances=tuple(gateway.hindrances()),
             unusable=gateway.source.unusable(),
+            warnings=effective.idle(policy, gateway.source) if gateway.begun else (),
             configuration=status.configuration(path, config, now),
             list_strategies=tuple(sorted(one.value for one in policy.list_strategies)),
             crossing="" if drivers is None else drivers.trouble,

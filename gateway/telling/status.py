@@ -156,7 +156,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     ``host_service``: it is the node's own service, not a pod. ``waits_for`` says what its start waits for, ``crossing`` why the node's
     annotation ``device-plugin-gateway/cross-to`` isn't followed; both are mostly empty. ``by_name`` is what is wrong for pods that ask by
     name, ``lag_s`` the worst lateness of its event loop in the last minute or two, ``list_strategies`` how containers are told their GPUs.
-    ``unusable`` are the GPUs that no resource lists.
+    ``unusable`` are the GPUs that no resource lists. ``warnings`` say which settings do nothing on this node.
     """
 
     schema: int = SCHEMA
@@ -173,6 +173,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     lag_s: float = 0.0
     hindrances: tuple[source.Hindrance, ...] = ()
     unusable: tuple[source.Unusable, ...] = ()
+    warnings: tuple[str, ...] = ()
     configuration: Configuration | None = None
     list_strategies: tuple[str, ...] = ()
     drivers: tuple[DriverStatus, ...] = ()

@@ -260,6 +260,7 @@ ROWS: dict[str, tuple[dict[str, object], dict[str, str | None]]] = {
         {"GATEWAY_STANDBY": "true", "GATEWAY_DRA": "only"},
     ),
     "gpu-metrics": ({"gateway.gpuMetrics": True}, {"GATEWAY_GPU_METRICS": "true"}),
+    "excluded": ({"gateway.excludeDevices": [3, "NVIDIA T400*"]}, {"GATEWAY_EXCLUDE_DEVICES": "3,NVIDIA T400*"}),
     "texts": (
         {
             "deviceIDStrategy": "index",

@@ -16,6 +16,7 @@ RULES = {
     "U9": "a resource is answered for by its own source, and by nobody where it is nobody's",
     "U11": "where partitions aren't offered, their GPU has the worst of their troubles",
     "U12": "what no container could use isn't offered: an instance without capability nodes, a GPU for a display alone",
+    "U13": "a GPU that a setting leaves out is offered to nobody new, whatever else happens to it",
     "U10": "what can't be named under the configuration is told where people look, and holds an update up",
 }
 
@@ -24,8 +25,49 @@ _SOURCE = "tests/unit/test_gpu_source.py"
 _COMBINED = "tests/unit/test_combined.py"
 _COMPOSE = "tests/unit/test_compose.py"
 _SERVE = "tests/unit/test_serve.py"
+_EXCLUSION = "tests/unit/test_gpu_exclusion.py"
 
 MUTANTS = (
+    Mutant(
+        "U13",
+        "a GPU that is left out is offered",
+        "devices/gpu/source.py",
+        "in sight.gpus if gpu.uuid not in left_out)",
+        "in sight.gpus)",
+        f"{_EXCLUSION}::test_a_gpu_of_any_vendor_is_left_out",
+    ),
+    Mutant(
+        "U13",
+        "the partitions of a GPU that is left out stay",
+        "devices/gpu/naming.py",
+        "(*by_board.get(gpu.parent, ()), *own)",
+        "own",
+        f"{_EXCLUSION}::test_what_a_pattern_leaves_out",
+    ),
+    Mutant(
+        "U13",
+        "a GPU is offered while its product can't be read",
+        "devices/gpu/source.py",
+        "product=known[gpu.uuid].product",
+        "product=gpu.product",
+        f"{_EXCLUSION}::test_a_gpu_stays_left_out_while_its_product_can_not_be_read",
+    ),
+    Mutant(
+        "U13",
+        "a GPU that is left out is a loss",
+        "devices/gpu/source.py",
+        "return Fate.EXCLUDED",
+        "return Fate.LOST",
+        f"{_EXCLUSION}::test_a_gpu_that_a_pod_holds_stays_listed_until_the_pod_has_ended",
+    ),
+    Mutant(
+        "U13",
+        "what can't be named keeps a GPU that is left out",
+        "devices/gpu/source.py",
+        "_without(offer.gpus, self._left_out)",
+        "offer.gpus",
+        f"{_EXCLUSION}::test_a_gpu_is_left_out_of_what_can_not_be_named",
+    ),
     Mutant(
         "U1",
         "GPUs in MIG mode are offered whole beside their instances",

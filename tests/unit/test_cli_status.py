@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from devices.life import states
 from devices.life.states import State
 from devices.model import Device, Health
+from devices.source import Unusable
 from gateway.cli import status as cli
 from gateway.cli.main import gateway
 from gateway.registration.events import Phase
@@ -146,6 +147,17 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(cli, "sleep", sleep)
 
     return after
+
+
+def test_settings_that_do_nothing_and_gpus_that_are_left_out_are_shown(folder: Path) -> None:
+    out = Unusable(
+        "amd", "the setting exclude-devices names it (1)", "1", "0000:c5:00.0", excluded=True, patterns=("1",)
+    )
+    answer = msgspec.structs.replace(FULL, warnings=("mig-strategy has no effect on this node",), unusable=(out,))
+    with showing(folder, {SERVING: answer}):
+        said = call(folder).output
+    assert "  config   mig-strategy has no effect on this node\n" in said
+    assert "  left out amd: GPU 1 (0000:c5:00.0): the setting exclude-devices names it (1)\n" in said
 
 
 def test_watching_looks_again_until_it_is_ended(folder: Path, looks: Callable[[int], None]) -> None:

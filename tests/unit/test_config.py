@@ -66,6 +66,19 @@ def test_a_file_as_people_have_it() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "patterns"),
+    [
+        pytest.param("[0, '1:0', 0000:05:00.0, T400*, 0, '']", ("0", "1:0", "0000:05:00.0", "T400*"), id="each once"),
+        pytest.param("3", ("3",), id="an index alone"),
+        pytest.param("GPU-5f3a", ("GPU-5f3a",), id="a text alone"),
+        pytest.param("[]", (), id="none"),
+    ],
+)
+def test_gpus_to_leave_out(text: str, patterns: tuple[str, ...]) -> None:
+    assert policy(f"gateway: {{excludeDevices: {text}}}").excluded == patterns
+
+
 def test_the_example_in_the_documentation_is_one() -> None:
     text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
     example = text.partition("```yaml\n")[2].partition("```")[0]
@@ -74,6 +87,7 @@ def test_the_example_in_the_documentation_is_one() -> None:
     assert {given.source.rpartition(": ")[2] for given in file.given.values()} == {
         "flags.migStrategy",
         "gateway.healthRecovery",
+        "gateway.excludeDevices",
         "gateway.cdiFallback",
         "gateway.honourResourceNames",
         "gateway.bridge.folder",
@@ -521,6 +535,7 @@ REFUSED = [
     ("gateway: {honourResourceNames: true}\nresources: []", 2, "resources: expected a mapping, got a list"),
     ("gateway: {honourResourceNames: 1}", 1, "gateway.honourResourceNames: expected true or false"),
     ("gateway: {healthRecovery: on}", 1, "gateway.healthRecovery: expected text, got true"),
+    ("gateway: {excludeDevices: [true]}", 1, "gateway.excludeDevices: expected a list of texts and whole numbers"),
     ("gateway: {cdiFallback: off}", 1, "gateway.cdiFallback: expected text, got false"),
     ("gateway: {devices: [{paths: [/dev/fuse]}]}", 1, "gateway.devices[0]: expected the key 'resource'"),
     ("gateway: {devices: [{resource: x.io/a}]}", 1, "gateway.devices[0]: expected the key 'paths'"),

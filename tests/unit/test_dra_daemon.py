@@ -267,6 +267,22 @@ async def test_a_cordon_and_an_illness_are_taints(place: Place) -> None:
         await until(lambda: place.published["gpu-1"] == ["device-plugin-gateway.io/unhealthy"])
 
 
+async def test_a_gpu_that_a_setting_leaves_out_is_not_published(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim that has it keeps it."""
+    monkeypatch.setattr(drivers, "_LOOK_AGAIN", 0.02)
+    async with place.gateway("only") as one:
+        await until(lambda: len(place.published) == 2)
+        kubelet = await place.kubelet()
+        asked = place.claim("c", "uid-c", "gpu-0")
+        prepared = await kubelet.prepare(V1, asked)
+        one.source.adopt(replace(one.settings.policy, excluded=("0",)))
+        await until(lambda: place.published == {"gpu-1": []})
+        assert await kubelet.prepare(V1, asked) == prepared
+        assert await kubelet.unprepare(V1, asked) == {"uid-c": None}
+        assert place.published == {"gpu-1": []}
+        await kubelet.channel.close()
+
+
 async def test_without_dra_a_claims_gpu_is_given_to_nobody(place: Place) -> None:
     async with place.gateway("only"):
         kubelet = await place.kubelet()

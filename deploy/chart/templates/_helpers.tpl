@@ -258,6 +258,7 @@ readOnlyRootFilesystem: true
 {{- define "gateway.env" -}}
 {{- $env := list (dict "name" "GATEWAY_PROBE_ADDRESS" "value" ":8081") (dict "name" "GATEWAY_METRICS_ADDRESS" "value" ":9400") (dict "name" "GATEWAY_BACKEND" "value" .Values.gateway.backend) -}}
 {{- if .Values.gateway.logLevel -}}{{- $env = append $env (dict "name" "GATEWAY_LOG_LEVEL" "value" .Values.gateway.logLevel) -}}{{- end -}}
+{{- with .Values.gateway.excludeDevices -}}{{- $env = append $env (dict "name" "GATEWAY_EXCLUDE_DEVICES" "value" (join "," .)) -}}{{- end -}}
 {{- with include "gateway.dra" . -}}{{- $env = append $env (dict "name" "GATEWAY_DRA" "value" .) -}}{{- end -}}
 {{- if .Values.gateway.standby -}}{{- $env = append $env (dict "name" "GATEWAY_STANDBY" "value" "true") -}}{{- end -}}
 {{- if .Values.gateway.gpuMetrics -}}{{- $env = append $env (dict "name" "GATEWAY_GPU_METRICS" "value" "true") -}}{{- end -}}
