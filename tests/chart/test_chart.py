@@ -620,3 +620,32 @@ def test_gpu_feature_discovery_runs_theirs() -> None:
     (one,) = spec["containers"]
     assert one["image"] == "registry.example.com/mirror/nvidia/k8s-device-plugin:v0.17.1"
     assert {row["name"]: row.get("value") for row in one["env"]}["GFD_SLEEP_INTERVAL"] == "120s"
+
+
+OPERATOR = "nvidia.com/gpu.deploy."
+
+
+@pytest.mark.parametrize(
+    ("mode", "label", "waited_for"),
+    [("off", "client", None), *((mode, "dra-driver", "nvidia-dra-driver-kubelet-plugin") for mode in ("only", "on"))],
+)
+def test_beside_the_gpu_operator_it_has_the_place_of_what_it_serves(
+    mode: str, label: str, waited_for: str | None
+) -> None:
+    """The driver manager takes clients away first, and a DRA plugin, which it knows by its label, last."""
+    made = daemonset({"gateway.dra": mode, "nodeSelector": {f"{OPERATOR}{label}": "true"}})["spec"]
+    assert made["template"]["spec"]["nodeSelector"] == {f"{OPERATOR}{label}": "true"}
+    assert made["template"]["metadata"]["labels"].get("app") == waited_for
+    assert "app" not in made["selector"]["matchLabels"], "a release that is there could not be upgraded"
+
+
+@pytest.mark.parametrize("mode", ["only", "on"])
+def test_a_driver_of_claims_is_not_taken_away_before_its_pods(mode: str) -> None:
+    said = given({"gateway.dra": mode, "nodeSelector": {f"{OPERATOR}client": "true"}})
+    assert "Select nvidia.com/gpu.deploy.dra-driver" in helm(*TEMPLATE, *said).stderr
+
+
+@pytest.mark.parametrize("mode", ["only", "on"])
+def test_amds_pods_have_no_label_of_nvidias(mode: str) -> None:
+    made = daemonset({"gateway.dra": mode, "gateway.backend": "amd"}, component="amd")
+    assert "app" not in made["spec"]["template"]["metadata"]["labels"]

@@ -31,6 +31,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: {{ .Values.gateway.backend }}
 {{- end -}}
 
+{{- /* NVIDIA's driver manager waits for pods with this label before it unloads the driver (docs/beside.md). */ -}}
+{{- define "gateway.draLabels" -}}
+{{- if and (include "gateway.dra" .) (eq .Values.gateway.backend "nvidia") -}}
+app: nvidia-dra-driver-kubelet-plugin
+{{- else -}}
+{}
+{{- end -}}
+{{- end -}}
+
 {{- define "gateway.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/name: {{ include "gateway.name" . }}
