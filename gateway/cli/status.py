@@ -249,8 +249,9 @@ class _Page:
             text = f"{each.name}: {stands}, {count(each.devices, 'device')}"
             text += f", {count(each.claims, 'claim')} prepared" if each.claims else ""
             yield from self.text("  driver   ", text, None if each.registered else "red")
-            yield from self.text("           ", each.trouble, "red")
-            yield from self.text("           ", each.unpublished and f"not published: {each.unpublished}", "red")
+            yield from self.text("           ", each.rival or each.trouble, "red")
+            unpublished = each.unpublished if each.unpublished != each.rival else ""
+            yield from self.text("           ", unpublished and f"not published: {unpublished}", "red")
 
     def _sides(self, one: GatewayStatus) -> Iterator[str]:
         """Write how many GPUs each API has, and of those on their way what they wait for."""

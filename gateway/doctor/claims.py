@@ -59,7 +59,11 @@ def _no_class(seen: Surveyed) -> str:
 
 
 def _unpublished(seen: Surveyed) -> str:
-    return joined(f"{one.name}: {one.unpublished}" for one in _drivers(seen) if one.unpublished)
+    return joined(f"{one.name}: {one.unpublished}" for one in _drivers(seen) if one.unpublished and not one.rival)
+
+
+def _rival(seen: Surveyed) -> str:
+    return joined(one.rival for one in _drivers(seen) if one.rival)
 
 
 def _rights(seen: Surveyed) -> str:
@@ -81,7 +85,9 @@ def _untaken(seen: Surveyed) -> str:
     elif 0 < minor < _FIRST:
         hint = f" (kubelet 1.{minor} takes no claims)"
     return joined(
-        f"{one.name}: {one.trouble or 'no kubelet registered it'}{hint}" for one in _drivers(seen) if not one.registered
+        f"{one.name}: {one.trouble or 'no kubelet registered it'}{hint}"
+        for one in _drivers(seen)
+        if not one.registered and not one.rival
     )
 
 
@@ -119,4 +125,5 @@ CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     "DPG0609": _annotation,
     "DPG0610": _overlooked,
     "DPG0611": _waiting,
+    "DPG0612": _rival,
 }

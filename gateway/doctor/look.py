@@ -150,13 +150,12 @@ class _Review(Struct, frozen=True):
 _DRA: Final = "resource.k8s.io"
 _CLAIMS: Final[tuple[tuple[str, str, str], ...]] = (
     *((_DRA, "resourceslices", verb) for verb in ("list", "watch", "patch", "delete")),
-    (_DRA, "resourceclaims", "get"),
+    *((_DRA, "resourceclaims", verb) for verb in ("get", "list")),
     ("", "nodes", "get"),
     ("", "pods", "list"),
 )
 """What --dra asks of the API server: group, resource, verb (deploy/kustomize/components/dra)."""
 _BOTH: Final[tuple[tuple[str, str, str], ...]] = (
-    (_DRA, "resourceclaims", "list"),
     (_DRA, "deviceclasses", "list"),
     ("", "nodes", "watch"),
     ("", "nodes/status", "patch"),

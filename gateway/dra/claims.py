@@ -134,10 +134,19 @@ class ResourceClaim(Struct):
         """Whether the scheduler made it for a pod that asked for a resource by its name."""
         return self.metadata.annotations is not None and self.metadata.annotations.by_name == "true"
 
+    @property
+    def results(self) -> Iterable[Result]:
+        """The devices that were allocated to it."""
+        allocation = self.status.allocation
+        return () if allocation is None else allocation.devices.results or ()
+
+    def has(self, driver: str) -> bool:
+        """True if a device of a driver was allocated to it."""
+        return any(one.driver == driver for one in self.results)
+
     def devices(self, node: str) -> Iterable[tuple[str, str]]:
         """Give the driver and the name of each device that it has of a node's pools, but for supervision."""
-        allocation = self.status.allocation
-        for one in (allocation.devices.results or ()) if allocation is not None else ():
+        for one in self.results:
             if one.pool == node and not one.admin:
                 yield one.driver, one.device
 

@@ -108,7 +108,8 @@ class Strangers:
         if asked.unshown:
             self.went = dict.fromkeys(self.went, f"another DRA driver offered it, and {asked.unshown} may have it")
         else:
-            self.went = {one: words for one, words in self.went.items() if one not in went}
+            has = {one: f"another DRA driver offered it, and {who} may have it" for one, who in asked.boards.items()}
+            self.went = {one: has.get(one, words) for one, words in self.went.items() if one not in went or one in has}
             self._changed()
 
 

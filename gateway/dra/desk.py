@@ -65,9 +65,11 @@ def too_old(kubelet: int | None) -> str:
 
 def not_taken(drivers: Iterable[DriverStatus]) -> str:
     """Say why nothing can go to DRA; '' where the kubelet has taken all drivers."""
-    missing = [one.name for one in drivers if not one.registered]
+    missing = [one for one in drivers if not one.registered]
+    if missing and missing[0].rival:
+        return f"the DRA driver {missing[0].name} is not registered: {missing[0].rival}"
     return (
-        f"expected the kubelet to have taken the DRA driver {missing[0]}, and it has not: `gateway doctor` says what to do"
+        f"expected the kubelet to have taken the DRA driver {missing[0].name}, and it has not: `gateway doctor` says what to do"
         if missing
         else ""
     )

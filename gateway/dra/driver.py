@@ -103,6 +103,18 @@ class Answering(Protocol):
         ...
 
 
+class Neighbour(Protocol):
+    """Another process that has, or had, the driver's name."""
+
+    def has(self, claim: ResourceClaim) -> str:
+        """Say which other process offered a device that a claim has; '' if none did."""
+        ...
+
+    async def lives(self) -> str:
+        """Name the other process's socket; '' if nobody listens there."""
+        ...
+
+
 class ClaimsOf:
     """The claims of one driver (``service.Claims``).
 
@@ -115,6 +127,8 @@ class ClaimsOf:
         scribe: writes it.
         read: gets a claim from the API server.
         folder: where CDI specifications are.
+        patience: seconds that a claim is waited for.
+        rival: knows of another process with the driver's name; None: there is none.
     """
 
     def __init__(
@@ -128,9 +142,11 @@ class ClaimsOf:
         read: Callable[[ClaimName], Awaitable[ResourceClaim]],
         folder: Path = cdi.FOLDER,
         patience: float = PATIENCE,
+        rival: Neighbour | None = None,
     ) -> None:
         self.name, self._node, self._stock, self._source = name, node, stock, source
         self._ledger, self._scribe, self._read, self._folder, self._patience = ledger, scribe, read, folder, patience
+        self._rival = rival
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._unprepared = asyncio.Event()
         self.is_registered = False
@@ -189,6 +205,8 @@ class ClaimsOf:
             key = claims.key(self.name, claim.uid)
             if another := claims.another(claim, row := self._ledger.claims.get(key)):
                 return another
+            if row is None and (others := await self._of_another_process(claim)):
+                return Refused(others)
             if row is not None:
                 self._forget(key)
             if not await self._scribe.durable():
@@ -225,6 +243,11 @@ class ClaimsOf:
         else:
             _log.info("DRA driver registered", driver=self.name)
         self._stock.registered()
+
+    def withdrawn(self) -> None:
+        """Take note that the driver is registered no more."""
+        self.is_registered = False
+        _log.info("DRA driver no longer registered", driver=self.name)
 
     # What is kept.
 
@@ -299,6 +322,8 @@ class ClaimsOf:
             return results
         if before is not None and claims.has(before, results):
             return before
+        if self._rival is not None and (theirs := self._rival.has(found)):
+            return Refused(f"{theirs}. Let that process prepare it, or delete the pod")
         while True:
             news = self._stock.news
             self._unprepared.clear()
@@ -326,6 +351,20 @@ class ClaimsOf:
         finally:
             for one in waits:
                 one.cancel()
+
+    async def _of_another_process(self, claim: ClaimName) -> str:
+        """Say which other process on the node may have prepared a claim that we have not; '' if none that lives has."""
+        if self._rival is None or not (socket := await self._rival.lives()):
+            return ""
+        try:
+            async with asyncio.timeout(KNOWN):
+                found = await self._read(claim)
+        except (KubernetesError, TimeoutError) as error:
+            if isinstance(error, KubernetesError) and error.is_missing:
+                return ""
+            return f"cannot read claim {claim}, which the process that listens on {socket} may have prepared: {error}"
+        theirs = self._rival.has(found) if found.metadata.uid == claim.uid else ""
+        return theirs and f"{theirs}. That process must unprepare it: it listens on {socket}"
 
     async def _found(self, claim: ClaimName, deadline: float) -> ResourceClaim | Refused:
         """Ask the API server for a claim, again while it doesn't answer."""

@@ -27,7 +27,8 @@ from gateway.dra.driver import ClaimsOf, mind_over
 from gateway.dra.offer import first_said
 from gateway.dra.publisher import Current, Publisher
 from gateway.dra.records import AskedClaims, Records, arriving_at, is_away, pods_of, until_listed
-from gateway.dra.service import Service, serve
+from gateway.dra.serving.registered import Registered
+from gateway.dra.serving.rivals import Rivals
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.kubernetes import access
 from gateway.kubernetes.allocatable import Allocatable
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from gateway.dra.offer import Offer
     from gateway.dra.publisher import Server
     from gateway.dra.service import Guard
+    from gateway.dra.serving.rivals import Rival
+    from gateway.dra.slices import Slice
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
     from gateway.memory.ledger import Ledger
@@ -118,14 +121,17 @@ class Drivers:
             ask = AskedClaims(self._allocated, lambda: self._foreign({}) is not None)
             self.crossing = Crossing(*known, ask, inside.update, allocatable, inside.presence, inside.first)
             names = Names(self._api, path(settings), self.crossing, inside.ledger, self.update)
-            self._desk = Desk(self.crossing, lambda: self.not_ready, names)
+            self._desk = Desk(self.crossing, lambda: self.lacking or not_taken(self.standings()), names)
         self.leave = partial(leave, self.crossing, inside.ledger)
         self._boards: dict[tuple[str, str], str] = {}
         """The board of each device, by driver and name."""
         self._unknown: frozenset[str] = frozenset()
         """The drivers of which that isn't known yet: what they published before stays until it is."""
         self._drivers: dict[str, ClaimsOf] = {}
-        self._services, self._news = list[Service](), asyncio.Event()
+        self._rivals = Rivals(self._registry, self._claims_with, inside.ledger, self._others, self.registered)
+        own = self._registry, inside.age.token, inside.decider, inside.guard
+        self._registered = Registered(*own, lambda: self._kubelet, lambda: self.lacking)
+        self._news = asyncio.Event()
         self._kubelet: int | None = None
         self._learned = asyncio.Event()
         """Set when that is known."""
@@ -158,8 +164,8 @@ class Drivers:
 
     @property
     def not_ready(self) -> str:
-        """Say why this gateway could not decide yet; '' where it could."""
-        return self.lacking or not_taken(self.standings())
+        """Say why this gateway could not decide yet; '' where it could. A driver that another process has waits for that one alone."""
+        return self.lacking or not_taken(one for one in self.standings() if not one.rival)
 
     def claimed(self) -> None:
         """Take note that a claim got devices, or gave them back."""
@@ -213,13 +219,14 @@ class Drivers:
             self._publisher.changed()
         for driver in offers.keys() - self._serving:
             self._serving.add(driver)
+            self._tasks.background(self._rivals.add(driver).run())
             self._tasks.background(self._keep_serving(driver))
 
     def standings(self) -> list[DriverStatus]:
         """Say how each driver stands with the kubelet."""
         unpublished = self._unasked if self._publisher is None else ""
         return [
-            _standing(name, len(found), self._drivers.get(name), self._publisher, unpublished)
+            _standing(name, len(found), self._drivers.get(name), self._publisher, unpublished, self._rivals.of(name))
             for name, found in sorted(self._offers.items())
         ]
 
@@ -272,10 +279,6 @@ class Drivers:
             _ = [group.create_task(after(listed, one)) for one in later]
             owner = await self._learn()
             await self._until_kubelet_knows()
-            await listed()
-            await self._inside.beliefs.look()  # Who stood by looked last when it came.
-            if self._desk is not None:
-                await self._desk.names.looked.wait()
             shared = self.alone and not self._settings.standby
             self._publisher = Publisher(
                 self._api,
@@ -286,9 +289,19 @@ class Drivers:
                 lambda one: shared and sockets.has_newer(self._registry, one, self._inside.age.token),
                 lambda driver: driver in self._drivers and self._drivers[driver].is_registered,
                 self.update,
+                self._rivals.of,
+                self._rivals.noticed,
             )
+            group.create_task(self._publisher.watch())
+            await listed()
+            await self._inside.beliefs.look()  # Who stood by looked last when it came.
+            if self._desk is not None:
+                await self._desk.names.looked.wait()
             self._publisher.changed()
             await self._publisher.run()
+
+    def _others(self, driver: str) -> Mapping[str, Slice] | None:
+        return None if self._publisher is None else self._publisher.others(driver)
 
     def _pods_ended(self) -> None:
         self.update()
@@ -298,13 +311,12 @@ class Drivers:
     async def close(self) -> None:
         """Decide nothing more: sockets first, so that another instance is called; what waits is passed on to it."""
         await self._tasks.close()
-        token = self._inside.age.token
-        await asyncio.gather(*(one.stop(sockets.newest(self._registry, one.name, token)) for one in self._services))
+        await self._registered.close()
         self._api.close()
 
     async def finish(self) -> None:
         """Wait for the answers to what was passed on."""
-        await asyncio.gather(*(one.finish() for one in self._services))
+        await self._registered.finish()
 
     async def _learn(self) -> str:
         """Find out what must be known of the API server and the node, whose UID this gives."""
@@ -348,12 +360,15 @@ class Drivers:
         """Say which claims have which boards of this node by the API server, or may get them; raise where it doesn't say."""
         node = self._settings.node_name
         try:
-            found = await self._current.at(partial(_claims_of, self._api, node))
+            found = await self._current.at(partial(_claims_of, self._api, lambda one: any(one.devices(node))))
         except KubernetesError as error:
             if self._current.server is not None or error.status != 404:
                 raise
             return Allocated()  # A server without the API has no claims.
         return allocations(found, node, self._boards, _published(self._publisher), self._offers)
+
+    async def _claims_with(self, driver: str) -> list[ResourceClaim]:
+        return await self._current.at(partial(_claims_of, self._api, lambda one: one.has(driver)))
 
     async def _keep_serving(self, driver: str) -> None:
         while True:
@@ -364,33 +379,22 @@ class Drivers:
             await asyncio.sleep(SERVE_AGAIN)
 
     async def _serve(self, driver: str) -> None:
-        """Have a driver registered, as soon as that breaks no other instance."""
-        inside = self._inside
-        claims = self._drivers[driver] = ClaimsOf(
-            driver, self._settings.node_name, self, inside.source, inside.ledger, inside.scribe, self._read, cdi.FOLDER
-        )
+        inside, rival = self._inside, self._rivals.of(driver) or self._rivals.add(driver)
+        known = inside.source, inside.ledger, inside.scribe, self._read, cdi.FOLDER
+        claims = self._drivers[driver] = ClaimsOf(driver, self._settings.node_name, self, *known, rival=rival)
         if self.decides.is_set():
             await claims.restore()
         else:  # Another one writes and removes specifications now.
             self._tasks.background(after(self.decides.wait, claims.restore()))
-        others = partial(sockets.others, self._registry, driver, inside.age.token)
-        await sockets.until_alone(
-            driver, others, lambda: self._kubelet, lambda: self.lacking, self._learned, self.decides
-        )
-        if swept := await asyncio.to_thread(sockets.sweep, self._registry, driver):
-            _log.info("removed sockets that dead gateways left", sockets=swept)
-        elsewhere = partial(sockets.of_another, self._registry, driver, inside.decider)
-        path = sockets.path_of(self._registry, driver, inside.age.token)
-        self._services.append(await serve(lambda: Service(claims, elsewhere, inside.guard), path))
+        await self._registered.serve(claims, rival, lambda: claims.prepared, claims.withdrawn, self._learned)
 
     async def _read(self, claim: ClaimName) -> ResourceClaim:
         where = f"namespaces/{claim.namespace}/resourceclaims/{claim.name}"
         return await self._current.at(lambda server: self._api.get(f"{server.path}/{where}", ResourceClaim))
 
 
-async def _claims_of(api: Client, node: str, server: Server) -> list[ResourceClaim]:
-    path = f"{server.path}/resourceclaims"
-    return (await api.list(path, ResourceClaim, keep=lambda one: any(one.devices(node))))[0]
+async def _claims_of(api: Client, keep: Callable[[ResourceClaim], bool], server: Server) -> list[ResourceClaim]:
+    return (await api.list(f"{server.path}/resourceclaims", ResourceClaim, keep=keep))[0]
 
 
 def is_known(crossing: Crossing | None) -> bool:
@@ -408,7 +412,12 @@ def pcie_root(pci: str) -> str:
 
 
 def _standing(
-    name: str, devices: int, claims: ClaimsOf | None, published: Publisher | None, unpublished: str
+    name: str,
+    devices: int,
+    claims: ClaimsOf | None,
+    published: Publisher | None,
+    unpublished: str,
+    rival: Rival | None,
 ) -> DriverStatus:
     """Say how a driver stands; ``unpublished`` is for where nothing is published yet."""
     return DriverStatus(
@@ -418,6 +427,7 @@ def _standing(
         trouble="" if claims is None else claims.trouble,
         unpublished=unpublished if published is None else published.trouble(name),
         claims=0 if claims is None else claims.prepared,
+        rival="" if rival is None else rival.words,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -23,6 +23,7 @@ from gateway.kubernetes.watch import ChangeKind, Watch, pause
 
 if TYPE_CHECKING:
     from gateway.dra.offer import Offer
+    from gateway.dra.serving.rivals import Rival
     from gateway.kubernetes.client import Client
 
 T = TypeVar("T")
@@ -138,6 +139,8 @@ class Publisher:
         ready: whether a kubelet took a driver. Until then no more is offered than was: a claim that is prepared before that is asked
             for again only after 60 to 90 s (run on 1.36).
         met: is called when other drivers offer something else.
+        rival: says of a driver whether another process has its name; None: nobody looks.
+        noticed: is called when slices changed.
     """
 
     def __init__(
@@ -150,9 +153,12 @@ class Publisher:
         leave: Callable[[str], bool],
         ready: Callable[[str], bool],
         met: Callable[[], None] = lambda: None,
+        rival: Callable[[str], Rival | None] = lambda _: None,
+        noticed: Callable[[], None] = lambda: None,
     ) -> None:
         self._api, self._current, self._node, self._owner = api, current, node, owner
         self._offered, self._leave, self._ready, self._met = offered, leave, ready, met
+        self._rival, self._noticed = rival, noticed
         self._there: dict[str, Slice] | None = None
         self._wake = asyncio.Event()
         self._last: dict[str, int] = {}
@@ -173,58 +179,63 @@ class Publisher:
 
     def trouble(self, driver: str) -> str:
         """Say why a driver's slices aren't what they should be; '' where they are."""
-        return self._strangers.get(driver) or self._failed or self._watch.trouble
+        rival = self._rival(driver)
+        return (rival.words if rival is not None else "") or self._failed or self._watch.trouble
 
     def stranger(self, attributes: Mapping[str, object]) -> str:
         """Say which other driver's slices on this node offer a device, too; '' for none."""
         return next(filter(None, map(self._strangers.get, slices.hardware(attributes))), "")
 
     def free(self) -> frozenset[tuple[str, str]]:
-        """Give what the API server's slices offer to new claims: the driver and the name of each device."""
+        """Give what our slices offer to new claims by the API server: the driver and the name of each device."""
+        there = {} if self._there is None else self._there
+        ours = (one for name, one in there.items() if slices.is_ours(name, one, self._node))
         return frozenset(
             name
-            for name, device in self._shown()
+            for name, device in _shown(ours)
             if not any(taint.get("effect") == "NoSchedule" for taint in device.get("taints") or ())
         )
 
     def shown(self) -> frozenset[tuple[str, str]]:
         """Give all that the slices of this node have, of whichever driver."""
-        return frozenset(name for name, _ in self._shown())
+        return frozenset(name for name, _ in _shown(() if self._there is None else self._there.values()))
 
-    def _shown(self) -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:
-        for one in () if self._there is None else self._there.values():
-            for device in one.spec.devices or ():
-                yield (one.spec.driver, str(device.get("name"))), device
+    def others(self, driver: str) -> dict[str, Slice] | None:
+        """Give a driver's slices on this node that no gateway wrote; None: they aren't known yet."""
+        there = self._there
+        if there is None:
+            return None
+        return {
+            name: one
+            for name, one in there.items()
+            if (one.spec.driver, one.spec.node) == (driver, self._node) and not slices.is_ours(name, one, self._node)
+        }
 
     async def run(self) -> None:
         """Publish for ever."""
-        watching = asyncio.ensure_future(self._look())
-        try:
-            failures = 0
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                try:
-                    wait = await self._current.at(self._publish)
-                    failures, self._failed = 0, ""
-                except KubernetesError as error:
-                    failures, self._failed = failures + 1, str(error)
-                    wait = pause(error, failures, random.random())  # noqa: S311 - no secret
-                    if failures == 1:
-                        _log.warning("ResourceSlices can't be written: trying again", reason=str(error))
-                if wait:
-                    await asyncio.sleep(wait)
-                    self._wake.set()
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+        failures = 0
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                wait = await self._current.at(self._publish)
+                failures, self._failed = 0, ""
+            except KubernetesError as error:
+                failures, self._failed = failures + 1, str(error)
+                wait = pause(error, failures, random.random())  # noqa: S311 - no secret
+                if failures == 1:
+                    _log.warning("ResourceSlices can't be written: trying again", reason=str(error))
+            if wait:
+                await asyncio.sleep(wait)
+                self._wake.set()
 
     # What is there.
 
     async def _collection(self) -> str:
         return f"{(await self._current.anew()).path}/resourceslices"
 
-    async def _look(self) -> None:
+    async def watch(self) -> None:
+        """Watch the node's slices for ever."""
         async for change in self._watch.changes():
             if change.kind is ChangeKind.WHOLE:
                 self._there = {one.metadata.name: one for one in change.objects}
@@ -236,6 +247,7 @@ class Publisher:
                     self._there[one.metadata.name] = one
                     self._check_taints(one)
             self._wake.set()
+            self._noticed()
 
     def _check_taints(self, one: Slice) -> None:
         written = self._written.get(one.metadata.name)
@@ -258,11 +270,14 @@ class Publisher:
             for name, one in self._there.items()
             if one.spec.driver in offered and slices.is_ours(name, one, self._node)
         }
-        self._tell_strangers(slices.strangers(self._there.values(), offered, self._node, ours), offered)
+        self._tell_strangers(slices.strangers(self._there.values(), self._node, ours))
         wait = 0.0
         for driver, devices in offered.items():
-            if driver in self._strangers or self._leave(driver):
+            if self._leave(driver):
                 wait = _PACE
+                continue
+            if (rival := self._rival(driver)) is not None and rival.seen.unpublished:
+                await self._make_way(server, driver, rival)
                 continue
             free = tuple(one for one in devices if not self.stranger(one.attributes))
             mine = {name: self._there[name] for name in ours if self._there[name].spec.driver == driver}
@@ -274,6 +289,20 @@ class Publisher:
                 continue
             await self._carry_out(server, driver, wanted)
         return wait
+
+    async def _make_way(self, server: Server, driver: str, rival: Rival) -> None:
+        """Delete our slices of a driver whose name another process has, and the slices of one that ended for good."""
+        there, stale, node = self._there or {}, rival.seen.is_stale, self._node
+        gone = {
+            name: one
+            for name, one in there.items()
+            if (one.spec.driver, one.spec.node) == (driver, node) and (stale or slices.is_ours(name, one, node))
+        }
+        await self._carry_out(server, driver, [Change(name) for name in gone])
+        if stale:
+            _log.info("deleted ResourceSlices that another process left", driver=driver, slices=sorted(gone))
+            ended = slices.strangers(gone.values(), node, ())
+            self._met_at = {what: at for what, at in self._met_at.items() if what not in ended}
 
     def _too_often(self, driver: str, pool: Pool) -> bool:
         """Whether the same was written so often lately that it is to wait."""
@@ -312,13 +341,13 @@ class Publisher:
             generation=self._last.get(driver, 0),
         )
 
-    def _tell_strangers(self, found: Mapping[str, str], drivers: Collection[str]) -> None:
+    def _tell_strangers(self, found: Mapping[str, str]) -> None:
         loop, looked, self.has_looked = asyncio.get_running_loop(), self.has_looked, True
         now = loop.time()
         before, recent = self._strangers, {one for one, at in self._met_at.items() if now < at + LINGERS}
         if lingering := {one: before[one] for one in recent - found.keys() if one in before}:
             loop.call_later(LINGERS, self.changed)
-        self._met_at = {one: self._met_at[one] for one in lingering} | dict.fromkeys(found.keys() - {*drivers}, now)
+        self._met_at = {one: self._met_at[one] for one in lingering} | dict.fromkeys(found, now)
         found = {**found, **lingering}
         if looked and found == before:
             return
@@ -331,3 +360,9 @@ class Publisher:
             )
         self._strangers = found
         self._met()
+
+
+def _shown(found: Iterable[Slice]) -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:
+    for one in found:
+        for device in one.spec.devices or ():
+            yield (one.spec.driver, str(device.get("name"))), device

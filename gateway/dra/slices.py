@@ -161,18 +161,15 @@ def lacks_taints(written: Slice, seen: Slice) -> bool:
     return tainted and not kept and written.generation == seen.generation
 
 
-def strangers(slices: Iterable[Slice], drivers: Iterable[str], node: str, ours: Iterable[str]) -> dict[str, str]:
-    """Say which hardware other drivers offer on this node, or another process under our name: words by ``hardware`` or driver.
+def strangers(slices: Iterable[Slice], node: str, ours: Iterable[str]) -> dict[str, str]:
+    """Say which hardware other processes offer on this node, under another driver's name or ours: words by ``hardware``.
 
     Two drivers that offer one GPU give it away twice. ``ours`` are the names of our own slices.
     """
-    known, mine = set(drivers), set(ours)
+    mine = set(ours)
     found: dict[str, str] = {}
     for one in slices:
         if one.spec.node != node or one.metadata.name in mine:
-            continue
-        if one.spec.driver in known:
-            found[one.spec.driver] = f"another process publishes devices of {one.spec.driver}: {one.metadata.name}"
             continue
         for device in one.spec.devices or ():
             words = f"{one.spec.driver} offers it as {device.get('name')} in {one.metadata.name}"

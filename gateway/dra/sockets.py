@@ -88,6 +88,12 @@ async def until_alone(
                 await (asyncio.sleep(AGAIN) if news.is_set() else news.wait())
 
 
+def is_gateways(path: Path, folder: Path, driver: str) -> bool:
+    """True if a path is one that a gateway has its socket for a driver at."""
+    token = path.name.removeprefix(f"{_stem(driver)}-").removesuffix(".sock")
+    return TOKEN.fullmatch(token) is not None and path == path_of(folder, driver, token)
+
+
 def sweep(folder: Path, driver: str) -> list[str]:
     """Remove the sockets that dead instances left; return their names."""
     removed = []
@@ -105,12 +111,7 @@ def _stem(driver: str) -> str:
 
 def _all(folder: Path, driver: str) -> list[Path]:
     with contextlib.suppress(OSError):
-        stem = _stem(driver)
-        return [
-            path
-            for path in folder.glob(f"{stem}-*.sock")
-            if TOKEN.fullmatch(path.name.removeprefix(f"{stem}-").removesuffix(".sock"))
-        ]
+        return [path for path in folder.glob(f"{_stem(driver)}-*.sock") if is_gateways(path, folder, driver)]
     return []
 
 

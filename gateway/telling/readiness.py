@@ -109,13 +109,13 @@ def judge_drivers(
         + (
             f"registered, {one.devices} device{'' if one.devices == 1 else 's'}"
             if one.registered
-            else "not registered" + (f"; {one.trouble}" if one.trouble else "")
+            else "not registered" + (f"; {why}" if (why := one.rival or one.trouble) else "")
         )
         for one in drivers
     ]
     if not begun:
         lines.append("starting")
-    done = begun and all(one.registered for one in drivers)
+    done = begun and all(one.registered or one.rival for one in drivers)
     held_up = any(one.held_up for one in hindrances)
     return Verdict((kubelet_s is None or done) and not held_up, tuple(_bounded(lines or ["no devices"])))
 

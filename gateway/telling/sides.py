@@ -15,7 +15,7 @@ class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A DRA driver of the gateway, with so many ``devices`` to offer, and as many ``claims`` that have some.
 
     ``registered``: the kubelet took it; otherwise ``trouble`` says why not, where it said so. ``unpublished`` says why its ResourceSlices
-    aren't what they should be, and is mostly empty.
+    aren't what they should be, and is mostly empty. ``rival`` names another process that has the driver's name, and says what is waited for.
     """
 
     name: str
@@ -24,6 +24,7 @@ class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
     unpublished: str = ""
     claims: int = 0
+    rival: str = ""
 
 
 class SideStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ RULES = {
     "DRA14": "what can't reach a container by CDI is refused",
     "DRA15": "a part that is told to end ends, whatever comes at that moment",
     "DRA16": "the API server is asked anew which version of resource.k8s.io it has where that is gone, and seldom",
+    "DRA17": "another process that has the driver's name is left alone, with its claims, until it is gone for good",
 }
 
 _SPELLED = "tests/unit/test_dra_adapters.py"
@@ -34,8 +35,82 @@ _SLICES = "gateway/dra/slices.py"
 _CLAIMS = "gateway/dra/claims.py"
 _DRIVER = "gateway/dra/driver.py"
 _PUBLISHER = "gateway/dra/publisher.py"
+_RIVALS = "gateway/dra/serving/rivals.py"
+_BESIDE = "tests/unit/test_dra_rivals.py"
 
 MUTANTS = (
+    Mutant(
+        "DRA17",
+        "a driver is registered beside another process's socket",
+        _RIVALS,
+        "        if self.socket:\n            return f",
+        "        if False:\n            return f",
+        f"{_BESIDE}::test_a_name_that_another_process_has_is_not_registered",
+    ),
+    Mutant(
+        "DRA17",
+        "a driver is registered beside another process's slices",
+        _RIVALS,
+        "        if self.slices:\n            return (",
+        "        if False:\n            return (",
+        f"{_BESIDE}::test_what_may_be_done_beside_another_process",
+    ),
+    Mutant(
+        "DRA17",
+        "a socket that gives no answer is nobody's",
+        "gateway/dra/serving/announced.py",
+        "or (name is None and path.name.startswith",
+        "or (False and path.name.startswith",
+        f"{_BESIDE}::test_a_socket_of_this_name_that_gives_no_answer_counts_and_another_one_does_not",
+    ),
+    Mutant(
+        "DRA17",
+        "a process that is updated is one that has ended",
+        _RIVALS,
+        "AWAY_S: Final = 60.0",
+        "AWAY_S: Final = 0.0",
+        f"{_BESIDE}::test_what_it_publishes_stays_through_its_updates",
+    ),
+    Mutant(
+        "DRA17",
+        "slices are deleted that claims name",
+        _RIVALS,
+        "bool(self.slices) and self.claims == ()",
+        "bool(self.slices)",
+        f"{_BESIDE}::test_what_it_publishes_stays_through_its_updates",
+    ),
+    Mutant(
+        "DRA17",
+        "what another process offered is prepared",
+        _DRIVER,
+        "if self._rival is not None and (theirs :=",
+        "if False and (theirs :=",
+        f"{_BESIDE}::test_while_ours_has_claims_it_stays_and_leaves_theirs_alone",
+    ),
+    Mutant(
+        "DRA17",
+        "what another process prepared is unprepared",
+        _DRIVER,
+        "if row is None and (others :=",
+        "if False and (others :=",
+        f"{_BESIDE}::test_while_ours_has_claims_it_stays_and_leaves_theirs_alone",
+    ),
+    Mutant(
+        "DRA17",
+        "a driver leaves its own claims behind",
+        "gateway/dra/serving/registered.py",
+        "rival.unregistered(0)) and not prepared())",
+        "rival.unregistered(0)))",
+        f"{_BESIDE}::test_while_ours_has_claims_it_stays_and_leaves_theirs_alone",
+    ),
+    Mutant(
+        "DRA17",
+        "a pod's GPU is free when its driver's slices are gone",
+        "gateway/dra/crossing.py",
+        "if one not in went or one in has",
+        "if one not in went",
+        f"{_BESIDE}::test_what_it_gave_to_pods_is_not_given_by_the_device_plugin_api",
+    ),
     Mutant(
         "DRA16",
         "what is asked of a server that was upgraded fails until its slices are watched again",
@@ -620,7 +695,7 @@ MUTANTS = (
         "DRA9",
         "a gateway is ready before the kubelet took its drivers",
         "gateway/telling/readiness.py",
-        "done = begun and all(one.registered for one in drivers)",
+        "done = begun and all(one.registered or one.rival for one in drivers)",
         "done = begun",
         f"{_DECIDED}::test_readiness",
     ),
@@ -892,16 +967,16 @@ MUTANTS = (
         "DRA11",
         "two instances write",
         _PUBLISHER,
-        "if driver in self._strangers or self._leave(driver):",
-        "if driver in self._strangers:",
+        "if self._leave(driver):",
+        "if False:",
         f"{_WRITTEN}::test_slices_are_left_to_a_newer_instance",
     ),
     Mutant(
         "DRA11",
         "a namesake's pool is written over",
         _PUBLISHER,
-        "if driver in self._strangers or self._leave(driver):",
-        "if self._leave(driver):",
+        "is not None and rival.seen.unpublished:",
+        "is not None and False:",
         f"{_WRITTEN}::test_a_namesakes_pool_is_left_alone",
     ),
     Mutant(

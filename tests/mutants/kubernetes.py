@@ -45,8 +45,8 @@ MUTANTS = (
         "KA2",
         "the claims of other nodes hide those of this one",
         "gateway/dra/drivers.py",
-        ", keep=lambda one: any(one.devices(node))",
-        "",
+        "ResourceClaim, keep=keep)",
+        "ResourceClaim)",
         f"{_ON}::test_the_claims_of_other_nodes_may_be_any_number",
     ),
     Mutant(

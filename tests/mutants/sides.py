@@ -1265,8 +1265,8 @@ MUTANTS = (
         "OWN4",
         "GPUs go to a driver that nobody took",
         _DESK,
-        "    missing = [one.name for one in drivers if not one.registered]",
-        "    missing: list[str] = []",
+        "    missing = [one for one in drivers if not one.registered]",
+        "    missing: list[DriverStatus] = []",
         f"{_ON}::test_nothing_crosses_to_a_driver_that_the_kubelet_has_not_taken",
     ),
     Mutant(

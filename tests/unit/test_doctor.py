@@ -434,6 +434,7 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0611": status_of(
         by_name=ByNameStatus(waiting="no DeviceClass has the extendedResourceName nvidia.com/gpu any more")
     ),
+    "DPG0612": status_of(drivers=(replace(DRIVER, registered=False, rival="another process has the driver"),)),
 }
 
 

@@ -401,6 +401,10 @@ async def _forgets_at_the_second_look(place: Place) -> None:
 
 
 async def test_without_an_api_server_the_driver_is_there_and_claims_wait(place: Place) -> None:
+    async with place.gateway("only"):
+        kubelet = await place.kubelet()
+        assert isinstance((await kubelet.prepare(V1, place.claim("had", "uid-had", "gpu-1")))["uid-had"], tuple)
+        await kubelet.channel.close()
     await place.server.stop()
     async with place.gateway("only"):
         kubelet = await place.kubelet()

@@ -544,9 +544,9 @@ def test_of_a_device_of_another_shape_what_can_be_read_counts(wrong: dict[str, A
     told = {"metadata": {"name": name}, "spec": {**msgspec.to_builtins(mine.spec), "devices": [{**device, **wrong}]}}
     assert slices.changes(pool(gpu(0)), {name: msgspec.convert(told, slices.Slice)}) != [], "ours is written anew"
     told["spec"] |= {"driver": "x", "devices": [{**device, **wrong}, device]}
-    assert "GPU-0" in slices.strangers([msgspec.convert(told, slices.Slice)], (), "n1", ())
+    assert "GPU-0" in slices.strangers([msgspec.convert(told, slices.Slice)], "n1", ())
     told["spec"]["devices"] = [{**device, **wrong}]
-    assert bool(slices.strangers([msgspec.convert(told, slices.Slice)], (), "n1", ())) is ("taints" in wrong)
+    assert bool(slices.strangers([msgspec.convert(told, slices.Slice)], "n1", ())) is ("taints" in wrong)
 
 
 def test_other_drivers_devices_are_theirs() -> None:
@@ -564,19 +564,20 @@ def test_other_drivers_devices_are_theirs() -> None:
         },
         Slice,
     )
+    same = [{"name": "g", "attributes": {"uuid": {"string": "GPU-2"}}}]
     namesake = msgspec.convert(
-        {"metadata": {"name": "y"}, "spec": {"driver": "gpu.nvidia.com", "nodeName": "n1"}}, Slice
+        {"metadata": {"name": "y"}, "spec": {"driver": "gpu.nvidia.com", "nodeName": "n1", "devices": same}}, Slice
     )
     elsewhere = msgspec.convert(
         {"metadata": {"name": "z"}, "spec": {"driver": "gpu.nvidia.com", "nodeName": "n2"}}, Slice
     )
     basic = [{"name": "f", "basic": {"attributes": {"uuid": {"string": "GPU-1"}}}}]  # As a kubelet of 1.32 has it.
     older = replace(other, metadata=slices.Metadata("w"), spec=replace(other.spec, devices=basic))
-    found = slices.strangers([*ours.values(), other, older, namesake, elsewhere], ["gpu.nvidia.com"], "n1", ours)
+    found = slices.strangers([*ours.values(), other, older, namesake, elsewhere], "n1", ours)
     assert found == {
         "GPU-0": "dra.example.com offers it as d in x",
         "GPU-1": "dra.example.com offers it as f in w",
-        "gpu.nvidia.com": "another process publishes devices of gpu.nvidia.com: y",
+        "GPU-2": "gpu.nvidia.com offers it as g in y",
     }
     assert not slices.is_ours("y", namesake, "n1")
 

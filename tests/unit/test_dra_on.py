@@ -890,7 +890,9 @@ async def test_what_a_slice_of_before_may_still_offer_does_not_come_back(node: N
         node.place.server.remove(f"{API}/namespaces/ns/resourceclaims/c")
     comes_back(node, A)
     unsaid = Unsaid(node.place.server)
-    async with node.gateway() as one:
+    async with node.gateway(
+        known=by_name
+    ) as one:  # Without a claim of ours the driver isn't registered until that is said.
         await until(lambda: drivers(one)._publisher is not None)
         if by_name:
             assert await node.claims.unprepare(V1, asked) == {"uid-c": None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,8 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.dra import publisher, slices
+from gateway.dra.claims import ResourceClaim
 from gateway.dra.offer import Ailment, Offer
 from gateway.dra.publisher import Current, Publisher, Server
+from gateway.dra.serving import rivals
+from gateway.dra.serving.announced import Announced
+from gateway.dra.serving.rivals import Rival
 from gateway.dra.slices import Pool
 from gateway.kubernetes.client import Client, KubernetesError
 from tests.fakes.apiserver import ApiServer, Request
@@ -42,9 +47,26 @@ class Published:
             lambda _: self.leave,
             lambda _: self.ready,
             lambda: self.met.append(True),
+            lambda _: self.rival,
+            self.noticed,
         )
+        name, nobody = "gpu.nvidia.com", Announced(Path("/nonexistent"))
+        others, changed = (lambda: self.publisher.others(name)), self.publisher.changed
+        self.rival = Rival(name, nobody, others, self.claims, lambda _: False, changed)
         self.publisher.changed()
-        self.task = asyncio.ensure_future(self.publisher.run())
+        self.task = asyncio.ensure_future(self.run())
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.rival.run())
+            group.create_task(self.publisher.watch())
+            group.create_task(self.publisher.run())
+
+    def noticed(self) -> None:
+        self.rival.noticed()
+
+    async def claims(self) -> list[ResourceClaim]:
+        return []
 
     def now(self, *devices: Offer) -> None:
         self.devices = list(devices)
@@ -251,12 +273,14 @@ async def test_it_says_why_slices_are_not_what_they_should_be(published: Publish
 
 async def test_a_namesakes_pool_is_left_alone(server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher, "_PACE", 0.01)
+    monkeypatch.setattr(rivals, "LOOK_S", 0.01)
     server.put(f"{PATH}/nvidias", spec={"driver": "gpu.nvidia.com", "nodeName": "n1", "devices": []})
     one = Published(server, api)
     await until(lambda: server.asked("GET", watch=True))
     await asyncio.sleep(0.05)
     assert not published_by(server)
     server.remove(f"{PATH}/nvidias")
+    monkeypatch.setattr(rivals, "AWAY_S", 0.0)
     await until(lambda: one.names == ["gpu-0", "gpu-1"])
     one.task.cancel()
     await asyncio.gather(one.task, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""Drivers that the kubelet finds, and other processes that have the name of one."""

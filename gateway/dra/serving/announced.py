@@ -1,0 +1,93 @@
+"""Which drivers the sockets in the kubelet's folder ``plugins_registry`` announce, whoever made them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc.aio
+
+from adapters import pluginregistration
+from adapters.dialect import MalformedError
+from gateway.dra.sockets import is_gateways
+from gateway.kubelet.watch import listens, socket_id, target
+
+if TYPE_CHECKING:
+    from gateway.kubelet.watch import SocketId
+
+INFO_S: Final = 1.0
+"""Seconds that a socket has to answer GetInfo."""
+MOST_SOCKETS: Final = 256
+"""Sockets in the kubelet's folder that are looked at, the first ones by name."""
+DRA_PLUGIN: Final = "DRAPlugin"
+"""The type that a DRA driver announces."""
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", pluginregistration.MAX_INFO),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_retries", 0),
+)
+
+
+class Announced:
+    """Which drivers the sockets in the kubelet's folder announce. Each socket is asked once.
+
+    Args:
+        registry: the folder.
+    """
+
+    def __init__(self, registry: Path) -> None:
+        self._registry = registry
+        self._known: dict[tuple[str, SocketId], str] = {}
+
+    async def socket(self, driver: str) -> str:
+        """Name a socket of another process that takes connections and announces a driver; '' if there is none."""
+        found = await asyncio.to_thread(self._living, driver)
+        unknown = [(path, id_) for path, id_ in found if (str(path), id_) not in self._known]
+        for (path, id_), name in zip(unknown, await asyncio.gather(*map(_asked, unknown)), strict=True):
+            if name is not None:
+                self._known[str(path), id_] = name
+        if len(self._known) > 2 * MOST_SOCKETS:  # Most of them have gone.
+            self._known.clear()
+        for path, id_ in found:
+            name = self._known.get((str(path), id_))
+            # One that doesn't answer has its driver in its name, as the upstream library writes it.
+            if name == driver or (name is None and path.name.startswith((f"{driver}-", f"{driver}."))):
+                return str(path.relative_to(self._registry))
+        return ""
+
+    def _living(self, driver: str) -> list[tuple[Path, SocketId]]:
+        """Give the sockets that take connections, but for those of other drivers and of gateways."""
+        found = []
+        for path in _sockets(self._registry):
+            id_ = socket_id(path)
+            if id_ is None or is_gateways(path, self._registry, driver):
+                continue
+            if self._known.get((str(path), id_), driver) == driver and listens(path):
+                found.append((path, id_))
+        return found
+
+
+def _sockets(folder: Path) -> Iterator[Path]:
+    """Give the entries of the folder and those beneath it, as a kubelet does: no names that begin with a dot."""
+    left = MOST_SOCKETS
+    for at, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and left > 0:
+                left -= 1
+                yield Path(at, name)
+
+
+async def _asked(one: tuple[Path, SocketId]) -> str | None:
+    """Ask a socket for its driver: '' if it is none of a driver; None if it gives no answer."""
+    async with grpc.aio.insecure_channel(target(one[0]), options=_OPTIONS) as channel:
+        ask: Any = channel.unary_unary(pluginregistration.GET_INFO)
+        try:
+            info = pluginregistration.decode_info(await ask(b"", timeout=INFO_S))
+        except (grpc.aio.AioRpcError, MalformedError):
+            return None
+        return info.name if info.kind == DRA_PLUGIN else ""

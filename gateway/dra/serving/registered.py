@@ -1,0 +1,89 @@
+"""Our drivers' sockets: each driver is registered with the kubelet while no other process has its name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gateway.dra import sockets
+from gateway.dra.service import Service, serve
+
+if TYPE_CHECKING:
+    from gateway.dra.service import Claims, Guard
+    from gateway.dra.serving.rivals import Rival
+
+_log = structlog.get_logger()
+
+
+class Registered:
+    """The servers of our drivers.
+
+    Args:
+        registry: the kubelet's folder.
+        token: the gateway's.
+        decider: gives the token of the gateway that decides, if that is another one.
+        guard: as of a ``Service``.
+        kubelet: gives the kubelet's minor version; None: it isn't known.
+        lacking: says why the kubelet takes no claims; '' if it may.
+    """
+
+    def __init__(
+        self,
+        registry: Path,
+        token: str,
+        decider: Callable[[], str],
+        guard: Guard | None,
+        kubelet: Callable[[], int | None],
+        lacking: Callable[[], str],
+    ) -> None:
+        self._registry, self._token, self._decider, self._guard = registry, token, decider, guard
+        self._kubelet, self._lacking = kubelet, lacking
+        self._services: list[Service] = []
+
+    async def serve(
+        self,
+        claims: Claims,
+        rival: Rival,
+        prepared: Callable[[], int],
+        withdrawn: Callable[[], None],
+        learned: asyncio.Event,
+    ) -> None:
+        """Have a driver registered for ever, as often as its name is free, as soon as that breaks no other instance.
+
+        Args:
+            claims: the driver's.
+            rival: knows of another process with its name.
+            prepared: counts the claims that we prepared.
+            withdrawn: is called when the driver is registered no more.
+            learned: set when it is known which kubelet there is.
+        """
+        driver = claims.name
+        others = partial(sockets.others, self._registry, driver, self._token)
+        await sockets.until_alone(driver, others, self._kubelet, self._lacking, learned, claims.decides)
+        if swept := await asyncio.to_thread(sockets.sweep, self._registry, driver):
+            _log.info("removed sockets that dead gateways left", sockets=swept)
+        elsewhere = partial(sockets.of_another, self._registry, driver, self._decider)
+        path = sockets.path_of(self._registry, driver, self._token)
+        while True:
+            await rival.until(lambda: not rival.unregistered(prepared()))
+            service = await serve(lambda: Service(claims, elsewhere, self._guard), path)
+            self._services.append(service)
+            # The kubelet has what we prepared unprepared by us as long as we are registered.
+            await rival.until(lambda: bool(rival.words and rival.unregistered(0)) and not prepared())
+            withdrawn()
+            await service.stop()
+            self._services.remove(service)
+
+    async def close(self) -> None:
+        """Take the sockets away, so that another instance is called; what waits is passed on to it."""
+        newest = partial(sockets.newest, self._registry)
+        await asyncio.gather(*(one.stop(newest(one.name, self._token)) for one in self._services))
+
+    async def finish(self) -> None:
+        """Wait for the answers to what was passed on."""
+        await asyncio.gather(*(one.finish() for one in self._services))

@@ -1,0 +1,290 @@
+"""Another process on this node that has the name of one of our DRA drivers.
+
+The kubelet calls the process that registered a name last. So with two of them, one gets the other's claims, knows nothing of them, and
+answers all the same. Ours therefore registers a driver and publishes its devices only if no other process has the name.
+
+NVIDIA's driver ends on a node before its update starts there, and leaves its ResourceSlices. So ours waits until the other socket has
+been away for a while, and until no claim names a device of those slices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from msgspec import Struct
+
+from gateway.dra.claims import ResourceClaim, key
+from gateway.dra.serving.announced import Announced
+from gateway.kubernetes.client import KubernetesError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gateway.dra.slices import Slice
+    from gateway.memory.ledger import Ledger
+
+AWAY_S: Final = 60.0
+"""Seconds that the other process must have been away before its ResourceSlices may be deleted."""
+LOOK_S: Final = 1.0
+"""Seconds between two looks while another process has the name, or while that isn't known."""
+LOOK_SELDOM_S: Final = 5.0
+"""The same while no other process has it; also the seconds between two lists of the cluster's claims."""
+_log = structlog.get_logger()
+
+Device = tuple[str, str]
+"""The pool and the name of a device."""
+
+
+class OtherProcess(Struct, frozen=True):
+    """What is known of another process with the name of our ``driver``.
+
+    ``socket`` is the name of its socket, empty if it has none that takes connections. ``slices`` are its ResourceSlices; None: the API server has not said yet.
+    It was last seen ``away_s`` seconds ago; None: no such process was seen. ``claims`` name devices of its slices; None: not known.
+    """
+
+    driver: str
+    socket: str = ""
+    slices: tuple[str, ...] | None = ()
+    away_s: float | None = None
+    claims: tuple[str, ...] | None = ()
+
+    @property
+    def unregistered(self) -> str:
+        """Why our driver may not be registered; '' if it may."""
+        theirs = f" and publishes {_some(self.slices)}" if self.slices else ""
+        if self.socket:
+            return f"another process has the driver {self.driver}: it listens on {self.socket}{theirs}"
+        if self.slices is None:
+            return "the API server has not said yet which ResourceSlices the node has"
+        if self.away_s is not None and self.away_s < AWAY_S:
+            return f"another process had the driver {self.driver}{theirs}, and went less than {AWAY_S:g} s ago: it may be updated now"
+        if self.slices:
+            return (
+                f"another process left ResourceSlices of the driver {self.driver}: {_some(self.slices)}{self._claimed}"
+            )
+        return ""
+
+    @property
+    def unpublished(self) -> str:
+        """Why our devices may not be published; '' if they may."""
+        if (why := self.unregistered) or self.away_s is None or self.claims == ():
+            return why
+        return f"another process had the driver {self.driver}, and has ended{self._claimed}"
+
+    @property
+    def is_stale(self) -> bool:
+        """True if the other process's slices may be deleted."""
+        gone = not self.socket and self.away_s is not None and self.away_s >= AWAY_S
+        return gone and bool(self.slices) and self.claims == ()
+
+    @property
+    def _claimed(self) -> str:
+        if self.claims is None:
+            return ". The API server does not say which claims have devices of it"
+        return f". Claims still have devices of it: {_some(self.claims)}. Delete their pods" if self.claims else ""
+
+
+def _some(names: Sequence[str] | None) -> str:
+    names = names or ()
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+class Rival:
+    """Whether another process has the name of one driver.
+
+    Args:
+        driver: the name.
+        announced: who announces which driver.
+        others: gives the driver's slices on this node that no gateway wrote; None: they aren't known.
+        claims: lists the claims of the cluster that have a device of the driver; raises a ``KubernetesError``.
+        ours: True if a claim, by its UID, is prepared by us.
+        changed: is called when what is said of the other process changed.
+    """
+
+    def __init__(
+        self,
+        driver: str,
+        announced: Announced,
+        others: Callable[[], Mapping[str, Slice] | None],
+        claims: Callable[[], Awaitable[Sequence[ResourceClaim]]],
+        ours: Callable[[str], bool],
+        changed: Callable[[], None],
+    ) -> None:
+        self._driver, self._announced, self._others = driver, announced, others
+        self._claims, self._ours, self._changed = claims, ours, changed
+        self._socket, self._asked_at = "", 0.0
+        self._seen_at: float | None = None
+        self._slices: Mapping[str, int] | None = None
+        self._devices: frozenset[Device] = frozenset()
+        self._names: tuple[str, ...] | None = None
+        self._looked, self._told = False, ("", False)
+        self._wake, self._news = asyncio.Event(), asyncio.Event()
+
+    @property
+    def seen(self) -> OtherProcess:
+        """What is known now."""
+        self._meet()
+        away = None if self._seen_at is None else asyncio.get_running_loop().time() - self._seen_at
+        slices = None if self._slices is None else tuple(sorted(self._slices))
+        return OtherProcess(self._driver, self._socket, slices, away, self._names)
+
+    @property
+    def words(self) -> str:
+        """Say which other process has the name, and what is waited for; '' if none has."""
+        return "" if self._seen_at is None else self.seen.unpublished
+
+    def unregistered(self, prepared: int) -> str:
+        """Why our driver may not be registered; '' if it may.
+
+        If the API server says nothing, a kubelet calls for ``prepared`` claims alone: it can't read others either.
+        """
+        seen = self.seen
+        if not self._looked or (prepared and seen.slices is None and not seen.socket):
+            return "" if self._looked else "the kubelet's folder has not been looked at yet"
+        return seen.unregistered
+
+    def noticed(self) -> None:
+        """Take note that slices changed."""
+        if self._meet():
+            self._wake.set()
+
+    def has(self, claim: ResourceClaim) -> str:
+        """Say which other process offered a device that a claim has; '' if none did."""
+        for one in claim.results:
+            if one.driver == self._driver and (one.pool, one.device) in self._devices:
+                whose = self._socket or _some(sorted(self._slices or ())) or "its process has ended"
+                return f"{one.device} was allocated from the ResourceSlices of another process with the driver {self._driver} ({whose})"
+        return ""
+
+    async def lives(self) -> str:
+        """Look now: name the other process's socket; '' if nobody listens there."""
+        await self._look()
+        return self._socket
+
+    async def run(self) -> None:
+        """Look, for ever."""
+        while True:
+            await self._look()
+            await self._ask()
+            self._tell()
+            known = self._seen_at is None and self._slices is not None
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SELDOM_S if known else LOOK_S):
+                    await self._wake.wait()
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Wait for something that may change with each look."""
+        while not true():
+            news = self._news
+            await news.wait()
+
+    async def _look(self) -> None:
+        lived, self._socket = self._socket, await self._announced.socket(self._driver)
+        self._looked = True
+        self._meet()
+        if self._socket or lived:
+            self._seen_at = asyncio.get_running_loop().time()
+
+    def _meet(self) -> bool:
+        """Take note of the slices; True if they changed. One that somebody wrote shows that its process lives."""
+        others = self._others()
+        there = None if others is None else {name: one.generation for name, one in others.items()}
+        if there == self._slices or there is None:
+            return False
+        before, self._slices, self._names = self._slices or {}, there, None
+        self._asked_at = 0.0
+        if any(before.get(name) != generation for name, generation in there.items()):
+            self._seen_at = asyncio.get_running_loop().time()
+        self._devices |= {
+            (str(one.spec.pool.get("name", "")), str(device.get("name")))
+            for one in (others or {}).values()
+            for device in one.spec.devices or ()
+        }
+        return True
+
+    async def _ask(self) -> None:
+        """Ask which claims have devices of a process that ended, and forget that process once none has."""
+        seen, now = self.seen, asyncio.get_running_loop().time()
+        if seen.socket or seen.slices is None or seen.away_s is None or seen.away_s < AWAY_S or now < self._asked_at:
+            return
+        slices = self._slices
+        try:
+            found = await self._claims()
+        except KubernetesError as error:
+            _log.warning("the claims cannot be listed", driver=self._driver, reason=str(error))
+            found = None
+        self._asked_at = asyncio.get_running_loop().time() + LOOK_SELDOM_S
+        if self._slices is not slices:
+            return
+        self._names = None if found is None else tuple(_names_of(found, self.has, self._ours))
+        if self._names == () and not self._slices:
+            self._seen_at, self._devices = None, frozenset()
+
+    def _tell(self) -> None:
+        words, stale = self.words, self.seen.is_stale
+        if words and words != self._told[0]:
+            _log.warning("another process has the name of this DRA driver", driver=self._driver, reason=words)
+        elif self._told[0] and not words:
+            _log.info("no other process has the name of this DRA driver any more", driver=self._driver)
+        if (words, stale) != self._told:
+            self._told = words, stale
+            self._changed()
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+def _names_of(
+    found: Collection[ResourceClaim], has: Callable[[ResourceClaim], str], ours: Callable[[str], bool]
+) -> Iterator[str]:
+    for one in found:
+        if has(one) and not ours(one.metadata.uid):
+            yield f"{one.metadata.namespace}/{one.metadata.name}"
+
+
+class Rivals:
+    """Other processes that have the name of a driver of ours.
+
+    Args:
+        registry: the kubelet's folder.
+        claims: lists the claims of the cluster that have a device of a driver; raises a ``KubernetesError``.
+        ledger: has the claims that are prepared.
+        others: gives a driver's slices on this node that no gateway wrote; None: they aren't known.
+        changed: is called when what is said of another process changed.
+    """
+
+    def __init__(
+        self,
+        registry: Path,
+        claims: Callable[[str], Awaitable[Sequence[ResourceClaim]]],
+        ledger: Ledger,
+        others: Callable[[str], Mapping[str, Slice] | None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._announced, self._claims = Announced(registry), claims
+        self._ledger, self._others, self._changed = ledger, others, changed
+        self._of: dict[str, Rival] = {}
+
+    def of(self, driver: str) -> Rival | None:
+        """Give what is known for a driver; None: it isn't looked for."""
+        return self._of.get(driver)
+
+    def add(self, driver: str) -> Rival:
+        """Look for a driver from now on; its ``run`` is the caller's."""
+        about = partial(self._others, driver), partial(self._claims, driver), partial(self._is_ours, driver)
+        one = Rival(driver, self._announced, *about, self._changed)
+        self._of[driver] = one
+        return one
+
+    def noticed(self) -> None:
+        """Take note that slices changed."""
+        for one in self._of.values():
+            one.noticed()
+
+    def _is_ours(self, driver: str, uid: str) -> bool:
+        return key(driver, uid) in self._ledger.claims
