@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +15,7 @@ from gateway.dra.claims import Metadata
 from gateway.dra.crossing import NotWrittenError
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.node import NodeObject
-from gateway.kubernetes.watch import pause
+from gateway.kubernetes.watch import Retries
 from gateway.sides import names, table
 from gateway.sides.side import Side
 from gateway.sides.table import ANNOTATION
@@ -141,11 +140,11 @@ class Names:
 
     async def run(self) -> None:
         """Look, for ever."""
-        failures = 0
+        retries = Retries()
         while True:
-            error = await self._look()
-            failures = 0 if error is None else failures + 1
-            wait = pause(error, failures, random.random()) if error else LOOK_AT_CLASSES  # noqa: S311 - no secret
+            if (error := await self._look()) is None:
+                retries.worked()
+            wait = LOOK_AT_CLASSES if error is None else retries.wait(error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._news.wait()
@@ -215,10 +214,15 @@ class Desk:
 
     async def follow(self) -> None:
         """Keep all boards where the annotation wants them, for ever."""
-        wait = LOOK_FOR
+        wait, retries = LOOK_FOR, Retries()
         while True:
-            before, self.trouble = self.trouble, await self._wish()
-            wait = min(2 * wait, SELDOM) if self.trouble else LOOK_FOR
+            error = await self._wish()
+            before, self.trouble = self.trouble, "" if error is None else str(error)
+            if error is not None and isinstance(error.__cause__, KubernetesError):
+                wait = retries.wait(error.__cause__)
+            else:
+                retries.worked()
+                wait = LOOK_FOR if error is None else min(2 * wait, SELDOM)
             if self.trouble != before:
                 tell = _log.warning if self.trouble else _log.info
                 tell("the node's annotation", key=ANNOTATION, value=f"{self._wished:.80}", reason=self.trouble)
@@ -228,20 +232,22 @@ class Desk:
                     wait = LOOK_FOR
             self._news.clear()
 
-    async def _wish(self) -> str:
-        """Bring boards to where the annotation wants them; say why that isn't done."""
+    async def _wish(self) -> ControlError | None:
+        """Bring boards to where the annotation wants them; return the error if that can't be done now."""
         if not self._wished:
-            return ""
+            return None
         if self._wished not in _ENDS:
-            return f"expected {ANNOTATION} to be dra or plugin, got {shown(self._wished)}: nothing moves by it; correct it or remove it"
+            return ControlError(
+                f"expected {ANNOTATION} to be dra or plugin, got {shown(self._wished)}: nothing moves by it; correct it or remove it"
+            )
         crossing, to = self._crossing, Side(self._wished)
         away = [one for one in crossing.boards() if table.ordered(crossing.side(one), to) is not crossing.side(one)]
         try:
             if away:
                 await self._move(to, away)
         except ControlError as error:
-            return str(error)
-        return ""
+            return error
+        return None
 
     @property
     def handlers(self) -> Mapping[str, Handler]:

@@ -7,7 +7,6 @@ claims wait and nothing else does.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -34,7 +33,7 @@ from gateway.kubernetes import access
 from gateway.kubernetes.allocatable import Allocatable
 from gateway.kubernetes.client import Client, KubernetesError
 from gateway.kubernetes.node import NodeObject, OwnNode, path
-from gateway.kubernetes.watch import pause
+from gateway.kubernetes.watch import Retries
 from gateway.tasks import Background, after
 from gateway.telling.sides import ByNameStatus, DriverStatus
 
@@ -320,7 +319,7 @@ class Drivers:
 
     async def _learn(self) -> str:
         """Find out what must be known of the API server and the node, whose UID this gives."""
-        failures = 0
+        retries = Retries()
         while True:
             try:
                 node = await self._api.get(path(self._settings), NodeObject)
@@ -328,10 +327,10 @@ class Drivers:
                 self._learned.set()
                 await self._current.anew()
             except KubernetesError as error:
-                failures, self._unasked = failures + 1, str(error)
-                if failures == 1:
+                wait, self._unasked = retries.wait(error), str(error)
+                if retries.are_new:
                     _log.warning("the API server can't be asked: claims wait", reason=self._unasked)
-                await asyncio.sleep(pause(error, failures, random.random()))  # noqa: S311 - no secret
+                await asyncio.sleep(wait)
             else:
                 return node.metadata.uid
 

@@ -7,7 +7,6 @@ written again as soon as the watch says so. Nothing that the kubelet asks waits 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -19,7 +18,7 @@ from msgspec import Struct
 from gateway.dra import slices
 from gateway.dra.slices import Change, Pool, Slice
 from gateway.kubernetes.client import KubernetesError, Patch
-from gateway.kubernetes.watch import ChangeKind, Watch, pause
+from gateway.kubernetes.watch import ChangeKind, Retries, Watch
 
 if TYPE_CHECKING:
     from gateway.dra.offer import Offer
@@ -213,17 +212,17 @@ class Publisher:
 
     async def run(self) -> None:
         """Publish for ever."""
-        failures = 0
+        retries = Retries()
         while True:
             await self._wake.wait()
             self._wake.clear()
             try:
                 wait = await self._current.at(self._publish)
-                failures, self._failed = 0, ""
+                retries.worked()
+                self._failed = ""
             except KubernetesError as error:
-                failures, self._failed = failures + 1, str(error)
-                wait = pause(error, failures, random.random())  # noqa: S311 - no secret
-                if failures == 1:
+                wait, self._failed = retries.wait(error), str(error)
+                if retries.are_new:
                     _log.warning("ResourceSlices can't be written: trying again", reason=str(error))
             if wait:
                 await asyncio.sleep(wait)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from gateway.dra.offer import Taken
 from gateway.kubelet.beliefs import AFTER_START
 from gateway.kubelet.watch import kubelet_id
 from gateway.kubernetes.client import KubernetesError
-from gateway.kubernetes.watch import pause
+from gateway.kubernetes.watch import Retries
 from gateway.memory.holdings import given_since
 from gateway.registration.events import Phase
 
@@ -165,7 +164,7 @@ class Records:
 
     async def mind(self, ask: Callable[[], Awaitable[list[Pod]]], changed: Callable[[], None]) -> None:
         """Ask which pods there are while that matters, for ever; say when it may have made a difference."""
-        failures, wait = 0, ASK_FIRST
+        retries, wait = Retries(), ASK_FIRST
         while True:
             await self._doubt.wait()
             self._doubt.clear()
@@ -177,11 +176,11 @@ class Records:
             try:
                 pods = living(await ask())
             except KubernetesError as error:
-                failures += 1
                 self._doubt.set()
-                await asyncio.sleep(pause(error, failures, random.random()))  # noqa: S311 - no secret
+                await asyncio.sleep(retries.wait(error))
                 continue
-            failures, before, self._ended = 0, self._ended, doubted - pods
+            retries.worked()
+            before, self._ended = self._ended, doubted - pods
             if self._ended - before:
                 changed()
             with contextlib.suppress(TimeoutError):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -52,8 +51,8 @@ class Keeper:
         self._entries: dict[str, Mapping[str, Entry]] = {}
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._told_dropped = 0
-        self._failed: dict[str, tuple[int, str, float]] = {}
-        """How often each step failed in a row, why, and until when it isn't taken (monotonic seconds)."""
+        self._failed: dict[str, tuple[watch.Retries, str, float]] = {}
+        """Each step that failed: its retries, the last reason, and when it is due again (monotonic seconds)."""
         self._wrote = False
 
     async def run(self) -> None:
@@ -82,7 +81,7 @@ class Keeper:
 
     async def _attempt(self, step: Callable[[], Awaitable[None]]) -> None:
         """Take a step, but not too soon after it failed."""
-        failures, fault, due = self._failed.get(step.__name__, (0, "", 0.0))
+        retries, fault, due = self._failed.get(step.__name__, (watch.Retries(), "", 0.0))
         if time.monotonic() < due:
             return
         try:
@@ -96,8 +95,7 @@ class Keeper:
                     else "what serves the kubelet goes on; trying again"
                 )
                 _log.warning("the node can't be written at the API server", reason=str(error), advice=advice)
-            wait = watch.pause(error, failures + 1, random.random())  # noqa: S311 - no secret
-            self._failed[step.__name__] = failures + 1, said, time.monotonic() + wait
+            self._failed[step.__name__] = retries, said, time.monotonic() + retries.wait(error)
         else:
             self._failed.pop(step.__name__, None)
 

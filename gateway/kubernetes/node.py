@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -110,7 +109,7 @@ async def label(settings: Settings, name: str, seconds: float) -> str:
         KubernetesError: it didn't tell.
     """
     api, ends = client(settings), asyncio.get_running_loop().time() + seconds
-    failures = 0
+    retries = watch.Retries()
     with contextlib.closing(api):
         while True:
             left = ends - asyncio.get_running_loop().time()
@@ -118,10 +117,9 @@ async def label(settings: Settings, name: str, seconds: float) -> str:
                 found = await api.get(path(settings), NodeObject, seconds=max(left, 0.1))
                 return found.metadata.labels.get(name, "")
             except KubernetesError as error:
-                wait = watch.pause(error, failures, random.random())  # noqa: S311 - no secret
+                wait = retries.wait(error)
                 if wait > ends - asyncio.get_running_loop().time():
                     raise
-            failures += 1
             await asyncio.sleep(wait)
 
 

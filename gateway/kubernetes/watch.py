@@ -89,6 +89,30 @@ def pause(error: KubernetesError | None, failures: int, chance: float) -> float:
     return min(seconds, most) * (0.5 + chance / 2)
 
 
+class Retries:
+    """How long to wait after each failure in a row. Failures while the server was away don't count once it answers again."""
+
+    def __init__(self) -> None:
+        self._failures, self._away = 0, False
+
+    def wait(self, error: KubernetesError | None) -> float:
+        """Count a failure, and return the seconds until the next try."""
+        if error is not None and error.away != self._away:
+            self._failures, self._away = 0, error.away
+        seconds = pause(error, self._failures, random.random())  # noqa: S311 - no secret
+        self._failures += 1
+        return seconds
+
+    def worked(self) -> None:
+        """Begin to count again."""
+        self._failures = 0
+
+    @property
+    def are_new(self) -> bool:
+        """Whether the last failure was the first in a row, or the first since the server went away or came back."""
+        return self._failures == 1
+
+
 class Backoff:
     """How often the same is asked or said again: half as often each time, down to once in ``SELDOM`` seconds. Pure."""
 
@@ -131,7 +155,7 @@ class Watch(Generic[T]):
         self._api, self._path, self._kind, self._name, self._moved = api, path, kind, name, moved
         self._query = client.selector(f"metadata.name={name}" if name else fields)
         self._version = ""
-        self._failures, self._away = 0, False
+        self._retries = Retries()
         self.trouble = "not asked yet"
         """Why nothing is known of what happens now; empty while the watch goes on."""
 
@@ -151,16 +175,12 @@ class Watch(Generic[T]):
                         yield change
             except KubernetesError as caught:
                 error = caught
-                if error.status == _GONE:
+                if error.status == _GONE:  # The server forgets old versions after a while.
                     self._version = ""
-                if (
-                    error.away != self._away
-                ):  # A server that has just returned is busy: that is no reason to leave it alone for long.
-                    self._failures, self._away = 0, error.away
-                if error.status != _GONE:  # which is as it should be, after a while
-                    self._tell(error)
-            await asyncio.sleep(pause(error, self._failures, random.random()))  # noqa: S311 - no secret
-            self._failures += 1
+            wait = self._retries.wait(error)
+            if error is not None and error.status != _GONE:
+                self._tell(error)
+            await asyncio.sleep(wait)
 
     async def _everything(self) -> ObjectChange[T]:
         if not self._name:
@@ -191,7 +211,7 @@ class Watch(Generic[T]):
                         if not error.status:  # It can't be read. It would come again and again, or be left out.
                             self._version = ""
                         raise
-                    self._failures = 0
+                    self._retries.worked()
                     if change is not None:
                         yield change
 
@@ -216,7 +236,7 @@ class Watch(Generic[T]):
         self.trouble = ""
 
     def _tell(self, error: KubernetesError) -> None:
-        if not self.trouble or self._failures == 0:
+        if not self.trouble or self._retries.are_new:
             component = "dra" if "resource.k8s.io" in self._path else "api-server"
             advice = {
                 401: "the token isn't accepted: look at the service account, or at the kubeconfig",

@@ -227,7 +227,7 @@ MUTANTS = (
         "OWN6",
         "an annotation that can't be followed is tried as often as one that can",
         _DESK,
-        "wait = min(2 * wait, SELDOM) if self.trouble else LOOK_FOR",
+        "wait = LOOK_FOR if error is None else min(2 * wait, SELDOM)",
         "wait = LOOK_FOR",
         f"{_ON}::test_an_annotation_that_cannot_be_followed_is_tried_ever_more_seldom",
     ),

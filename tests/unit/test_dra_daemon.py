@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,10 +29,10 @@ from devices.life.states import State
 from devices.policy import ListStrategy, Policy
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
-from gateway.dra import cdi, driver, drivers, service, sockets
+from gateway.dra import cdi, driver, drivers, publisher, service, sockets
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.watch import KUBELET_SOCKET
-from gateway.kubernetes import access
+from gateway.kubernetes import access, watch
 from gateway.lab.gatewayproc import BEGUN
 from gateway.memory.ledger import Ledger
 from gateway.memory.rows import Cordon
@@ -180,6 +181,33 @@ async def test_a_status_says_how_containers_are_told_their_gpus_now(place: Place
         both = frozenset({ListStrategy.ENVVAR, ListStrategy.CDI_ANNOTATIONS})
         one.config.policy = replace(one.settings.policy, list_strategies=both)
         assert Commands(one).taken(rows=False)().list_strategies == ("cdi-annotations", "envvar")
+
+
+async def test_slices_are_written_soon_after_an_outage_of_the_api_server(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers with an error at first, as one does that is still starting."""
+    monkeypatch.setattr(watch, "AWAY", 0.02)
+    monkeypatch.setattr(watch, "FIRST", 0.2)
+    monkeypatch.setattr(publisher, "_WHILE", 0.0)
+    pause, paused = watch.pause, []
+
+    def count(*args: Any) -> float:
+        paused.append(pause(*args))
+        return paused[-1]
+
+    monkeypatch.setattr(watch, "pause", count)
+    async with place.gateway("only") as one:
+        await until(lambda: place.published == {"gpu-0": [], "gpu-1": []})
+        await place.server.stop()
+        one.ledger.cordon("GPU-a", Cordon("repair", 1.0))
+        await one.update()
+        await until(lambda: len(paused) > 100)
+        place.server.forbidden = "resourceslices"
+        await place.server.start()
+        await until(lambda: [one for one in place.server.requests if one.method == "PATCH"][1:])
+        place.server.forbidden = ""
+        await until(lambda: any(place.published.values()))
 
 
 async def test_devices_are_offered_by_dra_alone(place: Place) -> None:

@@ -32,6 +32,7 @@ from gateway.dra.service import Service
 from gateway.kubelet.beliefs import Beliefs, Look
 from gateway.kubelet.view import View
 from gateway.kubelet.watch import target
+from gateway.kubernetes import watch
 from gateway.kubernetes.client import KubernetesError
 from gateway.lab.waiting import until
 from gateway.memory.file import LedgerError
@@ -913,7 +914,7 @@ async def test_a_pods_end_is_asked_for_again_where_the_api_server_fails_and_not_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(records, "ASK_FIRST", 0.0)
-    monkeypatch.setattr(records, "pause", lambda *_: 0.0)
+    monkeypatch.setattr(watch, "pause", lambda *_: 0.0)
     beliefs, asked, news = KubeletRecords(a="u/c"), list[bool](), asyncio.Event()
     of = Records(cast("Beliefs", beliefs), beliefs.held, Ledger(Path("/none")), Path("/none"))
 

@@ -963,7 +963,7 @@ async def test_a_part_ends_though_news_come_at_that_moment(
         moves, follows = owners(one), drivers(one)._desk
         assert follows is not None
         monkeypatch.setattr(moves, "_look", AsyncMock(return_value=60.0))
-        monkeypatch.setattr(follows, "_wish", AsyncMock(return_value=""))
+        monkeypatch.setattr(follows, "_wish", AsyncMock(return_value=None))
         follows._wished = "dra"
         moves._wake = follows._news = news = asyncio.Event()
         work = {"crossing": moves.run, "desk": follows.follow}[part]
@@ -1190,6 +1190,20 @@ async def test_people_are_told_why_nobody_knows_which_claims_there_are(node: Nod
         node.place.server.hidden = ""
         await node.stand(a="plugin", b="plugin")
         assert "doesn't say" not in words(one)
+
+
+async def test_an_annotation_is_followed_soon_after_the_api_server_is_back(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "LOOK_FOR", 60.0)
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        node.place.server.forbidden = "nodes/n1/status"
+        found = {ANNOTATION: "dra"}
+        node.place.server.change("/api/v1/nodes/n1", lambda one: one["metadata"].update(annotations=found))
+        await until(lambda: "can't be lowered" in drivers(one).trouble)
+        node.place.server.forbidden = ""
+        await until(lambda: owners(one).side(A) is owners(one).side(B) is Side.DRA)
 
 
 async def test_an_annotation_waits_for_a_kubelet_that_takes_the_driver(
@@ -1529,7 +1543,7 @@ async def test_a_gateway_that_starts_offers_nothing_that_pods_by_name_would_run_
 async def test_where_nobody_says_which_classes_there_are_an_old_kubelet_gets_nothing_new(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "pause", lambda *_: 0.05)
+    monkeypatch.setattr(watch, "pause", lambda *_: 0.05)
     async with node.gateway():
         await node.allocatable(2)
         await node.cross("dra")

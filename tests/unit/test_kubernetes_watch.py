@@ -290,6 +290,15 @@ def test_how_long_the_server_is_left_alone(
     assert watch.pause(error, failures, chance) == pytest.approx(seconds)
 
 
+def test_failures_while_the_server_was_away_do_not_count_once_it_answers() -> None:
+    retries = watch.Retries()
+    assert max(retries.wait(AWAY) for _ in range(100)) <= watch.AWAY
+    assert retries.wait(BUSY) <= watch.FIRST
+    assert max(retries.wait(BUSY) for _ in range(100)) > watch.AWAY
+    retries.worked()
+    assert retries.wait(BUSY) <= watch.FIRST
+
+
 async def test_a_server_that_returns_is_asked_again_soon(
     server: ApiServer, followed: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
