@@ -15,8 +15,8 @@ from gateway.wires import control
 from gateway.wires.control import ControlError
 from gateway.wires.log import escaped
 
-ANSWER_TIME = 15.0
-"""Seconds within which the gateway must answer: it tells the API server first (``gateway.dra.desk.WITHIN``)."""
+ANSWER_TIME = 25.0
+"""Seconds within which the gateway must answer: it waits for pods and tells the API server first (``gateway.dra.desk.WITHIN``)."""
 
 _EXAMPLES = """\
 \b

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from gateway.dra import publisher
 from gateway.dra.claims import Metadata
 from gateway.dra.crossing import NotWrittenError
+from gateway.kubernetes.allocatable import LEAVES
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.node import NodeObject
 from gateway.kubernetes.watch import Retries
@@ -34,8 +35,10 @@ LOOK_FOR: Final = 2.0
 """Seconds between two looks for boards that aren't where the node's annotation wants them."""
 SELDOM: Final = 30.0
 """The same at most, where the annotation can't be followed: a whole fleet asks the API server so."""
-WITHIN: Final = 12.0
-"""Seconds within which an order is carried out, or given up: whoever gave it is told, and waits no longer."""
+WITHIN: Final = 22.0
+"""Seconds after which an order that the API server doesn't let happen is given up. The waits for pods take up to 15 of them."""
+ADMITTED: Final = 10.0
+"""Seconds for which an order waits until the kubelet has admitted the pods that are bound to the node, before it lowers allocatable."""
 FIRST: Final = 32
 """The first kubelet, 1.N, whose API for claims is spoken (v1beta1)."""
 LOOK_AT_CLASSES: Final = 120.0
@@ -85,7 +88,7 @@ async def leave(crossing: Crossing | None, ledger: Ledger) -> None:
     if not any(row.by_name for row in ledger.claims.values()):
         await crossing.allocatable.leave(crossing.stays())
     else:
-        await crossing.allocatable.admitted(crossing.stays())
+        await crossing.allocatable.admitted(crossing.stays(), LEAVES)
 
 
 class Names:
@@ -291,6 +294,8 @@ class Desk:
             async with asyncio.timeout(WITHIN) as limit:
                 if reason := await self._refused(to, wanted):
                     raise ControlError(reason)
+                if to is Side.DRA:
+                    await self._crossing.allocatable.admitted(self._crossing.stays(), ADMITTED)
                 async with self._crossing.allocatable.turn:
                     if to is Side.DRA:
                         await self._crossing.allocatable.lower(self._crossing.stays(wanted))

@@ -12,7 +12,7 @@ import structlog
 
 from gateway.kubernetes import ready
 from gateway.kubernetes.client import KubernetesError, Patch
-from gateway.kubernetes.watch import Backoff
+from gateway.kubernetes.watch import SELDOM, Backoff
 
 if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Look
@@ -96,14 +96,18 @@ class Allocatable:
                     await self.turn.acquire()
                     await self.lower(dict.fromkeys(stay, ()))
 
-    async def admitted(self, stay: Collection[str]) -> None:
-        """Wait for such a moment without saying anything: until the kubelet has admitted who was given to the node for these resources."""
+    async def admitted(self, stay: Collection[str], seconds: float) -> None:
+        """Wait until the kubelet has admitted the pods that are bound to the node and ask for these resources; at most so many seconds.
+
+        The kubelet counts pods that have DRA's GPUs by name against the allocatable of the API server. If that is lowered first, the
+        kubelet fails the others (``OutOfnvidia.com/gpu``, run on 1.37).
+        """
         with contextlib.suppress(KubernetesError, TimeoutError):
-            async with asyncio.timeout(LEAVES):
+            async with asyncio.timeout(seconds):
                 wait = LOOK
                 while await self._arriving(stay):
                     await asyncio.sleep(wait)
-                    wait *= 2
+                    wait = min(2 * wait, SELDOM)
 
     def _shows_more(self, counts: Mapping[str, int]) -> bool:
         own = self._own

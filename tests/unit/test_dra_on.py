@@ -576,6 +576,7 @@ async def test_who_makes_room_tells_nothing_after_it() -> None:
 async def test_a_pod_that_was_given_to_the_node_before_is_admitted_first(
     node: Node, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
+    monkeypatch.setattr(desk, "ADMITTED", 30.0 if ends == "admitted" else 0.5)
     monkeypatch.setattr(allocatable, "PATIENCE", 30.0 if ends == "admitted" else 0.5)
     path, limits = "/api/v1/namespaces/ns/pods/p", {"resources": {"limits": {GPU: "1"}}}
     node.place.server.put(
@@ -586,9 +587,10 @@ async def test_a_pod_that_was_given_to_the_node_before_is_admitted_first(
     )
     async with node.gateway() as one:
         await node.allocatable(2)
+        await until(lambda: node.told == {GPU: "2"})
         ordering = asyncio.ensure_future(node.cross("dra", A))
         await until(lambda: len([one for one in node.place.server.asked("GET") if one.path == "/api/v1/pods"]) > 2)
-        assert states(one) == {A: State.PRESENT, B: State.PRESENT}
+        assert (node.told, states(one)) == ({GPU: "2"}, {A: State.PRESENT, B: State.PRESENT})
         if ends == "admitted":
             node.place.server.change(path, lambda one: one["status"].update(startTime="2026-01-01T00:00:00Z"))
         await ordering
