@@ -221,6 +221,10 @@ class Drivers:
             self._tasks.background(self._rivals.add(driver).run())
             self._tasks.background(self._keep_serving(driver))
 
+    def has_ended(self, holder: str) -> bool:
+        """Whether a holder in the kubelet's checkpoint (pod UID/container) is a pod that has ended by the API server."""
+        return self._records.has_ended(holder.partition("/")[0])
+
     def standings(self) -> list[DriverStatus]:
         """Say how each driver stands with the kubelet."""
         unpublished = self._unasked if self._publisher is None else ""

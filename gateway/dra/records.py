@@ -162,6 +162,10 @@ class Records:
             self._taken[resource] = Taken(still_held(held, last.view, resource, self._ended) | since, offered)
         return self._taken.get(resource)
 
+    def has_ended(self, uid: str) -> bool:
+        """Whether a pod that only the checkpoint names has ended by the API server."""
+        return uid in self._ended
+
     async def mind(self, ask: Callable[[], Awaitable[list[Pod]]], changed: Callable[[], None]) -> None:
         """Ask which pods there are while that matters, for ever; say when it may have made a difference."""
         retries, wait = Retries(), ASK_FIRST

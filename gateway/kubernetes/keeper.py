@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from devices.model import Health
+from gateway.kubelet.drift import MismatchKind
 from gateway.kubernetes import events, node, ready, watch
 from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.kubernetes.events import Queue
@@ -104,6 +105,8 @@ class Keeper:
         standings = list(self._standings())
         if standings and all(one.elsewhere for one in standings):
             return None
+        if any(one.withheld or ready.allocatable(own, one.name) < one.healthy for one in standings):
+            self._gateway.beliefs.look_within(LOOK)  # The kubelet may be late, or another plugin may have the resource.
         return ready.judge(standings, own, hindrance=self._hindrance(), was=was)
 
     async def _say_ready(self) -> None:
@@ -141,14 +144,19 @@ class Keeper:
     def _standings(self) -> Iterator[NodeResource]:
         for resource in self._gateway.resources:
             entries = resource.entries
+            healthy = {one for one, entry in entries.items() if entry.device.health is Health.HEALTHY}
+            findings = self._gateway.beliefs.findings(resource.name) if resource.standing_by_for is None else ()
             yield ready.NodeResource(
                 resource.name,
                 len(entries),
-                sum(entry.device.health is Health.HEALTHY for entry in entries.values()),
+                len(healthy),
                 served=resource.state.phase is Phase.SERVING,
                 looked=resource.checked is not None,
                 lacking=resource.checked is Confirmation.LACKING,
                 elsewhere=resource.standing_by_for is not None,
+                withheld=sum(
+                    len(healthy.intersection(one.device_ids)) for one in findings if one.kind is MismatchKind.WITHHELD
+                ),
             )
 
     def _hindrance(self) -> str:

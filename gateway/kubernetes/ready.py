@@ -33,7 +33,8 @@ class NodeResource(Struct, frozen=True):
     """Where a resource stands: its devices, how many of them are healthy, and the way to the kubelet.
 
     ``elsewhere``: another gateway on the node serves it. ``served``: the kubelet's stream is open. ``lacking``: the kubelet's
-    records lack it; ``looked``: they were looked into since the start, if they can be.
+    records lack it; ``looked``: they were looked into since the start, if they can be. ``withheld``: how many healthy devices the
+    kubelet would not give by its own records.
     """
 
     name: str
@@ -43,6 +44,7 @@ class NodeResource(Struct, frozen=True):
     looked: bool = False
     lacking: bool = False
     elsewhere: bool = False
+    withheld: int = 0
 
 
 class NodeReadiness(Struct, frozen=True):
@@ -81,6 +83,11 @@ def judge(resources: Sequence[NodeResource], node: NodeObject, *, hindrance: str
             "isn't registered with the kubelet",
         ),
         ("NotVerified", [one for one in there if one.lacking], "the kubelet's records lack it"),
+        (
+            "NotVerified",
+            [one for one in there if one.withheld],
+            "the kubelet would not give all healthy devices: another plugin may have the resource",
+        ),
         (
             "NotVerified",
             [one for one in there if not (one.looked or one.elsewhere)],

@@ -145,8 +145,16 @@ class Commands:
             checked=resource.checked,
             holders=self._holders(name),
             drift=self._gateway.beliefs.findings(name) if other is None else (),
+            others=self._others(resource),
             behind=self._gateway.source.behind(name),
         )
+
+    def _others(self, resource: Resource) -> frozenset[str]:
+        """Return the devices that the kubelet would give though no gateway serves the resource: they are another plugin's."""
+        last, since = self._gateway.beliefs.last, resource.unserved_since
+        if last is None or since is None or last.at < since:
+            return frozenset()
+        return (last.view.allocatable or {}).get(resource.name, frozenset())
 
     def _strangers(self, resource: Resource) -> Callable[[], dict[str, str]]:
         drivers, known, entries = self._gateway.drivers, self._gateway.source.facts(resource.name), resource.entries
@@ -157,6 +165,8 @@ class Commands:
     def _holders(self, resource: str) -> dict[str, str] | None:
         """Say who has which device, by the kubelet's records and by what is prepared for ResourceClaims."""
         holders, prepared = self._gateway.beliefs.holders(resource), holding(self._gateway.ledger.claims, resource)
+        if holders is not None and (drivers := self._gateway.drivers) is not None:
+            holders = {one: holder for one, holder in holders.items() if not drivers.has_ended(holder)}
         return holders if not prepared else {**(holders or {}), **prepared}
 
     async def _status(self, connection: ControlConnection, request: dict[str, Any]) -> None:

@@ -95,7 +95,7 @@ _FAMILIES: Final = (
     _histogram("call_duration_seconds", "How long the answers took, errors included.", "resource call"),
     _gauge("devices", "Devices on the list, by state and by what their trouble asks for.", "resource state kind"),
     _gauge("healthy_devices", "Devices that the list calls Healthy.", "resource"),
-    _gauge("allocatable_devices", "Devices that the kubelet can give out: healthy, and served.", "resource"),
+    _gauge("allocatable_devices", "Devices that the kubelet can give out, by its own records.", "resource"),
     _gauge("held_devices", "Devices with a holder in the kubelet's records; absent where unknown.", "resource"),
     _gauge(
         "free_devices",

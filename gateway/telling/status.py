@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
@@ -19,6 +20,7 @@ from adapters.dialect import Level, span
 from devices import source
 from devices.life import states
 from devices.model import Health
+from gateway.kubelet.drift import MismatchKind
 from gateway.memory.scribe import FileState
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase
@@ -109,8 +111,9 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     calls by name and status. ``checked`` is what the last look into the kubelet's records told of the registration: held, lacking,
     unknown, or nothing yet.
 
-    ``listed`` devices are on the list, ``healthy`` ones said to be so, ``allocatable`` ones also served right now; ``held``
-    counts those with a holder, and ``free`` the allocatable ones without, null where nobody knows. ``devices`` is left out (empty) where nobody asked for the rows,
+    ``listed`` devices are on the list, and ``healthy`` ones said to be so. ``allocatable`` counts what the kubelet gives by its own
+    records; if they can't be read, the healthy devices while they are served. ``held`` counts the listed devices with a holder, and
+    ``free`` the allocatable ones without; null if nobody knows. ``devices`` is left out (empty) where nobody asked for the rows,
     and has only what a person is shown where that was asked for.
     """
 
@@ -213,6 +216,8 @@ class ResourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     holders: Mapping[str, str] | None = None
     """Who holds what, by device ID; None: nobody knows."""
     drift: Sequence[Finding] = ()
+    others: AbstractSet[str] = frozenset()
+    """The device IDs that the kubelet would give while no stream of ours is open: another plugin has the resource."""
     behind: source.Behind | None = None
     strangers: Mapping[str, str] = {}
     """Which other DRA driver offers a device, too, in words by device ID."""
@@ -246,6 +251,7 @@ def resource(facts: ResourceFacts, tally: Tally, now: float, *, rows: bool = Tru
     entries = facts.entries
     states = Counter((entry.state.value, _kind(entry)) for entry in entries.values())
     healthy = {device_id for device_id, entry in entries.items() if entry.device.health is Health.HEALTHY}
+    given = _corrected(healthy, facts.drift) if serving else facts.others
     holders = facts.holders
     calls: dict[str, dict[str, int]] = {}
     for (name, call, code), count in tuple(tally.calls.items()):
@@ -267,9 +273,9 @@ def resource(facts: ResourceFacts, tally: Tally, now: float, *, rows: bool = Tru
         checked=facts.checked.value if facts.checked is not None else "",
         listed=len(entries),
         healthy=len(healthy),
-        allocatable=len(healthy) if serving else 0,
+        allocatable=len(given),
         held=None if holders is None else len(holders.keys() & entries.keys()),
-        free=None if holders is None else len(healthy - holders.keys()) if serving else 0,
+        free=None if holders is None else len(given - holders.keys()),
         states=tuple(Count(state=state, kind=kind, devices=count) for (state, kind), count in sorted(states.items())),
         drift=tuple(
             MismatchStatus(kind=finding.kind.value, devices=len(finding.device_ids), words=finding.words)
@@ -278,6 +284,12 @@ def resource(facts: ResourceFacts, tally: Tally, now: float, *, rows: bool = Tru
         behind=facts.behind,
         devices=_devices(facts, few=few) if rows else (),
     )
+
+
+def _corrected(healthy: AbstractSet[str], drift: Iterable[Finding]) -> AbstractSet[str]:
+    """Return what the kubelet would give, by what differs in its records from the devices that we list as healthy."""
+    by_kind = {finding.kind: finding.device_ids for finding in drift}
+    return (healthy - {*by_kind.get(MismatchKind.WITHHELD, ())}) | {*by_kind.get(MismatchKind.SURPLUS, ())}
 
 
 def _devices(facts: ResourceFacts, *, few: bool) -> tuple[DeviceStatus, ...]:

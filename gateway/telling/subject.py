@@ -41,6 +41,9 @@ class SubjectDrivers(Protocol):
     def by_name(self) -> ByNameStatus:
         """What is wrong for pods that ask by name."""
 
+    def has_ended(self, holder: str) -> bool:
+        """Whether a holder in the kubelet's checkpoint is a pod that has ended by the API server."""
+
     def standings(self) -> Sequence[DriverStatus]:
         """Say how each driver stands."""
 

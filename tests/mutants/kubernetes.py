@@ -371,6 +371,22 @@ MUTANTS = (
     ),
     Mutant(
         "KA8",
+        "a node is ready though the kubelet would not give all its healthy devices",
+        _READY,
+        "[one for one in there if one.withheld],",
+        "[],",
+        f"{_TEST_READY}::test_a_node_that_was_ready_is_not_while_the_kubelet_gives_fewer",
+    ),
+    Mutant(
+        "KA8",
+        "nobody reads the kubelet's records though the API server shows fewer devices",
+        _KEEPER,
+        "if any(one.withheld or ready.allocatable(own, one.name) < one.healthy for one in standings):",
+        "if False:",
+        f"{_TEST_KEEPER}::test_what_another_plugin_has_is_neither_ready_nor_allocatable",
+    ),
+    Mutant(
+        "KA8",
         "what the kubelet has is enough",
         _READY,
         "if unseen:",

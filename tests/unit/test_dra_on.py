@@ -633,6 +633,23 @@ async def test_what_a_pod_holds_crosses_when_it_ended_and_comes_back_after_the_c
         assert states(one) == {A: State.PRESENT, B: State.PRESENT}
 
 
+async def test_a_pod_that_has_ended_by_the_api_server_holds_nothing_in_the_status(node: Node) -> None:
+    """The kubelet's checkpoint goes on naming it."""
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        node.place.server.put("/api/v1/namespaces/ns/pods/p", metadata={"uid": "u"}, spec={"nodeName": "n1"})
+        node.place.holds(A)
+        await one.beliefs.look()
+
+        def said() -> tuple[int | None, int | None]:
+            [resource] = Commands(one).taken(rows=False)().resources
+            return resource.held, resource.free
+
+        assert said() == (1, 1)
+        node.place.server.remove("/api/v1/namespaces/ns/pods/p")
+        await until(lambda: said() == (0, 2))
+
+
 class Deaf:
     """A kubelet whose pod-resources API says that these devices are allocatable, whatever it was told, until it ``hears``."""
 

@@ -14,6 +14,7 @@ import pytest
 from devices.life.states import Entry, State
 from devices.model import Device, Health
 from devices.source import Hindrance
+from gateway.cli import status
 from gateway.configuration.settings import Settings
 from gateway.kubernetes import keeper, ready, watch
 from gateway.kubernetes import node as nodes
@@ -21,9 +22,11 @@ from gateway.kubernetes.client import Client
 from gateway.kubernetes.keeper import Keeper
 from gateway.kubernetes.node import OwnNode
 from gateway.kubernetes.ready import CONDITION
+from gateway.lab.plugins.played import PlayedPlugin
 from gateway.lab.trials.scenarios import RESOURCE, Node, node
 from gateway.registration.events import Phase
 from gateway.tally import Confirmation
+from gateway.telling.status import ResourceStatus
 from tests.fakes.apiserver import Answer, ApiServer, Request
 from tests.unit.kubernetes import api, authority, server, until
 
@@ -66,6 +69,12 @@ def told(server: ApiServer) -> list[str]:
     return [found["reason"] for path, found in server.objects.items() if "/events/" in path]
 
 
+async def said(made: Node) -> ResourceStatus:
+    [seen] = (await status.look(made.root / "state")).read
+    [resource] = seen.resources
+    return resource
+
+
 async def test_the_node_is_ready_when_the_api_server_shows_all(server: ApiServer) -> None:
     async with kept(server, "--startup-taint", TAINT["key"], "--node-condition") as made:
         kubelet = await made.start_kubelet("1.37")
@@ -79,6 +88,29 @@ async def test_the_node_is_ready_when_the_api_server_shows_all(server: ApiServer
         await until(lambda: condition(server) == ("True", "Ready"))
         await until(lambda: taints(server) == [OTHER])
         assert {"type": "Ready", "status": "True"} in server.objects[NODE]["status"]["conditions"]
+
+
+async def test_what_another_plugin_has_is_neither_ready_nor_allocatable(server: ApiServer) -> None:
+    """The kubelet of 1.37 goes on reading our stream, and gives what the other plugin listed."""
+    async with kept(server, "--startup-taint", TAINT["key"], "--node-condition") as made:
+        kubelet = await made.start_kubelet("1.37")
+        await made.start_gateway()
+        await kubelet.wait(RESOURCE, 2)
+        async with asyncio.timeout(
+            10
+        ):  # Two looks show that the registration took; the next one is five minutes later.
+            while ((await said(made)).stream_s or 0) < 1.5:
+                pass
+        other = PlayedPlugin(folder=made.socket_dir, resource=RESOURCE, devices=[Device("theirs")])
+        await other.start()
+        await kubelet.wait(RESOURCE, 1)
+        shows(server, "1")
+        await until(lambda: condition(server) == ("False", "NotVerified"))
+        assert "another plugin may have the resource" in message(server)
+        assert taints(server) == [OTHER, TAINT]
+        resource = await said(made)
+        assert (resource.phase, resource.listed, resource.healthy, resource.allocatable) == ("serving", 2, 2, 1)
+        await other.stop()
 
 
 async def test_a_taint_that_came_again_goes_again_and_conflicts_do_no_harm(server: ApiServer) -> None:
@@ -216,7 +248,7 @@ def gateway(*, served: bool = True, elsewhere: bool = False, ill: int = 0, hindr
         settings=Settings(node_name="n1", node_condition=True, node_events=True, startup_taint=TAINT["key"]),
         resources=[plugin],
         hindrances=lambda: hindrances,
-        beliefs=SimpleNamespace(findings=lambda _: ()),
+        beliefs=SimpleNamespace(findings=lambda _: (), look_within=lambda _: None),
         token="abc",  # noqa: S106 - its name
     )
 

@@ -19,8 +19,8 @@ from gateway.kubernetes.ready import CONDITION, NodeResource, judge
 GPU, OTHER = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 
 
-def standing(name: str = GPU, devices: int = 4, healthy: int = 4, **more: bool) -> NodeResource:
-    return NodeResource(name, devices, healthy, **{"served": True, "looked": True, **more})
+def standing(name: str = GPU, devices: int = 4, healthy: int = 4, **more: int) -> NodeResource:
+    return NodeResource(name, devices, healthy, **{"served": True, "looked": True, **more})  # type: ignore[arg-type]
 
 
 def node(
@@ -46,6 +46,7 @@ def node(
         ([standing(), standing(OTHER, served=False)], {GPU: "4", OTHER: "4"}, "NotRegistered"),
         ([standing(lacking=True)], {GPU: "4"}, "NotVerified"),
         ([standing(looked=False)], {GPU: "4"}, "NotVerified"),
+        ([standing(withheld=1)], {GPU: "4"}, "NotVerified"),
         ([standing()], {}, "NotAllocatable"),
         ([standing()], {GPU: "3"}, "NotAllocatable"),
         ([standing()], {GPU: "many"}, "NotAllocatable"),
@@ -63,6 +64,11 @@ def test_a_node_is_ready_when_all_of_it_is(
 
 def test_a_source_that_tells_nothing_is_the_reason() -> None:
     assert judge([standing()], node({GPU: "4"}), hindrance="nvidia: no driver", was=True).message == "nvidia: no driver"
+
+
+def test_a_node_that_was_ready_is_not_while_the_kubelet_gives_fewer() -> None:
+    """Its own records say so: then it is no late news."""
+    assert not judge([standing(withheld=1)], node({GPU: "3"}), was=True).ready
 
 
 @pytest.mark.parametrize(("allocatable", "is_ready"), [("4", True), ("3", True), ("1", True), ("0", False)])

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from devices.life.states import Entry, State
 from devices.model import Device
 from gateway.configuration.reload import FileFate
+from gateway.kubelet.drift import Finding, MismatchKind
 from gateway.registration.events import Phase
 from gateway.telling import status
 from gateway.telling.status import Configuration, Count, Gateways, GatewayStatus, ResourceFacts, ResourceStatus
@@ -63,6 +64,26 @@ def test_a_resource_in_words_and_numbers(field: str, value: object) -> None:
 def test_nothing_is_allocatable_that_is_not_served(phase: Phase) -> None:
     found = _resource(replace(TROUBLED, state=documents.state(phase), trouble="why"))
     assert (found.healthy, found.allocatable, found.free, found.trouble) == (4, 0, 0, "why")
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids", "allocatable", "free"),
+    [
+        (MismatchKind.WITHHELD, (IDS[0], IDS[1]), 2, 1),
+        (MismatchKind.WITHHELD, (IDS[5],), 4, 2),
+        (MismatchKind.SURPLUS, ("theirs-0", "theirs-1"), 6, 4),
+    ],
+)
+def test_what_is_allocatable_follows_the_kubelets_records(
+    kind: MismatchKind, ids: tuple[str, ...], allocatable: int, free: int
+) -> None:
+    found = _resource(replace(TROUBLED, drift=[Finding(kind, ids, "")]))
+    assert (found.healthy, found.allocatable, found.free) == (4, allocatable, free)
+
+
+def test_what_another_plugin_offers_while_no_gateway_serves_is_allocatable() -> None:
+    found = _resource(replace(TROUBLED, state=documents.state(Phase.WAITING), others=frozenset({"theirs", IDS[0]})))
+    assert (found.allocatable, found.free) == (2, 1)
 
 
 def test_what_is_wrong_with_the_configuration_file() -> None:
