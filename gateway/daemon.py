@@ -194,6 +194,7 @@ class Gateway:
         first = asyncio.Event()
         if self.settings.dra != "off":
             self.drivers = _drivers(self, first, decides=not beside)
+            self.holdings.let_in = self.drivers.let_in
         self._tasks.spawn("source", self._follower.run(first))
         attempts = None if self._role is None else self._role.flight
         label = None if self._features is None else self._features.label

@@ -25,7 +25,7 @@ from gateway.dra.desk import FIRST, Desk, Names, leave, not_taken, too_old
 from gateway.dra.driver import ClaimsOf, mind_over
 from gateway.dra.offer import first_said
 from gateway.dra.publisher import Current, Publisher
-from gateway.dra.records import AskedClaims, Records, arriving_at, is_away, pods_of, until_listed
+from gateway.dra.records import AskedClaims, Records, arriving_at, counted_at, is_away, pods_of, until_listed
 from gateway.dra.serving.registered import Registered
 from gateway.dra.serving.rivals import Rivals
 from gateway.kubelet.watch import KUBELET_SOCKET
@@ -116,7 +116,8 @@ class Drivers:
         self.alone = settings.dra == "only"
         if settings.dra == "on":
             known = inside.ledger, inside.scribe, inside.beliefs, inside.held, inside.resources, self._records
-            allocatable = Allocatable(self._api, path(settings), arriving_at(self._api, settings.node_name))
+            asks = arriving_at(self._api, settings.node_name), counted_at(self._api, settings.node_name)
+            allocatable = Allocatable(self._api, path(settings), *asks)
             ask = AskedClaims(self._allocated, lambda: self._foreign({}) is not None)
             self.crossing = Crossing(*known, ask, inside.update, allocatable, inside.presence, inside.first)
             names = Names(self._api, path(settings), self.crossing, inside.ledger, self.update)
@@ -220,6 +221,11 @@ class Drivers:
             self._serving.add(driver)
             self._tasks.background(self._rivals.add(driver).run())
             self._tasks.background(self._keep_serving(driver))
+
+    async def let_in(self, resource: str) -> None:
+        """Wait, before a pod is given a device, until the kubelet would admit it."""
+        if self.crossing is not None:
+            await self.crossing.allocatable.let_in(resource)
 
     def has_ended(self, holder: str) -> bool:
         """Whether a holder in the kubelet's checkpoint (pod UID/container) is a pod that has ended by the API server."""

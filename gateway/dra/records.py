@@ -105,6 +105,22 @@ async def arriving(ask: Callable[[], Awaitable[list[Pod]]], resources: Container
     return False
 
 
+async def counted(ask: Callable[[], Awaitable[list[Pod]]], resource: str) -> int:
+    """Ask for a node's pods: how many devices of a resource they want by name, as its kubelet counts; 0 if no claim was made for one.
+
+    Without such claims the kubelet counts no more than it has given, so it admits who is given one (``sanitizeNodeAllocatable``).
+    """
+    there = [one for one in await ask() if one.status.phase not in _OVER]
+    if all(one.status.by_claim is None for one in there):
+        return 0
+    return sum(max(sum(_wanted(one.spec.containers, resource)), *_wanted(one.spec.first, resource), 0) for one in there)
+
+
+def _wanted(containers: Iterable[_Container], resource: str) -> list[int]:
+    found = (one.resources.limits.get(resource, "") for one in containers)
+    return [int(one) for one in found if one.isdecimal()]
+
+
 def remembered_only(view: View, resource: str) -> Mapping[str, str]:
     """Give the UIDs of the pods that only the checkpoint names, by device ID, beside a List that doesn't."""
     if view.source != "pod-resources":
@@ -292,6 +308,11 @@ def pods_of(api: Client, node: str) -> Callable[[], Awaitable[list[Pod]]]:
 def arriving_at(api: Client, node: str) -> Callable[[Container[str]], Awaitable[bool]]:
     """Ask so of a node's pods."""
     return partial(arriving, pods_of(api, node))
+
+
+def counted_at(api: Client, node: str) -> Callable[[str], Awaitable[int]]:
+    """Ask so of a node's pods."""
+    return partial(counted, pods_of(api, node))
 
 
 def starts(presence: Presence, within: float) -> bool:

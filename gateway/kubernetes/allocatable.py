@@ -29,6 +29,8 @@ PATIENCE: Final = 5.0
 """Seconds for which that is waited for."""
 TELLS: Final = 10.0
 """Seconds after which the kubelet has told the API server by itself which devices there are."""
+HEARD: Final = 0.15
+"""Seconds until a kubelet has heard of a number that was just told, and at most for which it is told meanwhile."""
 LEAVES: Final = 6.0
 """Seconds for which one that makes room puts that off, so that nobody comes by name meanwhile, or was given to the node before."""
 _log = structlog.get_logger()
@@ -41,10 +43,20 @@ class Allocatable:
         api: the API server.
         node: the node's path there.
         arriving: asks whether pods were given to the node for some of these resources that its kubelet hasn't admitted yet.
+        counted: asks how many devices of a resource the kubelet counts for pods on the node; 0 if none of them has a claim for it.
     """
 
-    def __init__(self, api: Client, node: str, arriving: Callable[[Collection[str]], Awaitable[bool]]) -> None:
-        self._api, self._path, self._arriving = api, f"{node}/status", arriving
+    def __init__(
+        self,
+        api: Client,
+        node: str,
+        arriving: Callable[[Collection[str]], Awaitable[bool]],
+        counted: Callable[[str], Awaitable[int]],
+    ) -> None:
+        self._api, self._path, self._arriving, self._counted = api, f"{node}/status", arriving, counted
+        self._lowers: Collection[str] = ()
+        """The resources of which a lower number was told that the scheduler may not have heard of."""
+        self._told_at = 0.0
         self.turn = asyncio.Lock()
         """To be held from when the table is looked at until it was told, or changed."""
         self._backoff = Backoff()
@@ -72,21 +84,42 @@ class Allocatable:
             KubernetesError: it can't be said, or not be known who comes.
         """
         counts = {name: len(ids) for name, ids in stay.items()}
+        self._lowers = counts.keys()
+        try:
+            await self._lower(counts)
+        finally:
+            self._lowers = ()
+
+    async def _lower(self, counts: Mapping[str, int]) -> None:
         await self.tell(counts)
-        seen = told = time.monotonic()
-        ends, wait = told + PATIENCE, LOOK
+        seen = self._told_at = time.monotonic()
+        ends, wait = seen + PATIENCE, LOOK
         while (now := time.monotonic()) < ends:
             if self._shows_more(counts):
                 seen = now
-                if now - told >= SETTLE:
+                if now - self._told_at >= SETTLE:
                     await self.tell(counts)
-                    told = now
+                    self._told_at = now
             elif now - seen >= SETTLE:
                 if not await self._arriving(counts):
                     return
                 wait *= 2
             await asyncio.sleep(min(wait, ends - now))
         _log.info("pods that were given to the node may find no device", waited_s=PATIENCE)
+
+    async def let_in(self, resource: str) -> None:
+        """Wait, before a pod is given a device, until the kubelet would admit it though a lower number was told.
+
+        The pod was bound before the scheduler had heard of that. The kubelet checks it against the API server's number once Allocate is
+        answered, so it is told for a moment what the kubelet counts: the scheduler binds no more by that.
+        """
+        if resource in self._lowers:
+            with contextlib.suppress(KubernetesError, TimeoutError):
+                async with asyncio.timeout(2 * HEARD):
+                    if count := await self._counted(resource):
+                        self._told_at = time.monotonic()
+                        await self.tell({resource: count})
+                        await asyncio.sleep(HEARD)
 
     async def leave(self, stay: Mapping[str, Collection[str]]) -> None:
         """Say that there are none, for the moment in which no gateway is registered: who comes then by name fails. Nothing is told after it."""

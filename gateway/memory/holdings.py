@@ -52,6 +52,8 @@ class Holdings:
         self.ledger, self.scribe, self.beliefs, self.presence = ledger, scribe, beliefs, presence
         self._resources, self._tasks = resources, tasks
         self._boot_id = boot_id()
+        self.let_in: Callable[[str], Awaitable[None]] | None = None
+        """Waits until the kubelet would admit a pod that is given a device of a resource. With DRA on."""
 
     def held(self, resource: str) -> frozenset[str] | None:
         """Return what containers hold by the kubelet's records and what they were given since; None where nobody knows."""
@@ -181,6 +183,11 @@ class Memory:
             held |= more.keys()
             chosen = await choose((*(one for one in avoid if one not in held), *sorted(held)))
         return chosen
+
+    async def let_in(self) -> None:
+        """Wait until the kubelet would admit a pod that is given a device."""
+        if self._holdings.let_in is not None:
+            await self._holdings.let_in(self._resource)
 
     async def require_free(self, device_ids: Iterable[str]) -> None:
         """Ask the kubelet whether those of them that were given, as far as it was noted, are free again.

@@ -95,6 +95,9 @@ class DeviceMemory(Protocol):
     async def chosen(self, request: PreferredRequest, choose: Callable[..., Awaitable[Sequence[str]]]) -> Sequence[str]:
         """Have devices chosen by which of them are to be given last, the least bad ones first."""
 
+    async def let_in(self) -> None:
+        """Wait until the kubelet would admit a pod that is given a device."""
+
     async def require_free(self, device_ids: Iterable[str]) -> None:
         """Raise RefusedError where a container holds one of these, by what was noted, though the kubelet takes it for free."""
 
@@ -352,6 +355,7 @@ class DevicePlugin:
         with self._memory.asked:
             if any(not frozenset(given).isdisjoint(asked) for _, given, _ in self._notes):
                 self.note_handed_out()
+            await self._memory.let_in()
             await self._memory.require_free(asked)
             for container in containers:
                 self._check(dialect, container)

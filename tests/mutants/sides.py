@@ -1062,6 +1062,14 @@ MUTANTS = (
         f"{_ON}::test_a_pod_that_was_given_to_the_node_before_is_admitted_first",
     ),
     Mutant(
+        "OWN4",
+        "a pod that was bound before the scheduler heard of a lower allocatable is checked against that",
+        "gateway/registration/serve.py",
+        "            await self._memory.let_in()\n",
+        "",
+        f"{_ON}::test_a_pod_that_is_given_a_device_while_allocatable_is_lowered_is_counted_before_the_kubelet_checks_it",
+    ),
+    Mutant(
         "OWN6",
         "an annotation is tried as seldom after an outage as one that can't be followed",
         _DESK,

@@ -113,8 +113,10 @@ class Place:
         return Gateway(settings, source, before=before)
 
     @contextlib.asynccontextmanager
-    async def gateway(self, dra: str, *, registers: bool = True, status: int = 0) -> AsyncIterator[Gateway]:
-        """Have a gateway that ends with a status; ``registers``: a kubelet takes its driver as soon as that is there."""
+    async def gateway(
+        self, dra: str, *, registers: bool = True, status: int = 0, seconds: float = 20
+    ) -> AsyncIterator[Gateway]:
+        """Have a gateway for so many seconds that ends with a status; ``registers``: a kubelet takes its driver as soon as that is there."""
         serving = asyncio.Event()
 
         def heard(_logger: object, _level: str, event: EventDict) -> EventDict:
@@ -127,7 +129,7 @@ class Place:
         run = asyncio.ensure_future(one.run())
         registering = asyncio.ensure_future(self._register(one) if registers else asyncio.sleep(0))
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(seconds):
                 await serving.wait()
                 yield one
         finally:

@@ -865,6 +865,28 @@ async def test_who_is_given_to_the_node_and_not_admitted_yet_is_arriving(
     assert await records.arriving(ask, {GPU}) is comes
 
 
+ONE, TWO = {"resources": {"limits": {GPU: "1"}}}, {"resources": {"limits": {GPU: "2"}}}
+CLAIM: dict[str, Any] = {"extendedResourceClaimStatus": {}}
+
+
+@pytest.mark.parametrize(
+    ("pods", "count"),
+    [
+        ([({"containers": [ONE, TWO]}, {}), ({"containers": [ONE]}, CLAIM)], 4),
+        ([({"containers": [ONE], "initContainers": [TWO, ONE]}, {}), ({"containers": [{}]}, CLAIM)], 2),
+        ([({"containers": [ONE]}, {"phase": "Failed"}), ({"containers": [ONE]}, CLAIM)], 1),
+        ([({"containers": [ONE]}, {}), ({"containers": [ONE]}, {**CLAIM, "phase": "Succeeded"})], 0),
+        ([({"containers": [ONE]}, {})], 0),
+    ],
+    ids=["all containers", "init containers", "a pod that ended", "a claim that ended", "no claim"],
+)
+async def test_what_a_kubelet_counts_for_pods_beside_claims(pods: list[tuple[Any, Any]], count: int) -> None:
+    async def ask() -> list[Pod]:
+        return [msgspec.convert({"metadata": {"uid": "u"}, "spec": one, "status": said}, Pod) for one, said in pods]
+
+    assert await records.counted(ask, GPU) == count
+
+
 async def test_a_pod_that_the_checkpoint_alone_names_counts_while_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "ASK_FIRST", 0.0)
     monkeypatch.setattr(records, "ASK_AGAIN", 0.0)

@@ -94,8 +94,8 @@ class Node:
         return one
 
     @contextlib.asynccontextmanager
-    async def gateway(self, *, known: bool = True, status: int = 0) -> AsyncIterator[Gateway]:
-        async with self.place.gateway("on", registers=known, status=status) as one:
+    async def gateway(self, *, known: bool = True, status: int = 0, seconds: float = 20) -> AsyncIterator[Gateway]:
+        async with self.place.gateway("on", registers=known, status=status, seconds=seconds) as one:
             registry = self.place.folder / "plugins_registry"
             if known:
                 await until(lambda: list(registry.iterdir()))
@@ -460,7 +460,7 @@ async def test_a_lowered_allocatable_is_to_stay_once_more_after_it_was_written_o
 ) -> None:
     now, turn = 0.0, asyncio.sleep
     shown = [(0.3, "2"), (0.6, "0")]
-    one = allocatable.Allocatable(AsyncMock(), NODE, AsyncMock(return_value=False))
+    one = allocatable.Allocatable(AsyncMock(), NODE, AsyncMock(return_value=False), AsyncMock())
 
     async def later(seconds: float) -> None:
         nonlocal now
@@ -567,7 +567,7 @@ async def test_a_kubelet_that_starts_does_not_get_what_goes_to_dra_and_another_d
 
 
 async def test_who_makes_room_tells_nothing_after_it() -> None:
-    one = allocatable.Allocatable(AsyncMock(), NODE, AsyncMock(return_value=False))
+    one = allocatable.Allocatable(AsyncMock(), NODE, AsyncMock(return_value=False), AsyncMock())
     await one.leave({GPU: {A}})
     assert one.turn.locked()
 
@@ -597,12 +597,34 @@ async def test_a_pod_that_was_given_to_the_node_before_is_admitted_first(
         await node.stand(a="dra", b="plugin")
 
 
+async def test_a_pod_that_is_given_a_device_while_allocatable_is_lowered_is_counted_before_the_kubelet_checks_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocatable, "SETTLE", 0.5)
+    server, limits = node.place.server, {"resources": {"limits": {GPU: "1"}}}
+    spec = {"nodeName": "n1", "containers": [limits]}
+    running = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
+    has = {**running, "extendedResourceClaimStatus": {}}
+    server.put("/api/v1/namespaces/ns/pods/by-claim", metadata={"uid": "by-claim"}, spec=spec, status=has)
+    async with node.gateway():
+        await node.allocatable(2)
+        await until(lambda: node.told == {GPU: "2"})
+        ordering = asyncio.ensure_future(node.cross("dra"))
+        await until(lambda: node.told == {GPU: "0"})
+        server.put("/api/v1/namespaces/ns/pods/p", metadata={"uid": "p"}, spec=spec, status={"phase": "Pending"})
+        await node.manager.admit("p", {GPU: 1})
+        assert node.told == {GPU: "2"}, "what the kubelet counts: the pod with the claim, and this one"
+        server.change("/api/v1/namespaces/ns/pods/p", lambda one: one["status"].update(running))
+        await ordering
+        assert node.told == {GPU: "0"}
+
+
 async def test_who_is_not_admitted_yet_is_asked_about_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole fleet may ask the API server at once."""
     monkeypatch.setattr(allocatable, "SETTLE", 0.0)
     monkeypatch.setattr(allocatable, "PATIENCE", 1.0)
     arriving, began = AsyncMock(return_value=True), time.monotonic()
-    await allocatable.Allocatable(AsyncMock(), NODE, arriving).lower({GPU: ()})
+    await allocatable.Allocatable(AsyncMock(), NODE, arriving, AsyncMock()).lower({GPU: ()})
     assert time.monotonic() - began >= 1.0
     assert 3 <= arriving.await_count <= 5
 
@@ -2298,7 +2320,7 @@ async def test_the_claims_of_the_whole_cluster_are_listed_ever_more_seldom_while
 async def test_what_is_shown_of_the_node_is_lowered_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     api, node_ = AsyncMock(), AsyncMock()
     node_.status.allocatable = {GPU: "2"}
-    told = allocatable.Allocatable(api, NODE, AsyncMock())
+    told = allocatable.Allocatable(api, NODE, AsyncMock(), AsyncMock())
     told.heard(node_)
     monkeypatch.setattr(watch, "OFTEN", 3600.0)
     for _ in range(3):

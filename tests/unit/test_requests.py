@@ -63,6 +63,8 @@ class _Memory:
     async def chosen(self, _: PreferredRequest, choose: Callable[..., Awaitable[Sequence[str]]]) -> Sequence[str]:
         return await choose(())
 
+    async def let_in(self) -> None: ...
+
     async def require_free(self, device_ids: object) -> None:
         pass
 

@@ -3,8 +3,8 @@
     python -m gateway.lab.node -- python -m gateway.lab.node.crossings --times 10 --seed 1
 
 Short pods come all the time, by name and with claims, and others hold their GPUs through it. In half of the crossings there and back
-the kubelet is restarted in mid-way, by turns as another version; in a quarter the gateway is killed, in a quarter a newer one takes over. All is judged by what the pods'
-containers themselves could open. With --standby the gateway is a pair, of which the one that serves is killed. With --by-name all pods ask by name: a DeviceClass has the resource's, so they get GPUs of either API. The last line is the summary, as JSON, also
+the kubelet is restarted in mid-way, by turns as another version; in a quarter the gateway is killed, in a quarter a newer one takes over. With
+--undisturbed nothing of that happens, and no pod may fail. All is judged by what the pods' containers themselves could open. With --standby the gateway is a pair, of which the one that serves is killed. With --by-name all pods ask by name: a DeviceClass has the resource's, so they get GPUs of either API. The last line is the summary, as JSON, also
 where a signal cuts it off; the exit status is 1 then, and where a GPU was given twice, a holder was touched, or a pod failed.
 """
 
@@ -131,6 +131,7 @@ class Crossings:
     def __init__(
         self, dra: DraNode, seen: Seen, chance: random.Random, kubelets: Sequence[str], *, by_name: bool
     ) -> None:
+        """``kubelets`` are the versions that a restart may put in place; with none of them nothing happens to the node."""
         self._dra, self._chance, self._seen, self._by_name = dra, chance, seen, by_name
         self._kubelets = kubelets
         self.traffic = Traffic(dra, seen, chance, by_name=by_name)
@@ -169,6 +170,7 @@ class Crossings:
         happens = ["kubelet"] if number % 2 else []
         happens += ["gateway"] if number % 4 == 1 + number // 4 % 2 else []
         happens += ["roll"] if number % 4 == 2 - number // 4 % 2 else []
+        happens = happens if self._kubelets else []
         there = chance.random() < 0.5
         named, claiming = f"n{number}", f"c{number}"
         kept = {named: await traffic.hold(named, claim=False)}
@@ -311,6 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--standby", action="store_true", help="the gateway is a pair, of which the one that serves is killed"
     )
+    parser.add_argument("--undisturbed", action="store_true", help="nothing happens to the node meanwhile")
     parser.add_argument(
         "--kubelet",
         choices=VERSIONS,
@@ -318,7 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="which a restart puts in place (default: by turns all of these)",
     )
     options = parser.parse_args(arguments)
-    kubelets = options.kubelet or VERSIONS
+    kubelets = () if options.undisturbed else options.kubelet or VERSIONS
     found = asyncio.run(run(options.times, options.seed, kubelets, by_name=options.by_name, standby=options.standby))
     print(json.dumps(found))
     return 1 if any(found.get(what) for what in ("broke off", "given twice", "holders touched", "failed")) else 0
