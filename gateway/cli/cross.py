@@ -50,7 +50,10 @@ def cross(*, to: str, dry_run: bool, as_json: bool, state_dir: Path, ids: tuple[
 
     The order is on disk when the command returns, and needs nobody to wait for it: `gateway status` says what each GPU on its way waits for.
     """
-    paths = control.sockets(state_dir)
+    try:
+        paths = control.sockets(state_dir)
+    except ControlError as error:
+        raise click.ClickException(str(error)) from error
     if not paths:
         raise click.ClickException(places.nobody(state_dir, "cross"))
     if len(paths) > 1:

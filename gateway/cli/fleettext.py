@@ -46,7 +46,7 @@ def render(fleet: Fleet) -> Iterator[str]:
         yield from _reasons(fleet.steps)
     yield from _bugs(fleet.groups)
     if fleet.groups:
-        yield from ("", "Nodes, those with the fewest devices first", "")
+        yield from ("", "Nodes by kubelet version, then by number of devices", "")
         yield from table(("KUBELET", "NODES", "DEVICES", "NAMES"), map(_names, fleet.groups))
     elif not fleet.unknown:
         yield "  No node here has had a device plugin (its capacity names no such resource): nothing to plan."

@@ -6,6 +6,7 @@ Commands are imported only when they run, so that the daemon never pays for the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -73,8 +74,8 @@ Examples:
   gateway probe --json                           which API does this node's kubelet speak?
   gateway demo                                   a kubelet upgrade on a simulated node, with no GPU and no cluster
 
-Every option can be given as an environment variable too: --socket-dir is GATEWAY_SOCKET_DIR. Options win. A configuration
-file comes last.
+Options before commands have a variable: --socket-dir is GATEWAY_SOCKET_DIR. NVIDIA's keep the plugin's names: --mig-strategy
+is MIG_STRATEGY. Options win over variables, and those over the configuration file. docs/configuration.md lists all.
 """
 
 _log = structlog.get_logger()
@@ -89,6 +90,11 @@ def _worded_errors() -> Iterator[None]:
         error = named(found) if isinstance(found, click.UsageError) else found
         error.message = observe.printable_lines(error.message)  # type: ignore[misc]
         raise error from None
+    except OSError as error:
+        if error.filename or error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes its buffer again at the exit.
+        raise click.ClickException(f"Cannot write the output: {error.strerror}.") from None
 
 
 class _LazyGroup(click.Group):
@@ -188,14 +194,14 @@ class _Address(click.ParamType[tuple[str, int]]):
 @click.option(
     "--socket-dir",
     cls=Strict,
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     default=SOCKET_DIR,
     help="The kubelet's device plugin directory, with kubelet.sock in it.",
 )
 @click.option(
     "--state-dir",
     cls=Strict,
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     default=STATE_DIR,
     help="Where the gateway remembers which devices it announced. Must outlive it; never inside --socket-dir.",
 )
@@ -204,7 +210,7 @@ class _Address(click.ParamType[tuple[str, int]]):
     "pod_resources",
     cls=Strict,
     envvar="GATEWAY_POD_RESOURCES_SOCKET",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     default=None,
     show_default="pod-resources/kubelet.sock beside --socket-dir",
     help="The kubelet's pod-resources socket: with it, each registration is checked in the kubelet's own records.",

@@ -29,7 +29,7 @@ state_dir = click.option(
     "--state-dir",
     cls=Strict,
     envvar="GATEWAY_STATE_DIR",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     default=given_before("state_dir", STATE_DIR),
     show_default=str(STATE_DIR),
     help="The gateways' state directory, with their control sockets in it.",

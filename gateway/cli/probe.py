@@ -25,7 +25,7 @@ Examples:
   gateway probe --socket-dir /var/lib/kubelet/device-plugins --json
   gateway probe --json | jq -r .api
 
-Exit status: 0 where the API is one of ours, 1 where it is not or nobody answered.
+Exit status: 0 if the gateway speaks the kubelet's API, otherwise 1.
 """
 
 
@@ -34,7 +34,7 @@ Exit status: 0 where the API is one of ours, 1 where it is not or nobody answere
     "--socket-dir",
     cls=Strict,
     envvar="GATEWAY_SOCKET_DIR",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     default=places.given_before("socket_dir", SOCKET_DIR),
     show_default=str(SOCKET_DIR),
     help="The kubelet's device plugin directory, with kubelet.sock in it.",
@@ -46,19 +46,12 @@ def probe(*, socket_dir: Path, as_json: bool) -> None:
     It changes nothing in the kubelet, but leaves a trace: the kubelet logs the refused registration and counts it in
     its metric device_plugin_registration_total, under the resource gateway.invalid/probe.
     """
-    from gateway.kubelet.watch import KUBELET_SOCKET, listens
+    from gateway.kubelet.watch import KUBELET_SOCKET, connect_error
     from gateway.registration.api import Probed, ask
 
     socket = socket_dir / KUBELET_SOCKET
-    if listens(socket):
-        finding = asyncio.run(ask(socket))
-    else:
-        finding = Probed(
-            None,
-            "unknown",
-            f"no kubelet takes connections on {socket}: start it, or correct --socket-dir",
-            answered=False,
-        )
+    error = connect_error(socket)
+    finding = asyncio.run(ask(socket)) if error is None else Probed(None, "unknown", _why(socket, error), answered=False)
     if as_json:
         said = asdict(finding)
         del said["answered"]
@@ -69,3 +62,15 @@ def probe(*, socket_dir: Path, as_json: bool) -> None:
         unknown = f"No API is known that this kubelet speaks ({finding.kubelets}): " if finding.answered else ""
         click.echo(printable_lines(unknown + finding.says), err=True)
     sys.exit(0 if finding.api else 1)
+
+
+def _why(socket: Path, error: OSError) -> str:
+    """Name the cause of a failed connection, and what to do about it."""
+    match error:
+        case PermissionError():
+            return f"Cannot connect to {socket}: permission denied. Run this command as root."
+        case FileNotFoundError():
+            return f"{socket} does not exist. Start the kubelet, or set --socket-dir to its device plugin directory."
+        case ConnectionRefusedError():
+            return f"No kubelet listens on {socket}. Start the kubelet."
+    return f"Cannot connect to {socket}: {error.strerror or error}. Is --socket-dir the kubelet's device plugin directory?"

@@ -31,9 +31,7 @@ def taken(said: MutableMapping[str, Given], node_name: str) -> tuple[str, Mappin
     if mode.value not in MODES:
         raise ConfigError(f"{mode.source}: expected off, on or only, got {str(mode.value)!r:.80}: write one of them")
     if not node_name:
-        raise ConfigError(
-            f"{mode.source}: expected the node's name, got none: give --node-name, or NODE_NAME by fieldRef"
-        )
+        raise ConfigError(f"{mode.source}: needs the node's name. Set --node-name, or NODE_NAME from spec.nodeName.")
     strategy = said.get(_STRATEGY)
     if strategy is not None and _CDI not in (strategy.value if isinstance(strategy.value, tuple) else ()):
         raise ConfigError(

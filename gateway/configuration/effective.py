@@ -71,7 +71,8 @@ def of_devices(settings: Settings, said: Mapping[str, Given]) -> Iterable[Settin
         elif flag.inert:
             continue
         else:
-            value = False if flag.kind is FlagKind.SWITCH else flag.default if flag.default != "none" else None
+            empty = {FlagKind.SWITCH: False, FlagKind.LIST: []}
+            value = empty.get(flag.kind, None if flag.default == "none" else flag.default)
         one = setting(flag.name, value, DEFAULT if given is None else given.source)
         yield _noted(one, flag.field, settings.backend)
     for key, field in _FILE_ALONE.items():

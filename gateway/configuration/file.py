@@ -100,6 +100,10 @@ def policy(file: File, said: Mapping[str, Given], backend: str) -> Policy:
 
 
 _TOP: Final = ("version", "flags", "resources", "sharing", "imex", "gateway")
+_MANIFEST: Final = (
+    "this is a Kubernetes object, and none of its settings is used; mount the ConfigMap, and set --config-file or CONFIG_FILE "
+    "to one of the mounted files"
+)
 _NAME_IT: Final = "is it the configuration file? Name that one with --config-file or CONFIG_FILE"
 
 
@@ -133,15 +137,21 @@ class _Reading(Reader):
             raise self._fault(
                 root, (), f"expected a mapping with keys such as {', '.join(_TOP)}, got something else: {_NAME_IT}"
             )
+        if {"kind", "metadata"} <= root.value.keys():
+            return self._not_ours(root, _MANIFEST)
         if root.value and not any(
             key.casefold() in _TOP or nearest((key,), _TOP) for key in islice(root.value, _MOST_KEYS)
         ):
             problem = f"expected keys such as {', '.join(_TOP)}, got only unknown keys ({len(root.value)}): {_NAME_IT}"
-            if self._strict:
-                raise self._fault(root, (), problem)
-            self._warn(root.line, (), problem)
-            return replace(root, value=None)
+            return self._not_ours(root, problem)
         return root
+
+    def _not_ours(self, root: YamlNode, problem: str) -> YamlNode:
+        """Refuse the whole file if unknown keys are errors; otherwise warn, and read an empty one."""
+        if self._strict:
+            raise self._fault(root, (), problem)
+        self._warn(root.line, (), problem)
+        return replace(root, value=None)
 
     def _version(self, node: YamlNode | None) -> None:
         if node is not None and node.value not in (None, "", "v1"):

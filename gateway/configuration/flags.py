@@ -188,9 +188,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "kubeconfig",
-        "how to reach the API server, for what needs one: a token, its file, or a client certificate",
+        "how to reach the API server, for settings that need it; in a pod, leave it out",
         variables=("KUBECONFIG",),
-        default="what every pod is told",
         values="PATH",
     ),
     Flag(
@@ -205,10 +204,9 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "dra-drivers",
-        "DRA drivers' names by the domain of resources, by commas",
+        "DRA drivers' names by the domain of resources, by commas; without it gpu.nvidia.com, gpu.amd.com, else the domain itself",
         variables=("GATEWAY_DRA_DRIVERS",),
         kind=FlagKind.LIST,
-        default="gpu.nvidia.com, gpu.amd.com, else the domain",
         values="DOMAIN=DRIVER",
     ),
     Flag(

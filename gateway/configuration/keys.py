@@ -87,8 +87,8 @@ class Reader:
     # What is to be said.
 
     def _unknown(self, line: int, path: KeyPath, known: Sequence[str]) -> None:
-        near = nearest(path, known)
-        advice = f"; did you mean {near}?" if near else ""
+        place, near = _PLACES.get(path[-1].casefold()), nearest(path, known)
+        advice = f"; it belongs at {'.'.join(place)}" if place else f"; did you mean {near}?" if near else ""
         if self._strict:
             raise document.fault(self._name, line, f"{_dotted(path)}: unknown key{advice}")
         self._warn(line, path, f"unknown key, ignored{advice}")
@@ -123,7 +123,21 @@ def nearest(path: KeyPath, known: Sequence[str]) -> str:
     return ""
 
 
-_PLACES: Final[Mapping[str, KeyPath]] = {flag.key[-1].casefold(): flag.key for flag in FLAGS if flag.key}
+_SECTIONS: Final = (
+    ("flags",),
+    ("flags", "plugin"),
+    ("sharing",),
+    ("sharing", "timeSlicing"),
+    ("sharing", "timeSlicing", "renameByDefault"),
+    ("sharing", "timeSlicing", "failRequestsGreaterThanOne"),
+    ("imex",),
+    ("gateway",),
+    ("gateway", "devices"),
+    ("gateway", "bridge"),
+)
+_PLACES: Final[Mapping[str, KeyPath]] = {
+    key[-1].casefold(): key for key in (*_SECTIONS, *(flag.key for flag in FLAGS if flag.key))
+}
 
 
 def shown(node: YamlNode) -> str:

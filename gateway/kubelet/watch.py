@@ -61,23 +61,19 @@ def socket_id(path: Path) -> SocketId | None:
 
 
 def listens(path: Path) -> bool:
-    """Whether somebody takes connections on a Unix socket. Does not block: a full backlog counts as listening.
+    """Whether a process listens on a Unix socket. False if no descriptor is left to find out: callers ask again."""
+    return connect_error(path) is None
 
-    False where no descriptor is left to find out with: whoever asks will ask again.
-    """
+
+def connect_error(path: Path) -> OSError | None:
+    """Connect to a Unix socket; return why that failed. Does not block: a full backlog counts as listening."""
     try:
-        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    except OSError:
-        return False
-    with probe:
-        probe.settimeout(0)
-        try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(0)
             probe.connect(os.fspath(path))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return True
+    except OSError as error:
+        return None if isinstance(error, BlockingIOError) else error
+    return None
 
 
 def listening(path: Path) -> socket.socket:

@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from gateway.kubelet.watch import listens
+from gateway.kubelet.watch import connect_error, listens
 
 VERSION: Final = 1
 REQUEST_LIMIT: Final = 64 * 1024
@@ -273,16 +273,19 @@ def sockets(state_dir: Path) -> list[Path]:
     """Return the control sockets on which a gateway listens now.
 
     Raises:
-        ControlError: the folder can't be read.
+        ControlError: the folder or a socket in it is closed to this user, or the folder can't be read.
     """
     try:
-        return [path for path in _named_as_ours(state_dir) if not path.name.startswith(".") and listens(path)]
+        found = {path: connect_error(path) for path in _named_as_ours(state_dir) if path.name[0] != "."}
+        for denied in (error for error in found.values() if isinstance(error, PermissionError)):
+            raise denied
     except FileNotFoundError:
         return []
+    except PermissionError as error:
+        raise ControlError(f"No permission to ask the gateway in {state_dir}. Run this command as root.") from error
     except OSError as error:
-        raise ControlError(
-            f"expected to read {state_dir}: {_why(error)}: run this as the gateway's own user (root), on its node"
-        ) from error
+        raise ControlError(f"Cannot read {state_dir}: {_why(error)}. Correct --state-dir.") from error
+    return [path for path, error in found.items() if error is None]
 
 
 async def connect(path: Path, seconds: float) -> ControlConnection:

@@ -326,8 +326,8 @@ MUTANTS = (
         "G2",
         "no descriptor, no gateway",
         "gateway/kubelet/watch.py",
-        "        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)\n    except OSError:\n        return False\n",
-        "        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)\n    except ValueError:\n        return False\n",
+        "    except OSError as error:\n        return None if isinstance(error, BlockingIOError)",
+        "    except ConnectionError as error:\n        return None if isinstance(error, BlockingIOError)",
         f"{_WATCH}::test_without_a_descriptor_nobody_listens",
     ),
     Mutant(

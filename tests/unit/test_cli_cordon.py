@@ -310,7 +310,7 @@ def test_nothing_is_forgotten_while_nobody_knows_who_holds_it(folder: Path) -> N
         pytest.param(("cordon", "GPU-1", "--reason", "a\nb"), 2, "expected a reason", id="a reason of two lines"),
         pytest.param(("cordon", "GPU\x1b", "--reason", "ECC"), 2, "expected a device ID", id="an ID nobody can print"),
         pytest.param(("uncordon",), 2, "Missing argument 'ID'", id="no ID"),
-        pytest.param((*CORDON, "--state-dir", "/dev/null"), 1, "run this as the gateway's own user", id="no folder"),
+        pytest.param((*CORDON, "--state-dir", "/dev/null"), 1, "Not a directory. Correct --state-dir", id="no folder"),
         pytest.param(("uncordon", "GPU-1", "--state-dir", "/proc"), 0, "was not cordoned", id="nothing to write"),
         pytest.param((*CORDON, "--state-dir", "/proc"), 1, "could not write", id="a folder that can't be written"),
         pytest.param((*CORDON, "--state-dir", "/none"), 1, "no folder /none, so no gateway", id="a slip in the folder"),

@@ -126,7 +126,7 @@ def test_a_folder_that_cannot_be_read_is_told(folder: Path) -> None:
     (folder / "file").touch()
     result = call(folder / "file")
     assert result.exit_code == 1
-    assert "as the gateway's own user (root)" in result.output
+    assert "Not a directory. Correct --state-dir." in result.output
 
 
 # Watching.

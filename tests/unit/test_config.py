@@ -369,7 +369,7 @@ WARNED = [
     ),
     (
         "flags:\n  passDeviceSpecs: true",
-        "line 2: flags.passDeviceSpecs: unknown key, ignored; did you mean flags.plugin.",
+        "line 2: flags.passDeviceSpecs: unknown key, ignored; it belongs at flags.plugin.passDeviceSpecs",
         True,
     ),
     ("flag:", "line 1: flag: unknown key, ignored; did you mean flags?", True),

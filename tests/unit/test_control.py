@@ -457,7 +457,7 @@ def test_so_many_sockets_are_looked_at(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("missing", None), pytest.param("file", "root", id="a folder that can't be read")]
+    ("name", "says"), [("missing", None), pytest.param("file", "Correct --state-dir", id="a folder that can't be read")]
 )
 def test_sockets_where_there_can_be_none(folder: Path, name: str, says: str | None) -> None:
     (folder / "file").write_text("")
