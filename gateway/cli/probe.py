@@ -51,7 +51,9 @@ def probe(*, socket_dir: Path, as_json: bool) -> None:
 
     socket = socket_dir / KUBELET_SOCKET
     error = connect_error(socket)
-    finding = asyncio.run(ask(socket)) if error is None else Probed(None, "unknown", _why(socket, error), answered=False)
+    finding = (
+        asyncio.run(ask(socket)) if error is None else Probed(None, "unknown", _why(socket, error), answered=False)
+    )
     if as_json:
         said = asdict(finding)
         del said["answered"]
@@ -73,4 +75,6 @@ def _why(socket: Path, error: OSError) -> str:
             return f"{socket} does not exist. Start the kubelet, or set --socket-dir to its device plugin directory."
         case ConnectionRefusedError():
             return f"No kubelet listens on {socket}. Start the kubelet."
-    return f"Cannot connect to {socket}: {error.strerror or error}. Is --socket-dir the kubelet's device plugin directory?"
+    return (
+        f"Cannot connect to {socket}: {error.strerror or error}. Is --socket-dir the kubelet's device plugin directory?"
+    )

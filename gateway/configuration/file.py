@@ -100,10 +100,7 @@ def policy(file: File, said: Mapping[str, Given], backend: str) -> Policy:
 
 
 _TOP: Final = ("version", "flags", "resources", "sharing", "imex", "gateway")
-_MANIFEST: Final = (
-    "this is a Kubernetes object, and none of its settings is used; mount the ConfigMap, and set --config-file or CONFIG_FILE "
-    "to one of the mounted files"
-)
+_MANIFEST: Final = "this is a Kubernetes object, not a configuration; mount the ConfigMap, and name a mounted file"
 _NAME_IT: Final = "is it the configuration file? Name that one with --config-file or CONFIG_FILE"
 
 

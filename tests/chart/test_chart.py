@@ -153,6 +153,31 @@ def test_what_is_ignored_is_said(noted: Path, path: Path) -> None:
     assert sorted(line.partition(": ")[0] for line in said.splitlines()) == IGNORED.get(path.stem, [])
 
 
+SELECTOR = {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}
+AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [SELECTOR]}}}
+NODES: dict[str, tuple[dict[str, object], str]] = {
+    "nvidia": ({}, "It runs on nodes with one of these labels: feature.node.kubernetes.io/pci-10de.present=true, "),
+    "simulated": ({"gateway.backend": "simulated"}, "nodes with the label: device-plugin-gateway/simulated=true\n"),
+    "affinity": (
+        {"gateway.backend": "simulated", "affinity": AFFINITY},
+        "the nodes that `affinity` of your values selects\n",
+    ),
+    "selector": ({"nodeSelector": {"pool": "a100"}}, "; all of `nodeSelector` too: pool=a100 \n"),
+}
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_the_notes_name_the_nodes_that_the_values_choose(noted: Path, name: str) -> None:
+    values, says = NODES[name]
+    assert says in f"{notes(noted, values)}\n"
+
+
+def test_feature_discovery_is_of_the_newest_release_whose_values_are_taken() -> None:
+    text = (chart.CHART / "values.yaml").read_text(encoding="utf-8")
+    [newest] = re.findall(r"NVIDIA's chart \(0\.\d+ to (0\.\d+)\)", text)
+    assert yaml.safe_load(text)["gateway"]["gfdImage"].rpartition(":v")[2].startswith(f"{newest}.")
+
+
 def test_a_wrong_word_is_said(noted: Path) -> None:
     said = notes(noted, {"migStrategi": "none", "config.mapp": {}, "global": {"a": 1}})
     assert "migStrategi: no value" in said
@@ -166,6 +191,10 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "name-and-map": ({"config.name": "a", "config.map": {"a": "version: v1"}}, "name and map exclude each other"),
     "no-default": ({"config.map": {"a": "version: v1", "b": "version: v1"}}, "no configuration is the default"),
     "wrong-default": ({"config.map": {"a": "version: v1"}, "config.default": "b"}, "b is no key of config.map"),
+    "default-of-nothing": (
+        {"config.default": "a"},
+        "config.default: there is no configuration to choose from. Set config.name",
+    ),
     "mps": ({"config.map": {"a": "sharing: {mps: {resources: []}}"}}, "config.map.a: sharing.mps is refused"),
     "no-yaml": ({"config.map": {"a": "a: [1"}}, "config.map.a: is no YAML"),
     "mps-object": (

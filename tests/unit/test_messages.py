@@ -54,6 +54,7 @@ def strict(file: str) -> str:
     return f"gateway --strict-config --config-file {{}}/{file} config show"
 
 
+OBJECT = "this is a Kubernetes object, not a configuration; mount the ConfigMap, and name a mounted file"
 FULL = "Error: Cannot write the output: No space left on device."
 ROWS: dict[str, tuple[str, str, int]] = {
     "probe, no right to connect": (
@@ -87,7 +88,14 @@ ROWS: dict[str, tuple[str, str, int]] = {
             closed("{}/closed"),
             1,
         )
-        for command in ("status", "status --check", "devices", "cordon GPU-1 --reason x", "forget GPU-1", "cross --to dra")
+        for command in (
+            "status",
+            "status --check",
+            "devices",
+            "cordon GPU-1 --reason x",
+            "forget GPU-1",
+            "cross --to dra",
+        )
     },
     "status, no right to connect": ("gateway status --state-dir {}/guarded", closed("{}/guarded"), 1),
     "status, a state directory that is a file": (
@@ -115,8 +123,7 @@ ROWS: dict[str, tuple[str, str, int]] = {
     ),
     "a ConfigMap for the file": (
         strict("map.yaml"),
-        "Error: {}/map.yaml, line 1: the file: this is a Kubernetes object, and none of its settings is used; mount the ConfigMap, "
-        "and set --config-file or CONFIG_FILE to one of the mounted files",
+        f"Error: {{}}/map.yaml, line 1: the file: {OBJECT}",
         78,
     ),
     "DRA without the node's name": (
