@@ -72,6 +72,13 @@ venv: $(VENV) ## make the environment in .venv (the others do it by themselves)
 demo: $(VENV) ## a node with 8 simulated GPUs through kubelet upgrades and back
 	@$(RUN)gateway demo
 
+# termtosvg wants a terminal, which `script` gives it. The pace leaves time to read; it changes nothing else.
+.PHONY: recording
+recording: $(VENV) ## record `make demo` as docs/demo.svg (needs Debian's termtosvg)
+	@command -v termtosvg >/dev/null || { echo "missing: termtosvg (apt-get install termtosvg)" >&2; exit 1; }
+	@script --quiet --return --command "termtosvg docs/demo.svg --command '$(RUN)gateway demo --pace 1.5' \
+		--template gjm8 --screen-geometry 92x24 --min-frame-duration 200 --max-frame-duration 3000 --loop-delay 6000" /dev/null
+
 # Tests of one module stay together, because they share what is dear to make; the longest modules come first, in tests/compat.
 # Four processes even on two cores, because those modules mostly wait for processes to start.
 PARALLEL := --numprocesses=4 --dist=loadfile --no-loadscope-reorder

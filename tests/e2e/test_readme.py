@@ -23,7 +23,7 @@ from gateway.lab.node.installed import STATE
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 ROOT = Path(__file__).parents[2]
 SAMPLE = "docker.io/library/busybox:1.37"
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Installing it")[2].partition("\n## ")[0]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Install\n")[2].partition("\n## ")[0]
 COMMANDS = [line.strip() for line in TEXT.splitlines() if re.match(r"    (helm|kubectl) ", line)]
 [REMOVAL] = re.findall(r"`(helm uninstall [^`]+)`", TEXT)
 [IMAGE] = re.findall(r"^    IMAGE=(\S+)$", TEXT, re.MULTILINE)

@@ -58,8 +58,9 @@ def test_a_make_target_is_there(target: str) -> None:
 
 
 def test_the_profile_is_one() -> None:
-    [yaml] = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert set(parse(yaml.encode(), "README.md")) == {"nvidia.com/gpu"}
+    text = (ROOT / "docs" / "configuration.md").read_text().partition("## Simulated GPUs\n")[2]
+    [yaml] = re.findall(r"```yaml\n(.*?)```", text.partition("\n## ")[0], re.DOTALL)
+    assert set(parse(yaml.encode(), "configuration.md")) == {"nvidia.com/gpu"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
