@@ -250,9 +250,18 @@ docs-check: $(VENV) ## are the tables of docs/ what the code declares?
 	$(RUN)python -m tools.chart --check
 	$(RUN)python -m tools.doctor --check docs/doctor.md
 
+# What draws the site's diagrams: a package of the npm registry, by its hash.
+MERMAID := mermaid-11.16.0
+MERMAID_SHA256 := ff48c94a0a0458b377a5187ad01407184d2a182e6476c2015b7068ff58355fae
+build/$(MERMAID).tgz:
+	@mkdir -p build; cd build; npm pack --silent $(subst -,@,$(MERMAID)) >/dev/null; \
+	echo "$(MERMAID_SHA256)  $(MERMAID).tgz" | sha256sum --check --quiet
+
+# REPOSITORY: the address to which the site links. By default that of the remote `origin`.
+REPOSITORY ?= $(shell git remote get-url origin 2>/dev/null || true)
 .PHONY: site
-site: $(SITE) ## docs/ as a site, in build/site; a link that leads nowhere is an error
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+site: $(SITE) $(if $(shell command -v npm),build/$(MERMAID).tgz) ## docs/ as a site, in build/site (with npm, diagrams are drawn); a dead link is an error
+	@REPOSITORY="$(REPOSITORY)" MERMAID=build/$(MERMAID).tgz NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 .PHONY: generate generate-check
 generate: $(GEN) ## write adapters/pb from protos/

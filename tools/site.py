@@ -1,4 +1,4 @@
-"""What MkDocs is told beside mkdocs.yml: links that lead out of docs/ become the paths that they name.
+"""MkDocs' hooks: titles for links between pages, paths for links out of docs/, diagrams, and the repository's link.
 
 On the site there is no repository around the pages, so a link to a file of it can only name it. One that names nothing is an
 error, as a link to a page that isn't there.
@@ -6,21 +6,73 @@ error, as a link to a page that isn't there.
 
 from __future__ import annotations
 
+import os
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 _OUTWARD = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#]*)(#[^)]*)?\)")
+_PAGE = re.compile(r"\[`?[\w./-]+\.md`?\]\(((?!https?:)[^)#]+\.md)(#[^)]*)?\)")
+_ADDRESS = re.compile(r"(?:https?://(?:[^@/]*@)?|(?:ssh://)?git@)([\w.-]+)[:/](.+?)(?:\.git)?/?")
+_SCRIPT = "assets/mermaid.min.js"
+
+
+def on_config(config: Any) -> None:
+    """Link the repository, and have diagrams drawn if there is a script for it (MkDocs calls this)."""
+    from pymdownx.superfences import fence_code_format
+
+    if address := repository(os.environ.get("REPOSITORY", "")):
+        config.repo_url, config.repo_name = address, address.rpartition("/")[2]
+    if _archive().is_file():
+        config.extra_javascript.append(_SCRIPT)
+        fence = {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
+        config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [fence]}
+
+
+def on_post_build(config: Any) -> None:
+    """Put the script that draws diagrams into the site (MkDocs calls this)."""
+    if _archive().is_file():
+        with tarfile.open(_archive()) as package:
+            script = package.extractfile("package/dist/mermaid.min.js")
+            assert script is not None
+            (Path(config.site_dir) / _SCRIPT).write_bytes(script.read())
+
+
+def _archive() -> Path:
+    """Return where the npm package of mermaid is, if `make site` could fetch it."""
+    return Path(os.environ.get("MERMAID", "build/mermaid.tgz"))
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Rewrite a page's links that lead out of docs/ (MkDocs calls this).
+    """Rewrite a page's links (MkDocs calls this).
 
     Raises:
         FileNotFoundError: there is no such file in the repository.
     """
-    return named(markdown, Path(page.file.src_uri).parent)
+    folder = Path(page.file.src_uri).parent
+    return titled(named(markdown, folder), folder)
+
+
+def repository(remote: str) -> str | None:
+    """Return the address at which people see a repository, given that of a git remote; None if it has none."""
+    found = _ADDRESS.fullmatch(remote)
+    return f"https://{found[1]}/{found[2]}" if found else None
+
+
+def titled(markdown: str, folder: Path) -> str:
+    """Put the title of a page in the place of its file's name in links, for a page in ``folder`` of docs/."""
+
+    def link(match: re.Match[str]) -> str:
+        target = ROOT / "docs" / folder / match[1]
+        if not target.is_file():
+            return match[0]  # MkDocs names it.
+        title = re.search(r"^# (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+        assert title is not None
+        return f"[{title[1]}]({match[1]}{match[2] or ''})"
+
+    return _PAGE.sub(link, markdown)
 
 
 def named(markdown: str, folder: Path) -> str:

@@ -15,7 +15,7 @@ from tools import machines
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-PICTURE = PAGE.split("flowchart TD\n")[1].split("```")[0]
+PICTURE = PAGE.split("flowchart LR\n")[1].split("```")[0]
 NODES = dict(re.findall(r'(\w+)\["([^<]+)<br>', PICTURE))
 """The label of each node: paths, with a comma between those that share one."""
 ARROWS = re.findall(r"(\w+)(?:\[[^\]]*\])? --> (\w+)", PICTURE)

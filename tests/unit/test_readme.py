@@ -122,3 +122,8 @@ async def told(process: asyncio.subprocess.Process, words: str) -> None:
         if words in line.decode():
             return
     pytest.fail(f"expected {words!r}, and the process ended")
+
+
+def test_the_changelog_is_short() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("## 0.1.0")[2].partition("\n## ")[0]
+    assert len(changes.split()) <= 600

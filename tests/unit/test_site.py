@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tools.site import named
+from tools.site import named, repository, titled
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = sorted((ROOT / "deploy" / "samples").glob("*.yaml"))
@@ -25,6 +25,33 @@ SAMPLES = sorted((ROOT / "deploy" / "samples").glob("*.yaml"))
 )
 def test_a_link_that_leads_out_of_the_site_names_its_file(markdown: str, wanted: str) -> None:
     assert named(markdown, Path()) == wanted
+
+
+@pytest.mark.parametrize(
+    ("markdown", "wanted"),
+    [
+        ("[image.md](image.md#x)", "[The image](image.md#x)"),
+        ("[how](image.md)", "[how](image.md)"),
+        ("[x.md](nothing.md)", "[x.md](nothing.md)"),
+        ("[image.md](https://example.com/image.md)", "[image.md](https://example.com/image.md)"),
+    ],
+)
+def test_a_link_to_a_page_has_its_title(markdown: str, wanted: str) -> None:
+    assert titled(markdown, Path()) == wanted
+
+
+@pytest.mark.parametrize(
+    ("remote", "wanted"),
+    [
+        ("git@git.example.com:team/gateway.git", "https://git.example.com/team/gateway"),
+        ("https://user:secret@git.example.com/team/gateway.git", "https://git.example.com/team/gateway"),
+        ("https://git.example.com/team/gateway", "https://git.example.com/team/gateway"),
+        ("../main", None),
+        ("", None),
+    ],
+)
+def test_the_site_links_the_repository_that_it_is_made_of(remote: str, wanted: str | None) -> None:
+    assert repository(remote) == wanted
 
 
 def test_a_page_in_a_folder_leads_out_of_it_first() -> None:
