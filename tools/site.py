@@ -21,7 +21,7 @@ _SCRIPT = "assets/mermaid.min.js"
 
 def on_config(config: Any) -> None:
     """Link the repository, and have diagrams drawn if there is a script for it (MkDocs calls this)."""
-    from pymdownx.superfences import fence_code_format
+    from pymdownx.superfences import fence_code_format  # noqa: PLC0415 - of the site's environment, tests have none
 
     if address := repository(os.environ.get("REPOSITORY", "")):
         config.repo_url, config.repo_name = address, address.rpartition("/")[2]
@@ -35,9 +35,9 @@ def on_post_build(config: Any) -> None:
     """Put the script that draws diagrams into the site (MkDocs calls this)."""
     if _archive().is_file():
         with tarfile.open(_archive()) as package:
-            script = package.extractfile("package/dist/mermaid.min.js")
-            assert script is not None
-            (Path(config.site_dir) / _SCRIPT).write_bytes(script.read())
+            script = package.getmember("package/dist/mermaid.min.js")
+            script.name = Path(_SCRIPT).name
+            package.extract(script, Path(config.site_dir) / "assets", filter="data")
 
 
 def _archive() -> Path:
@@ -68,9 +68,8 @@ def titled(markdown: str, folder: Path) -> str:
         target = ROOT / "docs" / folder / match[1]
         if not target.is_file():
             return match[0]  # MkDocs names it.
-        title = re.search(r"^# (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
-        assert title is not None
-        return f"[{title[1]}]({match[1]}{match[2] or ''})"
+        title = target.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        return f"[{title}]({match[1]}{match[2] or ''})"
 
     return _PAGE.sub(link, markdown)
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec import Struct, field
 
+from devices.replicas import MARK
 from gateway.dra.offer import Offer, Version
 
 Body: TypeAlias = dict[str, Any]
@@ -210,9 +211,10 @@ def _parts(pool: Pool) -> Sequence[Sequence[Body]]:
     return [devices[at : at + most] for at in range(0, max(len(devices), 1), most)]
 
 
-def _in_order(one: Offer) -> tuple[int, str]:
-    """Sort by name, where a longer number is the higher one."""
-    return len(one.name), one.name
+def _in_order(one: Offer) -> tuple[int, int, str]:
+    """Sort by name, where a longer number is the higher one. The scheduler takes the first that fits: it spreads over GPUs."""
+    replica = int(one.device_id.rpartition(MARK)[2]) if one.attributes.get("shared") else 0
+    return replica, len(one.name), one.name
 
 
 def _device(one: Offer, pool: Pool) -> Body:

@@ -621,6 +621,14 @@ MUTANTS = (
     ),
     Mutant(
         "DRA9",
+        "claims pile up on the first GPU's replicas",
+        "gateway/dra/slices.py",
+        "    return replica, len(one.name), one.name",
+        "    return len(one.name), replica, one.name",
+        "tests/unit/test_dra_decisions.py::test_the_first_replicas_that_fit_are_on_different_gpus",
+    ),
+    Mutant(
+        "DRA9",
         "what was not to be given to anybody is offered before a kubelet took the driver",
         "gateway/dra/slices.py",
         " and (one.ailment is not None or not shown[one.name])",

@@ -16,6 +16,7 @@ from devices.boards import Place
 from devices.claims import ClaimName, Prepared, Refused
 from devices.life.states import Entry, State
 from devices.model import ContainerAnswer, Device, DeviceNode, Health, Mount
+from devices.replicas import ids, unshared
 from devices.source import Facts, Hindrance
 from gateway.configuration import dra as settings
 from gateway.configuration.settings import ConfigError, Given
@@ -387,6 +388,17 @@ def test_a_pool_is_one_slice_and_stays() -> None:
     there = carried_out(pool(gpu(0), gpu(1)), {})
     assert shape(there) == [("n1-gpu.nvidia.com-0", 1, 1, 2)]
     assert slices.changes(pool(gpu(1), gpu(0)), there) == []
+
+
+@pytest.mark.parametrize("claims", [3, 7, 10, 27, 28])
+def test_the_first_replicas_that_fit_are_on_different_gpus(claims: int) -> None:
+    shared = [entry(one) for number in range(7) for one in ids(f"GPU-{number}", 4)]
+    facts = {one.device.id: replace(A100, minor=int(unshared(one.device.id)[-1])) for one in shared}
+    [only] = carried_out(pool(*offered({GPU: shared}, facts)[0]), {}).values()
+    first = [device["attributes"]["uuid"]["string"] for device in only.spec.devices or ()][:claims]
+    counts = [first.count(f"GPU-{number}") for number in range(7)]
+    assert sum(counts) == claims
+    assert max(counts) - min(counts) <= 1
 
 
 def test_a_slice_as_it_is_written_at_the_api_server() -> None:

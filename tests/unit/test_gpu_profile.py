@@ -40,6 +40,22 @@ def error(text: str | bytes) -> str:
 @pytest.mark.parametrize(
     ("beneath", "seen"),
     [
+        ("gpus: 2", [("Simulated GPU", 80), ("Simulated GPU", 80)]),
+        ("gpus: 1\nproduct: NVIDIA L4\nmemory: 24", [("NVIDIA L4", 24)]),
+        (
+            "gpus: 1\nmig: {0: [2g.20gb, 1c.3g.40gb]}",
+            [("Simulated GPU", 80), ("Simulated GPU", 20), ("Simulated GPU", 40)],
+        ),
+        ("gpus: 4\npartitions: 2", [("Simulated GPU", 40)] * 4),
+    ],
+)
+def test_claims_can_choose_by_product_and_memory(beneath: str, seen: list[tuple[str, int]]) -> None:
+    assert [(gpu.product, gpu.memory / 1024**3) for gpu in gpus(beneath)] == seen
+
+
+@pytest.mark.parametrize(
+    ("beneath", "seen"),
+    [
         ("gpus: 2", [(None, "", ()), (None, "", ())]),
         ("gpus: 0", []),
         ("gpus: []", []),
@@ -177,7 +193,7 @@ def test_of_a_file_that_is_no_profile_nothing_is_said_again(text: str) -> None:
             (
                 "line 4: resources['a/b'].gpu: this key is unknown: write resource names, and beneath each 'gpus:' and, "
                 "where wanted, 'numa:', 'unhealthy:', 'recovered:', 'released:', 'withdrawn:', 'cdi:', 'pre_start:', 'links:', "
-                "'partitions:' and 'mig:'"
+                "'partitions:', 'mig:', 'product:' and 'memory:'"
             ),
         ),
         (

@@ -36,7 +36,7 @@ _TYPES: Final[Mapping[str, str]] = {
 _ADVICE: Final[Mapping[str, str]] = {
     "": "write 'resources:' and beneath it resource names, such as nvidia.com/gpu",
     "resources": "write resource names, and beneath each 'gpus:' and, where wanted, 'numa:', 'unhealthy:', 'recovered:', "
-    "'released:', 'withdrawn:', 'cdi:', 'pre_start:', 'links:', 'partitions:' and 'mig:'",
+    "'released:', 'withdrawn:', 'cdi:', 'pre_start:', 'links:', 'partitions:', 'mig:', 'product:' and 'memory:'",
     "gpus": "write how many, such as 'gpus: 8', or a list with uuid, numa, health, reason and device_nodes of each",
     "numa": f"write the number of a NUMA node, 0 to {MAX_NODE}, for each GPU, or null for no known place",
     "unhealthy": "write index or UUID and the reason in 1 to 256 characters, such as '3: fell off the bus', or as "
@@ -56,6 +56,8 @@ _ADVICE: Final[Mapping[str, str]] = {
     "by": f"write {', '.join(way.value for way in Way)}",
     "lanes": "write how many such links there are side by side, 1 to 64, for nvlink and xgmi alone",
     "mig": "write for each GPU in MIG mode its instances' profiles, such as '0: [1g.10gb, 2g.20gb]'",
+    "product": "write 1 to 64 characters, such as NVIDIA H100 80GB HBM3",
+    "memory": "write GiB of each GPU, 1 to 4096",
     "partitions": "write how many in a row are partitions of one GPU, 2 to 1024",
 }
 _CHOICES: Final[Mapping[str, str]] = {

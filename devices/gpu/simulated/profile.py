@@ -12,6 +12,8 @@
         links:                             # how GPUs reach each other, by index or UUID: each of a list each other;
         - {between: [0, 1, 2, 3], by: nvlink, lanes: 2}     # nvlink, xgmi (with lanes), pix, pxb, phb, node or sys
         mig: {0: [1g.10gb, 2g.20gb]}       # GPU 0 is in MIG mode, with these instances; by index or UUID
+        product: NVIDIA H100 80GB HBM3     # what DRA's slices say of each, for claims that choose by it
+        memory: 80                         # the same in GiB; MIG instances have what their profile says
         partitions: 8                      # every 8 in a row are partitions of one GPU; links are between their GPUs
         cdi: vendor.com/gpu                # containers are told vendor.com/gpu=<UUID> (CDI names), and nothing else
         pre_start: true                    # the kubelet calls PreStartContainer, which fails while a GPU is not well
@@ -43,6 +45,7 @@ from devices.naming import resource_name_error
 MAX_BYTES: Final = 8 * 1024 * 1024
 MAX_GPUS: Final = 200_000
 _MAX_RESOURCES: Final = 256
+_GIB: Final = 1024**3
 _MAX_PAIRS: Final = 4096  # linked GPUs of a resource: all of 64 are 2 016
 _SHIPPED: Final = Path(__file__).parent / "profiles"
 _NAMESPACE: Final = uuid.UUID("6d1c6f3e-5d55-4be1-8d1a-2f0d5a1f6a51")
@@ -119,6 +122,8 @@ class _Resource(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     links: Annotated[tuple[_Links, ...], msgspec.Meta(max_length=_MAX_PAIRS)] | None = ()
     partitions: Annotated[int, msgspec.Meta(ge=2, le=1024)] | None = None
     mig: dict[int | str, _Instances] | None = None
+    product: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] = "Simulated GPU"
+    memory: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 80
 
 
 class _Profile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -240,6 +245,8 @@ def _described(document: Document, path: Where, resource: str) -> Described:
             spec_nodes=(f"/dev/nvidia{index}",) if resource.startswith("nvidia.com/") else (),
             resource=resource,
             partitioned=device_id in split,
+            product=spec.product,
+            memory=spec.memory * _GIB // (spec.partitions or 1),
         )
         for (device_id, index), entry, node in zip(uuids.items(), entries, numa, strict=True)
         if device_id not in withdrawn
@@ -266,6 +273,7 @@ def _instances(gpu: GPU, profiles: Iterable[str]) -> Iterator[GPU]:
             profile=profile,
             partitioned=False,
             place=f"{gpu.index}:{number}",
+            memory=int(re.findall(r"([0-9]+)gb", profile)[0]) * _GIB,
         )
 
 
