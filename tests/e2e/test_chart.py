@@ -17,12 +17,13 @@ import pytest
 import pytest_asyncio
 import yaml
 
+from gateway.lab.node import pods
 from gateway.lab.node.api import Access, Api, ApiError, Object
 from gateway.lab.node.chart import ACCOUNT, PROFILE, Chart, helm
 from gateway.lab.node.continuity import IMAGE, SCENARIOS, judge, run
 from gateway.lab.node.dra import DRIVER, SLICES, DraNode, slice_of
 from gateway.lab.node.installed import CDI_RESOURCE, DEVICES, IDS, NAMESPACE, DaemonSet
-from gateway.lab.node.stage import Stage
+from gateway.lab.node.stage import POD, Stage
 from gateway.lab.node.watch import PodSeen
 from gateway.lab.trials.scenarios import RESOURCE
 
@@ -351,6 +352,34 @@ async def test_its_token_is_good_for_its_own_nodes_slices_and_allocatable(stage:
         await stage.api.delete(f"/api/v1/nodes/{other}")
     assert (statuses.pop("own slice"), statuses.pop("own allocatable")) == (200, 200)
     assert {what: one for what, one in statuses.items() if one not in {403, 422}} == {}
+
+
+async def test_no_pod_fails_when_it_is_removed_from_a_cordoned_node(stage: Stage, chart: Chart) -> None:
+    """As docs/chart.md says: cordon, uninstall, see that no GPU is allocatable, uncordon. Pods come all the time."""
+    await stage.prepare(VERSION)
+    path = f"/api/v1/nodes/{stage.node.name}"
+    names = [f"late-{number}" for number in range(20)]
+
+    async def come() -> None:
+        for name in names:
+            await stage.api.create(POD, pods.gpu_pod(name))
+            await asyncio.sleep(0.5)  # The load is what the row is about.
+
+    await stage.api.merge(path, {"spec": {"unschedulable": True}})
+    load = asyncio.ensure_future(come())
+    try:
+        await chart.stop()
+        stage.installed = None
+        await until(stage, lambda found: found["status"]["allocatable"].get(RESOURCE, "0") == "0", "no GPU allocatable")
+        await stage.api.merge(path, {"spec": {"unschedulable": None}})
+        await load
+        assert {pod.phase for name in names for pod in stage.seen.named(name)} == {"Pending"}
+    finally:
+        load.cancel()
+        await stage.api.merge(path, {"spec": {"unschedulable": None}})
+        for name in names:
+            await stage.remove(name)
+    await stage.install(chart)
 
 
 async def test_pods_outlive_its_removal(stage: Stage, chart: Chart) -> None:
