@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tarfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,12 @@ _SCRIPT = "assets/mermaid.min.js"
 
 def on_config(config: Any) -> None:
     """Link the repository, and have diagrams drawn if there is a script for it (MkDocs calls this)."""
-    from pymdownx.superfences import fence_code_format  # noqa: PLC0415 - of the site's environment, tests have none
-
     if address := repository(os.environ.get("REPOSITORY", "")):
         config.repo_url, config.repo_name = address, address.rpartition("/")[2]
     if _archive().is_file():
         config.extra_javascript.append(_SCRIPT)
-        fence = {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
+        drawn = import_module("pymdownx.superfences").fence_code_format  # The tests' environment has none.
+        fence = {"name": "mermaid", "class": "mermaid", "format": drawn}
         config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [fence]}
 
 

@@ -68,13 +68,12 @@ def probe(*, socket_dir: Path, as_json: bool) -> None:
 
 def _why(socket: Path, error: OSError) -> str:
     """Name the cause of a failed connection, and what to do about it."""
-    match error:
-        case PermissionError():
-            return f"Cannot connect to {socket}: permission denied. Run this command as root."
-        case FileNotFoundError():
-            return f"{socket} does not exist. Start the kubelet, or set --socket-dir to its device plugin directory."
-        case ConnectionRefusedError():
-            return f"No kubelet listens on {socket}. Start the kubelet."
+    if isinstance(error, PermissionError):
+        return f"Cannot connect to {socket}: permission denied. Run this command as root."
+    if isinstance(error, FileNotFoundError):
+        return f"{socket} does not exist. Start the kubelet, or set --socket-dir to its device plugin directory."
+    if isinstance(error, ConnectionRefusedError):
+        return f"No kubelet listens on {socket}. Start the kubelet."
     return (
         f"Cannot connect to {socket}: {error.strerror or error}. Is --socket-dir the kubelet's device plugin directory?"
     )
