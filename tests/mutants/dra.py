@@ -624,7 +624,7 @@ MUTANTS = (
         "claims pile up on the first GPU's replicas",
         "gateway/dra/slices.py",
         "    return replica, len(one.name), one.name",
-        "    return len(one.name), replica, one.name",
+        "    return 0, len(one.name), one.name",
         "tests/unit/test_dra_decisions.py::test_the_first_replicas_that_fit_are_on_different_gpus",
     ),
     Mutant(
