@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli import fleet
+from gateway.cli import fleet, fleettext
 from gateway.cli.advice import PlanError, kubelet, load
 from gateway.cli.fleet import Fleet, Node
 from gateway.cli.main import gateway
@@ -114,6 +114,13 @@ def test_the_nodes_with_the_fewest_devices_come_first() -> None:
         Node("big", "v1.27.9", {GPU: 8}), Node("z", "v1.27.9", {GPU: 1}), Node("a", "v1.27.9", {GPU: 1})
     ).groups
     assert group.nodes == ("a", "z", "big")
+
+
+def test_the_list_of_nodes_says_how_it_is_sorted() -> None:
+    old, new = Node("old", "v1.26.9", {GPU: 8}), Node("new", "v1.27.9", {GPU: 1})
+    lines = list(fleettext.render(made(new, old)))
+    rows = lines[lines.index("Nodes by kubelet version, then by number of devices") :]
+    assert [row.split()[-1] for row in rows if "1.2" in row][:2] == ["old", "new"]
 
 
 CAPACITIES = {
