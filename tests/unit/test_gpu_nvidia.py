@@ -645,9 +645,30 @@ async def test_a_first_failure_can_be_final(node: Node, missing: str) -> None:
     backend = node.backend(Policy(fail_on_init_error=True))
     if missing == "library":
         backend = NvidiaBackend(Policy(fail_on_init_error=True), library=str(node.root / "no.so"), pace=PACE)
-    with pytest.raises(GiveUpError, match="expected NVML to work") as given_up:
+    with pytest.raises(GiveUpError, match="Cannot use NVML") as given_up:
         await Watch(backend).follow()
     assert given_up.value.status == 1
+    assert {"library": "its library visible", "driver": "Load the NVIDIA driver"}[missing] in str(given_up.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "cure"),
+    [
+        (4, "Run the gateway as root"),
+        (6, "Does this node have an NVIDIA GPU"),
+        (NOT_LOADED, "Load the NVIDIA driver on this node."),
+        (12, "Is the NVIDIA driver installed on this node"),
+        (MISMATCH, "The driver was upgraded: restart the container"),
+        (UNKNOWN, "Does nvidia-smi work here?"),
+    ],
+)
+async def test_each_failure_of_nvml_has_its_own_cure(node: Node, code: int, cure: str) -> None:
+    node.world.fails("nvmlInit", code)
+    node.world.write()
+    with pytest.raises(GiveUpError) as given_up:
+        await Watch(node.backend(Policy(fail_on_init_error=True))).follow()
+    assert f"(NVML error {code}). {cure}" in str(given_up.value)
+    assert str(given_up.value).endswith(" To keep trying, set FAIL_ON_INIT_ERROR=false.")
 
 
 async def test_a_later_failure_is_not_final(node: Node) -> None:

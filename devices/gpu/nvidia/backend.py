@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +33,17 @@ if TYPE_CHECKING:
 
 _LOGGED_AGAIN_S: Final = 60.0
 """How long the same error of the same GPU isn't logged again, in seconds."""
+
+_NO_LIBRARY: Final = 12
+"""NVML_ERROR_LIBRARY_NOT_FOUND (nvml.h)."""
+_CURES: Final[Mapping[int, str]] = {
+    4: "Run the gateway as root, and let it use the device nodes /dev/nvidia*.",
+    6: "Does this node have an NVIDIA GPU, and does lspci show it?",
+    9: "Load the NVIDIA driver on this node.",
+    _NO_LIBRARY: "Is the NVIDIA driver installed on this node, and its library visible in the container?",
+    18: "The driver was upgraded: restart the container, or reboot the node if that does not help.",
+}
+"""What to do, by NVML's error code (nvmlReturn_t in nvml.h)."""
 
 _log = structlog.get_logger()
 
@@ -240,10 +251,9 @@ class NvidiaBackend:
         if self._down is None:
             return
         if self._scan is None and self._policy.fail_on_init_error:
-            raise GiveUpError(
-                f"expected NVML to work, got {self._down.error}: see that the driver is installed and loaded and its "
-                "library visible here, or let this be tried again (FAIL_ON_INIT_ERROR=false)"
-            )
+            cure = _CURES.get(getattr(self._down.error.__cause__, "value", _NO_LIBRARY), "Does nvidia-smi work here?")
+            words = f"Cannot use NVML: {self._down.error}. {cure} To keep trying, set FAIL_ON_INIT_ERROR=false."
+            raise GiveUpError(words)
         if self._mismatch_since is not None and now >= self._mismatch_since + self._pace.grace:
             raise GiveUpError(
                 f"the driver was upgraded beneath this container, whose libraries are of the release before "
