@@ -735,8 +735,8 @@ MUTANTS = (
         "DRA5",
         "a pod that is there has not ended",
         "gateway/dra/records.py",
-        "if one.status.phase not in _OVER]",
-        "if one]",
+        "in pods if one.status.phase not in _OVER]",
+        "in pods if one]",
         f"{_DECIDED}::test_a_pod_that_has_not_ended_lives_and_a_static_one_under_both_its_uids",
     ),
     Mutant(
