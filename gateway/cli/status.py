@@ -21,7 +21,7 @@ from gateway.cli import places
 from gateway.cli.page import count
 from gateway.tally import Confirmation
 from gateway.telling.status import FEW, DeviceStatus, GatewayStatus, ResourceStatus
-from gateway.telling.unserved import unserved
+from gateway.telling.unserved import unschedulable_words, unserved
 from gateway.wires import control
 from gateway.wires import log as observe
 from gateway.wires.log import escaped, printable
@@ -285,6 +285,7 @@ class _Page:
         spoken = ", ".join(part for part in (one.api, one.kubelets and f"kubelet {one.kubelets}") if part)
         phase = click.style(_clean(one.phase), fg=_colour(one.phase))
         yield f"  {phase}{since}  {_clean(spoken)}".rstrip()
+        yield from self.text("  ", unschedulable_words(one), "yellow")
         yield from self.text("  ", _chain(one), "yellow" if one.behind and one.behind.state != _LIVE else None)
         yield from self.text("  ", one.trouble, "red")
         yield from self.text("  ", _registered(one))

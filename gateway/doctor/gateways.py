@@ -11,7 +11,7 @@ from gateway.doctor.kubelets import silent
 from gateway.doctor.snapshot import Surveyed, joined
 from gateway.kubelet import drift
 from gateway.telling.status import DeviceStatus, ResourceStatus
-from gateway.telling.unserved import unserved
+from gateway.telling.unserved import unschedulable_words, unserved
 
 _LEAST_BYTES: Final = 16 * 1024 * 1024
 _LEAST_INODES: Final = 64
@@ -129,6 +129,10 @@ def _ungivable(seen: Surveyed) -> str:
     )
 
 
+def _unschedulable(seen: Surveyed) -> str:
+    return joined(f"{one.name}: {words}" for one in _resources(seen) if (words := unschedulable_words(one)))
+
+
 def _instances(seen: Surveyed) -> str:
     used = sum(one.instances for one in seen.processes)
     if seen.inotify_most is None or used < _NEARLY * seen.inotify_most:
@@ -201,4 +205,5 @@ CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     "DPG0220": _late,
     "DPG0221": _ungivable,
     "DPG0222": _elsewhere,
+    "DPG0223": _unschedulable,
 }

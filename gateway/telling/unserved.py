@@ -1,10 +1,11 @@
-"""What of a node's resources nobody serves, by the gateways' own words: for scripts and for ``gateway doctor``. Pure."""
+"""Resources that nobody serves and devices that the scheduler can't give away, from the gateways' status. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from devices.model import Health
 from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 _BY_DRA: Final = "offered by DRA"
 _NOT_YET: Final = "not registered"
+_MOST_NAMED: Final = 4
 
 
 def unserved(statuses: Iterable[GatewayStatus]) -> dict[str, str]:
@@ -26,6 +28,30 @@ def unserved(statuses: Iterable[GatewayStatus]) -> dict[str, str]:
         for one in all_of
         if one.listed and one.name not in served and not one.standing_by_for
     }
+
+
+def unschedulable(one: ResourceStatus) -> int:
+    """Return how many free devices the scheduler can't give away: it counts allocatable minus requested.
+
+    A pod that holds a device which is not allocatable (cordoned, unhealthy) still requests one (kubernetes#92592).
+    """
+    if not one.held or not one.free:
+        return 0
+    return one.free - max(0, one.allocatable - one.held)
+
+
+def unschedulable_words(one: ResourceStatus) -> str:
+    """Say that free devices can't be scheduled, why, and what to do; empty if all can."""
+    if not (count := unschedulable(one)):
+        return ""
+    free = "1 free device" if count == 1 else f"{count} free devices"
+    held = [each for each in one.devices if each.holder and each.health != Health.HEALTHY.value]
+    named = ", ".join(f"{each.holder} (its device is {each.state})" for each in held[:_MOST_NAMED])
+    more = f" and {len(held) - _MOST_NAMED} more" if len(held) > _MOST_NAMED else ""
+    return (
+        f"{free} can't be scheduled: pods hold devices that aren't allocatable, and the scheduler counts their requests. "
+        f"End those pods, or bring their devices back: {named}{more}"
+    )
 
 
 def _is_claimed(one: ResourceStatus) -> bool:

@@ -233,6 +233,11 @@ def test_who_wants_no_colours_gets_none(
     "sentence",
     [
         "4 of 8 allocatable, 3 held, 2 free",
+        # The scheduler counts 4 - 3.
+        (
+            "1 free device can't be scheduled: pods hold devices that aren't allocatable, and the scheduler counts their "
+            "requests. End those pods, or bring their devices back: default/training-1/main (its device is unhealthy)"
+        ),
         "serving for 2 h 10 min v1beta1, kubelet 1.29 and later",
         "registered 3 times (1 first, 2 kubelet start); last gap 4.2 ms",
         "Allocate 412 (3 FAILED_PRECONDITION), GetPreferredAllocation 409",

@@ -397,6 +397,14 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     ),
     # What is found in another state directory says nothing of the gateway's.
     "DPG0222": both(nothing_runs, apart, written("var/lib/device-plugin-gateway/ledger.json", "[]")),
+    # Two GPUs, one held and cordoned: one is allocatable, one is requested.
+    "DPG0223": lambda fake: fake.resource(
+        healthy=1,
+        allocatable=1,
+        held=1,
+        free=1,
+        devices=(replace(DEVICES[0], health="Unhealthy", state="cordoned", holder="default/p/main"), DEVICES[1]),
+    ),
     "DPG0301": unloaded,
     "DPG0302": nvml("missing", "NVML: Library Not Found"),
     "DPG0303": nvml("mismatch", "NVML: RM has detected an NVML/RM version mismatch"),
