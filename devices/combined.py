@@ -119,6 +119,11 @@ class Combined:
         """Whether one of them does."""
         return self._owner(resource) is not None
 
+    def source_of(self, resource: str) -> str:
+        """Return the name of the resource's own source; where its name is nobody's any more, of all."""
+        owner = self._owner(resource)
+        return self.name if owner is None else owner.name
+
     def hindrances(self) -> tuple[Hindrance, ...]:
         """Say what keeps each from telling of its devices, and what is listed twice."""
         found = []

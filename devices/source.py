@@ -268,6 +268,10 @@ class DeviceSource(Protocol):
     def claims(self, resource: str) -> bool:
         """Whether it lists the resource, or could, by its name and what the operator decided. Must not block, and never raises."""
 
+    def source_of(self, resource: str) -> str:  # noqa: ARG002 - for one that has several beneath it
+        """Return the name of the source that has a resource's devices. Must not block, and never raises."""
+        return self.name
+
     def hindrances(self) -> tuple[Hindrance, ...]:
         """Say what keeps it from telling of its devices, or from offering some. Must not block, and never raises."""
         return ()

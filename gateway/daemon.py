@@ -211,7 +211,7 @@ class Gateway:
         await self._unless_ended(self.others.know_devices(first, self.source.name))
         await self._unless_ended(self.others.ability.wait())
         if self.drivers is not None:
-            self._tasks.spawn("dra", self.drivers.run())
+            self._tasks.spawn("dra", self.drivers.run(lambda: self.lists.unseen.names and self._instance.peers()))
             if beside and self.alone is not None:
                 await self._unless_ended(_succeed(self, self.alone, self.drivers))
                 await self._open_control()
@@ -343,11 +343,8 @@ class Gateway:
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         """Say what keeps the sources of devices from telling of them, or from offering some."""
-        return (*self._follower.hindrances(), *(self._role.flight.hindrances() if self._role is not None else ()))
-
-    def left(self) -> list[str]:
-        """Name the resources that are left to another gateway until their source has told of its devices."""
-        return self.lists.left()
+        flight = () if self._role is None else self._role.flight.hindrances()
+        return (*self.lists.unseen.added_to(self._follower.hindrances()), *flight)
 
     @property
     def standby(self) -> Standby:
@@ -443,7 +440,7 @@ def _tell_serving(gateway: Gateway) -> None:
 
 async def _succeed(gateway: Gateway, alone: Alone, drivers: Drivers) -> None:
     """Decide in place of another gateway, by what that one left: of an older one as soon as this one could."""
-    await alone.succeed(lambda: drivers.not_ready)
+    await alone.succeed(lambda: drivers.not_ready or gateway.lists.unseen.words)
     gateway.holdings.recall(fresh=True)
     drivers.decide()
     if gateway.presence.kubelet is not None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from devices import boards
 from devices.life import merging, states
 from devices.model import Health
-from devices.source import Fate, Listing, Partial, listed
+from devices.source import Fate, Listing, listed
 from gateway.kubelet import beliefs
 from gateway.kubelet.outdated import Outdated
 from gateway.memory.claimed import on_hardware
@@ -25,6 +25,7 @@ from gateway.memory.owners import Owners
 from gateway.registration import events
 from gateway.registration.devicelist import AT_ONCE
 from gateway.telling import changes
+from gateway.unseen import Unseen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -91,6 +92,7 @@ class Lists:
         """What of the hardware is taken under IDs that aren't offered here."""
         self.inventory: Inventory | None = None
         """What the source said last."""
+        self.unseen = Unseen(holdings.ledger, source)
         self.based_on = b""
         """What the ledger remembered beside lists when they were put together last, which took ``_took`` seconds."""
         self._took = 0.0
@@ -116,12 +118,18 @@ class Lists:
         async with self.lock:
             self.inventory, claimed = inventory, self._claimed()
             clock = merging.Clock(began := time.monotonic(), time.time(), self._started)
+            beside = bool(self.only_remembered() and self._others.living())
+            if beside and self.unseen.names:  # The other gateway may have lost them meanwhile.
+                await self._scribe.load()
+            self.unseen.look(inventory, beside=beside)
             self.based_on, known = self._ledger.beside_lists(), self._ledger.resources()
-            if self.only_remembered() and self._others.living():
+            if beside:
                 known = tuple(name for name in known if name in self._resources)
             listings: dict[str, Listing | None] = dict.fromkeys(known)
             if inventory is not None:
                 listings |= _told(inventory, (*known, *inventory), self._ledger, self._source)
+                for name in self.unseen.names.keys() - self._resources.keys() if beside else ():
+                    listings.pop(name, None)
                 if self._beliefs.last is None and self._has_unheard_of(inventory):
                     await self._beliefs.look()  # Somebody may hold them under other IDs.
             illnesses = {name: self._ledger.sticky(name) for name in listings}
@@ -131,8 +139,10 @@ class Lists:
             sent = self._others.to_be_sent(merged)
             if any(merged[name].new for name in sent):
                 for name in sent:
-                    await _announce(self._ledger, name, [entry.device for entry in merged[name].entries])
-                    self._ledger.set_sticky(name, merged[name].sticky, since=illnesses[name])  # Known IDs inherit none.
+                    devices = self.unseen.to_record(name, [entry.device for entry in merged[name].entries])
+                    await _announce(self._ledger, name, devices)
+                    if name not in self.unseen.names:  # Known IDs inherit none.
+                        self._ledger.set_sticky(name, merged[name].sticky, since=illnesses[name])
                 await self._scribe.durable()
             before, again = frozenset(self._resources), list[float]()
             for name in merged.keys() - before:
@@ -159,7 +169,9 @@ class Lists:
             try:
                 await asyncio.sleep(0)  # The streams come first: to note thousands of devices takes milliseconds.
             finally:
-                news = [self._remember(name, merged[name], illnesses[name]) for name in sent]
+                news = [_remember(self._ledger, self.unseen, name, merged[name], illnesses[name]) for name in sent]
+                if news:
+                    self._scribe.soon()
                 if any(news):
                     self._tasks.background(self._scribe.durable())
             await asyncio.sleep(0)
@@ -170,6 +182,8 @@ class Lists:
             for name in {"off": merged, "on": sent, "only": ()}[self._settings.dra]:
                 self._beliefs.listed(name, self._resources[name].plugin.devices)
             self._took = time.monotonic() - began
+            if beside and self.unseen.names:
+                again.append(time.monotonic() + HOLDERS_AGAIN)
             self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
             self._look_for(claimed)
             await self._sent(any(name not in before for name in self._resources))
@@ -269,16 +283,6 @@ class Lists:
     def _rest(self, seconds: float) -> float:
         return max(seconds, PART * self._took)  # Most of the time is for calls.
 
-    def _remember(self, name: str, merged: merging.Merged, illnesses: Mapping[str, merging.Sticky]) -> bool:
-        """Write into the ledger what follows from a list; True where that should be on disk at once, not only soon."""
-        news = self._ledger.announce(name, tuple(entry.device for entry in merged.entries))
-        self._ledger.withdraw(name, merged.dropped)  # Forgets their illnesses too, which outlive them.
-        illnesses = {device_id: row for device_id, row in illnesses.items() if device_id not in merged.dropped}
-        news = self._ledger.set_sticky(name, merged.sticky, since=illnesses) or news
-        self._ledger.set_lost_since(name, merged.lost_since)
-        self._scribe.soon()
-        return news
-
     def update_again(self, moments: Sequence[float]) -> None:
         """Bring the lists up to date again at the first of these moments (monotonic seconds)."""
         if self._again is not None:
@@ -296,7 +300,8 @@ class Lists:
         async with self.lock:
             if self.unremembered():
                 for name in self._others.to_be_sent(self._resources):
-                    await _announce(self._ledger, name, self._resources[name].plugin.devices)
+                    devices = self.unseen.to_record(name, self._resources[name].plugin.devices)
+                    await _announce(self._ledger, name, devices)
                 await self._scribe.durable()
         if self._claims:
             self._beliefs.look_within(HANDED_OVER_LOOK)
@@ -311,13 +316,6 @@ class Lists:
     def only_remembered(self) -> Collection[str]:
         """Return the resources that the ledger knows and nobody here serves."""
         return set(self._ledger.resources()) - self._resources.keys()
-
-    def left(self) -> list[str]:
-        """Name the resources that are left to another gateway until their source has told of its devices."""
-        inventory = self.inventory
-        if not isinstance(inventory, Partial) or not self._others.living():
-            return []
-        return sorted(filter(inventory.awaits, self.only_remembered()))
 
     def looked(self) -> None:
         """Take note that the kubelet's records were read: what waited for that goes on."""
@@ -376,6 +374,20 @@ async def _announce(ledger: Ledger, name: str, devices: Sequence[Device]) -> Non
         if start:
             await asyncio.sleep(0)
         ledger.announce(name, tuple(devices[start : start + AT_ONCE]))
+
+
+def _remember(
+    ledger: Ledger, unseen: Unseen, name: str, merged: merging.Merged, illnesses: Mapping[str, merging.Sticky]
+) -> bool:
+    """Write into the ledger what follows from a list; True where that should be on disk at once, not only soon."""
+    news = ledger.announce(name, unseen.to_record(name, [entry.device for entry in merged.entries]))
+    ledger.withdraw(name, merged.dropped)  # Forgets their illnesses too, which outlive them.
+    if name in unseen.names:
+        return news
+    illnesses = {device_id: row for device_id, row in illnesses.items() if device_id not in merged.dropped}
+    news = ledger.set_sticky(name, merged.sticky, since=illnesses) or news
+    ledger.set_lost_since(name, merged.lost_since)
+    return news
 
 
 def _ill_before(listing: Listing | None, announced: Container[str], ledger: Ledger) -> Mapping[str, merging.Sticky]:

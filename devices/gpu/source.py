@@ -191,12 +191,10 @@ class GPUSource(DeviceSource):
             return Fate.EXCLUDED
         if uuid in there or uuid in sight.withdrawn or (sight.resources and offer is None):
             return Fate.WITHDRAWN
-        if known is None:  # From before this process.
-            return (
-                Fate.WITHDRAWN
-                if any(one.was_repartitioned(uuid, sight.gpus) for one in self._vendors)
-                else Fate.UNKNOWN
-            )
+        if known is None:  # From before this process. Of GPUs that can't be looked at, partitions aren't known.
+            looked_at = bool(sight.gpus) and all(one.excluded for one in sight.unusable)
+            repartitioned = looked_at and any(one.was_repartitioned(uuid, sight.gpus) for one in self._vendors)
+            return Fate.WITHDRAWN if repartitioned else Fate.UNKNOWN
         replaced = bool(known.pci) and any(gpu.pci == known.pci and gpu.board != known.board for gpu in sight.gpus)
         if replaced or known.parent in there or self._differently(resource, device_id, known):
             return Fate.WITHDRAWN
@@ -319,8 +317,8 @@ class GPUSource(DeviceSource):
     async def _survey(self) -> None:
         """Find out what answers rest on besides the GPUs, and write what they name, before anybody is told of the GPUs."""
         sight, policy = self._sight, self._policy
-        if self._inventory is None or sight is None:
-            return
+        if self._inventory is None or sight is None or not (sight.gpus or self._known):
+            return  # A driver that isn't loaded tells nothing of what was written before.
         if self._survey_cdi is None or not policy.list_strategies & CDI_STRATEGIES:
             self._around = NodeTraits(sight.control_nodes)
             return

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gateway.registration.registrar import Resource
     from gateway.tally import Tally
     from gateway.tasks import Tasks
+    from gateway.unseen import Unseen
 
 OFFERED_WITHIN = 0.1
 """Seconds after a resource was left to another gateway, which may offer under it what is offered here under others, at which the
@@ -56,6 +57,9 @@ class OfferedLists(Protocol):
     @property
     def inventory(self) -> object | None:
         """What the source said last; None while it has said nothing."""
+
+    unseen: Unseen
+    """What a gateway before this one could serve, and this one doesn't see."""
 
     @property
     def based_on(self) -> bytes:
@@ -321,18 +325,19 @@ class Peers:
                 resource.approach(kubelet)
 
     async def know_devices(self, first: asyncio.Event, backend: str) -> None:
-        """Leave all to another gateway, as long as one is there, until the source has told of its devices once.
-
-        Or an update to a release that finds no device would go on from node to node, by what each ledger remembers.
-        """
-        if self._lists().inventory is None and self.living():
+        """Wait until the source has reported its devices once, as long as another gateway lives that can serve some."""
+        if self._must_wait():
             _log.warning("waiting for the devices: meanwhile another gateway serves", backend=backend)
-        while self._lists().inventory is None and self.living():
+        while self._must_wait():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PEERS_AGAIN):
                     await first.wait()
         async with self._lists().lock:  # Whether a long list fits this kubelet shows once it is put together.
             pass
+
+    def _must_wait(self) -> bool:
+        lists = self._lists()
+        return lists.inventory is None and not lists.unseen.none_before and bool(self.living())
 
     async def take_over(self, older_ones: Collection[Age]) -> None:
         """Ask older gateways for what they serve; what they remembered until then is remembered here, too."""

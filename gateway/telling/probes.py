@@ -48,7 +48,6 @@ def look(gateway: Subject) -> readiness.Verdict:
         begun=gateway.begun,
         kubelet_s=kubelet_s,
         hindrances=gateway.hindrances(),
-        left=gateway.left(),
         waits_for=gateway.waits_for,
     )
 

@@ -72,7 +72,6 @@ def judge(
     begun: bool,
     kubelet_s: float | None,
     hindrances: Sequence[Hindrance] = (),
-    left: Sequence[str] = (),
     waits_for: str = "",
 ) -> Verdict:
     """Decide, at one moment.
@@ -82,12 +81,10 @@ def judge(
         begun: whether it is done with its start.
         kubelet_s: seconds since the kubelet that runs was found; None: none runs.
         hindrances: what keeps the sources of devices from telling of them, or from offering some.
-        left: the resources that another gateway serves until their source has told of its devices.
         waits_for: what the start waits for, in words; empty where it doesn't.
     """
     lines = _first(kubelet_s, hindrances)
-    lines += [f"{name}: left to another gateway until its devices are found" for name in left]
-    held_up = bool(left) or any(one.held_up for one in hindrances)
+    held_up = any(one.held_up for one in hindrances)
     if not begun:
         starting = f"starting: waiting for {waits_for}" if waits_for else "starting"
         troubles = [f"{one.name}: {one.trouble}" for one in resources if one.trouble]

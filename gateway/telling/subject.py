@@ -124,9 +124,6 @@ class Subject(Protocol):
     def hindrances(self) -> Sequence[Hindrance]:
         """Say what keeps the sources of devices from telling of them."""
 
-    def left(self) -> list[str]:
-        """Name the resources that are left to another gateway for now."""
-
     @property
     def lock(self) -> asyncio.Lock:
         """Held while its lists are put together."""

@@ -52,6 +52,7 @@ from tests.mutants import (
     orders,
     people,
     records,
+    rolls,
     sides,
     sight,
     simulation,
@@ -63,7 +64,7 @@ from tests.mutants.table import Mutant
 ROOT = Path(__file__).parents[2]
 TABLES = (
     table, memory, life, boards, records, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
-    manifests, deploy, bounds, people, streams, dra, kubernetes, bridge, doctor, fleet, simulation, sides,
+    manifests, deploy, bounds, people, streams, dra, kubernetes, bridge, doctor, fleet, simulation, sides, rolls,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]

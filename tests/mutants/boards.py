@@ -97,8 +97,8 @@ MUTANTS = (
         "H13",
         "an illness that lasts is noted later than the new IDs that have it",
         "gateway/lists.py",
-        "                    self._ledger.set_sticky(name, merged[name].sticky, since=illnesses[name])  # Known IDs inherit none.\n",
-        "",
+        "                    if name not in self.unseen.names:  # Known IDs inherit none.\n                        self._ledger.set_sticky(",
+        "                    if False:\n                        self._ledger.set_sticky(",
         f"{_BOARDS}::test_an_illness_that_lasts_outlives_an_allocate_while_the_new_ids_are_written",
     ),
     Mutant(

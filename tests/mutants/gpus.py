@@ -327,10 +327,10 @@ MUTANTS = (
     Mutant(
         "U8",
         "an update goes on while a source is silent",
-        "gateway/telling/readiness.py",
-        "    held_up = bool(left) or any(",
-        "    held_up = any(",
-        "tests/unit/test_readiness.py",
+        "gateway/unseen.py",
+        "held_up=True",
+        "held_up=False",
+        "tests/unit/test_unseen.py",
     ),
     Mutant(
         "U9",
@@ -392,8 +392,8 @@ MUTANTS = (
         "U10",
         "a configuration that can't be carried out is ready",
         "gateway/telling/readiness.py",
-        " or any(one.held_up for one in hindrances)",
-        "",
+        "    held_up = any(one.held_up for one in hindrances)\n    if not begun:\n        starting",
+        "    held_up = False\n    if not begun:\n        starting",
         "tests/unit/test_readiness.py",
     ),
     Mutant(

@@ -1129,8 +1129,8 @@ MUTANTS = (
         "S14",
         "what only the ledger knows is taken from a gateway for other devices",
         "gateway/lists.py",
-        "            if self.only_remembered() and self._others.living():\n",
-        "            if False:\n",
+        "beside = bool(self.only_remembered() and self._others.living())\n",
+        "beside = False\n",
         "tests/unit/test_serve.py::test_a_gateway_for_other_devices_is_left_alone_while_it_lives",
     ),
     Mutant(
@@ -1161,8 +1161,8 @@ MUTANTS = (
         "S14",
         "without another gateway the devices are waited for",
         "gateway/handover/peers.py",
-        "        while self._lists().inventory is None and self.living():\n",
-        "        while self._lists().inventory is None:\n",
+        "not lists.unseen.none_before and bool(self.living())\n",
+        "not lists.unseen.none_before\n",
         "tests/unit/test_serve.py::test_what_knows_no_device_serves_by_its_memory_when_the_other_is_gone",
     ),
     Mutant(
@@ -1393,8 +1393,8 @@ MUTANTS = (
         "S18",
         "what is handed over is sent before it is remembered",
         "gateway/lists.py",
-        "                    await _announce(self._ledger, name, self._resources[name].plugin.devices)\n",
-        "                    pass\n",
+        "                    devices = self.unseen.to_record(name, self._resources[name].plugin.devices)\n",
+        "                    devices = ()\n",
         "tests/unit/test_serve.py::test_between_an_older_ones_word_and_the_register_is_only_what_must_be",
     ),
     Mutant(

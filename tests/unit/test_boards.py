@@ -1459,24 +1459,6 @@ async def test_the_shortest_list_that_the_kubelet_hears_is_sent_again(
 
 
 @pytest.mark.parametrize(
-    ("inventory", "living", "left"),
-    [
-        pytest.param(Partial({}, lambda name: name != "told"), True, ["a", "b"], id="a silent source may have it"),
-        pytest.param(Partial({}, lambda name: name != "told"), False, [], id="nobody else lives: it is served here"),
-        pytest.param({}, True, [], id="all have told: it isn't one of ours"),
-        pytest.param(None, True, [], id="nobody has looked yet"),
-    ],
-)
-async def test_what_is_left_to_another_gateway_until_its_source_tells(
-    node: Node, monkeypatch: pytest.MonkeyPatch, inventory: Inventory | None, living: bool, left: list[str]
-) -> None:
-    monkeypatch.setattr(node.gateway.others, "living", lambda: {OLDER: Path()} if living else {})
-    monkeypatch.setattr(node.gateway.lists, "only_remembered", lambda: {"b", "a", "told"})
-    node.gateway.lists.inventory = inventory
-    assert node.gateway.left() == left
-
-
-@pytest.mark.parametrize(
     ("then", "wrote"),
     [
         pytest.param((gpu(0), gpu(1)), ["soon"], id="nothing is new"),

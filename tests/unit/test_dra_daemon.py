@@ -237,6 +237,22 @@ async def test_devices_are_offered_by_dra_alone(place: Place) -> None:
     assert not list((place.folder / "plugins_registry").iterdir())
 
 
+async def test_who_sees_no_gpu_leaves_the_slices_to_the_gateway_that_lives(place: Place) -> None:
+    async with place.gateway("only") as old:
+        await until(lambda: place.published == {"gpu-0": [], "gpu-1": []})
+        assert await old.scribe.durable()
+        place.profile = place.folder / "new.yaml"
+        place.profile.write_text("resources: {nvidia.com/gpu: {gpus: []}}")
+        async with place.gateway("only", registers=False) as new:
+            assert (probes.look(old).ready, probes.look(new).ready) == (True, False)
+            publishes = asyncio.ensure_future(until(lambda: place.published != {"gpu-0": [], "gpu-1": []}))
+            await asyncio.wait({publishes}, timeout=0.2)  # nothing must happen
+            assert not publishes.done()
+            publishes.cancel()
+            place.profile.write_text(PROFILE)
+            await until(lambda: not new.hindrances())
+
+
 async def test_who_stands_by_publishes_nothing_until_it_decides(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it would offer is what it knew when it came."""
     decide = drivers.Drivers.decide

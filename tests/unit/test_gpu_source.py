@@ -660,3 +660,22 @@ async def test_gpus_that_are_lost_later_end_nothing(watched: Watched) -> None:
     await watched.sees(gpu(3))
     assert await watched.sees(unusable=(LOST,)) == {}
     assert [one.held_up for one in watched.source.hindrances()] == [True]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "unusable", "fate"),
+    [
+        pytest.param([gpu(0)], (), Fate.WITHDRAWN, id="its GPU is whole now"),
+        pytest.param([], (), Fate.UNKNOWN, id="no GPU is there"),
+        pytest.param([gpu(0)], (LOST,), Fate.UNKNOWN, id="it may be on the GPU that is lost"),
+        pytest.param([gpu(0)], (replace(LOST, excluded=True),), Fate.WITHDRAWN, id="another GPU is left out"),
+    ],
+)
+async def test_partitions_of_gpus_that_can_not_be_looked_at_are_not_withdrawn(
+    gpus: list[GPU], unusable: tuple[Unusable, ...], fate: Fate
+) -> None:
+    """They are from before this process, whose first look this is."""
+    watched = Watched(MIXED)
+    await watched.sees(*gpus, unusable=unusable)
+    assert watched.source.fate("nvidia.com/mig-1g.10gb", "MIG-00") is fate
+    await watched.close()

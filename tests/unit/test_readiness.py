@@ -200,12 +200,6 @@ def test_a_gateway_without_resources(facts: dict[str, object], ready: bool, line
         pytest.param(
             {"hindrances": [Hindrance("nvidia", "x", held_up=True)]}, False, "backend nvidia: x", id="one is held up"
         ),
-        pytest.param(
-            {"left": ["amd.com/gpu"]},
-            False,
-            "amd.com/gpu: left to another gateway until its devices are found",
-            id="another gateway must not end yet",
-        ),
     ],
 )
 def test_a_source_beside_a_resource_that_is_served(facts: dict[str, object], ready: bool, line: str) -> None:

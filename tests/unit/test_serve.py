@@ -477,7 +477,7 @@ async def test_what_a_silent_source_had_is_served_from_memory_beside_the_others(
     assert {name: await anext(one) for name, one in lists.items()} == {GPU: (A, B), FILE: (Device("/dev/null"),)}
     states = {plugin.name: {one.state for one in plugin.entries.values()} for plugin in node._gateway.resources}
     assert states == {GPU: {State.NOT_LOOKED_YET}, FILE: {State.PRESENT}}
-    assert (node._gateway.hindrances(), node._gateway.left()) == ((), [])
+    assert not probes.look(node._gateway).ready, "an update must wait until its source tells"
     node.source.inventories.put_nowait({GPU: Listing((A,)), FILE: Listing((Device("/dev/null"),))})
     assert await anext(lists[GPU]) == (A, replace(B, health=Health.UNHEALTHY))
 
@@ -524,12 +524,14 @@ async def test_what_a_silent_source_had_is_left_to_another_gateway(
         registration = await node.kubelet.registered()
         assert registration.resource_name == FILE
         assert await anext(node.kubelet.lists(registration)) == (Device("/dev/null"),)
-        assert (newer.left(), probes.look(newer).ready) == ([GPU], False)
+        [hindrance] = newer.hindrances()
+        assert f"none of the 1 usable device of {GPU}" in hindrance.reason
+        assert not probes.look(newer).ready
         source.inventories.put_nowait({GPU: Listing((A, B)), FILE: Listing((Device("/dev/null"),))})
         registration = await node.kubelet.registered()
         assert registration.resource_name == GPU
         assert await anext(node.kubelet.lists(registration)) == (A, B)
-        assert newer.left() == []
+        assert newer.hindrances() == ()
 
 
 async def test_what_hinders_the_source_is_told_once(make: Make) -> None:

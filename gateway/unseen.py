@@ -1,0 +1,125 @@
+"""Which devices worked until now and aren't seen by this gateway: an update that lost its rights must not go on.
+
+One rule for every vendor. A gateway that sees none of a source's usable devices doesn't take them over, isn't ready, and doesn't record
+them as lost. If it sees some, the others are lost, and the update goes on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from devices.model import Health
+from devices.source import Fate, Hindrance
+from gateway.memory.ledger import boot_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from devices.model import Device
+    from devices.source import DeviceSource, Inventory
+    from gateway.memory.ledger import Ledger
+
+_BY_A_SETTING = frozenset({Fate.WITHDRAWN, Fate.EXCLUDED})
+
+
+class Unseen:
+    """What a gateway before this one could serve, by the state file, and this one doesn't see."""
+
+    def __init__(self, ledger: Ledger, source: DeviceSource) -> None:
+        self._ledger, self._source, self._boot_id = ledger, source, boot_id()
+        self.names: Mapping[str, str] = {}
+        """The resources of which nothing usable is seen, each with its source."""
+        self.none_before = False
+        """Whether a gateway before this one could serve nothing, either."""
+        self._hindrances: Sequence[Hindrance] = ()
+        self._sighted: set[str] = set()
+        """The sources of which this process has seen something usable: what goes later is lost."""
+        self._served_in_boot: str | None = None
+        """The boot in which a gateway served here last, as it was at the start; empty: nobody knows."""
+
+    def look(self, inventory: Inventory | None, *, beside: bool) -> None:
+        """Compare what the sources list with what was served. What worked before a reboot need not work after it.
+
+        Args:
+            inventory: what the sources list; None: nothing yet.
+            beside: whether another gateway lives.
+        """
+        ledger, source = self._ledger, self._source
+        if self._served_in_boot is None:
+            self._served_in_boot = ledger.kubelet.partition(" ")[0]
+        healthy = {source.source_of(name) for name in inventory or () if next(seen(inventory, name), "")}
+        usable = {
+            name: [
+                one
+                for one, device in ledger.announced(name).items()
+                if device.health is Health.HEALTHY and source.fate(name, one) not in _BY_A_SETTING
+            ]
+            for name in (ledger.resources() if beside or self._served_in_boot in {"", self._boot_id} else ())
+            # A name that a source with healthy devices doesn't know was withdrawn by a setting.
+            if source.source_of(name) not in self._sighted and (source.claims(name) or not healthy)
+        }
+        self.names = unseen(usable, inventory, source.source_of)
+        self.none_before = not (self._sighted or any(usable.values())) and bool(ledger.resources())
+        self._sighted |= healthy - set(self.names.values())
+        self._hindrances = hindrances(self.names, usable, beside=beside)
+
+    def added_to(self, told: Iterable[Hindrance]) -> tuple[Hindrance, ...]:
+        """Add it to what hinders the sources. A node that served nothing before stops no update, whatever hinders them."""
+        if self.none_before:
+            told = (replace(one, held_up=False) for one in told)
+        return (*told, *self._hindrances)
+
+    @property
+    def words(self) -> str:
+        """Say what isn't seen; empty if nothing is missing."""
+        return "; ".join(one.reason for one in self._hindrances)
+
+    def to_record(self, resource: str, devices: Sequence[Device]) -> tuple[Device, ...]:
+        """Leave out what isn't seen: it stays in the record as it was, so that a second start waits, too."""
+        if resource not in self.names:
+            return tuple(devices)
+        known = self._ledger.announced(resource)
+        return tuple(one for one in devices if one.id not in known)
+
+
+def seen(inventory: Inventory | None, resource: str) -> Iterator[str]:
+    """Yield the healthy devices that a source lists. One that it can't look at is unhealthy, with the reason."""
+    listing = None if inventory is None else inventory.get(resource)
+    if listing is not None:
+        yield from (one.id for one in listing.devices if one.health is Health.HEALTHY)
+
+
+def unseen(
+    usable: Mapping[str, Collection[str]], inventory: Inventory | None, source_of: Callable[[str], str]
+) -> dict[str, str]:
+    """Return the resources of the sources that see none of their usable devices, each with its source's name.
+
+    Args:
+        usable: the devices that the gateway before could give away, by resource.
+        inventory: what the sources list; None: nothing yet.
+        source_of: gives the name of the source that a resource is of.
+    """
+    sources = {name: source_of(name) for name, ids in usable.items() if ids}
+    sighted = {source for name, source in sources.items() if not set(usable[name]).isdisjoint(seen(inventory, name))}
+    return {name: source for name, source in sources.items() if source not in sighted}
+
+
+def hindrances(
+    missing: Mapping[str, str], usable: Mapping[str, Collection[str]], *, beside: bool
+) -> tuple[Hindrance, ...]:
+    """Say what each source doesn't see, and what to do; ``beside``: another gateway lives."""
+    found = []
+    for source in dict.fromkeys(missing.values()):
+        names = sorted(name for name in missing if missing[name] == source)
+        count = sum(len(usable[name]) for name in names)
+        what = f"it sees none of the {count} usable device{'' if count == 1 else 's'} of {', '.join(names)}"
+        then = (
+            "another gateway keeps serving them. Did this release lose a capability, its runtime class or a device node?"
+            if beside
+            else "the gateway before this one served them. Did this release lose a capability, its runtime class or a device "
+            "node? If the devices are gone for good: `gateway forget ID`, or reboot the node"
+        )
+        found.append(Hindrance(source, f"{what}; {then}", held_up=True))
+    return tuple(found)
