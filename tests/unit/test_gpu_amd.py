@@ -34,6 +34,7 @@ from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.model import PreferredRequest, TroubleKind
 from devices.policy import Naming, Policy
+from gateway.lab.waiting import until
 from tests.fakes.amd import CPUS, Board, Sysfs, mi210, mi300x, mi308, vega
 
 FIRST, SECOND = "0000:05:00.0", "0000:27:00.0"
@@ -503,25 +504,15 @@ def ids(sight: Sight) -> list[str]:
     return [gpu.uuid for gpu in sight.gpus]
 
 
-async def test_nothing_is_said_before_the_driver_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_driver_that_is_not_there_shows_no_gpu_until_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tree = vega(tmp_path)
     (tmp_path / "class").rename(tmp_path / "not-yet")
-    looked, real = asyncio.Event(), sysfs.read
-    loop = asyncio.get_running_loop()
-
-    def looking(sys: Path, last: Topology) -> sysfs.Tree:
-        try:
-            return real(sys, last)
-        finally:
-            loop.call_soon_threadsafe(looked.set)
-
-    monkeypatch.setattr(amd, "read", looking)
     async with watching(tree, monkeypatch) as watched:
-        first = asyncio.ensure_future(watched.next())
-        await looked.wait()
+        assert (await watched.next()).gpus == ()
         (tmp_path / "not-yet").rename(tmp_path / "class")
-        await watched.backend.acquire(())
-        sight = await first
+        sight = await watched.next()
     assert ids(sight) == ["0000:19:00.0", "0000:67:00.0"]
     assert not troubles(sight.gpus)
     assert sight.control_nodes == ("/dev/kfd",)
@@ -690,6 +681,23 @@ async def test_a_driver_that_hangs_is_a_trouble_and_costs_one_thread(
         monkeypatch.setattr(amd, "_PATIENCE_S", 10.0)
         hung.set()
         assert await watched.next() == before
+
+
+async def test_a_driver_that_hangs_from_the_start_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, hung, real = vega(tmp_path), threading.Event(), sysfs.read
+    monkeypatch.setattr(amd, "read", lambda sys, last: (hung.wait(30), real(sys, last))[1])
+    monkeypatch.setattr(amd, "_PATIENCE_S", 0.01)
+    async with watching(tree, monkeypatch) as watched:
+        with capture_logs() as logs:
+            first = asyncio.ensure_future(watched.next())
+            await until(lambda: bool(logs), 10)
+        assert not first.done(), "nobody could look"
+        monkeypatch.setattr(amd, "_PATIENCE_S", 10.0)
+        hung.set()
+        await watched.backend.acquire(())
+        assert len((await first).gpus) == 2
 
 
 async def test_a_watch_that_is_closed_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

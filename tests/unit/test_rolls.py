@@ -229,6 +229,29 @@ async def test_what_a_setting_withdrew_is_not_waited_for(gateways: Gateways, *, 
                 await gateways.kubelet.wait(f"{RESOURCE}.shared", 8)
 
 
+# Evidence counts for more than memory.
+
+
+async def test_a_driver_that_says_that_it_is_not_loaded_gives_nothing_away(gateways: Gateways) -> None:
+    made, world = gateways.made, gateways.world("world")
+    async with gateways.start(world):
+        await gateways.kubelet.wait(RESOURCE, 4)
+    await gateways.kubelet.stop()
+    await gateways.kubelet.start()
+    world.fails("nvmlInit", NOT_LOADED)
+    world.write()
+    async with gateways.start(world) as again:
+        await again.becomes(503, "none of the 4 usable devices", "NVML can't be used")
+        await until(lambda: bool(again.process.lines("registered")), PATIENCE)
+        assert (await gateways.kubelet.wait(RESOURCE, 0)).totals.capacity[RESOURCE] == 4
+        with pytest.raises(KubeletError):
+            await made.the_kubelet.admit("p", RESOURCE, 1)
+        world.works("nvmlInit")
+        world.write()
+        await gateways.kubelet.wait(RESOURCE, 4)
+        await again.becomes(200)
+
+
 # A held device that is not allocatable keeps a free one from being scheduled (kubernetes#92592).
 
 

@@ -52,6 +52,10 @@ _PATIENCE_S: Final = 10.0
 _log = structlog.get_logger()
 
 
+class HangsError(AbsentError):
+    """The driver doesn't answer, so nobody knows which GPUs are there."""
+
+
 class AmdBackend:
     """The ``Backend`` of AMD's GPUs; ``sys`` is where sysfs is."""
 
@@ -104,13 +108,13 @@ class AmdBackend:
         self._asked.set()
 
     async def _look(self) -> Sight | None:
-        """Say what is there now; None while nothing was ever seen."""
+        """Return what is there now; None as long as nobody could look."""
         try:
             tree = await self._read()
         except AbsentError as error:
             self._hinder(str(error))
-            if self._seen is None:
-                return None
+            if self._seen is None:  # A driver that isn't there was looked for. One that hangs tells nothing.
+                return None if isinstance(error, HangsError) else Sight(())
             return await self._shown(replace(gpu, trouble=Trouble(str(error))) for gpu in self._seen)
         self._hinder(overlooked(tree))
         self._driver, self._topology = tree.driver, tree.topology
@@ -145,7 +149,7 @@ class AmdBackend:
         While one thread hangs there is no second one: this goes on waiting for it.
 
         Raises:
-            AbsentError: there is no tree, or the thread hangs.
+            AbsentError: there is no tree, or, as a ``HangsError``, the thread hangs.
         """
         if self._reading is None:
             self._reading = _in_thread(lambda: read(self._sys, self._topology))
@@ -153,7 +157,7 @@ class AmdBackend:
             async with asyncio.timeout(_PATIENCE_S):
                 result = await asyncio.shield(self._reading)
         except TimeoutError:
-            raise AbsentError(
+            raise HangsError(
                 f"the amdgpu driver hangs: expected {self._sys} to be read within {_PATIENCE_S:g} s; reboot the node if this "
                 "lasts"
             ) from None

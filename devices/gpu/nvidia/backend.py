@@ -275,10 +275,14 @@ class NvidiaBackend:
         return self._let.uuids | {gpu.board for gpu in every}
 
     def _sight(self) -> Sight | None:
-        """Put together what is there and what is wrong with it; None: nothing was seen yet."""
+        """Return what is there and what is wrong with it; None: nobody could look yet.
+
+        A driver that says that it isn't loaded was looked at: there is no GPU to give away.
+        """
         scan = self._scan
         if scan is None:
-            return None
+            unloaded = self._down is not None and isinstance(self._down.error, NotLoadedError)
+            return Sight(()) if unloaded else None
         let = self._released()
         released = frozenset(gpu.uuid for gpu in scan.gpus if gpu.board in let) | let
         return Sight(
