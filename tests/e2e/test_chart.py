@@ -19,10 +19,10 @@ import yaml
 
 from gateway.lab.node import pods
 from gateway.lab.node.api import Access, Api, ApiError, Object
-from gateway.lab.node.chart import ACCOUNT, PROFILE, Chart, helm
+from gateway.lab.node.chart import ACCOUNT, PROFILE, RELEASE, Chart, helm
 from gateway.lab.node.continuity import IMAGE, SCENARIOS, judge, run
 from gateway.lab.node.dra import DRIVER, SLICES, DraNode, slice_of
-from gateway.lab.node.installed import CDI_RESOURCE, DEVICES, IDS, NAMESPACE, DaemonSet
+from gateway.lab.node.installed import CDI_RESOURCE, DAEMONSETS, DEVICES, IDS, NAMESPACE, DaemonSet
 from gateway.lab.node.stage import POD, Stage
 from gateway.lab.node.watch import PodSeen
 from gateway.lab.trials.scenarios import RESOURCE
@@ -35,6 +35,7 @@ LABEL = "nvidia.com/device-plugin.config"
 CONDITION = "nvidia.com/GPUReady"
 EVENTS = "/api/v1/namespaces/default/events"
 SHARED = {"version": "v1", "sharing": {"timeSlicing": {"resources": [{"name": RESOURCE, "replicas": 2}]}}}
+BLIND = {"resources": {RESOURCE: {"gpus": []}, CDI_RESOURCE: {"gpus": []}}}
 FEATURES = {
     "config": {"map": {"default": "version: v1\n", "shared": yaml.safe_dump(SHARED)}},
     "nodeReadiness": {"condition": True, "startupTaint": TAINT["key"], "events": True},
@@ -115,16 +116,31 @@ def gateways(stage: Stage) -> list[PodSeen]:
     return [pod for pod in stage.seen.pods.values() if pod.namespace == NAMESPACE]
 
 
-async def metrics(stage: Stage) -> str:
-    (pod,) = gateways(stage)
+async def answer(stage: Stage, pod: PodSeen, port: int, path: str) -> str:
     about = await stage.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{pod.name}")
 
     def ask() -> str:
-        connection = http.client.HTTPConnection(about["status"]["podIP"], 9400, timeout=10)
-        connection.request("GET", "/metrics")
+        connection = http.client.HTTPConnection(about["status"]["podIP"], port, timeout=10)
+        connection.request("GET", path)
         return connection.getresponse().read().decode()
 
     return await asyncio.to_thread(ask)
+
+
+async def metrics(stage: Stage) -> str:
+    (pod,) = gateways(stage)
+    return await answer(stage, pod, 9400, "/metrics")
+
+
+async def simulate(stage: Stage, profile: str) -> str:
+    """Let new gateways go by another profile; return the one of before."""
+    path = f"{DAEMONSETS}/{RELEASE}"
+    [container] = (await stage.api.get(path))["spec"]["template"]["spec"]["containers"]
+    [before] = [one["value"] for one in container["env"] if one["name"] == "GATEWAY_SIMULATE"]
+    env = [{"name": "GATEWAY_SIMULATE", "value": profile}]
+    spec = {"containers": [{"name": container["name"], "env": env}]}
+    await stage.api.strategic(path, {"spec": {"template": {"spec": spec}}})
+    return str(before)
 
 
 def sample(text: str, name: str, resource: str) -> float:
@@ -184,6 +200,28 @@ def free(stage: Stage) -> str:
 async def test_the_chart_keeps_what_the_manifests_promise(stage: Stage, chart: Chart, name: str) -> None:
     outcome = await run(stage, VERSION, SCENARIOS[name])
     assert judge(outcome, SCENARIOS[name].promises[DaemonSet.kind]) == []
+
+
+async def test_a_release_that_sees_no_gpu_stops_at_the_first_gateway(stage: Stage, chart: Chart) -> None:
+    await stage.prepare(VERSION)
+    [old], mark = gateways(stage), len(stage.records)
+    await stage.api.merge(PROFILE, {"data": {"blind.yaml": yaml.safe_dump(BLIND)}})
+    before = await simulate(stage, "/etc/device-plugin-gateway/blind.yaml")
+    try:
+        await stage.seen.until(lambda _: [one.runs for one in gateways(stage)] == [True, True], "two gateways")
+        [new] = [one for one in gateways(stage) if one.uid != old.uid]
+        async with asyncio.timeout(PATIENCE):
+            while "sees none of" not in await answer(stage, new, 8081, "/readyz"):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert {one.uid: (one.ready, one.ending) for one in gateways(stage)} == {
+            old.uid: (True, False),
+            new.uid: (False, False),
+        }
+    finally:
+        await simulate(stage, before)
+        await stage.seen.until(lambda _: [one.ready for one in gateways(stage)] == [True], "one gateway that serves")
+        await stage.served()
+    assert [seen.allocatable[RESOURCE] for seen in stage.records[mark:] if seen.allocatable[RESOURCE] != len(IDS)] == []
 
 
 async def test_a_node_says_when_it_is_ready(stage: Stage, node: Object) -> None:
