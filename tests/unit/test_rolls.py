@@ -229,6 +229,13 @@ async def test_what_a_setting_withdrew_is_not_waited_for(gateways: Gateways, *, 
                 await gateways.kubelet.wait(f"{RESOURCE}.shared", 8)
 
 
+async def test_what_an_operator_left_out_is_not_waited_for(gateways: Gateways) -> None:
+    async with gateways.start(gateways.world("old")):
+        await gateways.kubelet.wait(RESOURCE, 4)
+        async with gateways.start(gateways.world("new"), "--exclude-devices", "0,1,2,3") as new:
+            await new.becomes(200)
+
+
 # Evidence counts for more than memory.
 
 
