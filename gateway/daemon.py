@@ -211,7 +211,8 @@ class Gateway:
         await self._unless_ended(self.others.know_devices(first, self.source.name))
         await self._unless_ended(self.others.ability.wait())
         if self.drivers is not None:
-            self._tasks.spawn("dra", self.drivers.run(lambda: self.lists.unseen.names and self._instance.peers()))
+            others = self._instance.peers if self.settings.dra == "only" else dict
+            self._tasks.spawn("dra", self.lists.unseen.offer(self.drivers.run, others))
             if beside and self.alone is not None:
                 await self._unless_ended(_succeed(self, self.alone, self.drivers))
                 await self._open_control()

@@ -169,7 +169,7 @@ class Lists:
             try:
                 await asyncio.sleep(0)  # The streams come first: to note thousands of devices takes milliseconds.
             finally:
-                news = [_remember(self._ledger, self.unseen, name, merged[name], illnesses[name]) for name in sent]
+                news = [remember(self._ledger, self.unseen, name, merged[name], illnesses[name]) for name in sent]
                 if news:
                     self._scribe.soon()
                 if any(news):
@@ -376,7 +376,7 @@ async def _announce(ledger: Ledger, name: str, devices: Sequence[Device]) -> Non
         ledger.announce(name, tuple(devices[start : start + AT_ONCE]))
 
 
-def _remember(
+def remember(
     ledger: Ledger, unseen: Unseen, name: str, merged: merging.Merged, illnesses: Mapping[str, merging.Sticky]
 ) -> bool:
     """Write into the ledger what follows from a list; True where that should be on disk at once, not only soon."""

@@ -6,6 +6,7 @@ them as lost. If it sees some, the others are lost, and the update goes on.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -15,12 +16,14 @@ from devices.source import Fate, Hindrance
 from gateway.memory.ledger import boot_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from devices.model import Device
     from devices.source import DeviceSource, Inventory
     from gateway.memory.ledger import Ledger
 
+_LOOK_AGAIN = 0.5
+"""Seconds between two looks whether another gateway lives."""
 _BY_A_SETTING = frozenset({Fate.WITHDRAWN, Fate.EXCLUDED})
 
 
@@ -75,6 +78,12 @@ class Unseen:
     def words(self) -> str:
         """Say what isn't seen; empty if nothing is missing."""
         return "; ".join(one.reason for one in self._hindrances)
+
+    async def offer(self, run: Callable[[], Awaitable[None]], others: Callable[[], object]) -> None:
+        """Offer devices, but not as long as one of the ``others`` lives that has some while this one sees none."""
+        while self.names and others():  # noqa: ASYNC110 - who goes tells nobody
+            await asyncio.sleep(_LOOK_AGAIN)
+        await run()
 
     def to_record(self, resource: str, devices: Sequence[Device]) -> tuple[Device, ...]:
         """Leave out what isn't seen: it stays in the record as it was, so that a second start waits, too."""

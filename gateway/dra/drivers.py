@@ -270,10 +270,8 @@ class Drivers:
 
     # Running.
 
-    async def run(self, elsewhere: Callable[[], object] = lambda: None) -> None:
-        """Offer and prepare, for ever; with DRA alone once nothing that isn't seen here is a living gateway's (``elsewhere``)."""
-        while self.alone and elsewhere():  # noqa: ASYNC110 - who goes tells nobody
-            await asyncio.sleep(_LOOK_AGAIN)
+    async def run(self) -> None:
+        """Offer and prepare, for ever."""
         self.update()
         self._inside.beliefs.look_within(0)
         listed, later = partial(until_listed, self.decides, self._inside.resources, lambda: is_known(self.crossing)), []

@@ -35,7 +35,7 @@ LABEL = "nvidia.com/device-plugin.config"
 CONDITION = "nvidia.com/GPUReady"
 EVENTS = "/api/v1/namespaces/default/events"
 SHARED = {"version": "v1", "sharing": {"timeSlicing": {"resources": [{"name": RESOURCE, "replicas": 2}]}}}
-BLIND = {"resources": {RESOURCE: {"gpus": []}, CDI_RESOURCE: {"gpus": []}}}
+BLIND: Object = {"resources": {RESOURCE: {"gpus": []}, CDI_RESOURCE: {"gpus": []}}}
 FEATURES = {
     "config": {"map": {"default": "version: v1\n", "shared": yaml.safe_dump(SHARED)}},
     "nodeReadiness": {"condition": True, "startupTaint": TAINT["key"], "events": True},

@@ -276,8 +276,8 @@ MUTANTS = (
         "M7",
         "an illness that was sent is forgotten where another gateway is given the resource",
         "gateway/lists.py",
-        "news = [_remember(self._ledger, self.unseen, name, merged[name], illnesses[name]) for name in sent]",
-        "news = [_remember(self._ledger, self.unseen, name, merged[name], illnesses[name]) for name in sent if not self._resources[name].standing_by_for]",
+        "news = [remember(self._ledger, self.unseen, name, merged[name], illnesses[name]) for name in sent]",
+        "news = [remember(self._ledger, self.unseen, name, merged[name], illnesses[name]) for name in sent if not self._resources[name].standing_by_for]",
         "tests/unit/test_serve.py::test_an_illness_that_was_sent_is_remembered",
     ),
     Mutant(

@@ -33,7 +33,13 @@ ALL = range(4)
 
 
 def handles(*gpus: int, code: int = NO_PERMISSION) -> Change:
-    return lambda world: [world.fails("nvmlDeviceGetHandleByIndex", code, one) for one in gpus]
+    """Let NVML give no handle of these GPUs."""
+
+    def change(world: World) -> None:
+        for one in gpus:
+            world.fails("nvmlDeviceGetHandleByIndex", code, one)
+
+    return change
 
 
 SEES_NONE: dict[str, Change] = {

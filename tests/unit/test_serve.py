@@ -408,7 +408,7 @@ async def test_an_illness_outlives_its_device(make: Make) -> None:
     gateway.ledger.announce(GPU, (A,))
     gateway.ledger.set_sticky(GPU, ill)
     gone = Merged((), frozenset(), dropped=frozenset({"a"}), sticky=ill, lost_since={}, again_at=None)
-    gateway.lists._remember(GPU, gone, gateway.ledger.sticky(GPU))
+    offering.remember(gateway.ledger, gateway.lists.unseen, GPU, gone, gateway.ledger.sticky(GPU))
     assert (gateway.ledger.announced(GPU), gateway.ledger.sticky(GPU)) == ({}, ill)
 
 
