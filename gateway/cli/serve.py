@@ -104,7 +104,9 @@ def _refuse_impossible(settings: Settings) -> None:
 async def _run(gateway: Gateway, role: Role | None = None) -> NoReturn:
     """Serve, and end the process: a thread that waits for a disk that hangs would hold it for as long."""
     from gateway import daemon, process
+    from gateway.wires import log
 
+    log.log_what_others_write()
     trimming = asyncio.ensure_future(process.trim() if role is None else role.once_active(process.trim))
     status = await gateway.run()
     trimming.cancel()

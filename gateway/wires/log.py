@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, cast
 
 import msgspec
 import structlog
@@ -95,6 +95,28 @@ def configure(log_format: str, level: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+class _Others:
+    """Standard error for libraries that write to it: each line becomes a line of the log."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._line = stream, ""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in filter(str.strip, lines):
+            structlog.get_logger().error("a library wrote to standard error", text=line)
+        return len(text)
+
+
+def log_what_others_write() -> None:
+    """Make log lines of what libraries write to standard error, as gRPC does with tracebacks, if the log is JSON."""
+    if isinstance(structlog.get_config()["processors"][-1], structlog.processors.JSONRenderer):
+        sys.stderr = cast("TextIO", _Others(sys.stderr))
 
 
 def _spelled(event: object, **_: object) -> str:

@@ -9,6 +9,7 @@ import json
 import resource
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -162,3 +163,21 @@ async def test_memory_goes_back_when_it_has_grown(
 
 def test_what_is_resident_is_read() -> None:
     assert 2**20 < process.resident() < 2**33
+
+
+def test_what_a_library_writes_to_standard_error_is_a_line_of_the_json_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    with logging_to(monkeypatch, "json") as sink:
+        observe.log_what_others_write()
+        try:
+            fail("no descriptor is left")
+        except ValueError:
+            traceback.print_exc()
+    lines = [json.loads(line) for line in sink.getvalue().splitlines()]
+    assert lines[-1]["text"] == "ValueError: no descriptor is left"
+
+
+def test_what_a_library_writes_stays_as_it_is_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    with logging_to(monkeypatch, "console") as sink:
+        observe.log_what_others_write()
+        sys.stderr.write("text\n")
+    assert sink.getvalue() == "text\n"
