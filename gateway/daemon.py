@@ -21,7 +21,7 @@ from gateway.configuration import reload
 from gateway.folder import Folder
 from gateway.following import Follower
 from gateway.handover import instance, message
-from gateway.handover.peers import Peers
+from gateway.handover.peers import ALLOCATES_END, Peers
 from gateway.kubelet.beliefs import CHECKPOINT, Beliefs
 from gateway.kubelet.presence import Presence
 from gateway.kubelet.watch import KUBELET_SOCKET
@@ -223,6 +223,8 @@ class Gateway:
             await self._unless_ended(asyncio.sleep(YIELD_TIME))
         # From here on it serves.
         self.others.begun = True
+        if older_ones:  # Until now they may have answered Allocates, so List was not called.
+            self.beliefs.look_within(ALLOCATES_END)
         if self.alone is not None:
             self.alone.serves(host_service=self.settings.host_service)
             self._tasks.spawn("lock", self.alone.keep())

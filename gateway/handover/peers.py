@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from gateway.tasks import Tasks
     from gateway.unseen import Unseen
 
+ALLOCATES_END = 2.0
+"""Seconds from a handover until the gateway before has answered its last Allocate, and the kubelet has noted that."""
 OFFERED_WITHIN = 0.1
 """Seconds after a resource was left to another gateway, which may offer under it what is offered here under others, at which the
 kubelet's records are read: by then they have what that one offers. An earlier look would cost the kubelet time while that one registers."""
@@ -149,6 +152,9 @@ class Peers:
         """What another gateway is to serve as soon as no Register of ours is in flight for it."""
         self._asked = False
         """Whether the gateways that were there first were asked for what we have."""
+        self._took_over_at = -math.inf
+        """When another gateway last left a resource to this one (monotonic seconds)."""
+        self._beliefs.lists_after = self._others_allocate_for
 
     @property
     def age(self) -> Age:
@@ -159,6 +165,19 @@ class Peers:
     def resources(self) -> Sequence[Resource]:
         """The resources of this gateway."""
         return tuple(self._resources.values())
+
+    def _others_allocate_for(self) -> float:
+        """Return for how many seconds another gateway may be answering an Allocate, of which this one doesn't know (infinite: it serves).
+
+        A kubelet that was not found yet is to write its first checkpoint before List makes it free what ended pods held.
+        """
+        if kubelet_id(self._presence.socket) != self._presence.kubelet:
+            return math.inf
+        if not self.begun:
+            return math.inf if self.living() else 0.0
+        if any(one.standing_by_for is not None for one in self._resources.values()):
+            return math.inf
+        return max(self._took_over_at + ALLOCATES_END - time.monotonic(), 0.0)
 
     # Who is there, and serves what.
 
@@ -353,12 +372,14 @@ class Peers:
             self.approach(self._presence.kubelet)
         await self._lists().announce()  # Thousands of devices take their time, in which the older one still serves.
         await self.handover.take_over(older_ones)
+        self._took_over_at = time.monotonic()
         await _bring_up(self._holdings, self._lists())
 
     async def _resume(self, resource: Resource, began: float) -> None:
         """Serve what another one served, with what it remembered; since ``began`` the kubelet has time to see its stream end."""
         if resource.standing_by_for is not None and resource.standing_by_for.token in self._instance.over:
             began = float("-inf")  # Of this kubelet's nothing is lost by that end.
+        self._took_over_at = time.monotonic()
         try:
             resource.feed(events.Ours())
             if self._presence.kubelet is not None:

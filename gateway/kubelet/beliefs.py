@@ -34,6 +34,8 @@ AFTER_DOUBLED: Final = 0.2
 """The same in haste, where a device went out that an earlier pod may still use."""
 WHILE_FORGOTTEN: Final = 30.0
 """Seconds between two looks whether pods that the kubelet forgot are gone."""
+COMPARE_EVERY: Final = 0.02
+"""Seconds between two looks whether a kubelet that just started has written its checkpoint."""
 WHILE_ASKED: Final = 0.5
 """By how many seconds a look that is due is put off while an Allocate is open; the most that one is put off that somebody waits for."""
 AFTER_START: Final = WRITTEN_AFTER + 1.0
@@ -82,6 +84,22 @@ class Beliefs:
         """Whether somebody waits for the look that is under way: then it isn't dropped."""
         self.asked = kubelet_view.OpenAllocates(self._drop)
         """The Allocates that are open: looks are put off meanwhile, those that somebody waits for no longer than ``WHILE_ASKED``."""
+        self.lists_after: Callable[[], float] = lambda: 0.0
+        """Tells for how many seconds List must not be called, as another gateway may be answering an Allocate."""
+        self._is_quiet = False
+        """Whether the last look did without List."""
+        self._comparing: asyncio.Task[None] | None = None
+        """Reads the checkpoint until the kubelet that started last has written its own."""
+        self._found: tuple[bytes, kubelet_view.FileId] | None = None
+        """The checkpoint as it was when that kubelet's socket appeared; None: there was no kubelet yet."""
+        self._was_undecided = False
+        """Whether the kubelet before that one had not shown yet whose records it has."""
+        self._since_ns = math.inf
+        """When its socket was made (unix nanoseconds)."""
+        self.waits_for_own = False
+        """Whether its first checkpoint is still waited for."""
+        self._own: tuple[bytes, kubelet_view.FileId] | None = None
+        """The first one that it wrote."""
         self._allocated_at = -AFTER_ALLOCATE
         """When the last Allocate was answered (monotonic seconds)."""
 
@@ -114,9 +132,10 @@ class Beliefs:
         """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        tasks = [task for task in (self._looking, self._comparing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _on_time(self) -> None:
         self._timer = None
@@ -127,6 +146,7 @@ class Beliefs:
 
     def _drop(self) -> None:
         """Look later: an Allocate begins."""
+        self._read_own()  # The kubelet writes the next one when it has the answer.
         if self._looking is not None and not self._is_awaited:
             self._looking.cancel()
             self._looking = None
@@ -135,13 +155,20 @@ class Beliefs:
     async def _look(self) -> None:
         try:
             at, unix = time.monotonic(), time.time()
-            view = (await kubelet_view.look(self.pod_resources, self._checkpoint)).named_as(self._listed)
+            # List frees what ended pods held, and the kubelet's first checkpoint is to show them.
+            quiet_for = self.lists_after()
+            self._is_quiet = self.waits_for_own or quiet_for > 0
+            records = self.pod_resources, self._checkpoint
+            view = (await kubelet_view.look(*records, lists=not self._is_quiet)).named_as(self._listed)
             self._listed = view if view.pods is not None else self._listed
             self.last = look = Look(view, at, unix)
             self.known = look if view.held is not None else self.known
-            for drift in [*self._drifts.values()]:
-                self._become(drift.look(view, at, unix))
+            if not self.waits_for_own:
+                for drift in [*self._drifts.values()]:
+                    self._become(drift.look(view, at, unix))
             self._looked(self.last)
+            if 0 < quiet_for < math.inf:
+                self.look_within(quiet_for)
             if at - self._allocated_at < AFTER_ALLOCATE:  # It was due for another reason, and too early for this one.
                 self.look_within(AFTER_ALLOCATE)
             if any(drift.waits for drift in self._drifts.values()):
@@ -188,9 +215,77 @@ class Beliefs:
 
     def restarted(self, resources: Iterable[str], since: float = math.inf) -> None:
         """Take note of a new kubelet, there ``since`` (unix seconds), which is to remember who holds what of these resources."""
-        now = time.monotonic()
+        now, self._found = time.monotonic(), kubelet_view.raw(self._checkpoint)
+        self._since_ns, self._was_undecided = since * 1e9, self._is_compared()
         self._drifts |= {resource: self._drift(resource).restarted(now, since) for resource in resources}
+        self._compare_again()
         self.look_within(AFTER_START)
+
+    def _compare_again(self) -> None:
+        if self._comparing is not None:
+            self._comparing.cancel()
+        if (
+            self._found is not None and self._found[0]
+        ):  # Else the kubelet began without records, and nothing is to be compared.
+            self._own, self.waits_for_own = None, True
+            self._comparing = asyncio.ensure_future(self._compare_with_files(*self._found))
+
+    async def _compare_with_files(self, content: bytes, found: kubelet_view.FileId) -> None:
+        """Compare what was held before with the checkpoint that a kubelet found, and with the first that it writes itself."""
+        try:
+            own = found.written_ns >= self._since_ns
+            record = await asyncio.to_thread(kubelet_view.decoded, content, found)
+            if record is not None:
+                self._compare(record, own=own)
+            ends = time.monotonic() + AFTER_START
+            # A kubelet can't read what isn't there, or isn't whole: its records are lost.
+            while record is not None and not own and self._is_compared() and time.monotonic() < ends:
+                await asyncio.sleep(COMPARE_EVERY)
+                self._read_own()
+                if (
+                    self._own is not None
+                    and (first := await asyncio.to_thread(kubelet_view.decoded, *self._own)) is not None
+                ):
+                    self._compare(first, own=True)
+                    break
+                self._own = None
+        finally:
+            self.waits_for_own = self._comparing is not asyncio.current_task()
+        if self._is_quiet or self._is_compared():
+            self.look_within(0)
+
+    def _is_compared(self) -> bool:
+        return any(drift.is_compared for drift in self._drifts.values())
+
+    def _read_own(self) -> None:
+        """Read the kubelet's own first checkpoint, if it has written one by now."""
+        if not self.waits_for_own or self._own is not None or self._found is None:
+            return
+        if kubelet_view.file_id(self._checkpoint) != self._found[1]:
+            self._own = kubelet_view.raw(self._checkpoint)
+
+    def _compare(self, record: kubelet_view.Record, *, own: bool) -> None:
+        """Judge by a checkpoint who has ended, of those that held a device before the kubelet's start.
+
+        One that names somebody of them is of the same records. So is one that the kubelet found, if it is as new as the last that was
+        read, and lists a resource of ours: a kubelet that lost its records lists a resource only after it was registered anew.
+        """
+        drifts = [drift for drift in self._drifts.values() if drift.is_compared]
+        same = any(drift.is_in(record.written.get(drift.resource, {})) for drift in drifts)
+        if own and same:
+            kept = [drift.kept() for drift in drifts]
+        elif not own and (same or self._is_continued_by(record)):
+            kept = [drift.found(record.written.get(drift.resource, {})) for drift in drifts]
+        else:
+            return
+        for drift in kept:
+            self._become(drift)
+
+    def _is_continued_by(self, record: kubelet_view.Record) -> bool:
+        known = self.known.view.file if self.known is not None else None
+        if self._was_undecided or (known is not None and known.written_ns > record.file.written_ns):
+            return False
+        return record.registered is None or not self._drifts.keys().isdisjoint(record.registered)
 
     def recall(
         self,
@@ -207,6 +302,7 @@ class Beliefs:
         drift = Drift(resource) if fresh else self._drift(resource)
         self._become(drift.recalled(forgotten, before))
         if before:
+            self._compare_again()
             self.look_within(AFTER_START)
 
     def forget(self, device_id: str) -> None:

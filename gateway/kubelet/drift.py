@@ -168,6 +168,30 @@ class Drift(Struct, frozen=True):
             _absent={},
         )
 
+    def is_in(self, written: Mapping[str, str]) -> bool:
+        """True if a checkpoint names someone who held a device before the kubelet's start, and it was given to nobody since."""
+        return any(
+            _may_be(one, written[device_id])
+            for device_id, one in self._before.items()
+            if device_id in written and device_id not in self._given
+        )
+
+    def found(self, written: Mapping[str, str]) -> Drift:
+        """Take note of what the kubelet found at its start, in a whole checkpoint: a holder that it lacks has ended, or never ran.
+
+        A container starts only after the checkpoint that names it was written.
+        """
+        before = {
+            device_id: replace(one, names=_with(one, written[device_id]))
+            for device_id, one in self._before.items()
+            if device_id in written
+        }
+        return replace(self, _before=before)
+
+    def kept(self) -> Drift:
+        """Take note that the kubelet has its predecessor's records: a holder that they lack now has ended."""
+        return replace(self, _before={})
+
     def recalled(self, forgotten: Mapping[str, tuple[Earlier, ...]], before: Mapping[str, Earlier]) -> Drift:
         """Take over from another process, which knew this, and who held what before the kubelet that runs was started."""
         ours = {**self._before}
@@ -220,6 +244,11 @@ class Drift(Struct, frozen=True):
             *(self._finding(kind, devices, devices.__getitem__) for kind, devices in about if devices),
             *self._differs,
         )
+
+    @property
+    def is_compared(self) -> bool:
+        """True until the kubelet's own records have shown who of before its start is in them."""
+        return bool(self._before)
 
     @property
     def waits(self) -> bool:
@@ -381,6 +410,17 @@ def _heard(pods: AbstractSet[str]) -> bool:
 def _are_named(names: Sequence[str]) -> bool:
     """Whether the first of a holder's names is List's (``namespace/pod/container``)."""
     return bool(names) and names[0].count("/") > 1
+
+
+def _may_be(one: Earlier, written: str) -> bool:
+    """True if a holder may be the one that a checkpoint names: by its UID, if that is known."""
+    uids = [name for name in one.names if name.count("/") == 1]
+    return written in uids or not uids
+
+
+def _with(one: Earlier, written: str) -> tuple[str, ...]:
+    """Add the name that a checkpoint has of a holder; names of another one are dropped."""
+    return tuple(dict.fromkeys((*one.names, written))) if _may_be(one, written) else (written,)
 
 
 def _and(earlier: tuple[Earlier, ...], one: Earlier) -> tuple[Earlier, ...]:

@@ -57,6 +57,24 @@ _decoding = threading.Lock()
 Source: TypeAlias = Literal["pod-resources", "checkpoint", "none"]
 
 
+class FileId(Struct, frozen=True):
+    """One writing of the checkpoint: its inode, and when it was written (unix nanoseconds)."""
+
+    inode: int
+    written_ns: int
+
+
+_NO_FILE = FileId(0, 0)
+
+
+class Record(Struct, frozen=True):
+    """One checkpoint: who holds what, which devices were healthy (None: kubelet 1.8 doesn't note it), and which file it is."""
+
+    written: Holders
+    registered: Mapping[str, frozenset[str]] | None
+    file: FileId
+
+
 class View(Struct, frozen=True):
     """What was seen in one look; None where nothing could be known. Holders are texts, by resource name and device ID."""
 
@@ -80,6 +98,8 @@ class View(Struct, frozen=True):
     """All that the checkpoint names."""
     registered: Mapping[str, frozenset[str]] | None = None
     """The device IDs that were healthy when the checkpoint was written: None where it can't be read, or is of kubelet 1.8."""
+    file: FileId | None = None
+    """Which file the checkpoint was: None if it can't be read."""
     unwritten: bool = False
     """Whether there is neither a List nor a checkpoint: kubelet 1.8 writes one for each container that starts."""
 
@@ -145,28 +165,32 @@ class OpenAllocates:
             await asyncio.sleep(max(self._ended + _NOTED - time.monotonic(), 0))
 
 
-async def look(pod_resources: Path, checkpoint_file: Path) -> View:
-    """Look into the kubelet's records: the socket of its pod-resources API, and its checkpoint.
+async def look(pod_resources: Path, checkpoint_file: Path, *, lists: bool = True) -> View:
+    """Read the kubelet's records: its pod-resources API, and its checkpoint.
 
-    The API is v1, or v1alpha1 on kubelets before 1.20. Note that List makes a kubelet free what ended pods held.
+    The API is v1, or v1alpha1 on kubelets before 1.20. List makes a kubelet free what ended pods held; unless ``lists``, it isn't called.
     """
     written: Holders | None = None
     registered: Mapping[str, frozenset[str]] | None = None
+    file: FileId | None = None
     missing = False
     listed: podresources.Listed | None = None
     allocatable: dict[str, frozenset[str]] | None = None
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_DEADLINE):
-            written, registered, missing = await asyncio.to_thread(_read, checkpoint_file)
+            found = await asyncio.to_thread(read_record, checkpoint_file)
+            if found is not None:
+                written, registered, file = found.written, found.registered, found.file
+            missing = found is None and _is_missing(checkpoint_file)
     if listens(pod_resources):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DEADLINE), _channel(pod_resources) as channel:
-                listed = await _list(channel)
+                listed = await _list(channel) if lists else None
                 allocatable = await _allocatable(channel)
     if listed is None and written is None:
         return View(allocatable=allocatable, unwritten=missing)
     if listed is None:
-        return View(written, {}, allocatable, "checkpoint", written=written, registered=registered)
+        return View(written, {}, allocatable, "checkpoint", None, written, registered, file)
     if written is None:
         return View(listed.held, None, allocatable, "pod-resources", listed.pods)
     only_written = {
@@ -175,7 +199,7 @@ async def look(pod_resources: Path, checkpoint_file: Path) -> View:
         }
         for resource, holders in written.items()
     }
-    return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written, registered)
+    return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written, registered, file)
 
 
 async def held_by(pod_resources: Path, pods: Iterable[str]) -> Holders | None:
@@ -340,28 +364,53 @@ def _registered(path: Path, since_ns: int) -> frozenset[str] | Untold:
 
     Where there is none that shows nothing: kubelets 1.16 to 1.20 take lists and write it with the first pod (run on 1.16, 1.18, 1.20).
     """
-    found, written_ns = _checkpoint(path)
+    found, file = _checkpoint(path)
     if found is None or not found.registered:
         return Untold.AT_ALL  # 1.8 has no such list, and a file of 1.9 may be half written.
-    return frozenset(name for name, ids in found.registered.items() if ids) if written_ns >= since_ns else Untold.SINCE
+    with_devices = frozenset(name for name, ids in found.registered.items() if ids)
+    return with_devices if file.written_ns >= since_ns else Untold.SINCE
 
 
-def _checkpoint(path: Path) -> tuple[checkpoint.Checkpoint | None, int]:
-    """Read a checkpoint, and when it was written (unix time, nanoseconds); None where there is none that can be read, or a pipe.
+def _checkpoint(path: Path) -> tuple[checkpoint.Checkpoint | None, FileId]:
+    """Read a checkpoint, and which file it is; None where there is none that can be read, or a pipe.
 
     Kubelets 1.8 and 1.9 write it in place: one that was just written and can't be read is read again, as its kubelet goes on.
     """
     for _ in range(_READS):
-        written_ns, content = 0, b""
-        with contextlib.suppress(OSError), open(path, "rb", opener=_opener) as file:
-            written_ns = os.fstat(file.fileno()).st_mtime_ns
-            content = file.read(checkpoint.MAX_BYTES + 1) or b""
+        content, file = raw(path)
         with contextlib.suppress(MalformedError):
-            return _alone(checkpoint.read, content), written_ns
-        if len(content) > checkpoint.MAX_BYTES or abs(time.time_ns() - written_ns) > _JUST_WRITTEN_NS:
+            return _alone(checkpoint.read, content), file
+        if len(content) > checkpoint.MAX_BYTES or abs(time.time_ns() - file.written_ns) > _JUST_WRITTEN_NS:
             break
         time.sleep(_READ_AGAIN)
-    return None, 0
+    return None, _NO_FILE
+
+
+def raw(path: Path) -> tuple[bytes, FileId]:
+    """Read a checkpoint's bytes, and which file it is; nothing if it can't be read."""
+    content, file_id = b"", _NO_FILE
+    with contextlib.suppress(OSError), open(path, "rb", opener=_opener) as file:
+        file_id = _id_of(os.fstat(file.fileno()))
+        content = file.read(checkpoint.MAX_BYTES + 1) or b""
+    return content, file_id
+
+
+def decoded(content: bytes, file: FileId) -> Record | None:
+    """Decode a checkpoint's bytes; None if they are none. To be called in a thread."""
+    with contextlib.suppress(MalformedError):
+        return _record(_alone(checkpoint.read, content), file)
+    return None
+
+
+def file_id(path: Path) -> FileId:
+    """Tell which checkpoint is there now."""
+    with contextlib.suppress(OSError):
+        return _id_of(path.lstat())
+    return _NO_FILE
+
+
+def _id_of(status: os.stat_result) -> FileId:
+    return FileId(status.st_ino, status.st_mtime_ns)
 
 
 def _is_missing(path: Path) -> bool:
@@ -377,14 +426,16 @@ def _opener(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
-def _read(path: Path) -> tuple[dict[str, dict[str, str]] | None, Mapping[str, frozenset[str]] | None, bool]:
-    """Read who holds what by the checkpoint, what was registered, and whether there is none; in a thread, because a disk may be slow."""
-    found, _ = _checkpoint(path)
-    if found is None:
-        return None, None, _is_missing(path)
+def read_record(path: Path) -> Record | None:
+    """Read the checkpoint that is there now; None if it can't be read. To be called in a thread: a disk may be slow."""
+    found, file = _checkpoint(path)
+    return None if found is None else _record(found, file)
+
+
+def _record(found: checkpoint.Checkpoint, file: FileId) -> Record:
     holders: dict[str, dict[str, str]] = {}
     for held in found.held:
         holder = f"{held.pod_uid}/{held.container}"  # One text for all that it holds.
         for device_id in held.device_ids:
             holders.setdefault(held.resource, {}).setdefault(device_id, holder)
-    return holders, found.registered or None, False
+    return Record(holders, found.registered or None, file)

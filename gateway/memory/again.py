@@ -3,7 +3,9 @@
 While a kubelet waits for an Allocate, its records of what is in use have the device, but no pod has it yet. Whoever calls pod-resources List
 then, just after another pod ended, makes it count anew by pod (UpdateAllocatedDevices; 1.15 and later, seen on 1.20, 1.28, 1.36, 1.37): the
 device is free to it from then on, also when the Allocate was answered. What its pods hold it still knows, and says: by Get, which changes
-nothing, or by List. So a device that was given, and isn't known to be free since, is asked about before it is given again.
+nothing, or by List. So a device that is in doubt is asked about before it is given again. It is in doubt from the Allocate that gave it on,
+until a look shows that nobody holds it, or the kubelet leaves it out of what it offers in GetPreferredAllocation: then it is in the kubelet's
+count of what is in use, which frees it only when its pod has ended.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from devices.model import Fault, RefusedError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from devices.model import PreferredRequest
     from gateway.kubelet.beliefs import Look
     from gateway.memory.rows import HandedOut
 
@@ -41,6 +44,29 @@ def holders(resource: str, given: Mapping[str, HandedOut], look: Look | None) ->
         elif one in held or listed.unix < row.at + RECORDED_WITHIN:
             found[one] = _pod(held.get(one, ""))
     return found
+
+
+def counted(
+    given: Mapping[str, float], request: PreferredRequest, numa: Mapping[str, tuple[int, ...]], now: float
+) -> dict[str, float]:
+    """Return those of the given devices that the kubelet counts as in use, and when they were given.
+
+    A kubelet with a topology manager offers the devices of some NUMA nodes only, so that a device it leaves out counts only if it offers
+    another one of the same nodes.
+
+    Args:
+        given: when devices were given (unix seconds).
+        request: what the kubelet offers.
+        numa: the NUMA nodes of each listed device.
+        now: unix seconds; the kubelet may not have noted yet what was given within ``RECORDED_WITHIN``.
+    """
+    offered = frozenset((*request.available, *request.must_include))
+    nodes = {numa.get(one) for one in request.available}
+    return {
+        one: at
+        for one, at in given.items()
+        if one not in offered and one in numa and numa[one] in nodes and at <= now - RECORDED_WITHIN
+    }
 
 
 def _pod(holder: str) -> str:

@@ -74,6 +74,11 @@ class Holdings:
         if resource in self._resources:
             self._resources[resource].plugin.note_handed_out()
 
+    def numa_nodes(self, resource: str) -> Mapping[str, tuple[int, ...]]:
+        """Return the NUMA nodes of each device on a resource's list, by device ID."""
+        listed = self._resources[resource].plugin.devices if resource in self._resources else ()
+        return {device.id: device.numa_nodes for device in listed}
+
     def _is_half_known(self, look: beliefs.Look) -> bool:
         """Whether a kubelet that may not have heard of its pods yet was asked, and its checkpoint couldn't be read."""
         since = self.presence.since
@@ -161,8 +166,10 @@ class Memory:
         self._holdings, self._resource = holdings, resource
         self.asked, self._pod_resources = holdings.beliefs.asked, holdings.beliefs.pod_resources
         self._socket = os.fspath(self._pod_resources)
-        self._free: dict[str, float] = {}
-        """What was found free again, by when it was given: it isn't asked about once more."""
+        self._counted: dict[str, float] = {}
+        """The devices of which the kubelet knows who has them, by when they were given: they aren't in doubt."""
+        self._given: dict[str, float] = {}
+        """Those that were given of late, and when (unix seconds): List may have made the kubelet forget them."""
         # Looked up only when asked for: an Allocate of devices that are well needs neither.
         self.handed_out: Container[str] = _Asked(lambda: holdings.ledger.handed_out(resource))
         self.held: Container[str] = _Asked(lambda: holdings.held(resource) or ())
@@ -176,6 +183,7 @@ class Memory:
         avoid, held = self._holdings.beliefs.avoid(self._resource), frozenset(request.must_include)
         chosen = await choose(avoid)
         self._holdings.note(self._resource)
+        self._count(request)
         for _ in range(MOST_CHOICES):
             doubtful = self._doubtful(one for one in chosen if one not in held)
             if not (doubtful and (more := await self._held_still(doubtful))):
@@ -204,7 +212,15 @@ class Memory:
         if not os.access(self._socket, os.F_OK):  # It costs a fraction of what a connection does.
             return {}
         rows = self._holdings.ledger.handed_out(self._resource, device_ids)
-        return {one: row for one, row in rows.items() if self._free.get(one) != row.at}
+        return {one: row for one, row in rows.items() if self._counted.get(one) != row.at}
+
+    def _count(self, request: PreferredRequest) -> None:
+        """Take note of what the kubelet doesn't offer: it knows that this is in use, and frees it only when its pod has ended."""
+        if self._given:
+            numa = self._holdings.numa_nodes(self._resource)
+            counted = again.counted(self._given, request, numa, time.time())
+            self._counted |= counted
+            self._given = {one: at for one, at in self._given.items() if one not in counted}
 
     async def _held_still(self, rows: Mapping[str, HandedOut]) -> Mapping[str, str] | None:
         """Say which of these are held, and by whom, as the kubelet says now; None where it doesn't answer.
@@ -221,7 +237,7 @@ class Memory:
         if found is None:
             return None
         held = {one: holder for one, holder in found.get(self._resource, {}).items() if one in given}
-        self._free |= {one: rows[one].at for one in given.keys() - held.keys()}
+        self._counted |= {one: rows[one].at for one in given.keys() - held.keys()}
         return held
 
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
@@ -230,6 +246,8 @@ class Memory:
         for dialect, device_ids in given:
             together.setdefault(dialect, []).extend(device_ids)
         for dialect, device_ids in together.items():
-            self._holdings.ledger.hand_out(self._resource, device_ids, dialect, time.time())
+            at = time.time()
+            self._holdings.ledger.hand_out(self._resource, device_ids, dialect, at)
+            self._given |= dict.fromkeys(device_ids, at)
         self._holdings.scribe.soon()
         self._holdings.beliefs.allocated(self._resource, [*chain.from_iterable(together.values())])

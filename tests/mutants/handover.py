@@ -1265,7 +1265,7 @@ MUTANTS = (
         "S15",
         "a checkpoint of before shows what came since",
         "gateway/kubelet/view.py",
-        " if written_ns >= since_ns else Untold.SINCE",
+        " if file.written_ns >= since_ns else Untold.SINCE",
         "",
         "tests/unit/test_kubelet_view.py::test_what_the_records_show",
     ),

@@ -64,6 +64,23 @@ def test_who_may_hold_what_was_given(holder: str, seen: Look | None, pod: str | 
 
 
 @pytest.mark.parametrize(
+    ("offered", "must", "after", "counted"),
+    [
+        pytest.param("b", "", RECORDED_WITHIN, True, id="it isn't offered"),
+        pytest.param("ab", "", RECORDED_WITHIN, False, id="it is: the kubelet forgot it, or its pod has ended"),
+        pytest.param("b", "a", RECORDED_WITHIN, False, id="its own pod asks again"),
+        pytest.param("b", "", RECORDED_WITHIN - 0.1, False, id="the kubelet may not have noted it"),
+        pytest.param("c", "", RECORDED_WITHIN, False, id="only another NUMA node's are offered"),
+        pytest.param("", "", RECORDED_WITHIN, False, id="nothing is offered"),
+    ],
+)
+def test_what_the_kubelet_counts_as_in_use(offered: str, must: str, after: float, counted: bool) -> None:
+    request = PreferredRequest((*offered,), (*must,), 1)
+    numa = {"a": (0,), "b": (0,), "c": (1,)}
+    assert again.counted({"a": AT}, request, numa, AT + after) == ({"a": AT} if counted else {})
+
+
+@pytest.mark.parametrize(
     ("given", "asked"),
     [
         pytest.param(["n/p", "n/q", "n/p"], {"n/p", "n/q"}, id="each once"),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+import os
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +21,7 @@ from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import Beliefs
 from gateway.kubelet.drift import Earlier, MismatchKind
 from gateway.kubelet.view import View
+from gateway.lab.waiting import until
 
 R, OTHER = "example.com/gpu", "example.com/other"
 A, B = View({R: {"g": "ns/a/main"}}, {}), View({R: {"g": "ns/b/main"}}, {})
@@ -28,6 +33,7 @@ class KubeletRecords:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.views: list[View] = [NOBODY]
+        self.listed = False
         self.remembered: list[Mapping[str, Sequence[Earlier]]] = []
         self.looks: asyncio.Queue[View] = asyncio.Queue()
         self.began, self.free = asyncio.Event(), asyncio.Event()
@@ -42,7 +48,8 @@ class KubeletRecords:
         self.beliefs.listed(OTHER, [Device("o")])
         self.beliefs.listed(R, [Device("g"), Device("h")])
 
-    async def _look(self, *_: Path) -> View:
+    async def _look(self, *_: Path, lists: bool) -> View:
+        self.listed = lists
         self.began.set()
         await self.free.wait()
         await asyncio.sleep(0)
@@ -310,3 +317,93 @@ async def test_who_waits_for_a_look_gets_it_beside_an_allocate_that_takes_long(
     with records.beliefs.asked:
         await records.beliefs.look()
     assert records.looks.qsize() == 1
+
+
+SINCE = time.time() + 3600
+"""When the kubelet's socket is made, in unix seconds: after all that was seen before."""
+
+
+def write(file: Path, at: float, *, registered: str | None = R, **pods: str) -> None:
+    """Write a checkpoint so long after the kubelet's start: who holds which devices, by the pod's UID."""
+    entries = [
+        {"PodUID": pod, "ContainerName": "main", "ResourceName": R, "DeviceIDs": [*ids]} for pod, ids in pods.items()
+    ]
+    content = {"PodDeviceEntries": entries, "RegisteredDevices": {registered: []} if registered else {}}
+    fresh = file.with_suffix(".new")
+    fresh.write_text(json.dumps(content))
+    os.utime(fresh, (SINCE + at, SINCE + at))
+    fresh.replace(file)
+
+
+Written = Mapping[str, str] | None
+"""What a checkpoint names, by the pod's UID; None: there is no file."""
+
+
+@pytest.mark.parametrize(
+    ("found", "own", "forgotten"),
+    [
+        pytest.param({"p": "g", "q": "h"}, {"p": "g", "q": "h"}, "", id="the kubelet has read it"),
+        pytest.param({"q": "h"}, {"q": "h"}, "", id="one has ended before the start"),
+        pytest.param({"p": "g", "q": "h"}, {"q": "h"}, "", id="one has ended, and is freed at once"),
+        pytest.param({}, {"x": "g"}, "", id="all have ended before the start"),
+        pytest.param({"x": "g"}, {"x": "g"}, "", id="and another pod has a device since"),
+        pytest.param({"p": "g", "q": "h"}, {}, "gh", id="the kubelet can't read it"),
+        pytest.param({"p": "g"}, {}, "g", id="nor one of which a pod has ended"),
+        pytest.param(
+            {"p": "g", "q": "h"},
+            {"x": "g"},
+            "h",
+            id="nor that, and another pod has a device, which isn't forgotten then",
+        ),
+        pytest.param(None, {}, "gh", id="there is none"),
+    ],
+)
+async def test_records_are_lost_as_a_whole_or_not_at_all(
+    tmp_path: Path, found: Written, own: Mapping[str, str], forgotten: str
+) -> None:
+    assert await forgot(tmp_path / "checkpoint", found, own) == forgotten
+
+
+@pytest.mark.parametrize(
+    ("at", "registered"),
+    [
+        pytest.param(-20.0, R, id="it is older than the one that was read last"),
+        pytest.param(-1.0, "example.com/other", id="it was begun without ours"),
+    ],
+)
+async def test_a_checkpoint_of_other_records_proves_nothing(tmp_path: Path, at: float, registered: str) -> None:
+    assert await forgot(tmp_path / "checkpoint", {}, {}, at=at, registered=registered) == "gh"
+
+
+@pytest.mark.parametrize(("seconds", "lists"), [(0.0, True), (5.0, False), (math.inf, False)])
+async def test_list_waits_until_no_other_gateway_answers(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, lists: bool
+) -> None:
+    records = KubeletRecords(monkeypatch)
+    records.beliefs.lists_after = lambda: seconds
+    await records.looked(A)
+    assert records.listed is lists
+    await records.beliefs.close()
+
+
+async def forgot(
+    file: Path, found: Written, own: Mapping[str, str], *, at: float = -1.0, registered: str = R, kubelets: int = 1
+) -> str:
+    """Have a kubelet start that finds one checkpoint and writes another; say whom it forgot, by the devices' IDs."""
+    beliefs = Beliefs(file.with_name("none"), file, lambda _: None)
+    beliefs.listed(R, [Device("g"), Device("h")])
+    write(file, -10, p="g", q="h")
+    await beliefs.look()
+    if found is None:
+        file.rename(file.with_name("gone"))  # noqa: ASYNC240 - a test's own file
+    else:
+        write(file, at, registered=registered, **found)
+    for number in range(kubelets):
+        beliefs.restarted([R], SINCE + 2 * number)
+        write(file, 2 * number + 1, **own)
+    try:
+        await until(lambda: not beliefs.waits_for_own, 10)
+        await beliefs.look()
+        return "".join(sorted(one for finding in beliefs.findings(R) for one in finding.device_ids))
+    finally:
+        await beliefs.close()

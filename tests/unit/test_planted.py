@@ -44,7 +44,7 @@ READERS: Final[dict[str, tuple[str, Callable[[Path], object]]]] = {
     "the bridge's memory": (plugins.NAME, lambda path: plugins.load(path.parent)),
     "the remembered label": (choice.MEMORY, lambda path: choice.remembered(Choice(path, "x/y"), path.parent)),
     "the lock of who decides": (LOCK, _decider),
-    "the kubelet's checkpoint": ("kubelet_internal_checkpoint", view._read),
+    "the kubelet's checkpoint": ("kubelet_internal_checkpoint", view.read_record),
     "a claim's specification": (cdi.path_of("d", "u", Path()).name, _specify),
     "the configuration": ("config.yaml", configuration.read),
     "the second file of claims": (os.fspath(witness.PATH), lambda path: witness.Witness(path.parents[1], "b")._read()),
