@@ -386,6 +386,10 @@ async def test_list_waits_until_no_other_gateway_answers(
     await records.beliefs.close()
 
 
+async def test_the_next_kubelet_finds_what_one_wrote_that_had_lost_its_records(tmp_path: Path) -> None:
+    assert await forgot(tmp_path / "checkpoint", {"p": "g", "q": "h"}, {}, kubelets=2) == "gh"
+
+
 async def forgot(
     file: Path, found: Written, own: Mapping[str, str], *, at: float = -1.0, registered: str = R, kubelets: int = 1
 ) -> str:
