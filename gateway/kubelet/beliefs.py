@@ -224,9 +224,7 @@ class Beliefs:
     def _compare_again(self) -> None:
         if self._comparing is not None:
             self._comparing.cancel()
-        if (
-            self._found is not None and self._found[0]
-        ):  # Else the kubelet began without records, and nothing is to be compared.
+        if self._found is not None and self._found[0]:  # Else the kubelet began without records.
             self._own, self.waits_for_own = None, True
             self._comparing = asyncio.ensure_future(self._compare_with_files(*self._found))
 
