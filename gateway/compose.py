@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -100,7 +101,14 @@ def _nvidia(settings: Settings, attempts: Attempts | None) -> DeviceSource:
     from devices.gpu.source import GPUSource
 
     policy = settings.policy
-    nvidia = NvidiaBackend(policy, library=nvml(policy.container_driver_root), attempts=attempts)
+    # NVIDIA's container runtime gives /dev/nvidia-uvm only to containers that may compute.
+    given = set(os.environ.get("NVIDIA_DRIVER_CAPABILITIES", "all").split(","))
+    nvidia = NvidiaBackend(
+        policy,
+        library=nvml(policy.container_driver_root),
+        attempts=attempts,
+        without_uvm=not given & {"all", "compute"},
+    )
     return GPUSource(nvidia, policy, (NVIDIA,), _survey, tell=nvidia.judge_by)
 
 

@@ -23,6 +23,7 @@ class Sight(Struct, frozen=True):
     ``control_nodes`` are device nodes that a container with any of the GPUs needs besides theirs, as far as they exist.
     ``resources`` are names that are offered although they may have no GPU now. ``driver`` is the driver's version, for
     people, '' where it isn't known. ``unusable`` are GPUs that the driver or the kernel has and that aren't in ``gpus``.
+    ``missing`` are device nodes that aren't there: programs that need one of them fail.
     """
 
     gpus: tuple[GPU, ...]
@@ -33,6 +34,7 @@ class Sight(Struct, frozen=True):
     resources: tuple[str, ...] = ()
     driver: str = ""
     unusable: tuple[Unusable, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 class Backend(Protocol):

@@ -49,6 +49,7 @@ _CDI_AGAIN: Final = 30.0
 _REMEMBERED: Final = 4096
 """GPUs and partitions that are remembered after they went: each new MIG layout has new UUIDs."""
 _UNNAMED: Final = "devices can't be named"
+_MISSING: Final = "missing, so CUDA programs in containers fail: create the device nodes (nvidia-modprobe -c 0 -u)"
 _ANSWERS: Final = 1024
 """Answers that are remembered, at most."""
 
@@ -228,7 +229,9 @@ class GPUSource(DeviceSource):
             return [Hindrance(self.name, f"{_UNNAMED}: {self._unnamed}", held_up=self._inventory is None)]
         none = not any(offer.gpus for offer in self._offers.values())
         unusable = [one for one in self._unusable if not one.excluded]
-        return [Hindrance(self.name, f"{one.name} can't be used: {one.reason}", held_up=none) for one in unusable]
+        found = [Hindrance(self.name, f"{one.name} can't be used: {one.reason}", held_up=none) for one in unusable]
+        missing = () if self._sight is None else self._sight.missing
+        return [*found, *([Hindrance(self.name, f"{', '.join(missing)}: {_MISSING}")] if missing else ())]
 
     def unusable(self) -> tuple[Unusable, ...]:
         """Return the GPUs that no resource lists, each with its reason."""
@@ -270,6 +273,7 @@ class GPUSource(DeviceSource):
     async def _follow(self) -> None:
         async with contextlib.aclosing(self._backend.watch()) as sights:
             async for sight in sights:
+                _tell_missing(self._sight, sight)
                 before = () if self._sight is None else self._sight.gpus
                 self._sight, self._places = _completed(sight, before, self._known), {}
                 for gpu in self._sight.gpus:
@@ -304,10 +308,12 @@ class GPUSource(DeviceSource):
             }
         else:
             self._unnamed = ""
+        before = self._unusable
         self._unusable = (
             *naming.also_left_out(sight.unusable, self._policy.excluded),
             *_unlisted(self.name, sight.gpus, self._offers.values(), self._left_out),
         )
+        _tell_unusable(before, self._unusable)
         self._inventory = {
             name: sharing.listing(offer, sight.recovered | _regained(offer, sight), sight.released)
             for name, offer in self._offers.items()
@@ -320,7 +326,7 @@ class GPUSource(DeviceSource):
         if self._inventory is None or sight is None or not (sight.gpus or self._known):
             return  # A driver that isn't loaded tells nothing of what was written before.
         if self._survey_cdi is None or not policy.list_strategies & CDI_STRATEGIES:
-            self._around = NodeTraits(sight.control_nodes)
+            self._around = NodeTraits(sight.control_nodes, missing=sight.missing)
             return
         around = await asyncio.to_thread(self._survey_cdi, replace(sight, gpus=_wanted(sight, self._left_out)), policy)
         if around.without_cdi:
@@ -330,7 +336,7 @@ class GPUSource(DeviceSource):
                 _log.error("no CDI specification", reason=around.without_cdi, retry_s=_CDI_AGAIN)
             # Once they were written, the start has not failed.
             around = replace(around, specifications=self._around.specifications)
-        self._around = around
+        self._around = replace(around, missing=sight.missing)
 
     def _differently(self, resource: str, device_id: str, gpu: GPU) -> bool:
         """Whether this GPU, if it were there, would not be offered as ``device_id`` of ``resource``."""
@@ -399,6 +405,17 @@ def _wanted(sight: Sight, left_out: Collection[str]) -> tuple[GPU, ...]:
 
 def _without(gpus: Mapping[str, GPU], left_out: Collection[str]) -> Mapping[str, GPU]:
     return {uuid: gpu for uuid, gpu in gpus.items() if uuid not in left_out}
+
+
+def _tell_missing(before: Sight | None, sight: Sight) -> None:
+    if sight.missing and (before is None or before.missing != sight.missing):
+        _log.error("device nodes are missing", nodes=list(sight.missing), reason=_MISSING)
+
+
+def _tell_unusable(before: Collection[Unusable], now: Iterable[Unusable]) -> None:
+    for one in now:
+        if one not in before and not one.excluded:
+            _log.warning("a GPU can't be used", gpu=one.name, reason=one.reason)
 
 
 def _check_complete(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> None:

@@ -338,6 +338,17 @@ class World:
                 ]
         (caps / "mig-minors").write_text("\n".join(lines) + "\n")
 
+    def device_nodes(self, dev: Path) -> None:
+        """Make the device nodes of all GPUs and MIG instances in what stands for ``/dev``; nodes that are there stay."""
+        caps = dev / "nvidia-caps"
+        caps.mkdir(exist_ok=True)
+        for board in self.gpus:
+            (dev / f"nvidia{board.minor}").touch()
+            for one in board.instances:
+                first = 100 * board.minor + 10 * one.gpu_instance + 3
+                for number in (first, first + 1 + one.compute_instance):
+                    (caps / f"nvidia-cap{number}").touch()
+
     def here(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Give this world to pynvml in this process, as long as the test runs."""
         monkeypatch.setenv("FAKE_NVML_WORLD", str(self.path))

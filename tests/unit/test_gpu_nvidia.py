@@ -75,6 +75,7 @@ class Node:
         for pci in there:
             (plugged / pci).mkdir(exist_ok=True)
         self.world.capabilities(self.root / "proc")
+        self.world.device_nodes(self.root / "dev")
 
     def backend(self, policy: Policy | None = None, pace: Pace = PACE) -> NvidiaBackend:
         return NvidiaBackend(
@@ -282,10 +283,11 @@ async def test_a_gpu_whose_name_can_not_be_told_is_no_display(node: Node) -> Non
     node.world.fails("nvmlDeviceGetName", UNKNOWN, gpu=3)
     node.write()
     async with watching(node.backend()) as watch:
-        await watch.until(lambda now: len(now.gpus) == 7)
+        sight = await watch.until(well)
+        assert [one.index for one in sight.gpus if not one.product] == [3]
         node.world.works("nvmlDeviceGetName", gpu=3)
         node.write()
-        await watch.until(lambda now: len(now.gpus) == 8)
+        await watch.until(lambda now: all(one.product for one in now.gpus))
 
 
 async def test_links_from_gpu_to_gpu(node: Node) -> None:
@@ -775,20 +777,32 @@ def test_it_counts_no_more_gpus_than_a_node_can_have(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("question", ["nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetAttributes"])
-async def test_mig_devices_that_the_driver_cannot_tell_of_take_no_gpu_away(node: Node, question: str) -> None:
+async def test_mig_devices_that_the_driver_cannot_tell_of_take_no_other_gpu_away(node: Node, question: str) -> None:
     node.world.mig(0, "1g.10gb")
     node.world.fails(question, pynvml.NVML_ERROR_NOT_SUPPORTED)
     node.write()
     async with watching(node.backend()) as watch:
-        assert len((await watch.until(well)).gpus) == 8
+        sight = await watch.until(well)
+        assert ([one.index for one in sight.gpus], [one.index for one in sight.unusable]) == ([*range(1, 8)], ["0"])
+        assert question in sight.unusable[0].reason
 
 
-async def test_what_the_driver_does_not_allow_is_as_if_it_did_not_know(node: Node) -> None:
-    for question in ("nvmlDeviceGetRemappedRows", "nvmlDeviceGetMigMode"):
-        node.world.fails(question, pynvml.NVML_ERROR_NO_PERMISSION)
+async def test_health_that_the_driver_does_not_tell_us_is_as_if_it_did_not_know_it(node: Node) -> None:
+    node.world.fails("nvmlDeviceGetRemappedRows", pynvml.NVML_ERROR_NO_PERMISSION)
     node.write()
     async with watching(node.backend()) as watch:
         assert len((await watch.until(well)).gpus) == 8
+
+
+async def test_a_gpu_is_not_offered_whole_while_its_mig_mode_can_not_be_asked(node: Node) -> None:
+    node.world.fails("nvmlDeviceGetMigMode", pynvml.NVML_ERROR_NO_PERMISSION, gpu=3)
+    node.write()
+    async with watching(node.backend()) as watch:
+        sight = await watch.until(well)
+        assert [one.index for one in sight.gpus] == [0, 1, 2, 4, 5, 6, 7]
+        lost = node.world.gpus[3]
+        assert [(one.index, one.pci, one.id) for one in sight.unusable] == [("3", lost.pci, lost.uuid)]
+        assert "Insufficient Permissions" in sight.unusable[0].reason
 
 
 async def test_a_released_gpus_node_is_closed(node: Node, nodes: Callable[[], set[str]]) -> None:
@@ -1077,3 +1091,85 @@ def test_a_uuid_that_would_be_a_path_is_none(text: str) -> None:
 )
 def test_a_uuid_is_taken_as_drivers_spell_it(text: str) -> None:
     assert nvml_library._uuid(text) == text
+
+
+@pytest.mark.parametrize("shown", [True, False], ids=["the kernel shows addresses", "it shows none"])
+async def test_a_gpu_is_known_by_its_address_after_the_bus_changed(node: Node, shown: bool) -> None:
+    """GPU 3 went, so its index is that of the next one, which fails: that one is unhealthy, not GPU 3."""
+    gone, failing = node.world.gpus[3], node.world.gpus[4]
+    if not shown:
+        shutil.rmtree(node.root / "proc/driver/nvidia/gpus")
+    async with watching(node.backend()) as watch:
+        await watch.until(well)
+        node.world.gpus.remove(gone)
+        node.world.fails("nvmlDeviceGetHandleByIndex", UNKNOWN, gpu=3)
+        if shown:
+            node.write()
+            sight = await watch.until(lambda now: len(now.gpus) == 7)
+            assert ill(sight) == {failing.uuid: TroubleKind.RESTART_APP}
+            return
+        node.world.write()
+        sight = await watch.until(lambda now: len(now.gpus) == 6)
+    assert not ill(sight)
+    assert [(one.index, one.pci, one.id) for one in sight.unusable] == [("3", "", "")]
+
+
+@pytest.mark.parametrize("uncounted", [[3], [0, 7], [*range(8)]], ids=["one", "two", "all"])
+async def test_a_gpu_that_the_kernel_has_and_nvml_does_not_count(node: Node, uncounted: list[int]) -> None:
+    """So it is if its device node is missing (seen with driver 580)."""
+    missing = [node.world.gpus[index] for index in uncounted]
+    for one in missing:
+        text = f"GPU UUID: \t {one.uuid}\nDevice Minor: \t {one.minor}\nGPU Excluded:\t No\n"
+        (node.root / "proc/driver/nvidia/gpus" / one.pci / "information").write_text(text)
+        (node.root / f"dev/nvidia{one.minor}").unlink()
+        node.world.gpus.remove(one)
+    node.world.write()
+    async with watching(node.backend()) as watch:
+        sight = await watch.until(lambda now: len(now.gpus) == 8 - len(missing))
+    assert [(one.pci, one.id) for one in sight.unusable] == [(one.pci, one.uuid) for one in missing]
+    assert all(
+        f"/dev/nvidia{gpu.minor} is missing" in one.reason for gpu, one in zip(missing, sight.unusable, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("node_name", "devices", "without_uvm", "missing"),
+    [
+        pytest.param("nvidia-uvm", "", False, True, id="every CUDA program needs it"),
+        pytest.param("nvidiactl", "", False, True, id="and the control node"),
+        pytest.param("nvidia3", "", False, True, id="a GPU's own"),
+        pytest.param(
+            "nvidia-uvm", "510 nvidia-uvm", True, False, id="kept from this container, and its module is loaded"
+        ),
+        pytest.param("nvidia-uvm", "", True, True, id="and its module isn't"),
+    ],
+)
+async def test_device_nodes_that_are_missing(
+    node: Node, node_name: str, devices: str, without_uvm: bool, missing: bool
+) -> None:
+    (node.root / "dev" / node_name).unlink()
+    (node.root / "proc/devices").write_text(devices)
+    backend = NvidiaBackend(
+        Policy(),
+        library=str(library()),
+        sys=node.root / "sys",
+        proc=node.root / "proc",
+        dev=node.root / "dev",
+        pace=PACE,
+        without_uvm=without_uvm,
+    )
+    async with watching(backend) as watch:
+        assert (await watch.until(well)).missing == ((f"/dev/{node_name}",) if missing else ())
+        (node.root / "dev" / node_name).touch()
+        await watch.until(lambda now: not now.missing)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(9, "/dev/nvidiactl is missing"), (4, "/dev/nvidiactl is missing"), (999, "Unknown Error")]
+)
+async def test_a_driver_that_is_loaded_and_has_no_control_node(node: Node, code: int, words: str) -> None:
+    (node.root / "dev/nvidiactl").unlink()
+    node.world.fails("nvmlInit", code)
+    node.world.write()
+    with pytest.raises(GiveUpError, match=words):
+        await Watch(node.backend(Policy(fail_on_init_error=True))).follow()

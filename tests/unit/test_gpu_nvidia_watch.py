@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from devices.gpu.model import GPU, Way
+from devices.gpu.model import Way
 from devices.gpu.nvidia.kernel import KernelFacts
 from devices.gpu.nvidia.nvml import Board, MismatchError, NotLoadedError, Nvml, NvmlError, UnsupportedError
-from devices.gpu.nvidia.scan import Busy, Let, Scan, Scanner, Session
+from devices.gpu.nvidia.scan import Busy, Let, Scan, Scanner, Seat, Session, addressed
 from devices.gpu.nvidia.watch import Guests, Looker, Pace, _Command
 
 PACE = Pace(poll=5.0, wait=0.01, again=0.5, again_max=30.0, hang=0.0)
@@ -150,21 +150,20 @@ def test_that_the_driver_was_unloaded_is_known_until_nvml_is_open(
 
 
 @pytest.mark.parametrize(
-    ("index", "found", "let", "whose"),
+    ("unseen", "free", "found"),
     [
-        pytest.param(1, {"A"}, frozenset(), "B", id="the one that was there before"),
-        pytest.param(0, set(), frozenset(), "A", id="also where others are missing"),
-        pytest.param(7, {"A"}, frozenset(), "B", id="elsewhere: the only one that is missing"),
-        pytest.param(7, set(), frozenset(), "", id="elsewhere, and two are missing"),
-        pytest.param(1, {"A"}, frozenset({"B"}), "", id="a released one isn't missing"),
+        pytest.param([Seat(3)], ["d"], [(3, "d")], id="the address that is left is its own"),
+        pytest.param([Seat(3), Seat(5)], ["d", "f"], [(3, "d"), (5, "f")], id="two, in the order of the bus"),
+        pytest.param([Seat(3, pci="d"), Seat(5)], ["f"], [(3, "d"), (5, "f")], id="one told its address itself"),
+        pytest.param([Seat(3)], [], [(3, "")], id="the kernel shows no addresses"),
+        pytest.param([], ["d"], [(None, "d")], id="NVML doesn't count it"),
+        pytest.param([Seat(3)], ["d", "f"], [(None, "d"), (None, "f")], id="NVML counts fewer: nobody knows which"),
     ],
 )
-def test_which_gpu_it_is_that_cannot_say_so(
-    stub: Stub, tmp_path: Path, index: int, found: set[str], let: frozenset[str], whose: str
+def test_which_gpus_they_are_that_can_not_say_so(
+    unseen: list[Seat], free: list[str], found: list[tuple[int | None, str]]
 ) -> None:
-    scanner = Scanner(cast("Nvml", stub), KernelFacts(tmp_path, tmp_path, tmp_path), Busy())
-    scanner._known = {uuid: (GPU(uuid, place, place, None),) for place, uuid in enumerate("AB")}
-    assert scanner._whose(index, found, Let(let)) == whose
+    assert [(one.index, one.pci) for one in addressed(unseen, free, NvmlError)] == found
 
 
 def test_over_switches_two_gpus_have_as_many_links_as_the_one_with_fewer(stub: Stub, tmp_path: Path) -> None:

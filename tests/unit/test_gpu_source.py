@@ -679,3 +679,37 @@ async def test_partitions_of_gpus_that_can_not_be_looked_at_are_not_withdrawn(
     await watched.sees(*gpus, unusable=unusable)
     assert watched.source.fate("nvidia.com/mig-1g.10gb", "MIG-00") is fate
     await watched.close()
+
+
+UVM = "/dev/nvidia-uvm"
+
+
+@pytest.mark.parametrize(
+    ("policy", "missing", "refused"),
+    [
+        pytest.param(Policy(pass_device_specs=True), [UVM], UVM, id="device specs"),
+        pytest.param(Policy(pass_device_specs=True), ["/dev/nvidia0"], "/dev/nvidia0", id="the GPU's own node"),
+        pytest.param(Policy(pass_device_specs=True), ["/dev/nvidia7"], "", id="another GPU's node"),
+        pytest.param(Policy(list_strategies=frozenset({ListStrategy.CDI_CRI})), [UVM], UVM, id="CDI"),
+        pytest.param(
+            Policy(list_strategies=frozenset({ListStrategy.CDI_CRI})), [], "", id="CDI, and nothing is missing"
+        ),
+        pytest.param(Policy(), [UVM], "", id="the container runtime makes the nodes itself"),
+    ],
+)
+async def test_a_container_without_a_device_node_that_cuda_needs_is_refused(
+    policy: Policy, missing: list[str], refused: str
+) -> None:
+    watched = Watched(policy)
+    with capture_logs() as logs:
+        for product in ("A", "B"):
+            await watched.sees(gpu(0, spec_nodes=("/dev/nvidia0",), product=product), missing=tuple(missing))
+    assert [one["nodes"] for one in logs if one["event"] == "device nodes are missing"] == [missing] * bool(missing)
+    assert [one.held_up for one in watched.source.hindrances()] == [False] * bool(missing)
+    request = watched.source.answer(NVIDIA, ContainerRequest(("GPU-0",)), Sayable(frozenset(Field)))
+    if refused:
+        with pytest.raises(RefusedError, match=f"{refused} is missing on this node"):
+            await request
+    else:
+        assert (await request).cdi_devices or policy.list_strategies == Policy().list_strategies
+    await watched.close()

@@ -290,7 +290,8 @@ async def test_a_gpu_that_fails_takes_no_other_along(node: Node) -> None:
         await watch.until(lambda sight: len(sight.gpus) == 8)
         found = {one.index: one for one in await asyncio.to_thread(watch.backend.readings)}  # type: ignore[attr-defined]
     assert (found["0"].watts, found["0"].busy) == (None, 10)
-    assert sorted(found) == ["0", "2", "3", "4", "5", "6", "7"]
+    assert (found["1"].celsius, found["1"].busy) == (None, 11)
+    assert sorted(found) == ["0", "1", "2", "3", "4", "5", "6", "7"]
 
 
 def test_what_has_another_ones_place_is_left_out(node: Node) -> None:

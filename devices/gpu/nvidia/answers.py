@@ -15,6 +15,9 @@ from devices.gpu.asked import Asked, unsaid
 from devices.model import ContainerAnswer, DeviceNode, Fault, Field, Mount, RefusedError, Sayable
 from devices.policy import CDI_STRATEGIES, CdiFallback, IdStrategy, ListStrategy, Policy
 
+UVM: Final = "/dev/nvidia-uvm"
+NEEDED: Final = frozenset({"/dev/nvidiactl", UVM})
+"""The device nodes without which no CUDA program runs (seen with driver 580: cuInit fails with 100 and 999)."""
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
 _MOUNTED: Final = "/var/run/nvidia-container-devices"
 _SAID_BY: Final[Mapping[ListStrategy, frozenset[Field]]] = {
@@ -110,9 +113,25 @@ def _with_nodes(said: ContainerAnswer, asked: Asked) -> ContainerAnswer:
     if not policy.pass_device_specs or Field.DEVICE_NODES not in asked.sayable.said:
         return replace(said, device_nodes=tuple(dict.fromkeys(always)))
     asked.require_known("device nodes")
+    _require_nodes(asked)
     paths = (*(path for gpu in asked.known for path in gpu.spec_nodes), *asked.around.control_nodes)
     passed = [DeviceNode(path, policy.on_host(path)) for path in paths]
     return replace(said, device_nodes=tuple(dict.fromkeys((*always, *passed))))
+
+
+def _require_nodes(asked: Asked) -> None:
+    """Refuse if a device node is missing without which every CUDA program in the container would fail.
+
+    Raises:
+        RefusedError: FAILED_PRECONDITION.
+    """
+    needed = {path for gpu in asked.known for path in gpu.spec_nodes} | NEEDED
+    if missing := [path for path in asked.around.missing if path in needed]:
+        raise RefusedError(
+            Fault.FAILED_PRECONDITION,
+            f"{asked.resource}: {', '.join(missing)} is missing on this node, so CUDA would fail in the container. Create the "
+            "device nodes (nvidia-modprobe -c 0 -u, or nvidia-smi as root), then start the pod again",
+        )
 
 
 def _names(asked: Asked) -> tuple[str, ...]:
@@ -125,6 +144,7 @@ def _names(asked: Asked) -> tuple[str, ...]:
 def _cdi_names(asked: Asked) -> tuple[str, ...]:
     from devices.gpu.nvidia import cdi  # noqa: PLC0415 - as above
 
+    _require_nodes(asked)
     try:
         names = [cdi.qualified(name) for name in _names(asked)]
     except ValueError as error:

@@ -66,6 +66,7 @@ class NvidiaBackend:
         dev: where the host's ``/dev`` is seen.
         pace: how often, and how long.
         attempts: where it is noted what is looked at.
+        without_uvm: as in ``KernelFacts``.
     """
 
     name = "nvidia"
@@ -80,10 +81,11 @@ class NvidiaBackend:
         dev: Path = Path("/dev"),
         pace: Pace = Pace(),
         attempts: Attempts | None = None,
+        without_uvm: bool = False,
     ) -> None:
         self._policy, self._pace, self._attempts = policy, pace, attempts
         self._checks = _checks(policy)
-        self._node = KernelFacts(sys, proc, dev)
+        self._node = KernelFacts(sys, proc, dev, without_uvm)
         self._library = library
         self._health = NodeHealth()
         self._scan: Scan | None = None
@@ -291,6 +293,8 @@ class NvidiaBackend:
             released=released,
             control_nodes=scan.control_nodes,
             driver=scan.driver,
+            unusable=scan.unusable,
+            missing=scan.missing,
         )
 
     def _trouble(self, gpu: GPU) -> Trouble | None:

@@ -169,6 +169,15 @@ class Event(Struct, frozen=True):
     compute_instance: int | None = None
 
 
+class Vitals(Struct, frozen=True):
+    """How a GPU is; None where the driver doesn't say. ``action`` is a value of nvmlDeviceGpuRecoveryAction_t."""
+
+    mig: bool
+    remap_pending: bool | None
+    remap_failed: bool | None
+    action: int | None
+
+
 class Looked(Struct, frozen=True):
     """What a look found of one physical GPU, at ``at`` (monotonic seconds, when it began).
 

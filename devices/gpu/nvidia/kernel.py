@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from devices.gpu.nvidia.answers import NEEDED, UVM
+
 _CONTROL: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+_UUID: Final = re.compile(r"GPU-[0-9a-f-]{36}")
 _NODE: Final = re.compile(r"/nvidia([0-9]{1,3})$")
 
 
@@ -20,6 +24,8 @@ class KernelFacts(Struct, frozen=True):
     sys: Path
     proc: Path
     dev: Path
+    without_uvm: bool = False
+    """The container runtime keeps /dev/nvidia-uvm from this container, so only its module shows whether it is there."""
 
     def numa_node(self, pci: str) -> int | None:
         """The NUMA node that a PCI device is near; None where the kernel knows none."""
@@ -54,11 +60,45 @@ class KernelFacts(Struct, frozen=True):
                         found.add(int(node[1]))
         return frozenset(found)
 
+    def uuid(self, pci: str) -> str:
+        """The UUID of the GPU at an address; '' if the driver never read it."""
+        uuid = self._said(pci).get("GPU UUID", "")
+        return uuid if _UUID.fullmatch(uuid) else ""
+
+    def why_unusable(self, pci: str) -> str:
+        """Say why NVML may not have a GPU that the driver has: its device node is missing, or can't be opened."""
+        minor = self._said(pci).get("Device Minor", "")
+        node = self.dev / f"nvidia{minor}"
+        if not minor.isdecimal() or os.access(node, os.R_OK | os.W_OK):
+            return "see the kernel's log (dmesg | grep -i nvrm)"
+        if node.exists():
+            return f"this process may not open /dev/nvidia{minor}"
+        return f"/dev/nvidia{minor} is missing: create it (nvidia-modprobe -c {minor})"
+
+    def why_closed(self) -> str:
+        """Say why NVML may not find the driver although it is loaded; '' if the kernel shows no reason."""
+        node = self.dev / "nvidiactl"
+        if self.load() is None or os.access(node, os.R_OK | os.W_OK):
+            return ""
+        if node.exists():
+            return ". The driver is loaded, but this process may not open /dev/nvidiactl"
+        return ". The driver is loaded, but /dev/nvidiactl is missing: create it (nvidia-modprobe -c 0 -u)"
+
+    def missing(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """The device nodes that aren't there and without which CUDA programs fail: of these, and of those that all need."""
+        gone = [path for path in {*NEEDED, *nodes} if not (self.dev / path.removeprefix("/dev/")).exists()]
+        if self.without_uvm and "nvidia-uvm" in read(self.proc / "devices", 1 << 16):
+            gone = [path for path in gone if path != UVM]
+        return tuple(sorted(gone))
+
+    def _said(self, pci: str) -> dict[str, str]:
+        """What the driver tells of a GPU: names and values."""
+        text = read(self.proc / "driver/nvidia/gpus" / pci / "information", 4096)
+        return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
     def excluded(self, plugged: Iterable[str]) -> frozenset[str]:
         """Those that the driver was told to leave out (its parameter NVreg_ExcludedGpus): NVML never has them."""
-        folder = self.proc / "driver/nvidia/gpus"
-        said = {pci: read(folder / pci / "information", 4096).replace("\t", "").replace(" ", "") for pci in plugged}
-        return frozenset(pci for pci, text in said.items() if "GPUExcluded:Yes" in text)
+        return frozenset(pci for pci in plugged if self._said(pci).get("GPU Excluded") == "Yes")
 
     def capabilities(self) -> Mapping[str, int]:
         """The minors of MIG's capability nodes, by ``gpu0/gi1/access`` and ``gpu0/gi1/ci0/access`` (MIG user guide)."""

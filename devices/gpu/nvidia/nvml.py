@@ -18,8 +18,8 @@ import pynvml
 from msgspec import Struct
 
 from devices.gpu.model import Way
-from devices.gpu.nvidia.health import Event
-from devices.gpu.nvidia.vendor import SUFFIXES, profile
+from devices.gpu.nvidia.health import Event, Vitals
+from devices.gpu.nvidia.vendor import ARCHITECTURES, BRANDS, SUFFIXES, profile
 
 _NONE: Final = 0xFFFFFFFF  # What an event says where it is no instance's.
 _MOST_GPUS: Final = 256
@@ -28,30 +28,6 @@ _MOST_INSTANCES: Final = 64
 _UUID: Final = re.compile(r"(GPU|MIG)-(?!.*\.\.)[0-9A-Za-z.-]{1,80}(/[0-9]{1,3}/[0-9]{1,3})?")
 _WAYS: Final = {0: Way.PIX, 10: Way.PIX, 20: Way.PXB, 30: Way.PHB, 40: Way.NODE, 50: Way.SYS}
 """By nvmlGpuTopologyLevel_t; two GPUs on one board (0) have a switch in common."""
-_ARCHITECTURES: Final[Mapping[int, str]] = {
-    pynvml.NVML_DEVICE_ARCH_KEPLER: "Kepler",
-    pynvml.NVML_DEVICE_ARCH_MAXWELL: "Maxwell",
-    pynvml.NVML_DEVICE_ARCH_PASCAL: "Pascal",
-    pynvml.NVML_DEVICE_ARCH_VOLTA: "Volta",
-    pynvml.NVML_DEVICE_ARCH_TURING: "Turing",
-    pynvml.NVML_DEVICE_ARCH_AMPERE: "Ampere",
-    pynvml.NVML_DEVICE_ARCH_ADA: "Ada Lovelace",
-    pynvml.NVML_DEVICE_ARCH_HOPPER: "Hopper",
-    10: "Blackwell",  # not in the oldest nvidia-ml-py that will do
-}
-_BRANDS: Final[Mapping[int, str]] = {
-    pynvml.NVML_BRAND_QUADRO: "Quadro",
-    pynvml.NVML_BRAND_TESLA: "Tesla",
-    pynvml.NVML_BRAND_NVS: "NVS",
-    pynvml.NVML_BRAND_GRID: "Grid",
-    pynvml.NVML_BRAND_GEFORCE: "GeForce",
-    pynvml.NVML_BRAND_TITAN: "Titan",
-    pynvml.NVML_BRAND_NVIDIA: "Nvidia",
-    pynvml.NVML_BRAND_QUADRO_RTX: "QuadroRTX",
-    pynvml.NVML_BRAND_NVIDIA_RTX: "NvidiaRTX",
-    pynvml.NVML_BRAND_GEFORCE_RTX: "GeForceRTX",
-    pynvml.NVML_BRAND_TITAN_RTX: "TitanRTX",
-}
 
 
 class NvmlError(Exception):
@@ -80,6 +56,10 @@ class CrashedError(NvmlError):
 
 class UnsupportedError(NvmlError):
     """The driver or the GPU doesn't know this question."""
+
+
+class DeniedError(NvmlError):
+    """This process may not ask this: what the answer would be is unknown."""
 
 
 class GoneError(NvmlError):
@@ -113,15 +93,6 @@ class MigDevice(Struct, frozen=True):
     profile: str
     memory: int = 0
     slot: str = ""
-
-
-class Vitals(Struct, frozen=True):
-    """How a GPU is; None where the driver doesn't say. ``action`` is a value of nvmlDeviceGpuRecoveryAction_t."""
-
-    mig: bool
-    remap_pending: bool | None
-    remap_failed: bool | None
-    action: int | None
 
 
 class Nvml:
@@ -182,7 +153,7 @@ class Nvml:
 
     def driver(self) -> str:
         """The driver's version; '' where it isn't told."""
-        return _said(_optional("nvmlSystemGetDriverVersion") or "")
+        return _said(_extra("nvmlSystemGetDriverVersion") or "")
 
     def count(self) -> int:
         """Say how many GPUs there are; their indexes are those below."""
@@ -202,57 +173,54 @@ class Nvml:
         handle = self._handles[uuid]
         minor = _ask("nvmlDeviceGetMinorNumber", handle)
         info = _ask("nvmlDeviceGetPciInfo", handle)
-        product = _said(_optional("nvmlDeviceGetName", handle) or "")
         self._bus_ids[_address(info)] = str(info.busId)
-        memory = _optional("nvmlDeviceGetMemoryInfo", handle)
-        return Board(uuid, minor, _address(info), product, 0 if memory is None else memory.total, _traits(handle))
+        memory = _extra("nvmlDeviceGetMemoryInfo", handle)
+        total = 0 if memory is None else memory.total
+        return Board(uuid, minor, _address(info), self.product(uuid), total, _traits(handle))
 
     def product(self, uuid: str) -> str:
-        """Say what a GPU is called; '' where it can't be told.
-
-        Raises:
-            SessionError: NVML can't be used any more.
-        """
-        try:
-            return _said(_optional("nvmlDeviceGetName", self._handles[uuid]) or "")
-        except SessionError:
-            raise
-        except NvmlError:
-            return ""
+        """Return what a GPU is called; '' if the driver doesn't tell it."""
+        return _said(_extra("nvmlDeviceGetName", self._handles[uuid]) or "")
 
     def vitals(self, uuid: str) -> Vitals:
         """Say how a GPU is."""
         handle = self._handles[uuid]
-        mode = _optional("nvmlDeviceGetMigMode", handle)
         rows = _optional("nvmlDeviceGetRemappedRows", handle)
-        retired = None
+        pending = None if rows is None else rows[2]
         if rows is None:  # before Ampere: pages instead of rows
-            retired = _optional("nvmlDeviceGetRetiredPagesPendingStatus", handle)
+            pending = _optional("nvmlDeviceGetRetiredPagesPendingStatus", handle)
         return Vitals(
-            mig=mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
-            remap_pending=bool(rows[2]) if rows is not None else None if retired is None else bool(retired),
+            mig=_is_split(handle),
+            remap_pending=None if pending is None else bool(pending),
             remap_failed=None if rows is None else bool(rows[3]),
             action=_field(handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
         )
 
-    def instances(self, uuid: str) -> tuple[MigDevice, ...]:
-        """Find the MIG devices of a GPU. One that goes meanwhile is left out."""
+    def instances(self, uuid: str, total: int) -> tuple[MigDevice, ...]:
+        """Return the MIG devices of a GPU. One that goes meanwhile is left out.
+
+        Args:
+            uuid: the GPU's.
+            total: its memory in bytes, by which profiles are named; 0: not known, so NVML is asked.
+
+        Raises:
+            NvmlError: there may be others than those that can be asked.
+        """
         handle = self._handles[uuid]
         most = _ask("nvmlDeviceGetMaxMigDeviceCount", handle)
         found = []
         for place in range(min(most, _MOST_INSTANCES)):
-            try:
-                found.append(self._instance(handle, place))
-            except (GoneError, UnsupportedError):
+            if (one := _mig_handle(handle, place)) is None:
                 continue
+            try:
+                found.append(_instance(handle, one, place, total or _ask("nvmlDeviceGetMemoryInfo", handle).total))
+            except GoneError:
+                if _mig_handle(handle, place) is not None:
+                    raise
         return tuple(found)
 
-    def memory(self, uuid: str) -> tuple[float | None, float | None]:
-        """Say how much of a GPU's memory is used and free, in MiB."""
-        return _memory(self._handles[uuid])
-
     def memory_of(self, uuid: str, place: int, instance: str) -> tuple[float | None, float | None]:
-        """The same of a MIG device, by its place on its GPU.
+        """Say how much of a MIG device's memory is used and free, in MiB; ``place`` is its place on its GPU.
 
         Raises:
             GoneError: it is another one by now.
@@ -262,17 +230,15 @@ class Nvml:
             raise GoneError("nvmlDeviceGetMigDeviceHandleByIndex: another MIG device has its place")
         return _memory(handle)
 
-    def gauges(self, uuid: str) -> tuple[float | None, float | None, float | None]:
-        """Say how busy a GPU is (percent of the last sample period), how hot (Celsius), and what it draws (watts)."""
+    def gauges(self, uuid: str) -> tuple[float | None, ...]:
+        """Say how busy a GPU is (percent), its used and free memory (MiB), how hot it is (Celsius), and what it draws (watts)."""
         handle = self._handles[uuid]
-        rates = _optional("nvmlDeviceGetUtilizationRates", handle)
-        celsius = _optional("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU)
-        milliwatts = _optional("nvmlDeviceGetPowerUsage", handle)
-        return (
-            None if rates is None else float(rates.gpu),
-            None if celsius is None else float(celsius),
-            None if milliwatts is None else milliwatts / 1000,
-        )
+        rates = _extra("nvmlDeviceGetUtilizationRates", handle)
+        celsius = _extra("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU)
+        milliwatts = _extra("nvmlDeviceGetPowerUsage", handle)
+        watts = None if milliwatts is None else milliwatts / 1000
+        busy, celsius = None if rates is None else float(rates.gpu), None if celsius is None else float(celsius)
+        return busy, *_memory(handle), celsius, watts
 
     def lanes(self, uuid: str) -> Mapping[str, int]:
         """Count a GPU's NVLinks that are up, by the address at their other end; '' is a switch."""
@@ -282,11 +248,9 @@ class Nvml:
             try:
                 if not _ask("nvmlDeviceGetNvLinkState", handle, link):
                     continue
-                to = _optional("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+                to = _extra("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
                 switched = to == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
                 end = "" if switched else _address(_ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
-            except (SessionError, LostError):
-                raise
             except NvmlError:  # no such link, or none at all
                 continue
             lanes[end] = lanes.get(end, 0) + 1
@@ -295,7 +259,7 @@ class Nvml:
     def way(self, uuid: str, other: str) -> Way | None:
         """Say how two GPUs reach each other over PCIe; None where the driver doesn't."""
         a, b = self._handles[uuid], self._handles[other]
-        level = _optional("nvmlDeviceGetTopologyCommonAncestor", a, b)
+        level = _extra("nvmlDeviceGetTopologyCommonAncestor", a, b)
         return None if level is None else _WAYS.get(level)
 
     def listen(self, uuid: str) -> None:
@@ -341,26 +305,48 @@ class Nvml:
         self._uuids[_number(handle)] = uuid
         return uuid
 
-    def _instance(self, parent: Any, place: int) -> MigDevice:
-        handle = _ask("nvmlDeviceGetMigDeviceHandleByIndex", parent, place)
-        uuid = _uuid(_ask("nvmlDeviceGetUUID", handle))
-        instance = _ask("nvmlDeviceGetGpuInstanceId", handle)
-        compute = _ask("nvmlDeviceGetComputeInstanceId", handle)
-        has = _ask("nvmlDeviceGetAttributes", handle)
-        whole = _ask("nvmlDeviceGetMemoryInfo", parent).total
-        name = profile(has.computeInstanceSliceCount, has.gpuInstanceSliceCount, has.memorySizeMB, whole)
-        suffix, slot = _kind(parent, instance)
-        return MigDevice(uuid, place, instance, compute, name + suffix, has.memorySizeMB * 2**20, slot)
-
 
 class _TimeoutError(NvmlError):
     """Nothing happened in time."""
 
 
+def _is_split(handle: Any) -> bool:
+    """Return whether a GPU is in MIG mode.
+
+    Raises:
+        NvmlError: that can't be told, so it may be partitioned.
+    """
+    try:
+        mode = _ask("nvmlDeviceGetMigMode", handle)
+    except UnsupportedError:
+        if _extra("nvmlDeviceGetMaxMigDeviceCount", handle):  # 0 without MIG mode (nvml.h)
+            raise
+        return False
+    return bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _mig_handle(parent: Any, place: int) -> Any:
+    """Return the handle of the MIG device that has a place on its GPU; None if the place is empty."""
+    try:
+        return _ask("nvmlDeviceGetMigDeviceHandleByIndex", parent, place)
+    except GoneError:
+        return None
+
+
+def _instance(parent: Any, handle: Any, place: int, total: int) -> MigDevice:
+    uuid = _uuid(_ask("nvmlDeviceGetUUID", handle))
+    instance = _ask("nvmlDeviceGetGpuInstanceId", handle)
+    compute = _ask("nvmlDeviceGetComputeInstanceId", handle)
+    has = _ask("nvmlDeviceGetAttributes", handle)
+    name = profile(has.computeInstanceSliceCount, has.gpuInstanceSliceCount, has.memorySizeMB, total)
+    suffix, slot = _kind(parent, instance)
+    return MigDevice(uuid, place, instance, compute, name + suffix, has.memorySizeMB * 2**20, slot)
+
+
 def _kind(parent: Any, instance: int) -> tuple[str, str]:
     """What else a profile's name says (that it has the media engines, or none), and a GPU instance's slot."""
     slot = ""
-    with contextlib.suppress(UnsupportedError, GoneError):
+    with contextlib.suppress(UnsupportedError):
         has = _ask("nvmlGpuInstanceGetInfo", _ask("nvmlDeviceGetGpuInstanceById", parent, instance))
         slot = f"{has.profileId}-{has.placement.start}"
         for number, suffix in SUFFIXES.items():
@@ -372,19 +358,19 @@ def _kind(parent: Any, instance: int) -> tuple[str, str]:
 
 
 def _memory(handle: Any) -> tuple[float | None, float | None]:
-    found = _optional("nvmlDeviceGetMemoryInfo", handle)
+    found = _extra("nvmlDeviceGetMemoryInfo", handle)
     return (None, None) if found is None else (found.used / 2**20, found.free / 2**20)
 
 
 def _traits(handle: Any) -> tuple[tuple[str, str], ...]:
     """Say what kind of GPU it is, in the words of NVIDIA's DRA driver (go-nvlib); what the driver doesn't say is left out."""
     found = {
-        "architecture": _ARCHITECTURES.get(_optional("nvmlDeviceGetArchitecture", handle), ""),
-        "brand": _BRANDS.get(_optional("nvmlDeviceGetBrand", handle), ""),
+        "architecture": ARCHITECTURES.get(_extra("nvmlDeviceGetArchitecture", handle), ""),
+        "brand": BRANDS.get(_extra("nvmlDeviceGetBrand", handle), ""),
     }
-    if (capability := _optional("nvmlDeviceGetCudaComputeCapability", handle)) is not None:
+    if (capability := _extra("nvmlDeviceGetCudaComputeCapability", handle)) is not None:
         found["cudaComputeCapability"] = ".".join(map(str, capability))
-    if (cuda := _optional("nvmlSystemGetCudaDriverVersion")) is not None:
+    if (cuda := _extra("nvmlSystemGetCudaDriverVersion")) is not None:
         found["cudaDriverVersion"] = f"{cuda // 1000}.{cuda % 1000 // 10}"
     return tuple((name, value) for name, value in found.items() if value)
 
@@ -415,11 +401,19 @@ def _said(text: str) -> str:
     return "".join(one if one.isprintable() else "?" for one in text[:200])
 
 
-def _optional(name: str, *args: Any) -> Any:
-    """Ask what not every driver and GPU knows; None where it doesn't."""
+def _extra(name: str, *args: Any) -> Any:
+    """Ask what only describes a GPU or the driver; None if there is no answer, whatever the reason."""
     try:
         return _ask(name, *args)
-    except UnsupportedError:
+    except NvmlError:
+        return None
+
+
+def _optional(name: str, *args: Any) -> Any:
+    """Ask what not every driver and GPU knows, or tells everybody; None if it doesn't."""
+    try:
+        return _ask(name, *args)
+    except (UnsupportedError, DeniedError):
         return None
 
 
@@ -431,14 +425,18 @@ def _ask(name: str, *args: Any) -> Any:
         raise NvmlError(f"{name}: a string that isn't text") from error
     except pynvml.NVMLError as error:
         kind = _ERRORS.get(error.value, NvmlError)
+        if issubclass(kind, SessionError) and name not in _OF_THE_DRIVER:
+            kind = NvmlError  # A GPU's call speaks for that GPU alone.
         raise kind(f"{name}: {_said(str(error)).rstrip('.')} (NVML error {error.value})") from error
 
 
+_OF_THE_DRIVER: Final = frozenset({"nvmlInit", "nvmlDeviceGetCount"})
+"""The calls whose failure says that NVML can't be used."""
 _ERRORS: Final[Mapping[int, type[NvmlError]]] = {
     pynvml.NVML_ERROR_UNINITIALIZED: SessionError,
     pynvml.NVML_ERROR_INVALID_ARGUMENT: GoneError,
     pynvml.NVML_ERROR_NOT_SUPPORTED: UnsupportedError,
-    pynvml.NVML_ERROR_NO_PERMISSION: UnsupportedError,
+    pynvml.NVML_ERROR_NO_PERMISSION: DeniedError,
     pynvml.NVML_ERROR_NOT_FOUND: GoneError,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: UnsupportedError,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: NotLoadedError,

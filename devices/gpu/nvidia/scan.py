@@ -1,13 +1,15 @@
 """One look at all GPUs by an open NVML: their vitals, their partitions, how they reach each other, and what can't be seen.
 
-Runs in the looking thread (``watch``). A GPU that fails is shown as it was last, with the reason as its trouble.
+Runs in the looking thread (``watch``). A GPU that fails is shown as it was last, with the reason as its trouble; one that never
+was seen is ``Unusable``, with the reason. So every GPU that NVML or the kernel's driver has is accounted for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -17,14 +19,16 @@ from msgspec.structs import replace
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.nvidia.health import Looked
 from devices.gpu.nvidia.kernel import KernelFacts
-from devices.gpu.nvidia.nvml import Board, CrashedError, LostError, MigDevice, Nvml, NvmlError, SessionError
+from devices.gpu.nvidia.nvml import Board, CrashedError, DeniedError, LostError, MigDevice, Nvml, NvmlError
 from devices.model import Trouble, TroubleKind
-from devices.source import Attempts
+from devices.source import Attempts, Unusable
 
+_VENDOR: Final = "nvidia"
 _RESOURCE: Final = "nvidia.com/gpu"
 _DISPLAYS: Final = frozenset({"DGX Display", "NVIDIA DGX Display"})
 """The products that are there for a screen alone, and aren't offered: those that NVIDIA's plugin skips (New, pkg/nvlib/device of
 NVIDIA/go-nvlib)."""
+_DENIED: Final = ". Run the gateway privileged, or for MIG with SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all"
 _UNSEEN: Final = "a GPU can't be looked at"
 
 _log = structlog.get_logger()
@@ -33,7 +37,8 @@ _log = structlog.get_logger()
 class Scan(Struct, frozen=True):
     """What one look found, begun at ``at``, of all GPUs but those ``let`` go of.
 
-    ``reloaded``: the driver was loaded anew since the look before, and NVML was closed then (None: it wasn't).
+    ``reloaded``: the driver was loaded anew since the look before, and NVML was closed then (None: it wasn't). ``missing`` are the
+    device nodes without which CUDA programs fail.
     """
 
     at: float
@@ -43,6 +48,20 @@ class Scan(Struct, frozen=True):
     driver: str
     control_nodes: tuple[str, ...]
     reloaded: float | None
+    unusable: tuple[Unusable, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+class Seat(Struct, frozen=True):
+    """A GPU that NVML counts, or (``index`` None) one that only the kernel's driver has; '' is what isn't known of it.
+
+    ``error`` says why it can't be looked at.
+    """
+
+    index: int | None = None
+    uuid: str = ""
+    pci: str = ""
+    error: NvmlError | None = None
 
 
 class Let(Struct, frozen=True):
@@ -109,7 +128,9 @@ class Scanner:
         self._nvml, self._node, self._busy = nvml, node, busy
         self._known: dict[str, tuple[GPU, ...]] = {}
         self._told: dict[tuple[str, str], str] = {}
+        self._displays: dict[str, Unusable] = {}
         self._capabilities: Mapping[str, int] = {}
+        self._driver = ""
 
     def scan(self, session: Session, let: Let, reloaded: float | None) -> Scan:
         """Look at every GPU, but those ``let`` go of.
@@ -119,77 +140,106 @@ class Scanner:
         """
         at = time.monotonic()
         seats = self.seats(let)
-        known, looks = self._look_at_all(session, self._by_uuid(seats, let), at)
+        known, looks, unseen = self._look_at_all(session, seats, at)
+        unusable = list(self._displays.values())
+        for seat in self._named(unseen, session, seats, let):
+            error = seat.error or NvmlError("it can't be looked at")
+            index = "" if seat.index is None else str(seat.index)
+            if seat.uuid in self._known and seat.index is not None:
+                self.tell_once(seat.uuid, _UNSEEN, error)
+                known[seat.uuid], looks[seat.uuid] = self._known[seat.uuid], Looked(at, *_failed(error))
+            else:
+                unusable.append(Unusable(_VENDOR, _failed(error)[0].reason, index, seat.pci, seat.uuid))
         self._link(session)
+        known = dict(sorted(known.items(), key=lambda item: item[1][0].index))
         known = {u: (replace(g, links=self._links(session, g, known)), *rest) for u, (g, *rest) in known.items()}
         self._known = {uuid: gpus for uuid, gpus in self._known.items() if uuid in let.uuids} | known
-        due = {one for one in seats.values() if not isinstance(one, CrashedError)}
-        lost = any(look.lost for look in looks.values()) or not session.heard >= due
+        failed = any(seat.error is not None and not isinstance(seat.error, CrashedError) for seat in seats)
+        unheard = {seat.uuid for seat in seats if seat.error is None} - session.heard
+        lost = failed or bool(unheard) or any(look.lost for look in looks.values())
         session.lost = lost or (not let.uuids and self._is_short(session))
-        order = sorted(self._known.values(), key=lambda gpus: gpus[0].index)
+        gpus = tuple(gpu for gpus in sorted(self._known.values(), key=lambda gpus: gpus[0].index) for gpu in gpus)
+        self._driver = self._nvml.driver() or self._driver
         return Scan(
             at=at,
-            gpus=tuple(gpu for gpus in order for gpu in gpus),
+            gpus=gpus,
             looks=looks,
             let=let.uuids,
-            driver=self._nvml.driver(),
+            driver=self._driver,
             control_nodes=self._node.control_nodes(),
             reloaded=reloaded,
+            unusable=tuple(unusable),
+            missing=self._node.missing(path for gpu in gpus for path in gpu.spec_nodes),
         )
 
-    def _by_uuid(self, seats: Mapping[int, str | NvmlError], let: Let) -> dict[str, tuple[int, NvmlError | None]]:
-        """The index of each GPU by UUID, also of one that no longer tells it, with the reason."""
-        found: dict[str, tuple[int, NvmlError | None]] = {
-            uuid: (index, None) for index, uuid in seats.items() if not isinstance(uuid, NvmlError)
-        }
-        for index, error in seats.items():
-            if isinstance(error, NvmlError) and (uuid := self._whose(index, found, let)):
-                found[uuid] = (index, error)
-            elif isinstance(error, NvmlError):
-                self.tell_once(f"index {index}", _UNSEEN, error)
-        return found
-
     def _look_at_all(
-        self, session: Session, found: Mapping[str, tuple[int, NvmlError | None]], at: float
-    ) -> tuple[dict[str, tuple[GPU, ...]], dict[str, Looked]]:
-        """Look at each GPU; return what is known of it and its partitions, and the look. One that fails keeps what was known."""
+        self, session: Session, seats: Iterable[Seat], at: float
+    ) -> tuple[dict[str, tuple[GPU, ...]], dict[str, Looked], list[Seat]]:
+        """Look at each GPU; return what is known of it and its partitions, the look, and those that can't be looked at."""
         known: dict[str, tuple[GPU, ...]] = {}
         looks: dict[str, Looked] = {}
-        for uuid, (index, unseen) in sorted(found.items(), key=lambda item: item[1][0]):
+        unseen: list[Seat] = []
+        for seat in seats:
             try:
-                self._busy.on(uuid)
-                if unseen is not None:
-                    raise unseen
-                known[uuid], looks[uuid] = self._look_at(session, uuid, index, at)
-                self._told.pop((uuid, _UNSEEN), None)
-            except SessionError:
-                raise
+                if seat.error is not None or seat.index is None:
+                    unseen.append(seat)
+                    continue
+                self._busy.on(seat.uuid)
+                known[seat.uuid], looks[seat.uuid] = self._look_at(session, seat.uuid, seat.index, at)
+                self._told.pop((seat.uuid, _UNSEEN), None)
             except NvmlError as failure:
-                self.tell_once(uuid, _UNSEEN, failure)
-                if uuid in self._known:  # else there is nothing to show
-                    known[uuid] = self._known[uuid]
-                    looks[uuid] = Looked(at, *_failed(failure))
-        return known, looks
+                board = session.boards.get(seat.uuid)
+                unseen.append(replace(seat, pci="" if board is None else board.pci, error=failure))
+        return known, looks, unseen
 
-    def seats(self, let: Let) -> dict[int, str | NvmlError]:
-        """The UUIDs of all GPUs but displays by index, or why one can't be told; where some mustn't be touched, of known ones."""
-        seats: dict[int, str | NvmlError] = {}
+    def seats(self, let: Let) -> list[Seat]:
+        """All GPUs that NVML counts, but displays, by index; where some mustn't be touched, those that are known."""
+        seats: list[Seat] = []
+        self._displays = {}
         there = {gpu.index: gpu for gpu, *_ in self._known.values()}
         self._busy.on("nvmlDeviceGetCount")
         for index in sorted(there) if let.uuids else range(self._nvml.count()):
             gpu = there.get(index)
             if gpu is not None and gpu.uuid in let.uuids:
                 continue
+            by_address = gpu if let.uuids else None
             try:
                 self._busy.on(f"GPU {index}" if gpu is None else gpu.uuid)
-                uuid = self._nvml.at_address(gpu.pci) if gpu is not None and let.uuids else self._nvml.at(index)
-                if not self._is_display(uuid):
-                    seats[index] = uuid
-            except SessionError:
-                raise
+                uuid = self._nvml.at(index) if by_address is None else self._nvml.at_address(by_address.pci)
+                if not self._is_display(index, uuid):
+                    seats.append(Seat(index, uuid))
             except NvmlError as error:
-                seats[index] = error
+                known = ("", "") if by_address is None else (by_address.uuid, by_address.pci)
+                seats.append(Seat(index, *known, error))
         return seats
+
+    def _named(self, unseen: Sequence[Seat], session: Session, seats: Sequence[Seat], let: Let) -> Iterator[Seat]:
+        """Find out which GPUs they are that can't be looked at, by what the kernel's driver has and no other GPU is.
+
+        The kernel knows a GPU's UUID from the time when it still answered. An index says which GPU it is only as long as the
+        bus is as it was.
+        """
+        at = {gpu.pci: gpu.uuid for gpu, *_ in self._known.values()}
+        here = {gpu.uuid: gpu.pci for gpu, *_ in self._known.values()}
+        unseen = [replace(one, pci=one.pci or here.get(one.uuid, "")) for one in unseen]
+        taken = {one.pci for one in unseen} | {one.pci for one in self._displays.values()}
+        taken |= {board.pci for uuid, board in session.boards.items() if any(one.uuid == uuid for one in seats)}
+        free = frozenset() if let.uuids else session.plugged - taken
+        free -= self._node.excluded(free)
+        same = len(seats) == len(self._known) and all(
+            not one.uuid or (one.uuid in self._known and self._known[one.uuid][0].index == one.index) for one in seats
+        )
+        by_index = {gpu.index: gpu for gpu, *_ in self._known.values()} if same else {}
+        for seat in addressed(unseen, sorted(free), self._uncounted):
+            if seat.pci:
+                yield replace(seat, uuid=seat.uuid or self._node.uuid(seat.pci) or at.get(seat.pci, ""))
+            elif seat.index in by_index and not seat.uuid:
+                yield replace(seat, uuid=by_index[seat.index].uuid, pci=by_index[seat.index].pci)
+            else:
+                yield seat
+
+    def _uncounted(self, pci: str) -> NvmlError:
+        return NvmlError(f"the kernel's driver has it, and NVML doesn't count it: {self._node.why_unusable(pci)}")
 
     def minors(self, let: Let) -> frozenset[int]:
         """The minors of the GPUs, as far as they are known, that mustn't be touched."""
@@ -200,28 +250,26 @@ class Scanner:
         count = self._nvml.count()
         return len(session.plugged) > count and len(session.plugged - self._node.excluded(session.plugged)) > count
 
-    def _is_display(self, uuid: str) -> bool:
+    def _is_display(self, index: int, uuid: str) -> bool:
         if uuid in self._known:
             return False
         product = self._nvml.product(uuid)
         if product not in _DISPLAYS:
             return False
-        self.tell_once(uuid, "a GPU is not offered", f"it is for a display alone: {product}")
+        reason, pci = f"it is for a display alone: {product}", ""
+        self.tell_once(uuid, "a GPU is not offered", reason)
+        with contextlib.suppress(NvmlError):
+            pci = self._nvml.board(uuid).pci
+        self._displays[uuid] = Unusable(_VENDOR, reason, str(index), pci, uuid, excluded=True)
         return True
-
-    def _whose(self, index: int, found: Collection[str], let: Let) -> str:
-        """Which GPU it is that can't say so itself: the one that was there before, or the only one missing."""
-        missing = [uuid for uuid in self._known if uuid not in found and uuid not in let.uuids]
-        there = [uuid for uuid in missing if self._known[uuid][0].index == index]
-        return there[0] if there else missing[0] if len(missing) == 1 else ""
 
     def _look_at(self, session: Session, uuid: str, index: int, at: float) -> tuple[tuple[GPU, ...], Looked]:
         board = session.boards.get(uuid)
-        if board is None:
+        if board is None or not (board.product and board.memory):
             board = self._nvml.board(uuid)
             session.boards[uuid] = board
         vitals = self._nvml.vitals(uuid)
-        instances = self._nvml.instances(uuid) if vitals.mig else ()
+        instances = self._nvml.instances(uuid, board.memory) if vitals.mig else ()
         gpu = GPU(
             uuid=uuid,
             index=index,
@@ -291,8 +339,6 @@ class Scanner:
             try:
                 self._busy.on(uuid)
                 lanes[uuid] = self._nvml.lanes(uuid)
-            except SessionError:
-                raise
             except NvmlError:
                 lanes[uuid] = {}
         links: dict[str, list[Link]] = {uuid: [] for uuid in uuids}
@@ -314,8 +360,6 @@ class Scanner:
         try:
             self._busy.on(uuid)
             way = self._nvml.way(uuid, other)
-        except SessionError:
-            raise
         except NvmlError:
             return None
         return None if way is None else (way, 1)
@@ -329,8 +373,27 @@ class Scanner:
             _log.warning(event, gpu=what, reason=str(reason))
 
 
+def addressed(unseen: Sequence[Seat], free: Sequence[str], uncounted: Callable[[str], NvmlError]) -> list[Seat]:
+    """Give GPUs that can't tell their PCI address one of those that are left. NVML counts in the order of the bus.
+
+    Args:
+        unseen: the GPUs that can't be looked at, by index.
+        free: the addresses, in order, of which the kernel's driver has a GPU and no GPU in NVML is known.
+        uncounted: says why NVML doesn't count the GPU at an address.
+    """
+    nameless = [one for one in unseen if not one.pci]
+    if len(free) < len(nameless):  # The kernel doesn't show them all, so nobody knows which is which.
+        return list(unseen)
+    rest = [one for one in unseen if one.pci]
+    if len(free) == len(nameless):
+        return rest + [replace(one, pci=pci) for one, pci in zip(nameless, free, strict=True)]
+    error = nameless[0].error if nameless else None  # Some aren't counted: which of them has an index isn't known.
+    return rest + [Seat(pci=pci, error=error or uncounted(pci)) for pci in free]
+
+
 def _failed(error: NvmlError) -> tuple[Trouble, bool]:
     """What a failed look says of a GPU, and whether it is lost."""
     if isinstance(error, LostError):
         return Trouble(f"it doesn't answer any more: {error}", TroubleKind.RESET_REQUIRED), True
-    return Trouble(f"it can't be looked at: {error}", TroubleKind.RESTART_APP), False
+    hint = _DENIED if isinstance(error, DeniedError) else ""
+    return Trouble(f"it can't be looked at: {error}{hint}", TroubleKind.RESTART_APP), False

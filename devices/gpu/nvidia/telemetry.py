@@ -45,8 +45,7 @@ def _each(nvml: Nvml, gpus: Sequence[GPU], attempts: Attempts | None) -> Iterato
 def _board(nvml: Nvml, board: GPU, parts: Iterable[GPU]) -> Iterator[Reading]:
     if nvml.at_address(board.pci) != board.uuid:
         return  # Another GPU is in its place: the next look finds it.
-    used, free = nvml.memory(board.uuid)
-    busy, celsius, watts = nvml.gauges(board.uuid)
+    busy, used, free, celsius, watts = nvml.gauges(board.uuid)
     index = board.place or str(board.index)
     yield Reading(
         board.uuid, index, board.minor, board.pci, board.product, "", busy, used, free, celsius, watts

@@ -27,6 +27,16 @@ SUFFIXES: Final = (
     | dict.fromkeys((13, 14), "-me")
 )
 """By NVML_GPU_INSTANCE_PROFILE_…, the number of a profile: what its name ends in."""
+ARCHITECTURES: Final = dict(
+    enumerate(
+        ("Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada Lovelace", "Hopper", "Blackwell"), start=2
+    )
+)
+"""By NVML_DEVICE_ARCH_…."""
+BRANDS: Final = dict(enumerate(("Quadro", "Tesla", "NVS", "Grid", "GeForce", "Titan"), start=1)) | dict(
+    enumerate(("QuadroRTX", "NvidiaRTX", "Nvidia", "GeForceRTX", "TitanRTX"), start=12)
+)
+"""By NVML_BRAND_…."""
 
 
 class _Nvidia(Vendor):

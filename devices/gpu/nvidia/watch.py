@@ -24,6 +24,7 @@ from devices.gpu.nvidia.health import Event
 from devices.gpu.nvidia.kernel import KernelFacts
 from devices.gpu.nvidia.nvml import (
     CrashedError,
+    DeniedError,
     MismatchError,
     NotLoadedError,
     Nvml,
@@ -278,6 +279,8 @@ class Looker:
         if closed and isinstance(error, MismatchError):
             self._nvml.unload()
         self._posted = None
+        if isinstance(error, (NotLoadedError, DeniedError)):
+            error = type(error)(f"{error}{self._node.why_closed()}")
         self._post(self._take, Down(error, time.monotonic()))
 
     def _stays_closed(self) -> str:
@@ -339,9 +342,7 @@ class Looker:
     def _hear_all(self) -> tuple[frozenset[str], bool]:
         """Listen to every GPU that may be touched; return those that need no other try, and whether any tells of errors."""
         heard, told = set(), False
-        for uuid in self._scanner.seats(self._let).values():
-            if isinstance(uuid, NvmlError):
-                continue
+        for uuid in (seat.uuid for seat in self._scanner.seats(self._let) if seat.error is None):
             try:
                 self._busy.on(uuid)
                 self._nvml.listen(uuid)
@@ -349,13 +350,11 @@ class Looker:
                 heard.add(uuid)
             except CrashedError:
                 heard.add(uuid)  # Opened anew, it would be left out again.
-            except UnsupportedError as error:
+            except (UnsupportedError, DeniedError) as error:
                 heard.add(uuid)
                 self._scanner.tell_once(uuid, "no errors of this GPU are told", error)
-            except SessionError:
-                raise
-            except NvmlError:
-                continue
+            except NvmlError as error:
+                self._scanner.tell_once(uuid, "no errors of this GPU are told, until NVML is opened again", error)
         return frozenset(heard), told
 
     def _listen(self, stop: threading.Event) -> None:
