@@ -50,13 +50,14 @@ class Device(Struct, frozen=True, gc=False):
     """One allocatable device as the kubelet sees it.
 
     ``numa_nodes`` are the NUMA nodes it sits on; empty means that it has no known place (never "node 0"). ``part_of`` is the
-    ID of the physical GPU that it is a partition of; no kubelet is told that.
+    ID of the physical GPU that it is a partition of, ``pci`` the PCI address of that GPU; no kubelet is told either.
     """
 
     id: str
     health: Health = Health.HEALTHY
     numa_nodes: tuple[int, ...] = ()
     part_of: str = ""
+    pci: str = ""
 
 
 class Options(Struct, frozen=True):

@@ -108,7 +108,7 @@ def listing(offer: NamedGPUs, recovered: frozenset[str], released: frozenset[str
     devices: list[Device] = []
     troubles: dict[str, Trouble] = {}
     for gpu in gpus:
-        devices += _devices(gpu.uuid, offer.replicas_of(gpu.uuid), gpu.health, gpu.numa_node, gpu.parent)
+        devices += _devices(gpu.uuid, offer.replicas_of(gpu.uuid), gpu.health, gpu.numa_node, gpu.parent, gpu.pci)
         if gpu.trouble is not None:
             troubles |= dict.fromkeys(offer.ids(gpu.uuid), gpu.trouble)
     return Listing(
@@ -124,10 +124,12 @@ _ids = lru_cache(maxsize=_KEPT)(ids)
 
 
 @lru_cache(maxsize=_KEPT)
-def _devices(uuid: str, replicas: int, health: Health, numa_node: int | None, parent: str) -> tuple[Device, ...]:
+def _devices(
+    uuid: str, replicas: int, health: Health, numa_node: int | None, parent: str, pci: str
+) -> tuple[Device, ...]:
     """The devices of a GPU. The same ones each time, so that whoever compares lists sees at once what stayed."""
     numa_nodes = () if numa_node is None else (numa_node,)
-    return tuple(Device(device_id, health, numa_nodes, parent) for device_id in _ids(uuid, replicas))
+    return tuple(Device(device_id, health, numa_nodes, parent, pci) for device_id in _ids(uuid, replicas))
 
 
 def _expanded(offer: NamedGPUs, uuids: frozenset[str]) -> frozenset[str]:

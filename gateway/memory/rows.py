@@ -38,12 +38,13 @@ class HandedOut(msgspec.Struct, frozen=True):
 class _Announced(msgspec.Struct, frozen=True):
     """A row of ``announced`` as it must be. The numbers are what an int64 on the wire can say.
 
-    ``part_of`` is there of partitions only; rows of releases before it lack it.
+    ``part_of`` is there of partitions only, ``pci`` if it is known; rows of releases before them lack them.
     """
 
     health: Literal["Healthy", "Unhealthy"]
     numa: list[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]]
     part_of: str = ""
+    pci: str = ""
 
 
 class _Sticky(msgspec.Struct, frozen=True):
@@ -83,13 +84,15 @@ def device_of(device_id: str, row: Content) -> Device:
     health = (
         Health.HEALTHY if row["health"] == "Healthy" else Health.UNHEALTHY
     )  # To call the Enum takes five times as long.
-    return Device(device_id, health, tuple(row["numa"]), row.get("part_of", ""))
+    return Device(device_id, health, tuple(row["numa"]), row.get("part_of", ""), row.get("pci", ""))
 
 
 def device_row(device: Device) -> Content:
     """Spell a row of ``announced``."""
     # The health comes last: a damaged row that ends before it has none, and is known to be incomplete.
     part = {"part_of": device.part_of} if device.part_of else {}
+    if device.pci:
+        part["pci"] = device.pci
     # Python's garbage collector goes through lists, not through tuples of numbers: 51 200 take half of its time.
     return part | {"numa": device.numa_nodes, "health": device.health.value}
 

@@ -361,8 +361,8 @@ MUTANTS = (
         "H6",
         "a restart forgets what a partition is part of",
         "gateway/memory/rows.py",
-        'tuple(row["numa"]), row.get("part_of", ""))',
-        'tuple(row["numa"]))',
+        'tuple(row["numa"]), row.get("part_of", ""), row',
+        'tuple(row["numa"]), "", row',
         f"{_BOARDS}::test_what_a_partition_is_part_of_outlives_the_process",
     ),
     Mutant(

@@ -180,7 +180,7 @@ MESSAGES = [
 ]
 
 
-NEVER_ON_THE_WIRE = {(Device, "part_of")}
+NEVER_ON_THE_WIRE = {(Device, "part_of"), (Device, "pci")}
 """What only the gateway itself asks a device."""
 
 

@@ -824,14 +824,41 @@ async def test_an_old_ledger_does_not_say_what_a_partition_is_part_of(folder: Pa
         await node.close()
 
 
+@pytest.mark.parametrize(
+    ("at", "held", "states"),
+    [
+        pytest.param("0000:01:00.0", [], {"new": State.PRESENT}, id="replaced, and nobody holds the old one"),
+        pytest.param(
+            "0000:01:00.0", ["old"], {"new": State.PRESENT, "old": State.WITHDRAWN}, id="a container holds the old one"
+        ),
+        pytest.param("0000:02:00.0", [], {"new": State.PRESENT, "old": State.LOST}, id="another address: it is lost"),
+    ],
+)
+async def test_a_gpu_that_was_replaced_while_the_gateway_was_down(
+    folder: Path, at: str, held: list[str], states: dict[str, State]
+) -> None:
+    state = folder / "state"
+    state.mkdir(mode=0o700)
+    rows = {"old": {"health": "Healthy", "numa": [], "pci": "0000:01:00.0"}}
+    (state / "ledger.json").write_bytes(msgspec.json.encode({"format": 1, "resources": {GPUS: {"announced": rows}}}))
+    node = Node(folder, PLAIN)
+    try:
+        await node.pods(**({"a": {GPUS: held}} if held else {}))
+        await node.sees(gpu(0, uuid="new", pci=at))
+        assert node.states(GPUS) == states
+    finally:
+        await node.close()
+
+
 def test_what_a_partition_is_part_of_outlives_the_process(folder: Path) -> None:
     ledger = Ledger(folder)
-    ledger.announce(SMALL, (Device("MIG-00", Health.HEALTHY, (1,), "U0"), Device("U1")))
+    split = Device("MIG-00", Health.HEALTHY, (1,), "U0", "0000:01:00.0")
+    ledger.announce(SMALL, (split, Device("U1")))
     snapshot = ledger.snapshot()
     ledger.settle(snapshot, ledger.save(snapshot))
     again = Ledger(folder)
     again.load()
-    assert dict(again.announced(SMALL)) == {"MIG-00": Device("MIG-00", Health.HEALTHY, (1,), "U0"), "U1": Device("U1")}
+    assert dict(again.announced(SMALL)) == {"MIG-00": split, "U1": Device("U1")}
     assert b'"U1":{"numa":[],"health":"Healthy"}' in (folder / "ledger.json").read_bytes()
 
 
