@@ -193,7 +193,11 @@ def nodes(root: Path, gpus_there: int, *, tried: bool) -> tuple[DeviceNodeSeen, 
     if not dev.is_dir():
         return None
     numbers = [name for name in _names(dev, 4096) if re.fullmatch(r"nvidia\d+", name)]
-    wanted = ["nvidiactl", *(sorted(numbers) or [f"nvidia{number}" for number in range(gpus_there)])]
+    # In a container that may not compute, the module alone shows that the node is on the host.
+    given = set(os.environ.get("NVIDIA_DRIVER_CAPABILITIES", "all").split(","))
+    kept_from_us = not given & {"all", "compute"} and "nvidia-uvm" in _text(root / "proc/devices")
+    common = ["nvidiactl", *(["nvidia-uvm"] if gpus_there and not kept_from_us else [])]
+    wanted = [*common, *(sorted(numbers) or [f"nvidia{number}" for number in range(gpus_there)])]
     return tuple(_node(root, dev / name, tried=tried) for name in wanted)
 
 
@@ -257,7 +261,14 @@ def _nvml() -> NvmlSeen:
     try:
         pynvml.nvmlInit()
         try:
-            return NvmlSeen("well", gpus=int(pynvml.nvmlDeviceGetCount()))
+            count, refused, told = int(pynvml.nvmlDeviceGetCount()), {}, set()
+            for index in range(min(count, _MOST_NAMES)):
+                try:
+                    info = pynvml.nvmlDeviceGetPciInfo(pynvml.nvmlDeviceGetHandleByIndex(index))
+                    told.add(f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0")
+                except pynvml.NVMLError as error:
+                    refused[index] = str(error)
+            return NvmlSeen("well", gpus=count, refused=refused, told=frozenset(told))
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:

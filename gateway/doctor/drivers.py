@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from gateway.doctor.snapshot import NvmlSeen, Pci, Surveyed
+from gateway.doctor.snapshot import NvmlSeen, Pci, Surveyed, joined
 
 _NVIDIA: Final = "0x10de"
 _AMD: Final = "0x1002"
 _SYS_ADMIN: Final = 1 << 21
 _VIRTUAL: Final = "vfio-pci"
+_DENIED: Final = "(NVML error 4)"
+"""What a reason has in it if NVML reported NVML_ERROR_NO_PERMISSION."""
 
 
 def _nvidia_unloaded(seen: Surveyed) -> str:
@@ -30,6 +32,9 @@ def _mismatch(seen: Surveyed) -> str:
 
 
 def _unwatchable(seen: Surveyed) -> str:
+    denied = [one for status in seen.statuses for one in status.unusable if _DENIED in one.reason]
+    if denied:
+        return joined(f"{one.name}: {one.reason}" for one in denied)
     if not seen.monitors_mig:
         return ""
     for one in seen.processes:
@@ -59,9 +64,19 @@ def _closed(seen: Surveyed) -> str:
 def _lost(seen: Surveyed) -> str:
     nvml = _nvml(seen)
     there = [one for one in _gpus(seen, _NVIDIA) if one.driver == "nvidia"]
-    if nvml is None or nvml.state != "well" or nvml.gpus >= len(there):
+    if nvml is None or nvml.state != "well":
         return ""
-    return f"{len(there)} on the bus, NVML has {nvml.gpus}"
+    left = [one.address for one in there if one.address not in nvml.told]
+    addresses = (
+        left if len(left) == len(nvml.refused) else [""] * len(nvml.refused)
+    )  # NVML counts in the order of the bus.
+    found = [
+        f"GPU {index}{f' ({address})' if address else ''}: {reason}"
+        for (index, reason), address in zip(nvml.refused.items(), addresses, strict=True)
+    ]
+    if nvml.gpus < len(there):
+        found.append(f"{len(there)} on the bus, NVML has {nvml.gpus}")
+    return joined(found)
 
 
 def _nouveau(seen: Surveyed) -> str:

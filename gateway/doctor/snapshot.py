@@ -83,11 +83,16 @@ class Pci(Struct, frozen=True):
 
 
 class NvmlSeen(Struct, frozen=True):
-    """What NVIDIA's library said."""
+    """What NVIDIA's library said.
+
+    ``refused`` says of GPUs that it counts, by index, why it gives no handle; ``told`` are the PCI addresses of the others.
+    """
 
     state: Literal["well", "missing", "mismatch", "failed", "silent"]
     message: str = ""
     gpus: int = 0
+    refused: Mapping[int, str] = {}
+    told: frozenset[str] = frozenset()
 
 
 class DeviceNodeSeen(Struct, frozen=True):

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from devices.source import Hindrance
 from gateway.cli.doctor import release
 from gateway.cli.main import gateway
-from gateway.doctor import checks, collect
+from gateway.doctor import checks, collect, drivers
 from gateway.doctor.look import Cluster, Places, Told, asked, look, needed
 from gateway.doctor.snapshot import (
     ApiNode,
@@ -52,6 +52,7 @@ from gateway.telling.status import (
     ResourceStatus,
 )
 from tests.fakes.apiserver import ApiServer
+from tests.fakes.nvml import dgx
 from tests.unit.answering import gateways
 from tests.unit.documents import SERVING, WAITING, document
 from tests.unit.kubernetes import authority, server
@@ -179,7 +180,7 @@ def well(folder: Path) -> Iterator[Fake]:
         fake.write("sys/fs/selinux/enforce", "1")
         for module in ("nvidia", "amdgpu"):
             (fake.root / "sys/module" / module).mkdir(parents=True)
-        for name in ("nvidiactl", "nvidia0", "nvidia1"):
+        for name in ("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"):
             fake.write(f"dev/{name}", "")
         fake.write("sys/class/kfd/kfd/topology/nodes/0/properties", "cpu_cores_count 8\nsimd_count 0\n")
         fake.write("sys/class/kfd/kfd/topology/nodes/1/properties", "simd_count 256\n")
@@ -823,6 +824,48 @@ def test_a_device_cgroup_that_refuses_is_seen(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "open", refuse)
     (node,) = collect.nodes(tmp_path, 0, tried=True) or ()
     assert node.refused
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        pytest.param({}, "", id="all answer"),
+        pytest.param({3: 15}, "GPU 3 (0000:4c:00.0): GPU is lost", id="one is lost"),
+        pytest.param({0: 999, 7: 4}, "GPU 0 (0000:19:00.0): Unknown Error; GPU 7 (0000:90:00.0)", id="two"),
+        pytest.param(dict.fromkeys(range(8), 15), "GPU 7 (0000:90:00.0): GPU is lost", id="all are lost"),
+    ],
+)
+def test_each_gpu_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: dict[int, int], words: str
+) -> None:
+    world = dgx(tmp_path / "world")
+    for index, code in lost.items():
+        world.fails("nvmlDeviceGetHandleByIndex", code, index)
+    world.write()
+    world.here(monkeypatch)
+    bus = {"gpus": tuple(Pci(one.pci, "0x10de", "nvidia") for one in world.gpus), "modules": frozenset({"nvidia"})}
+    found = drivers.CHECKS["DPG0308"](seen(**bus, nvml=collect.nvml()))
+    assert words in found
+    assert bool(found) is bool(lost)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "devices", "there"),
+    [
+        pytest.param("all", "195 nvidia-uvm", False, id="the node is missing"),
+        pytest.param("utility", "195 nvidia-uvm", None, id="the runtime keeps it from this container"),
+        pytest.param("utility", "", False, id="its module isn't loaded"),
+    ],
+)
+def test_a_missing_uvm_node_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capabilities: str, devices: str, there: bool | None
+) -> None:
+    monkeypatch.setenv("NVIDIA_DRIVER_CAPABILITIES", capabilities)
+    for folder in ("dev", "proc"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "proc/devices").write_text(devices)
+    found = {one.path: one.there for one in collect.nodes(tmp_path, 1, tried=False) or ()}
+    assert found.get("/dev/nvidia-uvm") is there
 
 
 def test_a_library_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
