@@ -6,18 +6,19 @@ device plugin, so that a checkpoint from before a swap stays true. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
 
+from devices.gpu import naming
 from devices.gpu.model import GPU
 from devices.gpu.naming import NamingError
 from devices.model import Device, Health, Options, Trouble
 from devices.policy import Policy, Portion, Slices
 from devices.replicas import ids
-from devices.source import Listing
+from devices.source import Listing, Unusable
 
 _KEPT: Final = 128
 """GPUs and partitions whose devices are kept: as many as a node has (64), and as many again that were."""
@@ -74,6 +75,29 @@ def could_be(gpu: GPU, device_id: str, resource: str, slices: Slices) -> bool:
             ways[:1] = [portion]
             break
     return any(way.shown_as == resource and device_id in _ids(gpu.uuid, way.replicas) for way in ways)
+
+
+def unlisted(
+    source: str, gpus: Sequence[GPU], offers: Iterable[NamedGPUs], left_out: Mapping[str, tuple[str, ...]]
+) -> Iterator[Unusable]:
+    """Say of each GPU that is seen and offered under no name why: a setting names it, it has no partitions, or no pattern names it."""
+    for gpu in gpus:
+        if gpu.uuid in left_out and gpu.parent not in left_out:
+            yield naming.as_left_out(
+                Unusable(source, "", gpu.place or str(gpu.index), gpu.pci, gpu.uuid), left_out[gpu.uuid]
+            )
+    boards = {gpu.board for gpu in gpus if gpu.uuid in left_out}
+    listed = {gpu.board for offer in offers for gpu in offer.gpus.values()}
+    split = {gpu.parent for gpu in gpus}
+    for gpu in gpus:
+        if not gpu.parent and gpu.uuid not in listed | boards:
+            empty = gpu.partitioned and gpu.uuid not in split
+            reason = (
+                "it is in MIG mode and has no MIG instances: create some, or turn MIG mode off (nvidia-smi)"
+                if empty
+                else f"no pattern of the configuration's resources names it ({gpu.product})"
+            )
+            yield Unusable(source, reason, str(gpu.index), gpu.pci, gpu.uuid, excluded=not empty)
 
 
 def _portioned(gpus: Sequence[GPU], slices: Slices) -> dict[str, NamedGPUs]:

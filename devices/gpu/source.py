@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from operator import is_not
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -228,10 +228,10 @@ class GPUSource(DeviceSource):
         if self._unnamed:
             return [Hindrance(self.name, f"{_UNNAMED}: {self._unnamed}", held_up=self._inventory is None)]
         none = not any(offer.gpus for offer in self._offers.values())
-        unusable = [one for one in self._unusable if not one.excluded]
-        found = [Hindrance(self.name, f"{one.name} can't be used: {one.reason}", held_up=none) for one in unusable]
-        missing = () if self._sight is None else self._sight.missing
-        return [*found, *([Hindrance(self.name, f"{', '.join(missing)}: {_MISSING}")] if missing else ())]
+        gpus = [one for one in self._unusable if not one.excluded]
+        found = [Hindrance(self.name, f"{one.name} can't be used: {one.reason}", held_up=none) for one in gpus]
+        missing = ", ".join(self._around.missing)
+        return [*found, Hindrance(self.name, f"{missing}: {_MISSING}")] if missing else found
 
     def unusable(self) -> tuple[Unusable, ...]:
         """Return the GPUs that no resource lists, each with its reason."""
@@ -273,9 +273,9 @@ class GPUSource(DeviceSource):
     async def _follow(self) -> None:
         async with contextlib.aclosing(self._backend.watch()) as sights:
             async for sight in sights:
-                _tell_missing(self._sight, sight)
-                before = () if self._sight is None else self._sight.gpus
-                self._sight, self._places = _completed(sight, before, self._known), {}
+                before = self._sight or Sight(())
+                _tell_missing(before.missing, sight.missing)
+                self._sight, self._places = _completed(sight, before.gpus, self._known), {}
                 for gpu in self._sight.gpus:
                     self._known.pop(gpu.uuid, None)
                     self._known[gpu.uuid] = gpu
@@ -308,12 +308,10 @@ class GPUSource(DeviceSource):
             }
         else:
             self._unnamed = ""
-        before = self._unusable
-        self._unusable = (
-            *naming.also_left_out(sight.unusable, self._policy.excluded),
-            *_unlisted(self.name, sight.gpus, self._offers.values(), self._left_out),
-        )
-        _tell_unusable(before, self._unusable)
+        other = naming.also_left_out(sight.unusable, self._policy.excluded)
+        unusable = (*other, *sharing.unlisted(self.name, sight.gpus, self._offers.values(), self._left_out))
+        _tell_unusable(self._unusable, unusable)
+        self._unusable = unusable
         self._inventory = {
             name: sharing.listing(offer, sight.recovered | _regained(offer, sight), sight.released)
             for name, offer in self._offers.items()
@@ -364,29 +362,6 @@ def _on(offers: Iterable[NamedGPUs], boards: Collection[str] | None) -> list[str
     return [device_id for offer, uuid in meant for device_id in offer.ids(uuid)]
 
 
-def _unlisted(
-    source: str, gpus: Sequence[GPU], offers: Iterable[NamedGPUs], left_out: Mapping[str, tuple[str, ...]]
-) -> Iterator[Unusable]:
-    """Say of each GPU that is seen and offered under no name why: a setting names it, it has no partitions, or no pattern names it."""
-    for gpu in gpus:
-        if gpu.uuid in left_out and gpu.parent not in left_out:
-            yield naming.as_left_out(
-                Unusable(source, "", gpu.place or str(gpu.index), gpu.pci, gpu.uuid), left_out[gpu.uuid]
-            )
-    boards = {gpu.board for gpu in gpus if gpu.uuid in left_out}
-    listed = {gpu.board for offer in offers for gpu in offer.gpus.values()}
-    split = {gpu.parent for gpu in gpus}
-    for gpu in gpus:
-        if not gpu.parent and gpu.uuid not in listed | boards:
-            empty = gpu.partitioned and gpu.uuid not in split
-            reason = (
-                "it is in MIG mode and has no MIG instances: create some, or turn MIG mode off (nvidia-smi)"
-                if empty
-                else f"no pattern of the configuration's resources names it ({gpu.product})"
-            )
-            yield Unusable(source, reason, str(gpu.index), gpu.pci, gpu.uuid, excluded=not empty)
-
-
 def _completed(sight: Sight, before: Sequence[GPU], known: Mapping[str, GPU]) -> Sight:
     """Add what was seen before: GPUs that nobody may look at now, and products that can't be read now."""
     there = {gpu.uuid for gpu in sight.gpus}
@@ -407,9 +382,9 @@ def _without(gpus: Mapping[str, GPU], left_out: Collection[str]) -> Mapping[str,
     return {uuid: gpu for uuid, gpu in gpus.items() if uuid not in left_out}
 
 
-def _tell_missing(before: Sight | None, sight: Sight) -> None:
-    if sight.missing and (before is None or before.missing != sight.missing):
-        _log.error("device nodes are missing", nodes=list(sight.missing), reason=_MISSING)
+def _tell_missing(before: Collection[str], now: Collection[str]) -> None:
+    if now and now != before:
+        _log.error("device nodes are missing", nodes=list(now), reason=_MISSING)
 
 
 def _tell_unusable(before: Collection[Unusable], now: Iterable[Unusable]) -> None:

@@ -62,14 +62,6 @@ MUTANTS = (
         f"{_CALLS}::test_each_call_that_fails_with_each_code",
     ),
     Mutant(
-        "X6",
-        "a GPU's call says that NVML can't be used",
-        "devices/gpu/nvidia/nvml.py",
-        "if issubclass(kind, SessionError) and name not in _OF_THE_DRIVER:",
-        "if False:",
-        f"{_NVIDIA}::test_a_call_that_fails_for_one_gpu_takes_no_other_along",
-    ),
-    Mutant(
         "X5",
         "a GPU that NVML counts and gives no handle of is in no status",
         "devices/gpu/nvidia/scan.py",

@@ -35,7 +35,7 @@ class NvmlError(Exception):
 
 
 class SessionError(NvmlError):
-    """NVML can't be used any more, or not yet: it must be closed, and opened again later."""
+    """NVML can't be used any more, or not yet, if ``open`` or ``count`` raises it; elsewhere it is that GPU's trouble alone."""
 
 
 class NotLoadedError(SessionError):
@@ -425,13 +425,9 @@ def _ask(name: str, *args: Any) -> Any:
         raise NvmlError(f"{name}: a string that isn't text") from error
     except pynvml.NVMLError as error:
         kind = _ERRORS.get(error.value, NvmlError)
-        if issubclass(kind, SessionError) and name not in _OF_THE_DRIVER:
-            kind = NvmlError  # A GPU's call speaks for that GPU alone.
         raise kind(f"{name}: {_said(str(error)).rstrip('.')} (NVML error {error.value})") from error
 
 
-_OF_THE_DRIVER: Final = frozenset({"nvmlInit", "nvmlDeviceGetCount"})
-"""The calls whose failure says that NVML can't be used."""
 _ERRORS: Final[Mapping[int, type[NvmlError]]] = {
     pynvml.NVML_ERROR_UNINITIALIZED: SessionError,
     pynvml.NVML_ERROR_INVALID_ARGUMENT: GoneError,
