@@ -25,7 +25,7 @@ from gateway.memory.owners import Owners
 from gateway.registration import events
 from gateway.registration.devicelist import AT_ONCE
 from gateway.telling import changes
-from gateway.unseen import Unseen
+from gateway.unseen import Unseen, fates
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -261,7 +261,7 @@ class Lists:
             cordons={device_id: cordon.reason for device_id, cordon in self._ledger.cordons.items()},
             sticky={**_ill_before(listing, announced, self._ledger), **self._ledger.sticky(name)},
             held=self._owners.held(name),
-            fates=_fates(name, [announced[one] for one in gone], self.inventory, self._source),
+            fates=fates(name, [announced[one] for one in gone], self.inventory, self._source),
             lost_since=self._ledger.lost_since(name),
         )
 
@@ -398,20 +398,6 @@ def _ill_before(listing: Listing | None, announced: Container[str], ledger: Ledg
         known = ledger.announced(name)
         ill |= {boards.place_of(known[one]): row for one, row in ledger.sticky(name).items() if one in known}
     return {one.id: ill[place] for one in new if (place := boards.place_of(one)) in ill} if ill else {}
-
-
-def _fates(name: str, gone: Sequence[Device], inventory: Inventory | None, source: DeviceSource) -> dict[str, Fate]:
-    """Say what became of devices that aren't listed any more. A GPU is withdrawn if another one has its PCI address now."""
-    there: dict[str, str] = {}
-    if any(device.pci for device in gone):
-        listings = (inventory or {}).values()
-        there = {one.pci: boards.place_of(one).board for listing in listings for one in listing.devices if one.pci}
-    return {
-        one.id: Fate.WITHDRAWN
-        if there.get(one.pci, board := boards.place_of(one).board) != board
-        else source.fate(name, one.id)
-        for one in gone
-    }
 
 
 def _told(inventory: Inventory, of: Iterable[str], ledger: Ledger, source: DeviceSource) -> dict[str, Listing | None]:

@@ -7,10 +7,12 @@ them as lost. If it sees some, the others are lost, and the update goes on.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from devices import boards
 from devices.model import Health
 from devices.source import Fate, Hindrance
 from gateway.memory.ledger import boot_id
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from devices.source import DeviceSource, Inventory
     from gateway.memory.ledger import Ledger
 
+PCI: Final = Path("/sys/bus/pci/devices")
 _LOOK_AGAIN = 0.5
 """Seconds between two looks whether another gateway lives."""
 _BY_A_SETTING = frozenset({Fate.WITHDRAWN, Fate.EXCLUDED})
@@ -54,11 +57,7 @@ class Unseen:
             self._served_in_boot = ledger.kubelet.partition(" ")[0]
         healthy = {source.source_of(name) for name in inventory or () if next(seen(inventory, name), "")}
         usable = {
-            name: [
-                one
-                for one, device in ledger.announced(name).items()
-                if device.health is Health.HEALTHY and source.fate(name, one) not in _BY_A_SETTING
-            ]
+            name: self._usable(name, inventory)
             for name in (ledger.resources() if beside or self._served_in_boot in {"", self._boot_id} else ())
             # A name that a source with healthy devices doesn't know was withdrawn by a setting.
             if source.source_of(name) not in self._sighted and (source.claims(name) or not healthy)
@@ -67,6 +66,12 @@ class Unseen:
         self.none_before = not (self._sighted or any(usable.values())) and bool(ledger.resources())
         self._sighted |= healthy - set(self.names.values())
         self._hindrances = hindrances(self.names, usable, beside=beside)
+
+    def _usable(self, resource: str, inventory: Inventory | None) -> list[str]:
+        """Return what was healthy last, without what a setting withdrew and what the kernel no longer has."""
+        well = [one for one in self._ledger.announced(resource).values() if one.health is Health.HEALTHY]
+        became = fates(resource, well, inventory, self._source)
+        return [one.id for one in well if became[one.id] not in _BY_A_SETTING and not is_removed(one)]
 
     def added_to(self, told: Iterable[Hindrance]) -> tuple[Hindrance, ...]:
         """Add it to what hinders the sources. A node that served nothing before stops no update, whatever hinders them."""
@@ -91,6 +96,25 @@ class Unseen:
             return tuple(devices)
         known = self._ledger.announced(resource)
         return tuple(one for one in devices if one.id not in known)
+
+
+def fates(name: str, gone: Sequence[Device], inventory: Inventory | None, source: DeviceSource) -> dict[str, Fate]:
+    """Say what became of devices that aren't listed any more. A GPU is withdrawn if another one has its PCI address now."""
+    there: dict[str, str] = {}
+    if any(device.pci for device in gone):
+        listings = (inventory or {}).values()
+        there = {one.pci: boards.place_of(one).board for listing in listings for one in listing.devices if one.pci}
+    return {
+        one.id: Fate.WITHDRAWN
+        if there.get(one.pci, board := boards.place_of(one).board) != board
+        else source.fate(name, one.id)
+        for one in gone
+    }
+
+
+def is_removed(device: Device) -> bool:
+    """Return whether the kernel has a device's GPU no longer. It had it if the NUMA node is known: that is read from its folder."""
+    return bool(device.pci and device.numa_nodes) and not (PCI / device.pci).exists()
 
 
 def seen(inventory: Inventory | None, resource: str) -> Iterator[str]:

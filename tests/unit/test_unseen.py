@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from devices.model import Device, Health
 from devices.source import Inventory, Listing
-from gateway.unseen import hindrances, unseen
+from gateway import unseen as module
+from gateway.memory.ledger import Ledger
+from gateway.unseen import Unseen, hindrances, unseen
+from tests.unit.test_serve import Source
 
 NVIDIA, MIG, AMD = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "amd.com/gpu"
 
@@ -53,3 +57,24 @@ def test_a_person_is_told_what_to_do(beside: bool, words: str) -> None:
     [one] = hindrances({NVIDIA: "nvidia", MIG: "nvidia"}, {NVIDIA: "ab", MIG: "m"}, beside=beside)
     assert f"it sees none of the 3 usable devices of {NVIDIA}, {MIG}; " in one.reason
     assert words in one.reason
+
+
+@pytest.mark.parametrize(
+    ("numa", "there", "waits"),
+    [
+        pytest.param((0,), True, True, id="the kernel has it"),
+        pytest.param((0,), False, False, id="the kernel has it no longer"),
+        pytest.param((), False, True, id="nobody knows whether the kernel ever had it"),
+    ],
+)
+def test_a_gpu_that_the_kernel_no_longer_has_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numa: tuple[int, ...], there: bool, waits: bool
+) -> None:
+    monkeypatch.setattr(module, "PCI", tmp_path)
+    if there:
+        (tmp_path / "0000:19:00.0").mkdir()
+    ledger = Ledger(tmp_path / "state")
+    ledger.announce(NVIDIA, (Device("a", Health.HEALTHY, numa, pci="0000:19:00.0"),))
+    one = Unseen(ledger, Source({}))
+    one.look({}, beside=True)
+    assert bool(one.names) is waits
