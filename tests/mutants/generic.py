@@ -183,8 +183,8 @@ MUTANTS = (
         "C6",
         "whoever asks for a device is told the places that its GPUs had at first",
         "devices/gpu/source.py",
-        "self._sight, self._places = _completed(sight, before, self._known), {}",
-        "self._sight = _completed(sight, before, self._known)",
+        "self._sight, self._places = _completed(sight, before.gpus, self._known), {}",
+        "self._sight = _completed(sight, before.gpus, self._known)",
         "tests/unit/test_gpu_source.py::test_what_is_known_of_many_gpus_is_looked_up_once_for_all_until_they_change",
     ),
     Mutant(

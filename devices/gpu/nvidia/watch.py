@@ -280,7 +280,9 @@ class Looker:
             self._nvml.unload()
         self._posted = None
         if isinstance(error, (NotLoadedError, DeniedError)):
-            error = type(error)(f"{error}{self._node.why_closed()}")
+            closed_because = type(error)(f"{error}{self._node.why_closed()}")
+            closed_because.__cause__ = error.__cause__  # It has NVML's error code.
+            error = closed_because
         self._post(self._take, Down(error, time.monotonic()))
 
     def _stays_closed(self) -> str:
