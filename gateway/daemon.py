@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
+from adapters import checkpoint
 from gateway import process
 from gateway.configuration import reload
 from gateway.folder import Folder
 from gateway.following import Follower
 from gateway.handover import instance, message
 from gateway.handover.peers import Peers
-from gateway.kubelet.beliefs import CHECKPOINT, Beliefs
+from gateway.kubelet.beliefs import Beliefs
 from gateway.kubelet.presence import Presence
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.lists import Lists
@@ -98,7 +99,7 @@ class Gateway:
         self._tasks = Tasks(self._end, role.active if role is not None else None)
         self._resources: dict[str, Resource] = {}
         self.presence = Presence(settings.socket_dir / KUBELET_SOCKET)
-        records = settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
+        records = settings.pod_resources_socket, settings.socket_dir / checkpoint.FILE_NAME
         self.beliefs = Beliefs(*records, self._looked, lambda *lost: self.holdings.remember_forgotten(*lost))  # noqa: PLW0108 - they need each other
         self.started, self._stopped = time.monotonic(), False
         self.holdings = Holdings(self.ledger, self.scribe, self.beliefs, self.presence, self._resources, self._tasks)
@@ -116,7 +117,7 @@ class Gateway:
             settings=settings,
             source=source,
             tally=self.tally,
-            turns=Turns(settings.socket_dir / CHECKPOINT),
+            turns=Turns(settings.socket_dir / checkpoint.FILE_NAME),
             token=self.token,
             kubelet_socket=self.presence.socket,
             own_socket=self._instance.socket,

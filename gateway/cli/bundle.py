@@ -17,6 +17,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from adapters import checkpoint
 from devices.files import NotPlainError, read_plain
 from gateway.cli import advice, main, places
 from gateway.cli.doctor import below, seen
@@ -112,7 +113,7 @@ def _members(root: click.Context, found: Surveyed, state_dir: Path, host_root: P
         yield "kubelet-bugs.json", _json({"release": found.release, "newest patch release": kubelets})
     for name, path in (
         ("state.json", state_dir / "ledger.json"),
-        ("kubelet-checkpoint.json", Path(found.socket_dir.path) / "kubelet_internal_checkpoint"),
+        ("kubelet-checkpoint.json", Path(found.socket_dir.path) / checkpoint.FILE_NAME),
     ):
         if content := _file(path):
             yield name, _without_answers(content)
@@ -120,11 +121,10 @@ def _members(root: click.Context, found: Surveyed, state_dir: Path, host_root: P
 
 
 def _settings(root: click.Context) -> Any:
-    options = {name: value for name, value in root.params.items() if name not in {"log_format", "log_level"}}
     try:
         return [
             setting if not _SECRET.search(setting.name) else {"name": setting.name, "value": "REDACTED"}
-            for setting in main.effective_settings(root, options)
+            for setting in main.effective_settings(root)
         ]
     except ConfigError as error:
         return {"error": str(error)}

@@ -121,13 +121,10 @@ def release(version: str) -> Release | None:
 
 def seen(root: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
     """Ask and look; the daemon's own options, before the command, say where."""
-    options = dict(root.params)
-    for name in ("log_format", "log_level"):
-        options.pop(name)
     told: dict[str, Any] = {"monitors_mig": "NVIDIA_MIG_MONITOR_DEVICES" in os.environ}
     found: dict[str, Any] = {}
     try:
-        found = {setting.name: setting.value for setting in main.effective_settings(root, options)}
+        found = {setting.name: setting.value for setting in main.effective_settings(root)}
         told["strategies"] = frozenset(found["device-list-strategy"])
     except ConfigError as error:
         told["settings"] = str(error)

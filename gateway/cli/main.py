@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import structlog
@@ -24,8 +24,10 @@ from gateway.cli.serve import SettingError, serve
 from gateway.compose import BACKENDS
 from gateway.configuration import commandline, dra, effective, flags, kinds
 from gateway.configuration.settings import SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
-from gateway.registration.negotiate import CHOICES
 from gateway.wires import log as observe
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _COMMANDS = {
     "compat": ("gateway.cli.compat:compat", "Run the compatibility matrix: scenarios and hops on many kubelets."),
@@ -144,6 +146,27 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, _COMMANDS[name][1]) for name in sorted(_COMMANDS)])
 
 
+class _Api(click.ParamType[str]):
+    """A word that ``--api`` allows. The others than ``auto`` are looked up with the dialects, which take 4 MiB of protobuf."""
+
+    name = "api"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value) if value == "auto" else _api_choice().convert(value, param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        return _api_choice().get_metavar(param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return _api_choice().shell_complete(ctx, param, incomplete)
+
+
+def _api_choice() -> click.Choice[str]:
+    from gateway.registration.negotiate import CHOICES
+
+    return click.Choice(tuple(CHOICES))
+
+
 class _KubeletVersion(click.ParamType[int]):
     """A kubelet version such as ``1.28`` or ``v1.28.15``; the value is its minor number."""
 
@@ -187,7 +210,7 @@ class _Address(click.ParamType[tuple[str, int]]):
 )
 @click.option(
     "--api",
-    type=click.Choice(tuple(CHOICES)),
+    type=_Api(),
     default="auto",
     help="The device plugin API to speak. auto finds out at each kubelet start; v1alpha is either alpha dialect.",
 )
@@ -309,6 +332,7 @@ def gateway(ctx: click.Context, /, log_format: str, log_level: str, **options: A
     if not observe.wants_colour():
         ctx.color = False
     if ctx.invoked_subcommand is not None:
+        observe.configure(log_format, max(log_level, "warning", key=observe.LEVELS.index))
         if ctx.obj is not None:
             signal.signal(signal.SIGHUP, ctx.obj)
         return
@@ -329,12 +353,13 @@ def wrong(error: ConfigError) -> click.ClickException:
     return (SettingError if error.lasting else click.ClickException)(str(error))
 
 
-def effective_settings(ctx: click.Context, options: dict[str, Any]) -> list[effective.Setting]:
-    """Say what a daemon with these options, this process's variables and its file would use.
+def effective_settings(ctx: click.Context) -> list[effective.Setting]:
+    """Return the settings that a daemon would use with the options before this command, this process's variables and its file.
 
     Raises:
         ConfigError: one of them can't be used.
     """
+    options = {name: value for name, value in ctx.params.items() if name not in {"log_format", "log_level"}}
     return [*_effective(ctx, *_settings(ctx, options))]
 
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from adapters import checkpoint
 from gateway.doctor import collect
 from gateway.doctor.snapshot import ApiNode, NvmlSeen, Release, Surveyed
 from gateway.handover import instance
-from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.watch import listens
 from gateway.kubernetes import access, client
 from gateway.telling.status import GatewayStatus
@@ -70,7 +70,7 @@ def look(
     return Surveyed(
         now=time.time(),
         socket_dir=seen,
-        checkpoint=collect.kubelet_checkpoint(places.socket_dir / CHECKPOINT) if there else None,
+        checkpoint=collect.kubelet_checkpoint(places.socket_dir / checkpoint.FILE_NAME) if there else None,
         pod_resources=listens(places.pod_resources) if there else None,
         kubelets=collect.kubelets(root),
         release=release(cluster.node.kubelet) if cluster.node and cluster.node.kubelet else None,

@@ -92,8 +92,7 @@ def configure(log_format: str, level: str) -> None:
     structlog.configure(
         processors=shared + renderers,
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
+        logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
     )
 
 
