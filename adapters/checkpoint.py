@@ -24,8 +24,6 @@ from adapters.dialect import MalformedError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FILE_NAME = "kubelet_internal_checkpoint"
-"""Its name in the kubelet's folder for device plugins (kubelet 1.8 and later)."""
 MAX_BYTES = 16 * 1024 * 1024
 """The largest file that is read. 10 000 devices with the answers of 500 containers are about 4 MiB."""
 _MAX_STRINGS = 500_000

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import msgspec
-import yaml
+import msgspec.yaml
 from msgspec import Struct
 
 from gateway.doctor import claims, cluster, drivers, gateways, kubelets, runtimes
@@ -58,9 +58,10 @@ class CheckResult(Struct, frozen=True, omit_defaults=True):
     page: str = ""
 
 
+@functools.cache
 def categories() -> tuple[Category, ...]:
     """Read the checks that come with the gateway."""
-    return msgspec.convert(yaml.safe_load((Path(__file__).parent / "checks.yaml").read_bytes()), tuple[Category, ...])
+    return msgspec.yaml.decode((Path(__file__).parent / "checks.yaml").read_bytes(), type=tuple[Category, ...])
 
 
 def judged(snapshot: Surveyed, ignored: Iterable[str] = ()) -> Iterator[CheckResult]:

@@ -10,7 +10,6 @@ import errno
 import os
 import re
 import stat
-import threading
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +27,6 @@ from gateway.doctor.snapshot import (
     CheckpointSeen,
     DeviceNodeSeen,
     KubeletProcess,
-    NvmlSeen,
     Pci,
     Process,
     Runtime,
@@ -45,15 +43,9 @@ _GATEWAYS: Final = frozenset({"gateway", "nvidia-device-plugin"})
 _VENDORS: Final = frozenset({"0x10de", "0x1002"})
 _CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
 """Classes of the PCI bus: VGA, 3D and other display controllers, accelerators."""
-_NVML_WITHIN: Final = 10.0
-"""Seconds: a driver that is well answers within three, without persistence mode."""
-_MISMATCH: Final = 18
-"""NVML_ERROR_LIB_RM_VERSION_MISMATCH."""
 _MODERN: Final = 3
 """The version of containerd's configuration from which its plugins are called otherwise, and CDI is on."""
 _MOST_IMPORTS: Final = 64
-_WITHOUT_LIBRARY: Final = 12
-"""NVML_ERROR_LIBRARY_NOT_FOUND."""
 
 
 def socket_dir(path: Path) -> SocketDir:
@@ -178,15 +170,6 @@ def modules(root: Path) -> frozenset[str] | None:
     return frozenset(name for name in ("nvidia", "nouveau", "amdgpu") if (folder / name).is_dir())
 
 
-def nvml() -> NvmlSeen:
-    """Ask NVIDIA's library, in a thread: it may hang, and then so may whoever asks."""
-    found: list[NvmlSeen] = []
-    thread = threading.Thread(target=lambda: found.append(_nvml()), daemon=True, name="nvml")
-    thread.start()
-    thread.join(_NVML_WITHIN)
-    return found[0] if found else NvmlSeen("silent", f"NVML has not answered for {_NVML_WITHIN:g} s")
-
-
 def nodes(root: Path, gpus_there: int, *, tried: bool) -> tuple[DeviceNodeSeen, ...] | None:
     """Look at NVIDIA's device nodes, and (``tried``) open them as who uses them does; None where /dev can't be seen."""
     dev = root / "dev"
@@ -249,20 +232,6 @@ def dra_drivers(kubelet_dir: Path) -> frozenset[str] | None:
 def has_registry(kubelet_dir: Path) -> bool | None:
     """Whether the kubelet has its folder for drivers; None where the kubelet's own folder isn't there."""
     return (kubelet_dir / "plugins_registry").is_dir() if kubelet_dir.is_dir() else None
-
-
-def _nvml() -> NvmlSeen:
-    import pynvml  # noqa: PLC0415 - it is asked on nodes with NVIDIA GPUs alone
-
-    try:
-        pynvml.nvmlInit()
-        try:
-            return NvmlSeen("well", gpus=int(pynvml.nvmlDeviceGetCount()))
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        states: Mapping[int, Any] = {_MISMATCH: "mismatch", _WITHOUT_LIBRARY: "missing"}
-        return NvmlSeen(states.get(error.value, "failed"), f"NVML: {error}")
 
 
 def _node(root: Path, path: Path, *, tried: bool) -> DeviceNodeSeen:

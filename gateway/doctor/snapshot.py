@@ -118,6 +118,22 @@ class ApiNode(Struct, frozen=True):
     allocatable: Mapping[str, int] = {}
 
 
+class Cluster(Struct, frozen=True):
+    """What the API server said; None: it wasn't asked, or didn't say."""
+
+    node: ApiNode | None = None
+    runtime_classes: frozenset[str] | None = None
+    device_classes: Mapping[str, str] | None = None
+    rights: Mapping[str, bool] | None = None
+
+
+class Answered(Struct, frozen=True):
+    """What the serving gateway answers to ``doctor``: what takes libraries that it has loaded already."""
+
+    cluster: Cluster = Cluster()
+    nvml: NvmlSeen | None = None
+
+
 class Surveyed(Struct, frozen=True, kw_only=True):
     """All that was seen. Times are unix seconds."""
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from adapters import checkpoint
 from devices.model import Health
 from gateway.handover import instance, standby
 from gateway.handover.ability import PEERS_AGAIN, Ability
@@ -17,7 +16,7 @@ from gateway.handover.events import HandoverOutcome, Standing, standing
 from gateway.handover.leases import Leases
 from gateway.handover.standby import Doubts, Standby
 from gateway.handover.talk import Handover
-from gateway.kubelet.watch import kubelet_id, listens
+from gateway.kubelet.watch import CHECKPOINT, kubelet_id, listens
 from gateway.registration import events
 from gateway.registration.events import Phase
 from gateway.registration.registrar import warm_up
@@ -137,7 +136,7 @@ class Peers:
         self.handover = Handover(own.age, settings.state_dir, self, tally.handovers.add)
         self.ability = Ability(settings.api, self._presence, resources, self.living, self.handover.changed)
         self.standby = Standby(
-            self, settings.socket_dir, settings.pod_resources_socket, settings.socket_dir / checkpoint.FILE_NAME
+            self, settings.socket_dir, settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
         )
         self._leases = Leases(self._left, tasks)
         self._doubts = Doubts(own.age, settings.socket_dir, self.handover.decides, self.kubelet_listens)

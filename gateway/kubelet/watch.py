@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+CHECKPOINT = "kubelet_internal_checkpoint"
+"""Its name in the socket directory (kubelet 1.8 and later)."""
 KUBELET_SOCKET = "kubelet.sock"
 SocketId: TypeAlias = tuple[int, int, int]
 """The device, the inode and the time of making (ns) of a socket."""

@@ -21,7 +21,7 @@ from devices import source
 from devices.life import states
 from devices.model import Health
 from gateway.kubelet.drift import MismatchKind
-from gateway.memory.scribe import FileState
+from gateway.memory.rows import FileState
 from gateway.registration.events import Phase
 from gateway.telling.sides import ByNameStatus, DriverStatus, SideStatus
 

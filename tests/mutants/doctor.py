@@ -14,6 +14,7 @@ RULES = {
 
 _CHECKS = "gateway/doctor/checks.py"
 _COLLECT = "gateway/doctor/collect.py"
+_SERVER = "gateway/doctor/server.py"
 _DRIVERS = "gateway/doctor/drivers.py"
 _KUBELETS = "gateway/doctor/kubelets.py"
 _GATEWAYS = "gateway/doctor/gateways.py"
@@ -205,7 +206,7 @@ MUTANTS = (
     Mutant(
         "DOC4",
         "a library that hangs is waited for",
-        _COLLECT,
+        _SERVER,
         "thread.join(_NVML_WITHIN)",
         "thread.join()",
         f"{_TEST}::test_a_library_that_hangs_is_not_waited_for",
@@ -261,7 +262,7 @@ MUTANTS = (
     Mutant(
         "DOC1",
         "a right that isn't asked for is had",
-        "gateway/doctor/look.py",
+        _SERVER,
         "None if found is None else bool(found.status.allowed)",
         "True",
         f"{_TEST}::test_the_api_server_is_asked_for_what_claims_need",

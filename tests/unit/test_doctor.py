@@ -27,9 +27,13 @@ from devices.source import Hindrance
 from gateway.cli.doctor import release
 from gateway.cli.main import gateway
 from gateway.doctor import checks, collect
-from gateway.doctor.look import Cluster, Places, Told, asked, look, needed
+from gateway.doctor import server as asking
+from gateway.doctor.look import Places, Told, look
+from gateway.doctor.server import asked, needed
 from gateway.doctor.snapshot import (
+    Answered,
     ApiNode,
+    Cluster,
     DeviceNodeSeen,
     KubeletProcess,
     NvmlSeen,
@@ -42,7 +46,7 @@ from gateway.doctor.snapshot import (
     Surveyed,
 )
 from gateway.handover.instance import Instance
-from gateway.memory.scribe import FileState
+from gateway.memory.rows import FileState
 from gateway.telling.sides import ByNameStatus, DriverStatus, SideStatus
 from gateway.telling.status import (
     Configuration,
@@ -52,7 +56,7 @@ from gateway.telling.status import (
     ResourceStatus,
 )
 from tests.fakes.apiserver import ApiServer
-from tests.unit.answering import gateways
+from tests.unit.answering import By, gateways
 from tests.unit.documents import SERVING, WAITING, document
 from tests.unit.kubernetes import authority, server
 from tools import doctor as page
@@ -782,6 +786,16 @@ def test_what_a_gateway_was_told_by_flags_is_asked_of_it(
     assert ("DPG0401" in done.output) is bool(status)
 
 
+def test_the_gateway_answers_for_libraries_that_it_has_loaded(well: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KUBERNETES_SERVICE_HOST", "GATEWAY_STATE_DIR", "GATEWAY_SOCKET_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    cluster = Cluster(ApiNode("v1.27.3", {GPU: 2}, {GPU: 2}), frozenset({"nvidia"}))
+    says = By({"status": {"status": STATUS}, "doctor": Answered(cluster, NvmlSeen("mismatch", "NVML: no"))})
+    with gateways(well.state, {SERVING: says}, "status", "doctor"):
+        found = json.loads(call(well.root, "--json").output)["checks"]
+    assert [one["code"] for one in found if one.get("seen")] == ["DPG0110", "DPG0303"]
+
+
 def test_on_a_narrow_terminal_every_line_is_wrapped(alone: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS["DPG0106"](alone)
     monkeypatch.setenv("COLUMNS", "40")
@@ -827,9 +841,9 @@ def test_a_device_cgroup_that_refuses_is_seen(tmp_path: Path, monkeypatch: pytes
 
 def test_a_library_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(collect, "_NVML_WITHIN", 0.01)
-    monkeypatch.setattr(collect, "_nvml", lambda: go_on.wait(20) and NvmlSeen("well"))
-    assert collect.nvml().state == "silent"
+    monkeypatch.setattr(asking, "_NVML_WITHIN", 0.01)
+    monkeypatch.setattr(asking, "_nvml", lambda: go_on.wait(20) and NvmlSeen("well"))
+    assert asking.nvml().state == "silent"
     go_on.set()
 
 
@@ -846,7 +860,7 @@ def test_what_the_library_says_is_told_apart(code: int, state: str, monkeypatch:
         raise pynvml.NVMLError(code)
 
     monkeypatch.setattr(pynvml, "nvmlInit", begin)
-    assert collect.nvml().state == state
+    assert asking.nvml().state == state
 
 
 async def test_the_api_server_is_asked_for_the_node_and_the_classes(server: ApiServer) -> None:

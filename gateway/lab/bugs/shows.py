@@ -11,10 +11,9 @@ from typing import Any, Final, Self
 
 import grpc
 
-from adapters import checkpoint
 from devices.model import Device
 from gateway.kubelet import view
-from gateway.kubelet.watch import KUBELET_SOCKET
+from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.kubelet import Demand, Kubelet, KubeletError, Running
 from gateway.lab.plugins.played import PlayedPlugin
@@ -95,7 +94,7 @@ class Stage:
     @property
     def checkpoint(self) -> Path:
         """Where the kubelet writes down who has what."""
-        return self._directory / checkpoint.FILE_NAME
+        return self._directory / CHECKPOINT
 
     async def read_records(self) -> None:
         """Read the kubelet's pod-resources API, as an exporter of metrics does; nothing where there is none."""
