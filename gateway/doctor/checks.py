@@ -27,11 +27,12 @@ JUDGES: Final[Mapping[str, Callable[[Surveyed], str]]] = {
 
 
 class Check(Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of checks.yaml."""
+    """A row of checks.yaml. ``title`` says what is well, ``fault`` what is not."""
 
     code: str
     level: Literal["warning", "error"]
     title: str
+    fault: str
     means: str
     do: str
     page: str
@@ -72,7 +73,8 @@ def judged(snapshot: Surveyed, ignored: Iterable[str] = ()) -> Iterator[CheckRes
             if check.code in left_out:
                 continue
             seen = JUDGES[check.code](snapshot)
-            said: dict[str, Any] = {"code": check.code, "category": category.category, "title": check.title}
+            said: dict[str, Any] = {"code": check.code, "category": category.category}
+            said["title"] = check.fault if seen else check.title
             if seen:
                 page = f"{PAGES}{check.page}"
                 yield CheckResult(**said, outcome=check.level, seen=seen, means=check.means, do=check.do, page=page)

@@ -11,8 +11,9 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import reduce
 from glob import glob
 from pathlib import Path
 from typing import Any, Final
@@ -43,9 +44,27 @@ _GATEWAYS: Final = frozenset({"gateway", "nvidia-device-plugin"})
 _VENDORS: Final = frozenset({"0x10de", "0x1002"})
 _CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
 """Classes of the PCI bus: VGA, 3D and other display controllers, accelerators."""
+_CONTAINERD: Final = (
+    "etc/containerd/config.toml",
+    "var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+    "run/k0s/containerd-cri.toml",
+    "var/snap/microk8s/current/args/containerd.toml",
+)
+_CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
+"""containerd's plugin that starts containers, in configurations of version 3, 2 and 1."""
 _MODERN: Final = 3
-"""The version of containerd's configuration from which its plugins are called otherwise, and CDI is on."""
+"""The version of a configuration that only containerd 2.0 and later read."""
+_HAS_CDI: Final = (1, 7)
+_MERGES: Final = (2, 0)
+_CRIO_HAS_CDI: Final = (1, 23)
+_HOOKS: Final = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
 _MOST_IMPORTS: Final = 64
+WSL: Final = ("dev/dxg",)
+JETSON: Final = ("dev/nvhost-gpu", "dev/nvhost-ctrl-gpu", "etc/nv_tegra_release")
+"""What only these have."""
+_OWN_CDI: Final = "k8s.device-plugin.nvidia.com-"
+"""What the names of the gateway's own CDI files begin with (docs/answers.md)."""
 
 
 def socket_dir(path: Path) -> SocketDir:
@@ -91,7 +110,7 @@ def state_dir(path: Path) -> StateDir:
         room = os.statvfs(path)
     except OSError:
         return StateDir(str(path), there=False)
-    written, complaint = None, ""
+    written, complaint, claims = None, "", ()
     file = path / "ledger.json"
     with suppress(FileNotFoundError):
         try:
@@ -99,6 +118,7 @@ def state_dir(path: Path) -> StateDir:
             content = msgspec.json.decode(read_plain(file, _MOST_BYTES * 16))
             if not isinstance(content, dict) or type(content.get("format")) is not int:
                 complaint = f"{file}: it holds no object with a format number"
+            claims = _claims(content)
         except FileNotFoundError:
             raise
         except (OSError, NotPlainError, ValueError, RecursionError) as error:
@@ -110,6 +130,7 @@ def state_dir(path: Path) -> StateDir:
         free_bytes=room.f_bavail * room.f_frsize,
         free_inodes=room.f_favail if room.f_files else None,
         complaint=complaint,
+        claims=claims,
         written=written,
     )
 
@@ -189,29 +210,69 @@ def kfd_gpus(root: Path) -> int | None:
     return sum(bool(re.search(r"^simd_count [1-9]", text, re.MULTILINE)) for text in properties)
 
 
-def runtime(root: Path) -> Runtime | None:
-    """Read containerd's configuration; None where it can't be found, or read."""
-    for name in (
-        "etc/containerd/config.toml",
-        "var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-        "var/lib/rancher/rke2/agent/etc/containerd/config.toml",
-        "run/k0s/containerd-cri.toml",
-    ):
-        path = root / name
-        with suppress(OSError, NotPlainError, ValueError):
-            content = tomllib.loads(read_plain(path, _MOST_BYTES).decode())
-            return _containerd(str(path), [content, *_imported(root, path, content)])
-    return None
+def runtime(root: Path, reported: str) -> Runtime | None:
+    """Read the container runtime's configuration; None if it can't be told which one it is.
+
+    ``reported`` is what the kubelet reports at the API server, such as ``containerd://1.7.27``; '' if that isn't known.
+    """
+    name, _, text = reported.partition("://")
+    path, content = next(((root / one, found) for one in _CONTAINERD if (found := _toml(root / one))), (root, None))
+    crio = root / "etc/crio"
+    parts = [crio / "crio.conf", *sorted((crio / "crio.conf.d").glob("*"))[:_MOST_IMPORTS]]
+    theirs = [found for one in parts if (found := _toml(one)) is not None]
+    if not name and bool(content) != bool(theirs):
+        name = "containerd" if content else "cri-o"
+    if name == "cri-o":
+        return _crio(root, str(crio), text, theirs)
+    if name != "containerd":
+        return Runtime(f"{name} {text}") if name else None
+    if content is None:
+        return _containerd("", text, _version(text), [])
+    version = _version(text) or _by_binary(root) or (_MERGES if _number_of(content) >= _MODERN else ())
+    return _containerd(str(path), text, version, [content, *_imported(root, path, content)])
 
 
 def cdi_files(root: Path) -> dict[str, str]:
-    """Read the CDI specifications, and say what is wrong with each."""
-    found = {}
-    for folder in ("etc/cdi", "run/cdi"):
-        for name in sorted(_names(root / folder, 64)):
-            if name.endswith((".yaml", ".json")):
-                found[f"/{folder}/{name}"] = _unsound(root, root / folder / name)
-    return found
+    """Read the CDI specifications of others, and return what is wrong with each. The gateway writes and repairs its own."""
+    return {
+        f"/{folder}/{name}": _unsound(root, root / folder / name)
+        for folder in ("etc/cdi", "run/cdi")
+        for name in sorted(_names(root / folder, 64))
+        if name.endswith((".yaml", ".json")) and not name.startswith(_OWN_CDI)
+    }
+
+
+def sign(root: Path, names: Iterable[str]) -> str:
+    """Return the first of these files that is there; '' if none is."""
+    return next((f"/{name}" for name in names if (root / name).exists()), "")
+
+
+def switches(root: Path) -> int | None:
+    """Count NVSwitches; None if the bus can't be seen."""
+    bus = root / "sys/bus/pci/devices"
+    if not bus.is_dir():
+        return None
+    found = (_text(bus / name / "vendor").strip() + _text(bus / name / "class")[:6] for name in _names(bus, 8192))
+    return sum(one == "0x10de0x0680" for one in found)
+
+
+def fabric_manager(root: Path) -> bool | None:
+    """Whether NVIDIA's fabric manager runs; None if the host's processes can't be seen."""
+    # The kernel keeps 15 characters of a process's name.
+    return (
+        any(_text(one / "comm").startswith("nv-fabricmanage") for one in _processes(root)) if _sees_host(root) else None
+    )
+
+
+def boot(root: Path) -> str:
+    """Return the kernel's ID of this boot; '' if it can't be seen."""
+    return _text(root / "proc/sys/kernel/random/boot_id").strip()
+
+
+def numa_nodes(root: Path) -> frozenset[int] | None:
+    """Return the NUMA nodes that the kernel has; None if they can't be seen."""
+    found = [name[4:] for name in _names(root / "sys/devices/system/node") if re.fullmatch(r"node\d+", name)]
+    return frozenset(map(int, found)) or None
 
 
 def enforcing(root: Path) -> bool | None:
@@ -258,39 +319,99 @@ def _imported(root: Path, path: Path, content: Mapping[str, Any]) -> Iterator[Ma
     for pattern in map(str, _list(content.get("imports"))[:_MOST_IMPORTS]):
         whole = root / pattern.lstrip("/") if pattern.startswith("/") else path.parent / pattern
         for name in sorted(glob(str(whole)))[:_MOST_IMPORTS]:  # noqa: PTH207 - for pathlib ** is the whole disk
-            with suppress(OSError, NotPlainError, ValueError):
-                yield tomllib.loads(read_plain(Path(name), _MOST_BYTES).decode())
+            if (found := _toml(Path(name))) is not None:
+                yield found
 
 
 def _cri(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Give the section of the plugin that starts containers."""
-    modern = _is_modern(content)
-    return _table(_table(content, "plugins"), "io.containerd.cri.v1.runtime" if modern else "io.containerd.grpc.v1.cri")
+    """Return the section of the plugin that starts containers, by whichever name this version of the file calls it."""
+    plugins = _table(content, "plugins")
+    return next(filter(None, (_table(plugins, name) for name in _CRI)), {})
 
 
-def _is_modern(content: Mapping[str, Any]) -> bool:
-    version = content.get("version", 2)
-    return isinstance(version, int) and version >= _MODERN
+def _number_of(content: Mapping[str, Any]) -> int:
+    version = content.get("version")
+    return version if isinstance(version, int) else 1
 
 
-def _containerd(path: str, files: Sequence[Mapping[str, Any]]) -> Runtime:
-    """Judge a configuration and what it imports. A plugin's section is the last file's, as a whole (containerd#5837)."""
-    modern, images = _is_modern(files[0]), next(filter(None, map(_cri, reversed(files))), {})
-    containerd = _table(images, "containerd")
-    runtimes = {**_table(containerd, "runtimes")}
-    nvidia = {
-        name
-        for name, one in runtimes.items()
-        if "nvidia" in name or "nvidia" in str(_table(one, "options").get("BinaryName", ""))
-    }
-    directories = images.get("cdi_spec_dirs", ["/etc/cdi", "/var/run/cdi"])
+def _containerd(path: str, text: str, version: tuple[int, ...], files: Sequence[Mapping[str, Any]]) -> Runtime:
+    """Judge containerd's configuration and what it imports.
+
+    Until 1.7 a plugin's section is the last file's, as a whole (containerd#5837), and CDI came with 1.7, off. From 2.0 on sections are
+    merged (containerd#9982), and CDI is on, whatever the version of the file (containerd#9621).
+    """
+    name = f"containerd {text or '.'.join(map(str, version)) or 'of an unknown version'}"
+    if not version or not files:
+        return Runtime(name, path, cdi=False if version and version < _HAS_CDI else None)
+    sections = [one for one in map(_cri, files) if one]
+    section = reduce(_merged, sections, {}) if version >= _MERGES else next(reversed(sections), {})
+    containerd = _table(section, "containerd")
+    nvidia = _of_nvidia(_table(containerd, "runtimes"), lambda one: _table(one, "options").get("BinaryName"))
     return Runtime(
+        name,
         path,
         nvidia=bool(nvidia),
         default=containerd.get("default_runtime_name") in nvidia,
-        cdi=bool(images.get("enable_cdi", modern)),
-        cdi_dirs=tuple(str(one) for one in directories) if isinstance(directories, list) else (),
+        cdi=version >= _HAS_CDI and bool(section.get("enable_cdi", version >= _MERGES)),
+        cdi_dirs=_folders(section.get("cdi_spec_dirs")),
     )
+
+
+def _crio(root: Path, path: str, text: str, files: Sequence[Mapping[str, Any]]) -> Runtime:
+    """Judge CRI-O's configuration and its drop-ins, which are merged. CDI came with 1.23, on; with NVIDIA's hook no runtime is needed."""
+    name, version = f"CRI-O {text or 'of an unknown version'}", _version(text)
+    if not version or not files:
+        return Runtime(name, path if files else "", cdi=version >= _CRIO_HAS_CDI if version else None)
+    section = _table(_table(reduce(_merged, files, {}), "crio"), "runtime")
+    nvidia = _of_nvidia(_table(section, "runtimes"), lambda one: one.get("runtime_path"))
+    folders = (root / str(one).lstrip("/") for one in _list(section.get("hooks_dir")) or _HOOKS)
+    hooked = any("nvidia" in name for folder in folders for name in _names(folder))
+    return Runtime(
+        name,
+        path,
+        nvidia=bool(nvidia) or hooked,
+        default=hooked or section.get("default_runtime") in nvidia,
+        cdi=version >= _CRIO_HAS_CDI,
+        cdi_dirs=_folders(section.get("cdi_spec_dirs")),
+    )
+
+
+def _of_nvidia(runtimes: Mapping[str, Any], program: Callable[[Mapping[str, Any]], Any]) -> set[str]:
+    named = {name: one if isinstance(one, dict) else {} for name, one in runtimes.items()}
+    return {name for name, one in named.items() if "nvidia" in name or "nvidia" in str(program(one) or "")}
+
+
+def _folders(found: Any) -> tuple[str, ...]:
+    return tuple(map(str, found)) if isinstance(found, list) else ("/etc/cdi", "/var/run/cdi")
+
+
+def _merged(first: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one table over another, and the tables within them likewise."""
+    both = {name: _merged(_table(first, name), one) for name, one in then.items() if isinstance(one, dict)}
+    return {**first, **then, **both}
+
+
+def _version(text: str) -> tuple[int, ...]:
+    found = re.match(r"v?(\d+)\.(\d+)", text)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def _by_binary(root: Path) -> tuple[int, ...]:
+    """Tell containerd 2 from 1 by the path of the module that Go wrote into the program; () if that can't be seen."""
+    for folder in ("usr/bin", "usr/local/bin", "opt/bin"):
+        with suppress(OSError), (root / folder / "containerd").open("rb") as file:
+            end = b""
+            while piece := file.read(_MOST_BYTES):
+                if found := re.search(rb"path\tgithub\.com/containerd/containerd/(v2/)?cmd/containerd\n", end + piece):
+                    return _MERGES if found[1] else ()
+                end = piece[-128:]
+    return ()
+
+
+def _toml(path: Path) -> dict[str, Any] | None:
+    with suppress(OSError, NotPlainError, ValueError):
+        return tomllib.loads(read_plain(path, _MOST_BYTES).decode())
+    return None
 
 
 def _table(content: Any, name: str) -> Mapping[str, Any]:
@@ -319,7 +440,20 @@ def _unsound(root: Path, path: Path) -> str:
             and not (root / str(node.get("hostPath") or node.get("path")).lstrip("/")).exists()
         }
     )
-    return f"it names {', '.join(missing[:3])}, which isn't there" if missing and (root / "dev").is_dir() else ""
+    return f"it names {', '.join(missing[:3])}, which isn't there" if missing and _sees_host(root) else ""
+
+
+def _sees_host(root: Path) -> bool:
+    """Whether processes and devices below ``root`` are the host's: those of a pod are its own."""
+    return (root != Path("/") or "KUBERNETES_SERVICE_HOST" not in os.environ) and (root / "dev").is_dir()
+
+
+def _claims(content: Any) -> tuple[str, ...]:
+    """Return the claims that a state file says something is prepared for, in words."""
+    rows = _table(content, "claims").values()
+    return tuple(
+        f"{one.get('namespace')}/{one.get('name')} ({one.get('driver')})" for one in rows if isinstance(one, dict)
+    )
 
 
 def _cgroup(root: Path, folder: Path) -> tuple[int | None, int]:

@@ -82,6 +82,8 @@ class _Named(Struct, frozen=True):
 
 class _NodeInfo(Struct, frozen=True):
     kubelet: str = msgspec.field(default="", name="kubeletVersion")
+    runtime: str = msgspec.field(default="", name="containerRuntimeVersion")
+    boot: str = msgspec.field(default="", name="bootID")
 
 
 class _NodeStatus(Struct, frozen=True):
@@ -146,7 +148,11 @@ async def asked(found: access.Access, name: str, rights: Sequence[tuple[str, str
     """Ask one API server; what it doesn't say is None."""
     api = client.Client(found, manager="gateway-doctor", version="")
     try:
-        node = await _optional(api.get(f"/api/v1/nodes/{name}", _Node, seconds=_WITHIN))
+        node, missing = None, False
+        try:
+            node = await api.get(f"/api/v1/nodes/{name}", _Node, seconds=_WITHIN)
+        except client.KubernetesError as error:
+            missing = error.is_missing
         classes = await _optional(api.list("/apis/node.k8s.io/v1/runtimeclasses", _Named, seconds=_WITHIN))
         device_classes = None
         for version in ("v1", "v1beta2", "v1beta1") if rights else ():
@@ -160,6 +166,8 @@ async def asked(found: access.Access, name: str, rights: Sequence[tuple[str, str
         None if classes is None else frozenset(one.metadata.name for one in classes[0]),
         None if device_classes is None else {one.metadata.name: _text(one) for one in device_classes[0]},
         {what: answer for what, answer in allowed.items() if answer is not None} or None,
+        name,
+        missing,
     )
 
 
@@ -190,4 +198,5 @@ def _api_node(node: _Node) -> ApiNode:
         return {name: int(count) for name, count in quantities.items() if "/" in name and count.isdecimal()}
 
     status = node.status
-    return ApiNode(status.info.kubelet, whole(status.capacity), whole(status.allocatable))
+    info = status.info
+    return ApiNode(info.kubelet, whole(status.capacity), whole(status.allocatable), info.runtime, info.boot)

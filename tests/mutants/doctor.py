@@ -23,10 +23,61 @@ _CLUSTER = "gateway/doctor/cluster.py"
 _CLAIMS = "gateway/doctor/claims.py"
 _COMMAND = "gateway/cli/doctor.py"
 _TEST = "tests/unit/test_doctor.py"
+_NODES = "tests/unit/test_doctor_nodes.py"
 _OWN = f"{_TEST}::test_a_fault_is_named_by_its_own_code"
 _QUIET = f"{_TEST}::test_what_is_no_fault_is_not_named"
 
+_HEALTHY = f"{_NODES}::test_nothing_is_found_on_a_healthy_node"
+
 MUTANTS = (
+    Mutant(
+        "DOC2",
+        "containerd 2 doesn't merge what it imports",
+        _COLLECT,
+        "if version >= _MERGES else next(",
+        "if not version else next(",
+        _HEALTHY,
+    ),
+    Mutant(
+        "DOC2",
+        "containerd 2 has CDI off where nothing is said",
+        _COLLECT,
+        'section.get("enable_cdi", version >= _MERGES)',
+        'section.get("enable_cdi", False)',
+        _HEALTHY,
+    ),
+    Mutant(
+        "DOC1",
+        "a containerd of an unknown version is one of before 2.0",
+        _COLLECT,
+        "else ())\n    return _containerd(",
+        "else _HAS_CDI)\n    return _containerd(",
+        f"{_NODES}::test_a_runtime_whose_version_is_unknown_is_not_seen",
+    ),
+    Mutant(
+        "DOC2",
+        "the gateway's own CDI file is judged",
+        _COLLECT,
+        " and not name.startswith(_OWN_CDI)",
+        "",
+        f"{_NODES}::test_the_gateways_own_cdi_file_is_not_judged",
+    ),
+    Mutant(
+        "DOC2",
+        "deleted rights are a kubelet's refusal, too",
+        _CLAIMS,
+        "if _no_registry(seen) or _rights(seen):",
+        "if _no_registry(seen):",
+        f"{_NODES}::test_deleted_rights_are_one_finding_without_advice_about_a_feature_gate",
+    ),
+    Mutant(
+        "DOC4",
+        "a command asks the API server and NVIDIA's library itself",
+        _COMMAND,
+        "    if answered is not None:\n",
+        "    if False:\n",
+        f"{_TEST}::test_the_gateway_answers_for_libraries_that_it_has_loaded",
+    ),
     Mutant(
         "DOC2",
         "what a runtime's configuration imports isn't read",
@@ -39,8 +90,8 @@ MUTANTS = (
         "DOC2",
         "of several sections of a runtime's plugin the first counts",
         _COLLECT,
-        "map(_cri, reversed(files))",
-        "map(_cri, files)",
+        "else next(reversed(sections), {})",
+        "else next(iter(sections), {})",
         f"{_QUIET}[NVIDIA's runtime in a file of its own]",
     ),
     Mutant(
@@ -247,8 +298,8 @@ MUTANTS = (
         "DOC2",
         "a folder that isn't there is a kubelet's refusal, too",
         _CLAIMS,
-        '    if _no_registry(seen):\n        return ""\n',
-        "",
+        "if _no_registry(seen) or _rights(seen):",
+        "if _rights(seen):",
         _OWN,
     ),
     Mutant(
