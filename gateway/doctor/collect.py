@@ -10,11 +10,8 @@ import errno
 import os
 import re
 import stat
-import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import reduce
-from glob import glob
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +27,6 @@ from gateway.doctor.snapshot import (
     KubeletProcess,
     Pci,
     Process,
-    Runtime,
     SocketDir,
     StateDir,
 )
@@ -38,28 +34,12 @@ from gateway.kubelet.watch import listens
 
 _MOST_NAMES: Final = 512
 _MOST_PROCESSES: Final = 32_768
-_MOST_BYTES: Final = 1024 * 1024
+MOST_BYTES: Final = 1024 * 1024
 _KUBELETS: Final = frozenset({"kubelet", "kubelite", "k3s-agent", "k3s-server", "k3s", "rke2", "k0s"})
 _GATEWAYS: Final = frozenset({"gateway", "nvidia-device-plugin"})
 _VENDORS: Final = frozenset({"0x10de", "0x1002"})
 _CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
 """Classes of the PCI bus: VGA, 3D and other display controllers, accelerators."""
-_CONTAINERD: Final = (
-    "etc/containerd/config.toml",
-    "var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-    "var/lib/rancher/rke2/agent/etc/containerd/config.toml",
-    "run/k0s/containerd-cri.toml",
-    "var/snap/microk8s/current/args/containerd.toml",
-)
-_CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
-"""containerd's plugin that starts containers, in configurations of version 3, 2 and 1."""
-_MODERN: Final = 3
-"""The version of a configuration that only containerd 2.0 and later read."""
-_HAS_CDI: Final = (1, 7)
-_MERGES: Final = (2, 0)
-_CRIO_HAS_CDI: Final = (1, 23)
-_HOOKS: Final = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
-_MOST_IMPORTS: Final = 64
 WSL: Final = ("dev/dxg",)
 JETSON: Final = ("dev/nvhost-gpu", "dev/nvhost-ctrl-gpu", "etc/nv_tegra_release")
 """What only these have."""
@@ -77,9 +57,9 @@ def socket_dir(path: Path) -> SocketDir:
         return SocketDir(str(path), "missing")
     if not info.st_nlink:
         return SocketDir(str(path), "stale")
-    names = frozenset(_names(path))
-    sockets = [name for name in names if _is_socket(path / name)]
-    return SocketDir(str(path), listening=frozenset(n for n in sockets if listens(path / n)), names=names)
+    found = frozenset(names(path))
+    sockets = [name for name in found if _is_socket(path / name)]
+    return SocketDir(str(path), listening=frozenset(n for n in sockets if listens(path / n)), names=found)
 
 
 def kubelet_checkpoint(path: Path) -> CheckpointSeen | None:
@@ -115,7 +95,7 @@ def state_dir(path: Path) -> StateDir:
     with suppress(FileNotFoundError):
         try:
             written = file.lstat().st_mtime
-            content = msgspec.json.decode(read_plain(file, _MOST_BYTES * 16))
+            content = msgspec.json.decode(read_plain(file, MOST_BYTES * 16))
             if not isinstance(content, dict) or type(content.get("format")) is not int:
                 complaint = f"{file}: it holds no object with a format number"
             claims = _claims(content)
@@ -151,7 +131,7 @@ def _is_gateway(folder: Path, pid: int) -> bool:
 def _process(root: Path, folder: Path) -> Process:
     capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", _text(folder / "status"), re.MULTILINE)
     most = re.search(r"^Max open files\s+(\d+)", _text(folder / "limits"), re.MULTILINE)
-    files = list(_names(folder / "fd"))
+    files = list(names(folder / "fd"))
     throttled, killed = _cgroup(root, folder)
     return Process(
         int(folder.name),
@@ -176,7 +156,7 @@ def gpus(root: Path) -> tuple[Pci, ...] | None:
     if not bus.is_dir():
         return None
     found = []
-    for name in sorted(_names(bus, 8192)):
+    for name in sorted(names(bus, 8192)):
         vendor = _text(bus / name / "vendor").strip()
         if vendor in _VENDORS and _text(bus / name / "class").startswith(_CLASSES):
             found.append(Pci(name, vendor, _link(bus / name / "driver")))
@@ -196,7 +176,7 @@ def nodes(root: Path, gpus_there: int, *, tried: bool) -> tuple[DeviceNodeSeen, 
     dev = root / "dev"
     if not dev.is_dir():
         return None
-    numbers = [name for name in _names(dev, 4096) if re.fullmatch(r"nvidia\d+", name)]
+    numbers = [name for name in names(dev, 4096) if re.fullmatch(r"nvidia\d+", name)]
     wanted = ["nvidiactl", *(sorted(numbers) or [f"nvidia{number}" for number in range(gpus_there)])]
     return tuple(_node(root, dev / name, tried=tried) for name in wanted)
 
@@ -206,30 +186,8 @@ def kfd_gpus(root: Path) -> int | None:
     folder = root / "sys/class/kfd/kfd/topology/nodes"
     if not folder.is_dir():
         return None
-    properties = (_text(folder / name / "properties") for name in _names(folder))
+    properties = (_text(folder / name / "properties") for name in names(folder))
     return sum(bool(re.search(r"^simd_count [1-9]", text, re.MULTILINE)) for text in properties)
-
-
-def runtime(root: Path, reported: str) -> Runtime | None:
-    """Read the container runtime's configuration; None if it can't be told which one it is.
-
-    ``reported`` is what the kubelet reports at the API server, such as ``containerd://1.7.27``; '' if that isn't known.
-    """
-    name, _, text = reported.partition("://")
-    path, content = next(((root / one, found) for one in _CONTAINERD if (found := _toml(root / one))), (root, None))
-    crio = root / "etc/crio"
-    parts = [crio / "crio.conf", *sorted((crio / "crio.conf.d").glob("*"))[:_MOST_IMPORTS]]
-    theirs = [found for one in parts if (found := _toml(one)) is not None]
-    if not name and bool(content) != bool(theirs):
-        name = "containerd" if content else "cri-o"
-    if name == "cri-o":
-        return _crio(root, str(crio), text, theirs)
-    if name != "containerd":
-        return Runtime(f"{name} {text}") if name else None
-    if content is None:
-        return _containerd("", text, _version(text), [])
-    version = _version(text) or _by_binary(root) or (_MERGES if _number_of(content) >= _MODERN else ())
-    return _containerd(str(path), text, version, [content, *_imported(root, path, content)])
 
 
 def cdi_files(root: Path) -> dict[str, str]:
@@ -237,7 +195,7 @@ def cdi_files(root: Path) -> dict[str, str]:
     return {
         f"/{folder}/{name}": _unsound(root, root / folder / name)
         for folder in ("etc/cdi", "run/cdi")
-        for name in sorted(_names(root / folder, 64))
+        for name in sorted(names(root / folder, 64))
         if name.endswith((".yaml", ".json")) and not name.startswith(_OWN_CDI)
     }
 
@@ -252,7 +210,7 @@ def switches(root: Path) -> int | None:
     bus = root / "sys/bus/pci/devices"
     if not bus.is_dir():
         return None
-    found = (_text(bus / name / "vendor").strip() + _text(bus / name / "class")[:6] for name in _names(bus, 8192))
+    found = (_text(bus / name / "vendor").strip() + _text(bus / name / "class")[:6] for name in names(bus, 8192))
     return sum(one == "0x10de0x0680" for one in found)
 
 
@@ -271,7 +229,7 @@ def boot(root: Path) -> str:
 
 def numa_nodes(root: Path) -> frozenset[int] | None:
     """Return the NUMA nodes that the kernel has; None if they can't be seen."""
-    found = [name[4:] for name in _names(root / "sys/devices/system/node") if re.fullmatch(r"node\d+", name)]
+    found = [name[4:] for name in names(root / "sys/devices/system/node") if re.fullmatch(r"node\d+", name)]
     return frozenset(map(int, found)) or None
 
 
@@ -286,8 +244,8 @@ def dra_drivers(kubelet_dir: Path) -> frozenset[str] | None:
     folders = [kubelet_dir / "plugins_registry", kubelet_dir / "plugins"]
     if not any(folder.is_dir() for folder in folders):
         return None
-    names = {name.removesuffix("-reg.sock").removesuffix(".sock") for folder in folders for name in _names(folder)}
-    return frozenset(names)
+    found = (name.removesuffix("-reg.sock").removesuffix(".sock") for folder in folders for name in names(folder))
+    return frozenset(found)
 
 
 def has_registry(kubelet_dir: Path) -> bool | None:
@@ -314,118 +272,20 @@ def _node(root: Path, path: Path, *, tried: bool) -> DeviceNodeSeen:
     return DeviceNodeSeen(shown, refused=refused, linked=linked)
 
 
-def _imported(root: Path, path: Path, content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Read the files that a configuration of containerd imports, such as NVIDIA's toolkit writes one, in their order."""
-    for pattern in map(str, _list(content.get("imports"))[:_MOST_IMPORTS]):
-        whole = root / pattern.lstrip("/") if pattern.startswith("/") else path.parent / pattern
-        for name in sorted(glob(str(whole)))[:_MOST_IMPORTS]:  # noqa: PTH207 - for pathlib ** is the whole disk
-            if (found := _toml(Path(name))) is not None:
-                yield found
-
-
-def _cri(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the section of the plugin that starts containers, by whichever name this version of the file calls it."""
-    plugins = _table(content, "plugins")
-    return next(filter(None, (_table(plugins, name) for name in _CRI)), {})
-
-
-def _number_of(content: Mapping[str, Any]) -> int:
-    version = content.get("version")
-    return version if isinstance(version, int) else 1
-
-
-def _containerd(path: str, text: str, version: tuple[int, ...], files: Sequence[Mapping[str, Any]]) -> Runtime:
-    """Judge containerd's configuration and what it imports.
-
-    Until 1.7 a plugin's section is the last file's, as a whole (containerd#5837), and CDI came with 1.7, off. From 2.0 on sections are
-    merged (containerd#9982), and CDI is on, whatever the version of the file (containerd#9621).
-    """
-    name = f"containerd {text or '.'.join(map(str, version)) or 'of an unknown version'}"
-    if not version or not files:
-        return Runtime(name, path, cdi=False if version and version < _HAS_CDI else None)
-    sections = [one for one in map(_cri, files) if one]
-    section = reduce(_merged, sections, {}) if version >= _MERGES else next(reversed(sections), {})
-    containerd = _table(section, "containerd")
-    nvidia = _of_nvidia(_table(containerd, "runtimes"), lambda one: _table(one, "options").get("BinaryName"))
-    return Runtime(
-        name,
-        path,
-        nvidia=bool(nvidia),
-        default=containerd.get("default_runtime_name") in nvidia,
-        cdi=version >= _HAS_CDI and bool(section.get("enable_cdi", version >= _MERGES)),
-        cdi_dirs=_folders(section.get("cdi_spec_dirs")),
-    )
-
-
-def _crio(root: Path, path: str, text: str, files: Sequence[Mapping[str, Any]]) -> Runtime:
-    """Judge CRI-O's configuration and its drop-ins, which are merged. CDI came with 1.23, on; with NVIDIA's hook no runtime is needed."""
-    name, version = f"CRI-O {text or 'of an unknown version'}", _version(text)
-    if not version or not files:
-        return Runtime(name, path if files else "", cdi=version >= _CRIO_HAS_CDI if version else None)
-    section = _table(_table(reduce(_merged, files, {}), "crio"), "runtime")
-    nvidia = _of_nvidia(_table(section, "runtimes"), lambda one: one.get("runtime_path"))
-    folders = (root / str(one).lstrip("/") for one in _list(section.get("hooks_dir")) or _HOOKS)
-    hooked = any("nvidia" in name for folder in folders for name in _names(folder))
-    return Runtime(
-        name,
-        path,
-        nvidia=bool(nvidia) or hooked,
-        default=hooked or section.get("default_runtime") in nvidia,
-        cdi=version >= _CRIO_HAS_CDI,
-        cdi_dirs=_folders(section.get("cdi_spec_dirs")),
-    )
-
-
-def _of_nvidia(runtimes: Mapping[str, Any], program: Callable[[Mapping[str, Any]], Any]) -> set[str]:
-    named = {name: one if isinstance(one, dict) else {} for name, one in runtimes.items()}
-    return {name for name, one in named.items() if "nvidia" in name or "nvidia" in str(program(one) or "")}
-
-
-def _folders(found: Any) -> tuple[str, ...]:
-    return tuple(map(str, found)) if isinstance(found, list) else ("/etc/cdi", "/var/run/cdi")
-
-
-def _merged(first: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one table over another, and the tables within them likewise."""
-    both = {name: _merged(_table(first, name), one) for name, one in then.items() if isinstance(one, dict)}
-    return {**first, **then, **both}
-
-
-def _version(text: str) -> tuple[int, ...]:
-    found = re.match(r"v?(\d+)\.(\d+)", text)
-    return tuple(map(int, found.groups())) if found else ()
-
-
-def _by_binary(root: Path) -> tuple[int, ...]:
-    """Tell containerd 2 from 1 by the path of the module that Go wrote into the program; () if that can't be seen."""
-    for folder in ("usr/bin", "usr/local/bin", "opt/bin"):
-        with suppress(OSError), (root / folder / "containerd").open("rb") as file:
-            end = b""
-            while piece := file.read(_MOST_BYTES):
-                if found := re.search(rb"path\tgithub\.com/containerd/containerd/(v2/)?cmd/containerd\n", end + piece):
-                    return _MERGES if found[1] else ()
-                end = piece[-128:]
-    return ()
-
-
-def _toml(path: Path) -> dict[str, Any] | None:
-    with suppress(OSError, NotPlainError, ValueError):
-        return tomllib.loads(read_plain(path, _MOST_BYTES).decode())
-    return None
-
-
-def _table(content: Any, name: str) -> Mapping[str, Any]:
+def table(content: Any, name: str) -> Mapping[str, Any]:
+    """Return what a table has under a name, if that is a table; else an empty one."""
     found = content.get(name) if isinstance(content, dict) else None
     return found if isinstance(found, dict) else {}
 
 
-def _list(content: Any) -> Sequence[Any]:
+def listed(content: Any) -> Sequence[Any]:
+    """Return a list, or an empty one for anything else."""
     return content if isinstance(content, list) else ()
 
 
 def _unsound(root: Path, path: Path) -> str:
     try:
-        content = yaml.safe_load(read_plain(path, _MOST_BYTES))
+        content = yaml.safe_load(read_plain(path, MOST_BYTES))
     except (OSError, NotPlainError, ValueError, yaml.YAMLError, RecursionError) as error:
         return f"it can't be read: {str(error).splitlines()[0]}"
     devices = content.get("devices") if isinstance(content, dict) else None
@@ -435,7 +295,7 @@ def _unsound(root: Path, path: Path) -> str:
         {
             str(node.get("hostPath") or node.get("path"))
             for one in (content, *devices)
-            for node in _list(_table(one, "containerEdits").get("deviceNodes"))
+            for node in listed(table(one, "containerEdits").get("deviceNodes"))
             if isinstance(node, dict)
             and not (root / str(node.get("hostPath") or node.get("path")).lstrip("/")).exists()
         }
@@ -450,7 +310,7 @@ def _sees_host(root: Path) -> bool:
 
 def _claims(content: Any) -> tuple[str, ...]:
     """Return the claims that a state file says something is prepared for, in words."""
-    rows = _table(content, "claims").values()
+    rows = table(content, "claims").values()
     return tuple(
         f"{one.get('namespace')}/{one.get('name')} ({one.get('driver')})" for one in rows if isinstance(one, dict)
     )
@@ -476,18 +336,19 @@ def _instances(root: Path, of: Path) -> int:
         for folder in _processes(root):
             with suppress(OSError):
                 if folder.stat().st_uid == user:
-                    links = (_link_text(folder / "fd" / name) for name in _names(folder / "fd"))
+                    links = (_link_text(folder / "fd" / name) for name in names(folder / "fd"))
                     found += sum(link == "anon_inode:inotify" for link in links)
     return found
 
 
 def _processes(root: Path) -> Iterator[Path]:
-    for name in _names(root / "proc", _MOST_PROCESSES):
+    for name in names(root / "proc", _MOST_PROCESSES):
         if name.isdecimal():
             yield root / "proc" / name
 
 
-def _names(folder: Path, most: int = _MOST_NAMES) -> Iterable[str]:
+def names(folder: Path, most: int = _MOST_NAMES) -> Iterable[str]:
+    """Return the names in a folder, at most so many; none if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry, _ in zip(entries, range(most), strict=False)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gateway.doctor import collect
+from gateway.doctor import collect, containers
 from gateway.doctor.snapshot import Cluster, NvmlSeen, Release, Surveyed
 from gateway.handover import instance
 from gateway.kubelet.watch import CHECKPOINT, listens
@@ -72,7 +72,7 @@ def look(
         nvml=nvml() if nvml and of_nvidia else None,
         nodes=collect.nodes(root, of_nvidia, tried=root == Path("/")) if of_nvidia else None,
         kfd_gpus=collect.kfd_gpus(root),
-        runtime=collect.runtime(root, cluster.node.runtime if cluster.node else ""),
+        runtime=containers.runtime(root, cluster.node.runtime if cluster.node else ""),
         cdi_files=collect.cdi_files(root),
         enforcing=collect.enforcing(root),
         drivers=collect.dra_drivers(places.socket_dir.parent),

@@ -15,6 +15,7 @@ RULES = {
 _CHECKS = "gateway/doctor/checks.py"
 _COLLECT = "gateway/doctor/collect.py"
 _SERVER = "gateway/doctor/server.py"
+_CONTAINERS = "gateway/doctor/containers.py"
 _DRIVERS = "gateway/doctor/drivers.py"
 _KUBELETS = "gateway/doctor/kubelets.py"
 _GATEWAYS = "gateway/doctor/gateways.py"
@@ -33,7 +34,7 @@ MUTANTS = (
     Mutant(
         "DOC2",
         "containerd 2 doesn't merge what it imports",
-        _COLLECT,
+        _CONTAINERS,
         "if version >= _MERGES else next(",
         "if not version else next(",
         _HEALTHY,
@@ -41,7 +42,7 @@ MUTANTS = (
     Mutant(
         "DOC2",
         "containerd 2 has CDI off where nothing is said",
-        _COLLECT,
+        _CONTAINERS,
         'section.get("enable_cdi", version >= _MERGES)',
         'section.get("enable_cdi", False)',
         _HEALTHY,
@@ -49,7 +50,7 @@ MUTANTS = (
     Mutant(
         "DOC1",
         "a containerd of an unknown version is one of before 2.0",
-        _COLLECT,
+        _CONTAINERS,
         "else ())\n    return _containerd(",
         "else _HAS_CDI)\n    return _containerd(",
         f"{_NODES}::test_a_runtime_whose_version_is_unknown_is_not_seen",
@@ -81,7 +82,7 @@ MUTANTS = (
     Mutant(
         "DOC2",
         "what a runtime's configuration imports isn't read",
-        _COLLECT,
+        _CONTAINERS,
         "[content, *_imported(root, path, content)]",
         "[content]",
         f"{_QUIET}[NVIDIA's runtime in a file of its own]",
@@ -89,7 +90,7 @@ MUTANTS = (
     Mutant(
         "DOC2",
         "of several sections of a runtime's plugin the first counts",
-        _COLLECT,
+        _CONTAINERS,
         "else next(reversed(sections), {})",
         "else next(iter(sections), {})",
         f"{_QUIET}[NVIDIA's runtime in a file of its own]",
@@ -98,8 +99,8 @@ MUTANTS = (
         "DOC2",
         "a damaged CDI specification ends the look",
         _COLLECT,
-        'for node in _list(_table(one, "containerEdits").get("deviceNodes"))',
-        'for node in _table(one, "containerEdits").get("deviceNodes") or ()',
+        'for node in listed(table(one, "containerEdits").get("deviceNodes"))',
+        'for node in table(one, "containerEdits").get("deviceNodes") or ()',
         f"{_TEST}::test_other_forms_of_a_fault_have_the_same_code",
     ),
     Mutant(
