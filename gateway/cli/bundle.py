@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -198,7 +197,9 @@ def _names(found: Surveyed, state: bytes) -> dict[str, str]:
 
 
 def _word(kind: str, name: str) -> str:
-    return f"{kind}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    from hashlib import sha256
+
+    return f"{kind}-{sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _json(content: Any) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
@@ -30,6 +29,7 @@ _HAS_CDI: Final = (1, 7)
 _MERGES: Final = (2, 0)
 _CRIO_HAS_CDI: Final = (1, 23)
 _HOOKS: Final = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
+_NOTHING: Final[Mapping[str, Any]] = {}
 _MOST_IMPORTS: Final = 64
 
 
@@ -85,7 +85,8 @@ def _containerd(path: str, text: str, version: tuple[int, ...], files: Sequence[
     if not version or not files:
         return Runtime(name, path, cdi=False if version and version < _HAS_CDI else None)
     sections = [one for one in map(_cri, files) if one]
-    section = reduce(_merged, sections, {}) if version >= _MERGES else next(reversed(sections), {})
+    whole: Mapping[str, Any] = reduce(_merged, sections, _NOTHING)
+    section = whole if version >= _MERGES else next(reversed(sections), {})
     containerd = table(section, "containerd")
     nvidia = _of_nvidia(table(containerd, "runtimes"), lambda one: table(one, "options").get("BinaryName"))
     return Runtime(
@@ -103,7 +104,7 @@ def _crio(root: Path, path: str, text: str, files: Sequence[Mapping[str, Any]]) 
     name, version = f"CRI-O {text or 'of an unknown version'}", _version(text)
     if not version or not files:
         return Runtime(name, path if files else "", cdi=version >= _CRIO_HAS_CDI if version else None)
-    section = table(table(reduce(_merged, files, {}), "crio"), "runtime")
+    section = table(table(reduce(_merged, files, _NOTHING), "crio"), "runtime")
     nvidia = _of_nvidia(table(section, "runtimes"), lambda one: one.get("runtime_path"))
     folders = (root / str(one).lstrip("/") for one in listed(section.get("hooks_dir")) or _HOOKS)
     hooked = any("nvidia" in name for folder in folders for name in names(folder))
@@ -126,7 +127,7 @@ def _folders(found: Any) -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ("/etc/cdi", "/var/run/cdi")
 
 
-def _merged(first: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(first: Mapping[str, Any], then: Mapping[str, Any]) -> Mapping[str, Any]:
     """Lay one table over another, and the tables within them likewise."""
     both = {name: _merged(table(first, name), one) for name, one in then.items() if isinstance(one, dict)}
     return {**first, **then, **both}
@@ -151,5 +152,8 @@ def _by_binary(root: Path) -> tuple[int, ...]:
 
 def _toml(path: Path) -> dict[str, Any] | None:
     with suppress(OSError, NotPlainError, ValueError):
-        return tomllib.loads(read_plain(path, MOST_BYTES).decode())
+        text = read_plain(path, MOST_BYTES).decode()
+        import tomllib  # noqa: PLC0415 - in a pod there is mostly nothing to read
+
+        return tomllib.loads(text)
     return None
