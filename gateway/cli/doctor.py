@@ -24,7 +24,7 @@ from gateway.cli.status import look as ask
 from gateway.configuration.settings import SOCKET_DIR, ConfigError
 from gateway.doctor import checks
 from gateway.doctor.look import Places, Told, look
-from gateway.doctor.snapshot import Answered, Release, Surveyed
+from gateway.doctor.snapshot import Answered, Cluster, Release, Surveyed
 from gateway.wires import control
 from gateway.wires.log import escaped, printable
 
@@ -145,16 +145,21 @@ def seen(root: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
     pod_resources = below(host_root, Path(known)) if known else socket_dir.parent / "pod-resources" / "kubelet.sock"
     places = Places(root=host_root, socket_dir=socket_dir, state_dir=kept, pod_resources=pod_resources)
     answered = asyncio.run(_answered(kept))
-    if answered is not None:
-        return look(places, Told(**told), answered.cluster, release, lambda: answered.nvml)
-    # Only here: 15 MiB of TLS and NVIDIA's library.
+    cluster = Cluster() if answered is None else answered.cluster
+    kubeconfig = found.get("kubeconfig") or os.environ.get("KUBECONFIG")
+    if answered is not None and (cluster.asked_for or not kubeconfig):
+        return look(places, Told(**told), cluster, release, lambda: answered.nvml)
+    # Only here: TLS and NVIDIA's library take 15 MiB.
     from gateway.doctor import server
 
-    kubeconfig = found.get("kubeconfig")
-    name = found.get("node-name") or os.uname().nodename
+    name = found.get("node-name")
     rights = server.needed(told.get("statuses", ()))
-    cluster = asyncio.run(server.ask(Path(kubeconfig) if kubeconfig else None, name, rights))
-    return look(places, Told(**told), cluster, release, server.nvml if host_root == Path("/") else None)
+    asking = server.ask(Path(kubeconfig) if kubeconfig else None, name or os.uname().nodename, rights)
+    cluster = asyncio.run(asking)
+    if not name:  # A pod's own name is no node's.
+        cluster = msgspec.structs.replace(cluster, missing=False)
+    own = server.nvml if host_root == Path("/") else None
+    return look(places, Told(**told), cluster, release, own if answered is None else lambda: answered.nvml)
 
 
 async def _answered(state_dir: Path) -> Answered | None:

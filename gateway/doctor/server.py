@@ -150,7 +150,7 @@ async def asked(found: access.Access, name: str, rights: Sequence[tuple[str, str
     try:
         node, missing = None, False
         try:
-            node = await api.get(f"/api/v1/nodes/{name}", _Node, seconds=_WITHIN)
+            node = await api.get(f"/api/v1/nodes/{name}", _Node, seconds=_WITHIN) if name else None
         except client.KubernetesError as error:
             missing = error.is_missing
         classes = await _optional(api.list("/apis/node.k8s.io/v1/runtimeclasses", _Named, seconds=_WITHIN))

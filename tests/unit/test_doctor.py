@@ -809,7 +809,7 @@ def test_what_a_gateway_was_told_by_flags_is_asked_of_it(
 def test_the_gateway_answers_for_libraries_that_it_has_loaded(well: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KUBERNETES_SERVICE_HOST", "GATEWAY_STATE_DIR", "GATEWAY_SOCKET_DIR"):
         monkeypatch.delenv(name, raising=False)
-    cluster = Cluster(ApiNode("v1.27.3", {GPU: 2}, {GPU: 2}), frozenset({"nvidia"}))
+    cluster = Cluster(ApiNode("v1.27.3", {GPU: 2}, {GPU: 2}), frozenset({"nvidia"}), asked_for="node-1")
     says = By({"status": {"status": STATUS}, "doctor": Answered(cluster, NvmlSeen("mismatch", "NVML: no"))})
     with gateways(well.state, {SERVING: says}, "status", "doctor"):
         found = json.loads(call(well.root, "--json").output)["checks"]
@@ -920,6 +920,11 @@ async def test_what_the_manifests_allow_is_what_is_asked_for() -> None:
                 for rule in one.get("rules", ()) if one.get("kind") == "ClusterRole" else ():
                     allowed |= set(product(rule["apiGroups"], rule["resources"], rule["verbs"]))
     assert set(needed([replace(STATUS, drivers=(DRIVER,), sides=STAYS)])) <= allowed
+
+
+async def test_a_gateway_without_a_name_for_its_node_misses_none(server: ApiServer) -> None:
+    found = await asked(server.access(), "")
+    assert (found.node, found.missing) == (None, False)
 
 
 async def test_an_api_server_that_does_not_know_the_node_is_no_end(server: ApiServer) -> None:
