@@ -90,7 +90,7 @@ def state_dir(path: Path) -> StateDir:
         room = os.statvfs(path)
     except OSError:
         return StateDir(str(path), there=False)
-    written, complaint, claims = None, "", ()
+    written, complaint, claims = None, "", tuple[str, ...]()
     file = path / "ledger.json"
     with suppress(FileNotFoundError):
         try:
