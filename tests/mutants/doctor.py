@@ -75,7 +75,7 @@ MUTANTS = (
         "DOC4",
         "a command asks the API server and NVIDIA's library itself",
         _COMMAND,
-        "    if answered is not None:\n",
+        "    if answered is not None and (cluster.asked_for or not kubeconfig):\n",
         "    if False:\n",
         f"{_TEST}::test_the_gateway_answers_for_libraries_that_it_has_loaded",
     ),
