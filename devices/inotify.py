@@ -6,10 +6,11 @@ and brings tempfile, random and every compression there is: 15 ms of a start of 
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -30,7 +31,6 @@ _AT_ONCE = 64 * 1024
 """Bytes of one read. What is left makes the descriptor ready again."""
 _EVENT = struct.Struct("iIII")
 
-_libc = ctypes.CDLL(None, use_errno=True)
 kept: list[int] = []
 """Descriptors that instances take the place of, to have their numbers (``gateway.pair.parent``)."""
 
@@ -51,7 +51,7 @@ class INotify:
     """
 
     def __init__(self) -> None:
-        self._fd = _called(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+        self._fd = _called(_libc().inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
         if kept:
             made, self._fd = self._fd, os.dup2(self._fd, kept.pop(0), inheritable=False)
             os.close(made)
@@ -66,7 +66,7 @@ class INotify:
         Raises:
             OSError: there is no such folder, or no watch left for this user.
         """
-        return _called(_libc.inotify_add_watch(self._fd, os.fsencode(folder), ctypes.c_uint32(mask)))
+        return _called(_libc().inotify_add_watch(self._fd, os.fsencode(folder), mask))
 
     def rm_watch(self, wd: int) -> None:
         """End a watch.
@@ -74,7 +74,7 @@ class INotify:
         Raises:
             OSError: there is no such watch.
         """
-        _called(_libc.inotify_rm_watch(self._fd, wd))
+        _called(_libc().inotify_rm_watch(self._fd, wd))
 
     def read(self) -> list[FolderEvent]:
         """Give what happened since the last time, as far as one read goes; never blocks."""
@@ -95,8 +95,17 @@ class INotify:
         os.close(self._fd)
 
 
+@functools.cache
+def _libc() -> Any:
+    import ctypes  # noqa: PLC0415 - half a MiB, which commands needn't pay
+
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _called(result: int) -> int:
     if result < 0:
+        import ctypes  # noqa: PLC0415 - as above
+
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result

@@ -22,9 +22,9 @@ from gateway.folder import Folder
 from gateway.following import Follower
 from gateway.handover import instance, message
 from gateway.handover.peers import ALLOCATES_END, Peers
-from gateway.kubelet.beliefs import CHECKPOINT, Beliefs
+from gateway.kubelet.beliefs import Beliefs
 from gateway.kubelet.presence import Presence
-from gateway.kubelet.watch import KUBELET_SOCKET
+from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
 from gateway.lists import Lists
 from gateway.memory import mend
 from gateway.memory.holdings import Holdings
@@ -70,11 +70,7 @@ _log = structlog.get_logger()
 
 
 class _EndedError(Exception):
-    """The gateway was told to end while it was still starting."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
+    """The gateway was told to end, with this exit status, while it was still starting."""
 
 
 class Gateway:
@@ -172,7 +168,7 @@ class Gateway:
             await self._start()
             status = await self._exit
         except _EndedError as ended:
-            status = ended.status
+            (status,) = ended.args
         finally:
             await self._close()
         return 0 if status == RESIGNED and self._stopped else status
@@ -289,8 +285,7 @@ class Gateway:
 
     async def _open_control(self) -> None:
         commands = Commands(self)
-        more = _met_without_dra(self, self._role) if self.drivers is None else self.drivers.handlers
-        await self._listeners.open_control({**commands.handlers, **more, **(self.alone.handlers if self.alone else {})})
+        await self._listeners.open_control({**commands.handlers, **_met(self, self._role, commands)})
         self._listeners.open_metrics(commands.taken, self.tally, self)
 
     # What happens.
@@ -397,8 +392,8 @@ def _alone(gateway: Gateway, role: Role | None, in_vain: int) -> Alone | None:
     return Alone(*who, in_vain, role, shares=settings.dra == "only")
 
 
-def _met_without_dra(gateway: Gateway, role: Role | None) -> Mapping[str, Handler]:
-    """Say who meets which order of another gateway's; a newer one that serves both APIs has this one make room."""
+def _met(gateway: Gateway, role: Role | None, commands: Commands) -> Mapping[str, Handler]:
+    """Return who meets the orders of other gateways, and ``doctor``. Without DRA, this one makes room for a newer one that serves both APIs."""
 
     async def resign(connection: ControlConnection, request: dict[str, Any]) -> None:
         stays = "" if gateway.begun else message.STARTING
@@ -407,7 +402,14 @@ def _met_without_dra(gateway: Gateway, role: Role | None) -> Mapping[str, Handle
             _log.info("making room for a newer gateway", peer=token)
             gateway._end(RESIGNED)  # noqa: SLF001 - as above
 
-    return {message.OP: gateway.others.handover.serve, message.RESIGN: resign}
+    async def doctor(*talk: Any) -> None:
+        from gateway.doctor import server  # noqa: PLC0415 - only a gateway that is asked pays for it
+
+        await server.meet(commands.taken(rows=False)(), gateway.settings, *talk)
+
+    others = {message.OP: gateway.others.handover.serve, message.RESIGN: resign}
+    more = others if gateway.drivers is None else gateway.drivers.handlers
+    return {"doctor": doctor, **more, **(gateway.alone.handlers if gateway.alone else {})}
 
 
 def _drivers(gateway: Gateway, first: asyncio.Event, *, decides: bool) -> Drivers:
@@ -433,12 +435,8 @@ def _drivers(gateway: Gateway, first: asyncio.Event, *, decides: bool) -> Driver
 
 def _tell_serving(gateway: Gateway) -> None:
     tell = partial(_log.info, "serving") if gateway.presence.since is not None else gateway.presence.wait
-    tell(
-        backend=gateway.source.name,
-        api=gateway.settings.api,
-        socket_dir=str(gateway.settings.socket_dir),
-        resources={one.name: len(one.plugin.devices) for one in gateway.resources},
-    )
+    settings, resources = gateway.settings, {one.name: len(one.plugin.devices) for one in gateway.resources}
+    tell(backend=gateway.source.name, api=settings.api, socket_dir=str(settings.socket_dir), resources=resources)
 
 
 async def _succeed(gateway: Gateway, alone: Alone, drivers: Drivers) -> None:

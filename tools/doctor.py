@@ -28,7 +28,7 @@ def _sections() -> Iterator[str]:
     for category in checks.categories():
         yield f"\n## {category.category}\n"
         for check in category.checks:
-            yield f"\n### {check.code}\n\n*{check.level}* unless {check.title}. {check.means}\n\n{check.do} See [{check.page}]({check.page}).\n"
+            yield f"\n### {check.code}\n\n*{check.level}*: {check.fault}. {check.means}\n\n{check.do} See [{check.page}]({check.page}).\n"
     yield "\n"
 
 

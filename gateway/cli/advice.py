@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
 
-import msgspec
-import yaml
+import msgspec.yaml
 from packaging.version import Version
 
 NEWEST: Final = 10**6
@@ -207,8 +206,8 @@ def read(content: bytes) -> Advice:
         PlanError: it is not of the form above.
     """
     try:
-        return msgspec.convert(yaml.safe_load(content), Advice)
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        return msgspec.yaml.decode(content, type=Advice)
+    except msgspec.DecodeError as error:
         raise PlanError(f"expected facts about kubelets as advice.yaml has them: {error}") from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -23,6 +22,7 @@ from gateway.cli.doctor import below, seen
 from gateway.configuration.settings import ConfigError
 from gateway.doctor import checks
 from gateway.doctor.snapshot import Surveyed
+from gateway.kubelet.watch import CHECKPOINT
 from gateway.telling import status
 
 _EXAMPLES = """
@@ -62,41 +62,34 @@ def bundle(ctx: click.Context, *, state_dir: Path, host_root: Path, output: str 
     by the same word throughout.
     """
     root = ctx.find_root()
-    found = dict(_members(root, seen(root, state_dir, host_root), below(host_root, state_dir), host_root))
-    clean = redacted(found, {} if with_names else _names(found))
+    found = seen(root, state_dir, host_root)
+    names = {} if with_names else _names(found, _file(below(host_root, state_dir) / "ledger.json"))
     name = output or f"gateway-support-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz"
+    folder = "gateway-support" if name == "-" else Path(name).name.partition(".")[0]
     try:
-        with click.open_file(name, "wb") as file:
-            file.write(archive(clean, "gateway-support" if name == "-" else Path(name).name.partition(".")[0]))
+        with click.open_file(name, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
+            for member, content in _members(root, found, below(host_root, state_dir), host_root):
+                info = tarfile.TarInfo(f"{folder}/{member}")
+                clean = redacted(content, names)
+                info.size, info.mode, info.mtime = len(clean), 0o600, int(time.time())
+                tar.addfile(info, io.BytesIO(clean))
+            packed = sorted(member.rpartition("/")[2] for member in tar.getnames())
     except OSError as error:
         raise click.ClickException(
             f"the archive can't be written to {name} ({error.strerror}): name another file with --output; - is standard output"
         ) from error
-    click.echo(f"{name}: {', '.join(sorted(clean))}", err=True)
+    click.echo(f"{name}: {', '.join(packed)}", err=True)
 
 
-def redacted(members: Mapping[str, bytes], names: Mapping[str, str]) -> dict[str, bytes]:
-    """Take secrets out of each text, and put other words in the place of names."""
-    wanted = sorted(names, key=len, reverse=True)
-    pattern = re.compile("|".join(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])" for name in wanted)) if wanted else None
-
-    def clean(content: bytes) -> bytes:
-        text = content.decode(errors="replace")
-        text = _BEARER.sub(r"\1REDACTED", _JWT.sub("REDACTED", text))
-        return (pattern.sub(lambda match: names[match[0]], text) if pattern else text).encode()
-
-    return {name: clean(content) for name, content in members.items()}
-
-
-def archive(members: Mapping[str, bytes], folder: str) -> bytes:
-    """Pack the members into a compressed archive, below one folder."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for name, content in sorted(members.items()):
-            info = tarfile.TarInfo(f"{folder}/{name}")
-            info.size, info.mode, info.mtime = len(content), 0o600, int(time.time())
-            tar.addfile(info, io.BytesIO(content))
-    return packed.getvalue()
+def redacted(content: bytes, names: Mapping[str, str]) -> bytes:
+    """Return the text without secrets, and with other words in the place of names."""
+    text = content.decode(errors="replace")
+    text = _BEARER.sub(r"\1REDACTED", _JWT.sub("REDACTED", text))
+    if names:
+        wanted = sorted(names, key=len, reverse=True)
+        pattern = "|".join(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])" for name in wanted)
+        text = re.sub(pattern, lambda match: names[match[0]], text)
+    return text.encode()
 
 
 def _members(root: click.Context, found: Surveyed, state_dir: Path, host_root: Path) -> Iterator[tuple[str, bytes]]:
@@ -104,7 +97,7 @@ def _members(root: click.Context, found: Surveyed, state_dir: Path, host_root: P
     yield "doctor.json", _json(list(checks.judged(found)))
     yield "snapshot.json", _json(found)
     yield "settings.json", _json(_settings(root))
-    yield "versions.json", _json(status.build())
+    yield "versions.json", _json([one.build for one in found.statuses] or [status.build()])
     yield "environment.json", _json(_environment())
     if found.release is not None:
         facts = advice.load()
@@ -112,7 +105,7 @@ def _members(root: click.Context, found: Surveyed, state_dir: Path, host_root: P
         yield "kubelet-bugs.json", _json({"release": found.release, "newest patch release": kubelets})
     for name, path in (
         ("state.json", state_dir / "ledger.json"),
-        ("kubelet-checkpoint.json", Path(found.socket_dir.path) / "kubelet_internal_checkpoint"),
+        ("kubelet-checkpoint.json", Path(found.socket_dir.path) / CHECKPOINT),
     ):
         if content := _file(path):
             yield name, _without_answers(content)
@@ -120,11 +113,10 @@ def _members(root: click.Context, found: Surveyed, state_dir: Path, host_root: P
 
 
 def _settings(root: click.Context) -> Any:
-    options = {name: value for name, value in root.params.items() if name not in {"log_format", "log_level"}}
     try:
         return [
             setting if not _SECRET.search(setting.name) else {"name": setting.name, "value": "REDACTED"}
-            for setting in main.effective_settings(root, options)
+            for setting in main.effective_settings(root)
         ]
     except ConfigError as error:
         return {"error": str(error)}
@@ -190,12 +182,12 @@ def _file(path: Path) -> bytes:
         return b""
 
 
-def _names(members: Mapping[str, bytes]) -> dict[str, str]:
-    """Find the names of the node, of namespaces, pods and containers in the gateways' status and state, with a word for each."""
-    holders = set(re.findall(r"\"([a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*)\"", _text(members)))
-    holders |= set(re.findall(r"'([a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*)'", _text(members)))
+def _names(found: Surveyed, state: bytes) -> dict[str, str]:
+    """Return a word for each name of the node, of namespaces, pods and containers in the gateways' status and state."""
+    text = _json(found.statuses).decode() + state.decode(errors="replace")
+    name = r"[a-z0-9][a-z0-9.-]*"
     names = {os.uname().nodename: "node", os.environ.get("NODE_NAME", ""): "node"}
-    for holder in holders:
+    for holder in set(re.findall(rf"[\"']({name}/{name}/{name})[\"']", text)):
         namespace, pod, container = holder.split("/")
         names[holder] = f"{_word('ns', namespace)}/{_word('pod', pod)}/{_word('c', container)}"
         names[f"{namespace}/{pod}"] = f"{_word('ns', namespace)}/{_word('pod', pod)}"
@@ -204,12 +196,10 @@ def _names(members: Mapping[str, bytes]) -> dict[str, str]:
     return names
 
 
-def _text(members: Mapping[str, bytes]) -> str:
-    return "".join(members[name].decode(errors="replace") for name in ("status.json", "state.json") if name in members)
-
-
 def _word(kind: str, name: str) -> str:
-    return f"{kind}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    from hashlib import sha256
+
+    return f"{kind}-{sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _json(content: Any) -> bytes:

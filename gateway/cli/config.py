@@ -34,11 +34,8 @@ def show(ctx: click.Context, *, as_json: bool) -> None:
 
     Exit status: 0; like the daemon, 2 or 78 where a setting can't be used, 1 where the file can't be read.
     """
-    root = ctx.find_root()
-    options = dict(root.params)
-    observe.configure(options.pop("log_format"), options.pop("log_level"))
     try:
-        found = main.effective_settings(root, options)
+        found = main.effective_settings(ctx.find_root())
     except ConfigError as error:
         raise main.wrong(error) from error
     if as_json:

@@ -22,9 +22,9 @@ from gateway.cli import advice, main, places
 from gateway.cli.page import count
 from gateway.cli.status import look as ask
 from gateway.configuration.settings import SOCKET_DIR, ConfigError
-from gateway.doctor import checks, collect
-from gateway.doctor.look import Places, Told, cluster, look, needed
-from gateway.doctor.snapshot import Release, Surveyed
+from gateway.doctor import checks
+from gateway.doctor.look import Places, Told, look
+from gateway.doctor.snapshot import Answered, Cluster, Release, Surveyed
 from gateway.wires import control
 from gateway.wires.log import escaped, printable
 
@@ -40,6 +40,8 @@ Exit status: 0 where nothing was found, 1 with warnings only, 2 with errors.
 """
 
 _MARKS: Final = {"ok": ("✓", "green"), "unseen": ("-", None), "warning": ("!", "yellow"), "error": ("✗", "red")}
+_ANSWER_WITHIN: Final = 30.0
+"""Seconds: NVIDIA's library has 10, and the API server 5 for each of a few questions."""
 _WIDEST: Final = 110
 _NARROWEST: Final = 50
 
@@ -121,13 +123,10 @@ def release(version: str) -> Release | None:
 
 def seen(root: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
     """Ask and look; the daemon's own options, before the command, say where."""
-    options = dict(root.params)
-    for name in ("log_format", "log_level"):
-        options.pop(name)
     told: dict[str, Any] = {"monitors_mig": "NVIDIA_MIG_MONITOR_DEVICES" in os.environ}
     found: dict[str, Any] = {}
     try:
-        found = {setting.name: setting.value for setting in main.effective_settings(root, options)}
+        found = {setting.name: setting.value for setting in main.effective_settings(root)}
         told["strategies"] = frozenset(found["device-list-strategy"])
     except ConfigError as error:
         told["settings"] = str(error)
@@ -145,10 +144,32 @@ def seen(root: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
     known = found.get("pod-resources-socket")
     pod_resources = below(host_root, Path(known)) if known else socket_dir.parent / "pod-resources" / "kubelet.sock"
     places = Places(root=host_root, socket_dir=socket_dir, state_dir=kept, pod_resources=pod_resources)
-    kubeconfig = found.get("kubeconfig")
-    name = found.get("node-name") or os.uname().nodename
-    told_by_server = cluster(Path(kubeconfig) if kubeconfig else None, name, needed(told.get("statuses", ())))
-    return look(places, Told(**told), told_by_server, release, collect.nvml if host_root == Path("/") else None)
+    answered = asyncio.run(_answered(kept))
+    cluster = Cluster() if answered is None else answered.cluster
+    kubeconfig = found.get("kubeconfig") or os.environ.get("KUBECONFIG")
+    if answered is not None and (cluster.asked_for or not kubeconfig):
+        return look(places, Told(**told), cluster, release, lambda: answered.nvml)
+    # Only here: TLS and NVIDIA's library take 15 MiB.
+    from gateway.doctor import server
+
+    name = found.get("node-name")
+    rights = server.needed(told.get("statuses", ()))
+    asking = server.ask(Path(kubeconfig) if kubeconfig else None, name or os.uname().nodename, rights)
+    cluster = asyncio.run(asking)
+    if not name:  # A pod's own name is no node's.
+        cluster = msgspec.structs.replace(cluster, missing=False)
+    own = server.nvml if host_root == Path("/") else None
+    return look(places, Told(**told), cluster, release, own if answered is None else lambda: answered.nvml)
+
+
+async def _answered(state_dir: Path) -> Answered | None:
+    """Ask the gateways for what takes libraries that they have loaded; None if none of them answers."""
+    with contextlib.suppress(control.ControlError):
+        asked = [control.ask(path, {"op": "doctor"}, _ANSWER_WITHIN) for path in control.sockets(state_dir)]
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            with contextlib.suppress(msgspec.ValidationError):  # An older gateway's answer is an error: no dictionary.
+                return msgspec.convert(answer, Answered)
+    return None
 
 
 def below(root: Path, path: Path) -> Path:

@@ -24,7 +24,6 @@ from gateway.cli.serve import SettingError, serve
 from gateway.compose import BACKENDS
 from gateway.configuration import commandline, dra, effective, flags, kinds
 from gateway.configuration.settings import SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
-from gateway.registration.negotiate import CHOICES
 from gateway.wires import log as observe
 
 _COMMANDS = {
@@ -59,24 +58,6 @@ _FLAGS = [
 _T = TypeVar("_T")
 _KUBELET_SOCKET = "kubelet.sock"
 _FIRST_KUBELET = 8
-
-_EXAMPLES = """
-\b
-Examples:
-  gateway                                        serve this node's GPUs to whichever kubelet runs
-  gateway --backend simulated                    8 healthy simulated GPUs as nvidia.com/gpu
-  gateway --backend simulated --simulate p.yaml  GPUs from a profile; edit it and the node follows
-  gateway --api v1beta1                          only this API; an older kubelet is told so and left alone
-  gateway config show                            the settings in force, and where each comes from
-  gateway status                                 the state of the gateway, its kubelet and its devices
-  gateway doctor                                 what keeps this node's GPUs from pods?
-  gateway devices --release 3                    close GPU 3 for a reset; --acquire opens it again
-  gateway probe --json                           which API does this node's kubelet speak?
-  gateway demo                                   a kubelet upgrade on a simulated node, with no GPU and no cluster
-
-Options before commands have a variable: --socket-dir is GATEWAY_SOCKET_DIR. NVIDIA's keep the plugin's names: --mig-strategy
-is MIG_STRATEGY. Options win over variables, and those over the configuration file. docs/configuration.md lists all.
-"""
 
 _log = structlog.get_logger()
 
@@ -138,10 +119,26 @@ class _LazyGroup(click.Group):
             raise click.exceptions.NoSuchCommand(error.command_name, possibilities=_COMMANDS, ctx=ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Devices, by the flags and variables of NVIDIA's and AMD's plugins"):
-            formatter.write_dl(list(flags.help_rows()))
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _COMMANDS[name][1]) for name in sorted(_COMMANDS)])
+        from gateway.cli import help as texts
+
+        texts.write(formatter, _COMMANDS)
+        self.epilog = texts.EXAMPLES
+
+
+class _Api(click.Choice[str]):
+    """The words that ``--api`` allows. They are looked up with the dialects, which take 4 MiB of protobuf: not for ``auto``."""
+
+    def __init__(self) -> None:
+        self.case_sensitive = True
+
+    @property
+    def choices(self) -> tuple[str, ...]:  # type: ignore[override]
+        from gateway.registration.negotiate import CHOICES
+
+        return tuple(CHOICES)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return "auto" if value == "auto" else super().convert(value, param, ctx)
 
 
 class _KubeletVersion(click.ParamType[int]):
@@ -182,12 +179,11 @@ class _Address(click.ParamType[tuple[str, int]]):
 @click.group(
     cls=_LazyGroup,
     invoke_without_command=True,
-    epilog=_EXAMPLES,
     context_settings={"auto_envvar_prefix": "GATEWAY", "help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.option(
     "--api",
-    type=click.Choice(tuple(CHOICES)),
+    type=_Api(),
     default="auto",
     help="The device plugin API to speak. auto finds out at each kubelet start; v1alpha is either alpha dialect.",
 )
@@ -309,6 +305,7 @@ def gateway(ctx: click.Context, /, log_format: str, log_level: str, **options: A
     if not observe.wants_colour():
         ctx.color = False
     if ctx.invoked_subcommand is not None:
+        observe.configure(log_format, max(log_level, "warning", key=observe.LEVELS.index))
         if ctx.obj is not None:
             signal.signal(signal.SIGHUP, ctx.obj)
         return
@@ -329,12 +326,13 @@ def wrong(error: ConfigError) -> click.ClickException:
     return (SettingError if error.lasting else click.ClickException)(str(error))
 
 
-def effective_settings(ctx: click.Context, options: dict[str, Any]) -> list[effective.Setting]:
-    """Say what a daemon with these options, this process's variables and its file would use.
+def effective_settings(ctx: click.Context) -> list[effective.Setting]:
+    """Return the settings that a daemon would use with the options before this command, this process's variables and its file.
 
     Raises:
         ConfigError: one of them can't be used.
     """
+    options = {name: value for name, value in ctx.params.items() if name not in {"log_format", "log_level"}}
     return [*_effective(ctx, *_settings(ctx, options))]
 
 
@@ -375,7 +373,8 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Ma
     if inert := commandline.inert(said):
         _log.info("settings without an effect here", settings=inert)
     if str(said.get("config-file-srcdir", nothing).value):
-        return _settings_by_label(Settings(**options, strict_config=strict, given=said), said, file, every)
+        chosen = Settings(**options, strict_config=strict, given=said)
+        return _settings_by_label(chosen, said, file, every, ask=ctx.invoked_subcommand is None)
     for name in ("config-file-srcdir", "node-label", "default-config", "fallback-strategies"):
         said.pop(name, None)
     if not file:
@@ -402,9 +401,9 @@ def _read_safely(name: str, read: Callable[[], _T], *, standby: bool) -> _T:
 
 
 def _settings_by_label(
-    settings: Settings, said: dict[str, Given], file: str, every: Mapping[str, Given]
+    settings: Settings, said: dict[str, Given], file: str, every: Mapping[str, Given], *, ask: bool
 ) -> tuple[Settings, Mapping[str, Given]]:
-    """Take the configuration file that the node's label chooses; ``settings`` hold ``said``."""
+    """Read the configuration file that the node's label chooses. A command doesn't ``ask`` for a label that a gateway followed here."""
     from gateway.cli import nodeconfig
 
     choice = nodeconfig.take(said)
@@ -412,7 +411,7 @@ def _settings_by_label(
         raise ConfigError(
             f"--config-file {file} and --config-file-srcdir name one file and several: leave one of them out"
         )
-    found, read = nodeconfig.start(settings, choice)
+    found, read = nodeconfig.start(settings, choice, ask=ask)
     return found, {**read.given, **every}
 
 

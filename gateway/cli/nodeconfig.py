@@ -44,8 +44,10 @@ def take(said: MutableMapping[str, Given]) -> Choice | None:
     return Choice(Path(str(folder.value)), str(label.value) or NODE_LABEL, str(default.value), strategies)
 
 
-def start(settings: Settings, choice: Choice) -> tuple[Settings, File]:
+def start(settings: Settings, choice: Choice, *, ask: bool = True) -> tuple[Settings, File]:
     """Settle the settings by the file that the label of now chooses, or else the last one that was good.
+
+    Without ``ask`` the API server is asked only if no gateway followed a label here before.
 
     Raises:
         ConfigError: there is no file to start with, or nobody to ask for the label.
@@ -55,7 +57,7 @@ def start(settings: Settings, choice: Choice) -> tuple[Settings, File]:
             "CONFIG_FILE_SRCDIR needs the node's name: expected NODE_NAME (spec.nodeName), got none: set it"
         )
     before = choosing.remembered(choice, settings.state_dir)
-    now = _asked(settings, choice, PATIENCE if before is None else IMPATIENCE)
+    now = _asked(settings, choice, PATIENCE if before is None else IMPATIENCE) if ask or before is None else None
     candidates = [one for one in (now, before) if one is not None] or [""]
     problem: ConfigError | None = None
     for label in dict.fromkeys(candidates):

@@ -1,1 +1,1 @@
-"""``gateway doctor``: looks at a node once, and names what keeps its GPUs from pods. The daemon never imports it."""
+"""``gateway doctor``: looks at a node once, and names what keeps its GPUs from pods. A daemon imports ``server`` if it is asked."""

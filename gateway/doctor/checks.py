@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import msgspec
-import yaml
+import msgspec.yaml
 from msgspec import Struct
 
 from gateway.doctor import claims, cluster, drivers, gateways, kubelets, runtimes
@@ -27,11 +27,12 @@ JUDGES: Final[Mapping[str, Callable[[Surveyed], str]]] = {
 
 
 class Check(Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of checks.yaml."""
+    """A row of checks.yaml. ``title`` says what is well, ``fault`` what is not."""
 
     code: str
     level: Literal["warning", "error"]
     title: str
+    fault: str
     means: str
     do: str
     page: str
@@ -58,9 +59,10 @@ class CheckResult(Struct, frozen=True, omit_defaults=True):
     page: str = ""
 
 
+@functools.cache
 def categories() -> tuple[Category, ...]:
     """Read the checks that come with the gateway."""
-    return msgspec.convert(yaml.safe_load((Path(__file__).parent / "checks.yaml").read_bytes()), tuple[Category, ...])
+    return msgspec.yaml.decode((Path(__file__).parent / "checks.yaml").read_bytes(), type=tuple[Category, ...])
 
 
 def judged(snapshot: Surveyed, ignored: Iterable[str] = ()) -> Iterator[CheckResult]:
@@ -71,7 +73,8 @@ def judged(snapshot: Surveyed, ignored: Iterable[str] = ()) -> Iterator[CheckRes
             if check.code in left_out:
                 continue
             seen = JUDGES[check.code](snapshot)
-            said: dict[str, Any] = {"code": check.code, "category": category.category, "title": check.title}
+            said: dict[str, Any] = {"code": check.code, "category": category.category}
+            said["title"] = check.fault if seen else check.title
             if seen:
                 page = f"{PAGES}{check.page}"
                 yield CheckResult(**said, outcome=check.level, seen=seen, means=check.means, do=check.do, page=page)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from gateway.doctor.snapshot import Surveyed, joined, offered
 from gateway.sides.table import MOVING
-from gateway.telling.sides import DriverStatus, SideStatus
 
 _LONG: Final = 3600.0
 """Seconds on the way that are worth a word: a pod that has a GPU for days may be meant to."""
@@ -30,13 +29,13 @@ def _strangers(seen: Surveyed) -> str:
 def _stuck(seen: Surveyed) -> str:
     return joined(
         f"{one.id} has been {one.side} for {one.moving_s / 3600:.0f} h: {one.words}"
-        for one in _sides(seen)
+        for one in seen.sides
         if one.moving_s is not None and one.moving_s >= _LONG
     )
 
 
 def _lowered(seen: Surveyed) -> str:
-    sides = list(_sides(seen))
+    sides = seen.sides
     if seen.node is None or not sides or any(one.side in _MOVING for one in sides):
         return ""
     there = seen.node.allocatable
@@ -53,17 +52,17 @@ def _no_class(seen: Surveyed) -> str:
         return ""
     return joined(
         f"no DeviceClass selects devices of {one.name}"
-        for one in _drivers(seen)
+        for one in seen.dra
         if not any(one.name in text or not text for text in classes.values())
     )
 
 
 def _unpublished(seen: Surveyed) -> str:
-    return joined(f"{one.name}: {one.unpublished}" for one in _drivers(seen) if one.unpublished and not one.rival)
+    return joined(f"{one.name}: {one.unpublished}" for one in seen.dra if one.unpublished and not one.rival)
 
 
 def _rival(seen: Surveyed) -> str:
-    return joined(one.rival for one in _drivers(seen) if one.rival)
+    return joined(one.rival for one in seen.dra if one.rival)
 
 
 def _rights(seen: Surveyed) -> str:
@@ -72,23 +71,20 @@ def _rights(seen: Surveyed) -> str:
 
 
 def _no_registry(seen: Surveyed) -> str:
-    return "the kubelet's folder has no plugins_registry" if seen.registry is False and any(_drivers(seen)) else ""
+    return "the kubelet's folder has no plugins_registry" if seen.registry is False and seen.dra else ""
 
 
 def _untaken(seen: Surveyed) -> str:
-    if _no_registry(seen):
+    """What the kubelet did not take. Missing rights have a check of their own, and are why."""
+    if _no_registry(seen) or _rights(seen):
         return ""
     minor = seen.release.minor if seen.release else 0
-    hint = ""
+    why = "no kubelet registered it"
     if minor in _GATED:
-        hint = f" (kubelet 1.{minor} takes claims with the feature gate DynamicResourceAllocation only)"
+        why += f". Kubelet 1.{minor} takes claims only with the feature gate DynamicResourceAllocation"
     elif 0 < minor < _FIRST:
-        hint = f" (kubelet 1.{minor} takes no claims)"
-    return joined(
-        f"{one.name}: {one.trouble or 'no kubelet registered it'}{hint}"
-        for one in _drivers(seen)
-        if not one.registered and not one.rival
-    )
+        why += f". Kubelet 1.{minor} takes no claims"
+    return joined(f"{one.name}: {one.trouble or why}" for one in seen.dra if not one.registered and not one.rival)
 
 
 def _annotation(seen: Surveyed) -> str:
@@ -103,14 +99,14 @@ def _waiting(seen: Surveyed) -> str:
     return joined(one.by_name.waiting for one in seen.statuses if one.by_name.waiting)
 
 
-def _drivers(seen: Surveyed) -> Iterator[DriverStatus]:
-    for status in seen.statuses:
-        yield from status.drivers
+def _left(seen: Surveyed) -> str:
+    if not seen.state or not seen.statuses or seen.dra:
+        return ""
+    return joined(f"{one} is prepared" for one in seen.state.claims)
 
 
-def _sides(seen: Surveyed) -> Iterator[SideStatus]:
-    for status in seen.statuses:
-        yield from status.sides
+def _refused(seen: Surveyed) -> str:
+    return joined(words for one in seen.dra for words in one.refused)
 
 
 CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
@@ -126,4 +122,6 @@ CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     "DPG0610": _overlooked,
     "DPG0611": _waiting,
     "DPG0612": _rival,
+    "DPG0613": _left,
+    "DPG0614": _refused,
 }

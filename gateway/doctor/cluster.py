@@ -52,9 +52,20 @@ def _no_class(seen: Surveyed) -> str:
     return "" if "nvidia" in seen.runtime_classes else "there is no RuntimeClass nvidia"
 
 
+def _misnamed(seen: Surveyed) -> str:
+    if seen.node_missing:
+        return f"the API server has no node {seen.node_name}"
+    boot = seen.node.boot if seen.node else ""
+    # A kubelet reports its boot when it starts.
+    if not boot or not seen.boot or boot == seen.boot or "kubelet.sock" not in seen.socket_dir.listening:
+        return ""
+    return f"the node {seen.node_name} runs on another machine: its boot ID is {boot}, and here it is {seen.boot}"
+
+
 CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     "DPG0501": _dra,
     "DPG0502": _dead,
     "DPG0503": _unseen,
     "DPG0504": _no_class,
+    "DPG0505": _misnamed,
 }

@@ -10,11 +10,8 @@ import errno
 import os
 import re
 import stat
-import threading
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from glob import glob
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,10 +25,8 @@ from gateway.doctor.snapshot import (
     CheckpointSeen,
     DeviceNodeSeen,
     KubeletProcess,
-    NvmlSeen,
     Pci,
     Process,
-    Runtime,
     SocketDir,
     StateDir,
 )
@@ -39,21 +34,17 @@ from gateway.kubelet.watch import listens
 
 _MOST_NAMES: Final = 512
 _MOST_PROCESSES: Final = 32_768
-_MOST_BYTES: Final = 1024 * 1024
+MOST_BYTES: Final = 1024 * 1024
 _KUBELETS: Final = frozenset({"kubelet", "kubelite", "k3s-agent", "k3s-server", "k3s", "rke2", "k0s"})
 _GATEWAYS: Final = frozenset({"gateway", "nvidia-device-plugin"})
 _VENDORS: Final = frozenset({"0x10de", "0x1002"})
 _CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
 """Classes of the PCI bus: VGA, 3D and other display controllers, accelerators."""
-_NVML_WITHIN: Final = 10.0
-"""Seconds: a driver that is well answers within three, without persistence mode."""
-_MISMATCH: Final = 18
-"""NVML_ERROR_LIB_RM_VERSION_MISMATCH."""
-_MODERN: Final = 3
-"""The version of containerd's configuration from which its plugins are called otherwise, and CDI is on."""
-_MOST_IMPORTS: Final = 64
-_WITHOUT_LIBRARY: Final = 12
-"""NVML_ERROR_LIBRARY_NOT_FOUND."""
+WSL: Final = ("dev/dxg",)
+JETSON: Final = ("dev/nvhost-gpu", "dev/nvhost-ctrl-gpu", "etc/nv_tegra_release")
+"""What only these have."""
+_OWN_CDI: Final = "k8s.device-plugin.nvidia.com-"
+"""What the names of the gateway's own CDI files begin with (docs/answers.md)."""
 
 
 def socket_dir(path: Path) -> SocketDir:
@@ -66,9 +57,9 @@ def socket_dir(path: Path) -> SocketDir:
         return SocketDir(str(path), "missing")
     if not info.st_nlink:
         return SocketDir(str(path), "stale")
-    names = frozenset(_names(path))
-    sockets = [name for name in names if _is_socket(path / name)]
-    return SocketDir(str(path), listening=frozenset(n for n in sockets if listens(path / n)), names=names)
+    found = frozenset(names(path))
+    sockets = [name for name in found if _is_socket(path / name)]
+    return SocketDir(str(path), listening=frozenset(n for n in sockets if listens(path / n)), names=found)
 
 
 def kubelet_checkpoint(path: Path) -> CheckpointSeen | None:
@@ -99,14 +90,15 @@ def state_dir(path: Path) -> StateDir:
         room = os.statvfs(path)
     except OSError:
         return StateDir(str(path), there=False)
-    written, complaint = None, ""
+    written, complaint, claims = None, "", tuple[str, ...]()
     file = path / "ledger.json"
     with suppress(FileNotFoundError):
         try:
             written = file.lstat().st_mtime
-            content = msgspec.json.decode(read_plain(file, _MOST_BYTES * 16))
+            content = msgspec.json.decode(read_plain(file, MOST_BYTES * 16))
             if not isinstance(content, dict) or type(content.get("format")) is not int:
                 complaint = f"{file}: it holds no object with a format number"
+            claims = _claims(content)
         except FileNotFoundError:
             raise
         except (OSError, NotPlainError, ValueError, RecursionError) as error:
@@ -118,6 +110,7 @@ def state_dir(path: Path) -> StateDir:
         free_bytes=room.f_bavail * room.f_frsize,
         free_inodes=room.f_favail if room.f_files else None,
         complaint=complaint,
+        claims=claims,
         written=written,
     )
 
@@ -138,7 +131,7 @@ def _is_gateway(folder: Path, pid: int) -> bool:
 def _process(root: Path, folder: Path) -> Process:
     capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", _text(folder / "status"), re.MULTILINE)
     most = re.search(r"^Max open files\s+(\d+)", _text(folder / "limits"), re.MULTILINE)
-    files = list(_names(folder / "fd"))
+    files = list(names(folder / "fd"))
     throttled, killed = _cgroup(root, folder)
     return Process(
         int(folder.name),
@@ -163,7 +156,7 @@ def gpus(root: Path) -> tuple[Pci, ...] | None:
     if not bus.is_dir():
         return None
     found = []
-    for name in sorted(_names(bus, 8192)):
+    for name in sorted(names(bus, 8192)):
         vendor = _text(bus / name / "vendor").strip()
         if vendor in _VENDORS and _text(bus / name / "class").startswith(_CLASSES):
             found.append(Pci(name, vendor, _link(bus / name / "driver")))
@@ -178,21 +171,12 @@ def modules(root: Path) -> frozenset[str] | None:
     return frozenset(name for name in ("nvidia", "nouveau", "amdgpu") if (folder / name).is_dir())
 
 
-def nvml() -> NvmlSeen:
-    """Ask NVIDIA's library, in a thread: it may hang, and then so may whoever asks."""
-    found: list[NvmlSeen] = []
-    thread = threading.Thread(target=lambda: found.append(_nvml()), daemon=True, name="nvml")
-    thread.start()
-    thread.join(_NVML_WITHIN)
-    return found[0] if found else NvmlSeen("silent", f"NVML has not answered for {_NVML_WITHIN:g} s")
-
-
 def nodes(root: Path, gpus_there: int, *, tried: bool) -> tuple[DeviceNodeSeen, ...] | None:
     """Look at NVIDIA's device nodes, and (``tried``) open them as who uses them does; None where /dev can't be seen."""
     dev = root / "dev"
     if not dev.is_dir():
         return None
-    numbers = [name for name in _names(dev, 4096) if re.fullmatch(r"nvidia\d+", name)]
+    numbers = [name for name in names(dev, 4096) if re.fullmatch(r"nvidia\d+", name)]
     # In a container that may not compute, the module alone shows that the node is on the host.
     given = set(os.environ.get("NVIDIA_DRIVER_CAPABILITIES", "all").split(","))
     kept_from_us = not given & {"all", "compute"} and "nvidia-uvm" in _text(root / "proc/devices")
@@ -206,33 +190,51 @@ def kfd_gpus(root: Path) -> int | None:
     folder = root / "sys/class/kfd/kfd/topology/nodes"
     if not folder.is_dir():
         return None
-    properties = (_text(folder / name / "properties") for name in _names(folder))
+    properties = (_text(folder / name / "properties") for name in names(folder))
     return sum(bool(re.search(r"^simd_count [1-9]", text, re.MULTILINE)) for text in properties)
 
 
-def runtime(root: Path) -> Runtime | None:
-    """Read containerd's configuration; None where it can't be found, or read."""
-    for name in (
-        "etc/containerd/config.toml",
-        "var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-        "var/lib/rancher/rke2/agent/etc/containerd/config.toml",
-        "run/k0s/containerd-cri.toml",
-    ):
-        path = root / name
-        with suppress(OSError, NotPlainError, ValueError):
-            content = tomllib.loads(read_plain(path, _MOST_BYTES).decode())
-            return _containerd(str(path), [content, *_imported(root, path, content)])
-    return None
-
-
 def cdi_files(root: Path) -> dict[str, str]:
-    """Read the CDI specifications, and say what is wrong with each."""
-    found = {}
-    for folder in ("etc/cdi", "run/cdi"):
-        for name in sorted(_names(root / folder, 64)):
-            if name.endswith((".yaml", ".json")):
-                found[f"/{folder}/{name}"] = _unsound(root, root / folder / name)
-    return found
+    """Read the CDI specifications of others, and return what is wrong with each. The gateway writes and repairs its own."""
+    return {
+        f"/{folder}/{name}": _unsound(root, root / folder / name)
+        for folder in ("etc/cdi", "run/cdi")
+        for name in sorted(names(root / folder, 64))
+        if name.endswith((".yaml", ".json")) and not name.startswith(_OWN_CDI)
+    }
+
+
+def sign(root: Path, names: Iterable[str]) -> str:
+    """Return the first of these files that is there; '' if none is."""
+    return next((f"/{name}" for name in names if (root / name).exists()), "")
+
+
+def switches(root: Path) -> int | None:
+    """Count NVSwitches; None if the bus can't be seen."""
+    bus = root / "sys/bus/pci/devices"
+    if not bus.is_dir():
+        return None
+    found = (_text(bus / name / "vendor").strip() + _text(bus / name / "class")[:6] for name in names(bus, 8192))
+    return sum(one == "0x10de0x0680" for one in found)
+
+
+def fabric_manager(root: Path) -> bool | None:
+    """Whether NVIDIA's fabric manager runs; None if the host's processes can't be seen."""
+    # The kernel keeps 15 characters of a process's name.
+    return (
+        any(_text(one / "comm").startswith("nv-fabricmanage") for one in _processes(root)) if _sees_host(root) else None
+    )
+
+
+def boot(root: Path) -> str:
+    """Return the kernel's ID of this boot; '' if it can't be seen."""
+    return _text(root / "proc/sys/kernel/random/boot_id").strip()
+
+
+def numa_nodes(root: Path) -> frozenset[int] | None:
+    """Return the NUMA nodes that the kernel has; None if they can't be seen."""
+    found = [name[4:] for name in names(root / "sys/devices/system/node") if re.fullmatch(r"node\d+", name)]
+    return frozenset(map(int, found)) or None
 
 
 def enforcing(root: Path) -> bool | None:
@@ -246,34 +248,13 @@ def dra_drivers(kubelet_dir: Path) -> frozenset[str] | None:
     folders = [kubelet_dir / "plugins_registry", kubelet_dir / "plugins"]
     if not any(folder.is_dir() for folder in folders):
         return None
-    names = {name.removesuffix("-reg.sock").removesuffix(".sock") for folder in folders for name in _names(folder)}
-    return frozenset(names)
+    found = (name.removesuffix("-reg.sock").removesuffix(".sock") for folder in folders for name in names(folder))
+    return frozenset(found)
 
 
 def has_registry(kubelet_dir: Path) -> bool | None:
     """Whether the kubelet has its folder for drivers; None where the kubelet's own folder isn't there."""
     return (kubelet_dir / "plugins_registry").is_dir() if kubelet_dir.is_dir() else None
-
-
-def _nvml() -> NvmlSeen:
-    import pynvml  # noqa: PLC0415 - it is asked on nodes with NVIDIA GPUs alone
-
-    try:
-        pynvml.nvmlInit()
-        try:
-            count, refused, told = int(pynvml.nvmlDeviceGetCount()), {}, set()
-            for index in range(min(count, _MOST_NAMES)):
-                try:
-                    info = pynvml.nvmlDeviceGetPciInfo(pynvml.nvmlDeviceGetHandleByIndex(index))
-                    told.add(f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0")
-                except pynvml.NVMLError as error:
-                    refused[index] = str(error)
-            return NvmlSeen("well", gpus=count, refused=refused, told=frozenset(told))
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        states: Mapping[int, Any] = {_MISMATCH: "mismatch", _WITHOUT_LIBRARY: "missing"}
-        return NvmlSeen(states.get(error.value, "failed"), f"NVML: {error}")
 
 
 def _node(root: Path, path: Path, *, tried: bool) -> DeviceNodeSeen:
@@ -295,58 +276,20 @@ def _node(root: Path, path: Path, *, tried: bool) -> DeviceNodeSeen:
     return DeviceNodeSeen(shown, refused=refused, linked=linked)
 
 
-def _imported(root: Path, path: Path, content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Read the files that a configuration of containerd imports, such as NVIDIA's toolkit writes one, in their order."""
-    for pattern in map(str, _list(content.get("imports"))[:_MOST_IMPORTS]):
-        whole = root / pattern.lstrip("/") if pattern.startswith("/") else path.parent / pattern
-        for name in sorted(glob(str(whole)))[:_MOST_IMPORTS]:  # noqa: PTH207 - for pathlib ** is the whole disk
-            with suppress(OSError, NotPlainError, ValueError):
-                yield tomllib.loads(read_plain(Path(name), _MOST_BYTES).decode())
-
-
-def _cri(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Give the section of the plugin that starts containers."""
-    modern = _is_modern(content)
-    return _table(_table(content, "plugins"), "io.containerd.cri.v1.runtime" if modern else "io.containerd.grpc.v1.cri")
-
-
-def _is_modern(content: Mapping[str, Any]) -> bool:
-    version = content.get("version", 2)
-    return isinstance(version, int) and version >= _MODERN
-
-
-def _containerd(path: str, files: Sequence[Mapping[str, Any]]) -> Runtime:
-    """Judge a configuration and what it imports. A plugin's section is the last file's, as a whole (containerd#5837)."""
-    modern, images = _is_modern(files[0]), next(filter(None, map(_cri, reversed(files))), {})
-    containerd = _table(images, "containerd")
-    runtimes = {**_table(containerd, "runtimes")}
-    nvidia = {
-        name
-        for name, one in runtimes.items()
-        if "nvidia" in name or "nvidia" in str(_table(one, "options").get("BinaryName", ""))
-    }
-    directories = images.get("cdi_spec_dirs", ["/etc/cdi", "/var/run/cdi"])
-    return Runtime(
-        path,
-        nvidia=bool(nvidia),
-        default=containerd.get("default_runtime_name") in nvidia,
-        cdi=bool(images.get("enable_cdi", modern)),
-        cdi_dirs=tuple(str(one) for one in directories) if isinstance(directories, list) else (),
-    )
-
-
-def _table(content: Any, name: str) -> Mapping[str, Any]:
+def table(content: Any, name: str) -> Mapping[str, Any]:
+    """Return what a table has under a name, if that is a table; else an empty one."""
     found = content.get(name) if isinstance(content, dict) else None
     return found if isinstance(found, dict) else {}
 
 
-def _list(content: Any) -> Sequence[Any]:
+def listed(content: Any) -> Sequence[Any]:
+    """Return a list, or an empty one for anything else."""
     return content if isinstance(content, list) else ()
 
 
 def _unsound(root: Path, path: Path) -> str:
     try:
-        content = yaml.safe_load(read_plain(path, _MOST_BYTES))
+        content = yaml.safe_load(read_plain(path, MOST_BYTES))
     except (OSError, NotPlainError, ValueError, yaml.YAMLError, RecursionError) as error:
         return f"it can't be read: {str(error).splitlines()[0]}"
     devices = content.get("devices") if isinstance(content, dict) else None
@@ -356,12 +299,25 @@ def _unsound(root: Path, path: Path) -> str:
         {
             str(node.get("hostPath") or node.get("path"))
             for one in (content, *devices)
-            for node in _list(_table(one, "containerEdits").get("deviceNodes"))
+            for node in listed(table(one, "containerEdits").get("deviceNodes"))
             if isinstance(node, dict)
             and not (root / str(node.get("hostPath") or node.get("path")).lstrip("/")).exists()
         }
     )
-    return f"it names {', '.join(missing[:3])}, which isn't there" if missing and (root / "dev").is_dir() else ""
+    return f"it names {', '.join(missing[:3])}, which isn't there" if missing and _sees_host(root) else ""
+
+
+def _sees_host(root: Path) -> bool:
+    """Whether processes and devices below ``root`` are the host's: those of a pod are its own."""
+    return (root != Path("/") or "KUBERNETES_SERVICE_HOST" not in os.environ) and (root / "dev").is_dir()
+
+
+def _claims(content: Any) -> tuple[str, ...]:
+    """Return the claims that a state file says something is prepared for, in words."""
+    rows = table(content, "claims").values()
+    return tuple(
+        f"{one.get('namespace')}/{one.get('name')} ({one.get('driver')})" for one in rows if isinstance(one, dict)
+    )
 
 
 def _cgroup(root: Path, folder: Path) -> tuple[int | None, int]:
@@ -384,18 +340,19 @@ def _instances(root: Path, of: Path) -> int:
         for folder in _processes(root):
             with suppress(OSError):
                 if folder.stat().st_uid == user:
-                    links = (_link_text(folder / "fd" / name) for name in _names(folder / "fd"))
+                    links = (_link_text(folder / "fd" / name) for name in names(folder / "fd"))
                     found += sum(link == "anon_inode:inotify" for link in links)
     return found
 
 
 def _processes(root: Path) -> Iterator[Path]:
-    for name in _names(root / "proc", _MOST_PROCESSES):
+    for name in names(root / "proc", _MOST_PROCESSES):
         if name.isdecimal():
             yield root / "proc" / name
 
 
-def _names(folder: Path, most: int = _MOST_NAMES) -> Iterable[str]:
+def names(folder: Path, most: int = _MOST_NAMES) -> Iterable[str]:
+    """Return the names in a folder, at most so many; none if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry, _ in zip(entries, range(most), strict=False)]

@@ -99,6 +99,20 @@ def _virtual(seen: Surveyed) -> str:
     return _listed("vfio-pci has", [one for one in seen.gpus or () if one.driver == _VIRTUAL])
 
 
+def _wsl(seen: Surveyed) -> str:
+    return f"{seen.wsl} is there" if seen.wsl else ""
+
+
+def _jetson(seen: Surveyed) -> str:
+    return f"{seen.jetson} is there" if seen.jetson else ""
+
+
+def _no_fabric(seen: Surveyed) -> str:
+    if seen.fabric_manager is not False or not seen.switches or not _gpus(seen, _NVIDIA):
+        return ""
+    return f"{seen.switches} NVSwitches are on the bus, and no process nv-fabricmanager runs"
+
+
 def _gpus(seen: Surveyed, vendor: str) -> list[Pci]:
     return [one for one in seen.gpus or () if one.vendor == vendor and one.driver != _VIRTUAL]
 
@@ -127,4 +141,7 @@ CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     "DPG0310": _amd_unloaded,
     "DPG0311": _hidden,
     "DPG0312": _virtual,
+    "DPG0313": _wsl,
+    "DPG0314": _jetson,
+    "DPG0315": _no_fabric,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gateway.doctor.snapshot import Surveyed
+from gateway.doctor.snapshot import Surveyed, joined
 
 _KUBELET: Final = "kubelet.sock"
 _REGISTRAR: Final = "-reg.sock"
@@ -90,6 +90,19 @@ def _switched_off(seen: Surveyed) -> str:
     return ""
 
 
+def _numa(seen: Surveyed) -> str:
+    if seen.numa_nodes is None:
+        return ""
+    known = seen.numa_nodes
+    return joined(
+        f"{device.id} is on NUMA node {', '.join(map(str, sorted(unknown)))}; the kernel has {', '.join(map(str, sorted(known)))}"
+        for status in seen.statuses
+        for one in status.resources
+        for device in one.devices
+        if (unknown := set(device.numa) - known)
+    )
+
+
 def _flag(arguments: tuple[str, ...], name: str) -> str:
     for number, argument in enumerate(arguments):
         found, equals, value = argument.lstrip("-").partition("=")
@@ -111,4 +124,5 @@ CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     "DPG0110": _bugs,
     "DPG0111": _unknown,
     "DPG0112": _switched_off,
+    "DPG0113": _numa,
 }

@@ -13,22 +13,33 @@ _UNCONFINED: Final = ("spc_t", "unconfined_t", "init_t", "unconfined_service_t",
 
 
 def _no_runtime(seen: Surveyed) -> str:
-    if seen.runtime is None or seen.runtime.nvidia or seen.strategies & _CDI or not _nvidia(seen):
+    runtime = seen.runtime
+    by_dra_alone = seen.dra and not seen.sides
+    if runtime is None or runtime.nvidia is not False or seen.strategies & _CDI or by_dra_alone or not _nvidia(seen):
         return ""
-    return f"{seen.runtime.path} names no runtime of NVIDIA's"
+    return f"{runtime.name}: {runtime.path} names no runtime of NVIDIA's"
 
 
 def _no_cdi(seen: Surveyed) -> str:
-    if seen.runtime is None or seen.runtime.cdi or not seen.strategies & _CDI:
+    runtime = seen.runtime
+    if runtime is None or runtime.cdi is not False or not _needs_cdi(seen):
         return ""
-    return f"{seen.runtime.path} doesn't switch CDI on"
+    for_whom = f"--device-list-strategy {', '.join(sorted(seen.strategies))}" if seen.strategies & _CDI else "--dra"
+    where = f"{runtime.path} doesn't switch CDI on" if runtime.path else "this version has no CDI"
+    return f"{runtime.name}: {where}, and {for_whom} needs it"
 
 
 def _unread(seen: Surveyed) -> str:
-    if seen.runtime is None or not seen.runtime.cdi or not seen.strategies & _CDI:
+    runtime = seen.runtime
+    if runtime is None or not runtime.cdi or runtime.cdi_dirs is None or not _needs_cdi(seen):
         return ""
-    read = {folder.rstrip("/") for folder in seen.runtime.cdi_dirs}
-    return "" if read & _OURS else f"{seen.runtime.path}: cdi_spec_dirs is {', '.join(sorted(read)) or 'empty'}"
+    read = {folder.rstrip("/") for folder in runtime.cdi_dirs}
+    said = ", ".join(sorted(read)) or "empty"
+    return "" if read & _OURS else f"{runtime.name}: {runtime.path}: cdi_spec_dirs is {said}"
+
+
+def _needs_cdi(seen: Surveyed) -> bool:
+    return bool(seen.strategies & _CDI or seen.dra)
 
 
 def _unsound(seen: Surveyed) -> str:

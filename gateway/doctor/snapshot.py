@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from gateway.telling.sides import DriverStatus, SideStatus
 from gateway.telling.status import GatewayStatus
 
 
@@ -53,6 +54,8 @@ class StateDir(Struct, frozen=True):
     free_bytes: int | None = None
     free_inodes: int | None = None
     complaint: str = ""
+    claims: tuple[str, ...] = ()
+    """What it says is prepared for ResourceClaims: ``namespace/name``, with the driver's name."""
     written: float | None = None
     """When the state file was written last, by the clock of then (unix seconds)."""
 
@@ -105,22 +108,51 @@ class DeviceNodeSeen(Struct, frozen=True):
 
 
 class Runtime(Struct, frozen=True):
-    """containerd's configuration."""
+    """The container runtime and its configuration. ``name`` with its version is as people write it: ``containerd 1.7.27``.
 
-    path: str
-    nvidia: bool = False
-    """Whether it has a runtime of NVIDIA's, and (``default``) whether that is the default one."""
+    ``nvidia``: it has a runtime of NVIDIA's, and (``default``) that is the default one. None: that can't be told of this version.
+    """
+
+    name: str
+    path: str = ""
+    """Of its configuration; empty if that can't be seen."""
+    nvidia: bool | None = None
     default: bool = False
-    cdi: bool = True
-    cdi_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
+    cdi: bool | None = None
+    cdi_dirs: tuple[str, ...] | None = None
 
 
 class ApiNode(Struct, frozen=True):
-    """The node as the API server has it: quantities of extended resources."""
+    """The node as the API server has it: quantities of extended resources.
+
+    ``runtime`` is as the kubelet reports it (``containerd://1.7.27``), ``boot`` the kernel's ID of its boot.
+    """
 
     kubelet: str = ""
     capacity: Mapping[str, int] = {}
     allocatable: Mapping[str, int] = {}
+    runtime: str = ""
+    boot: str = ""
+
+
+class Cluster(Struct, frozen=True):
+    """What the API server said; None: it wasn't asked, or didn't say."""
+
+    node: ApiNode | None = None
+    runtime_classes: frozenset[str] | None = None
+    device_classes: Mapping[str, str] | None = None
+    rights: Mapping[str, bool] | None = None
+    asked_for: str = ""
+    """The name of the node."""
+    missing: bool = False
+    """The API server has no node of that name."""
+
+
+class Answered(Struct, frozen=True):
+    """What the serving gateway answers to ``doctor``: what takes libraries that it has loaded already."""
+
+    cluster: Cluster = Cluster()
+    nvml: NvmlSeen | None = None
 
 
 class Surveyed(Struct, frozen=True, kw_only=True):
@@ -156,6 +188,20 @@ class Surveyed(Struct, frozen=True, kw_only=True):
     drivers: frozenset[str] | None = None
     """Names of DRA drivers that are registered with the kubelet."""
     node: ApiNode | None = None
+    node_name: str = ""
+    """As the API server was asked for it; ``node_missing``: it has none of that name."""
+    node_missing: bool = False
+    boot: str = ""
+    """The kernel's ID of this boot."""
+    numa_nodes: frozenset[int] | None = None
+    """Those that the kernel has, and so the kubelet."""
+    wsl: str = ""
+    """A file that only WSL2 has, and (``jetson``) one that only a Jetson has."""
+    jetson: str = ""
+    switches: int | None = None
+    """NVSwitches; None: the bus can't be seen."""
+    fabric_manager: bool | None = None
+    """Whether NVIDIA's fabric manager runs; None: the host's processes can't be seen."""
     runtime_classes: frozenset[str] | None = None
     registry: bool | None = None
     """Whether the kubelet has its folder for drivers; None where its own folder can't be seen."""
@@ -173,6 +219,31 @@ class Surveyed(Struct, frozen=True, kw_only=True):
     def state(self) -> StateDir | None:
         """The gateways' state directory, where there is one to look into, and theirs isn't another."""
         return self.state_dir if self.state_dir.there and not self.elsewhere else None
+
+    @property
+    def nvidia_runtime(self) -> Runtime | None:
+        """The runtime, if it can be told whether it has one of NVIDIA's."""
+        return None if self.runtime is None or self.runtime.nvidia is None else self.runtime
+
+    @property
+    def cdi_switch(self) -> Runtime | None:
+        """The runtime, if it can be told whether it has CDI."""
+        return None if self.runtime is None or self.runtime.cdi is None else self.runtime
+
+    @property
+    def cdi_folders(self) -> Runtime | None:
+        """The runtime, if it can be told which folders it reads."""
+        return None if self.runtime is None or self.runtime.cdi_dirs is None else self.runtime
+
+    @property
+    def dra(self) -> tuple[DriverStatus, ...]:
+        """The gateways' DRA drivers."""
+        return tuple(one for status in self.statuses for one in status.drivers)
+
+    @property
+    def sides(self) -> tuple[SideStatus, ...]:
+        """The GPUs, if both APIs are served."""
+        return tuple(one for status in self.statuses for one in status.sides)
 
     @property
     def elsewhere(self) -> bool:

@@ -41,6 +41,9 @@ TELLS: Final = 0.03
 """Seconds until the lists say that a claim got its devices: making them would delay the kubelet's answer (by a third of it: run)."""
 OVER_AGAIN: Final = 300.0
 """Seconds between two looks for claims that are no more."""
+_ASKED_AGAIN_S: Final = 120.0
+"""Seconds within which a kubelet asks again for a refused claim: 60 to 90 (run on 1.37)."""
+_MOST_REFUSED: Final = 16
 _ANOTHER: Final = Refused(
     "an older gateway on this node has not made room for this one: `gateway status` and its log say why; the kubelet asks again"
 )
@@ -149,6 +152,8 @@ class ClaimsOf:
         self._rival = rival
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._unprepared = asyncio.Event()
+        self._refused: dict[str, tuple[float, str]] = {}
+        """When (monotonic seconds) a claim was refused, and why, by its UID."""
         self.is_registered = False
         """Whether a kubelet took the registration."""
         self.trouble = ""
@@ -234,6 +239,20 @@ class ClaimsOf:
     def news(self) -> asyncio.Event:
         """What is set when devices are other than they were; to be taken before they are looked at."""
         return self._stock.news
+
+    def answered(self, claim: ClaimName, refused: str) -> None:
+        """Take note of why a claim's devices were refused; '' if they were not."""
+        self._refused.pop(claim.uid, None)
+        if refused:
+            self._refused[claim.uid] = time.monotonic(), f"claim {claim}: {refused}"
+            for uid in list(self._refused)[:-_MOST_REFUSED]:
+                del self._refused[uid]
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """The claims that were refused last and that the kubelet still asks for, with the reason."""
+        since = time.monotonic() - _ASKED_AGAIN_S
+        return tuple(words for at, words in self._refused.values() if at >= since)
 
     def registered(self, reason: str) -> None:
         """Take note of what the kubelet made of the registration."""

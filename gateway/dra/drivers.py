@@ -437,6 +437,7 @@ def _standing(
         unpublished=unpublished if published is None else published.trouble(name),
         claims=0 if claims is None else claims.prepared,
         rival="" if rival is None else rival.words,
+        refused=() if claims is None else claims.refused,
     )
 
 

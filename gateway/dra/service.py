@@ -94,6 +94,10 @@ class Claims(Protocol):
         """What is set where this instance decides, not another one that is still there."""
         ...
 
+    def answered(self, claim: ClaimName, refused: str) -> None:
+        """Take note of why a claim's devices were refused; '' if they were not."""
+        ...
+
     def registered(self, reason: str) -> None:
         """Take note of what the kubelet made of the registration; '' where it took it."""
         ...
@@ -255,6 +259,7 @@ class Service:
             _log.exception("a claim could not be prepared because of a defect in the gateway", claim=str(claim))
             answer = Refused(f"a defect in the gateway: {error!r}")
         ms = round(1e3 * (time.monotonic() - began), 1)
+        self._claims.answered(claim, answer.reason if isinstance(answer, Refused) else "")
         if isinstance(answer, Refused):
             self._tell("claim refused", claim, api=api.version, ms=ms, reason=answer.reason)
         else:

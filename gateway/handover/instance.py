@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
 import re
 import stat
@@ -36,7 +35,9 @@ _MAX_PEERS = 512
 
 def socket_name(resource: str) -> str:
     """Name a resource's socket within an instance's folder: the same for every gateway, short for any resource name."""
-    return f"{hashlib.sha256(resource.encode()).hexdigest()[:8]}.sock"
+    from hashlib import sha256  # noqa: PLC0415 - half a MiB that commands need not pay
+
+    return f"{sha256(resource.encode()).hexdigest()[:8]}.sock"
 
 
 def make_folder(folder: Path) -> str:

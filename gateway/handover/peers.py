@@ -17,8 +17,7 @@ from gateway.handover.events import HandoverOutcome, Standing, standing
 from gateway.handover.leases import Leases
 from gateway.handover.standby import Doubts, Standby
 from gateway.handover.talk import Handover
-from gateway.kubelet.beliefs import CHECKPOINT
-from gateway.kubelet.watch import kubelet_id, listens
+from gateway.kubelet.watch import CHECKPOINT, kubelet_id, listens
 from gateway.registration import events
 from gateway.registration.events import Phase
 from gateway.registration.registrar import warm_up

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from devices.model import Device
     from gateway.kubelet.drift import Earlier, Finding
 
-CHECKPOINT: Final = "kubelet_internal_checkpoint"
-"""Its name in the socket directory (kubelet 1.8 and later)."""
 AFTER_ALLOCATE: Final = 2.0
 """Seconds until the kubelet has written down what it asked for."""
 AFTER_DOUBLED: Final = 0.2

@@ -15,7 +15,6 @@ import os
 import socket
 import stat
 from typing import TYPE_CHECKING, TypeAlias
-from urllib.parse import quote
 
 import structlog
 
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+CHECKPOINT = "kubelet_internal_checkpoint"
+"""Its name in the socket directory (kubelet 1.8 and later)."""
 KUBELET_SOCKET = "kubelet.sock"
 SocketId: TypeAlias = tuple[int, int, int]
 """The device, the inode and the time of making (ns) of a socket."""
@@ -88,6 +89,8 @@ def listening(path: Path) -> socket.socket:
 
 def target(path: Path) -> str:
     """Name a Unix socket as gRPC does, which takes it for a URI: ``%``, ``#`` and ``?`` mean something there."""
+    from urllib.parse import quote  # noqa: PLC0415 - half a MiB, which commands needn't pay
+
     return f"unix:{quote(os.fsencode(path))}"
 
 

@@ -17,6 +17,24 @@ MAX_TEXT = 1024
 Content: TypeAlias = dict[str, Any]
 
 
+class FileState(msgspec.Struct, frozen=True, kw_only=True):
+    """The gateway's memory on disk.
+
+    ``writable``: the last write did not fail; otherwise ``error`` says how it did. ``written_s`` is the age of the last good
+    write of this process (null: none yet), ``writes`` counts them, ``pending`` the changes that aren't known to be on disk.
+    ``put_aside`` names the damaged file met last, ``exposed`` says who else could change the ledger; both are mostly empty.
+    """
+
+    path: str
+    writable: bool = True
+    error: str = ""
+    written_s: float | None = None
+    writes: int = 0
+    pending: int = 0
+    put_aside: str = ""
+    exposed: str = ""
+
+
 class Cordon(msgspec.Struct, frozen=True):
     """An operator's word that a device must not be given to new containers. ``at`` is in unix seconds."""
 

@@ -13,11 +13,10 @@ import time
 from collections.abc import Mapping
 
 import structlog
-from msgspec import Struct
 
 from gateway.memory.file import LedgerError, ReadFile
 from gateway.memory.ledger import Ledger
-from gateway.memory.rows import Cordon
+from gateway.memory.rows import Cordon, FileState
 
 SOON = 0.075
 """Seconds until a change is written that need not be durable at once."""
@@ -30,24 +29,6 @@ again as the disk was ill."""
 _MOST_TOLD = 16
 
 _log = structlog.get_logger()
-
-
-class FileState(Struct, frozen=True, kw_only=True):
-    """The gateway's memory on disk.
-
-    ``writable``: the last write did not fail; otherwise ``error`` says how it did. ``written_s`` is the age of the last good
-    write of this process (null: none yet), ``writes`` counts them, ``pending`` the changes that aren't known to be on disk.
-    ``put_aside`` names the damaged file met last, ``exposed`` says who else could change the ledger; both are mostly empty.
-    """
-
-    path: str
-    writable: bool = True
-    error: str = ""
-    written_s: float | None = None
-    writes: int = 0
-    pending: int = 0
-    put_aside: str = ""
-    exposed: str = ""
 
 
 class Scribe:

@@ -16,6 +16,7 @@ class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     ``registered``: the kubelet took it; otherwise ``trouble`` says why not, where it said so. ``unpublished`` says why its ResourceSlices
     aren't what they should be, and is mostly empty. ``rival`` names another process that has the driver's name, and says what is waited for.
+    ``refused`` says which claims were refused in the last two minutes, and why.
     """
 
     name: str
@@ -25,6 +26,7 @@ class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
     unpublished: str = ""
     claims: int = 0
     rival: str = ""
+    refused: tuple[str, ...] = ()
 
 
 class SideStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,15 +21,15 @@ from devices import source
 from devices.life import states
 from devices.model import Health
 from gateway.kubelet.drift import MismatchKind
-from gateway.memory.scribe import FileState
-from gateway.registration import machine as registration
+from gateway.memory.rows import FileState
 from gateway.registration.events import Phase
-from gateway.tally import Confirmation, Tally
 from gateway.telling.sides import ByNameStatus, DriverStatus, SideStatus
 
 if TYPE_CHECKING:
     from gateway.configuration.reload import FileFate
     from gateway.kubelet.drift import Finding
+    from gateway.registration import machine as registration
+    from gateway.tally import Confirmation, Tally
 
 SCHEMA = 1
 """Rises when a field changes its meaning or goes away."""

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.unit import test_commands
 from tools import chart, manifests
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +77,12 @@ def pod(*said: Said, component: str = "nvidia") -> dict[str, Any]:
 
 def env(*said: Said) -> dict[str, Any]:
     return {row["name"]: row.get("value") for row in pod(*said)["containers"][0]["env"]}
+
+
+def test_commands_are_tested_with_what_the_pod_has() -> None:
+    [container] = pod(test_commands.VALUES, component="simulated")["containers"]
+    assert {row["name"]: row.get("value") for row in container["env"]} == test_commands.ENVIRONMENT
+    assert container.keys().isdisjoint({"command", "args"})
 
 
 @pytest.fixture(scope="module")

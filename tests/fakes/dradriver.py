@@ -43,6 +43,9 @@ class OtherDriver:
     def health(self) -> Sequence[DeviceHealth]:
         return ()
 
+    def answered(self, claim: ClaimName, refused: str) -> None:
+        """Take note of why a claim's devices were refused."""
+
     def registered(self, reason: str) -> None:
         """Take note of what the kubelet made of the registration."""
 

@@ -14,6 +14,8 @@ RULES = {
 
 _CHECKS = "gateway/doctor/checks.py"
 _COLLECT = "gateway/doctor/collect.py"
+_SERVER = "gateway/doctor/server.py"
+_CONTAINERS = "gateway/doctor/containers.py"
 _DRIVERS = "gateway/doctor/drivers.py"
 _KUBELETS = "gateway/doctor/kubelets.py"
 _GATEWAYS = "gateway/doctor/gateways.py"
@@ -22,14 +24,65 @@ _CLUSTER = "gateway/doctor/cluster.py"
 _CLAIMS = "gateway/doctor/claims.py"
 _COMMAND = "gateway/cli/doctor.py"
 _TEST = "tests/unit/test_doctor.py"
+_NODES = "tests/unit/test_doctor_nodes.py"
 _OWN = f"{_TEST}::test_a_fault_is_named_by_its_own_code"
 _QUIET = f"{_TEST}::test_what_is_no_fault_is_not_named"
+
+_HEALTHY = f"{_NODES}::test_nothing_is_found_on_a_healthy_node"
 
 MUTANTS = (
     Mutant(
         "DOC2",
-        "what a runtime's configuration imports isn't read",
+        "containerd 2 doesn't merge what it imports",
+        _CONTAINERS,
+        "if version >= _MERGES else next(",
+        "if not version else next(",
+        _HEALTHY,
+    ),
+    Mutant(
+        "DOC2",
+        "containerd 2 has CDI off where nothing is said",
+        _CONTAINERS,
+        'section.get("enable_cdi", version >= _MERGES)',
+        'section.get("enable_cdi", False)',
+        _HEALTHY,
+    ),
+    Mutant(
+        "DOC1",
+        "a containerd of an unknown version is one of before 2.0",
+        _CONTAINERS,
+        "else ())\n    return _containerd(",
+        "else _HAS_CDI)\n    return _containerd(",
+        f"{_NODES}::test_a_runtime_whose_version_is_unknown_is_not_seen",
+    ),
+    Mutant(
+        "DOC2",
+        "the gateway's own CDI file is judged",
         _COLLECT,
+        " and not name.startswith(_OWN_CDI)",
+        "",
+        f"{_NODES}::test_the_gateways_own_cdi_file_is_not_judged",
+    ),
+    Mutant(
+        "DOC2",
+        "deleted rights are a kubelet's refusal, too",
+        _CLAIMS,
+        "if _no_registry(seen) or _rights(seen):",
+        "if _no_registry(seen):",
+        f"{_NODES}::test_deleted_rights_are_one_finding_without_advice_about_a_feature_gate",
+    ),
+    Mutant(
+        "DOC4",
+        "a command asks the API server and NVIDIA's library itself",
+        _COMMAND,
+        "    if answered is not None and (cluster.asked_for or not kubeconfig):\n",
+        "    if False:\n",
+        f"{_TEST}::test_the_gateway_answers_for_libraries_that_it_has_loaded",
+    ),
+    Mutant(
+        "DOC2",
+        "what a runtime's configuration imports isn't read",
+        _CONTAINERS,
         "[content, *_imported(root, path, content)]",
         "[content]",
         f"{_QUIET}[NVIDIA's runtime in a file of its own]",
@@ -37,17 +90,17 @@ MUTANTS = (
     Mutant(
         "DOC2",
         "of several sections of a runtime's plugin the first counts",
-        _COLLECT,
-        "map(_cri, reversed(files))",
-        "map(_cri, files)",
+        _CONTAINERS,
+        "else next(reversed(sections), {})",
+        "else next(iter(sections), {})",
         f"{_QUIET}[NVIDIA's runtime in a file of its own]",
     ),
     Mutant(
         "DOC2",
         "a damaged CDI specification ends the look",
         _COLLECT,
-        'for node in _list(_table(one, "containerEdits").get("deviceNodes"))',
-        'for node in _table(one, "containerEdits").get("deviceNodes") or ()',
+        'for node in listed(table(one, "containerEdits").get("deviceNodes"))',
+        'for node in table(one, "containerEdits").get("deviceNodes") or ()',
         f"{_TEST}::test_other_forms_of_a_fault_have_the_same_code",
     ),
     Mutant(
@@ -205,7 +258,7 @@ MUTANTS = (
     Mutant(
         "DOC4",
         "a library that hangs is waited for",
-        _COLLECT,
+        _SERVER,
         "thread.join(_NVML_WITHIN)",
         "thread.join()",
         f"{_TEST}::test_a_library_that_hangs_is_not_waited_for",
@@ -246,8 +299,8 @@ MUTANTS = (
         "DOC2",
         "a folder that isn't there is a kubelet's refusal, too",
         _CLAIMS,
-        '    if _no_registry(seen):\n        return ""\n',
-        "",
+        "if _no_registry(seen) or _rights(seen):",
+        "if _rights(seen):",
         _OWN,
     ),
     Mutant(
@@ -261,7 +314,7 @@ MUTANTS = (
     Mutant(
         "DOC1",
         "a right that isn't asked for is had",
-        "gateway/doctor/look.py",
+        _SERVER,
         "None if found is None else bool(found.status.allowed)",
         "True",
         f"{_TEST}::test_the_api_server_is_asked_for_what_claims_need",

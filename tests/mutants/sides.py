@@ -404,8 +404,8 @@ MUTANTS = (
         "OWN8",
         "a gateway without DRA makes no room",
         "gateway/daemon.py",
-        "    return {message.OP: gateway.others.handover.serve, message.RESIGN: resign}\n",
-        "    return {message.OP: gateway.others.handover.serve}\n",
+        "    others = {message.OP: gateway.others.handover.serve, message.RESIGN: resign}\n",
+        "    others = {message.OP: gateway.others.handover.serve}\n",
         _WITHOUT_DRA,
     ),
     Mutant(

@@ -12,7 +12,7 @@ from devices.life.states import State
 from devices.model import Device, Health, TroubleKind
 from gateway.kubelet import drift
 from gateway.kubelet.drift import Finding
-from gateway.memory.scribe import FileState
+from gateway.memory.rows import FileState
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase
 from gateway.sides.side import Side

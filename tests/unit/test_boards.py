@@ -45,9 +45,9 @@ from gateway.daemon import Gateway
 from gateway.handover import instance, peers
 from gateway.kubelet import beliefs
 from gateway.kubelet import view as kubelet_view
-from gateway.kubelet.beliefs import CHECKPOINT, Look
+from gateway.kubelet.beliefs import Look
 from gateway.kubelet.drift import Earlier
-from gateway.kubelet.watch import KUBELET_SOCKET
+from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
 from gateway.lab.waiting import until
 from gateway.lists import HANDED_OVER_LOOK, HOLDERS_AGAIN, PART
 from gateway.memory import owners

@@ -31,7 +31,7 @@ from devices.replicas import grouped, unshared
 from devices.source import DeviceSource, Facts, Fate, Inventory, Listing
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
-from gateway.kubelet.beliefs import CHECKPOINT
+from gateway.kubelet.watch import CHECKPOINT
 from gateway.lab.gatewayproc import BEGUN
 from gateway.registration.devicelist import DeviceList
 from gateway.tally import Tally

@@ -27,9 +27,13 @@ from devices.source import Hindrance
 from gateway.cli.doctor import release
 from gateway.cli.main import gateway
 from gateway.doctor import checks, collect, drivers
-from gateway.doctor.look import Cluster, Places, Told, asked, look, needed
+from gateway.doctor import server as asking
+from gateway.doctor.look import Places, Told, look
+from gateway.doctor.server import asked, needed
 from gateway.doctor.snapshot import (
+    Answered,
     ApiNode,
+    Cluster,
     DeviceNodeSeen,
     KubeletProcess,
     NvmlSeen,
@@ -42,7 +46,7 @@ from gateway.doctor.snapshot import (
     Surveyed,
 )
 from gateway.handover.instance import Instance
-from gateway.memory.scribe import FileState
+from gateway.memory.rows import FileState
 from gateway.telling.sides import ByNameStatus, DriverStatus, SideStatus
 from gateway.telling.status import (
     Configuration,
@@ -53,7 +57,7 @@ from gateway.telling.status import (
 )
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.nvml import dgx
-from tests.unit.answering import gateways
+from tests.unit.answering import By, gateways
 from tests.unit.documents import SERVING, WAITING, document
 from tests.unit.kubernetes import authority, server
 from tools import doctor as page
@@ -100,7 +104,10 @@ class Fake:
     status: GatewayStatus = STATUS
     others: list[GatewayStatus] = field(default_factory=list)
     told: dict[str, Any] = field(default_factory=dict)
-    node: ApiNode = field(default_factory=lambda: ApiNode("v1.36.3", {GPU: 2}, {GPU: 2}))
+    node: ApiNode = field(
+        default_factory=lambda: ApiNode("v1.36.3", {GPU: 2}, {GPU: 2}, "containerd://1.7.27", "3e1a-boot")
+    )
+    missing: bool = False
     classes: frozenset[str] = frozenset({"nvidia"})
     device_classes: dict[str, str] = field(default_factory=lambda: {"gpu": "device.driver == 'gpu.nvidia.com'"})
     rights: dict[str, bool] = field(default_factory=lambda: {"list resourceslices": True, "patch nodes/status": True})
@@ -147,7 +154,8 @@ class Fake:
             pod_resources=self.sockets.parent / "pod-resources/kubelet.sock",
         )
         told = Told(**{"statuses": (self.status, *self.others)} | self.told)
-        said = Cluster(self.node, self.classes, self.device_classes, self.rights)
+        node = None if self.missing else self.node
+        said = Cluster(node, self.classes, self.device_classes, self.rights, "node-1", self.missing)
         seen = look(places, told, said, release, lambda: self.nvml)
         return replace(seen, **self.changed)
 
@@ -178,6 +186,8 @@ def well(folder: Path) -> Iterator[Fake]:
         fake.write("sys/fs/cgroup/kubepods/gateway/memory.events", "oom 0\noom_kill 0\n")
         fake.write("proc/sys/fs/inotify/max_user_instances", "128\n")
         fake.write("sys/fs/selinux/enforce", "1")
+        fake.write("proc/sys/kernel/random/boot_id", "3e1a-boot\n")
+        (fake.root / "sys/devices/system/node/node0").mkdir(parents=True)
         for module in ("nvidia", "amdgpu"):
             (fake.root / "sys/module" / module).mkdir(parents=True)
         for name in ("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"):
@@ -352,6 +362,12 @@ def no_default(fake: Fake) -> None:
     fake.classes = frozenset({"kata"})
 
 
+def nvswitch(fake: Fake) -> None:
+    fake.write("sys/bus/pci/devices/0000:a0:00.0/vendor", "0x10de\n")
+    fake.write("sys/bus/pci/devices/0000:a0:00.0/class", "0x068000\n")
+
+
+CLAIM = {"namespace": "ns", "name": "c", "driver": "gpu.nvidia.com", "at": 1.0}
 NO_CDI = CONTAINERD.replace("enable_cdi = true", "")
 OTHER_DIR = CONTAINERD.replace("enable_cdi = true", 'enable_cdi = true\ncdi_spec_dirs = ["/etc/cdi"]')
 NO_NVIDIA = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\n'
@@ -369,6 +385,7 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0110": node_of(kubelet="v1.27.3-gke.100"),
     "DPG0111": node_of(kubelet="v1.99.0"),
     "DPG0112": switched_off,
+    "DPG0113": lambda fake: fake.resource(devices=(replace(DEVICES[0], numa=(1,)), DEVICES[1])),
     "DPG0201": nothing_runs,
     "DPG0202": hangs,
     "DPG0203": lambda fake: fake.resource(phase="waiting to register again", trouble="refused", allocatable=0),
@@ -418,6 +435,9 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0310": amd_unloaded,
     "DPG0311": amd_hidden,
     "DPG0312": virtual,
+    "DPG0313": written("dev/dxg", ""),
+    "DPG0314": written("etc/nv_tegra_release", "# R36"),
+    "DPG0315": nvswitch,
     "DPG0401": written("etc/containerd/config.toml", NO_NVIDIA),
     "DPG0402": by_cdi(written("etc/containerd/config.toml", NO_CDI)),
     "DPG0403": by_cdi(written("etc/containerd/config.toml", OTHER_DIR)),
@@ -428,6 +448,7 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0502": node_of(capacity={GPU: 2, "nvidia.com/mig-1g.5gb": 0}),
     "DPG0503": node_of(allocatable={GPU: 0}),
     "DPG0504": no_default,
+    "DPG0505": lambda fake: setattr(fake, "missing", True),
     "DPG0601": lambda fake: fake.resource(
         devices=(replace(DEVICES[0], stranger="dra.example.com offers it as x in theirs"), DEVICES[1])
     ),
@@ -444,12 +465,18 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
         by_name=ByNameStatus(waiting="no DeviceClass has the extendedResourceName nvidia.com/gpu any more")
     ),
     "DPG0612": status_of(drivers=(replace(DRIVER, registered=False, rival="another process has the driver"),)),
+    "DPG0613": written("var/lib/device-plugin-gateway/ledger.json", json.dumps({"format": 1, "claims": {"u": CLAIM}})),
+    "DPG0614": status_of(drivers=(replace(DRIVER, refused=("claim ns/c: expected no parameters",)),)),
 }
 
 
 def test_a_node_that_is_well_has_no_finding_and_every_check_judges_it(well: Fake) -> None:
-    outcomes = {result.code: result.outcome for result in checks.judged(well.look())}
-    assert outcomes == dict.fromkeys(CODES, "ok")
+    by_dra = {check.code for check in CODES.values() if check.needs in {"dra", "sides"}}
+    off = {result.code: result.outcome for result in checks.judged(well.look())}
+    assert off == dict.fromkeys(CODES, "ok") | dict.fromkeys(by_dra, "unseen")
+    status_of(drivers=(DRIVER,), sides=STAYS)(well)
+    written("etc/containerd/config.toml", CONTAINERD)(well)
+    assert {result.code: result.outcome for result in checks.judged(well.look())} == dict.fromkeys(CODES, "ok")
 
 
 @pytest.mark.parametrize("code", FAULTS)
@@ -572,11 +599,8 @@ QUIET: Mapping[str, Callable[[Fake], None]] = {
     ),
     "another root directory that is mounted": kubelet_with("--root-dir=/var/lib/k0s/kubelet"),
     "device nodes without links, by CDI": by_cdi(nodes_of(linked=False)),
-    "containerd 2 has CDI on": by_cdi(
-        written(
-            "etc/containerd/config.toml",
-            'version = 3\n[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n',
-        )
+    "containerd 2 has CDI on": both(
+        node_of(runtime="containerd://2.0.4"), by_cdi(written("etc/containerd/config.toml", NO_CDI))
     ),
     "NVIDIA's runtime in a file of its own": both(
         written("etc/containerd/config.toml", f'imports = ["/etc/containerd/conf.d/*.toml"]\n{NO_NVIDIA}'),
@@ -776,11 +800,21 @@ def test_what_a_gateway_was_told_by_flags_is_asked_of_it(
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setenv("DEVICE_LIST_STRATEGY", own)
-    well.write("etc/containerd/config.toml", CONTAINERD.partition('default_runtime_name = "nvidia"')[0])
+    well.write("etc/containerd/config.toml", "version = 3\n")  # Without an API server this alone tells its version.
     with gateways(well.state, {SERVING: {"status": replace(STATUS, list_strategies=theirs)}}, "status"):
         done = call(well.root)
     assert done.exit_code == status, done.output
     assert ("DPG0401" in done.output) is bool(status)
+
+
+def test_the_gateway_answers_for_libraries_that_it_has_loaded(well: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KUBERNETES_SERVICE_HOST", "GATEWAY_STATE_DIR", "GATEWAY_SOCKET_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    cluster = Cluster(ApiNode("v1.27.3", {GPU: 2}, {GPU: 2}), frozenset({"nvidia"}), asked_for="node-1")
+    says = By({"status": {"status": STATUS}, "doctor": Answered(cluster, NvmlSeen("mismatch", "NVML: no"))})
+    with gateways(well.state, {SERVING: says}, "status", "doctor"):
+        found = json.loads(call(well.root, "--json").output)["checks"]
+    assert [one["code"] for one in found if one.get("seen")] == ["DPG0110", "DPG0303"]
 
 
 def test_on_a_narrow_terminal_every_line_is_wrapped(alone: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -792,7 +826,7 @@ def test_on_a_narrow_terminal_every_line_is_wrapped(alone: Fake, monkeypatch: py
 def test_a_person_sees_the_code_what_was_seen_what_follows_and_what_to_do(alone: Fake) -> None:
     FAULTS["DPG0106"](alone)
     text = call(alone.root).output
-    assert "✗ no other plugin serves the same GPUs  DPG0106" in text
+    assert "✗ another plugin serves the same GPUs  DPG0106" in text
     assert re.search(r"seen +somebody listens on nvidia-gpu\.sock", text)
     assert re.search(r"do +Take the other plugin off", text)
     assert "docs/migration.md" in text
@@ -844,7 +878,7 @@ def test_each_gpu_is_asked_for(
     world.write()
     world.here(monkeypatch)
     bus = {"gpus": tuple(Pci(one.pci, "0x10de", "nvidia") for one in world.gpus), "modules": frozenset({"nvidia"})}
-    found = drivers.CHECKS["DPG0308"](seen(**bus, nvml=collect.nvml()))
+    found = drivers.CHECKS["DPG0308"](seen(**bus, nvml=asking.nvml()))
     assert words in found
     assert bool(found) is bool(lost)
 
@@ -870,9 +904,9 @@ def test_a_missing_uvm_node_is_seen(
 
 def test_a_library_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(collect, "_NVML_WITHIN", 0.01)
-    monkeypatch.setattr(collect, "_nvml", lambda: go_on.wait(20) and NvmlSeen("well"))
-    assert collect.nvml().state == "silent"
+    monkeypatch.setattr(asking, "_NVML_WITHIN", 0.01)
+    monkeypatch.setattr(asking, "_nvml", lambda: go_on.wait(20) and NvmlSeen("well"))
+    assert asking.nvml().state == "silent"
     go_on.set()
 
 
@@ -889,14 +923,15 @@ def test_what_the_library_says_is_told_apart(code: int, state: str, monkeypatch:
         raise pynvml.NVMLError(code)
 
     monkeypatch.setattr(pynvml, "nvmlInit", begin)
-    assert collect.nvml().state == state
+    assert asking.nvml().state == state
 
 
 async def test_the_api_server_is_asked_for_the_node_and_the_classes(server: ApiServer) -> None:
     server.put("/api/v1/nodes/node-1", **NODE)
     server.put("/apis/node.k8s.io/v1/runtimeclasses/nvidia")
     found = await asked(server.access(), "node-1")
-    assert found == Cluster(ApiNode("v1.36.3", {GPU: 8}, {GPU: 7}), frozenset({"nvidia"}))
+    node = ApiNode("v1.36.3", {GPU: 8}, {GPU: 7}, "containerd://2.2.0", "3e1a-boot")
+    assert found == Cluster(node, frozenset({"nvidia"}), asked_for="node-1")
 
 
 async def test_the_api_server_is_asked_for_what_claims_need(server: ApiServer) -> None:
@@ -930,8 +965,14 @@ async def test_what_the_manifests_allow_is_what_is_asked_for() -> None:
     assert set(needed([replace(STATUS, drivers=(DRIVER,), sides=STAYS)])) <= allowed
 
 
+async def test_a_gateway_without_a_name_for_its_node_misses_none(server: ApiServer) -> None:
+    found = await asked(server.access(), "")
+    assert (found.node, found.missing) == (None, False)
+
+
 async def test_an_api_server_that_does_not_know_the_node_is_no_end(server: ApiServer) -> None:
-    assert (await asked(server.access(), "node-2")).node is None
+    found = await asked(server.access(), "node-2")
+    assert (found.node, found.asked_for, found.missing) == (None, "node-2", True)
 
 
 NODE = {
@@ -939,7 +980,11 @@ NODE = {
     "status": {
         "capacity": {"cpu": "16", GPU: "8"},
         "allocatable": {"cpu": "15", GPU: "7"},
-        "nodeInfo": {"kubeletVersion": "v1.36.3"},
+        "nodeInfo": {
+            "kubeletVersion": "v1.36.3",
+            "containerRuntimeVersion": "containerd://2.2.0",
+            "bootID": "3e1a-boot",
+        },
     },
 }
 

@@ -30,8 +30,7 @@ from devices.policy import ListStrategy, Policy
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.dra import cdi, driver, drivers, publisher, service, sockets
-from gateway.kubelet.beliefs import CHECKPOINT
-from gateway.kubelet.watch import KUBELET_SOCKET
+from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
 from gateway.kubernetes import access, watch
 from gateway.lab.gatewayproc import BEGUN
 from gateway.memory.ledger import Ledger

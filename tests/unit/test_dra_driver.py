@@ -675,6 +675,16 @@ async def test_a_share_that_cannot_be_said_is_refused_for_that_claim(served: Kub
     assert "can't say shares" in refusal(answers["u"])
 
 
+async def test_a_refused_claim_is_reported_until_it_is_prepared(served: Kubelet, node: Node) -> None:
+    node.claims["c"] = claim(config=[{"opaque": {"driver": "gpu.nvidia.com", "parameters": {}}}])
+    await served.prepare(V1, ASKED)
+    [words] = node.of.refused
+    assert "claim ns/c: expected no parameters" in words
+    node.claims["c"] = claim({})
+    await served.prepare(V1, ASKED)
+    assert node.of.refused == ()
+
+
 async def test_what_is_no_request_is_refused(served: Kubelet) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await served.call(f"/{V1.service}/{plugin.PREPARE}", b"\xff")

@@ -41,8 +41,8 @@ from gateway.handover import alone as being_alone
 from gateway.handover import instance
 from gateway.handover.alone import Alone, held_back
 from gateway.kubelet import drift, view
-from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.view import View
+from gateway.kubelet.watch import CHECKPOINT
 from gateway.kubernetes import access, allocatable, client, watch
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Backoff

@@ -548,6 +548,9 @@ class Claims:
     def health(self) -> list[object]:
         return []
 
+    def answered(self, claim: ClaimName, refused: str) -> None:
+        pass
+
     def registered(self, reason: str) -> None:
         raise AssertionError(reason)
 

@@ -32,10 +32,9 @@ from gateway.daemon import Gateway
 from gateway.handover import instance, standby
 from gateway.handover.ability import Ability
 from gateway.handover.events import Standing
-from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.view import Untold
-from gateway.kubelet.watch import KUBELET_SOCKET, kubelet_id, listening, target
+from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET, kubelet_id, listening, target
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Faults, Seen, Totals
 from gateway.lab.trials import rivals

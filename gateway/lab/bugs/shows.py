@@ -13,8 +13,7 @@ import grpc
 
 from devices.model import Device
 from gateway.kubelet import view
-from gateway.kubelet.beliefs import CHECKPOINT
-from gateway.kubelet.watch import KUBELET_SOCKET
+from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.kubelet import Demand, Kubelet, KubeletError, Running
 from gateway.lab.plugins.played import PlayedPlugin
