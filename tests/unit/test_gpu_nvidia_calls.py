@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,14 +16,16 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from devices.gpu.backend import Backend
 from devices.gpu.nvidia.health import Checks, NodeHealth, looked
 from devices.gpu.nvidia.kernel import KernelFacts
 from devices.gpu.nvidia.nvml import Nvml
 from devices.gpu.nvidia.scan import Busy, Let, Scan, Scanner, Session
 from devices.model import Health
 from devices.policy import Recovery
+from gateway.lab.waiting import until
 from tests.fakes.nvml import dgx, library
-from tests.unit.test_gpu_nvidia import Node
+from tests.unit.test_gpu_nvidia import Node, watching
 from tests.unit.test_gpu_source import MIXED, Watched
 
 CODES: Final = (1, 2, 3, 4, 6, 7, 9, 10, 12, 13, 15, 16, 17, 18, 19, 20, 999)
@@ -154,3 +157,42 @@ async def test_each_call_that_fails_with_each_code(node: Node) -> None:
     lines += [f"{call:36} {moment:11}" + " ".join(f"{one:>9}" for one in row) for (call, moment), row in table.items()]
     sys.stdout.write("\n".join([*lines, ""]))
     assert not wrong, "\n".join(dict.fromkeys(wrong))
+
+
+DRIVER_WIDE: Final = ("nvmlInit", "nvmlDeviceGetCount")
+EVENTS: Final = (
+    "nvmlEventSetCreate",
+    "nvmlDeviceGetSupportedEventTypes",
+    "nvmlDeviceRegisterEvents",
+    "nvmlEventSetWait",
+)
+
+
+def _is_down(backend: Backend) -> bool:
+    return bool(backend.hindrance)
+
+
+@pytest.mark.parametrize("call", [*DRIVER_WIDE, *EVENTS])
+async def test_a_call_that_speaks_for_the_driver_or_of_errors(node: Node, call: str) -> None:
+    """NVML that can't be used takes no GPU away and is reported; errors that nobody reports take no GPU away."""
+    for code in CODES:
+        node.world.fails(call, code)
+        node.write()
+        backend = node.backend()
+        async with watching(backend) as watch:
+            if call in EVENTS:
+                assert len((await watch.until(lambda sight: sight.gpus)).gpus) == 10, code
+                continue
+            await until(partial(_is_down, backend), 20)
+            assert "NVML" in backend.hindrance, code
+            assert not any(sight.gpus for sight in watch.sights), code
+            node.world.works(call)
+            node.write()
+            before = await watch.until(lambda sight: sight.gpus)
+            node.world.fails("nvmlInit", code)  # A count that works leaves NVML open.
+            node.world.fails("nvmlDeviceGetCount", code)
+            node.write()
+            sight = await watch.until(lambda sight: sight.gpus and sight.gpus[0].trouble)
+            assert [one.uuid for one in sight.gpus] == [one.uuid for one in before.gpus], code
+            assert all(one.trouble and one.trouble.reason for one in sight.gpus), code
+        node.world.rules.clear()
