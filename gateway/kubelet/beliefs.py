@@ -96,6 +96,8 @@ class Beliefs:
         """When its socket was made (unix nanoseconds)."""
         self.waits_for_own = False
         """Whether its first checkpoint is still waited for."""
+        self._judging = asyncio.Lock()
+        """Held while a checkpoint is compared: the one that was found comes before the kubelet's own."""
         self._own: tuple[bytes, kubelet_view.FileId] | None = None
         """The first one that it wrote."""
         self._allocated_at = -AFTER_ALLOCATE
@@ -153,6 +155,8 @@ class Beliefs:
     async def _look(self) -> None:
         try:
             at, unix = time.monotonic(), time.time()
+            if self.waits_for_own:
+                await self._compare_with_own()
             # List frees what ended pods held, and the kubelet's first checkpoint is to show them.
             quiet_for = self.lists_after()
             self._is_quiet = self.waits_for_own or quiet_for > 0
@@ -230,25 +234,34 @@ class Beliefs:
         """Compare what was held before with the checkpoint that a kubelet found, and with the first that it writes itself."""
         try:
             own = found.written_ns >= self._since_ns
-            record = await asyncio.to_thread(kubelet_view.decoded, content, found)
-            if record is not None:
-                self._compare(record, own=own)
+            async with self._judging:
+                record = await asyncio.to_thread(kubelet_view.decoded, content, found)
+                if record is not None:
+                    self._compare(record, own=own)
             ends = time.monotonic() + AFTER_START
             # A kubelet can't read what isn't there, or isn't whole: its records are lost.
             while record is not None and not own and self._is_compared() and time.monotonic() < ends:
                 await asyncio.sleep(COMPARE_EVERY)
-                self._read_own()
-                if (
-                    self._own is not None
-                    and (first := await asyncio.to_thread(kubelet_view.decoded, *self._own)) is not None
-                ):
-                    self._compare(first, own=True)
+                await self._compare_with_own()
+                if not self.waits_for_own:
                     break
-                self._own = None
         finally:
             self.waits_for_own = self._comparing is not asyncio.current_task()
         if self._is_quiet or self._is_compared():
             self.look_within(0)
+
+    async def _compare_with_own(self) -> None:
+        """Compare what was held before with the kubelet's own first checkpoint, if it has written one by now."""
+        async with self._judging:
+            self._read_own()
+            if self._own is None:
+                return
+            first = await asyncio.to_thread(kubelet_view.decoded, *self._own)
+            if first is None:
+                self._own = None
+                return
+            self._compare(first, own=True)
+            self.waits_for_own = False
 
     def _is_compared(self) -> bool:
         return any(drift.is_compared for drift in self._drifts.values())

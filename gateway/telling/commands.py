@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from devices.life.states import AWAY, State
 from devices.replicas import unshared
 from gateway.configuration import effective
-from gateway.kubelet.drift import MismatchKind
 from gateway.memory.claimed import holding
 from gateway.memory.rows import Cordon
 from gateway.registration.devicelist import AT_ONCE
@@ -311,12 +310,7 @@ class Commands:
         return not remembered and _state(entries.get(device_id)) in _HERE
 
     def _is_forgotten(self, device_id: str, resource: str) -> bool:
-        findings = self._gateway.beliefs.findings(resource)
-        return any(
-            device_id in one.device_ids
-            for one in findings
-            if one.kind in {MismatchKind.FORGOTTEN, MismatchKind.DOUBLED}
-        )
+        return device_id in self._gateway.beliefs.earlier(resource)
 
 
 def _told(taken: Callable[[], status.GatewayStatus]) -> dict[str, Any]:
