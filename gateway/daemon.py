@@ -405,7 +405,7 @@ def _met(gateway: Gateway, role: Role | None, commands: Commands) -> Mapping[str
     async def doctor(*talk: Any) -> None:
         from gateway.doctor import server  # noqa: PLC0415 - only a gateway that is asked pays for it
 
-        await server.meet(commands.taken(rows=False)(), gateway.settings, *talk)
+        await server.meet(gateway.source.name, commands.taken(rows=False)(), gateway.settings, *talk)
 
     others = {message.OP: gateway.others.handover.serve, message.RESIGN: resign}
     more = others if gateway.drivers is None else gateway.drivers.handlers

@@ -22,7 +22,7 @@ from gateway.cli import advice, main, places
 from gateway.cli.page import count
 from gateway.cli.status import look as ask
 from gateway.configuration.settings import SOCKET_DIR, ConfigError
-from gateway.doctor import checks
+from gateway.doctor import checks, drivers
 from gateway.doctor.look import Places, Told, look
 from gateway.doctor.snapshot import Answered, Cluster, Release, Surveyed
 from gateway.wires import control
@@ -145,21 +145,24 @@ def seen(root: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
     pod_resources = below(host_root, Path(known)) if known else socket_dir.parent / "pod-resources" / "kubelet.sock"
     places = Places(root=host_root, socket_dir=socket_dir, state_dir=kept, pod_resources=pod_resources)
     answered = asyncio.run(_answered(kept))
-    cluster = Cluster() if answered is None else answered.cluster
+    cluster, nvml = Cluster(), None
+    if answered is not None:
+        of_nvidia = "nvidia" in answered.backend.split("+")
+        cluster, nvml = answered.cluster, (lambda: drivers.reported(told["statuses"])) if of_nvidia else None
     kubeconfig = found.get("kubeconfig") or os.environ.get("KUBECONFIG")
-    if answered is not None and (cluster.asked_for or not kubeconfig):
-        return look(places, Told(**told), cluster, release, lambda: answered.nvml)
-    # Only here: TLS and NVIDIA's library take 15 MiB.
-    from gateway.doctor import server
+    if answered is None or (kubeconfig and not cluster.asked_for):
+        # Only here: TLS and NVIDIA's library take 15 MiB.
+        from gateway.doctor import server
 
-    name = found.get("node-name")
-    rights = server.needed(told.get("statuses", ()))
-    asking = server.ask(Path(kubeconfig) if kubeconfig else None, name or os.uname().nodename, rights)
-    cluster = asyncio.run(asking)
-    if not name:  # A pod's own name is no node's.
-        cluster = msgspec.structs.replace(cluster, missing=False)
-    own = server.nvml if host_root == Path("/") else None
-    return look(places, Told(**told), cluster, release, own if answered is None else lambda: answered.nvml)
+        name = found.get("node-name")
+        rights = server.needed(told.get("statuses", ()))
+        asking = server.ask(Path(kubeconfig) if kubeconfig else None, name or os.uname().nodename, rights)
+        cluster = asyncio.run(asking)
+        if not name:  # A pod's own name is no node's.
+            cluster = msgspec.structs.replace(cluster, missing=False)
+        if answered is None and host_root == Path("/"):
+            nvml = server.nvml
+    return look(places, Told(**told), cluster, release, nvml)
 
 
 async def _answered(state_dir: Path) -> Answered | None:

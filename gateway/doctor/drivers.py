@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, Literal
 
 from gateway.doctor.snapshot import NvmlSeen, Pci, Surveyed, joined
+from gateway.telling.status import GatewayStatus
 
 _NVIDIA: Final = "0x10de"
 _AMD: Final = "0x1002"
 _SYS_ADMIN: Final = 1 << 21
 _VIRTUAL: Final = "vfio-pci"
+_SILENT: Final = "NVML doesn't answer"
+_UNUSABLE: Final = ("NVML can't be used", "NVML can't be asked", "the driver isn't loaded: ")
+_UNSEEN: Final = ("it doesn't answer any more", "it can't be looked at")
+"""What the reasons of a gateway begin with."""
+_STATES: Final[Mapping[Literal["missing", "mismatch"], tuple[str, ...]]] = {
+    "missing": ("can't be loaded", "(NVML error 12)"),
+    "mismatch": ("(NVML error 18)",),
+}
 _DENIED: Final = "(NVML error 4)"
 """What a reason has in it if NVML reported NVML_ERROR_NO_PERMISSION."""
+
+
+def reported(statuses: Iterable[GatewayStatus]) -> NvmlSeen:
+    """Return what NVIDIA's library answers, as gateways with its backend report it (``devices.gpu.nvidia``)."""
+    told = list(statuses)
+    reasons = [one.reason for status in told for one in status.hindrances if one.source == "nvidia"]
+    reasons += [one.reason for status in told for resource in status.resources for one in resource.devices]
+    for reason in reasons:
+        if reason.startswith(_SILENT):
+            return NvmlSeen("silent", reason)
+        if reason.startswith(_UNUSABLE):
+            found = (state for state, words in _STATES.items() if any(one in reason for one in words))
+            return NvmlSeen(next(found, "failed"), reason)
+    unseen = [
+        f"GPU {one.index or '?'}{f' ({one.pci})' if one.pci else ''}: {one.reason}"
+        for status in told
+        for one in status.unusable
+        if one.source == "nvidia" and one.reason.startswith(_UNSEEN) and _DENIED not in one.reason
+    ]
+    return NvmlSeen("well", lacking=tuple(unseen))
 
 
 def _nvidia_unloaded(seen: Surveyed) -> str:
@@ -74,7 +103,8 @@ def _lost(seen: Surveyed) -> str:
         f"GPU {index}{f' ({address})' if address else ''}: {reason}"
         for (index, reason), address in zip(nvml.refused.items(), addresses, strict=True)
     ]
-    if nvml.gpus < len(there):
+    found += nvml.lacking
+    if nvml.gpus is not None and nvml.gpus < len(there):
         found.append(f"{len(there)} on the bus, NVML has {nvml.gpus}")
     return joined(found)
 

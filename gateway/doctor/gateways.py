@@ -169,7 +169,10 @@ def _clock(seen: Surveyed) -> str:
 
 
 def _hindered(seen: Surveyed) -> str:
-    return joined(f"{one.source}: {one.reason}" for status in seen.statuses for one in status.hindrances)
+    # Why NVIDIA's library can't be used has checks of its own.
+    known = seen.nvml.message if seen.nvml else ""
+    every = (one for status in seen.statuses for one in status.hindrances)
+    return joined(f"{one.source}: {one.reason}" for one in every if one.reason != known)
 
 
 def _late(seen: Surveyed) -> str:

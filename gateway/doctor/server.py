@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,13 +31,18 @@ _MOST_GPUS: Final = 512
 
 
 async def meet(
-    status: GatewayStatus, settings: Settings, connection: ControlConnection, _request: Mapping[str, Any]
+    backend: str,
+    status: GatewayStatus,
+    settings: Settings,
+    connection: ControlConnection,
+    _request: Mapping[str, Any],
 ) -> None:
-    """Answer ``doctor`` for a gateway with this status. It asks NVIDIA's library only if it has loaded it."""
-    library = asyncio.ensure_future(asyncio.to_thread(nvml)) if "pynvml" in sys.modules else None
+    """Answer ``doctor`` for a gateway with this status.
+
+    NVML isn't asked here: this process would keep GPUs open that ``gateway devices --release`` closed. Its status says what NVML does.
+    """
     cluster = await ask(settings.kubeconfig, settings.node_name, needed([status]))
-    answered = Answered(cluster, None if library is None else await library)
-    await connection.send(msgspec.to_builtins(answered))
+    await connection.send(msgspec.to_builtins(Answered(cluster, backend)))
 
 
 async def ask(kubeconfig: Path | None, name: str, rights: Sequence[tuple[str, str, str]]) -> Cluster:

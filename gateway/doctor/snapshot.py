@@ -88,14 +88,16 @@ class Pci(Struct, frozen=True):
 class NvmlSeen(Struct, frozen=True):
     """What NVIDIA's library said.
 
-    ``refused`` says of GPUs that it counts, by index, why it gives no handle; ``told`` are the PCI addresses of the others.
+    ``refused`` says of GPUs that it counts, by index, why it gives no handle; ``told`` are the PCI addresses of the others. ``lacking``
+    says the same in words, as a gateway reports it, which doesn't report the count (None).
     """
 
     state: Literal["well", "missing", "mismatch", "failed", "silent"]
     message: str = ""
-    gpus: int = 0
+    gpus: int | None = None
     refused: Mapping[int, str] = {}
     told: frozenset[str] = frozenset()
+    lacking: tuple[str, ...] = ()
 
 
 class DeviceNodeSeen(Struct, frozen=True):
@@ -149,10 +151,10 @@ class Cluster(Struct, frozen=True):
 
 
 class Answered(Struct, frozen=True):
-    """What the serving gateway answers to ``doctor``: what takes libraries that it has loaded already."""
+    """What the serving gateway answers to ``doctor``: what takes libraries that it has loaded already, and where its devices come from."""
 
     cluster: Cluster = Cluster()
-    nvml: NvmlSeen | None = None
+    backend: str = ""
 
 
 class Surveyed(Struct, frozen=True, kw_only=True):

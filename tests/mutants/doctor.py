@@ -75,9 +75,9 @@ MUTANTS = (
         "DOC4",
         "a command asks the API server and NVIDIA's library itself",
         _COMMAND,
-        "    if answered is not None and (cluster.asked_for or not kubeconfig):\n",
-        "    if False:\n",
-        f"{_TEST}::test_the_gateway_answers_for_libraries_that_it_has_loaded",
+        "    if answered is None or (kubeconfig and not cluster.asked_for):\n",
+        "    if True:\n",
+        f"{_TEST}::test_a_gateway_reports_what_nvml_does",
     ),
     Mutant(
         "DOC2",

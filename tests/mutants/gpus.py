@@ -384,8 +384,8 @@ MUTANTS = (
         "U10",
         "why NVML can't be used is in the log alone",
         "devices/gpu/nvidia/backend.py",
-        "if self._down is not None and self._scan is None else",
-        "if False else",
+        "return silent if self._down is None else",
+        "return silent if True else",
         "tests/unit/test_gpu_nvidia.py::test_a_driver_that_comes_late",
     ),
     Mutant(

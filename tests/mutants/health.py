@@ -385,8 +385,8 @@ MUTANTS = (
         "X6",
         "NVML that went is told once more beside the GPUs that say so",
         "devices/gpu/nvidia/backend.py",
-        "if self._down is not None and self._scan is None else",
-        "if self._down is not None else",
+        'if self._scan is not None:\n            return ""\n        silent',
+        'if False:\n            return ""\n        silent',
         "tests/unit/test_gpu_nvidia.py::test_nvml_that_fails_in_another_way_takes_no_gpu_away",
     ),
 )

@@ -23,7 +23,7 @@ import yaml
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from devices.source import Hindrance
+from devices.source import Hindrance, Unusable
 from gateway.cli.doctor import release
 from gateway.cli.main import gateway
 from gateway.doctor import checks, collect, drivers
@@ -807,14 +807,49 @@ def test_what_a_gateway_was_told_by_flags_is_asked_of_it(
     assert ("DPG0401" in done.output) is bool(status)
 
 
-def test_the_gateway_answers_for_libraries_that_it_has_loaded(well: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("KUBERNETES_SERVICE_HOST", "GATEWAY_STATE_DIR", "GATEWAY_SOCKET_DIR"):
+def by_gateway(found: Fake, monkeypatch: pytest.MonkeyPatch, backend: str, **changes: Any) -> dict[str, str]:
+    """What doctor finds where a gateway answers for its libraries: the words, by code."""
+    for name in ("KUBERNETES_SERVICE_HOST", "KUBECONFIG", "GATEWAY_STATE_DIR", "GATEWAY_SOCKET_DIR"):
         monkeypatch.delenv(name, raising=False)
     cluster = Cluster(ApiNode("v1.27.3", {GPU: 2}, {GPU: 2}), frozenset({"nvidia"}), asked_for="node-1")
-    says = By({"status": {"status": STATUS}, "doctor": Answered(cluster, NvmlSeen("mismatch", "NVML: no"))})
-    with gateways(well.state, {SERVING: says}, "status", "doctor"):
-        found = json.loads(call(well.root, "--json").output)["checks"]
-    assert [one["code"] for one in found if one.get("seen")] == ["DPG0110", "DPG0303"]
+    says = By({"status": {"status": replace(STATUS, **changes)}, "doctor": Answered(cluster, backend)})
+    with gateways(found.state, {SERVING: says}, "status", "doctor"):
+        results = json.loads(call(found.root, "--json").output)["checks"]
+    assert {one["outcome"] for one in results if one["code"] == "DPG0308"} <= (
+        {"ok", "warning"} if "nvidia" in backend else {"unseen"}
+    )
+    return {one["code"]: one["seen"] for one in results if one.get("seen")}
+
+
+DOWN = "NVML can't be used: "
+REPORTED: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "no library": ("DPG0302", {"hindrances": (Hindrance("nvidia", f"{DOWN}libnvidia-ml.so.1 can't be loaded: no"),)}),
+    "a mismatch": ("DPG0303", {"hindrances": (Hindrance("nvidia", f"{DOWN}nvmlInit: no (NVML error 18)"),)}),
+    "a failure": ("DPG0305", {"hindrances": (Hindrance("nvidia", f"{DOWN}nvmlInit: no (NVML error 999)"),)}),
+    "a library that hangs": ("DPG0305", {"hindrances": (Hindrance("nvidia", "NVML doesn't answer: open hangs"),)}),
+    "a lost GPU": (
+        "DPG0308",
+        {"unusable": (Unusable("nvidia", "it doesn't answer any more: no (NVML error 15)", "1", "0000:02:00.0"),)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_a_gateway_reports_what_nvml_does(name: str, well: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, changes = REPORTED[name]
+    found = by_gateway(well, monkeypatch, "nvidia+bridge", **changes)
+    assert found.keys() - {"DPG0110"} == {code}
+    assert "NVML" in found[code]
+
+
+@pytest.mark.parametrize(
+    ("backend", "reason"), [("simulated", ""), ("nvidia", "it is in MIG mode and has no MIG instances: create some")]
+)
+def test_what_says_nothing_of_nvml_is_no_finding(
+    backend: str, reason: str, well: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unusable = (Unusable("nvidia", reason, "1", "0000:02:00.0"),) if reason else ()
+    assert by_gateway(well, monkeypatch, backend, unusable=unusable).keys() == {"DPG0110"}
 
 
 def test_on_a_narrow_terminal_every_line_is_wrapped(alone: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

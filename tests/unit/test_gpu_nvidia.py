@@ -899,6 +899,17 @@ async def test_an_operator_is_believed(node: Node) -> None:
     assert uuid in sight.recovered
 
 
+async def test_a_library_that_hangs_before_any_gpu_was_seen_is_told(node: Node) -> None:
+    node.world.fails("nvmlDeviceGetCount", 0, hangs=60)
+    node.world.write()
+    backend = node.backend(pace=replace(PACE, hang=0.1))
+    async with watching(backend):
+        await until(lambda: "NVML doesn't answer" in backend.hindrance)
+        node.world.works("nvmlDeviceGetCount")
+        node.world.write()
+        await until(lambda: not backend.hindrance)
+
+
 async def test_a_call_that_hangs(node: Node) -> None:
     uuid = node.world.gpus[3].uuid
     async with watching(node.backend(pace=replace(PACE, hang=0.2))) as watch:

@@ -102,7 +102,10 @@ class NvidiaBackend:
     @property
     def hindrance(self) -> str:
         """Why no GPU was seen yet; those that were say themselves what became of them."""
-        return f"NVML can't be used: {self._down.error}" if self._down is not None and self._scan is None else ""
+        if self._scan is not None:
+            return ""
+        silent = f"NVML doesn't answer: {self._stuck} has hung for {self._pace.hang:g} s" if self._stuck else ""
+        return silent if self._down is None else f"NVML can't be used: {self._down.error}"
 
     async def watch(self) -> AsyncGenerator[Sight]:
         """Yield what is there, and again after each change.
