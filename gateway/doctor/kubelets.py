@@ -91,8 +91,8 @@ def _switched_off(seen: Surveyed) -> str:
 
 
 def _numa(seen: Surveyed) -> str:
-    if seen.numa_nodes is None:
-        return ""
+    if seen.numa_nodes is None or not seen.gpus:
+        return ""  # Simulated GPUs are on no node of this kernel.
     known = seen.numa_nodes
     return joined(
         f"{device.id} is on NUMA node {', '.join(map(str, sorted(unknown)))}; the kernel has {', '.join(map(str, sorted(known)))}"

@@ -650,6 +650,10 @@ def seen(**changes: Any) -> Surveyed:
 ON_BUS: dict[str, Any] = {"gpus": (Pci("0000:07:00.0", "0x10de", "nvidia"),), "modules": frozenset({"nvidia"})}
 CARD = DeviceNodeSeen("/dev/nvidia0")
 EDGES: Mapping[str, tuple[Surveyed, set[str]]] = {
+    "simulated GPUs are on no NUMA node of this kernel": (
+        seen(gpus=(), numa_nodes=frozenset({0}), statuses=(replace(STATUS, resources=(replace(SERVED, devices=(replace(DEVICES[0], numa=(1,)),)),)),)),
+        set(),
+    ),
     "one that lives and can't be asked": (seen(statuses=(), alive=frozenset({WAITING})), {"DPG0222"}),
     "one that hangs lives here": (seen(silent={f"/state/{WAITING}.sock": "no answer"}, alive=frozenset({WAITING})), {"DPG0202"}),
     "no state directory can't be written to": (seen(state_dir=StateDir("/state", there=False, writable=False)), set()),
