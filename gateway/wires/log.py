@@ -92,8 +92,7 @@ def configure(log_format: str, level: str) -> None:
     structlog.configure(
         processors=shared + renderers,
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
+        logger_factory=lambda *_: structlog.WriteLogger(_standard_error()),
     )
 
 
@@ -101,16 +100,22 @@ class _Others:
     """Standard error for libraries that write to it: each line becomes a line of the log."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._line = stream, ""
+        self.stream, self._line = stream, ""
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
         *lines, self._line = (self._line + text).split("\n")
         for line in filter(str.strip, lines):
             structlog.get_logger().error("a library wrote to standard error", text=line)
         return len(text)
+
+
+def _standard_error() -> TextIO:
+    """Return standard error itself: the log must not be taken for what libraries write."""
+    stream: object = sys.stderr
+    return cast("TextIO", stream.stream if isinstance(stream, _Others) else stream)
 
 
 def log_what_others_write() -> None:
