@@ -74,7 +74,7 @@ class Unseen:
         return [one.id for one in well if became[one.id] not in _BY_A_SETTING and not is_removed(one)]
 
     def added_to(self, told: Iterable[Hindrance]) -> tuple[Hindrance, ...]:
-        """Add it to what hinders the sources. A node that served nothing before stops no update, whatever hinders them."""
+        """Add what isn't seen to the sources' hindrances. If the gateway before served nothing, none of them holds up an update."""
         if self.none_before:
             told = (replace(one, held_up=False) for one in told)
         return (*told, *self._hindrances)
@@ -99,7 +99,7 @@ class Unseen:
 
 
 def fates(name: str, gone: Sequence[Device], inventory: Inventory | None, source: DeviceSource) -> dict[str, Fate]:
-    """Say what became of devices that aren't listed any more. A GPU is withdrawn if another one has its PCI address now."""
+    """Return the fate of devices that are no longer listed. A GPU is withdrawn if another one has its PCI address now."""
     there: dict[str, str] = {}
     if any(device.pci for device in gone):
         listings = (inventory or {}).values()
@@ -113,7 +113,7 @@ def fates(name: str, gone: Sequence[Device], inventory: Inventory | None, source
 
 
 def is_removed(device: Device) -> bool:
-    """Return whether the kernel has a device's GPU no longer. It had it if the NUMA node is known: that is read from its folder."""
+    """True if a GPU is gone from the kernel. The kernel had it before if its NUMA node is known, which is read from its folder."""
     return bool(device.pci and device.numa_nodes) and not (PCI / device.pci).exists()
 
 

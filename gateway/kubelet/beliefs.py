@@ -91,7 +91,7 @@ class Beliefs:
         self._found: tuple[bytes, kubelet_view.FileId] | None = None
         """The checkpoint as it was when that kubelet's socket appeared; None: there was no kubelet yet."""
         self._was_undecided = False
-        """Whether the kubelet before that one had not shown yet whose records it has."""
+        """True if the kubelet before that one ended before its checkpoint showed whether it lost its records."""
         self._since_ns = math.inf
         """When its socket was made (unix nanoseconds)."""
         self.waits_for_own = False
@@ -276,8 +276,8 @@ class Beliefs:
     def _compare(self, record: kubelet_view.Record, *, own: bool) -> None:
         """Judge by a checkpoint who has ended, of those that held a device before the kubelet's start.
 
-        One that names somebody of them is of the same records. So is one that the kubelet found, if it is as new as the last that was
-        read, and lists a resource of ours: a kubelet that lost its records lists a resource only after it was registered anew.
+        A checkpoint that names one of these holders continues the records. So does the one that the kubelet found, if it is not older than
+        the last that we read and lists one of our resources. A kubelet that lost its records lists a resource only once it is registered again.
         """
         drifts = [drift for drift in self._drifts.values() if drift.is_compared]
         same = any(drift.is_in(record.written.get(drift.resource, {})) for drift in drifts)

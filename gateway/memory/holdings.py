@@ -88,7 +88,7 @@ class Holdings:
     def looked(self, look: beliefs.Look) -> None:
         """Take note of the kubelet's records, as they were just read: what was handed out is known anew."""
         if self.beliefs.waits_for_own:
-            return  # Until it is known whose records these are, the state file keeps who held what before.
+            return  # The kubelet may have lost its records: the state file keeps the holders until its checkpoint shows that.
         news = False
         for name, resource in self._resources.items():
             holders = self.beliefs.holders(name)

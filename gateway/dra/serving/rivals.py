@@ -1,7 +1,7 @@
 """Another process on this node that has the name of one of our DRA drivers.
 
-The kubelet calls the process that registered a name last. So with two of them, one gets the other's claims, knows nothing of them, and
-answers all the same. Ours therefore registers a driver and publishes its devices only if no other process has the name.
+The kubelet sends all claims of a driver to the process that registered the name last. With two processes, one gets claims that the other
+prepared. So the gateway registers a driver and publishes its devices only if no other process has the name.
 
 NVIDIA's driver ends on a node before its update starts there, and leaves its ResourceSlices. So ours waits until the other socket has
 been away for a while, and until no claim names a device of those slices.
