@@ -334,14 +334,6 @@ MUTANTS = (
         "tests/unit/test_lost_memory.py::test_nobody_looked_when_it_was_lost",
     ),
     Mutant(
-        "K6",
-        "a kubelet that runs on is compared as a new one",
-        "gateway/memory/holdings.py",
-        "changed = bool(known and current) and known != current and boot == self._boot_id",
-        "changed = bool(known and current)",
-        "tests/unit/test_lost_memory.py::test_pods_that_end_while_no_gateway_runs_have_ended",
-    ),
-    Mutant(
         "K7",
         "what must be included is avoided",
         "gateway/kubelet/drift.py",

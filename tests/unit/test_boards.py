@@ -1394,7 +1394,7 @@ async def test_a_replica_that_the_kubelet_forgot_is_given_to_nobody_beside_one_t
     await node.sees(*WHOLE)
     await node.edit(FOUR)
     await node.pods(a={GPUS: ["U0::0"]}, b={GPUS: ["U0::3"]})
-    node.gateway.beliefs.restarted(node.gateway._resources)
+    await node.loses_memory()
     await node.pods(b={GPUS: ["U0::3"]})
     await node.edit(TWICE)
     assert node.free() == {GPUS: ["U1::0", "U1::1"]}

@@ -390,7 +390,8 @@ async def test_who_stands_by_takes_no_lock_before_the_other_one_dies(tmp_path: P
     serves.close()  # It makes room for a newer one: that one gets it.
     await asyncio.sleep(0.05)
     newer = alone(tmp_path, 3, None)
-    assert not await newer.begin()
+    async with asyncio.timeout(10):
+        assert not await newer.begin()
     newer.close()
     assert not waiting.done()
     os.write(pipe, b"1")
