@@ -14,9 +14,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, Phase, settings
 
+from gateway.cli import main
+from gateway.configuration.settings import Settings
 from gateway.lab.kubelets.build import available, built
+from gateway.wires import log as observe
 
 PATIENT = settings(deadline=None, suppress_health_check=(HealthCheck.too_slow,))
 settings.register_profile("patient", PATIENT)
@@ -44,3 +48,30 @@ def folder() -> Iterator[Path]:
     root = Path(tempfile.mkdtemp(prefix="dpg-"))
     yield root
     shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command that runs in a test's own process configures the log of all tests after it."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Runs of the daemon, not run: the settings that it would have had."""
+    runs: list[Settings] = []
+
+    def serve(settings: Settings) -> int:
+        runs.append(settings)
+        return 0
+
+    monkeypatch.setattr(main, "serve", serve)
+    return runs
+
+
+@pytest.fixture
+def no_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configured once, a logger stays so for the whole process: for every test after these."""
+    monkeypatch.setattr(observe, "configure", lambda *_: None)

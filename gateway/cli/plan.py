@@ -170,7 +170,7 @@ def _summary(page: Page, plan: Plan) -> Iterator[str]:
         if hops:
             yield from page.line(f"{words} {', '.join(_target(hop) for hop in hops)}.")
     if early := [hop.at_least for hop in plan.hops if hop.at_least]:
-        yield from page.line(f"Don't go below {', '.join(early)}.")
+        yield from page.line(f"Use at least these patch releases: {', '.join(early)}.")
 
 
 def _hop(page: Page, plan: Plan, hop: Hop, explained: set[str]) -> Iterator[str]:

@@ -3,7 +3,8 @@
 A test names its jobs as the parameter ``jobs`` and gets their recordings from the fixture ``recordings``. All jobs of the
 selected tests of one module run in the order of the tests, on one event loop; each test waits for its own ones. Tests that run
 in several processes are dealt out by module (`make test`), so that every job runs in one of them. Genuine
-kubelets are never skipped: where one isn't built, its tests fail (``-m "not genuine"`` leaves them out, in plain sight).
+kubelets are never skipped: where one isn't built, its tests fail. ``-m "not genuine"`` leaves them out, in plain sight;
+``-m "not other_kubelet"``, as `make test` does, runs those on one kubelet of each dialect.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from gateway.lab.trials.scenarios import RESOURCE, SCENARIOS, Node, node
 from gateway.lab.wire.tap import Connection
 
 GENUINE = default()
+ONE_OF_EACH = "1.8", "1.9", "1.37"
+"""A kubelet of each dialect: `make test` builds no others."""
 AT_ONCE = (os.cpu_count() or 1) + 1
 JOB_SECONDS = 180
 
@@ -97,12 +100,21 @@ def _jobs(item: pytest.Item) -> tuple[Job, ...]:
     return cast("tuple[Job, ...]", _parameters(item).get("jobs", ()))
 
 
+def _path(item: pytest.Item) -> tuple[str, ...]:
+    """The kubelets that a test goes through, one after the other."""
+    path = _parameters(item).get("path", ())
+    return path if isinstance(path, tuple) else ()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with the kubelets that it runs against, so that ``-m "kubelet(version='1.36')"`` selects it."""
     for item in items:
-        for version in {job.version for job in _jobs(item)} | {_parameters(item).get("version", "")} - {""}:
+        versions = {job.version for job in _jobs(item)} | {_parameters(item).get("version", "")} - {""}
+        for version in versions:
             item.add_marker(pytest.mark.kubelet(version=version))
+        if item.get_closest_marker("genuine") and not {*versions, *_path(item)} <= {*ONE_OF_EACH}:
+            item.add_marker("other_kubelet")
 
 
 @pytest.fixture(scope="module")

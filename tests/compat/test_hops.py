@@ -14,7 +14,7 @@ from _pytest.mark import ParameterSet
 from gateway.lab.matrix.record import Hop
 from gateway.lab.trials import hops
 from gateway.lab.trials.scenarios import VERSIONS, dialect, forgets
-from tests.compat.conftest import GENUINE, _emulated, _genuine
+from tests.compat.conftest import GENUINE, ONE_OF_EACH, _emulated, _genuine
 
 Walked = dict[tuple[str, str], Hop]
 
@@ -27,15 +27,22 @@ def _walked(path: tuple[str, ...], genuine: Callable[[str], Path | None]) -> Wal
     return {(hop.old, hop.new): hop for hop in found}
 
 
-def _rows(kind: str, versions: tuple[str, ...]) -> Iterator[ParameterSet]:
+def _rows(kind: str, versions: tuple[str, ...], title: str = "") -> Iterator[ParameterSet]:
     marks = [pytest.mark.genuine] if kind == "genuine" else []
     for path in hops.walks(versions):
         for old, new in pairwise(path):
             both = [pytest.mark.kubelet(version=version) for version in (old, new)]
-            yield pytest.param(kind, path, old, new, id=f"{kind}-{old}-{new}", marks=[*marks, *both])
+            yield pytest.param(kind, path, old, new, id=f"{title or kind}-{old}-{new}", marks=[*marks, *both])
 
 
-@pytest.mark.parametrize(("kind", "path", "old", "new"), [*_rows("emulated", VERSIONS), *_rows("genuine", GENUINE)])
+@pytest.mark.parametrize(
+    ("kind", "path", "old", "new"),
+    [
+        *_rows("emulated", VERSIONS),
+        *_rows("genuine", GENUINE),
+        *_rows("genuine", ONE_OF_EACH, "one of each"),
+    ],
+)
 def test_hop(kind: str, path: tuple[str, ...], old: str, new: str) -> None:
     hop = _walked(path, _genuine if kind == "genuine" else _emulated)[old, new]
     assert hop.status == "passed", f"{hop.reason}\n" + "\n".join(hop.transcript)

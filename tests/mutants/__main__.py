@@ -252,7 +252,7 @@ def main(chosen: list[Mutant], jobs: int) -> int:
         trees = Trees(copies, stack.enter_context(ThreadPoolExecutor(jobs)))
         # The longest first: whole nodes, then the last tables, where a mutant often shows when a test's patience ends.
         in_order = chosen[::-1]
-        in_order.sort(key=lambda one: not one.command and "tests/unit" in one.test)
+        in_order.sort(key=lambda one: not one.command and "tests/compat" not in one.test)
         first = trees.judge(in_order)
         for mutant, trouble in first.items():
             print(f"once more: {mutant.title}: {trouble}", flush=True)

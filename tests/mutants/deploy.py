@@ -13,9 +13,9 @@ RULES = {
     "I6": "a machine that is a node, or holds another one of ours, gets none",
 }
 
-_IMAGE = "tests/unit/test_image.py"
-_DEBIAN = "tests/unit/test_debian.py"
-_NODE = "tests/unit/test_node.py"
+_IMAGE = "tests/lab/test_image.py"
+_DEBIAN = "tests/lab/test_debian.py"
+_NODE = "tests/lab/test_node.py"
 
 MUTANTS = (
     Mutant(

@@ -10,8 +10,8 @@ RULES = {
 }
 
 _FAKE = "tests/fakes/nvml.c"
-_FAKE_TEST = "tests/unit/test_fake_nvml.py"
-_SOURCE_TEST = "tests/unit/test_source.py"
+_FAKE_TEST = "tests/lab/test_fake_nvml.py"
+_SOURCE_TEST = "tests/lab/test_source.py"
 
 MUTANTS = (
     Mutant(

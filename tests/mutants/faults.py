@@ -14,10 +14,10 @@ RULES = {
     "G3": "a soak replays from its seed, is made shorter, and sees what grows",
 }
 _FAULT = "tests/compat/test_faults.py::test_a_node_is_right_again"
-_GAUNTLET = "tests/unit/test_gauntlet.py"
+_GAUNTLET = "tests/lab/test_gauntlet.py"
 _EXPLORED = "tests/unit/test_explored.py::test_every_promise_holds_in_every_state"
 _WATCH = "tests/unit/test_watch.py"
-_CONFORMANCE = "tests/unit/test_conformance.py"
+_CONFORMANCE = "tests/lab/test_conformance.py"
 _BROKEN = "tests/compat/test_conformance.py"
 _INVARIANTS = "gateway/lab/trials/invariants.py"
 _ACCIDENT = "tests/unit/test_invariants.py::test_what_a_busy_machine_may_be_the_reason_of"
@@ -28,7 +28,7 @@ MUTANTS = (
         "gateway/lab/spawned.py",
         "        signal.signal(signal.SIGTERM, signal.default_int_handler)",
         "        pass",
-        "tests/unit/test_spawned.py::test_who_is_called_off_leaves_nothing_running",
+        "tests/lab/test_spawned.py::test_who_is_called_off_leaves_nothing_running",
     ),
     Mutant(
         "G7",
@@ -36,7 +36,7 @@ MUTANTS = (
         "gateway/lab/spawned.py",
         "signal.signal(signal.SIGTERM, signal.default_int_handler)",
         "signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))",
-        "tests/unit/test_spawned.py::test_who_is_called_off_leaves_nothing_running",
+        "tests/lab/test_spawned.py::test_who_is_called_off_leaves_nothing_running",
     ),
     Mutant(
         "G1",
@@ -54,7 +54,7 @@ MUTANTS = (
         "gateway/lab/matrix/run.py",
         ' if one.status == "failed" and may_be_an_accident(one.reason)]',
         ' if one.status == "failed"]',
-        "tests/unit/test_matrix.py::test_what_fails_runs_once_more",
+        "tests/lab/test_matrix.py::test_what_fails_runs_once_more",
     ),
     Mutant(
         "G5",
@@ -62,7 +62,7 @@ MUTANTS = (
         "gateway/lab/matrix/run.py",
         "failed if len(failed) <= ACCIDENTS else ()",
         "failed",
-        "tests/unit/test_matrix.py::test_many_that_fail_are_no_accident",
+        "tests/lab/test_matrix.py::test_many_that_fail_are_no_accident",
     ),
     Mutant(
         "G6",
@@ -78,7 +78,7 @@ MUTANTS = (
         "gateway/lab/matrix/run.py",
         "replace(await again(one), first=one.reason)",
         "await again(one)",
-        "tests/unit/test_matrix.py::test_what_fails_runs_once_more",
+        "tests/lab/test_matrix.py::test_what_fails_runs_once_more",
     ),
     Mutant(
         "G5",
@@ -158,7 +158,7 @@ MUTANTS = (
         "tools/compared.py",
         ".replace('|', '/')",
         "",
-        "tests/unit/test_compared.py::test_what_a_plugin_says_stays_in_its_cell",
+        "tests/lab/test_compared.py::test_what_a_plugin_says_stays_in_its_cell",
     ),
     Mutant(
         "G4",
@@ -166,7 +166,7 @@ MUTANTS = (
         "tools/compared.py",
         "        if not _PLAIN.fullmatch(name):",
         "        if False:",
-        "tests/unit/test_compared.py::test_a_report_that_would_be_more_than_text_is_refused",
+        "tests/lab/test_compared.py::test_a_report_that_would_be_more_than_text_is_refused",
     ),
     Mutant(
         "G4",
@@ -174,7 +174,7 @@ MUTANTS = (
         "tools/compared.py",
         "        if not text.isprintable():",
         "        if False:",
-        "tests/unit/test_compared.py::test_a_report_that_would_be_more_than_text_is_refused",
+        "tests/lab/test_compared.py::test_a_report_that_would_be_more_than_text_is_refused",
     ),
     Mutant(
         "G4",
@@ -198,7 +198,7 @@ MUTANTS = (
         "gateway/lab/conformance/report.py",
         'return "broken" if "broken" in seen else "kept"',
         'return "kept"',
-        "tests/unit/test_plugin_report.py::test_levels",
+        "tests/lab/test_plugin_report.py::test_levels",
     ),
     Mutant(
         "G4",

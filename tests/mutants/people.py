@@ -40,7 +40,7 @@ MUTANTS = (
         "gateway/cli/dev.py",
         "if not holders or before == after or",
         "if before == after or",
-        "tests/unit/test_emulated_process.py::test_a_hop_that_forgets_pods_is_told",
+        "tests/lab/test_emulated_process.py::test_a_hop_that_forgets_pods_is_told",
     ),
     Mutant(
         "Q2",
@@ -48,7 +48,7 @@ MUTANTS = (
         "gateway/cli/dev.py",
         "            self.say(lost)\n",
         "            pass\n",
-        "tests/unit/test_emulated_process.py::test_a_restart_says_who_is_forgotten",
+        "tests/lab/test_emulated_process.py::test_a_restart_says_who_is_forgotten",
     ),
     Mutant(
         "Q3",
@@ -56,7 +56,7 @@ MUTANTS = (
         "gateway/cli/compat.py",
         "for one in found if not one.certain]",
         "for one in found if one.minor < 8]",
-        "tests/unit/test_matrix.py::test_a_wrong_option_is_told_what_was_expected",
+        "tests/lab/test_matrix.py::test_a_wrong_option_is_told_what_was_expected",
     ),
     Mutant(
         "Q3",
@@ -64,7 +64,7 @@ MUTANTS = (
         "gateway/cli/runs.py",
         '        if genuine == "built" and asked:\n',
         "        if False and asked:\n",
-        "tests/unit/test_matrix.py::test_a_wrong_option_is_told_what_was_expected",
+        "tests/lab/test_matrix.py::test_a_wrong_option_is_told_what_was_expected",
     ),
     Mutant(
         "Q3",
@@ -72,7 +72,7 @@ MUTANTS = (
         "gateway/cli/compat.py",
         "    runs.see_that_it_can_be_written(out, page)\n",
         "",
-        "tests/unit/test_matrix.py::test_a_report_that_cannot_be_kept_is_told_before_the_run",
+        "tests/lab/test_matrix.py::test_a_report_that_cannot_be_kept_is_told_before_the_run",
     ),
     Mutant(
         "Q4",
@@ -160,7 +160,7 @@ MUTANTS = (
         "gateway/cli/compat.py",
         '    _refuse(given, _OF_A_PLUGIN, "expected --plugin beside {}")\n',
         "",
-        "tests/unit/test_matrix.py::test_a_wrong_option_is_told_what_was_expected",
+        "tests/lab/test_matrix.py::test_a_wrong_option_is_told_what_was_expected",
     ),
     Mutant(
         "Q7",
@@ -168,7 +168,7 @@ MUTANTS = (
         "gateway/cli/compat.py",
         '        _refuse(given, _OF_GATEWAYS, "expected --plugin',
         '        _refuse(frozenset(), _OF_GATEWAYS, "expected --plugin',
-        "tests/unit/test_matrix.py::test_a_wrong_option_is_told_what_was_expected",
+        "tests/lab/test_matrix.py::test_a_wrong_option_is_told_what_was_expected",
     ),
     Mutant(
         "Q8",

@@ -12,8 +12,8 @@ RULES = {
 }
 
 _PLAYED = ("-m", "gateway.lab.simulation.run", "--jobs", "1", "--schedules", "1000")
-_KEPT = "tests/unit/test_simulation.py::test_what_broke_once_is_kept"
-_TEST = "tests/unit/test_simulation.py::test_schedules_keep_every_promise_and_meet_what_is_rare"
+_KEPT = "tests/lab/test_simulation.py::test_what_broke_once_is_kept"
+_TEST = "tests/lab/test_simulation.py::test_schedules_keep_every_promise_and_meet_what_is_rare"
 
 MUTANTS = (
     Mutant(
@@ -168,7 +168,7 @@ MUTANTS = (
         "gateway/lab/simulation/opening.py",
         "    if value is None or isinstance(value, (str, ",
         "    if value is None or isinstance(value, (dict, str, ",
-        "tests/unit/test_simulation.py::test_a_copy_of_an_opening_goes_on_as_the_opening_itself_does",
+        "tests/lab/test_simulation.py::test_a_copy_of_an_opening_goes_on_as_the_opening_itself_does",
     ),
     Mutant(
         "SIM4",
@@ -176,7 +176,7 @@ MUTANTS = (
         "gateway/lab/simulation/kubelet.py",
         "sorted(sorted(claim.available - claim.taken), key",
         "sorted(claim.available - claim.taken, key",
-        "tests/unit/test_simulation.py::test_a_schedule_is_played_again_to_the_letter",
+        "tests/lab/test_simulation.py::test_a_schedule_is_played_again_to_the_letter",
     ),
     Mutant(
         "SIM4",
@@ -184,7 +184,7 @@ MUTANTS = (
         "gateway/lab/kubelets/records.py",
         "*sorted(self._free(resource, more))[:more]",
         "*tuple(self._free(resource, more))[:more]",
-        "tests/unit/test_simulation.py::test_a_schedule_is_played_again_to_the_letter",
+        "tests/lab/test_simulation.py::test_a_schedule_is_played_again_to_the_letter",
     ),
     Mutant(
         "SIM3",

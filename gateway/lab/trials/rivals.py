@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -161,6 +162,7 @@ async def _planted(made: Node, *, says: bytes | None, number: int = 0) -> AsyncI
             server.close()
         listener.close()
         os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.lab.kubelets import build, source
 from gateway.lab.kubelets.build import BuildError
-from tests.unit.test_build import go, sources
+from tests.lab.test_build import go, sources
 
 __all__ = ["go", "sources"]
 

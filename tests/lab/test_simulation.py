@@ -27,8 +27,8 @@ from gateway.lab.simulation.kubelet import CLASSES, KUBELETS, RESOURCE, Kubelet,
 from gateway.lab.simulation.node import Node
 from gateway.lab.simulation.run import SOMETIMES
 from gateway.lab.simulation.schedule import Schedule, Step, schedule
+from tests.lab.test_emulated import HOPS, SECOND
 from tests.mutants.simulation import MUTANTS
-from tests.unit.test_emulated import HOPS, SECOND
 
 # Kubelets.
 
