@@ -485,6 +485,12 @@ def test_a_fault_is_named_by_its_own_code(code: str, well: Fake) -> None:
     assert well.codes() == {code}
 
 
+def test_a_pod_with_a_claim_keeps_no_free_gpu_from_the_scheduler(well: Fake) -> None:
+    held = replace(DEVICES[0], health="Unhealthy", state="withheld", holder="claim default/c (pod p)")
+    well.resource(healthy=1, allocatable=1, held=1, free=1, devices=(held, DEVICES[1]))
+    assert "DPG0223" not in well.codes()
+
+
 def test_there_is_a_fault_a_judge_and_a_row_for_each_code() -> None:
     assert list(FAULTS) == list(CODES) == list(checks.JUDGES)
 

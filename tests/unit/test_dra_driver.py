@@ -675,13 +675,14 @@ async def test_a_share_that_cannot_be_said_is_refused_for_that_claim(served: Kub
     assert "can't say shares" in refusal(answers["u"])
 
 
-async def test_a_refused_claim_is_reported_until_it_is_prepared(served: Kubelet, node: Node) -> None:
+@pytest.mark.parametrize("end", ["prepared", "unprepared"])
+async def test_a_refused_claim_is_reported_until_its_end(served: Kubelet, node: Node, end: str) -> None:
     node.claims["c"] = claim(config=[{"opaque": {"driver": "gpu.nvidia.com", "parameters": {}}}])
     await served.prepare(V1, ASKED)
     [words] = node.of.refused
     assert "claim ns/c: expected no parameters" in words
     node.claims["c"] = claim({})
-    await served.prepare(V1, ASKED)
+    await (served.prepare if end == "prepared" else served.unprepare)(V1, ASKED)
     assert node.of.refused == ()
 
 
