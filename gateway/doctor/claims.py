@@ -36,9 +36,9 @@ def _stuck(seen: Surveyed) -> str:
 
 def _lowered(seen: Surveyed) -> str:
     sides = seen.sides
-    if seen.node is None or not sides or any(one.side in _MOVING for one in sides):
+    if seen.own_node is None or not sides or any(one.side in _MOVING for one in sides):
         return ""
-    there = seen.node.allocatable
+    there = seen.own_node.allocatable
     return joined(
         f"{name}: {count} healthy that the device plugin API has, the API server shows {there.get(name, 0)}"
         for name, count in offered(seen).items()
@@ -75,7 +75,10 @@ def _no_registry(seen: Surveyed) -> str:
 
 
 def _untaken(seen: Surveyed) -> str:
-    """What the kubelet did not take. Missing rights have a check of their own, and are why."""
+    """What the kubelet did not take. Missing rights have a check of their own, and are why.
+
+    So has a driver that cannot ask the API server. It registers when it can.
+    """
     if _no_registry(seen) or _rights(seen):
         return ""
     minor = seen.release.minor if seen.release else 0
@@ -84,7 +87,11 @@ def _untaken(seen: Surveyed) -> str:
         why += f". Kubelet 1.{minor} takes claims only with the feature gate DynamicResourceAllocation"
     elif 0 < minor < _FIRST:
         why += f". Kubelet 1.{minor} takes no claims"
-    return joined(f"{one.name}: {one.trouble or why}" for one in seen.dra if not one.registered and not one.rival)
+    return joined(
+        f"{one.name}: {one.trouble or why}"
+        for one in seen.dra
+        if not one.registered and not one.rival and (one.trouble or not one.unpublished)
+    )
 
 
 def _annotation(seen: Surveyed) -> str:

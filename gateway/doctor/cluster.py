@@ -23,11 +23,11 @@ def _dra(seen: Surveyed) -> str:
 
 
 def _dead(seen: Surveyed) -> str:
-    if seen.node is None or not seen.statuses:
+    if seen.own_node is None or not seen.statuses:
         return ""
     dead = sorted(
         name
-        for name, count in seen.node.capacity.items()
+        for name, count in seen.own_node.capacity.items()
         if not count and name.startswith(_VENDORS) and name not in offered(seen)
     )
     return f"the node has {', '.join(dead)} with 0, and no gateway offers that" if dead else ""
@@ -35,12 +35,12 @@ def _dead(seen: Surveyed) -> str:
 
 def _unseen(seen: Surveyed) -> str:
     # Where GPUs may cross, another check has more to say.
-    if seen.node is None or any(status.sides for status in seen.statuses):
+    if seen.own_node is None or any(status.sides for status in seen.statuses):
         return ""
     missing = [
-        f"{name}: {count} offered, the API server shows {seen.node.allocatable.get(name, 0)}"
+        f"{name}: {count} offered, the API server shows {seen.own_node.allocatable.get(name, 0)}"
         for name, count in offered(seen).items()
-        if seen.node.allocatable.get(name, 0) < count
+        if seen.own_node.allocatable.get(name, 0) < count
     ]
     return "; ".join(missing)
 
@@ -55,11 +55,10 @@ def _no_class(seen: Surveyed) -> str:
 def _misnamed(seen: Surveyed) -> str:
     if seen.node_missing:
         return f"the API server has no node {seen.node_name}"
-    boot = seen.node.boot if seen.node else ""
-    # A kubelet reports its boot when it starts.
-    if not boot or not seen.boot or boot == seen.boot or "kubelet.sock" not in seen.socket_dir.listening:
+    if seen.node is None or seen.own_node is not None:
         return ""
-    return f"the node {seen.node_name} runs on another machine: its boot ID is {boot}, and here it is {seen.boot}"
+    there = seen.node.boot
+    return f"the node {seen.node_name} runs on another machine: its boot ID is {there}, and here it is {seen.boot}"
 
 
 CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {

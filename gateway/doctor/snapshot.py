@@ -238,6 +238,12 @@ class Surveyed(Struct, frozen=True, kw_only=True):
         return None if self.runtime is None or self.runtime.cdi_dirs is None else self.runtime
 
     @property
+    def own_node(self) -> ApiNode | None:
+        """The node at the API server, unless it runs on another machine: a kubelet reports its boot when it starts."""
+        known = self.node is not None and self.node.boot and self.boot and "kubelet.sock" in self.socket_dir.listening
+        return None if known and self.node is not None and self.node.boot != self.boot else self.node
+
+    @property
     def dra(self) -> tuple[DriverStatus, ...]:
         """The gateways' DRA drivers."""
         return tuple(one for status in self.statuses for one in status.drivers)

@@ -555,6 +555,14 @@ MORE: Mapping[str, tuple[str, Callable[[Fake], None]]] = {
             seen_as(release=Release(33)),
         ),
     ),
+    "a driver that cannot ask the API server, and so does not register": (
+        "DPG0605",
+        status_of(drivers=(replace(DRIVER, registered=False, unpublished="GET /api/v1/nodes/n: 404"),)),
+    ),
+    "a node of another machine, which has fewer GPUs": (
+        "DPG0505",
+        both(status_of(sides=STAYS), node_of(allocatable={GPU: 0}, boot="77aa-boot")),
+    ),
     "another process with the driver's name": (
         "DPG0605",
         status_of(drivers=(replace(DRIVER, unpublished="another process publishes devices of gpu.nvidia.com: y"),)),
