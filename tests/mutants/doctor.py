@@ -307,8 +307,8 @@ MUTANTS = (
         "DOC2",
         "a lowered allocatable is the kubelet's fault, too",
         _CLUSTER,
-        "if seen.node is None or any(status.sides for status in seen.statuses):",
-        "if seen.node is None:",
+        "if seen.own_node is None or any(status.sides for status in seen.statuses):",
+        "if seen.own_node is None:",
         _OWN,
     ),
     Mutant(
