@@ -10,10 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING, Final, Protocol, cast
-
-import grpc
-import grpc.aio
+from typing import TYPE_CHECKING, Final, Protocol
 
 from adapters.dialect import MalformedError
 from adapters.levels import GRPC_GO
@@ -21,7 +18,8 @@ from adapters.spelling import require_bounded
 from devices.model import ContainerRequest, Fault, Options, RefusedError
 from gateway.bridge import judge
 from gateway.bridge.read import Known, read
-from gateway.kubelet.watch import socket_id, target
+from gateway.kubelet.watch import socket_id
+from gateway.wires import rpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +60,6 @@ _OPTIONS: Final = (
     ("grpc.primary_user_agent", "grpc-go/{}.{}.{}".format(*GRPC_GO[max(GRPC_GO)][1])),
 )
 _EMPTY: Final = b""
-_CALLS: Final = {code.name: Fault(code.name) for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 
 
 class AwayError(Exception):
@@ -123,8 +120,7 @@ class Peer:
         """How many lists came."""
         self._calls, self._answered = 0, asyncio.Event()
         """The calls that are open; set when the last one is answered."""
-        self._channel = grpc.aio.insecure_channel(target(path), options=_OPTIONS)
-        self._methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
+        self._channel = rpc.Channel(path, _OPTIONS)
 
     async def dial(self, seconds: float | None = None) -> None:
         """Connect.
@@ -134,7 +130,7 @@ class Peer:
         """
         try:
             async with asyncio.timeout(DIAL_TIME if seconds is None else seconds):
-                await self._channel.channel_ready()
+                await self._channel.ready()
         except TimeoutError:
             await self.close()
             raise AwayError(f"nobody takes connections on {self.path.name}") from None
@@ -183,24 +179,22 @@ class Peer:
 
     async def follow(self, to: Listener) -> str:
         """Hand its lists over until its stream ends; return how it ended, in words."""
-        calls: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
-            f"/{self.dialect.plugin_service}/ListAndWatch"
-        )
-        call, newest = calls(_EMPTY), _Newest(to.rests)
-        reading = asyncio.create_task(newest.read(call))
+        stream = self._channel.stream(f"/{self.dialect.plugin_service}/ListAndWatch", _EMPTY)
+        newest = _Newest(to.rests)
+        reading = asyncio.create_task(newest.read(stream))
         try:
             while (data := await newest.take()) is not None:
                 began = time.thread_time()
                 self._hand_over(data, to)
                 to.spent(time.thread_time() - began)
             await reading
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                to.spoilt(self, f"expected a list of at most {LIST_LIMIT} bytes: {(error.details() or '')[:200]}")
-            return f"its stream broke: {error.code().name} {(error.details() or '')[:200]}".rstrip()
+        except rpc.CallError as error:
+            if error.code is rpc.Code.RESOURCE_EXHAUSTED:
+                to.spoilt(self, f"expected a list of at most {LIST_LIMIT} bytes: {error.details[:200]}")
+            return f"its stream broke: {error.code.name} {error.details[:200]}".rstrip()
         finally:
             reading.cancel()
-            call.cancel()
+            stream.cancel()
             self.ended.set()
         return "it ended its stream"
 
@@ -262,26 +256,16 @@ class Peer:
         await self._call("PreStartContainer", self.dialect.encode_pre_start_request(device_ids).data, seconds)
 
     async def _call(self, method: str, request: bytes, seconds: float) -> bytes:
-        ask = self._methods.get(method)
-        if ask is None:
-            ask = self._methods[method] = self._channel.unary_unary(f"/{self.dialect.plugin_service}/{method}")
         self._calls += 1
         try:
-            call = ask(request, timeout=seconds)
-            try:
-                return await call
-            except grpc.aio.AioRpcError as error:
-                code, details = error.code(), error.details() or ""
-            except asyncio.CancelledError:  # Ours, or gRPC's word for a call with this status.
-                if (task := asyncio.current_task()) is not None and task.cancelling():
-                    raise
-                code, details = grpc.StatusCode.CANCELLED, await call.details() or ""
-            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise AwayError(f"it didn't answer {method} within {seconds:g} s", hangs=True)
-            if code in _BROKEN and await self._is_over():
-                raise AwayError(f"it went during {method}: {details[:200]}")
-            raise RefusedError(_CALLS[code.name], details[: judge.MOST_PARTS])
-        except grpc.aio.UsageError:
+            return await self._channel.call(f"/{self.dialect.plugin_service}/{method}", request, seconds=seconds)
+        except rpc.CallError as error:
+            if error.code is rpc.Code.DEADLINE_EXCEEDED:
+                raise AwayError(f"it didn't answer {method} within {seconds:g} s", hangs=True) from None
+            if error.code in _BROKEN and await self._is_over():
+                raise AwayError(f"it went during {method}: {error.details[:200]}") from None
+            raise RefusedError(Fault(error.code.value), error.details[: judge.MOST_PARTS]) from None
+        except rpc.ClosedError:
             raise AwayError("the connection is closed") from None
         finally:
             self._calls -= 1
@@ -290,7 +274,7 @@ class Peer:
 
     async def _is_over(self) -> bool:
         """Whether it is the connection that broke, and not the plugin that says so."""
-        if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+        if not self._channel.is_ready:
             return True
         try:
             async with asyncio.timeout(ENDED_WITHIN):
@@ -300,7 +284,7 @@ class Peer:
         return True
 
 
-_BROKEN: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+_BROKEN: Final = frozenset({rpc.Code.UNAVAILABLE, rpc.Code.CANCELLED})
 
 
 def _unfit(what: str) -> RefusedError:
@@ -321,16 +305,16 @@ class _Newest:
         self._changed, self._ended = asyncio.Event(), asyncio.Event()
         self._room, self._at = float(LISTS_AT_ONCE), time.monotonic()
 
-    async def read(self, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> None:
+    async def read(self, stream: rpc.Stream) -> None:
         """Read a stream to its end.
 
         Raises:
-            AioRpcError: how it broke.
+            CallError: how it broke.
         """
         try:
-            while (data := await call.read()) is not grpc.aio.EOF:
+            while (data := await stream.read()) is not None:
                 self._replaced = 0 if self._data is None else self._replaced + 1
-                self._data = cast("bytes", data)
+                self._data = data
                 self._changed.set()
                 pause = READ_EVERY * 2.0 ** min(self._replaced, 4)
                 await asyncio.sleep(max(pause, len(self._data) / READ_RATE))

@@ -15,8 +15,6 @@ import stat
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-import grpc
-import grpc.aio
 import structlog
 
 from adapters import pluginregistration
@@ -25,21 +23,19 @@ from adapters.registry import DIALECTS
 from devices.model import Fault, Options, RefusedError
 from gateway.bridge import judge
 from gateway.bridge.peer import LIST_LIMIT
-from gateway.kubelet.watch import listens, socket_id, target
+from gateway.kubelet.watch import listens, socket_id
 from gateway.memory import file
+from gateway.wires import rpc
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from adapters.dialect import Dialect
     from devices.model import Registration
     from gateway.bridge.memory import PluginFolder
     from gateway.kubelet.watch import SocketId
-
-    _Context = grpc.aio.ServicerContext[bytes, bytes]
-    _Call = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 REGISTRATION: Final[PluginFolder] = "device-plugins"
 REGISTRY: Final[PluginFolder] = "plugins_registry"
@@ -120,7 +116,7 @@ class Sockets:
         self.folder = folder
         self._host, self._spared = host, spared
         self._lock = -1
-        self._server: grpc.aio.Server | None = None
+        self._server: rpc.Server | None = None
         self._bound: SocketId | None = None
         self.registry = Registry(folder / REGISTRY, folder, host)
         self._seldom = Seldom(times=10)
@@ -170,9 +166,9 @@ class Sockets:
         self.sweep()
         with contextlib.suppress(FileNotFoundError):
             self.socket.unlink()
-        server = grpc.aio.server(options=_LIMITS, maximum_concurrent_rpcs=MOST_CALLS)
-        server.add_generic_rpc_handlers((_Registrations(self._register),))
-        server.add_insecure_port(target(self.socket))
+        # Both Registration services that there ever were, on one socket.
+        methods = {f"/{service}/Register": rpc.unary(partial(self._register, service)) for service in _VERSIONS}
+        server = rpc.Server(self.socket, methods.get, _LIMITS, MOST_CALLS)
         self._server = server  # Whoever is cancelled from now on stops it.
         await server.start()
         self.socket.chmod(0o755)  # A kubelet's, with the usual umask.
@@ -203,7 +199,7 @@ class Sockets:
         if server is not None:
             await server.stop(grace=0)
 
-    async def _register(self, service: str, data: bytes, context: _Context) -> bytes:
+    async def _register(self, service: str, data: bytes, call: rpc.Call) -> bytes:
         try:
             dialect, said = _understood(service, data)
             path = _endpoint(self.folder, REGISTRATION, said.endpoint)
@@ -212,7 +208,7 @@ class Sockets:
             fault = error.fault if isinstance(error, RefusedError) else Fault.INVALID_ARGUMENT
             if (more := self._seldom.tell(fault.value)) is not None:
                 _log.warning("a plugin was refused", code=fault.value, reason=str(error), more_before=more)
-            await context.abort(grpc.StatusCode[fault.value], str(error))
+            await call.abort(rpc.Code(fault.value), str(error))
         return b""
 
 
@@ -243,22 +239,6 @@ def _endpoint(root: Path, folder: str, name: str) -> Path:
     if problem:
         raise RefusedError(Fault.INVALID_ARGUMENT, problem)
     return path
-
-
-class _Registrations(grpc.GenericRpcHandler):
-    """Both Registration services that there ever were, on one socket."""
-
-    def __init__(self, register: Callable[[str, bytes, _Context], Awaitable[bytes]]) -> None:
-        self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
-        for service in _VERSIONS:
-
-            async def registered(data: bytes, context: _Context, service: str = service) -> bytes:
-                return await register(service, data, context)
-
-            self._handlers[f"/{service}/Register"] = grpc.unary_unary_rpc_method_handler(registered)
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        return self._handlers.get(handler_call_details.method)
 
 
 class Registry:
@@ -302,23 +282,22 @@ class Registry:
         if not listens(path):  # Left behind: whoever comes makes a new one, or binds this one.
             self._again(name)
             return
-        async with grpc.aio.insecure_channel(target(path), options=_ASKING) as channel:
+        async with rpc.Channel(path, _ASKING) as channel:
             try:
-                ask: _Call = channel.unary_unary(pluginregistration.GET_INFO)
-                data = await ask(b"", timeout=INFO_TIME)
+                data = await channel.call(pluginregistration.GET_INFO, seconds=INFO_TIME)
                 error = await self._taken(name, pluginregistration.decode_info(data))
-            except grpc.aio.AioRpcError as failed:
+            except rpc.CallError as failed:
                 self._again(name)
-                self._tell(name, f"expected an answer to GetInfo within {INFO_TIME:g} s: {failed.code().name}")
+                self._tell(name, f"expected an answer to GetInfo within {INFO_TIME:g} s: {failed.code.name}")
                 return
             except MalformedError as malformed:
                 error = str(malformed)
             if error:
                 self._again(name)
                 self._tell(name, error)
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                notify: _Call = channel.unary_unary(pluginregistration.NOTIFY)
-                await notify(pluginregistration.encode_status(error), timeout=NOTIFY_TIME)
+            with contextlib.suppress(rpc.CallError):
+                said = pluginregistration.encode_status(error)
+                await channel.call(pluginregistration.NOTIFY, said, seconds=NOTIFY_TIME)
 
     async def _taken(self, name: str, info: pluginregistration.PluginInfo) -> str:
         """Register what was found; return why not."""

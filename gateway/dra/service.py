@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import grpc
-import grpc.aio
 import structlog
 
 from adapters import pluginregistration
@@ -20,7 +18,7 @@ from adapters.pluginregistration import PluginInfo
 from devices.claims import Answer, ClaimName, DeviceHealth, Refused
 from devices.model import RefusedError
 from gateway.dra.driver import PATIENCE
-from gateway.kubelet.watch import target
+from gateway.wires import rpc
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
@@ -61,7 +59,7 @@ _Answer = Callable[[Any, bytes, Any], Awaitable[bytes]]
 Guard = Callable[[str, _Answer], _Answer]
 """Lays something around the answers (api, request, context) to a call of this name."""
 _Work = Callable[[], Awaitable[bytes]]
-_GONE: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+_GONE: Final = frozenset({rpc.Code.UNAVAILABLE, rpc.Code.CANCELLED})
 """What a call ends with whose server ends."""
 SERVICES: Final = (*(api.registered_as for api in APIS), *map(health.service, health.VERSIONS))
 """What the registration says. Each kubelet takes what it knows of it (run on 1.32, 1.36 and 1.37)."""
@@ -118,7 +116,7 @@ class Service:
         self._claims, self._decider, self._guard = claims, decider, guard
         self.name = claims.name
         """The driver's."""
-        self._server: grpc.aio.Server | None = None
+        self._server: rpc.Server | None = None
         self._ending = asyncio.Event()
         self._successor: Path | None = None
         """The socket of the instance that the kubelet calls from now on."""
@@ -132,11 +130,12 @@ class Service:
         Raises:
             OSError, RuntimeError: it can't be bound.
         """
-        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
-        server.add_generic_rpc_handlers(
-            (self._registration(), *map(self._plugin, APIS), *map(self._health, health.VERSIONS))
-        )
-        server.add_insecure_port(target(path))
+        methods = self._registration()
+        for api in APIS:
+            methods |= self._plugin(api)
+        for version in health.VERSIONS:
+            methods |= self._health(version)
+        server = rpc.Server(path, methods.get, _OPTIONS, MAX_CALLS)
         self._server = server  # Whoever is cancelled from now on stops it.
         await server.start()
 
@@ -159,18 +158,17 @@ class Service:
         if self._stopping is not None:
             await self._stopping
 
-    def _registration(self) -> grpc.GenericRpcHandler:
+    def _registration(self) -> dict[str, rpc.Method]:
         async def info(_: bytes, __: Any) -> bytes:
             return pluginregistration.encode_info(PluginInfo(_TYPE, self._claims.name, versions=SERVICES))
 
-        async def notify(data: bytes, context: Any) -> bytes:
+        async def notify(data: bytes, context: rpc.Call) -> bytes:
             self._claims.registered(await _decoded(pluginregistration.decode_status, data, context))
             return b""
 
-        service, _, get_info = pluginregistration.GET_INFO[1:].partition("/")
-        return _handler(service, {get_info: info, pluginregistration.NOTIFY.rpartition("/")[2]: notify})
+        return {pluginregistration.GET_INFO: rpc.unary(info), pluginregistration.NOTIFY: rpc.unary(notify)}
 
-    def _plugin(self, api: PluginApi) -> grpc.GenericRpcHandler:
+    def _plugin(self, api: PluginApi) -> dict[str, rpc.Method]:
         async def prepared(_: Any, data: bytes, __: Any) -> bytes:
             asked = api.decode_prepare_request(data)
             answers = await asyncio.gather(*(self._prepare(api, one) for one in asked))
@@ -183,7 +181,7 @@ class Service:
         guard = self._guard
         noted: _Answer = prepared if guard is None else guard(f"{plugin.PREPARE} of {self.name}", prepared)
 
-        async def prepare(data: bytes, context: Any) -> bytes:
+        async def prepare(data: bytes, context: rpc.Call) -> bytes:
             asked = await _decoded(api.decode_prepare_request, data, context)
 
             async def answered() -> bytes:
@@ -194,38 +192,40 @@ class Service:
 
             return await self._here_or_there(f"/{api.service}/{plugin.PREPARE}", data, answered, context)
 
-        async def unprepare(data: bytes, context: Any) -> bytes:
+        async def unprepare(data: bytes, context: rpc.Call) -> bytes:
             asked = await _decoded(api.decode_unprepare_request, data, context)
             answered = partial(unprepared, asked)
             return await self._here_or_there(f"/{api.service}/{plugin.UNPREPARE}", data, answered, context)
 
-        return _handler(api.service, {plugin.PREPARE: prepare, plugin.UNPREPARE: unprepare})
+        return {
+            f"/{api.service}/{plugin.PREPARE}": rpc.unary(prepare),
+            f"/{api.service}/{plugin.UNPREPARE}": rpc.unary(unprepare),
+        }
 
     async def _by_who_decides(self, method: str, data: bytes, work: _Work) -> bytes:
         """Have a call answered by the instance that decides, this one or another; wait where none does yet.
 
         Raises:
-            AioRpcError: the other one answered so.
+            CallError: the other one answered so.
         """
         decides, ends, wait = self._claims.decides, time.monotonic() + PATIENCE, DIES
         while not decides.is_set() and time.monotonic() < ends:
             if (decider := self._decider()) is not None:
                 try:
                     return await _passed_on(decider, method, data)
-                except grpc.aio.AioRpcError as error:
-                    if error.code() not in _GONE:
+                except rpc.CallError as error:
+                    if error.code not in _GONE:
                         raise
             await _first_of(decides, seconds=wait)
             wait = min(2 * wait, DIES_MAX)
         return await work()
 
-    async def _here_or_there(self, method: str, data: bytes, work: _Work, context: Any) -> bytes:
+    async def _here_or_there(self, method: str, data: bytes, work: _Work, context: rpc.Call) -> bytes:
         """Answer a call, or end it as another instance did that was asked instead."""
         try:
             return await self._by_one_of_them(method, data, work)
-        except grpc.aio.AioRpcError as error:
-            await context.abort(error.code(), error.details() or "")
-            raise
+        except rpc.CallError as error:
+            await context.abort(error.code, error.details)
 
     async def _by_one_of_them(self, method: str, data: bytes, work: _Work) -> bytes:
         """Have a call answered; one that isn't when this instance leaves is its successor's: both answer the same."""
@@ -286,17 +286,15 @@ class Service:
             tell = _log.warning if "reason" in more else _log.info
             tell(what, driver=self.name, claim=str(claim), **more, **untold)
 
-    def _health(self, version: str) -> grpc.GenericRpcHandler:
-        async def watch(_: bytes, __: Any) -> AsyncIterator[bytes]:
+    def _health(self, version: str) -> dict[str, rpc.Method]:
+        async def watch(call: rpc.Call) -> None:
             await _first_of(self._claims.decides, self._ending)  # Two that say it would say different things.
             while not self._ending.is_set():
                 news = self._claims.news
-                yield health.encode(self._claims.health(), HEALTH_VALID)
+                await call.write(health.encode(self._claims.health(), HEALTH_VALID))
                 await _first_of(news, self._ending, seconds=HEALTH_AGAIN)
 
-        return grpc.method_handlers_generic_handler(
-            health.service(version), {health.WATCH: grpc.unary_stream_rpc_method_handler(watch)}
-        )
+        return {f"/{health.service(version)}/{health.WATCH}": rpc.writing(watch)}
 
 
 async def serve(make: Callable[[], Service], path: Path) -> Service:
@@ -327,18 +325,12 @@ async def _first_of(*events: asyncio.Event, seconds: float | None = None) -> Non
 
 
 async def _passed_on(path: Path, method: str, data: bytes) -> bytes:
-    channel: Any = grpc.aio.insecure_channel(target(path))
-    async with channel:
-        return bytes(await channel.unary_unary(method)(data, timeout=PASSED_ON))
+    async with rpc.Channel(path) as channel:
+        return await channel.call(method, data, seconds=PASSED_ON)
 
 
-def _handler(service: str, methods: dict[str, Callable[[bytes, Any], Any]]) -> grpc.GenericRpcHandler:
-    handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(call) for name, call in methods.items()}
-    return grpc.method_handlers_generic_handler(service, handlers)
-
-
-async def _decoded(decode: Callable[[bytes], Any], data: bytes, context: Any) -> Any:
+async def _decoded(decode: Callable[[bytes], Any], data: bytes, context: rpc.Call) -> Any:
     try:
         return decode(data)
     except MalformedError as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await context.abort(rpc.Code.INVALID_ARGUMENT, str(error))

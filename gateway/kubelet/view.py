@@ -19,15 +19,14 @@ import time
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
-import grpc
-import grpc.aio
 from msgspec import Struct
 from msgspec.structs import replace
 
 from adapters import checkpoint, podresources
 from adapters.dialect import MalformedError
 from devices.model import Health
-from gateway.kubelet.watch import listens, target
+from gateway.kubelet.watch import listens
+from gateway.wires import rpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -205,7 +204,7 @@ async def look(pod_resources: Path, checkpoint_file: Path, *, lists: bool = True
 async def held_by(pod_resources: Path, pods: Iterable[str]) -> Holders | None:
     """Say what some pods (``namespace/pod``) hold now, by Get, which changes nothing in a kubelet; None where it doesn't say it."""
     found: dict[str, dict[str, str]] = {}
-    with contextlib.suppress(TimeoutError, MalformedError, grpc.aio.AioRpcError):
+    with contextlib.suppress(TimeoutError, MalformedError, rpc.CallError):
         async with asyncio.timeout(_SHOWN_DEADLINE), _channel(pod_resources) as channel:
             for pod in pods:
                 for resource, holders in (await _get(channel, pod)).items():
@@ -244,8 +243,8 @@ async def shown(pod_resources: Path, checkpoint_file: Path, since_ns: int) -> fr
                 found = await _ask(channel, podresources.GET_ALLOCATABLE, podresources.decode_allocatable)
         except (TimeoutError, MalformedError):
             return Untold.NOW
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNIMPLEMENTED and "disabled" not in (error.details() or ""):
+        except rpc.CallError as error:
+            if error.code is not rpc.Code.UNIMPLEMENTED and "disabled" not in error.details:
                 return Untold.NOW
         else:
             return frozenset(resource for resource, ids in found.items() if ids)
@@ -287,54 +286,50 @@ async def holds(socket: Path, resource: str, devices: Sequence[Device], patience
     return None if found is None else found.get(resource, frozenset()) == expected
 
 
-def _channel(socket: Path) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(target(socket), options=_OPTIONS)
+def _channel(socket: Path) -> rpc.Channel:
+    return rpc.Channel(socket, _OPTIONS)
 
 
-async def _list(channel: grpc.aio.Channel) -> podresources.Listed | None:
+async def _list(channel: rpc.Channel) -> podresources.Listed | None:
     try:
         return await _ask(channel, podresources.LIST, podresources.decode_list)
-    except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+    except rpc.CallError as error:
+        if error.code is not rpc.Code.UNIMPLEMENTED:
             return None
     except MalformedError:
         return None
-    with contextlib.suppress(grpc.aio.AioRpcError, MalformedError):
+    with contextlib.suppress(rpc.CallError, MalformedError):
         return await _ask(channel, podresources.LIST_V1ALPHA1, podresources.decode_list)
     return None
 
 
-async def _get(channel: grpc.aio.Channel, pod: str) -> Holders:
+async def _get(channel: rpc.Channel, pod: str) -> Holders:
     try:
         return (await _ask(channel, podresources.GET, podresources.decode_list, podresources.encode_get(pod))).held
-    except grpc.aio.AioRpcError as error:
-        if podresources.is_not_found(error.details() or ""):
+    except rpc.CallError as error:
+        if podresources.is_not_found(error.details):
             return {}
         raise
 
 
-async def _allocatable(channel: grpc.aio.Channel) -> dict[str, frozenset[str]] | None:
-    with contextlib.suppress(grpc.aio.AioRpcError, MalformedError):
+async def _allocatable(channel: rpc.Channel) -> dict[str, frozenset[str]] | None:
+    with contextlib.suppress(rpc.CallError, MalformedError):
         return await _ask(channel, podresources.GET_ALLOCATABLE, podresources.decode_allocatable)
     return None
 
 
 def _too_often(error: BaseException) -> bool:
     """Whether a kubelet (1.27 and later: 100 requests a second from all its clients) says to come again."""
-    return isinstance(error, grpc.aio.AioRpcError) and "rate limit" in (error.details() or "")
+    return isinstance(error, rpc.CallError) and "rate limit" in error.details
 
 
-async def _ask(
-    channel: grpc.aio.Channel, method: str, decode: Callable[[bytes], _Found], request: bytes = b""
-) -> _Found:
-    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
-
+async def _ask(channel: rpc.Channel, method: str, decode: Callable[[bytes], _Found], request: bytes = b"") -> _Found:
     async def ask() -> bytes:
-        return await call(request, timeout=_DEADLINE)
+        return await channel.call(method, request, seconds=_DEADLINE)
 
     try:
         answer = await ask()
-    except grpc.aio.AioRpcError as error:
+    except rpc.CallError as error:
         if not _too_often(error):
             raise
         import tenacity  # noqa: PLC0415 - 15 ms at a start that needs it for nothing

@@ -87,13 +87,6 @@ def listening(path: Path) -> socket.socket:
     return place
 
 
-def target(path: Path) -> str:
-    """Name a Unix socket as gRPC does, which takes it for a URI: ``%``, ``#`` and ``?`` mean something there."""
-    from urllib.parse import quote  # noqa: PLC0415 - half a MiB, which commands needn't pay
-
-    return f"unix:{quote(os.fsencode(path))}"
-
-
 def folder_id(folder: Path) -> tuple[int, int, bool] | None:
     """Identify the folder that a path leads to now, and whether it is deleted (``is_pinned``); None where there is none."""
     try:

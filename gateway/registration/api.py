@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import grpc.aio
 from msgspec import Struct
 
 from adapters.registry import DIALECTS
 from devices.model import Registration
-from gateway.kubelet.watch import target
 from gateway.registration.negotiate import SPOKEN_BY, AnswerKind, classify
+from gateway.wires import rpc
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,9 +64,8 @@ def _of_those_who_do_not_say(service: str) -> tuple[str, ...]:
 async def _register(socket: Path, method: str, request: bytes, deadline: float) -> tuple[str, str]:
     options = (("grpc.use_local_subchannel_pool", 1),)  # Its connection is nobody else's.
     try:
-        async with grpc.aio.insecure_channel(target(socket), options=options) as channel:
-            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
-            await call(request, timeout=deadline)
-    except grpc.aio.AioRpcError as error:
-        return error.code().name, error.details() or ""
+        async with rpc.Channel(socket, options) as channel:
+            await channel.call(method, request, seconds=deadline)
+    except rpc.CallError as error:
+        return error.code.name, error.details
     return "OK", "accepted a version that does not exist"

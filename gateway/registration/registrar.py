@@ -13,8 +13,6 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-import grpc
-import grpc.aio
 import structlog
 from msgspec import Struct
 
@@ -22,7 +20,7 @@ from adapters.dialect import UnsayableError
 from adapters.registry import by_name
 from devices.model import Health, Registration
 from gateway.kubelet import view as kubelet_view
-from gateway.kubelet.watch import kubelet_id, listens, target
+from gateway.kubelet.watch import kubelet_id, listens
 from gateway.registration import events
 from gateway.registration import machine as registration
 from gateway.registration.bound import Bound
@@ -32,6 +30,7 @@ from gateway.registration.negotiate import NOBODY, UNFIT
 from gateway.registration.serve import DevicePlugin
 from gateway.tally import Cause, Confirmation
 from gateway.tasks import Background
+from gateway.wires import rpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,20 +71,16 @@ _LEVELS = logging.getLevelNamesMapping()
 _log = structlog.get_logger()
 
 
-def _channel(socket: Path) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(target(socket), options=_CHANNEL_OPTIONS)
-
-
 async def warm_up(socket: Path) -> None:
     """Connect to the kubelet once for nothing: a process's first channel takes milliseconds more than those after it.
 
     So does its first handler of calls.
     """
-    grpc.unary_unary_rpc_method_handler(warm_up)
-    channel = _channel(socket)
+    rpc.writing(lambda _: asyncio.sleep(0))
+    channel = rpc.Channel(socket, _CHANNEL_OPTIONS)
     try:
         async with asyncio.timeout(WARM_UP):
-            await channel.channel_ready()
+            await channel.ready()
     except TimeoutError:
         pass
     finally:
@@ -127,7 +122,7 @@ class Node(Struct, frozen=True, kw_only=True):
 class _Ahead(Struct, frozen=True):
     """A channel that was made before it was needed, and the kubelet that it was connected to, if it was."""
 
-    channel: grpc.aio.Channel
+    channel: rpc.Channel
     kubelet: KubeletId | None = None
 
 
@@ -204,15 +199,15 @@ class Resource:
         """Begin to connect to a kubelet that is there, while the Register to it is made ready, unless another gateway serves."""
         if self.state.standing_by_for is None:
             channel = self._channel_to(kubelet)
-            channel.get_state(try_to_connect=True)
+            channel.connect()
             self._ahead = _Ahead(channel, kubelet)
 
-    def _channel_to(self, kubelet: KubeletId | None) -> grpc.aio.Channel:
+    def _channel_to(self, kubelet: KubeletId | None) -> rpc.Channel:
         """Take the channel that was made ahead, unless it leads to another kubelet; then a new one."""
         if self._ahead is not None and self._ahead.kubelet not in {None, kubelet}:
             self._drop_ahead()
         ahead, self._ahead = self._ahead, None
-        return ahead.channel if ahead is not None else _channel(self._node.kubelet_socket)
+        return ahead.channel if ahead is not None else rpc.Channel(self._node.kubelet_socket, _CHANNEL_OPTIONS)
 
     def _drop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
@@ -236,7 +231,7 @@ class Resource:
             self._act(action)
         self._node.stood(self)
         if before.stream is not None and self.state.phase in _BETWEEN and self._ahead is None:
-            self._ahead = _Ahead(_channel(self._node.kubelet_socket))
+            self._ahead = _Ahead(rpc.Channel(self._node.kubelet_socket, _CHANNEL_OPTIONS))
         elif self.state.phase in _AT_REST:
             self._drop_ahead()
 
@@ -323,14 +318,12 @@ class Resource:
         self.plugin.offer(dialect)
         channel = self._channel_to(kubelet)
         try:
-            register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-                f"/{dialect.registration_service}/Register"
-            )
-            await register(wire.data, timeout=REGISTER_DEADLINE)
+            method = f"/{dialect.registration_service}/Register"
+            await channel.call(method, wire.data, seconds=REGISTER_DEADLINE)
             self._node.accepted(offer.dialect)
             await asyncio.sleep(CALL_FIRST)
-        except grpc.aio.AioRpcError as error:
-            return error.code().name, error.details() or ""
+        except rpc.CallError as error:
+            return error.code.name, error.details
         finally:
             self._tasks.background(channel.close())
         return "OK", ""

@@ -6,16 +6,12 @@ To gRPC each call has a stream of requests, of which one is read: so it is ours 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-import grpc.aio
+from typing import TYPE_CHECKING, Any
 
 from adapters.dialect import MalformedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    _Context = grpc.aio.ServicerContext[bytes, bytes]
+    from gateway.wires.rpc import Call
 
 REQUEST_TIME = 5.0
 """Seconds within which a request must have come, once its call began."""
@@ -25,8 +21,6 @@ IN_LINE = 0.25
 """Seconds that a request may take to come while others wait for their turn."""
 _TURNS = 4
 """Turns of the event loop after which a request that gRPC has is known here: the loop was late then, not the request."""
-
-_T = TypeVar("_T")
 
 
 class Requests:
@@ -40,7 +34,7 @@ class Requests:
         self._timer: asyncio.TimerHandle | None = None
         """One for all, and left as it is when a read ends: a call needn't pay for a timer."""
 
-    async def read(self, context: _Context) -> bytes:
+    async def read(self, call: Call) -> bytes:
         """Read a call's one request.
 
         Raises:
@@ -51,7 +45,7 @@ class Requests:
         elif not await self._wait():
             raise _late()
         try:
-            request = await self._read(context)
+            request = await self._read(call)
         finally:
             self._turns.release()
         if request is None:
@@ -73,9 +67,9 @@ class Requests:
             self._line -= 1
         return True
 
-    async def _read(self, context: _Context) -> object:
+    async def _read(self, call: Call) -> object:
         """Read; None where nothing came in time."""
-        reading: asyncio.Future[Any] = whole(context.read())
+        reading = call.read()
         self._reading[reading] = asyncio.get_running_loop().time()
         if self._timer is None:
             self._set_timer()
@@ -114,54 +108,3 @@ def _late() -> MalformedError:
     return MalformedError(
         f"expected a request within {REQUEST_TIME:g} s, or {IN_LINE:g} s while others wait: call again"
     )
-
-
-def whole(batch: Awaitable[_T]) -> asyncio.Future[_T]:
-    """Have gRPC do something for a call, and come to its end also where nobody waits for it any more: the call's end ends it.
-
-    A message that comes, or goes, for one that was cancelled is never freed (grpc/grpc#43360).
-    """
-    return _Driven(batch).end
-
-
-def let_go(handler: Callable[[_Context], Awaitable[_T]]) -> Callable[[object, _Context], Awaitable[_T]]:
-    """Let a call be freed as soon as it was refused.
-
-    gRPC keeps the error with the call, and the error's traceback would keep the functions that hold the call: until the
-    garbage collector comes, which knows nothing of the up to 4 MiB of a request that gRPC holds for each.
-    """
-
-    async def handled(_requests: object, context: _Context) -> _T:
-        try:
-            return await handler(context)
-        except grpc.aio.AbortError as error:
-            error.__traceback__ = None
-            raise
-
-    return handled
-
-
-class _Driven(Generic[_T]):
-    """Goes from one future that an awaitable waits for to the next. A task would cost each call two more turns of the loop."""
-
-    def __init__(self, batch: Awaitable[_T]) -> None:
-        self._steps = batch.__await__()
-        self.end: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._go_on()
-
-    def _go_on(self, _: object = None) -> None:
-        try:
-            waits_for = next(self._steps)
-        except StopIteration as done:
-            if not self.end.done():
-                self.end.set_result(done.value)
-        except asyncio.CancelledError:
-            self.end.cancel()
-        except Exception as error:  # noqa: BLE001 - whatever it is, who waits is told
-            if not self.end.done():
-                self.end.set_exception(error)
-        else:
-            if waits_for is None:  # For its next turn alone.
-                asyncio.get_running_loop().call_soon(self._go_on)
-            else:
-                waits_for.add_done_callback(self._go_on)

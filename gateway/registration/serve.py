@@ -11,10 +11,8 @@ import asyncio
 import itertools
 import time
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import grpc
-import grpc.aio
 import structlog
 
 from adapters.dialect import Fidelity, MalformedError, UnsayableError, sayable, span
@@ -22,10 +20,10 @@ from adapters.levels import Evidence, level, may_be_kubelet
 from devices.life import admission, states
 from devices.model import Fault, Field, RefusedError
 from gateway.kubelet import drift
-from gateway.kubelet.watch import target
 from gateway.registration.devicelist import DeviceList
 from gateway.registration.events import StreamEnded, StreamOpened, Withhold
-from gateway.registration.requests import Requests, let_go, whole
+from gateway.registration.requests import Requests
+from gateway.wires import rpc
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
@@ -40,8 +38,7 @@ if TYPE_CHECKING:
     from gateway.registration.turns import Turns
     from gateway.tally import Tally
 
-    _Context = grpc.aio.ServicerContext[bytes, bytes]
-    _Answer = Callable[[Dialect, bytes, _Context], Awaitable[bytes]]
+    _Answer = Callable[[Dialect, bytes, rpc.Call], Awaitable[bytes]]
 
 REQUEST_LIMIT = 4 * 1024 * 1024
 """The most bytes of a request, as gRPC has it by default, and so NVIDIA's plugin.
@@ -73,8 +70,6 @@ _SERVER_OPTIONS = (
 
 _streams = itertools.count(1)
 _log = structlog.get_logger()
-
-_STATUS = {fault: grpc.StatusCode[fault.value] for fault in Fault}
 
 
 class DeviceMemory(Protocol):
@@ -145,7 +140,7 @@ class DevicePlugin:
         self._kubelet_minor = kubelet_minor
         self._log = _log.bind(resource=name)
         self._dialect: Dialect | None = None
-        self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+        self._methods: dict[str, rpc.Method] = {}
         self._evidence = Evidence()
         self.asked_options: set[str | None] = set()
         """The user agents of those who asked for the options since the last Register: kubelets from 1.25 on do, before they answer it."""
@@ -157,7 +152,7 @@ class DevicePlugin:
         """What was handed out and isn't noted yet: the dialect, the devices, and what is known of the kubelet."""
         self.given = 0
         """How many containers were given devices."""
-        self._servers: list[grpc.aio.Server] = []
+        self._servers: list[rpc.Server] = []
         self._requests = Requests()
         self._seldom = Seldom(REFUSALS_TOLD)
 
@@ -196,9 +191,7 @@ class DevicePlugin:
         Raises:
             RuntimeError: the path can't be bound.
         """
-        server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
-        server.add_generic_rpc_handlers((_Calls(self._handler),))
-        server.add_insecure_port(target(path))
+        server = rpc.Server(path, self._method, _SERVER_OPTIONS, MAX_CALLS)
         self._servers.append(server)  # Whoever is cancelled from now on stops it.
         await server.start()
 
@@ -218,7 +211,7 @@ class DevicePlugin:
 
     def offer(self, dialect: Dialect) -> None:
         """Speak ``dialect`` from now on, to a kubelet of which nothing more is known yet."""
-        self._dialect, self._handlers = dialect, self._calls(dialect)
+        self._dialect, self._methods = dialect, self._calls(dialect)
         self._evidence = Evidence(pinned=self._kubelet_minor)
         self.asked_options.clear()
 
@@ -235,11 +228,11 @@ class DevicePlugin:
 
     # The calls. Each gets the dialect in force, so that a change of it in mid-call changes nothing.
 
-    def _handler(self, method: str) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        return self._handlers.get(method)
+    def _method(self, path: str) -> rpc.Method | None:
+        return self._methods.get(path)
 
-    def _calls(self, dialect: Dialect) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
-        """Make the handlers of the calls that a dialect has, by full method path: what is missing is UNIMPLEMENTED."""
+    def _calls(self, dialect: Dialect) -> dict[str, rpc.Method]:
+        """Make the methods for the calls that a dialect has, by full method path: what is missing is UNIMPLEMENTED."""
         unary: dict[str, _Answer] = {"Allocate": self._allocate}
         if dialect.rules[Field.GET_OPTIONS].verdict is Fidelity.LOSSLESS:
             unary["GetDevicePluginOptions"] = self._get_options
@@ -248,15 +241,14 @@ class DevicePlugin:
         if dialect.rules[Field.PRE_START].verdict is Fidelity.LOSSLESS:
             unary["PreStartContainer"] = self._pre_start
 
-        async def watch(context: _Context) -> None:  # Its request is empty: it isn't waited for.
+        async def watch(context: rpc.Call) -> None:  # Its request is empty: it isn't waited for.
             await self._list_and_watch(dialect, context)
 
-        calls: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            call: grpc.stream_unary_rpc_method_handler(let_go(self._answered(call, answer, dialect)))
-            for call, answer in self._guarded(unary).items()
+        calls: dict[str, rpc.Method] = {
+            call: rpc.reading(self._answered(call, answer, dialect)) for call, answer in self._guarded(unary).items()
         }
-        calls["ListAndWatch"] = grpc.stream_stream_rpc_method_handler(let_go(watch))
-        return {f"/{dialect.plugin_service}/{call}": handler for call, handler in calls.items()}
+        calls["ListAndWatch"] = rpc.writing(watch)
+        return {f"/{dialect.plugin_service}/{call}": method for call, method in calls.items()}
 
     def _guarded(self, answers: dict[str, _Answer]) -> dict[str, _Answer]:
         guard = self._guard
@@ -264,23 +256,23 @@ class DevicePlugin:
             return answers
         return {call: guard(f"{call} for {self.name}", answer) for call, answer in answers.items()}
 
-    def _answered(self, call: str, answer: _Answer, dialect: Dialect) -> Callable[[_Context], Awaitable[bytes]]:
+    def _answered(self, call: str, answer: _Answer, dialect: Dialect) -> Callable[[rpc.Call], Awaitable[bytes]]:
         """Count a call, and say what is wrong with it as gRPC does.
 
         To gRPC it is one with a stream of requests, of which one is read: so it is ours to bound how long and how many wait.
         """
 
-        async def answered(context: _Context) -> bytes:
-            began, status, text = time.perf_counter(), grpc.StatusCode.UNKNOWN, ""
+        async def answered(context: rpc.Call) -> bytes:
+            began, status, text = time.perf_counter(), rpc.Code.UNKNOWN, ""
             try:
                 wire = await answer(dialect, await self._requests.read(context), context)
-                status = grpc.StatusCode.OK
+                status = rpc.Code.OK
             except RefusedError as refused:
-                status, text = _STATUS[refused.fault], str(refused)
+                status, text = rpc.Code(refused.fault.value), str(refused)
             except UnsayableError as unsayable:
-                status, text = grpc.StatusCode.FAILED_PRECONDITION, str(unsayable)
+                status, text = rpc.Code.FAILED_PRECONDITION, str(unsayable)
             except MalformedError as malformed:
-                status, text = grpc.StatusCode.INVALID_ARGUMENT, str(malformed)
+                status, text = rpc.Code.INVALID_ARGUMENT, str(malformed)
             else:
                 return wire
             finally:
@@ -288,24 +280,24 @@ class DevicePlugin:
             if (left_out := self._seldom.tell(f"{call} {status.name}")) is not None:
                 untold = {"more_before": left_out} if left_out else {}
                 self._log.warning("refused", call=call, code=status.name, reason=text, **untold)
-            return await _abort(context, status, text)
+            return await context.abort(status, text)
 
         return answered
 
-    async def _get_options(self, dialect: Dialect, _request: bytes, context: _Context) -> bytes:
+    async def _get_options(self, dialect: Dialect, _request: bytes, context: rpc.Call) -> bytes:
         if len(self.asked_options) < _MOST_AGENTS:
-            self.asked_options.add(_user_agent(context))
+            self.asked_options.add(context.user_agent)
         return dialect.encode_options(self.list.options).data
 
-    async def _list_and_watch(self, dialect: Dialect, context: _Context) -> None:
-        number, agent = next(_streams), _user_agent(context)
+    async def _list_and_watch(self, dialect: Dialect, context: rpc.Call) -> None:
+        number, agent = next(_streams), context.user_agent
         # A kubelet sets no deadline for its stream.
-        likely = may_be_kubelet(agent) and context.time_remaining() is None
+        likely = may_be_kubelet(agent) and context.seconds_left is None
         if not self._has_room(likely=likely):
             text = (
                 f"expected at most {MOST_STREAMS} clients that listen to {self.name}: end one of them, and call again"
             )
-            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+            await context.abort(rpc.Code.RESOURCE_EXHAUSTED, text)
         stream = self._streams[number] = _Stream(agent, likely=likely)
         self._emit(StreamOpened(number, likely))
         try:
@@ -322,8 +314,8 @@ class DevicePlugin:
                 if reason := self.list.too_large(dialect):
                     if number == self._heeded:
                         self._emit(Withhold(reason))
-                    await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
-                await whole(context.write(self.list.wire(dialect).data))
+                    await context.abort(rpc.Code.RESOURCE_EXHAUSTED, reason)
+                await context.write(self.list.wire(dialect).data)
                 await stream.changed.wait()
         finally:
             del self._streams[number]
@@ -341,7 +333,7 @@ class DevicePlugin:
             self._streams[oldest].end()
         return oldest is not None
 
-    async def _allocate(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
+    async def _allocate(self, dialect: Dialect, request: bytes, _context: rpc.Call) -> bytes:
         containers = dialect.decode_allocate_request(request)
         if not containers:
             raise RefusedError(
@@ -400,7 +392,7 @@ class DevicePlugin:
         for warning in warnings:
             self._log.warning("allocated a device that is not healthy", reason=warning)
 
-    async def _prefer(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
+    async def _prefer(self, dialect: Dialect, request: bytes, _context: rpc.Call) -> bytes:
         with self._memory.asked:
             asked = dialect.decode_preferred_request(request)
             chosen = [await self._memory.chosen(one, partial(self._choose, one)) for one in asked]
@@ -409,7 +401,7 @@ class DevicePlugin:
     async def _choose(self, request: PreferredRequest, avoid: Sequence[str]) -> tuple[str, ...]:
         return await self._source.prefer(self.name, drift.steer(request, self.list.given_last(avoid, request)))
 
-    async def _pre_start(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
+    async def _pre_start(self, dialect: Dialect, request: bytes, _context: rpc.Call) -> bytes:
         device_ids = dialect.decode_pre_start_request(request)
         admission.judge_pre_start(self.name, device_ids, self.list.entries)
         await self._source.prepare(self.name, device_ids)
@@ -419,25 +411,3 @@ class DevicePlugin:
     def says_options(self) -> bool:
         """Whether the kubelet can be told of them: not by the alphas, which have no word for them."""
         return self._dialect is not None and self._dialect.rules[Field.OPTIONS].verdict is Fidelity.LOSSLESS
-
-
-class _Calls(grpc.GenericRpcHandler):
-    """Hands each call to the function that knows the dialect on offer."""
-
-    def __init__(self, find: Callable[[str], grpc.RpcMethodHandler[bytes, bytes] | None]) -> None:
-        self._find = find
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        return self._find(handler_call_details.method)
-
-
-async def _abort(context: _Context, status: grpc.StatusCode, text: str) -> NoReturn:
-    await context.abort(status, text)
-    raise AssertionError  # abort always raises
-
-
-def _user_agent(context: _Context) -> str | None:
-    for key, value in context.invocation_metadata() or ():
-        if key == "user-agent" and isinstance(value, str):
-            return value
-    return None

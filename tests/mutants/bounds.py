@@ -77,8 +77,8 @@ MUTANTS = (
         "Z8",
         "a resource has any number of calls",
         "gateway/registration/serve.py",
-        "maximum_concurrent_rpcs=MAX_CALLS",
-        "maximum_concurrent_rpcs=None",
+        "_SERVER_OPTIONS, MAX_CALLS)",
+        "_SERVER_OPTIONS, 10**6)",
         f"{_CONNECTIONS}::test_calls_beyond_the_most_are_refused",
     ),
     Mutant(
@@ -364,7 +364,7 @@ MUTANTS = (
     Mutant(
         "Z2",
         "a call that was refused waits for the garbage collector",
-        "gateway/registration/requests.py",
+        "gateway/wires/rpc.py",
         "            error.__traceback__ = None\n",
         "            del error\n",
         f"{_REQUESTS}::test_a_call_that_was_refused_is_freed_at_once",
@@ -372,7 +372,7 @@ MUTANTS = (
     Mutant(
         "Z2",
         "a read is cancelled with its call",
-        "gateway/registration/requests.py",
+        "gateway/wires/rpc.py",
         "waits_for = next(self._steps)",
         "waits_for = self._steps.throw(asyncio.CancelledError) if self.end.done() else next(self._steps)",
         f"{_REQUESTS}::test_a_read_that_nobody_waits_for_comes_to_its_end",
@@ -380,9 +380,9 @@ MUTANTS = (
     Mutant(
         "Z2",
         "a write is cancelled with its stream",
-        "gateway/registration/serve.py",
-        "await whole(context.write(self.list.wire(dialect).data))",
-        "await context.write(self.list.wire(dialect).data)",
+        "gateway/wires/rpc.py",
+        "return _whole(self._context.write(data))",
+        "return asyncio.ensure_future(self._context.write(data))",
         f"{_REQUESTS}::test_a_write_that_nobody_waits_for_comes_to_its_end",
     ),
     Mutant(
@@ -508,7 +508,7 @@ MUTANTS = (
     Mutant(
         "Z5",
         "a path is a URI as it is",
-        "gateway/kubelet/watch.py",
+        "gateway/wires/rpc.py",
         'return f"unix:{quote(os.fsencode(path))}"',
         'return f"unix:{path}"',
         f"{_REQUESTS}::test_a_folder_may_have_any_name",

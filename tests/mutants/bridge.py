@@ -257,8 +257,8 @@ MUTANTS = (
         "B5",
         "one that was cut off fails",
         _PEER,
-        "        if code in _BROKEN and await self._is_over():\n",
-        "        if False:\n",
+        "            if error.code in _BROKEN and await self._is_over():\n",
+        "            if False:\n",
         f"{_T}::test_an_allocate_that_a_killed_plugin_had_goes_to_the_next_one",
     ),
     Mutant(

@@ -415,8 +415,8 @@ MUTANTS = (
         "DRA3",
         "any number of calls is taken",
         "gateway/dra/service.py",
-        "maximum_concurrent_rpcs=MAX_CALLS",
-        "maximum_concurrent_rpcs=None",
+        "_OPTIONS, MAX_CALLS)",
+        "_OPTIONS, 10**6)",
         f"{_DRIVEN}::test_calls_beyond_the_most_are_refused",
     ),
     Mutant(

@@ -24,9 +24,9 @@ from devices.source import Fate
 from gateway.bridge import judge
 from gateway.bridge.peer import LISTS_AT_ONCE, LISTS_EVERY, READ_EVERY, _Newest
 from gateway.bridge.sockets import _sockets, folder_error
-from gateway.kubelet.watch import target
 from gateway.lab.plugins.played import Habits, PlayedPlugin
 from gateway.lab.waiting import until
+from gateway.wires.rpc import target
 from tests.unit.bridging import GUARD_S, NIC, Watched, bridged, health, plugin
 
 V1BETA1 = by_name("v1beta1")

@@ -15,8 +15,8 @@ import pytest
 
 from adapters.v1beta1 import V1BETA1
 from gateway.dra.service import Service
-from gateway.kubelet.watch import target
 from gateway.registration import serve
+from gateway.wires.rpc import target
 from tests.unit.bridging import bridged
 from tests.unit.test_requests import code, device_plugin, silent
 

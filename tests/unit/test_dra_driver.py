@@ -31,13 +31,13 @@ from gateway.dra.records import Pod, Records
 from gateway.dra.service import Service
 from gateway.kubelet.beliefs import Beliefs, Look
 from gateway.kubelet.view import View
-from gateway.kubelet.watch import target
 from gateway.kubernetes import watch
 from gateway.kubernetes.client import KubernetesError
 from gateway.lab.waiting import until
 from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
+from gateway.wires.rpc import target
 from tests.unit import dracalls
 from tests.unit.test_dra_decisions import GPU, claim, gpu
 

@@ -34,14 +34,15 @@ from devices.model import (
     Sayable,
 )
 from devices.source import Listing
-from gateway.kubelet import view as kubelet_view
-from gateway.kubelet.watch import listens, target
+from gateway.kubelet.watch import listens
 from gateway.lab.waiting import until
-from gateway.registration import registrar, requests, serve
+from gateway.registration import requests, serve
 from gateway.registration.devicelist import LIST_LIMIT
 from gateway.registration.serve import REQUEST_LIMIT, DevicePlugin
 from gateway.registration.turns import Turns
 from gateway.tally import Tally
+from gateway.wires import rpc
+from gateway.wires.rpc import target
 
 IDS = [f"GPU-{number:036}::{number % 10}" for number in range(10_000)]
 SERVICE = f"/{V1BETA1.plugin_service}"
@@ -94,7 +95,7 @@ async def calling(folder: Path) -> AsyncIterator[grpc.aio.Channel]:
 
 def _large(frame: types.FrameType) -> bool:
     """Whether a frame of ours that has ended, or waits, holds a large text by a name."""
-    ours = frame.f_code.co_filename.endswith(("registration/serve.py", "registration/requests.py"))
+    ours = frame.f_code.co_filename.endswith(("registration/serve.py", "registration/requests.py", "wires/rpc.py"))
     return ours and any(isinstance(one, bytes) and len(one) > REQUEST_LIMIT // 2 for one in frame.f_locals.values())
 
 
@@ -193,10 +194,8 @@ async def test_a_folder_may_have_any_name(folder: Path, name: str) -> None:
     (folder / name).mkdir()
     async with calling(folder / name) as channel:
         assert await allocates(channel)
-    async with calling(folder / name):
-        for own in (registrar._channel, kubelet_view._channel):
-            async with own(folder / name / "gpu.sock") as channel:
-                assert await allocates(channel)
+    async with calling(folder / name), rpc.Channel(folder / name / "gpu.sock") as own:
+        assert await own.call(f"{SERVICE}/GetDevicePluginOptions", seconds=20) is not None
 
 
 async def test_the_largest_requests_of_a_kubelet_fit(folder: Path) -> None:
@@ -414,7 +413,7 @@ async def test_a_read_that_nobody_waits_for_comes_to_its_end(monkeypatch: pytest
     monkeypatch.setattr(requests, "REQUEST_TIME", 0.01)
     slow: Any = _Slow()
     with pytest.raises(MalformedError, match="expected a request within"):
-        await requests.Requests().read(slow)
+        await requests.Requests().read(rpc.Call(slow))
     slow.comes.set()
     async with asyncio.timeout(20):
         await slow.ended.wait()
@@ -424,10 +423,10 @@ async def test_a_read_that_nobody_waits_for_comes_to_its_end(monkeypatch: pytest
 async def test_each_of_several_requests_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "REQUEST_TIME", 0.2)
     reads, slow = requests.Requests(), cast("Any", _Slow())
-    first = asyncio.create_task(reads.read(slow))
+    first = asyncio.create_task(reads.read(rpc.Call(slow)))
     await asyncio.sleep(0.1)  # One begins while the other is under way.
     async with asyncio.timeout(20):
-        late = await asyncio.gather(first, reads.read(slow), return_exceptions=True)
+        late = await asyncio.gather(first, reads.read(rpc.Call(slow)), return_exceptions=True)
     assert [type(one) for one in late] == [MalformedError, MalformedError]
 
 
@@ -435,7 +434,7 @@ async def test_who_is_read_when_nobody_waits_any_more_has_all_the_time(monkeypat
     monkeypatch.setattr(requests, "IN_LINE", 0.01)
     monkeypatch.setattr(requests, "MAX_READ", 1)
     reads, first, second = requests.Requests(), cast("Any", _Slow()), cast("Any", _Slow())
-    held_up, waits = asyncio.create_task(reads.read(first)), asyncio.create_task(reads.read(second))
+    held_up, waits = asyncio.create_task(reads.read(rpc.Call(first))), asyncio.create_task(reads.read(rpc.Call(second)))
     with pytest.raises(MalformedError):
         await held_up
     await asyncio.wait([waits], timeout=0.1)
@@ -448,11 +447,11 @@ async def test_nobody_waits_in_line_for_longer_than_a_request_may_take(monkeypat
     monkeypatch.setattr(requests, "REQUEST_TIME", 0.05)
     monkeypatch.setattr(requests, "MAX_READ", 1)
     reads, slow = requests.Requests(), cast("Any", _Slow())
-    held_up = asyncio.create_task(reads.read(slow))
+    held_up = asyncio.create_task(reads.read(rpc.Call(slow)))
     await asyncio.sleep(0)
     async with asyncio.timeout(20):
         with pytest.raises(MalformedError):
-            await reads.read(slow)
+            await reads.read(rpc.Call(slow))
     slow.comes.set()
     assert await held_up == b"a request"
 
@@ -521,7 +520,7 @@ def test_who_makes_room_for_a_stream_that_may_be_the_kubelets(folder: Path) -> N
 async def test_a_write_that_nobody_waits_for_comes_to_its_end(folder: Path) -> None:
     resource = device_plugin(folder)
     slow: Any = _Slow()
-    stream = asyncio.ensure_future(resource._list_and_watch(V1BETA1, slow))
+    stream = asyncio.ensure_future(resource._list_and_watch(V1BETA1, rpc.Call(slow)))
     for _ in range(5):
         await asyncio.sleep(0)
     stream.cancel()
@@ -538,7 +537,7 @@ async def test_a_request_that_is_here_counts_where_the_loop_was_late(monkeypatch
     slow: Any = _Slow()
     slow.comes.set()
     slow.read = _turns_later(slow.read)
-    assert await requests.Requests().read(slow) == b"a request"
+    assert await requests.Requests().read(rpc.Call(slow)) == b"a request"
 
 
 def _turns_later(read: Callable[[], Awaitable[bytes]]) -> Callable[[], Awaitable[bytes]]:
@@ -553,11 +552,11 @@ def _turns_later(read: Callable[[], Awaitable[bytes]]) -> Callable[[], Awaitable
 async def test_who_waits_may_come_while_others_end() -> None:
     """Their time is over, and they haven't noticed yet."""
     reads, slow, last = requests.Requests(), cast("Any", _Slow()), cast("Any", _Slow())
-    readers = [asyncio.ensure_future(reads.read(slow)) for _ in range(requests.MAX_READ)]
+    readers = [asyncio.ensure_future(reads.read(rpc.Call(slow))) for _ in range(requests.MAX_READ)]
     await asyncio.sleep(0)
     reads._end_late(math.inf, 0)
     last.comes.set()
-    assert await reads.read(last) == b"a request"
+    assert await reads.read(rpc.Call(last)) == b"a request"
     ended = await asyncio.gather(*readers, return_exceptions=True)
     assert {type(one) for one in ended} == {MalformedError}
     slow.comes.set()
@@ -566,7 +565,7 @@ async def test_who_waits_may_come_while_others_end() -> None:
 async def test_a_request_that_has_come_is_not_late() -> None:
     """It came before the look at who is late, and its reader hasn't run yet."""
     reads, slow = requests.Requests(), cast("Any", _Slow())
-    reader = asyncio.ensure_future(reads.read(slow))
+    reader = asyncio.ensure_future(reads.read(rpc.Call(slow)))
     await asyncio.sleep(0)
     [reading] = reads._reading
     reading.set_result(b"a request")
@@ -580,13 +579,13 @@ async def test_each_request_has_its_own_time(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(requests, "REQUEST_TIME", 0.02)
     reads, quick, slow = requests.Requests(), cast("Any", _Slow()), cast("Any", _Slow())
     quick.comes.set()
-    assert await reads.read(quick) == b"a request"
+    assert await reads.read(rpc.Call(quick)) == b"a request"
     with pytest.raises(MalformedError, match="expected a request within"):
         async with asyncio.timeout(20):
-            await reads.read(slow)
+            await reads.read(rpc.Call(slow))
     with pytest.raises(MalformedError, match="expected a request within"):
         async with asyncio.timeout(20):
-            await reads.read(slow)
+            await reads.read(rpc.Call(slow))
     slow.comes.set()
 
 
@@ -599,9 +598,9 @@ async def test_what_goes_wrong_is_told() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(OSError):
-        await requests.whole(fails())
+        await rpc.Call(cast("Any", types.SimpleNamespace(read=fails))).read()
     with pytest.raises(asyncio.CancelledError):
-        await requests.whole(is_cancelled())
+        await rpc.Call(cast("Any", types.SimpleNamespace(read=is_cancelled))).read()
 
 
 async def test_a_stream_needs_no_request(folder: Path) -> None:

@@ -70,7 +70,7 @@ from gateway.registration.turns import Turns
 from gateway.tally import Confirmation, Tally
 from gateway.telling import probes, readiness
 from gateway.telling.commands import Commands
-from gateway.wires import control
+from gateway.wires import control, rpc
 from gateway.wires.control import ControlError
 
 GPU = "nvidia.com/gpu"
@@ -1177,7 +1177,7 @@ async def test_what_is_connected_to_the_kubelet_before_is_not_used(make: Make, l
     one = node._gateway.resources[0]
     one.approach(KubeletId(0, 0, 0))
     assert one._ahead is not None
-    await one._ahead.channel.channel_ready()
+    await one._ahead.channel.ready()
     second = Kubelet(node.folder / "dp", "v1beta1", "grpc-go/1.82.1")
     await second.start()
     try:
@@ -1701,7 +1701,7 @@ async def test_a_list_that_changes_while_one_is_sent_is_sent_too(make: Make, log
             enough.set()
 
     stream = asyncio.ensure_future(
-        one.plugin._list_and_watch(node.kubelet.dialect, cast("serve._Context", Context(write)))
+        one.plugin._list_and_watch(node.kubelet.dialect, rpc.Call(cast("Any", Context(write))))
     )
     async with asyncio.timeout(10):
         await enough.wait()

@@ -6,14 +6,13 @@ import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import grpc.aio
+from typing import TYPE_CHECKING, Final
 
 from adapters import pluginregistration
 from adapters.dialect import MalformedError
 from gateway.dra.sockets import is_gateways
-from gateway.kubelet.watch import listens, socket_id, target
+from gateway.kubelet.watch import listens, socket_id
+from gateway.wires import rpc
 
 if TYPE_CHECKING:
     from gateway.kubelet.watch import SocketId
@@ -84,10 +83,9 @@ def _sockets(folder: Path) -> Iterator[Path]:
 
 async def _asked(one: tuple[Path, SocketId]) -> str | None:
     """Ask a socket for its driver: '' if it is none of a driver; None if it gives no answer."""
-    async with grpc.aio.insecure_channel(target(one[0]), options=_OPTIONS) as channel:
-        ask: Any = channel.unary_unary(pluginregistration.GET_INFO)
+    async with rpc.Channel(one[0], _OPTIONS) as channel:
         try:
-            info = pluginregistration.decode_info(await ask(b"", timeout=INFO_S))
-        except (grpc.aio.AioRpcError, MalformedError):
+            info = pluginregistration.decode_info(await channel.call(pluginregistration.GET_INFO, seconds=INFO_S))
+        except (rpc.CallError, MalformedError):
             return None
         return info.name if info.kind == DRA_PLUGIN else ""

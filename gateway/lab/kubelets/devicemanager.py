@@ -23,7 +23,6 @@ from msgspec.structs import replace
 from adapters.dialect import MalformedError
 from adapters.registry import by_name
 from devices.model import ContainerAnswer, Device, Health, PreferredRequest
-from gateway.kubelet.watch import target
 from gateway.lab.kubelets.behaviour import Behaviour, Checkpoint, SecondRegister
 from gateway.lab.kubelets.checkpoint import FILE_NAME, CorruptError, decode, encode, known
 from gateway.lab.kubelets.kubelet import Admission, Demand, Faults, Gap, Held, KubeletError, Running, Seen, Totals
@@ -31,6 +30,7 @@ from gateway.lab.kubelets.latelistener import LateListener
 from gateway.lab.kubelets.pluginclient import EMPTY, CallError, PluginClient
 from gateway.lab.kubelets.podresources import PodResources
 from gateway.lab.kubelets.records import Claim, DeviceRecords
+from gateway.wires.rpc import target
 
 SOCKET_NAME = "kubelet.sock"
 

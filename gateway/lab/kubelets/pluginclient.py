@@ -14,8 +14,8 @@ import grpc
 from adapters.dialect import Dialect, MalformedError
 from adapters.registry import by_name
 from devices.model import ContainerAnswer, ContainerRequest, Device, Options, PreferredRequest
-from gateway.kubelet.watch import target
 from gateway.lab.kubelets.behaviour import DIAL_SECONDS, ENDPOINT_GRACE_SECONDS, PRE_START_SECONDS, Behaviour, Dial
+from gateway.wires.rpc import target
 
 EMPTY = b""
 """The message Empty, in every dialect."""

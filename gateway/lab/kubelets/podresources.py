@@ -18,10 +18,10 @@ import grpc
 
 from adapters import podresources
 from adapters.pb.podresources import v1_pb2 as pb
-from gateway.kubelet.watch import target
 from gateway.lab.kubelets.behaviour import Behaviour
 from gateway.lab.kubelets.checkpoint import Allotment
 from gateway.lab.kubelets.records import DeviceRecords
+from gateway.wires.rpc import target
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 

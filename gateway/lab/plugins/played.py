@@ -21,7 +21,8 @@ from adapters.dialect import Dialect, Level
 from adapters.pluginregistration import PluginInfo
 from adapters.registry import by_name
 from devices.model import ContainerAnswer, ContainerRequest, Device, Options, Registration
-from gateway.kubelet.watch import KUBELET_SOCKET, target
+from gateway.kubelet.watch import KUBELET_SOCKET
+from gateway.wires.rpc import target
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 _OWN = (("grpc.use_local_subchannel_pool", 1),)

@@ -30,10 +30,10 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from gateway.kubelet.watch import target
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
 from gateway.lab.spawned import Spawned, spawn
+from gateway.wires.rpc import target
 
 RESOURCE: Final = "nvidia.com/gpu"
 LIMIT_MIB: Final = 256

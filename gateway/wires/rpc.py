@@ -1,0 +1,302 @@
+"""gRPC over Unix sockets. No other module of the daemon imports grpc, and callers see no type of it.
+
+Messages are bytes, methods are full paths (``/service/Method``), and options are gRPC's own channel arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
+
+    _Context = grpc.aio.ServicerContext[bytes, bytes]
+    _Handler = grpc.RpcMethodHandler[bytes, bytes]
+
+Options: TypeAlias = "Sequence[tuple[str, int | str]]"
+_T = TypeVar("_T")
+
+
+class Code(Enum):
+    """The status that a call ended with. The values are gRPC's names."""
+
+    OK = "OK"
+    CANCELLED = "CANCELLED"
+    UNKNOWN = "UNKNOWN"
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    ABORTED = "ABORTED"
+    OUT_OF_RANGE = "OUT_OF_RANGE"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    INTERNAL = "INTERNAL"
+    UNAVAILABLE = "UNAVAILABLE"
+    DATA_LOSS = "DATA_LOSS"
+
+
+_STATUS: Final = {code: grpc.StatusCode[code.name] for code in Code}
+
+
+class CallError(Exception):
+    """A call failed: with which code, and what the other end (or gRPC) says about it."""
+
+    def __init__(self, code: Code, details: str) -> None:
+        super().__init__(f"{code.name}: {details}")
+        self.code, self.details = code, details
+
+
+class ClosedError(Exception):
+    """The channel was closed before the call, or while it was made."""
+
+
+def target(path: Path) -> str:
+    """Name a Unix socket as gRPC does, which takes it for a URI: ``%``, ``#`` and ``?`` mean something there."""
+    from urllib.parse import quote  # noqa: PLC0415 - half a MiB, which commands needn't pay
+
+    return f"unix:{quote(os.fsencode(path))}"
+
+
+class Channel:
+    """A connection to the server on a Unix socket, made when it is first needed."""
+
+    def __init__(self, path: Path, options: Options = ()) -> None:
+        self._channel = grpc.aio.insecure_channel(target(path), options=options)
+        self._methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection, and cancel the calls on it."""
+        await self._channel.close()
+
+    def connect(self) -> None:
+        """Begin to connect."""
+        self._channel.get_state(try_to_connect=True)
+
+    async def ready(self) -> None:
+        """Connect, and return once the connection can be used."""
+        await self._channel.channel_ready()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the connection can be used now."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+
+    async def call(self, method: str, request: bytes = b"", *, seconds: float) -> bytes:
+        """Call a method with one request and one answer.
+
+        Raises:
+            CallError: it failed, or took longer than ``seconds``.
+            ClosedError: the channel is closed.
+        """
+        ask = self._methods.get(method)
+        if ask is None:
+            ask = self._methods[method] = self._channel.unary_unary(method)
+        try:
+            call = ask(request, timeout=seconds)
+            try:
+                return await call
+            except grpc.aio.AioRpcError as error:
+                raise _call_error(error) from None
+            except asyncio.CancelledError:  # Ours, or gRPC's word for a call with this status.
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise
+                raise CallError(Code.CANCELLED, await call.details() or "") from None
+        except grpc.aio.UsageError:
+            raise ClosedError from None
+
+    def stream(self, method: str, request: bytes = b"") -> Stream:
+        """Call a method with one request and a stream of answers."""
+        calls: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(method)
+        return Stream(calls(request))
+
+
+class Stream:
+    """The answers to a call, one after another."""
+
+    def __init__(self, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> None:
+        self._call = call
+
+    async def read(self) -> bytes | None:
+        """Wait for the next answer; None at the end.
+
+        Raises:
+            CallError: how the stream broke.
+        """
+        try:
+            data = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise _call_error(error) from None
+        return data if isinstance(data, bytes) else None
+
+    def cancel(self) -> None:
+        """End the call."""
+        self._call.cancel()
+
+
+class Call:
+    """A call that a server answers."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: _Context) -> None:
+        self._context = context
+
+    @property
+    def user_agent(self) -> str | None:
+        """The caller's."""
+        for key, value in self._context.invocation_metadata() or ():
+            if key == "user-agent" and isinstance(value, str):
+                return value
+        return None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the caller's deadline; None if it set none."""
+        return self._context.time_remaining()
+
+    def read(self) -> asyncio.Future[Any]:
+        """Read the next request; what is no bytes is the end."""
+        return _whole(self._context.read())
+
+    def write(self, data: bytes) -> asyncio.Future[None]:
+        """Send an answer of a stream."""
+        return _whole(self._context.write(data))
+
+    async def abort(self, code: Code, details: str) -> NoReturn:
+        """End the call with an error."""
+        await self._context.abort(_STATUS[code], details)
+        raise AssertionError  # abort always raises
+
+
+class Method:
+    """How a server answers a method: made by ``unary``, ``reading`` or ``writing``."""
+
+    def __init__(self, handler: _Handler) -> None:
+        self.handler = handler
+
+
+def unary(answer: Callable[[bytes, Call], Awaitable[bytes]]) -> Method:
+    """One request, one answer."""
+
+    async def handled(request: bytes, context: _Context) -> bytes:
+        return await answer(request, Call(context))
+
+    return Method(grpc.unary_unary_rpc_method_handler(handled))
+
+
+def reading(answer: Callable[[Call], Awaitable[bytes]]) -> Method:
+    """One answer to requests that ``answer`` reads from the call: it bounds how long and how many wait."""
+    return Method(grpc.stream_unary_rpc_method_handler(_let_go(answer)))
+
+
+def writing(answer: Callable[[Call], Awaitable[None]]) -> Method:
+    """A stream of answers that ``answer`` writes to the call, without waiting for a request."""
+    return Method(grpc.stream_stream_rpc_method_handler(_let_go(answer)))
+
+
+class Server:
+    """A server on a Unix socket, bound at once.
+
+    Args:
+        path: where it listens, at most 107 bytes.
+        find: gives the method of a path; None where there is none (UNIMPLEMENTED).
+        options: gRPC's.
+        most_calls: how many calls it has at once; more are refused by gRPC.
+
+    Raises:
+        RuntimeError: the path can't be bound.
+    """
+
+    def __init__(self, path: Path, find: Callable[[str], Method | None], options: Options, most_calls: int) -> None:
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most_calls)
+        self._server.add_generic_rpc_handlers((_Methods(find),))
+        self._server.add_insecure_port(target(path))
+
+    async def start(self) -> None:
+        """Begin to answer."""
+        await self._server.start()
+
+    async def stop(self, grace: float) -> None:
+        """Take no more calls; those under way have ``grace`` seconds to end."""
+        await self._server.stop(grace)
+
+
+class _Methods(grpc.GenericRpcHandler):
+    def __init__(self, find: Callable[[str], Method | None]) -> None:
+        self._find = find
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> _Handler | None:
+        found = self._find(handler_call_details.method)
+        return None if found is None else found.handler
+
+
+def _call_error(error: grpc.aio.AioRpcError) -> CallError:
+    return CallError(Code[error.code().name], error.details() or "")
+
+
+def _whole(batch: Awaitable[_T]) -> asyncio.Future[_T]:
+    """Have gRPC do something for a call, and come to its end also where nobody waits for it any more: the call's end ends it.
+
+    A message that comes, or goes, for one that was cancelled is never freed (grpc/grpc#43360).
+    """
+    return _Driven(batch).end
+
+
+def _let_go(handler: Callable[[Call], Awaitable[_T]]) -> Callable[[object, _Context], Awaitable[_T]]:
+    """Let a call be freed as soon as it was refused.
+
+    gRPC keeps the error with the call, and the error's traceback would keep the functions that hold the call: until the
+    garbage collector comes, which knows nothing of the up to 4 MiB of a request that gRPC holds for each.
+    """
+
+    async def handled(_requests: object, context: _Context) -> _T:
+        try:
+            return await handler(Call(context))
+        except grpc.aio.AbortError as error:
+            error.__traceback__ = None
+            raise
+
+    return handled
+
+
+class _Driven(Generic[_T]):
+    """Goes from one future that an awaitable waits for to the next. A task would cost each call two more turns of the loop."""
+
+    def __init__(self, batch: Awaitable[_T]) -> None:
+        self._steps = batch.__await__()
+        self.end: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._go_on()
+
+    def _go_on(self, _: object = None) -> None:
+        try:
+            waits_for = next(self._steps)
+        except StopIteration as done:
+            if not self.end.done():
+                self.end.set_result(done.value)
+        except asyncio.CancelledError:
+            self.end.cancel()
+        except Exception as error:  # noqa: BLE001 - whatever it is, who waits is told
+            if not self.end.done():
+                self.end.set_exception(error)
+        else:
+            if waits_for is None:  # For its next turn alone.
+                asyncio.get_running_loop().call_soon(self._go_on)
+            else:
+                waits_for.add_done_callback(self._go_on)
