@@ -364,7 +364,7 @@ async def test_a_plugin_that_sends_lists_without_end_is_read_slowly(folder: Path
 async def test_small_lists_without_end_leave_time_for_others() -> None:
     sent = iter([b"x"] * 6)
     began = time.monotonic()
-    await _Newest(lambda: 0.0).read(SimpleNamespace(read=lambda: _soon(next(sent, grpc.aio.EOF))))  # type: ignore[arg-type]
+    await _Newest(lambda: 0.0).read(SimpleNamespace(read=lambda: _soon(next(sent, None))))  # type: ignore[arg-type]
     assert time.monotonic() - began >= (1 + 2 + 4 + 8 + 16 + 16) * READ_EVERY, "nobody takes them"
 
 
@@ -377,7 +377,7 @@ async def test_the_last_of_a_flood_of_small_lists_is_read_soon(monkeypatch: pyte
 
     monkeypatch.setattr(asyncio, "sleep", slept)
     sent = iter([b"x"] * 200)
-    await _Newest(lambda: 0.0).read(SimpleNamespace(read=lambda: _soon(next(sent, grpc.aio.EOF))))  # type: ignore[arg-type]
+    await _Newest(lambda: 0.0).read(SimpleNamespace(read=lambda: _soon(next(sent, None))))  # type: ignore[arg-type]
     assert len(pauses) == 200
     assert sum(pauses) <= 200 * 16 * READ_EVERY
 
@@ -385,7 +385,7 @@ async def test_the_last_of_a_flood_of_small_lists_is_read_soon(monkeypatch: pyte
 async def _ended(rests: float) -> _Newest:
     """What a stream said that has ended."""
     newest, sent = _Newest(lambda: rests), iter([b"x"])
-    await newest.read(SimpleNamespace(read=lambda: _soon(next(sent, grpc.aio.EOF))))  # type: ignore[arg-type]
+    await newest.read(SimpleNamespace(read=lambda: _soon(next(sent, None))))  # type: ignore[arg-type]
     return newest
 
 
@@ -405,7 +405,7 @@ async def test_who_rests_is_read_later() -> None:
         await asyncio.sleep(0)
     assert not taking.done()
     rest = -1.0
-    silent.set_result(grpc.aio.EOF)
+    silent.set_result(None)
     assert await taking == b"x"
     await reading
 
