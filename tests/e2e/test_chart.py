@@ -7,10 +7,15 @@ the one that `.ci/chart` has built.
 import asyncio
 import contextlib
 import http.client
+import io
+import json
+import os
 import re
 import ssl
+import subprocess
+import tarfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +23,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from gateway.lab.node import pods
+from gateway.lab.node import Node, pods
 from gateway.lab.node.api import Access, Api, ApiError, Object
 from gateway.lab.node.chart import ACCOUNT, PROFILE, RELEASE, Chart, helm
 from gateway.lab.node.continuity import IMAGE, SCENARIOS, judge, run
@@ -27,6 +32,7 @@ from gateway.lab.node.installed import CDI_RESOURCE, DAEMONSETS, DEVICES, IDS, N
 from gateway.lab.node.stage import POD, Stage
 from gateway.lab.node.watch import PodSeen
 from gateway.lab.trials.scenarios import RESOURCE
+from gateway.lab.waiting import until as waited
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 VERSION = "1.37"
@@ -41,6 +47,34 @@ FEATURES = {
     "config": {"map": {"default": "version: v1\n", "shared": yaml.safe_dump(SHARED)}},
     "nodeReadiness": {"condition": True, "startupTaint": TAINT["key"], "events": True},
 }
+
+
+def members(out: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(out)) as tar:
+        return tar.getnames()
+
+
+NO_CLASS = ("--ignore", "DPG0604")
+"""Nobody claims what CDI_RESOURCE offers."""
+COMMANDS: Mapping[tuple[str, ...], Callable[[bytes], object]] = {
+    ("doctor", *NO_CLASS): bytes.decode,
+    ("doctor", *NO_CLASS, "--json"): json.loads,
+    ("status",): bytes.decode,
+    ("status", "--json"): json.loads,
+    ("devices",): bytes.decode,
+    ("devices", "--json"): json.loads,
+    ("support-bundle", "--output", "-"): members,
+}
+"""What reads each command's standard output."""
+MOST_MIB = 32
+"""Of resident memory, at a command's peak: it counts against the limit of the gateway's container."""
+_CODE = """
+import os, sys
+_, status, used = os.wait4(os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ), 0)
+print(f'peak {used.ru_maxrss}', file=sys.stderr)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+MEASURED = ("/usr/bin/python3.13", "-I", "-c", _CODE)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -113,6 +147,10 @@ async def label(stage: Stage, value: str | None) -> None:
     await stage.api.merge(f"/api/v1/nodes/{stage.node.name}", {"metadata": {"labels": {LABEL: value}}})
 
 
+def own(name: str) -> bool:
+    return name == "gpu" or name.startswith(NAMESPACE)
+
+
 def gateways(stage: Stage) -> list[PodSeen]:
     return [pod for pod in stage.seen.pods.values() if pod.namespace == NAMESPACE]
 
@@ -159,6 +197,22 @@ async def gateway(stage: Stage, *words: str) -> None:
     await stage.node.ctr(
         "tasks", "exec", "--exec-id", name, container.id.removeprefix("containerd://"), "gateway", *words
     )
+
+
+def measured(node: Node, pod: PodSeen, *words: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the gateway's own command in its container by ``kubectl exec``; its peak in KiB is on standard error."""
+    command = [
+        str(node.kubectl),
+        f"--namespace={NAMESPACE}",
+        "exec",
+        pod.name,
+        "--",
+        *MEASURED,
+        "/usr/bin/gateway",
+        *words,
+    ]
+    environment = os.environ | {"KUBECONFIG": str(node.kubeconfig)}
+    return subprocess.run(command, env=environment, check=False, capture_output=True, timeout=PATIENCE)
 
 
 async def told(stage: Stage, reason: str, uuid: str, meanwhile: Callable[[], Awaitable[object]] | None = None) -> None:
@@ -364,6 +418,38 @@ async def test_each_api_gives_its_own_gpus(stage: Stage, both: DraNode) -> None:
 
 
 @pytest.mark.usefixtures("both")
+async def test_commands_in_its_pod_take_little_memory_and_programs_can_read_them(stage: Stage) -> None:
+    (pod,) = gateways(stage)
+    peaks = {}
+    for words, read in COMMANDS.items():
+        done = await asyncio.to_thread(measured, stage.node, pod, *words)
+        [peak] = re.findall(r"^peak ([0-9]+)$", done.stderr.decode(), re.MULTILINE)
+        peaks[words] = int(peak) / 1024
+        assert done.returncode == 0, done.stdout.decode()
+        assert read(done.stdout), words
+    assert {words: peak for words, peak in peaks.items() if peak > MOST_MIB} == {}
+
+
+@pytest.mark.usefixtures("both")
+async def test_doctor_names_rights_that_were_deleted_and_an_upgrade_brings_them_back(
+    stage: Stage, chart: Chart
+) -> None:
+    (pod,) = gateways(stage)
+    roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+    for one in (await stage.api.get(roles))["items"]:
+        if own(name := one["metadata"]["name"]):
+            await stage.api.delete(f"{roles}/{name}")
+
+    async def finds(codes: set[str]) -> bool:
+        done = await asyncio.to_thread(measured, stage.node, pod, "doctor", *NO_CLASS, "--json")
+        return {one["code"] for one in json.loads(done.stdout)["checks"] if "seen" in one} == codes
+
+    await waited(partial(finds, {"DPG0606"}), PATIENCE, every=0.2)
+    await chart.repair()
+    await waited(partial(finds, set()), PATIENCE, every=0.2)
+
+
+@pytest.mark.usefixtures("both")
 async def test_its_token_is_good_for_its_own_nodes_slices_and_allocatable(stage: Stage) -> None:
     api, name, other = await with_its_token(stage), stage.node.name, "node-2"
     tried = "?dryRun=All&fieldManager=e2e"
@@ -440,4 +526,4 @@ async def test_pods_outlive_its_removal(stage: Stage, chart: Chart) -> None:
     )
     left = [await stage.api.get(f"/apis/{kind}") for kind in kinds]
     names = [one["metadata"]["name"] for found in left for one in found["items"]]
-    assert [name for name in names if name == "gpu" or name.startswith(NAMESPACE)] == []
+    assert [*filter(own, names)] == []

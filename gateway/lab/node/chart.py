@@ -69,9 +69,13 @@ class Chart(DaemonSet):
         self._values = values
         await self._upgrade("one gateway, with the new values")
 
+    async def repair(self) -> None:
+        """Upgrade it to what it is: Helm brings back what was deleted."""
+        await self._helm("upgrade", *self._given())
+
     async def _upgrade(self, what: str) -> None:
         old = {pod.uid for pod in self._pods(self._seen)}
-        await self._helm("upgrade", *self._given())
+        await self.repair()
         await self._seen.until(
             lambda seen: (
                 bool(self._pods(seen))
