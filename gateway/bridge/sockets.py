@@ -116,7 +116,7 @@ class Sockets:
         self.folder = folder
         self._host, self._spared = host, spared
         self._lock = -1
-        self._server: rpc.Server | None = None
+        self._server: rpc.UnixServer | None = None
         self._bound: SocketId | None = None
         self.registry = Registry(folder / REGISTRY, folder, host)
         self._seldom = Seldom(times=10)
@@ -168,7 +168,7 @@ class Sockets:
             self.socket.unlink()
         # Both Registration services that there ever were, on one socket.
         methods = {f"/{service}/Register": rpc.unary(partial(self._register, service)) for service in _VERSIONS}
-        server = rpc.Server(self.socket, methods.get, _LIMITS, MOST_CALLS)
+        server = rpc.UnixServer(self.socket, methods.get, _LIMITS, MOST_CALLS)
         self._server = server  # Whoever is cancelled from now on stops it.
         await server.start()
         self.socket.chmod(0o755)  # A kubelet's, with the usual umask.

@@ -116,7 +116,7 @@ class Service:
         self._claims, self._decider, self._guard = claims, decider, guard
         self.name = claims.name
         """The driver's."""
-        self._server: rpc.Server | None = None
+        self._server: rpc.UnixServer | None = None
         self._ending = asyncio.Event()
         self._successor: Path | None = None
         """The socket of the instance that the kubelet calls from now on."""
@@ -135,7 +135,7 @@ class Service:
             methods |= self._plugin(api)
         for version in health.VERSIONS:
             methods |= self._health(version)
-        server = rpc.Server(path, methods.get, _OPTIONS, MAX_CALLS)
+        server = rpc.UnixServer(path, methods.get, _OPTIONS, MAX_CALLS)
         self._server = server  # Whoever is cancelled from now on stops it.
         await server.start()
 

@@ -152,7 +152,7 @@ class DevicePlugin:
         """What was handed out and isn't noted yet: the dialect, the devices, and what is known of the kubelet."""
         self.given = 0
         """How many containers were given devices."""
-        self._servers: list[rpc.Server] = []
+        self._servers: list[rpc.UnixServer] = []
         self._requests = Requests()
         self._seldom = Seldom(REFUSALS_TOLD)
 
@@ -191,7 +191,7 @@ class DevicePlugin:
         Raises:
             RuntimeError: the path can't be bound.
         """
-        server = rpc.Server(path, self._method, _SERVER_OPTIONS, MAX_CALLS)
+        server = rpc.UnixServer(path, self._method, _SERVER_OPTIONS, MAX_CALLS)
         self._servers.append(server)  # Whoever is cancelled from now on stops it.
         await server.start()
 

@@ -211,7 +211,7 @@ def writing(answer: Callable[[Call], Awaitable[None]]) -> Method:
     return Method(grpc.stream_stream_rpc_method_handler(_let_go(answer)))
 
 
-class Server:
+class UnixServer:
     """A server on a Unix socket, bound at once.
 
     Args:
