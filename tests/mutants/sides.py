@@ -1083,7 +1083,7 @@ MUTANTS = (
         _TOLD,
         "if not await self._arriving(counts):",
         "if True:",
-        f"{_ON}::test_a_pod_that_was_given_to_the_node_before_is_admitted_first",
+        f"{_ON}::test_a_pod_that_is_given_to_the_node_while_allocatable_is_lowered_is_admitted_first",
     ),
     Mutant(
         "OWN4",

@@ -597,6 +597,31 @@ async def test_a_pod_that_was_given_to_the_node_before_is_admitted_first(
         await node.stand(a="dra", b="plugin")
 
 
+async def test_a_pod_that_is_given_to_the_node_while_allocatable_is_lowered_is_admitted_first(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocatable, "SETTLE", 0.5)
+    monkeypatch.setattr(allocatable, "PATIENCE", 30.0)
+    server, path, limits = node.place.server, "/api/v1/namespaces/ns/pods/p", {"resources": {"limits": {GPU: "1"}}}
+
+    def looks() -> int:
+        return len([one for one in server.asked("GET") if one.path == "/api/v1/pods"])
+
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await until(lambda: node.told == {GPU: "2"})
+        ordering = asyncio.ensure_future(node.cross("dra", A))
+        await until(lambda: node.told == {GPU: "1"})
+        spec = {"nodeName": "n1", "containers": [limits]}
+        server.put(path, metadata={"uid": "uid-p"}, spec=spec, status={"phase": "Pending"})
+        before = looks()
+        await until(lambda: looks() > before + 1)
+        assert states(one) == {A: State.PRESENT, B: State.PRESENT}
+        server.change(path, lambda one: one["status"].update(startTime="2026-01-01T00:00:00Z"))
+        await ordering
+        await node.stand(a="dra", b="plugin")
+
+
 async def test_a_pod_that_is_given_a_device_while_allocatable_is_lowered_is_counted_before_the_kubelet_checks_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
