@@ -156,6 +156,9 @@ def test_the_story_goes_up_to_the_newest_kubelet_and_a_step_back() -> None:
     assert [step.version for step in story.STORY if isinstance(step, Hop) and step.drain] == ["1.9", "1.20"]
 
 
+WROTE = "a library wrote to standard error"
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [
@@ -167,6 +170,11 @@ def test_the_story_goes_up_to_the_newest_kubelet_and_a_step_back() -> None:
         ),
         ({"event": "Exception ignored in: f"}, ["the gateway wrote: Exception ignored in: f"]),
         ({"event": "Executing <Task pending name='t'> took 0.113 seconds"}, []),
+        ({"event": WROTE, "level": "error", "text": "Executing <Task pending name='t'> took 0.113 seconds"}, []),
+        (
+            {"event": WROTE, "level": "error", "text": "Exception ignored in: f"},
+            [f"the gateway logged an error: {WROTE} Exception ignored in: f"],
+        ),
     ],
 )
 def test_what_the_daemon_must_not_log(line: dict[str, str], found: list[str]) -> None:
