@@ -240,8 +240,9 @@ class Surveyed(Struct, frozen=True, kw_only=True):
     @property
     def own_node(self) -> ApiNode | None:
         """The node at the API server, unless it runs on another machine: a kubelet reports its boot when it starts."""
-        known = self.node is not None and self.node.boot and self.boot and "kubelet.sock" in self.socket_dir.listening
-        return None if known and self.node is not None and self.node.boot != self.boot else self.node
+        boots = {self.boot, self.node.boot if self.node is not None else ""}
+        is_known = "" not in boots and "kubelet.sock" in self.socket_dir.listening
+        return None if is_known and len(boots) > 1 else self.node
 
     @property
     def dra(self) -> tuple[DriverStatus, ...]:

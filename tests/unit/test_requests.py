@@ -195,7 +195,10 @@ async def test_a_folder_may_have_any_name(folder: Path, name: str) -> None:
     async with calling(folder / name) as channel:
         assert await allocates(channel)
     async with calling(folder / name), rpc.Channel(folder / name / "gpu.sock") as own:
-        assert await own.call(f"{SERVICE}/GetDevicePluginOptions", seconds=20) is not None
+        answer = await own.call(
+            f"{SERVICE}/Allocate", V1BETA1.encode_allocate_request([ContainerRequest((IDS[0],))]).data, seconds=20
+        )
+        assert V1BETA1.decode_allocate_answer(answer)[0].envs == {"IDS": IDS[0]}
 
 
 async def test_the_largest_requests_of_a_kubelet_fit(folder: Path) -> None:
