@@ -93,11 +93,11 @@ pytest-options:
 .PHONY: test
 test: $(VENV) ## all tests, on one genuine kubelet of each API (the first time builds them: 10 minutes on two cores)
 	@$(RUN)python -m gateway.lab.kubelets.build 1.8 1.9 1.37
-	$(RUN)python -m pytest $(PARALLEL) $(RERUNS) -m 'not other_kubelet' tests/compat tests/unit
+	$(RUN)python -m pytest $(PARALLEL) $(RERUNS) -m 'not other_kubelet' tests/compat tests/contract tests/unit
 
 .PHONY: test-all
 test-all: kubelets ## the same on every genuine kubelet that `make kubelets` builds (the first time builds them: 20 minutes on two cores)
-	$(RUN)python -m pytest $(PARALLEL) $(RERUNS) tests/compat tests/unit
+	$(RUN)python -m pytest $(PARALLEL) $(RERUNS) tests/compat tests/contract tests/unit
 
 .PHONY: test-lab
 test-lab: $(VENV) ## the tests of the laboratory, the tools and CI themselves: for who changes these
@@ -105,7 +105,7 @@ test-lab: $(VENV) ## the tests of the laboratory, the tools and CI themselves: f
 
 .PHONY: unit
 unit: $(VENV) ## the tests that need no genuine kubelet
-	$(RUN)python -m pytest $(PARALLEL) $(RERUNS) -m 'not genuine' tests/compat tests/unit
+	$(RUN)python -m pytest $(PARALLEL) $(RERUNS) -m 'not genuine' tests/compat tests/contract tests/unit
 
 .PHONY: kubelets
 kubelets: $(VENV) ## build the genuine kubelet device managers

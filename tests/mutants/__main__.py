@@ -50,6 +50,13 @@ from tests.mutants import (
     manifests,
     memory,
     orders,
+    outside_bridge,
+    outside_devices,
+    outside_dra,
+    outside_memory,
+    outside_registration,
+    outside_telling,
+    outside_walks,
     people,
     records,
     rolls,
@@ -65,6 +72,7 @@ ROOT = Path(__file__).parents[2]
 TABLES = (
     table, memory, life, boards, records, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
     manifests, deploy, bounds, people, streams, dra, kubernetes, bridge, doctor, fleet, simulation, sides, rolls,
+    outside_registration, outside_memory, outside_devices, outside_dra, outside_telling, outside_bridge, outside_walks,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]

@@ -1,0 +1,402 @@
+"""A clock that is moved, and processes that share one event loop: what a row of the contract runs on.
+
+``run`` patches ``time``, threads and exits of this Python process for good: it is for a process that was forked for one row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from asyncio import events
+from collections.abc import Callable, Coroutine, Mapping
+from random import Random
+from typing import Any, Final, NoReturn, TypeVar
+
+import msgspec
+
+_T = TypeVar("_T")
+_PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+_TURN_S: Final = 1e-6
+"""Seconds that each turn of the loop takes."""
+_SETTLE_S: Final = 0.002
+"""Real seconds within which the kernel has delivered what was sent by TCP on loopback."""
+_INLINE: Final = frozenset({"amd-sysfs"})
+"""Threads that do one thing and end: they run as a call on the loop."""
+
+
+class StandstillError(Exception):
+    """Nothing will ever happen any more: every task waits, and no timer runs."""
+
+
+class _Ended(BaseException):
+    """The process called ``os._exit``."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class _BegunAnew(BaseException):
+    """The process called ``os.execve``."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        super().__init__()
+        self.environment = environment
+
+
+class Clock:
+    """The time that this process believes in."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._passed = 0.0
+        self._began = {name: getattr(time, name)() for name in ("monotonic", "time", "perf_counter")}
+        self._boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._gettime_ns = time.clock_gettime_ns
+        self.random = Random(seed)  # noqa: S311 - no secret
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._passed += seconds
+
+    def latency(self) -> float:
+        """Return how long a message or a thread takes, in seconds: usually under half a millisecond."""
+        return self.random.uniform(0.0001, 0.0004)
+
+    def install(self) -> None:
+        """Make the modules that ask for the time ask this clock."""
+        for name, began in self._began.items():
+            setattr(time, name, lambda began=began: began + self._passed)
+            setattr(time, f"{name}_ns", lambda began=began: int((began + self._passed) * 1e9))
+        time.clock_gettime_ns = self._clock_gettime_ns
+        setattr(time, "sleep", self.advance)  # noqa: B010 - a module's name
+
+    def _clock_gettime_ns(self, which: int) -> int:
+        if which == time.CLOCK_BOOTTIME:
+            return self._boot_ns + int(self._passed * 1e9)
+        return self._gettime_ns(which)
+
+
+class Process:
+    """Something that can be killed or stopped alone: a gateway, a kubelet, a plugin. Its calls carry its context."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive, self.stopped = True, False
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """The exit status, minus the signal for one that was killed."""
+        self.log: list[dict[str, Any]] = []
+        self.at_death: list[Callable[[], None]] = []
+        """What the kernel and other processes notice."""
+        self._signals: dict[int, Callable[[], object]] = {}
+        self._backlog: list[events.Handle] = []
+        self._files: set[int] = set()
+        self._sockets: list[socket.socket] = []
+        self._readers: set[int] = set()
+        self._paused: list[tuple[int, int, Any]] = []
+        self._line = ""
+        self.context = contextvars.copy_context()
+        self.context.run(_PROCESS.set, self)
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Run work in this process."""
+        task = asyncio.get_running_loop().create_task(work, context=self.context.copy())
+        _kept.append(task)
+        return task
+
+    def bound(self) -> list[str]:
+        """Return where its Unix sockets were bound."""
+        names = [one.getsockname() for one in self._sockets if one.fileno() >= 0 and one.family == socket.AF_UNIX]
+        return [name for name in names if isinstance(name, str) and name]
+
+    async def ask(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run work in this process, and wait for its result.
+
+        Raises:
+            ConnectionError: the process ended first.
+        """
+        task = self.run(work)
+        both: set[asyncio.Future[Any]] = {task, self.ended}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ConnectionError(f"{self.name} has ended")
+
+    def main(self, program: Callable[[], object]) -> None:
+        """Run a program that ends in ``asyncio.run``, as the process's main thread does."""
+        _ = self.run(self._main(program))
+
+    async def _main(self, program: Callable[[], object]) -> None:
+        environment = dict(os.environ)
+        while True:
+            try:
+                await _started(program, environment)
+            except (_Ended, SystemExit) as error:
+                status = error.status if isinstance(error, _Ended) else error.code
+                self._die(status if isinstance(status, int) else int(status is not None))
+                return
+            except _BegunAnew as error:
+                environment = dict(error.environment)
+                self._close_all()
+
+    def terminate(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal that the process handles."""
+        if self.alive and number in self._signals:
+            self._signals[number]()
+
+    def kill(self) -> None:
+        """End it as SIGKILL does: nothing of it runs any more, the kernel closes what it had open."""
+        self._die(-signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Stop it, as SIGSTOP does."""
+        self.stopped = True
+        selector = _selector()
+        for number in self._readers:
+            if (key := selector.get_map().get(number)) is not None:
+                self._paused.append((number, key.events, key.data))
+                selector.unregister(number)
+
+    def go_on(self) -> None:
+        """Let it go on, as SIGCONT does."""
+        self.stopped = False
+        for number, mask, data in self._paused:
+            _selector().register(number, mask, data)
+        loop: Any = asyncio.get_running_loop()
+        loop._ready.extend(self._backlog)
+        self._paused, self._backlog = [], []
+
+    def write(self, text: str) -> None:
+        """Take what it writes to standard error."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            try:
+                self.log.append(msgspec.json.decode(line, type=dict[str, Any]))
+            except (msgspec.DecodeError, msgspec.ValidationError):
+                self.log.append({"event": line, "level": "text"})
+
+    def _die(self, status: int) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        self._close_all()
+        for notice in self.at_death:
+            notice()
+        if not self.ended.done():
+            self.ended.set_result(status)
+
+    def _close_all(self) -> None:
+        selector = _selector()
+        for number in self._readers:
+            if number in selector.get_map():
+                selector.unregister(number)
+        for one in self._sockets:
+            one.close()
+        sockets = {one.fileno() for one in self._sockets}
+        for number in (self._files | self._readers) - sockets:
+            with contextlib.suppress(OSError):
+                _os_close(number)
+        self._files, self._sockets, self._readers = set(), [], set()
+
+
+class _Captured(BaseException):
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        super().__init__()
+        self.work = work
+
+
+async def _started(program: Callable[[], object], environment: Mapping[str, str]) -> None:
+    before = dict(os.environ)
+    work: Coroutine[Any, Any, Any] | None = None
+    try:
+        os.environ.update(environment)
+        program()
+    except _Captured as found:
+        work = found.work
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    if work is not None:
+        await work
+
+
+_kept: list[object] = []
+"""Tasks of the dead: to collect them would run their ``finally`` blocks."""
+_os_close = os.close
+_selectors: list[_Selector] = []
+
+
+def _selector() -> _Selector:
+    return _selectors[0]
+
+
+def current() -> Process | None:
+    """Return the process whose code runs now; None: the test's own."""
+    return _PROCESS.get()
+
+
+class _Selector(selectors.EpollSelector):
+    """Never waits: where nothing is ready, the time until the next timer has passed."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.tcp: set[int] = set()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        found = super().select(0)
+        self._clock.advance(_TURN_S)
+        if found or timeout == 0:
+            return found
+        if self.tcp and (found := super().select(_SETTLE_S)):
+            return found
+        if timeout is None:
+            raise StandstillError
+        self._clock.advance(timeout)
+        return []
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    def __init__(self, clock: Clock) -> None:
+        _selectors[:] = [selector := _Selector(clock)]
+        super().__init__(selector)
+        self._moved = clock
+
+    def run_in_executor(self, _executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """Do a thread's work on the loop, after a moment."""
+        done = self.create_future()
+
+        def work() -> None:
+            try:
+                result = func(*args)
+            except Exception as error:  # noqa: BLE001 - told to who waits
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(result)
+
+        self.call_later(self._moved.latency(), work)
+        return done
+
+    def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:  # type: ignore[override]
+        if (process := current()) is not None:
+            context = contextvars.copy_context()
+            process._signals[sig] = lambda: self.call_soon(callback, *args, context=context)
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        process = current()
+        return process is not None and process._signals.pop(sig, None) is not None
+
+    def _add_reader(self, fd: Any, callback: Any, *args: Any) -> Any:
+        if (process := current()) is not None:
+            process._readers.add(_number(fd))
+        return super()._add_reader(fd, callback, *args)  # type: ignore[misc]
+
+    def _remove_reader(self, fd: Any) -> bool:
+        if (process := current()) is not None:
+            process._readers.discard(_number(fd))
+        return bool(super()._remove_reader(fd))  # type: ignore[misc]
+
+
+def _number(fd: Any) -> int:
+    return fd if isinstance(fd, int) else int(fd.fileno())
+
+
+class _StandardError:
+    """Standard error of whichever process writes."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def write(self, text: str) -> int:
+        if (process := current()) is not None:
+            process.write(text)
+        else:
+            self._real.write(text)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def _patch(clock: Clock) -> None:
+    clock.install()
+    sys.stderr = _StandardError(sys.stderr)
+    sys.stdout = _StandardError(sys.stdout)
+    run_handle, start = events.Handle._run, threading.Thread.start
+    real_open, real_init, real_run = os.open, socket.socket.__init__, asyncio.run
+    exits = os._exit
+
+    def handle(self: Any) -> None:
+        process = self._context.get(_PROCESS)
+        if process is None or (process.alive and not process.stopped):
+            run_handle(self)
+        elif process.alive:
+            process._backlog.append(self)
+
+    def opened(*args: Any, **kwargs: Any) -> int:
+        number = real_open(*args, **kwargs)
+        if (process := current()) is not None:
+            process._files.add(number)
+        return number
+
+    def closed(number: int) -> None:
+        if (process := current()) is not None:
+            process._files.discard(number)
+            process._readers.discard(number)
+        _os_close(number)
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        real_init(self, *args, **kwargs)
+        if (process := current()) is not None:
+            process._sockets.append(self)
+            if len(process._sockets) > 512:
+                process._sockets = [one for one in process._sockets if one.fileno() >= 0]
+        if self.fileno() >= 0 and self.family in {socket.AF_INET, socket.AF_INET6}:
+            _selector().tcp.add(self.fileno())
+
+    def captured(work: Any, **options: Any) -> Any:
+        if current() is None:
+            return real_run(work, **options)
+        raise _Captured(work)
+
+    def exited(status: int) -> NoReturn:
+        if current() is None:
+            exits(status)
+        raise _Ended(status)
+
+    def begun_anew(_path: Any, _argv: Any, environment: Mapping[str, str]) -> NoReturn:
+        raise _BegunAnew(environment)
+
+    def started(self: Any) -> None:
+        if self.name in _INLINE:
+            asyncio.get_running_loop().call_later(clock.latency(), self.run)
+        else:
+            start(self)
+
+    for owner, replaced in (
+        (events.Handle, {"_run": handle}),
+        (socket.socket, {"__init__": made}),
+        (threading.Thread, {"start": started}),
+        (os, {"open": opened, "close": closed, "_exit": exited, "execve": begun_anew}),
+        (asyncio, {"run": captured}),
+    ):
+        for name, new in replaced.items():
+            setattr(owner, name, new)
+
+
+def run(work: Callable[[Clock], Coroutine[Any, Any, None]], seed: int = 0) -> None:
+    """Run a row on a moved clock. This Python process is good for nothing else afterwards."""
+    clock = Clock(seed)
+    _patch(clock)
+    loop = _Loop(clock)
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(work(clock))

@@ -1,0 +1,104 @@
+"""Runs each row in a process of its own, which is forked, on a clock that is moved."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import inspect
+import os
+import signal
+import tempfile
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract import clock, wire
+from tests.contract.node import Node
+
+REAL_SECONDS = 20
+"""A row that takes longer hangs."""
+for _name in (
+    "gateway.daemon",
+    "gateway.compose",
+    "gateway.telling.commands",
+    "gateway.telling.metrics",
+    "gateway.telling.probes",
+    "gateway.lab.kubelets.podresources",
+    "devices.gpu.simulated.backend",
+    "devices.gpu.source",
+    "h11",
+):
+    importlib.import_module(_name)  # Once for all rows.
+
+
+@pytest.fixture
+def node() -> None:
+    """The row's node, which is made in the row's own process."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a row in a forked process; what it raises is raised here as text."""
+    history = inspect.unwrap(pyfuncitem.obj)  # Beneath what pytest-asyncio makes of it.
+    if not inspect.iscoroutinefunction(history) or "node" not in pyfuncitem.fixturenames:
+        return None
+    names = inspect.signature(history).parameters
+    arguments = {name: pyfuncitem.funcargs[name] for name in names if name != "node"}
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            os.close(reader)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(REAL_SECONDS)
+            faulthandler.dump_traceback_later(REAL_SECONDS - 1, exit=True)
+            text = _played(history, arguments)
+            with os.fdopen(writer, "wb") as out:
+                out.write(text.encode("utf-8", "replace"))
+            status = 0
+        finally:
+            _exit(status)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as found:
+        text = found.read().decode("utf-8", "replace")
+    _, status = os.waitpid(child, 0)
+    if status:
+        pytest.fail(f"the row's process ended by itself, with status {status}", pytrace=False)
+    if text:
+        pytest.fail(text, pytrace=False)
+    return True
+
+
+_exit = os._exit
+
+
+def _played(history: Callable[..., Awaitable[None]], arguments: dict[str, Any]) -> str:
+    with tempfile.TemporaryDirectory(prefix="dpg-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as name:
+
+        async def row(moved: clock.Clock) -> None:
+            _replace_grpc(moved)
+            async with Node(Path(name), moved) as node:
+                await history(node=node, **arguments)
+                node.check()
+
+        try:
+            clock.run(row)
+        except BaseException as error:  # noqa: BLE001 - told to the parent
+            return "".join(traceback.format_exception(error))
+    return ""
+
+
+def _replace_grpc(moved: clock.Clock) -> None:
+    grpc = wire.Grpc(moved)
+    for name in (
+        "gateway.wires.rpc",
+        "gateway.lab.kubelets.devicemanager",
+        "gateway.lab.kubelets.pluginclient",
+        "gateway.lab.kubelets.podresources",
+    ):
+        setattr(importlib.import_module(name), "grpc", grpc)  # noqa: B010 - a module's name
+    # Standard error is shared by the processes of a row: ``clock`` tells them apart already.
+    setattr(importlib.import_module("gateway.wires.log"), "log_what_others_write", lambda: None)  # noqa: B010

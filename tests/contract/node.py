@@ -1,0 +1,355 @@
+"""A node of a row: folders, an emulated kubelet, gateways as processes, and what is seen of them from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+from devices.model import ContainerAnswer, Device, Options, PreferredRequest
+from gateway.cli.main import gateway as command_line
+from gateway.lab.kubelets.behaviour import behaviour
+from gateway.lab.kubelets.devicemanager import DeviceManager
+from gateway.lab.kubelets.kubelet import Admission, Demand, Faults, Held, KubeletError, Running
+from gateway.lab.kubelets.pluginclient import CallError, PluginClient
+from tests.contract.clock import Clock, Process
+
+_T = TypeVar("_T")
+GPU: Final = "nvidia.com/gpu"
+VERSION: Final = "1.34"
+PATIENCE_S: Final = 60.0
+"""Simulated seconds within which what a row waits for must come."""
+
+
+class BrokenError(AssertionError):
+    """A promise that holds at every moment does not."""
+
+
+class OrderError(Exception):
+    """A gateway refused an order, in its own words."""
+
+
+class Kubelet:
+    """One start of a kubelet. It dies as kubelets do: its socket and its checkpoint stay."""
+
+    def __init__(self, node: Node, version: str) -> None:
+        self.version = version
+        self.process = Process(f"kubelet {version}")
+        self.notes: list[str] = []
+        self.manager: DeviceManager = self.process.context.run(
+            lambda: DeviceManager(
+                behaviour(version), node.sockets, note=self.notes.append, registers=node.registers, faults=node.faults
+            )
+        )
+
+    async def ask(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Have the kubelet do something."""
+        return await self.process.ask(work)
+
+    def kill(self) -> None:
+        """End it."""
+        self.process.kill()
+
+
+class Gateway:
+    """One gateway: the daemon as its command line starts it."""
+
+    def __init__(self, node: Node, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._node = node
+        self.process = Process("gateway")
+        command = [*arguments]
+
+        def program() -> None:
+            import os  # noqa: PLC0415 - the environment of this process alone
+
+            os.environ.update(environment)
+            command_line.main(command, prog_name="gateway", standalone_mode=True)
+
+        self.process.main(program)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.process.alive
+
+    def said(self, event: str, **fields: Any) -> list[dict[str, Any]]:
+        """Return the lines of its log about an event."""
+        wanted = {"event": event, **fields}.items()
+        return [line for line in self.process.log if wanted <= line.items()]
+
+    def kill(self) -> None:
+        """Kill it: -9."""
+        self.process.kill()
+
+    async def terminate(self) -> int:
+        """End it by SIGTERM; return its exit status."""
+        self.process.terminate()
+        async with asyncio.timeout(PATIENCE_S):
+            return await asyncio.shield(self.process.ended)
+
+    async def order(self, op: str, **fields: Any) -> dict[str, Any]:
+        """Send a request to its control socket, and return the answer.
+
+        Raises:
+            OrderError: it was refused.
+        """
+        path = await self._node.until(lambda: self._control, "its control socket")
+        reader, writer = await asyncio.open_unix_connection(path, limit=16 * 1024 * 1024)
+        writer.write(json.dumps({"v": 1, "op": op, **fields}).encode() + b"\n")
+        async with asyncio.timeout(PATIENCE_S):
+            line = await reader.readline()
+        writer.close()
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise OrderError(answer["error"])
+        return answer
+
+    async def status(self) -> dict[str, Any]:
+        """Return its status document."""
+        return dict((await self.order("status"))["status"])
+
+    async def get(self, what: str, path: str) -> tuple[int, str]:
+        """Ask one of its HTTP ports: ``what`` is "metrics" or "probes". Return status and body."""
+        line = (await self._node.until(lambda: self.said("listening", what=what), f"the port for {what}"))[-1]
+        reader, writer = await asyncio.open_connection(line["host"], line["port"])
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n".encode())
+        async with asyncio.timeout(PATIENCE_S):
+            answer = (await reader.read()).decode()
+        writer.close()
+        head, _, body = answer.partition("\r\n\r\n")
+        return int(head.split()[1]), body
+
+    async def is_ready(self) -> bool:
+        """Whether its readiness probe succeeds."""
+        return (await self.get("probes", "/readyz"))[0] == 200
+
+    async def metrics(self) -> dict[str, float]:
+        """Return its metrics, by name with labels as they are written."""
+        _, body = await self.get("metrics", "/metrics")
+        lines = (line.rsplit(" ", 1) for line in body.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, value in lines}
+
+    @property
+    def _control(self) -> str:
+        paths = [Path(name) for name in self.process.bound()]
+        known = [path.with_name(path.name.lstrip(".")) for path in paths if path.parent == self._node.state]
+        return next((str(path) for path in known if path.exists()), "")
+
+
+class Plugin:
+    """A kubelet's connection to a plugin's socket, for the calls that no good kubelet makes."""
+
+    def __init__(self, client: PluginClient) -> None:
+        self._client = client
+
+    async def __aenter__(self) -> Self:
+        await self._client.dial()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    async def allocate(self, *ids: str) -> ContainerAnswer:
+        """Call Allocate for one container."""
+        return (await self._client.allocate(ids))[0]
+
+    async def prefer(self, available: Sequence[str], count: int, must: Sequence[str] = ()) -> frozenset[str]:
+        """Call GetPreferredAllocation."""
+        return await self._client.prefer(PreferredRequest(tuple(available), tuple(must), count))
+
+    async def options(self) -> Options:
+        """Call GetDevicePluginOptions."""
+        return await self._client.ask_options()
+
+    async def first_list(self) -> tuple[Device, ...]:
+        """Return the first list of a ListAndWatch of its own."""
+        lists = self._client.lists()
+        try:
+            return await anext(lists)
+        finally:
+            self._client.cancel_lists()
+
+
+class Node:
+    """One node. After each step that a row takes, ``check`` holds the promises that hold at every moment."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self.folder, self.clock = folder, clock
+        self.sockets, self.state = folder / "device-plugins", folder / "state"
+        self.sockets.mkdir()
+        self.profile = folder / "gpus.json"
+        self.registers: Counter[str] = Counter()
+        self.faults = Faults()
+        self.gateways: list[Gateway] = []
+        self._kubelet: Kubelet | None = None
+        self._running: dict[tuple[str, str], tuple[Demand, Admission]] = {}
+        self.shared: Collection[str] = ()
+        """Resources whose devices may be in several pods: a row that shares them says so."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for one in self.gateways:
+            one.kill()
+        if self._kubelet is not None:
+            self._kubelet.kill()
+
+    # -- the kubelet --------------------------------------------------------------------------------------------------
+
+    @property
+    def kubelet(self) -> Kubelet:
+        """The kubelet that runs."""
+        assert self._kubelet is not None
+        return self._kubelet
+
+    async def start_kubelet(self, version: str = VERSION, *, ready: bool = True) -> Kubelet:
+        """Start a kubelet, which finds the pods that run; one that runs is killed first."""
+        self.kill_kubelet()
+        kubelet = self._kubelet = Kubelet(self, version)
+        pods = [demand for demand, _ in self._running.values()]
+        running = [Running(pod, container, "") for pod, container in self._running]
+        await kubelet.ask(kubelet.manager.start(pods, ready=ready, running=running))
+        return kubelet
+
+    def kill_kubelet(self) -> None:
+        """Kill the kubelet, if one runs."""
+        if self._kubelet is not None:
+            self._kubelet.kill()
+            self._kubelet = None
+
+    def fault(self, **what: Any) -> None:
+        """Make things go wrong at the kubelet from now on; nothing heals it."""
+        self.faults = Faults(**what)
+        if self._kubelet is not None:
+            self._kubelet.manager.faults = self.faults
+
+    def forget_checkpoint(self) -> None:
+        """Remove the kubelet's checkpoint, as an operator does who wants a fresh start."""
+        (self.sockets / "kubelet_internal_checkpoint").unlink(missing_ok=True)
+
+    def allocatable(self, resource: str = GPU) -> int:
+        """Return how many of a resource the kubelet tells the API server."""
+        return self.kubelet.manager.totals().allocatable.get(resource, 0)
+
+    def capacity(self, resource: str = GPU) -> int:
+        """Return how many of a resource there are, with those that are unhealthy."""
+        return self.kubelet.manager.totals().capacity.get(resource, 0)
+
+    async def allocatable_is(self, count: int, resource: str = GPU, seconds: float = PATIENCE_S) -> None:
+        """Wait until so many are allocatable."""
+        await self.until(lambda: self.allocatable(resource) == count, f"{count} allocatable {resource}", seconds)
+
+    async def admit(self, pod: str, resource: str = GPU, count: int = 1, container: str = "main") -> Admission:
+        """Admit a pod with one container.
+
+        Raises:
+            KubeletError: the kubelet refused it.
+        """
+        manager = self.kubelet.manager
+        given = await self.kubelet.ask(manager.admit(pod, {resource: count}, container=container))
+        self._running[pod, container] = Demand(pod, resource, count, container), given
+        self.check()
+        return given
+
+    async def refused(self, pod: str, resource: str = GPU, count: int = 1) -> str:
+        """See that a pod is refused, and return the kubelet's reason."""
+        try:
+            given = await self.kubelet.ask(self.kubelet.manager.admit(pod, {resource: count}))
+        except KubeletError as error:
+            return error.message
+        raise BrokenError(f"{pod} was to be refused, and was given {dict(given.devices)}")
+
+    async def restart_container(self, pod: str, container: str = "main") -> Admission:
+        """Start a pod's container again."""
+        return await self.kubelet.ask(self.kubelet.manager.restart_container(pod, container))
+
+    def remove(self, pod: str) -> None:
+        """End a pod."""
+        for key in [key for key in self._running if key[0] == pod]:
+            del self._running[key]
+        if self._kubelet is not None:
+            self.kubelet.manager.remove(pod)
+
+    def pods(self) -> Held:
+        """Return what the kubelet's records say."""
+        return self.kubelet.manager.pods()
+
+    # -- gateways -----------------------------------------------------------------------------------------------------
+
+    def gateway(self, *options: str, environment: Mapping[str, str] = {}) -> Gateway:
+        """Start a gateway; by default with the simulated GPUs of ``simulate``, or the eight of the default profile."""
+        backend = [] if "--backend" in options else ["--backend", "simulated"]
+        if self.profile.exists() and backend:
+            backend += ["--simulate", str(self.profile)]
+        folders = ["--socket-dir", str(self.sockets), "--state-dir", str(self.state)]
+        ports = ["--metrics-address", "127.0.0.1:0", "--probe-address", "127.0.0.1:0"]
+        one = Gateway(self, ["--log-format", "json", *folders, *ports, *backend, *options], environment)
+        self.gateways.append(one)
+        return one
+
+    def simulate(self, resources: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write the simulated hardware, as ``--simulate`` takes it; a running gateway sees the change."""
+        draft = self.profile.with_suffix(".draft")
+        draft.write_text(json.dumps({"resources": resources}))
+        draft.replace(self.profile)
+
+    def plugin(self, resource: str = GPU) -> Plugin:
+        """Connect to the gateway's socket for a resource as the kubelet does, for calls that no good kubelet makes."""
+        endpoint = self.kubelet.manager._endpoints[resource]
+        return Plugin(PluginClient(resource, endpoint.path, self.kubelet.manager.behaviour))
+
+    async def until(self, found: Callable[[], _T], what: str, seconds: float = PATIENCE_S) -> _T:
+        """Wait until ``found`` finds something, and return that.
+
+        Raises:
+            BrokenError: it didn't within so many simulated seconds.
+        """
+        loop = asyncio.get_running_loop()
+        ends, pause = loop.time() + seconds, 0.001
+        while not (result := found()):
+            if loop.time() > ends:
+                raise BrokenError(f"waited {seconds:g} s for {what}.\n{self.tale()}")
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.3, 0.1)
+        return result
+
+    async def eventually(self, found: Callable[[], Awaitable[_T]], what: str, seconds: float = PATIENCE_S) -> _T:
+        """Wait as ``until`` does, for what has to be asked for."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + seconds
+        while not (result := await found()):
+            if loop.time() > ends:
+                raise BrokenError(f"waited {seconds:g} s for {what}.\n{self.tale()}")
+            await asyncio.sleep(0.2)
+        return result
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let so much simulated time pass."""
+        await asyncio.sleep(seconds)
+        self.check()
+
+    # -- what holds at every moment -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """See that no device is in two pods."""
+        holders: dict[tuple[str, str], str] = {}
+        for (pod, _), (_, given) in self._running.items():
+            for resource, ids in given.devices.items():
+                for one in ids if resource not in self.shared else ():
+                    other = holders.setdefault((resource, one), pod)
+                    if other != pod:
+                        raise BrokenError(f"{one} of {resource} is given to both {other} and {pod}.\n{self.tale()}")
+
+    def tale(self) -> str:
+        """Tell what gateways and kubelet logged last, for a row that fails."""
+        lines = [line for one in self.gateways for line in (json.dumps(line) for line in one.process.log[-12:])]
+        if self._kubelet is not None:
+            lines += self._kubelet.notes[-8:]
+        return "\n".join(line[:400] for line in lines)
+
+
+Refused = (CallError, KubeletError)
