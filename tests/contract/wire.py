@@ -85,19 +85,20 @@ class _Exchange:
         _later(self.client, self._room.set)
         limit = self.channel.limit
         if 0 <= limit < len(data):
-            text = f"Received message larger than max ({len(data)} vs. {limit})"
+            text = f"Stream removed (CLIENT: Received message larger than max ({len(data)} vs. {limit}))"
             self.end(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+            self.status = grpc.StatusCode.RESOURCE_EXHAUSTED, text  # Also where it had ended well at the server.
             self.break_off()
             return None
         return data
 
-    def cancel(self, details: str = "Locally cancelled by application!") -> bool:
+    def cancel(self) -> bool:
         """End it from the client's side."""
         if self.status is not None:
             return False
         self.cancelled = True
         self.answers.clear()
-        self.end(grpc.StatusCode.CANCELLED, details)
+        self.end(grpc.StatusCode.CANCELLED, "Locally cancelled by application!")
         self.break_off()
         return True
 
@@ -105,7 +106,7 @@ class _Exchange:
         """Take note of how it ended; the first word counts."""
         if self.status is None:
             self.status = code, details
-            self.channel.exchanges.discard(self)
+            self.channel.ended(self)
             if self._timer is not None:
                 self._timer.cancel()
             self._news.set()
@@ -211,7 +212,10 @@ class Server:
         maximum_concurrent_rpcs: int | None = None,
     ) -> None:
         self._handlers = list(handlers or ())
-        self.limit = int(dict(options or ()).get("grpc.max_receive_message_length", _LIMIT))
+        known = dict(options or ())
+        self.limit = int(known.get("grpc.max_receive_message_length", _LIMIT))
+        self.streams = int(known.get("grpc.max_concurrent_streams", 2**31))
+        """How many calls one connection has at once; the others wait."""
         self._most = maximum_concurrent_rpcs
         self.context = contextvars.copy_context()
         self.channels: set[Channel] = set()
@@ -285,7 +289,7 @@ class Server:
         if self._most is not None and len(self.exchanges) > self._most:
             return grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!", None
         if 0 <= self.limit < len(exchange.request):
-            text = f"Received message larger than max ({len(exchange.request)} vs. {self.limit})"
+            text = f"SERVER: Received message larger than max ({len(exchange.request)} vs. {self.limit})"
             return grpc.StatusCode.RESOURCE_EXHAUSTED, text, None
         details = _Details(exchange.method, context.invocation_metadata())
         handler = next(filter(None, (one.service(details) for one in self._handlers)), None)
@@ -344,6 +348,7 @@ class Channel:
         self.context = contextvars.copy_context()
         self.exchanges: set[_Exchange] = set()
         self._waiting: list[_Exchange] = []
+        self._sent: set[_Exchange] = set()
         self._server: Server | None = None
         self._state = _State.IDLE
         self._changed = asyncio.Event()
@@ -358,9 +363,11 @@ class Channel:
         await self.close()
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        if try_to_connect and self._state is _State.IDLE:
+        """Return the state, as it was before this began to connect."""
+        state = self._state
+        if try_to_connect and state is _State.IDLE:
             self._connect()
-        return self._state
+        return state
 
     async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
         while self._state is last:
@@ -386,7 +393,7 @@ class Channel:
     async def close(self, _grace: float | None = None) -> None:
         self._to(_State.SHUTDOWN)
         for one in tuple(self.exchanges):
-            one.cancel("Channel closed!")
+            one.cancel()
         self._let_go()
 
     def _exchange(self, method: str, request: bytes, timeout: float | None) -> _Exchange:
@@ -397,13 +404,29 @@ class Channel:
     def begin(self, exchange: _Exchange) -> None:
         """Send a call, as soon as there is a connection; fail it where there can't be one now."""
         if self._state is _State.READY and self._server is not None:
-            _later(self._server.context, self._begin, exchange, self._server)
+            self._waiting.append(exchange)
+            self._send()
         elif self._state is _State.TRANSIENT_FAILURE:
             exchange.end(grpc.StatusCode.UNAVAILABLE, f"failed to connect to all addresses; last error: {self._target}")
         else:
             self._waiting.append(exchange)
             if self._state is _State.IDLE:
                 self._connect()
+
+    def ended(self, exchange: _Exchange) -> None:
+        """Take note that a call is over: another one that waits may begin."""
+        self.exchanges.discard(exchange)
+        self._sent.discard(exchange)
+        self._send()
+
+    def _send(self) -> None:
+        """Send the calls that wait, as many as the server takes at once on one connection."""
+        server = self._server
+        while server is not None and self._waiting and len(self._sent) < server.streams:
+            exchange = self._waiting.pop(0)
+            if exchange.status is None:
+                self._sent.add(exchange)
+                _later(server.context, self._begin, exchange, server)
 
     def _begin(self, exchange: _Exchange, server: Server) -> None:
         if exchange.status is None:
@@ -439,9 +462,7 @@ class Channel:
         else:
             self._server, self._backoff = server, self._wait
             self._to(_State.READY)
-            waiting, self._waiting = self._waiting, []
-            for one in waiting:
-                _later(server.context, self._begin, one, server)
+            self._send()
 
     def _again(self) -> None:
         if self._state is _State.TRANSIENT_FAILURE:
@@ -454,6 +475,8 @@ class Channel:
         if self._state is not _State.SHUTDOWN:
             self._server = None
             self._to(_State.IDLE)
+            if self._waiting:
+                self._connect()
 
     def _to(self, state: grpc.ChannelConnectivity) -> None:
         if self._state is not _State.SHUTDOWN:
