@@ -8,15 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import errno
 import os
 import selectors
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
+import weakref
 from asyncio import events
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -24,10 +28,12 @@ import msgspec
 
 _T = TypeVar("_T")
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+_RESULTS: contextvars.ContextVar[Iterator[Callable[[], Any]]] = contextvars.ContextVar("results")
 _TURN_S: Final = 1e-6
 """Seconds that each turn of the loop takes."""
 _SETTLE_S: Final = 0.002
 """Real seconds within which the kernel has delivered what was sent by TCP on loopback."""
+_FIRST_PORT: Final = 60000
 _INLINE: Final = frozenset({"amd-sysfs"})
 """Threads that do one thing and end: they run as a call on the loop."""
 
@@ -213,18 +219,37 @@ class _Captured(BaseException):
 
 
 async def _started(program: Callable[[], object], environment: Mapping[str, str]) -> None:
-    before = dict(os.environ)
-    work: Coroutine[Any, Any, Any] | None = None
+    """Run a program to its end. It begins again after each ``asyncio.run``, which gives then what came of it."""
+    results: list[Callable[[], Any]] = []
+    while (work := _until_it_runs(program, environment, results)) is not None:
+        try:
+            results.append(partial(_given, await work))
+        except Exception as error:  # noqa: BLE001 - the program's
+            results.append(partial(_raised, error))
+
+
+def _until_it_runs(
+    program: Callable[[], object], environment: Mapping[str, str], results: Sequence[Callable[[], Any]]
+) -> Coroutine[Any, Any, Any] | None:
+    before, token = dict(os.environ), _RESULTS.set(iter(results))
     try:
         os.environ.update(environment)
         program()
     except _Captured as found:
-        work = found.work
+        return found.work
     finally:
+        _RESULTS.reset(token)
         os.environ.clear()
         os.environ.update(before)
-    if work is not None:
-        await work
+    return None
+
+
+def _given(value: _T) -> _T:
+    return value
+
+
+def _raised(error: Exception) -> NoReturn:
+    raise error
 
 
 _kept: list[object] = []
@@ -248,19 +273,56 @@ class _Selector(selectors.EpollSelector):
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self._clock = clock
-        self.tcp: set[int] = set()
+        self.tcp: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         found = super().select(0)
         self._clock.advance(_TURN_S)
         if found or timeout == 0:
             return found
-        if self.tcp and (found := super().select(_SETTLE_S)):
+        if any(map(_is_connected, self.tcp)) and (found := super().select(_SETTLE_S)):
             return found
         if timeout is None:
             raise StandstillError
         self._clock.advance(timeout)
         return []
+
+
+def _is_connected(one: socket.socket) -> bool:
+    return one.fileno() >= 0 and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+class _Listener:
+    """A listener for TLS on loopback. Its connections are pairs of sockets: what is sent there has arrived at once."""
+
+    def __init__(self, port: int, make: Callable[[], asyncio.BaseProtocol], tls: ssl.SSLContext) -> None:
+        self._address = "127.0.0.1", port
+        self._make, self._tls = make, tls
+        self.context = contextvars.copy_context()
+        self.sockets = (self,)
+        self._taking: set[asyncio.Task[Any]] = set()
+        _listeners[port] = self
+
+    def getsockname(self) -> tuple[str, int]:
+        """Return where it listens."""
+        return self._address
+
+    def close(self) -> None:
+        """Listen no more."""
+        _listeners.pop(self._address[1], None)
+
+    def take(self, one: socket.socket) -> None:
+        """Take a connection."""
+        loop = asyncio.get_running_loop()
+        self._taking.add(task := loop.create_task(self._take(one)))
+        task.add_done_callback(self._taking.discard)
+
+    async def _take(self, one: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # Who came went at once.
+            await asyncio.get_running_loop().connect_accepted_socket(self._make, one, ssl=self._tls)
+
+
+_listeners: dict[int, _Listener] = {}
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -285,6 +347,27 @@ class _Loop(asyncio.SelectorEventLoop):
 
         self.call_later(self._moved.latency(), work)
         return done
+
+    async def create_server(self, *args: Any, **options: Any) -> Any:
+        """Listen; for TLS without TCP."""
+        if (tls := options.get("ssl")) is None:
+            return await super().create_server(*args, **options)
+        make, _, port = args
+        return _Listener(port or _FIRST_PORT + len(_listeners), make, tls)
+
+    async def create_connection(self, *args: Any, **options: Any) -> Any:
+        """Connect; for TLS without TCP."""
+        if options.get("ssl") is None:
+            return await super().create_connection(*args, **options)
+        make, _, port = args
+        await asyncio.sleep(self._moved.latency())
+        if (listener := _listeners.get(port)) is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        here, there = contextvars.Context().run(socket.socketpair)
+        if (process := current()) is not None:
+            process._sockets.append(here)
+        self.call_soon(listener.take, there, context=listener.context)
+        return await super().create_connection(make, sock=here, **options)
 
     def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:  # type: ignore[override]
         if (process := current()) is not None:
@@ -361,12 +444,15 @@ def _patch(clock: Clock) -> None:
             if len(process._sockets) > 512:
                 process._sockets = [one for one in process._sockets if one.fileno() >= 0]
         if self.fileno() >= 0 and self.family in {socket.AF_INET, socket.AF_INET6}:
-            _selector().tcp.add(self.fileno())
+            _selector().tcp.add(self)
 
     def captured(work: Any, **options: Any) -> Any:
         if current() is None:
             return real_run(work, **options)
-        raise _Captured(work)
+        if (result := next(_RESULTS.get(), None)) is None:
+            raise _Captured(work)
+        work.close()
+        return result()
 
     def exited(status: int) -> NoReturn:
         if current() is None:
