@@ -15,7 +15,6 @@ import signal
 import socket
 import ssl
 import sys
-import threading
 import time
 import weakref
 from asyncio import events
@@ -26,6 +25,8 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
+from tests.contract import threads
+
 _T = TypeVar("_T")
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 _RESULTS: contextvars.ContextVar[Iterator[Callable[[], Any]]] = contextvars.ContextVar("results")
@@ -34,8 +35,6 @@ _TURN_S: Final = 1e-6
 _SETTLE_S: Final = 0.002
 """Real seconds within which the kernel has delivered what was sent by TCP on loopback."""
 _FIRST_PORT: Final = 60000
-_INLINE: Final = frozenset({"amd-sysfs"})
-"""Threads that do one thing and end: they run as a call on the loop."""
 
 
 class StandstillError(Exception):
@@ -157,9 +156,9 @@ class Process:
         if self.alive and number in self._signals:
             self._signals[number]()
 
-    def kill(self) -> None:
+    def kill(self, number: int = signal.SIGKILL) -> None:
         """End it as SIGKILL does: nothing of it runs any more, the kernel closes what it had open."""
-        self._die(-signal.SIGKILL)
+        self._die(-number)
 
     def stop(self) -> None:
         """Stop it, as SIGSTOP does."""
@@ -414,7 +413,7 @@ def _patch(clock: Clock) -> None:
     clock.install()
     sys.stderr = _StandardError(sys.stderr)
     sys.stdout = _StandardError(sys.stdout)
-    run_handle, start = events.Handle._run, threading.Thread.start
+    run_handle = events.Handle._run
     real_open, real_init, real_run = os.open, socket.socket.__init__, asyncio.run
     exits = os._exit
 
@@ -462,16 +461,9 @@ def _patch(clock: Clock) -> None:
     def begun_anew(_path: Any, _argv: Any, environment: Mapping[str, str]) -> NoReturn:
         raise _BegunAnew(environment)
 
-    def started(self: Any) -> None:
-        if self.name in _INLINE:
-            asyncio.get_running_loop().call_later(clock.latency(), self.run)
-        else:
-            start(self)
-
     for owner, replaced in (
         (events.Handle, {"_run": handle}),
         (socket.socket, {"__init__": made}),
-        (threading.Thread, {"start": started}),
         (os, {"open": opened, "close": closed, "_exit": exited, "execve": begun_anew}),
         (asyncio, {"run": captured}),
     ):
@@ -484,5 +476,6 @@ def run(work: Callable[[Clock], Coroutine[Any, Any, None]], seed: int = 0) -> No
     clock = Clock(seed)
     _patch(clock)
     loop = _Loop(clock)
+    threads.install(loop, current)
     asyncio.set_event_loop(loop)
     loop.run_until_complete(work(clock))

@@ -1,0 +1,148 @@
+"""GPUs of a node as their drivers show them: NVIDIA's by the fake NVML, AMD's by a sysfs tree; and what the kernel shows beside."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from tests.contract import threads
+from tests.contract.clock import current
+from tests.contract.node import Gateway, Node
+from tests.fakes import amd, nvml
+
+
+def _by_default(of: str, name: str, **values: object) -> None:
+    """Let a function's arguments be others where it isn't given any: where this node has its /sys, say."""
+    function: Any = importlib.import_module(of)
+    for part in name.split("."):
+        function = getattr(function, part)
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    defaults = dict(zip(reversed(names), reversed(function.__defaults__ or ()), strict=False))
+    function.__defaults__ = tuple(values.get(one, defaults[one]) for one in names if one in defaults) or None
+    function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **{k: v for k, v in values.items() if k not in names}}
+
+
+class Host:
+    """What stands for the host's root: its /sys, /proc and /dev, where CDI specifications are, and the driver's files."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.root = node.folder / "host"
+        self.sys, self.proc, self.dev = self.root / "sys", self.root / "proc", self.root / "dev"
+        self.cdi, self.driver = self.root / "cdi", self.root / "driver"
+        for folder in (self.sys, self.proc, self.dev, self.cdi, self.driver):
+            folder.mkdir(parents=True, exist_ok=True)
+        _by_default("devices.gpu.nvidia.backend", "NvidiaBackend.__init__", sys=self.sys, proc=self.proc, dev=self.dev)
+        _by_default("devices.gpu.nvidia.survey", "keep", folder=self.cdi)
+        _by_default("devices.gpu.amd.backend", "AmdBackend.__init__", sys=self.sys)
+        exporter = self.root / "exporter.sock"
+        _by_default("devices.gpu.amd.exporter", "Exporter.__init__", socket=exporter, clock=time.monotonic)
+        _by_default("devices.generic", "GenericSource.__init__", root=self.root)
+        _by_default("gateway.compose", "source", sys=self.sys)
+
+    def specification(self, kind: str = "k8s.device-plugin.nvidia.com-gpu") -> dict[str, Any]:
+        """Return a CDI specification as container runtimes find it."""
+        found: dict[str, Any] = json.loads((self.cdi / f"{kind}.json").read_text())
+        return found
+
+
+class Nvidia(Host):
+    """NVIDIA's GPUs: change ``world`` and ``show`` it."""
+
+    def __init__(self, node: Node, make: Callable[[Path], nvml.World] | None = None) -> None:
+        super().__init__(node)
+        importlib.import_module("os").environ["FAKE_NVML_WORLD"] = str(self.root / "nvml")
+        self.world = (make or (lambda path: nvml.dgx(path, 4)))(self.root / "nvml")
+        self._libraries: dict[object, ctypes.CDLL] = {}
+        pynvml._nvmlGetFunctionPointer = self._function
+        self.install()
+        self.load()
+        self.show()
+
+    @property
+    def uuids(self) -> list[str]:
+        """The UUIDs of the GPUs, by index."""
+        return [gpu.uuid for gpu in self.world.gpus]
+
+    def install(self) -> None:
+        """Put the driver's libraries into its root."""
+        folder = self.driver / "usr/lib64"
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(nvml.library(), folder / "libnvidia-ml.so.1")
+        (folder / f"libcuda.so.{self.world.driver}").touch()
+
+    def load(self) -> None:
+        """Load the kernel's driver, anew if it was loaded."""
+        shutil.rmtree(self.sys / "module/nvidia", ignore_errors=True)
+        (self.sys / f"module/{time.monotonic()}").mkdir(parents=True)  # The next one has another inode.
+        (self.sys / "module/nvidia").mkdir()
+
+    def show(self, *, nodes: bool = True) -> None:
+        """Let NVML and the kernel show the world as it is now."""
+        self.world.sysfs(self.sys)
+        self.world.capabilities(self.proc)
+        if nodes:
+            self.world.device_nodes(self.dev)
+            for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"):
+                (self.dev / name).touch()
+        gpus = self.proc / "driver/nvidia/gpus"
+        shutil.rmtree(gpus, ignore_errors=True)
+        for gpu in self.world.gpus:
+            folder = gpus / gpu.pci.lower()
+            folder.mkdir(parents=True)
+            (folder / "information").write_text(f"GPU UUID: \t {gpu.uuid}\nDevice Minor: \t {gpu.minor}\n")
+        self.world.write()
+        threads.wake()
+
+    def event(self, gpu: int, xid: int = 0, **others: Any) -> None:
+        """Let an error happen to a GPU, by its index."""
+        self.world.event(gpu, xid, **others)
+        threads.wake()
+
+    def fails(self, function: str, code: int, gpu: int | None = None, *, hangs: float = 0) -> None:
+        """Let a call of NVML fail, as ``World.fails``."""
+        self.world.fails(function, code, gpu, hangs=hangs)
+        self.show()
+
+    def works(self, function: str, gpu: int | None = None) -> None:
+        """Let it work again."""
+        self.world.works(function, gpu)
+        self.show()
+
+    def gateway(self, *options: str, **environment: str) -> Gateway:
+        """Start a gateway on this node."""
+        driver = ("--container-driver-root", str(self.driver))
+        return self.node.gateway("--backend", "nvidia", *driver, *options, environment=environment)
+
+    def _function(self, name: str) -> Any:
+        """Find a function of NVML as pynvml does: in a library of the process's own, which goes by the moved clock."""
+        process = current()
+        if process not in self._libraries:
+            path = self.root / f"nvml-{len(self._libraries)}.so"
+            shutil.copy(nvml.library(), path)
+            self._libraries[process] = library = ctypes.CDLL(str(path))
+            threads.clocked(library, self.node.clock.advance)
+        try:
+            return getattr(self._libraries[process], name)
+        except AttributeError:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND) from None
+
+
+class Amd(Host):
+    """AMD's GPUs: ``make`` writes their tree, a row changes it."""
+
+    def __init__(self, node: Node, make: Callable[[Path], amd.Sysfs] = amd.mi210) -> None:
+        super().__init__(node)
+        self.tree = make(self.sys)
+
+    def gateway(self, *options: str, **environment: str) -> Gateway:
+        """Start a gateway on this node."""
+        return self.node.gateway("--backend", "amd", *options, environment=environment)
