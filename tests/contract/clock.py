@@ -20,6 +20,7 @@ import weakref
 from asyncio import events
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -35,10 +36,16 @@ _TURN_S: Final = 1e-6
 _SETTLE_S: Final = 0.002
 """Real seconds within which the kernel has delivered what was sent by TCP on loopback."""
 _FIRST_PORT: Final = 60000
+_DISK_AGAIN_S: Final = 0.005
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class StandstillError(Exception):
     """Nothing will ever happen any more: every task waits, and no timer runs."""
+
+
+class WaitsError(BaseException):
+    """A thread's work waits for the disk before it has done anything: it begins once more a little later."""
 
 
 class _Ended(BaseException):
@@ -63,13 +70,22 @@ class Clock:
     def __init__(self, seed: int = 0) -> None:
         self._passed = 0.0
         self._began = {name: getattr(time, name)() for name in ("monotonic", "time", "perf_counter")}
-        self._boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._boot_ns, self._boots = time.clock_gettime_ns(time.CLOCK_BOOTTIME), 0
         self._gettime_ns = time.clock_gettime_ns
         self.random = Random(seed)  # noqa: S311 - no secret
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         self._passed += seconds
+
+    def reboot(self) -> None:
+        """Let the machine have been booted just now. Kill all processes before."""
+        self._boot_ns, self._boots = int(1e9 - self._passed * 1e9), self._boots + 1
+
+    @property
+    def boot_id(self) -> str:
+        """What the kernel calls this boot."""
+        return f"00000000-0000-4000-8000-{self._boots:012}"
 
     def latency(self) -> float:
         """Return how long a message or a thread takes, in seconds: usually under half a millisecond."""
@@ -97,6 +113,8 @@ class Process:
         self.alive, self.stopped = True, False
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """The exit status, minus the signal for one that was killed."""
+        self.turns, self.dies_at = 0, -1
+        """How often code of it ran, and after how many such turns it is killed."""
         self.log: list[dict[str, Any]] = []
         self.at_death: list[Callable[[], None]] = []
         """What the kernel and other processes notice."""
@@ -337,6 +355,8 @@ class _Loop(asyncio.SelectorEventLoop):
         def work() -> None:
             try:
                 result = func(*args)
+            except WaitsError:
+                self.call_later(_DISK_AGAIN_S, work)
             except Exception as error:  # noqa: BLE001 - told to who waits
                 if not done.done():
                     done.set_exception(error)
@@ -415,12 +435,16 @@ def _patch(clock: Clock) -> None:
     sys.stdout = _StandardError(sys.stdout)
     run_handle = events.Handle._run
     real_open, real_init, real_run = os.open, socket.socket.__init__, asyncio.run
-    exits = os._exit
+    exits, read_text = os._exit, Path.read_text
 
     def handle(self: Any) -> None:
         process = self._context.get(_PROCESS)
         if process is None or (process.alive and not process.stopped):
             run_handle(self)
+            if process is not None:
+                process.turns += 1
+                if process.turns == process.dies_at:
+                    process.kill()
         elif process.alive:
             process._backlog.append(self)
 
@@ -461,8 +485,12 @@ def _patch(clock: Clock) -> None:
     def begun_anew(_path: Any, _argv: Any, environment: Mapping[str, str]) -> NoReturn:
         raise _BegunAnew(environment)
 
+    def read(self: Path, *args: Any, **kwargs: Any) -> str:
+        return f"{clock.boot_id}\n" if self == _BOOT_ID else read_text(self, *args, **kwargs)
+
     for owner, replaced in (
         (events.Handle, {"_run": handle}),
+        (Path, {"read_text": read}),
         (socket.socket, {"__init__": made}),
         (os, {"open": opened, "close": closed, "_exit": exited, "execve": begun_anew}),
         (asyncio, {"run": captured}),

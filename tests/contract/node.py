@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from gateway.lab.kubelets.devicemanager import DeviceManager
 from gateway.lab.kubelets.kubelet import Admission, Demand, Faults, Held, KubeletError, Running
 from gateway.lab.kubelets.pluginclient import CallError, PluginClient
 from tests.contract.clock import Clock, Process
+from tests.contract.disk import Disk
 
 _T = TypeVar("_T")
 GPU: Final = "nvidia.com/gpu"
@@ -181,13 +183,15 @@ class Node:
         self.sockets, self.state = folder / "device-plugins", folder / "state"
         self.sockets.mkdir()
         self.profile = folder / "gpus.json"
+        self.disk = Disk(self.state)
+        """The disk of the gateways' state directory."""
         self.registers: Counter[str] = Counter()
         self.faults = Faults()
         self.gateways: list[Gateway] = []
         self._kubelet: Kubelet | None = None
         self._running: dict[tuple[str, str], tuple[Demand, Admission]] = {}
         self.shared: Collection[str] = ()
-        """Resources whose devices may be in several pods: a row that shares them says so."""
+        """Resources whose replicas of one GPU may be in several pods: a row that shares them says so."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -220,6 +224,22 @@ class Node:
         if self._kubelet is not None:
             self._kubelet.kill()
             self._kubelet = None
+
+    def reboot(self) -> None:
+        """Boot the machine anew: all processes end, and the disks keep what they have. Start kubelet and gateway again."""
+        for one in self.gateways:
+            one.kill()
+        self.kill_kubelet()
+        self.clock.reboot()
+
+    async def hide_pods(self, *, silent: bool = False) -> None:
+        """Let the kubelet's pod-resources API be gone until the kubelet's next start, or be there and answer nobody (``silent``)."""
+        path = self.sockets.parent / "pod-resources" / "kubelet.sock"
+        await self.kubelet.ask(self.kubelet.manager._pod_resources.stop())
+        if silent:
+            listener = self._silent = socket.socket(socket.AF_UNIX)
+            listener.bind(str(path))
+            listener.listen()
 
     def fault(self, **what: Any) -> None:
         """Make things go wrong at the kubelet from now on; nothing heals it."""
@@ -335,14 +355,19 @@ class Node:
     # -- what holds at every moment -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """See that no device is in two pods."""
-        holders: dict[tuple[str, str], str] = {}
+        """See that no GPU is in two pods, whatever it is called, but by two of the replicas of a resource that is shared."""
+        held: dict[str, list[tuple[str, str, str]]] = {}
         for (pod, _), (_, given) in self._running.items():
             for resource, ids in given.devices.items():
-                for one in ids if resource not in self.shared else ():
-                    other = holders.setdefault((resource, one), pod)
-                    if other != pod:
-                        raise BrokenError(f"{one} of {resource} is given to both {other} and {pod}.\n{self.tale()}")
+                for one in ids:
+                    there = held.setdefault(one.partition("::")[0], [])
+                    for other, name, id_ in there:
+                        shared = resource == name and resource in self.shared and one != id_
+                        if other != pod and not shared:
+                            raise BrokenError(
+                                f"{id_} ({name}) is in {other}, {one} ({resource}) in {pod}.\n{self.tale()}"
+                            )
+                    there.append((pod, resource, one))
 
     def tale(self) -> str:
         """Tell what gateways and kubelet logged last, for a row that fails."""
