@@ -100,5 +100,6 @@ def _replace_grpc(moved: clock.Clock) -> None:
         "gateway.lab.kubelets.podresources",
     ):
         setattr(importlib.import_module(name), "grpc", grpc)  # noqa: B010 - a module's name
+    setattr(importlib.import_module("gateway.lab.kubelets.devicemanager"), "LateListener", wire.LateListener)  # noqa: B010 - as above
     # Standard error is shared by the processes of a row: ``clock`` tells them apart already.
     setattr(importlib.import_module("gateway.wires.log"), "log_what_others_write", lambda: None)  # noqa: B010

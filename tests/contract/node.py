@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote
 
+import grpc.aio
+
+from adapters.registry import by_name
 from devices.model import ContainerAnswer, Device, Options, PreferredRequest
 from gateway.cli.main import gateway as command_line
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.devicemanager import DeviceManager
 from gateway.lab.kubelets.kubelet import Admission, Demand, Faults, Held, KubeletError, Running
 from gateway.lab.kubelets.pluginclient import CallError, PluginClient
+from tests.contract import wire
 from tests.contract.clock import Clock, Process
 from tests.contract.disk import Disk
 
@@ -41,11 +47,20 @@ class Kubelet:
         self.version = version
         self.process = Process(f"kubelet {version}")
         self.notes: list[str] = []
+        self._noted_at: list[float] = []
         self.manager: DeviceManager = self.process.context.run(
             lambda: DeviceManager(
-                behaviour(version), node.sockets, note=self.notes.append, registers=node.registers, faults=node.faults
+                behaviour(version), node.sockets, note=self._note, registers=node.registers, faults=node.faults
             )
         )
+
+    def _note(self, event: str) -> None:
+        self.notes.append(event)
+        self._noted_at.append(time.monotonic())
+
+    def noted(self, beginning: str) -> list[float]:
+        """Return when it noted events that begin so."""
+        return [at for at, note in zip(self._noted_at, self.notes, strict=True) if note.startswith(beginning)]
 
     async def ask(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Have the kubelet do something."""
@@ -173,6 +188,29 @@ class Plugin:
             return await anext(lists)
         finally:
             self._client.cancel_lists()
+
+
+class Caller:
+    """Anybody who calls a gateway's socket, with any bytes, under any name."""
+
+    def __init__(self, path: str, service: str, agent: str) -> None:
+        self._service = service
+        self._channel = wire.Channel(f"unix:{quote(path)}", [("grpc.primary_user_agent", agent)])
+
+    async def call(self, method: str, request: bytes | None = b"", seconds: float | None = None) -> tuple[str, bytes]:
+        """Call a method; return how that ended and the answer. ``request`` None: send none. ``seconds``: its deadline."""
+        try:
+            return "OK", await self._channel.unary_unary(f"/{self._service}/{method}")(request, timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name, b""
+
+    def listen(self, seconds: float | None = None) -> Any:
+        """Call ListAndWatch; the lists are read from what this returns."""
+        return self._channel.unary_stream(f"/{self._service}/ListAndWatch")(b"", timeout=seconds)
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._channel.close()
 
 
 class Node:
@@ -321,6 +359,11 @@ class Node:
         """Connect to the gateway's socket for a resource as the kubelet does, for calls that no good kubelet makes."""
         endpoint = self.kubelet.manager._endpoints[resource]
         return Plugin(PluginClient(resource, endpoint.path, self.kubelet.manager.behaviour))
+
+    def caller(self, resource: str = GPU, agent: str = "grpc-go/1.72.1") -> Caller:
+        """Be somebody who knows the gateway's socket for a resource."""
+        manager = self.kubelet.manager
+        return Caller(manager._endpoints[resource].path, by_name(manager.behaviour.dialect).plugin_service, agent)
 
     async def until(self, found: Callable[[], _T], what: str, seconds: float = PATIENCE_S) -> _T:
         """Wait until ``found`` finds something, and return that.

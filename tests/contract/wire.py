@@ -29,6 +29,7 @@ _LIMIT: Final = 4 * 1024 * 1024
 _WINDOW: Final = 64 * 1024
 _clock: list[Clock] = []
 _listening: dict[tuple[int, int], Server] = {}
+_late: dict[str, LateListener] = {}
 _State = grpc.ChannelConnectivity
 
 
@@ -52,9 +53,12 @@ def _failure(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 
 
 class _Exchange:
-    """One call: what went each way, and how it ended. ``client`` and ``server`` are the contexts of the two ends."""
+    """One call: what went each way, and how it ended. ``client`` and ``server`` are the contexts of the two ends.
 
-    def __init__(self, channel: Channel, method: str, request: bytes, timeout: float | None) -> None:
+    ``request`` None: the client sends none, and leaves the call open.
+    """
+
+    def __init__(self, channel: Channel, method: str, request: bytes | None, timeout: float | None) -> None:
         self.channel, self.method, self.request = channel, method, request
         self.client = contextvars.copy_context()
         self.deadline = None if timeout is None else time.monotonic() + timeout
@@ -163,6 +167,12 @@ class _Exchange:
             self._room.clear()
             await self._room.wait()
 
+    async def over(self) -> None:
+        """Wait for its end."""
+        while self.status is None:
+            self._room.clear()
+            await self._room.wait()
+
 
 class Context:
     """What a handler sees of a call."""
@@ -187,6 +197,9 @@ class Context:
         if self._read:
             return grpc.aio.EOF
         self._read = True
+        if self._exchange.request is None:
+            await self._exchange.over()
+            return grpc.aio.EOF
         return self._exchange.request
 
     async def write(self, data: bytes) -> None:
@@ -229,23 +242,26 @@ class Server:
         self._handlers.extend(handlers)
 
     def add_insecure_port(self, address: str) -> int:
+        if (late := _late.get(address)) is not None:
+            late.server = self
+            return 1
         path = _path(address)
         _unlink(path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listener.bind(path)
-            listener.listen(64)
+            self.listen(path, _bound(path))
         except OSError as error:
-            listener.close()
             raise RuntimeError(f"Failed to bind to address {address}; {error}") from error
-        now = time.time_ns()
-        os.utime(path, ns=(now, now))  # The file's time is the moved clock's.
-        listener.setblocking(False)
+        return 1
+
+    def listen(self, path: str, listener: socket.socket) -> None:
+        """Listen on a socket that is bound."""
+        listener.listen(64)
         found = Path(path).stat()
         key = found.st_dev, found.st_ino
         _listening[key] = self
         self._sockets.append((path, listener, key))
-        return 1
+        if self._started:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     async def start(self) -> None:
         self._started = True
@@ -288,8 +304,9 @@ class Server:
         """Have a handler answer; return the code, the details and the one answer of a unary method."""
         if self._most is not None and len(self.exchanges) > self._most:
             return grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!", None
-        if 0 <= self.limit < len(exchange.request):
-            text = f"SERVER: Received message larger than max ({len(exchange.request)} vs. {self.limit})"
+        request = exchange.request or b""
+        if 0 <= self.limit < len(request):
+            text = f"SERVER: Received message larger than max ({len(request)} vs. {self.limit})"
             return grpc.StatusCode.RESOURCE_EXHAUSTED, text, None
         details = _Details(exchange.method, context.invocation_metadata())
         handler = next(filter(None, (one.service(details) for one in self._handlers)), None)
@@ -301,14 +318,14 @@ class Server:
                 work = handler.stream_stream if handler.response_streaming else handler.stream_unary
                 data = await work(None, context)
             elif handler.response_streaming:
-                found = handler.unary_stream(exchange.request, context)
+                found = handler.unary_stream(request, context)
                 if hasattr(found, "__aiter__"):
                     async for one in found:
                         await context.write(one)
                 else:
                     data = await found
             else:
-                data = await handler.unary_unary(exchange.request, context)
+                data = await handler.unary_unary(request, context)
         except grpc.aio.AbortError:
             assert context.aborted is not None
             return *context.aborted, None
@@ -327,6 +344,40 @@ class Server:
             _later(channel.context, channel.lost)
         for one in tuple(self.exchanges):
             _later(one.client, one.end, grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+
+def _bound(path: str) -> socket.socket:
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound.setblocking(False)
+    try:
+        bound.bind(path)
+    except OSError:
+        bound.close()
+        raise
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))  # The file's time is the moved clock's.
+    return bound
+
+
+class LateListener:
+    """As ``gateway.lab.kubelets.latelistener`` has one: it binds ``path`` at once, and listens when ``seconds`` have passed."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self._path, self._seconds = str(path), seconds
+        self._socket = _bound(self._path)
+        self.inner = f"late:{path}"
+        self.server: Server | None = None
+        _late[self.inner] = self
+
+    async def listen(self) -> None:
+        """Wait, then listen."""
+        await asyncio.sleep(self._seconds)
+        assert self.server is not None
+        self.server.listen(self._path, self._socket)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
 
 
 class _Details:
@@ -396,7 +447,7 @@ class Channel:
             one.cancel()
         self._let_go()
 
-    def _exchange(self, method: str, request: bytes, timeout: float | None) -> _Exchange:
+    def _exchange(self, method: str, request: bytes | None, timeout: float | None) -> _Exchange:
         if self._state is _State.SHUTDOWN:
             raise grpc.aio.UsageError("Channel is closed.")
         return _Exchange(self, method, request, timeout)
