@@ -127,6 +127,7 @@ class Process:
         self._line = ""
         self.context = contextvars.copy_context()
         self.context.run(_PROCESS.set, self)
+        _processes.append(self)
 
     def run(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         """Run work in this process."""
@@ -220,9 +221,9 @@ class Process:
         for number in self._readers:
             if number in selector.get_map():
                 selector.unregister(number)
+        sockets = {one.fileno() for one in self._sockets}
         for one in self._sockets:
             one.close()
-        sockets = {one.fileno() for one in self._sockets}
         for number in (self._files | self._readers) - sockets:
             with contextlib.suppress(OSError):
                 _os_close(number)
@@ -272,6 +273,17 @@ def _raised(error: Exception) -> NoReturn:
 _kept: list[object] = []
 """Tasks of the dead: to collect them would run their ``finally`` blocks."""
 _os_close = os.close
+_processes: list[Process] = []
+
+
+def _is_anew(number: int) -> None:
+    """Take note that a descriptor's number is used again: who had it closed it in a way that isn't seen here."""
+    for process in _processes:
+        if process is not current():
+            process._files.discard(number)
+            process._readers.discard(number)
+
+
 _selectors: list[_Selector] = []
 
 
@@ -398,6 +410,7 @@ class _Loop(asyncio.SelectorEventLoop):
         return process is not None and process._signals.pop(sig, None) is not None
 
     def _add_reader(self, fd: Any, callback: Any, *args: Any) -> Any:
+        _is_anew(_number(fd))
         if (process := current()) is not None:
             process._readers.add(_number(fd))
         return super()._add_reader(fd, callback, *args)  # type: ignore[misc]
@@ -435,7 +448,12 @@ def _patch(clock: Clock) -> None:
     sys.stdout = _StandardError(sys.stdout)
     run_handle = events.Handle._run
     real_open, real_init, real_run = os.open, socket.socket.__init__, asyncio.run
-    exits, read_text = os._exit, Path.read_text
+    exits, read_text, real_replace = os._exit, Path.read_text, os.replace
+
+    def replaced(source: Any, target: Any, **kwargs: Any) -> None:
+        real_replace(source, target, **kwargs)
+        now = time.time_ns()
+        os.utime(target, ns=(now, now), follow_symlinks=False)  # The kernel has another clock.
 
     def handle(self: Any) -> None:
         process = self._context.get(_PROCESS)
@@ -450,6 +468,7 @@ def _patch(clock: Clock) -> None:
 
     def opened(*args: Any, **kwargs: Any) -> int:
         number = real_open(*args, **kwargs)
+        _is_anew(number)
         if (process := current()) is not None:
             process._files.add(number)
         return number
@@ -462,6 +481,8 @@ def _patch(clock: Clock) -> None:
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         real_init(self, *args, **kwargs)
+        if self.fileno() >= 0:
+            _is_anew(self.fileno())
         if (process := current()) is not None:
             process._sockets.append(self)
             if len(process._sockets) > 512:
@@ -488,14 +509,14 @@ def _patch(clock: Clock) -> None:
     def read(self: Path, *args: Any, **kwargs: Any) -> str:
         return f"{clock.boot_id}\n" if self == _BOOT_ID else read_text(self, *args, **kwargs)
 
-    for owner, replaced in (
+    for owner, others in (
         (events.Handle, {"_run": handle}),
         (Path, {"read_text": read}),
         (socket.socket, {"__init__": made}),
-        (os, {"open": opened, "close": closed, "_exit": exited, "execve": begun_anew}),
+        (os, {"replace": replaced, "open": opened, "close": closed, "_exit": exited, "execve": begun_anew}),
         (asyncio, {"run": captured}),
     ):
-        for name, new in replaced.items():
+        for name, new in others.items():
             setattr(owner, name, new)
 
 

@@ -98,6 +98,7 @@ def _replace_grpc(moved: clock.Clock) -> None:
         "gateway.lab.kubelets.devicemanager",
         "gateway.lab.kubelets.pluginclient",
         "gateway.lab.kubelets.podresources",
+        "gateway.lab.plugins.played",
     ):
         setattr(importlib.import_module(name), "grpc", grpc)  # noqa: B010 - a module's name
     setattr(importlib.import_module("gateway.lab.kubelets.devicemanager"), "LateListener", wire.LateListener)  # noqa: B010 - as above

@@ -28,6 +28,7 @@ from tests.contract.disk import Disk
 _T = TypeVar("_T")
 GPU: Final = "nvidia.com/gpu"
 VERSION: Final = "1.34"
+PREFIX: Final = "device_plugin_gateway_"
 PATIENCE_S: Final = 60.0
 """Simulated seconds within which what a row waits for must come."""
 
@@ -92,6 +93,11 @@ class Gateway:
         """Whether it runs."""
         return self.process.alive
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether it answers: it runs, and isn't stopped."""
+        return self.alive and not self.process.stopped
+
     def said(self, event: str, **fields: Any) -> list[dict[str, Any]]:
         """Return the lines of its log about an event."""
         wanted = {"event": event, **fields}.items()
@@ -113,8 +119,7 @@ class Gateway:
         Raises:
             OrderError: it was refused.
         """
-        path = await self._node.until(lambda: self._control, "its control socket")
-        reader, writer = await asyncio.open_unix_connection(path, limit=16 * 1024 * 1024)
+        reader, writer = await self.control()
         writer.write(json.dumps({"v": 1, "op": op, **fields}).encode() + b"\n")
         async with asyncio.timeout(PATIENCE_S):
             line = await reader.readline()
@@ -124,14 +129,23 @@ class Gateway:
             raise OrderError(answer["error"])
         return answer
 
+    async def control(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to its control socket."""
+        path = await self._node.until(lambda: self.control_socket, "its control socket")
+        return await asyncio.open_unix_connection(path, limit=16 * 1024 * 1024)
+
     async def status(self) -> dict[str, Any]:
         """Return its status document."""
         return dict((await self.order("status"))["status"])
 
-    async def get(self, what: str, path: str) -> tuple[int, str]:
-        """Ask one of its HTTP ports: ``what`` is "metrics" or "probes". Return status and body."""
+    async def port(self, what: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to one of its HTTP ports: ``what`` is "metrics" or "probes"."""
         line = (await self._node.until(lambda: self.said("listening", what=what), f"the port for {what}"))[-1]
-        reader, writer = await asyncio.open_connection(line["host"], line["port"])
+        return await asyncio.open_connection(line["host"], line["port"])
+
+    async def get(self, what: str, path: str) -> tuple[int, str]:
+        """Ask one of its HTTP ports; return status and body."""
+        reader, writer = await self.port(what)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n".encode())
         async with asyncio.timeout(PATIENCE_S):
             answer = (await reader.read()).decode()
@@ -150,7 +164,8 @@ class Gateway:
         return {name: float(value) for name, value in lines}
 
     @property
-    def _control(self) -> str:
+    def control_socket(self) -> str:
+        """Where its control socket is; empty while there is none."""
         paths = [Path(name) for name in self.process.bound()]
         known = [path.with_name(path.name.lstrip(".")) for path in paths if path.parent == self._node.state]
         return next((str(path) for path in known if path.exists()), "")
@@ -412,6 +427,66 @@ class Node:
                             )
                     there.append((pod, resource, one))
 
+    async def truthful(self, seconds: float = 15.0) -> None:
+        """See that each gateway's status, metrics and readiness come to say what the kubelet's records say.
+
+        Raises:
+            BrokenError: they still differ after so many seconds in which the row does nothing.
+        """
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + seconds
+        while untrue := [words for one in self.gateways if one.is_heard for words in await self._untrue(one)]:
+            if loop.time() > ends:
+                raise BrokenError(f"a gateway doesn't say what is so: {'; '.join(untrue)}\n{self.tale()}")
+            await asyncio.sleep(1.1)  # Metrics are a second old at most.
+
+    async def _untrue(self, one: Gateway) -> list[str]:
+        status, metrics, (code, probe) = await one.status(), await one.metrics(), await one.get("probes", "/readyz")
+        wrong = []
+
+        def same(what: str, said: object, so: object) -> None:
+            if said != so:
+                wrong.append(f"{what} is said to be {said}, and is {so}")
+
+        here = {one["name"]: one for one in status["resources"]}
+        seen = self._kubelet is not None
+        same("the kubelet's presence", status["kubelet"]["present"], seen)
+        same("the kubelet's presence in metrics", metrics[f"{PREFIX}kubelet_present"], seen)
+        for name, resource in here.items():
+            ids = {device["id"]: device for device in resource["devices"]}
+            same(f"the list of {name}", resource["listed"], len(ids))
+            same(f"what is healthy of {name}", resource["healthy"], sum(_is_well(device) for device in ids.values()))
+            for what in ("allocatable", "healthy", "held", "free"):
+                same(
+                    f"{what} {name} in metrics",
+                    metrics.get(f'{PREFIX}{what}_devices{{resource="{name}"}}'),
+                    resource[what],
+                )
+            if not seen:
+                continue
+            holders = {
+                device: pod
+                for pod, containers in self.pods().items()
+                for given in containers.values()
+                for device in given.get(name, ())
+            }
+            if resource["standing_by_for"]:
+                continue  # It leaves the rest to that one.
+            same(f"what is allocatable of {name}", resource["allocatable"], self.allocatable(name))
+            if resource["held"] is not None:
+                same(f"what is held of {name}", resource["held"], len(holders.keys() & ids))
+                well = {device for device in ids if _is_well(ids[device])}
+                same(f"what is free of {name}", resource["free"], len(well - holders.keys()))
+                told = {device: one["holder"] for device, one in ids.items() if one["holder"]}
+                same(f"who holds {name}", {*told}, holders.keys() & ids)
+                for device, holder in told.items():
+                    if holders.get(device, "") not in holder:
+                        wrong.append(f"{device} is said to be held by {holder}, and is by {holders.get(device)}")
+        served = all(self.capacity(name) for name, resource in here.items() if resource["listed"]) if seen else True
+        held_up = any(hindrance["held_up"] for hindrance in status["hindrances"])
+        same(f"readiness ({probe!r})", code == 200, served and not held_up)
+        return wrong
+
     def tale(self) -> str:
         """Tell what gateways and kubelet logged last, for a row that fails."""
         lines = [line for one in self.gateways for line in (json.dumps(line) for line in one.process.log[-12:])]
@@ -421,3 +496,7 @@ class Node:
 
 
 Refused = (CallError, KubeletError)
+
+
+def _is_well(device: Mapping[str, Any]) -> bool:
+    return bool(device["health"] == "Healthy")

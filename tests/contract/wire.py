@@ -223,6 +223,7 @@ class Server:
         handlers: Sequence[Any] | None = None,
         options: Sequence[tuple[str, Any]] | None = None,
         maximum_concurrent_rpcs: int | None = None,
+        compression: grpc.Compression | None = None,
     ) -> None:
         self._handlers = list(handlers or ())
         known = dict(options or ())
