@@ -23,12 +23,17 @@ REAL_SECONDS = 20
 for _name in (
     "gateway.daemon",
     "gateway.compose",
+    "gateway.dra.drivers",
+    "gateway.kubernetes.features",
     "gateway.telling.commands",
     "gateway.telling.metrics",
     "gateway.telling.probes",
     "gateway.lab.kubelets.podresources",
     "devices.gpu.simulated.backend",
     "devices.gpu.source",
+    "devices.gpu.nvidia.cdi",
+    "devices.gpu.nvidia.survey",
+    "tests.contract.cluster",
     "h11",
 ):
     importlib.import_module(_name)  # Once for all rows.
@@ -80,6 +85,7 @@ def _played(history: Callable[..., Awaitable[None]], arguments: dict[str, Any]) 
 
         async def row(moved: clock.Clock) -> None:
             _replace_grpc(moved)
+            _move_cdi(Path(name) / "cdi")
             async with Node(Path(name), moved) as node:
                 await history(node=node, **arguments)
                 node.check()
@@ -104,3 +110,10 @@ def _replace_grpc(moved: clock.Clock) -> None:
     setattr(importlib.import_module("gateway.lab.kubelets.devicemanager"), "LateListener", wire.LateListener)  # noqa: B010 - as above
     # Standard error is shared by the processes of a row: ``clock`` tells them apart already.
     setattr(importlib.import_module("gateway.wires.log"), "log_what_others_write", lambda: None)  # noqa: B010
+
+
+def _move_cdi(folder: Path) -> None:
+    """Have CDI files in a folder of the row's own instead of /var/run/cdi."""
+    setattr(importlib.import_module("gateway.dra.cdi"), "FOLDER", folder)  # noqa: B010 - a module's name
+    keep = importlib.import_module("devices.gpu.nvidia.survey").keep
+    keep.__kwdefaults__["folder"] = folder

@@ -238,6 +238,7 @@ class Node:
         self.profile = folder / "gpus.json"
         self.disk = Disk(self.state)
         """The disk of the gateways' state directory."""
+        self.cdi = folder / "cdi"
         self.registers: Counter[str] = Counter()
         self.faults = Faults()
         self.gateways: list[Gateway] = []
@@ -245,6 +246,8 @@ class Node:
         self._running: dict[tuple[str, str], tuple[Demand, Admission]] = {}
         self.shared: Collection[str] = ()
         """Resources whose replicas of one GPU may be in several pods: a row that shares them says so."""
+        self.claims: dict[str, frozenset[str]] = {}
+        """The GPUs that containers have by a ResourceClaim, by its UID."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -415,6 +418,11 @@ class Node:
     def check(self) -> None:
         """See that no GPU is in two pods, whatever it is called, but by two of the replicas of a resource that is shared."""
         held: dict[str, list[tuple[str, str, str]]] = {}
+        for claim, gpus in self.claims.items():
+            for one in gpus:
+                if other := held.get(one):
+                    raise BrokenError(f"{one} is given to both {other[0][0]} and claim {claim}.\n{self.tale()}")
+                held[one] = [(f"claim {claim}", "", one)]
         for (pod, _), (_, given) in self._running.items():
             for resource, ids in given.devices.items():
                 for one in ids:

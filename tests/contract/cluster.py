@@ -1,0 +1,447 @@
+"""The cluster around a node: its API server, what the scheduler allocates, and a kubelet that has claims prepared."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+import grpc
+import trustme
+
+from adapters import pluginregistration
+from adapters.dra import health
+from adapters.dra.plugin import PREPARE, UNPREPARE, V1, V1BETA1, PluginApi
+from adapters.pb.dra import health_pb2
+from gateway.lab.kubelets.kubelet import KubeletError
+from tests.contract import wire
+from tests.contract.node import GPU, Gateway, Kubelet, Node
+from tests.fakes.apiserver import ApiServer
+
+AUTHORITY: Final = trustme.CA()
+NAME: Final = "n1"
+"""The node's."""
+AT: Final = f"/api/v1/nodes/{NAME}"
+GROUP: Final = "/apis/resource.k8s.io"
+NVIDIA: Final = "gpu.nvidia.com"
+_APIS: Final = {32: "v1beta1", 33: "v1beta2"}
+"""What the API server of 1.N has of resource.k8s.io; later ones have v1."""
+_LOOK_S: Final = 1.0
+"""Seconds between two looks of the kubelet for drivers (reconciler.go)."""
+_CALL_S: Final = 45.0
+_REPORT_S: Final = 10.0
+"""Seconds between two reports of a kubelet to the API server (nodeStatusUpdateFrequency)."""
+_WIPE_S: Final = 30.0
+"""Seconds after which a kubelet deletes the ResourceSlices of a driver that has gone."""
+
+
+class UnschedulableError(Exception):
+    """The scheduler finds no device for a claim."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A ResourceClaim that was allocated."""
+
+    name: str
+    uid: str
+    path: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Got:
+    """What a container of a claim gets, as the container runtime resolves it."""
+
+    names: tuple[str, ...]
+    envs: Mapping[str, str]
+    nodes: tuple[str, ...]
+
+    @property
+    def gpus(self) -> frozenset[str]:
+        """The GPUs."""
+        return frozenset(name.partition("=")[2] for name in self.names if name.startswith(f"k8s.device-plugin.{GPU}="))
+
+
+@dataclass(eq=False)
+class Driver:
+    """A driver that a kubelet has registered."""
+
+    name: str
+    path: Path
+    api: PluginApi
+    versions: tuple[str, ...]
+    channel: wire.Channel
+    seen: tuple[int, int] = field(default=(0, 0))
+
+
+class DraManager:
+    """A kubelet's DRA manager: finds drivers in ``plugins_registry``, and calls the newest one that is connected."""
+
+    def __init__(self, cluster: Cluster, kubelet: Kubelet) -> None:
+        self._cluster, self._kubelet = cluster, kubelet
+        self._minor = int(kubelet.version.partition(".")[2])
+        self._folder = cluster.node.folder / "plugins_registry"
+        self.drivers: list[Driver] = []
+        """In the order in which they were registered."""
+        self.refuses = ""
+        """Why it takes no driver."""
+        self._gone_at: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Look for drivers, for ever."""
+        self._folder.mkdir(exist_ok=True)
+        self._cluster.wipe()
+        while True:
+            for path in sorted(self._folder.iterdir()):
+                seen = _socket(path)
+                if seen is not None and all((one.path, one.seen) != (path, seen) for one in self.drivers):
+                    await self._meet(path, seen)
+            for one in [one for one in self.drivers if _socket(one.path) != one.seen]:
+                await one.channel.close()
+                # Up to 1.32 a name is registered once: the end of any instance is the end of all.
+                self.drivers = [
+                    other for other in self.drivers if other is not one and (self._minor > 32 or other.name != one.name)
+                ]
+                self._gone_at[one.name] = asyncio.get_running_loop().time()
+            self._wipe_gone(asyncio.get_running_loop().time())
+            await asyncio.sleep(_LOOK_S)
+
+    def _wipe_gone(self, now: float) -> None:
+        for one in self.drivers if self._minor >= 34 else ():
+            if not _listens(one.path):
+                self._gone_at.setdefault(one.name, now)
+        for name, at in list(self._gone_at.items()):
+            if any(one.name == name and _listens(one.path) for one in self.drivers):
+                del self._gone_at[name]
+            elif now - at > _WIPE_S:
+                del self._gone_at[name]
+                self._cluster.wipe(name)
+
+    async def _meet(self, path: Path, seen: tuple[int, int]) -> None:
+        channel = wire.Channel(f"unix:{path}")
+        try:
+            info = pluginregistration.decode_info(
+                await channel.unary_unary(pluginregistration.GET_INFO)(b"", timeout=10)
+            )
+        except grpc.aio.AioRpcError:
+            await channel.close()
+            return
+        known = [
+            one for one in (V1, V1BETA1) if one.registered_as in info.versions and (self._minor >= 34 or one is V1BETA1)
+        ]
+        if info.kind != "DRAPlugin" or not known or self.refuses:
+            status = pluginregistration.encode_status(self.refuses or "no version that this kubelet knows")
+        else:
+            status = pluginregistration.encode_status("")
+            if self._minor <= 32:
+                self.drivers = [one for one in self.drivers if one.name != info.name]
+            self.drivers.append(Driver(info.name, path, known[0], info.versions, channel, seen))
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await channel.unary_unary(pluginregistration.NOTIFY)(status, timeout=10)
+
+    def driver(self, name: str = NVIDIA) -> Driver | None:
+        """Return the instance that is called; None: there is none."""
+        there = [one for one in self.drivers if one.name == name]
+        return next((one for one in reversed(there) if _listens(one.path)), there[-1] if there else None)
+
+    async def prepare(self, claim: Claim, name: str = NVIDIA) -> Got:
+        """Have a claim prepared.
+
+        Raises:
+            KubeletError: that was refused.
+        """
+        one = self.driver(name)
+        if one is None:
+            raise KubeletError("prepare", f"DRA driver {name} is not registered")
+        answer = one.api.pb.NodePrepareResourcesResponse()
+        await self._call(one, PREPARE, one.api.pb.NodePrepareResourcesRequest, claim, answer)
+        got = answer.claims[claim.uid]
+        if got.error or not got.devices:
+            raise KubeletError("prepare", got.error or "no device came")
+        names = tuple(name for device in got.devices for name in device.cdi_device_ids)
+        return resolved(self._cluster.node.cdi, names)
+
+    async def unprepare(self, claim: Claim, name: str = NVIDIA) -> None:
+        """Have a claim unprepared.
+
+        Raises:
+            KubeletError: that was refused.
+        """
+        one = self.driver(name)
+        if one is None:
+            raise KubeletError("unprepare", f"DRA driver {name} is not registered")
+        answer = one.api.pb.NodeUnprepareResourcesResponse()
+        await self._call(one, UNPREPARE, one.api.pb.NodeUnprepareResourcesRequest, claim, answer)
+        if answer.claims[claim.uid].error:
+            raise KubeletError("unprepare", answer.claims[claim.uid].error)
+
+    async def _call(self, one: Driver, method: str, kind: Any, claim: Claim, answer: Any) -> None:
+        request = kind(claims=[one.api.pb.Claim(namespace="default", name=claim.name, uid=claim.uid)])
+        where = f"/{one.api.service}/{method}"
+        try:
+            answer.ParseFromString(await one.channel.unary_unary(where)(request.SerializeToString(), timeout=_CALL_S))
+        except grpc.aio.AioRpcError as error:
+            raise KubeletError(method, f"{error.code().name}: {error.details()}") from None
+        if claim.uid not in answer.claims:
+            raise KubeletError(method, "the answer lacks the claim")
+
+    async def health(self) -> dict[str, bool | None]:
+        """Return what a driver says of its devices' health first."""
+        one = self.driver()
+        assert one is not None
+        version = next(version for version in health.VERSIONS if health.service(version) in one.versions)
+        call = one.channel.unary_stream(f"/{health.service(version)}/{health.WATCH}")(b"")
+        said = health_pb2.NodeWatchResourcesResponse.FromString(await call.read())
+        call.cancel()
+        meanings = {health_pb2.HEALTHY: True, health_pb2.UNHEALTHY: False}
+        return {one.device.device_name: meanings.get(one.health) for one in said.devices}
+
+
+class Cluster:
+    """An API server, and what is done there."""
+
+    def __init__(self, node: Node, version: str = "1.34") -> None:
+        self.node = node
+        self.server = ApiServer(AUTHORITY)
+        self.version = _APIS.get(int(version.partition(".")[2]), "v1")
+        self.kubeconfig = node.folder / "kubeconfig"
+        self.running: dict[str, tuple[str, Claim]] = {}
+        """The claims that a kubelet has prepared, by UID, each with its pod: the kubelet's own checkpoint."""
+        self._dra: DraManager | None = None
+        self._uids = 0
+        content: dict[str, dict[str, Any]] = {
+            GROUP: {"versions": [{"version": self.version}]},
+            AT: {"metadata": {"uid": "node-uid"}, "status": {"nodeInfo": {"kubeletVersion": f"v{version}.1"}}},
+            f"{self.api}/resourceslices/other": {"spec": {"driver": "x", "nodeName": "n2"}},
+            f"{self.api}/namespaces/x/resourceclaims/other": {},
+            f"{self.api}/deviceclasses/{NVIDIA}": {"spec": {}},
+        }
+        for path, found in content.items():
+            self.server.put(path, **found)
+
+    async def __aenter__(self) -> Self:
+        await self.server.start()
+        self.server.kubeconfig(self.kubeconfig)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for one in self.node.gateways:
+            one.kill()
+        self.node.kill_kubelet()
+        await self.server.stop()
+
+    @property
+    def api(self) -> str:
+        """Where resource.k8s.io is."""
+        return f"{GROUP}/{self.version}"
+
+    # -- the node -----------------------------------------------------------------------------------------------------
+
+    def gateway(self, *options: str, **more: Any) -> Gateway:
+        """Start a gateway that reaches the API server."""
+        return self.node.gateway("--kubeconfig", str(self.kubeconfig), "--node-name", NAME, *options, **more)
+
+    async def start_kubelet(self, version: str = "1.34") -> DraManager:
+        """Start a kubelet that takes claims, and tells the API server what is allocatable."""
+        self.server.change(AT, lambda node: node["status"].update(nodeInfo={"kubeletVersion": f"v{version}.1"}))
+        kubelet = await self.node.start_kubelet(version)
+        self._dra = dra = kubelet.process.context.run(DraManager, self, kubelet)
+        if int(version.partition(".")[2]) >= min(_APIS):
+            _ = kubelet.process.run(dra.run())
+        _ = kubelet.process.run(self._report())
+        return dra
+
+    @property
+    def dra(self) -> DraManager:
+        """The kubelet's DRA manager."""
+        assert self._dra is not None
+        return self._dra
+
+    async def _report(self) -> None:
+        while True:
+            totals = self.node.kubelet.manager.totals()
+            self.tell({name: str(count) for name, count in totals.allocatable.items()})
+            await asyncio.sleep(_REPORT_S)
+
+    def tell(self, allocatable: Mapping[str, str]) -> None:
+        """Have the API server show the node's allocatable devices."""
+        if self.server.objects[AT]["status"].get("allocatable", {}) != allocatable:
+            self.server.change(AT, lambda node: node["status"].update(allocatable=dict(allocatable)))
+
+    @property
+    def allocatable(self) -> int:
+        """How many GPUs the API server shows as allocatable."""
+        return int(self.server.objects[AT]["status"].get("allocatable", {}).get(GPU, 0))
+
+    def wipe(self, driver: str = "") -> None:
+        """Delete the node's ResourceSlices, as a kubelet does when it starts, or when a driver has gone."""
+        for path, found in list(self.server.objects.items()):
+            spec = found.get("spec", {})
+            ours = "/resourceslices/" in path and spec["nodeName"] == NAME
+            if ours and (not driver or spec["driver"] == driver):
+                self.server.remove(path)
+
+    # -- what the scheduler sees --------------------------------------------------------------------------------------
+
+    def slices(self, driver: str = NVIDIA) -> dict[str, dict[str, Any]]:
+        """Return a driver's devices on the node by name, from the newest whole generation of its pool."""
+        pool = [
+            found["spec"]
+            for path, found in self.server.objects.items()
+            if "/resourceslices/" in path and (found["spec"]["driver"], found["spec"].get("nodeName")) == (driver, NAME)
+        ]
+        newest = max((one["pool"]["generation"] for one in pool), default=0)
+        whole = [one for one in pool if one["pool"]["generation"] == newest]
+        if not whole or len(whole) != whole[0]["pool"]["resourceSliceCount"]:
+            return {}
+        return {device["name"]: device.get("basic", device) for one in whole for device in one["devices"]}
+
+    def published(self) -> dict[str, list[str]]:
+        """Return the devices that slices offer, each with the keys of its taints."""
+        return {
+            name: [taint["key"].partition("/")[2] for taint in device.get("taints", ())]
+            for name, device in self.slices().items()
+        }
+
+    def claims(self) -> dict[str, str]:
+        """Return the claims that have each device, by device."""
+        return {
+            result["device"]: path
+            for path, found in self.server.objects.items()
+            if "/resourceclaims/" in path
+            for result in found.get("status", {}).get("allocation", {}).get("devices", {}).get("results", ())
+        }
+
+    def claim(self, name: str, device: str = "", *, by_name: bool = False, **more: Any) -> Claim:
+        """Have the scheduler allocate a device to a new claim: any that is free, or this one.
+
+        Raises:
+            UnschedulableError: there is none.
+        """
+        taken = self.claims()
+        free = [one for one, taints in self.published().items() if not taints and one not in taken]
+        if device and device not in free:
+            raise UnschedulableError(f"{device} is not free: {free}")
+        if not free:
+            raise UnschedulableError("no device is free")
+        return self.allocate(name, device or free[0], by_name=by_name, **more)
+
+    def allocate(self, name: str, device: str, *, by_name: bool = False, driver: str = NVIDIA, **more: Any) -> Claim:
+        """Allocate a device to a claim, new or not, whatever slices say now."""
+        path = f"{self.api}/namespaces/default/resourceclaims/{name}"
+        self._uids += 1
+        uid = self.server.objects.get(path, {}).get("metadata", {}).get("uid") or f"uid-{self._uids}"
+        results = [{"request": "gpu", "driver": driver, "pool": NAME, "device": device, **more}]
+        pods = [{"resource": "pods", "name": name, "uid": name}]
+        metadata: dict[str, Any] = {"uid": uid, "namespace": "default"}
+        if by_name:
+            metadata["annotations"] = {"resource.kubernetes.io/extended-resource-claim": "true"}
+        self.server.put(
+            path, metadata=metadata, status={"allocation": {"devices": {"results": results}}, "reservedFor": pods}
+        )
+        return Claim(name, uid, path, device)
+
+    def forget(self, claim: Claim) -> None:
+        """Delete a claim."""
+        self.server.remove(claim.path)
+
+    def offer(self, driver: str, **devices: str) -> str:
+        """Have another driver's slice offer GPUs, each by its UUID; return the slice's path."""
+        path = f"{self.api}/resourceslices/{driver}-theirs"
+        said = [{"name": name, "attributes": {"uuid": {"string": uuid}}} for name, uuid in devices.items()]
+        pool = {"name": NAME, "generation": 1, "resourceSliceCount": 1}
+        self.server.put(path, spec={"driver": driver, "nodeName": NAME, "pool": pool, "devices": said})
+        return path
+
+    # -- pods ---------------------------------------------------------------------------------------------------------
+
+    async def prepare(self, claim: Claim, pod: str = "") -> Got:
+        """Start a pod with a claim: the kubelet has it prepared.
+
+        Raises:
+            KubeletError: that was refused.
+        """
+        got = await self.node.kubelet.ask(self.dra.prepare(claim))
+        self.running[claim.uid] = pod or claim.name, claim
+        self.node.claims[claim.uid] = got.gpus
+        self.node.check()
+        return got
+
+    async def prepared(self, claim: Claim, seconds: float = 300) -> Got:
+        """Start a pod with a claim, and again as the kubelet does while that is refused."""
+
+        async def asked() -> Got | None:
+            try:
+                return await self.prepare(claim)
+            except KubeletError:
+                await asyncio.sleep(60)
+                return None
+
+        found = await self.node.eventually(asked, f"claim {claim.name} to be prepared", seconds)
+        assert found is not None
+        return found
+
+    async def unprepare(self, claim: Claim) -> None:
+        """End the pod of a claim.
+
+        Raises:
+            KubeletError: it was refused to unprepare the claim.
+        """
+        self.node.claims.pop(claim.uid, None)  # Its containers have ended before.
+        await self.node.kubelet.ask(self.dra.unprepare(claim))
+        self.running.pop(claim.uid, None)
+
+    async def end(self, claim: Claim) -> None:
+        """End the pod of a claim, and delete the claim."""
+        await self.unprepare(claim)
+        self.forget(claim)
+
+    async def published_is(self, seconds: float = 60, **devices: list[str]) -> None:
+        """Wait until slices offer these devices, with these taints; ``_`` stands for ``-``."""
+        wanted = {name.replace("_", "-"): taints for name, taints in devices.items()}
+        try:
+            await self.node.until(lambda: self.published() == wanted, f"slices to offer {wanted}", seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{self.published()} instead of {error}") from None
+
+
+def resolved(folder: Path, names: Sequence[str]) -> Got:
+    """Resolve CDI names as a container runtime does.
+
+    Raises:
+        KubeletError: one is in no file.
+    """
+    there: dict[str, Any] = {}
+    for path in folder.glob("*.json") if folder.exists() else ():
+        found = json.loads(path.read_text())
+        there |= {f"{found['kind']}={one['name']}": (found, one) for one in found["devices"]}
+    envs: dict[str, str] = {}
+    nodes: list[str] = []
+    for name in names:
+        if name not in there:
+            raise KubeletError("CDI", f"unresolvable CDI device {name}", "start")
+        for edits in (one.get("containerEdits", {}) for one in there[name]):
+            envs |= dict(one.split("=", 1) for one in edits.get("env", ()))
+            nodes += [one["path"] for one in edits.get("deviceNodes", ())]
+    return Got(tuple(names), envs, tuple(nodes))
+
+
+def _socket(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_ino, found.st_mtime_ns) if stat.S_ISSOCK(found.st_mode) else None
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(str(path)) == 0
