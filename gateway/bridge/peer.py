@@ -179,7 +179,10 @@ class Peer:
 
     async def follow(self, to: Listener) -> str:
         """Hand its lists over until its stream ends; return how it ended, in words."""
-        stream = self._channel.stream(f"/{self.dialect.plugin_service}/ListAndWatch", _EMPTY)
+        try:
+            stream = self._channel.stream(f"/{self.dialect.plugin_service}/ListAndWatch", _EMPTY)
+        except rpc.ClosedError:
+            return "the connection is closed"
         newest = _Newest(to.rests)
         reading = asyncio.create_task(newest.read(stream))
         try:

@@ -122,9 +122,16 @@ class Channel:
             raise ClosedError from None
 
     def stream(self, method: str, request: bytes = b"") -> Stream:
-        """Call a method with one request and a stream of answers."""
+        """Call a method with one request and a stream of answers.
+
+        Raises:
+            ClosedError: the channel is closed.
+        """
         calls: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(method)
-        return Stream(calls(request))
+        try:
+            return Stream(calls(request))
+        except grpc.aio.UsageError:
+            raise ClosedError from None
 
 
 class Stream:

@@ -656,3 +656,12 @@ async def test_kubelet_sock_has_a_kubelets_mode(folder: Path) -> None:
 
 async def told(played: PlayedPlugin) -> None:
     await until(lambda: bool(played.told), GUARD_S)
+
+
+async def test_a_plugin_that_was_let_go_before_it_was_followed_has_ended(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder):
+        await bridge.lists("a", "b")
+        peer = bridge.one().peer
+        assert peer is not None
+        await peer.close()
+        assert await peer.follow(bridge.one()) == "the connection is closed"
