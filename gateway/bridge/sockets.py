@@ -23,10 +23,11 @@ from adapters.registry import DIALECTS
 from devices.model import Fault, Options, RefusedError
 from gateway.bridge import judge
 from gateway.bridge.peer import LIST_LIMIT
-from gateway.kubelet.watch import listens, socket_id
+from gateway.kubelet.watch import socket_id
 from gateway.memory import file
 from gateway.wires import rpc
 from gateway.wires.log import Seldom
+from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

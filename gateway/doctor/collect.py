@@ -30,7 +30,7 @@ from gateway.doctor.snapshot import (
     SocketDir,
     StateDir,
 )
-from gateway.kubelet.watch import listens
+from gateway.wires.unix import listens
 
 _MOST_NAMES: Final = 512
 _MOST_PROCESSES: Final = 32_768

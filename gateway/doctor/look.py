@@ -11,8 +11,9 @@ from msgspec import Struct
 from gateway.doctor import collect, containers
 from gateway.doctor.snapshot import Cluster, NvmlSeen, Release, Surveyed
 from gateway.handover import instance
-from gateway.kubelet.watch import CHECKPOINT, listens
+from gateway.kubelet.watch import CHECKPOINT
 from gateway.telling.status import GatewayStatus
+from gateway.wires.unix import listens
 
 
 class Places(Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from gateway.handover.instance import TOKEN
-from gateway.kubelet.watch import listens
+from gateway.wires.unix import listens
 
 FOLDER: Final = "plugins_registry"
 OVERLAP: Final = 33

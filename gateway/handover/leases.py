@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from gateway.kubelet.watch import listens
+from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
     from collections.abc import Callable

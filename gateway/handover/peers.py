@@ -17,11 +17,12 @@ from gateway.handover.events import HandoverOutcome, Standing, standing
 from gateway.handover.leases import Leases
 from gateway.handover.standby import Doubts, Standby
 from gateway.handover.talk import Handover
-from gateway.kubelet.watch import CHECKPOINT, kubelet_id, listens
+from gateway.kubelet.watch import CHECKPOINT, kubelet_id
 from gateway.registration import events
 from gateway.registration.events import Phase
 from gateway.registration.registrar import warm_up
 from gateway.tally import Confirmation
+from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -22,9 +22,9 @@ from gateway.handover.instance import socket_name
 from gateway.handover.records import LOOK, RecordsSeen
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.view import Untold
-from gateway.kubelet.watch import listens
 from gateway.registration.events import Phase
 from gateway.tally import Confirmation
+from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from gateway.kubelet.watch import listens
+from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,8 +25,8 @@ from msgspec.structs import replace
 from adapters import checkpoint, podresources
 from adapters.dialect import MalformedError
 from devices.model import Health
-from gateway.kubelet.watch import listens
 from gateway.wires import rpc
+from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

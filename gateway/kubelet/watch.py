@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import stat
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,6 +19,7 @@ import structlog
 
 from devices import inotify
 from gateway.kubelet.identity import KubeletId
+from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -59,32 +59,6 @@ def socket_id(path: Path) -> SocketId | None:
     except OSError:
         return None
     return (found.st_dev, found.st_ino, found.st_mtime_ns) if stat.S_ISSOCK(found.st_mode) else None
-
-
-def listens(path: Path) -> bool:
-    """Whether a process listens on a Unix socket. False if no descriptor is left to find out: callers ask again."""
-    return connect_error(path) is None
-
-
-def connect_error(path: Path) -> OSError | None:
-    """Connect to a Unix socket; return why that failed. Does not block: a full backlog counts as listening."""
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(0)
-            probe.connect(os.fspath(path))
-    except OSError as error:
-        return None if isinstance(error, BlockingIOError) else error
-    return None
-
-
-def listening(path: Path) -> socket.socket:
-    """Give a socket that only listens at ``path``, in place of what is there; at no path where its folder is gone."""
-    place = socket.socket(socket.AF_UNIX)
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
-        place.bind(os.fspath(path))
-        place.listen()
-    return place
 
 
 def folder_id(folder: Path) -> tuple[int, int, bool] | None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from adapters.registry import DIALECTS
 from gateway.kubelet import beliefs, view
 from gateway.kubelet.drift import Earlier
-from gateway.kubelet.watch import kubelet_id, listens
+from gateway.kubelet.watch import kubelet_id
 from gateway.memory import again
 from gateway.memory.again import RECORDED_WITHIN
 from gateway.memory.ledger import boot_id
 from gateway.registration.events import Phase
+from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence

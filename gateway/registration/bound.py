@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from gateway.kubelet.watch import listening
+from gateway.wires.unix import listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ from adapters.dialect import UnsayableError
 from adapters.registry import by_name
 from devices.model import Health, Registration
 from gateway.kubelet import view as kubelet_view
-from gateway.kubelet.watch import kubelet_id, listens
+from gateway.kubelet.watch import kubelet_id
 from gateway.registration import events
 from gateway.registration import machine as registration
 from gateway.registration.bound import Bound
@@ -31,6 +31,7 @@ from gateway.registration.serve import DevicePlugin
 from gateway.tally import Cause, Confirmation
 from gateway.tasks import Background
 from gateway.wires import rpc
+from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
     from collections.abc import Callable

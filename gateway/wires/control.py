@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from gateway.kubelet.watch import connect_error, listens
+from gateway.wires.unix import connect_error, listens
 
 VERSION: Final = 1
 REQUEST_LIMIT: Final = 64 * 1024

@@ -27,7 +27,6 @@ import pytest
 from adapters import pluginregistration
 from adapters.dra.plugin import V1
 from devices.claims import ClaimName, Refused
-from gateway.kubelet.watch import listens
 from gateway.lab.bench.standby import children
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.behaviour import behaviour
@@ -37,6 +36,7 @@ from gateway.lab.waiting import until
 from gateway.sides.table import ANNOTATION
 from gateway.wires import control
 from gateway.wires.control import ControlError
+from gateway.wires.unix import listens
 from tests.fakes.apiserver import Answer, ApiServer, Fault, Request
 from tests.unit.kubernetes import authority, server
 from tests.unit.test_dra_daemon import API, GPU, SLICE

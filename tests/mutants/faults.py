@@ -325,7 +325,7 @@ MUTANTS = (
     Mutant(
         "G2",
         "no descriptor, no gateway",
-        "gateway/kubelet/watch.py",
+        "gateway/wires/unix.py",
         "    except OSError as error:\n        return None if isinstance(error, BlockingIOError)",
         "    except ConnectionError as error:\n        return None if isinstance(error, BlockingIOError)",
         f"{_WATCH}::test_without_a_descriptor_nobody_listens",

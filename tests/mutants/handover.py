@@ -375,7 +375,7 @@ MUTANTS = (
     Mutant(
         "S19",
         "who stands by shows other gateways no socket",
-        "gateway/kubelet/watch.py",
+        "gateway/wires/unix.py",
         "        place.listen()\n",
         "",
         f"{_PAIR}::test_who_stands_by_only_listens_until_it_takes_over",

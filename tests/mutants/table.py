@@ -210,7 +210,7 @@ MUTANTS = (
     Mutant(
         "S2",
         "anything that is there listens",
-        "gateway/kubelet/watch.py",
+        "gateway/wires/unix.py",
         "return None if isinstance(error, BlockingIOError) else error",
         "return None",
         "tests/unit/test_watch.py::test_a_stale_socket_is_no_kubelet_and_the_next_one_is",

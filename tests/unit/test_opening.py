@@ -18,7 +18,7 @@ import pytest
 
 from gateway.bridge.sockets import Sockets
 from gateway.dra.service import Service, serve
-from gateway.kubelet.watch import listens
+from gateway.wires.unix import listens
 from tests.unit.test_requests import device_plugin
 
 

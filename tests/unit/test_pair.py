@@ -15,7 +15,6 @@ import pytest
 
 from devices.model import Device, RefusedError
 from gateway.handover import instance
-from gateway.kubelet.watch import listens
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import KubeletError
 from gateway.lab.trials.scenarios import RESOURCE, Node, node
@@ -26,6 +25,7 @@ from gateway.pair.flight import AT_ONCE, Flight
 from gateway.pair.policy import MOST_YOUNG, YOUNG, Deaths, lasting
 from gateway.pair.pulse import Pulse
 from gateway.pair.role import Role
+from gateway.wires.unix import listens
 from tests.unit.test_probes import get
 
 

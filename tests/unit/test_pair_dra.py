@@ -27,7 +27,6 @@ from gateway.age import Age
 from gateway.dra import cdi, sockets
 from gateway.dra.service import Service
 from gateway.handover.alone import LOCK, STANDS_BY, Alone
-from gateway.kubelet.watch import listens
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.devicemanager import DeviceManager
@@ -39,6 +38,7 @@ from gateway.pair.parent import END_TIME
 from gateway.pair.pulse import Pulse
 from gateway.pair.role import Role
 from gateway.wires import control
+from gateway.wires.unix import listens
 from tests.fakes.apiserver import ApiServer
 from tests.unit.kubernetes import authority, server, until
 from tests.unit.test_dra_daemon import GPU, SLICE, Place

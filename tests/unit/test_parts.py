@@ -37,7 +37,6 @@ from gateway.handover.records import RecordsSeen
 from gateway.handover.standby import Standby
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.presence import Presence
-from gateway.kubelet.watch import listens
 from gateway.registration import events, registrar
 from gateway.registration.bound import Bound
 from gateway.registration.events import Phase
@@ -48,6 +47,7 @@ from gateway.tally import Cause, Tally
 from gateway.tasks import Background, Tasks
 from gateway.telling import probes
 from gateway.wires.control import ControlError
+from gateway.wires.unix import listens
 
 GPU = "example.com/gpu"
 ONE, OTHER = Age(1, "one"), Age(2, "other")

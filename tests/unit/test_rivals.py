@@ -34,7 +34,7 @@ from gateway.handover.ability import Ability
 from gateway.handover.events import Standing
 from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.view import Untold
-from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET, kubelet_id, listening
+from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET, kubelet_id
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Faults, Seen, Totals
 from gateway.lab.trials import rivals
@@ -47,6 +47,7 @@ from gateway.registration.registrar import Resource
 from gateway.registration.serve import MOST_STREAMS
 from gateway.tally import Confirmation
 from gateway.wires.rpc import target
+from gateway.wires.unix import listening
 from tests.unit.test_probes import get
 
 

@@ -19,7 +19,8 @@ from structlog.testing import capture_logs
 from devices import inotify
 from gateway.kubelet import watch
 from gateway.kubelet.identity import KubeletId
-from gateway.kubelet.watch import FolderWatch, is_pinned, kubelet_id, listens
+from gateway.kubelet.watch import FolderWatch, is_pinned, kubelet_id
+from gateway.wires.unix import listens
 
 
 class Seen:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 from adapters import pluginregistration
 from adapters.dialect import MalformedError
 from gateway.dra.sockets import is_gateways
-from gateway.kubelet.watch import listens, socket_id
+from gateway.kubelet.watch import socket_id
 from gateway.wires import rpc
+from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
     from gateway.kubelet.watch import SocketId

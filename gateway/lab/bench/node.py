@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Final, Self
 
 from gateway.kubelet import view as kubelet_view
-from gateway.kubelet.watch import KUBELET_SOCKET, listens
+from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets import build
 from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
 from gateway.lab.spawned import Spawned, spawn
+from gateway.wires.unix import listens
 
 RESOURCE: Final = "nvidia.com/gpu"
 GPUS: Final = 8

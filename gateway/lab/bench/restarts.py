@@ -16,13 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gateway.kubelet.watch import KUBELET_SOCKET, listens
+from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.lab.bench.measure import Report, counted, line, others, percentile, spread
 from gateway.lab.bench.node import EMULATED, GPUS, RESOURCE, Node
 from gateway.lab.gatewayproc import GatewayProcess
 from gateway.lab.kubelets import build
 from gateway.lab.kubelets.kubelet import Faults, Gap, Kubelet, KubeletError
 from gateway.lab.waiting import until
+from gateway.wires.unix import listens
 
 MEDIAN_GAP_MS: Final = 6.0
 P99_GAP_MS: Final = 20.0

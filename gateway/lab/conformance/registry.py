@@ -19,9 +19,9 @@ from adapters.pluginregistration import PluginInfo
 from adapters.registry import by_name
 from gateway.bridge import judge
 from gateway.bridge.sockets import INFO_TIME, NOTIFY_TIME, REGISTRATION, REGISTRY
-from gateway.kubelet.watch import listens
 from gateway.lab.trials.scenarios import Node, must
 from gateway.lab.waiting import until
+from gateway.wires.unix import listens
 
 _SERVICE: Final = f"/{by_name('v1beta1').plugin_service}"
 _OWN: Final = (("grpc.use_local_subchannel_pool", 1),)

@@ -30,7 +30,6 @@ import msgspec
 from adapters.levels import minor_version
 from adapters.registry import by_name
 from devices.model import ContainerAnswer, PreferredRequest
-from gateway.kubelet.watch import listens
 from gateway.lab import inplace
 from gateway.lab.conformance.registry import InapplicableError, waits_in_registry
 from gateway.lab.conformance.started import Unexamined, ended, not_started, without_devices
@@ -47,6 +46,7 @@ from gateway.lab.trials.scenarios import (
     plugin_command,
 )
 from gateway.lab.waiting import until
+from gateway.wires.unix import listens
 
 CAP_SECONDS = 10.0
 RULE_SECONDS = 120.0

@@ -29,7 +29,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gateway.kubelet.watch import KUBELET_SOCKET, listens
+from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.lab.bench.footprint import footprint
 from gateway.lab.gatewayproc import BEGUN, LINES, GatewayError, GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Faults, Kubelet, KubeletError
@@ -39,6 +39,7 @@ from gateway.lab.trials.invariants import given_twice, holdings
 from gateway.lab.trials.rivals import MOST, RIVALS
 from gateway.lab.trials.scenarios import PATIENCE, RESOURCE, BrokenPromiseError, Node, device_ids, must, node
 from gateway.lab.waiting import until
+from gateway.wires.unix import listens
 
 GPUS = 8
 RESTART, COLD_START = 0.1, 1.0

@@ -39,12 +39,12 @@ from devices.policy import Policy
 from devices.replicas import unshared
 from devices.source import Listing
 from gateway.configuration import file as config
-from gateway.kubelet.watch import listens
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Admission, Demand, Faults, Kubelet, KubeletError
 from gateway.lab.trials.invariants import Holding, broken, given_twice, holdings, registered, short, unannounced
 from gateway.lab.waiting import until
 from gateway.wires import control
+from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
     from gateway.lab.wire.tap import Tap

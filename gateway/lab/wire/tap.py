@@ -22,8 +22,9 @@ from typing import Any, Literal, Self, TypeAlias
 
 from adapters.pb.v1beta1 import v1beta1_pb2
 from devices import inotify
-from gateway.kubelet.watch import KUBELET_SOCKET, listens, socket_id
+from gateway.kubelet.watch import KUBELET_SOCKET, socket_id
 from gateway.lab.wire.calls import Call, Reader, WireError
+from gateway.wires.unix import listens
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 CHUNK = 1 << 16

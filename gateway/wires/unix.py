@@ -1,0 +1,37 @@
+"""Unix sockets as files: whether a process listens on one, and one that only listens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def listens(path: Path) -> bool:
+    """Whether a process listens on a Unix socket. False if no descriptor is left to find out: callers ask again."""
+    return connect_error(path) is None
+
+
+def connect_error(path: Path) -> OSError | None:
+    """Connect to a Unix socket; return why that failed. Does not block: a full backlog counts as listening."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(0)
+            probe.connect(os.fspath(path))
+    except OSError as error:
+        return None if isinstance(error, BlockingIOError) else error
+    return None
+
+
+def listening(path: Path) -> socket.socket:
+    """Give a socket that only listens at ``path``, in place of what is there; at no path where its folder is gone."""
+    place = socket.socket(socket.AF_UNIX)
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        place.bind(os.fspath(path))
+        place.listen()
+    return place
