@@ -107,6 +107,13 @@ test-lab: $(VENV) ## the tests of the laboratory, the tools and CI themselves: f
 unit: $(VENV) ## the tests that need no genuine kubelet
 	$(RUN)python -m pytest $(PARALLEL) $(RERUNS) -m 'not genuine' tests/compat tests/contract tests/unit
 
+# Tables of decisions and wires, and what is promised of words, pages and folders: these start no gateway.
+TABLES := adapters* again architecture contributing docs doctor_nodes dra_adapters dra_decisions drift explored flags handover_machine \
+	layout lean negotiate plan registration spelled tally wire words
+.PHONY: quick
+quick: lint imports types ## lint, types, and the tests that are pure tables, in less than a minute: for while you write
+	$(RUN)python -m pytest --quiet --numprocesses=2 --dist=loadfile $(TABLES:%=tests/unit/test_%.py) $(wildcard tests/contract)
+
 .PHONY: kubelets
 kubelets: $(VENV) ## build the genuine kubelet device managers
 	@$(RUN)python -m gateway.lab.kubelets.build
