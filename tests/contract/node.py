@@ -483,7 +483,7 @@ class Node:
             same(f"what is allocatable of {name}", resource["allocatable"], self.allocatable(name))
             if resource["held"] is not None:
                 same(f"what is held of {name}", resource["held"], len(holders.keys() & ids))
-                well = {device for device in ids if _is_well(ids[device])}
+                well = {device for device in ids if _is_well(ids[device])} if self.allocatable(name) else set()
                 same(f"what is free of {name}", resource["free"], len(well - holders.keys()))
                 told = {device: one["holder"] for device, one in ids.items() if one["holder"]}
                 same(f"who holds {name}", {*told}, holders.keys() & ids)
