@@ -17,6 +17,7 @@ SYSTEM_PACKAGES := gcc libc6-dev git make python3 python3-venv
 # $(call key,FILES): sixteen digits that change with the interpreter or with any of the files.
 key = $(shell { $(PYTHON) -VV; cat $(1); } 2>/dev/null | sha256sum | cut -c1-16 || true)
 VENV := .venv/.ready-$(call key,locks/dev.txt pyproject.toml)
+MUTATES := .venv-mutate/.ready-$(call key,locks/mutate.txt)
 SITE := .venv-docs/.ready-$(call key,locks/docs.txt)
 GEN := .venv-gen/.ready-$(call key,locks/gen.txt)
 RUN := .venv/bin/
@@ -59,6 +60,10 @@ $(VENV): | needs
 
 $(GEN): | needs
 	$(call environment,.venv-gen,locks/gen.txt)
+	@touch $@
+
+$(MUTATES): | needs
+	$(call environment,.venv-mutate,locks/mutate.txt)
 	@touch $@
 
 $(SITE): | needs
@@ -211,6 +216,12 @@ types: $(VENV) ## mypy, strict
 .PHONY: imports
 imports: $(VENV) ## the rules of who may import whom
 	$(RUN)lint-imports --no-cache
+
+# MUTATE: words in the names of the modules; all by default.
+MUTATE ?=
+.PHONY: mutate
+mutate: $(MUTATES) ## break the pure modules in every small way (mutmut), and name what no table of theirs notices
+	@.venv-mutate/bin/python -m tools.mutate $(MUTATE)
 
 # MUTANTS: less than all. "KA11 DRA9" for rules or names with these words, "--turn 8" for an eighth, another one at each commit.
 MUTANTS ?=

