@@ -36,7 +36,6 @@ _TURN_S: Final = 1e-6
 _SETTLE_S: Final = 0.002
 """Real seconds within which the kernel has delivered what was sent by TCP on loopback."""
 _FIRST_PORT: Final = 60000
-_DISK_AGAIN_S: Final = 0.005
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -45,7 +44,11 @@ class StandstillError(Exception):
 
 
 class WaitsError(BaseException):
-    """A thread's work waits for the disk before it has done anything: it begins once more a little later."""
+    """A thread's work waits for a disk before it has done anything: it begins once more when that calls what is put into ``waiting``."""
+
+    def __init__(self, waiting: list[Callable[[], object]]) -> None:
+        super().__init__()
+        self.waiting = waiting
 
 
 class _Ended(BaseException):
@@ -221,8 +224,10 @@ class Process:
         for number in self._readers:
             if number in selector.get_map():
                 selector.unregister(number)
+        loop: Any = asyncio.get_running_loop()
         sockets = {one.fileno() for one in self._sockets}
         for one in self._sockets:
+            loop._transports.pop(one.fileno(), None)  # Its number may be another socket's soon.
             one.close()
         for number in (self._files | self._readers) - sockets:
             with contextlib.suppress(OSError):
@@ -362,13 +367,13 @@ class _Loop(asyncio.SelectorEventLoop):
 
     def run_in_executor(self, _executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """Do a thread's work on the loop, after a moment."""
-        done = self.create_future()
+        done, context = self.create_future(), contextvars.copy_context()
 
         def work() -> None:
             try:
                 result = func(*args)
-            except WaitsError:
-                self.call_later(_DISK_AGAIN_S, work)
+            except WaitsError as waits:
+                waits.waiting.append(lambda: self.call_soon(work, context=context))
             except Exception as error:  # noqa: BLE001 - told to who waits
                 if not done.done():
                     done.set_exception(error)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from tests.contract.clock import WaitsError
 
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_READS: Final = 1 << 40
+"""Stands for a file that is opened to be read: ``os.O_RDONLY`` is no bit."""
 
 
 class Disk:
@@ -18,14 +21,25 @@ class Disk:
         self._folder = str(folder)
         self.fails = 0
         """The error number that every write gets (``errno.ENOSPC``); 0: none."""
-        self.hangs = self.hangs_for_writers = False
-        """Whether a thread that opens a file here, or one to write to, waits until this is over."""
+        self._hangs = 0
+        self._waiting: list[Callable[[], object]] = []
         self._flushed: dict[int, bytes] = {}
         """What is on the disk for certain, by inode."""
         self._names: dict[str, int] = {}
         """The same of the folder: inodes by name."""
         for name in ("open", "fsync", "replace", "link"):
             setattr(os, name, getattr(self, f"_{name}")(getattr(os, name)))
+
+    def hang(self, *, writers: bool = False) -> None:
+        """Let each thread wait that opens a file here, or only those that open it to write."""
+        self._hangs = _WRITES if writers else -1
+
+    def go_on(self) -> None:
+        """Answer again."""
+        self._hangs = 0
+        waiting, self._waiting[:] = [*self._waiting], []
+        for one in waiting:
+            one()
 
     def cut_power(self, *, keeps_names: bool) -> None:
         """Lose what wasn't flushed. ``keeps_names``: but not the changes of the folder, as a disk may have it. Kill all processes before."""
@@ -42,11 +56,10 @@ class Disk:
 
     def _open(self, real: Any) -> Any:
         def opened(path: Any, flags: int, *more: Any, **named: Any) -> int:
-            writes = bool(flags & _WRITES)
             if self._is_here(path):
-                if self.hangs or (self.hangs_for_writers and writes):
-                    raise WaitsError
-                if self.fails and writes:
+                if (flags | _READS) & self._hangs:
+                    raise WaitsError(self._waiting)
+                if self.fails and flags & _WRITES:
                     raise OSError(self.fails, os.strerror(self.fails))
             number: int = real(path, flags, *more, **named)
             if self._is_here(path) and flags & os.O_EXCL:
