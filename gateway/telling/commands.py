@@ -235,6 +235,8 @@ class Commands:
             ]
         if not resources and not (cordoned and order.op == "uncordon") and not self._gateway.waits_for:
             raise ControlError(f"no device here is called {order.device_id!r}: `gateway devices` lists them")
+        if order.op == "forget":
+            await self._gateway.beliefs.look()  # A pod that was given it a moment ago holds it.
         async with self._gateway.lock:  # What is put together now would bring back what is to be forgotten.
             changed = self._carry_out(order, resources)
         _log.info(
@@ -246,6 +248,8 @@ class Commands:
             raise ControlError(
                 f"done, but it will be forgotten when the gateway restarts: {self._gateway.scribe.state.error}"
             )
+        if order.op == "cordon":
+            await self._gateway.beliefs.look()  # As above: the operator is told who holds it.
         now = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources}
         outcome = OrderOutcome(
             changed,

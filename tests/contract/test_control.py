@@ -1,0 +1,343 @@
+"""The control socket: orders are in force and on disk before they are answered, and strangers get nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import stat
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.contract.node import GPU, Gateway, Node, OrderError, Refused
+
+LIMIT = 64 * 1024
+CONNECTIONS = 16
+
+
+async def _devices(one: Gateway) -> dict[str, dict[str, Any]]:
+    return {each["id"]: each for resource in (await one.status())["resources"] for each in resource["devices"]}
+
+
+async def _talk(one: Gateway, *lines: bytes) -> list[dict[str, Any]]:
+    """Send lines on one connection; return the answers until it is closed or silent."""
+    reader, writer = await one.control()
+    for line in lines:
+        writer.write(line)
+    answers = []
+    try:
+        async with asyncio.timeout(20):
+            while line := await reader.readline():
+                answers.append(json.loads(line))
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+    return answers
+
+
+def _line(op: str, **fields: object) -> bytes:
+    return json.dumps({"v": 1, "op": op, **fields}).encode() + b"\n"
+
+
+async def test_an_order_is_in_force_and_on_disk_before_it_is_answered(node: Node) -> None:
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    first, second, *_ = await _devices(one)
+    async with node.plugin() as plugin:
+        outcome = await one.order("cordon", id=first, reason="smells")
+        with pytest.raises(Refused):
+            await plugin.allocate(first)
+    assert outcome["changed"] is True
+    assert [(each["before"], each["now"]) for each in outcome["found"]] == [("present", "cordoned")]
+    one.kill()
+    two = node.gateway()
+    await node.until(lambda: two.said("registered"), "its registration")
+    await node.allocatable_is(7)
+    assert (await _devices(two))[first]["state"] == "cordoned"
+    assert "smells" in (await _devices(two))[first]["reason"]
+    await two.order("cordon", id=second, reason="smells, too")
+    await two.order("uncordon", id=first)
+    two.kill()
+    three = node.gateway()
+    await node.until(lambda: three.said("registered"), "its registration")
+    await node.allocatable_is(7)
+    assert {name: each["state"] for name, each in (await _devices(three)).items() if each["state"] != "present"} == {
+        second: "cordoned"
+    }
+    await three.order("uncordon", id=second)
+    await node.allocatable_is(8)
+    await node.truthful()
+
+
+async def test_a_cordon_keeps_what_a_pod_has_and_says_who_holds_it(node: Node) -> None:
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    (given,) = (await node.admit("pod")).devices[GPU]
+    outcome = await one.order("cordon", id=given, reason="smells")
+    assert "pod" in outcome["found"][0]["holder"]
+    await node.allocatable_is(7)
+    await node.start_kubelet()
+    await node.allocatable_is(7)
+    assert (await node.restart_container("pod")).devices[GPU] == (given,)
+    again = await one.order("cordon", id=given, reason="smells")
+    assert again["changed"] is False
+    other = await one.order("cordon", id=given, reason="burns")
+    assert other["changed"] is True
+    assert "burns" in (await _devices(one))[given]["reason"]
+    assert (await one.order("uncordon", id=given))["changed"] is True
+    assert (await one.order("uncordon", id=given))["changed"] is False
+    await node.allocatable_is(8)
+    await node.truthful()
+
+
+async def test_an_order_that_can_not_be_written_down_says_so_and_is_in_force(node: Node) -> None:
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    first, *_ = await _devices(one)
+    reader, writer = await one.control()
+    away = node.state.rename(node.folder / "away")
+    node.state.write_text("")
+    writer.write(_line("cordon", id=first, reason="smells") + _line("status"))
+    assert "forgotten when the gateway restarts" in json.loads(await reader.readline())["error"]
+    assert json.loads(await reader.readline())["status"]["ledger"]["writable"] is False
+    writer.close()
+    await node.allocatable_is(7)
+    assert (await one.metrics())["device_plugin_gateway_ledger_writable"] == 0
+    node.state.unlink()
+    away.rename(node.state)
+    assert (await one.order("cordon", id=first, reason="smells"))["changed"] is False
+    one.kill()
+    two = node.gateway()
+    await node.until(lambda: two.said("registered"), "its registration")
+    await node.allocatable_is(7)
+    await node.truthful()
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "words"),
+    [
+        ("cordon", {"id": "GPU-nobody", "reason": "smells"}, "GPU-nobody"),
+        ("uncordon", {"id": "GPU-nobody"}, "GPU-nobody"),
+        ("forget", {"id": "GPU-nobody"}, "GPU-nobody"),
+        ("cordon", {"id": "GPU-nobody"}, "reason"),
+        ("cordon", {"id": "GPU-nobody", "reason": " "}, "reason"),
+        ("cordon", {"id": "GPU-nobody", "reason": "x" * 257}, "reason"),
+        ("cordon", {"id": "GPU\n", "reason": "smells"}, "device ID"),
+        ("cordon", {"reason": "smells"}, "device ID"),
+        ("forget", {"id": ["GPU-nobody"]}, "device ID"),
+        ("release", {"ids": "GPU-nobody"}, "list"),
+        ("release", {"ids": ["GPU-nobody"]}, "GPU-nobody"),
+        ("acquire", {"ids": ["x"] * 129}, "128"),
+        ("cross", {"ids": [], "side": "dra"}, "--dra on"),
+        ("explode", {}, "status"),
+        ("", {}, "unknown op"),
+    ],
+)
+async def test_an_order_that_means_nothing_is_refused_in_words(
+    node: Node, op: str, fields: Mapping[str, Any], words: str
+) -> None:
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    with pytest.raises(OrderError, match=words):
+        await one.order(op, **fields)
+    await node.truthful()
+    assert node.allocatable() == 8
+
+
+async def test_what_is_lost_is_forgotten_once_no_pod_holds_it(node: Node) -> None:
+    node.simulate({GPU: {"gpus": 3}})
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(3)
+    *_, here, free = await _devices(one)
+    node.simulate({GPU: {"gpus": 2}})
+    await node.allocatable_is(2)
+    assert (await _devices(one))[free]["state"] == "lost"
+    with pytest.raises(OrderError, match="nothing to forget"):
+        await one.order("forget", id=here)
+    outcome = await one.order("forget", id=free)
+    assert (outcome["changed"], outcome["found"][0]["now"]) == (True, "forgotten")
+    assert free not in await _devices(one)
+    one.kill()
+    two = node.gateway()
+    await node.until(lambda: two.said("registered"), "its registration")
+    await node.allocatable_is(2)
+    assert free not in await _devices(two)
+    held = (await node.admit("pod", count=2)).devices[GPU]
+    node.simulate({GPU: {"gpus": 1}})
+    await node.allocatable_is(1)
+    (lost,) = {name for name, each in (await _devices(two)).items() if each["state"] == "lost"}
+    assert lost in held
+    with pytest.raises(OrderError, match="pod"):
+        await two.order("forget", id=lost)
+    assert lost in await _devices(two)
+    node.remove("pod")
+    await node.admit("other")
+    await node.pass_time(20)
+    await two.order("forget", id=lost)
+    await node.truthful()
+    assert node.capacity() == 1
+
+
+async def test_hardware_that_is_released_is_not_looked_at_until_it_is_acquired(node: Node) -> None:
+    node.simulate({GPU: {"gpus": 2}})
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(2)
+    (given,) = (await node.admit("pod")).devices[GPU]
+    answer = await one.order("release", ids=[given])
+    assert answer["devices"] == [given]
+    assert "pod" in answer["holders"][given]
+    states = {name: each["state"] for name, each in (await _devices(one)).items()}
+    assert states == {name: "released" if name == given else "present" for name in states}
+    await node.truthful()
+    assert (await one.order("acquire", ids=[given]))["devices"] == [given]
+    await node.pass_time(1)
+    assert {each["state"] for each in (await _devices(one)).values()} == {"present"}
+    assert len((await one.order("release", ids=[]))["devices"]) == 2
+    await one.order("acquire", ids=[])
+    await node.allocatable_is(2)
+    await node.truthful()
+
+
+async def test_another_user_gives_no_orders_whatever_the_files_mode(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    first, *_ = await _devices(one)
+    path = one.control_socket
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600  # noqa: PTH116 - a moment
+    assert stat.S_IMODE(node.state.stat().st_mode) & 0o022 == 0
+    asked = socket.socket.getsockopt
+
+    def another(self: socket.socket, *what: int) -> Any:
+        if what[:2] == (socket.SOL_SOCKET, socket.SO_PEERCRED):
+            return struct.pack("iII", 1, 65534, 65534)
+        return asked(self, *what)
+
+    monkeypatch.setattr(socket.socket, "getsockopt", another)
+    for _ in range(3):
+        assert await _talk(one, _line("cordon", id=first, reason="smells")) == []
+    monkeypatch.undo()
+    assert (await _devices(one))[first]["state"] == "present"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\n",
+        b"hello\n",
+        b"[]\n",
+        b"1\n",
+        b'{"v": 1, "op": "status"',
+        b"\xff\xfe\n",
+        b"[" * 20000 + b"\n",
+        b"x" * LIMIT * 3,
+    ],
+)
+async def test_garbage_ends_the_conversation_and_nothing_else(node: Node, garbage: bytes) -> None:
+    one = node.gateway()
+    assert await _talk(one, garbage) == []
+    assert (await one.status())["resources"]
+    assert not [line for line in one.process.log if line["level"] == "error"]
+
+
+async def test_an_answered_error_leaves_the_conversation_open(node: Node) -> None:
+    one = node.gateway()
+    answers = await _talk(
+        one,
+        b'{"v": 2, "op": "status"}\n',
+        b'{"op": "status"}\n',
+        _line("explode"),
+        b'{"v": 1}\n',
+        _line("cordon"),
+        _line("status", unheard="of"),
+    )
+    assert ["error" in each for each in answers] == [True] * 5 + [False]
+    assert "version 1" in answers[0]["error"]
+    assert "version 1" in answers[1]["error"]
+    assert all(each["v"] == 1 for each in answers)
+
+
+async def test_who_holds_every_connection_or_says_nothing_goes_after_a_while(node: Node) -> None:
+    one = node.gateway()
+    await one.status()
+    talks = [await one.control() for _ in range(CONNECTIONS)]
+    await node.pass_time(0.1)
+    with pytest.raises(OrderError, match="try again"):
+        await one.order("status")
+    await node.pass_time(8)
+    assert (await one.status())["resources"]
+    for reader, writer in talks:
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_who_does_not_read_is_let_go_and_many_requests_keep_nobody_away(node: Node) -> None:
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    with socket.socket(socket.AF_UNIX) as deaf:
+        path = await node.until(lambda: one.control_socket, "its control socket")
+        deaf.connect(path)
+        deaf.settimeout(5)
+        deaf.sendall(_line("status") * 1000)
+        for number in range(3):
+            began = asyncio.get_running_loop().time()
+            await one.status()
+            assert asyncio.get_running_loop().time() - began < 5
+            await node.admit(f"pod-{number}")
+        await node.pass_time(60)
+        deaf.setblocking(False)
+        read = []
+        with contextlib.suppress(ConnectionResetError):
+            while data := deaf.recv(1024 * 1024):
+                read.append(len(data))  # BlockingIOError: it is open still.
+        assert sum(read) < 600 * 1024
+    await node.truthful()
+
+
+async def test_sockets_of_the_dead_are_removed_and_those_of_the_living_stay(node: Node) -> None:
+    await node.start_kubelet()
+    dead = node.gateway()
+    await node.allocatable_is(8)
+    left = dead.control_socket
+    dead.kill()
+    assert os.path.exists(left)  # noqa: PTH110, ASYNC240 - a moment
+    await node.pass_time(20)
+    one = node.gateway()
+    await one.status()
+    assert not os.path.exists(left)  # noqa: PTH110, ASYNC240 - as above
+    two = node.gateway()
+    await two.status()
+    await node.pass_time(20)
+    assert (await one.status())["token"] != (await two.status())["token"]
+    assert len(list(node.state.glob("*.sock"))) == 2
+    await node.truthful()
+
+
+async def test_a_control_socket_that_can_not_be_made_at_the_start_comes_when_it_can(node: Node) -> None:
+    node.state.write_text("")
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    assert not one.control_socket
+    await node.admit("pod")
+    node.state.unlink()
+    await node.pass_time(10)
+    first, *_ = await _devices(one)
+    await one.order("cordon", id=first, reason="smells")
+    await node.allocatable_is(7)
+    await node.truthful()
