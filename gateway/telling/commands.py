@@ -225,6 +225,8 @@ class Commands:
 
     async def _order(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         order = orders.order(request)
+        if order.op == "forget":
+            await self._gateway.beliefs.look()  # Who was given one a moment ago holds it.
         before = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources}
         found = [(name, entry) for name, entry in before.items() if entry is not None]
         cordoned = order.device_id in self._gateway.ledger.cordons

@@ -1,0 +1,304 @@
+"""What was promised is known after a kill, a power cut and a bad disk, and no disk holds a pod up."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.node import GPU, Gateway, Node, OrderError
+
+
+def gpus(*numbers: int, **more: Any) -> dict[str, dict[str, Any]]:
+    """Describe a node with these GPUs."""
+    return {GPU: {"gpus": [{"uuid": f"GPU-{number}"} for number in numbers], **more}}
+
+
+async def states(gateway: Gateway, resource: str = GPU) -> dict[str, str]:
+    """Return the state of each device, by ID."""
+    found = [one for one in (await gateway.status())["resources"] if one["name"] == resource]
+    return {device["id"]: device["state"] for one in found for device in one["devices"]}
+
+
+async def state_file(gateway: Gateway) -> dict[str, Any]:
+    """Return what the status says of the state file."""
+    return dict((await gateway.status())["ledger"])
+
+
+async def state_path(gateway: Gateway) -> Path:
+    """Return where the state file is."""
+    return Path((await state_file(gateway))["path"])
+
+
+# -- what was sent is on disk ------------------------------------------------------------------------------------------
+
+
+async def test_an_id_is_on_disk_before_the_kubelet_hears_of_it(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    node.disk.hang(writers=True)
+    node.gateway()
+    await node.pass_time(1.5)
+    assert node.capacity() == 0
+    node.disk.go_on()
+    await node.allocatable_is(2)
+    node.disk.hang(writers=True)
+    node.simulate(gpus(0, 1, 2))
+    await node.pass_time(1.5)
+    assert node.capacity() == 2
+    node.disk.go_on()
+    await node.allocatable_is(3)
+
+
+@pytest.mark.parametrize("from_turn", [66, 90])
+async def test_a_kill_at_any_moment_forgets_no_id_that_the_kubelet_was_told(node: Node, from_turn: int) -> None:
+    for turns in range(from_turn, from_turn + 24, 8):
+        async with Node(_folder(node, turns), node.clock) as one:
+            one.simulate(gpus(0, 1, 2))
+            await one.start_kubelet()
+            gateway = one.gateway()
+            gateway.process.dies_at = turns
+            await gateway.process.ended
+            told = one.capacity()
+            one.simulate(gpus(0))
+            one.gateway()
+            await one.allocatable_is(1)
+            await one.pass_time(3)
+            assert one.capacity() >= told, f"killed at turn {turns}"
+
+
+def _folder(node: Node, number: int) -> Path:
+    folder = node.folder / str(number)
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("keeps_names", [False, True])
+async def test_a_power_cut_undoes_no_order_and_forgets_no_id(node: Node, keeps_names: bool) -> None:
+    node.simulate(gpus(0, 1, 2))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(3)
+    await one.order("cordon", id="GPU-1", reason="smells")
+    node.reboot()
+    node.disk.cut_power(keeps_names=keeps_names)
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    again = node.gateway()
+    await node.allocatable_is(1)
+    assert await states(again) == {"GPU-0": "present", "GPU-1": "cordoned", "GPU-2": "lost"}
+    assert not (await state_file(again))["put_aside"]
+
+
+async def test_orders_survive_a_kill_as_soon_as_they_are_answered(node: Node) -> None:
+    node.simulate(gpus(0, 1, 2, 3))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(4)
+    orders = [one.order("cordon", id=f"GPU-{number}", reason="smells") for number in range(3)]
+    await asyncio.gather(*orders, one.order("cordon", id="GPU-0", reason="burns"))
+    one.kill()
+    second = node.gateway()
+    await node.allocatable_is(1)
+    # An order comes while the write for another one is under way.
+    await asyncio.gather(second.order("uncordon", id="GPU-0"), second.order("uncordon", id="GPU-1"))
+    second.kill()
+    third = node.gateway()
+    await node.allocatable_is(3)
+    assert [one for one, state in (await states(third)).items() if state == "cordoned"] == ["GPU-2"]
+    await third.order("uncordon", id="GPU-2")
+    third.kill()
+    node.gateway()
+    await node.allocatable_is(4)
+
+
+async def test_a_lost_gpu_that_was_forgotten_by_order_stays_forgotten(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(2)
+    await node.admit("pod-a")
+    node.simulate(gpus(2))
+    await node.until(lambda: node.capacity() == 3 and node.allocatable() == 1, "the change")
+    with pytest.raises(OrderError, match="end that pod first"):
+        await one.order("forget", id="GPU-0")
+    assert (await one.order("forget", id="GPU-1"))["changed"]
+    await node.until(lambda: node.capacity() == 2, "that GPU-1 is gone")
+    one.kill()
+    again = node.gateway()
+    await node.allocatable_is(1)
+    assert await states(again) == {"GPU-0": "lost", "GPU-2": "present"}
+
+
+async def test_an_order_is_answered_when_it_is_on_disk(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(2)
+    await node.pass_time(5)
+    node.disk.hang(writers=True)
+    order = asyncio.ensure_future(one.order("cordon", id="GPU-0", reason="smells"))
+    await node.allocatable_is(1)
+    await node.pass_time(1)
+    assert not order.done()
+    node.disk.go_on()
+    assert (await order)["changed"]
+    one.kill()
+    node.gateway()
+    await node.allocatable_is(1)
+
+
+# -- a bad disk --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trouble", ["full", "read-only", "hangs"])
+async def test_a_disk_without_room_holds_no_pod_up_and_is_told(node: Node, trouble: str) -> None:
+    node.simulate(gpus(0, 1, 2))
+    await node.start_kubelet()
+    if trouble == "hangs":
+        node.disk.hang(writers=True)
+    node.disk.fails = {"full": errno.ENOSPC, "read-only": errno.EROFS}.get(trouble, 0)
+    one = node.gateway()
+    await node.allocatable_is(3, seconds=10)
+    await node.admit("pod-a")
+    with pytest.raises(OrderError, match="forgotten when the gateway restarts"):
+        await one.order("cordon", id="GPU-2", reason="smells")
+    await node.allocatable_is(2)
+    assert not (await state_file(one))["writable"]
+    await node.pass_time(60)
+    node.disk.fails = 0
+    node.disk.go_on()
+    await node.pass_time(45)  # It is tried again, more and more seldom.
+    found = await state_file(one)
+    assert (found["writable"], found["error"], found["pending"]) == (True, "", 0)
+    assert not (await one.order("cordon", id="GPU-2", reason="smells"))["changed"]
+    one.kill()
+    node.simulate(gpus(0, 2))
+    again = node.gateway()
+    await node.allocatable_is(1)
+    assert await states(again) == {"GPU-0": "present", "GPU-1": "lost", "GPU-2": "cordoned"}
+
+
+async def test_a_start_waits_for_a_disk_that_does_not_answer(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(2)
+    await one.order("cordon", id="GPU-0", reason="smells")
+    one.kill()
+    await node.allocatable_is(0)
+    node.disk.hang()
+    node.gateway()
+    await node.pass_time(30)
+    assert node.allocatable() == 0
+    node.disk.go_on()
+    await node.allocatable_is(1)
+    await node.pass_time(5)
+    assert node.allocatable() == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "nonsense", "newer release's"])
+async def test_a_damaged_state_file_is_kept_aside_and_cordons_outlive_it(node: Node, damage: str) -> None:
+    node.simulate(gpus(*range(40)))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(40)
+    for number in range(30):
+        await one.order("cordon", id=f"GPU-{number}", reason="smells")
+    file = await state_path(one)
+    one.kill()
+    whole = file.read_bytes()
+    newer = json.dumps({**json.loads(whole), "format": 1000, "new": {}}).encode()
+    damaged = {"cut": whole[:700], "empty": b"", "nonsense": b"\0\xff" * 900, "newer release's": newer}[damage]
+    file.write_bytes(damaged)
+    again = node.gateway()
+    await node.until(lambda: again.said("registered"), "its registration")
+    await node.pass_time(5)
+    aside = file.with_name((await state_file(again))["put_aside"])
+    assert aside.read_bytes() == damaged
+    cordoned = [id_ for id_, state in (await states(again)).items() if state == "cordoned"]
+    assert {"cut": 5 < len(cordoned) < 30, "newer release's": len(cordoned) == 30}.get(damage, not cordoned)
+    assert node.allocatable() == 40 - len(cordoned)
+    await again.order("cordon", id="GPU-39", reason="smells")
+    again.kill()
+    node.gateway()
+    await node.allocatable_is(39 - len(cordoned))
+
+
+@pytest.mark.parametrize("damage", ["nonsense", "gone"])
+async def test_a_state_file_that_is_lost_while_the_gateway_runs_is_written_anew(node: Node, damage: str) -> None:
+    node.simulate(gpus(0, 1, 2, 3))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(4)
+    await one.order("cordon", id="GPU-0", reason="smells")
+    file = await state_path(one)
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(b"nonsense")
+    await one.order("cordon", id="GPU-1", reason="smells")
+    one.kill()
+    node.simulate(gpus(0, 1, 2))
+    again = node.gateway()
+    await node.allocatable_is(1)
+    assert await states(again) == {"GPU-0": "cordoned", "GPU-1": "cordoned", "GPU-2": "present", "GPU-3": "lost"}
+
+
+@pytest.mark.parametrize("what", ["link", "pipe", "folder"])
+async def test_what_is_no_file_in_the_state_file_s_place_is_neither_followed_nor_waited_for(
+    node: Node, what: str
+) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(2)
+    await one.order("cordon", id="GPU-0", reason="smells")
+    file = await state_path(one)
+    one.kill()
+    planted = file.rename(node.folder / "planted")
+    before = planted.read_bytes()
+    if what == "pipe":
+        os.mkfifo(file)
+    elif what == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to(planted)
+    again = node.gateway()
+    await node.allocatable_is(2)
+    await again.order("cordon", id="GPU-1", reason="smells")
+    assert planted.read_bytes() == before
+    assert (await state_file(again))["writable"]
+    again.kill()
+    third = node.gateway()
+    await node.allocatable_is(1)
+    assert await states(third) == {"GPU-0": "present", "GPU-1": "cordoned"}
+
+
+async def test_the_state_directory_is_private(node: Node) -> None:
+    node.state.mkdir(mode=0o755)
+    node.simulate(gpus(0))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(1)
+    await one.order("cordon", id="GPU-0", reason="smells")
+    found = await state_file(one)
+    assert stat.S_IMODE(node.state.stat().st_mode) == 0o700
+    assert stat.S_IMODE((await state_path(one)).stat().st_mode) == 0o600
+    assert not found["exposed"]
+
+
+async def test_a_folder_that_others_use_is_left_open_and_told(node: Node) -> None:
+    node.state.mkdir()
+    node.state.chmod(0o1777)
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    assert stat.S_IMODE(node.state.stat().st_mode) == 0o1777
+    assert "--state-dir of its own" in (await state_file(one))["exposed"]
