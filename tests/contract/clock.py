@@ -178,9 +178,9 @@ class Process:
         if self.alive and number in self._signals:
             self._signals[number]()
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
+    def kill(self) -> None:
         """End it as SIGKILL does: nothing of it runs any more, the kernel closes what it had open."""
-        self._die(-number)
+        self._die(-signal.SIGKILL)
 
     def stop(self) -> None:
         """Stop it, as SIGSTOP does."""

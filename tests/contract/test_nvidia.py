@@ -1,17 +1,444 @@
-"""NVIDIA's GPUs, as NVML shows them and as they fail: what the kubelet is told, and what containers get."""
+"""NVIDIA's GPUs, as NVML shows them and as they fail: what the kubelet is told of each, and what an operator reads."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from tests.contract.hardware import Nvidia
-from tests.contract.node import Node
+from tests.contract.node import GPU, Gateway, Node, Refused
+from tests.fakes import nvml
+
+NOT_LOADED, UNKNOWN, LOST, DENIED, MISMATCH = 9, 999, 15, 4, 18
+CALLS = (
+    *("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetMinorNumber"),
+    *("nvmlDeviceGetPciInfo", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMigMode", "nvmlDeviceGetRemappedRows"),
+    *("nvmlDeviceGetNvLinkState", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"),
+)
+"""What is asked of each GPU."""
 
 
-async def test_a_gpu_with_an_xid_is_unhealthy_and_the_others_are_not(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def told(one: Gateway) -> dict[str, str]:
+    """Return what the status says of each GPU that isn't simply there, by UUID: in the resources, or among those left out."""
+    status = await one.status()
+    found = {gpu["id"]: gpu["reason"] for gpu in status.get("unusable", ())}
+    for resource in status["resources"]:
+        found |= {device["id"]: device["reason"] for device in resource["devices"] if device["health"] != "Healthy"}
+    return found
+
+
+def open_files() -> set[str]:
+    """Return the paths of all files that are open on this node."""
+    return {str(link.resolve()) for link in Path("/proc/self/fd").iterdir()}
+
+
+async def ready(node: Node, nvidia: Nvidia, *options: str, count: int = 4, **environment: str) -> Gateway:
+    """Start a kubelet and a gateway, and wait for the GPUs."""
     await node.start_kubelet()
-    one = nvidia.gateway()
+    one = nvidia.gateway(*options, **environment)
+    await node.allocatable_is(count)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("xid", "at_once", "later"),
+    [
+        pytest.param(13, 4, 4, id="an application's"),
+        pytest.param(8, 3, 4, id="one that ends with its application"),
+        pytest.param(79, 3, 3, id="one that wants a reset"),
+        pytest.param(9999, 3, 3, id="one that nobody knows"),
+    ],
+)
+async def test_an_error_makes_its_gpu_unhealthy_for_as_long_as_it_means(
+    node: Node, xid: int, at_once: int, later: int
+) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    nvidia.event(2, xid)
+    await node.pass_time(5)
+    assert (node.allocatable(), node.capacity()) == (at_once, 4)
+    assert set(await told(one)) == ({nvidia.uuids[2]} if at_once == 3 else set())
+    await node.pass_time(50)
+    assert node.allocatable() == at_once
+    await node.pass_time(100)
+    assert node.allocatable() == later
+
+
+@pytest.mark.parametrize(
+    ("disabled", "enabled", "xid", "count"),
+    [
+        ("79", "", 79, 4),
+        ("all", "", 79, 4),
+        ("xids", "48", 48, 3),
+        ("13,79", "79", 79, 3),
+        ("", "13", 13, 3),
+        ("all", "", 0, 4),
+        ("", "", 0, 3),
+    ],
+)
+async def test_an_operator_says_which_errors_count(
+    node: Node, disabled: str, enabled: str, xid: int, count: int
+) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia, DP_DISABLE_HEALTHCHECKS=disabled, DP_ENABLE_HEALTHCHECKS=enabled)
+    nvidia.event(1, xid, type=nvml.XID if xid else 0x2)  # 0: a double bit ECC error
+    await node.pass_time(10)
+    assert node.allocatable() == count
+
+
+@pytest.mark.parametrize(("recovery", "count"), [("safe", 4), ("off", 3)])
+async def test_a_lost_gpu_comes_back_after_its_reset_if_it_may(node: Node, recovery: str, count: int) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia, "--health-recovery", recovery)
+    nvidia.event(1, 79)
+    nvidia.world.gpus[1].lost = True
+    nvidia.show()
+    await node.pass_time(70)
+    assert (node.allocatable(), node.capacity()) == (3, 4)
+    assert "doesn't answer" in (await told(one))[nvidia.uuids[1]] or "Xid 79" in (await told(one))[nvidia.uuids[1]]
+    nvidia.world.gpus[1].lost = False
+    nvidia.show()
+    await node.pass_time(150)
+    assert node.allocatable() == count
+
+
+async def test_an_error_that_is_newer_than_the_reset_counts(node: Node) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia)
+    nvidia.world.gpus[1].lost = True
+    nvidia.show()
+    await node.allocatable_is(3)
+    nvidia.world.gpus[1].lost = False
+    nvidia.show()
+    await node.allocatable_is(4, seconds=1200)
+    nvidia.event(1, 95)
+    await node.allocatable_is(3)
+    await node.pass_time(100)
+    assert node.allocatable() == 3
+
+
+@pytest.mark.parametrize("sign", ["recovery", "rows"])
+async def test_what_the_driver_wants_done_makes_a_gpu_unhealthy_until_it_is_done(node: Node, sign: str) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    gpu = nvidia.world.gpus[3]
+    gpu.recovery, gpu.rows = (1, gpu.rows) if sign == "recovery" else (0, (0, 1, 0, 1))
+    nvidia.show()
+    await node.allocatable_is(3)
+    assert set(await told(one)) == {gpu.uuid}
+    gpu.recovery, gpu.rows = 0, (0, 0, 0, 0)
+    nvidia.show()
+    if sign == "rows":  # Nothing shows a reset.
+        await node.pass_time(30)
+        assert node.allocatable() == 3
+        await one.order("forget", id=gpu.uuid)
     await node.allocatable_is(4)
+
+
+async def test_a_driver_that_is_loaded_anew_ends_what_was_wrong_before(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    nvidia.event(0, 79)
+    await node.allocatable_is(3)
+    await one.order("release", ids=[nvidia.uuids[1]])
+    nvidia.load()
+    await one.order("acquire", ids=[nvidia.uuids[1]])
+    await node.allocatable_is(4)
+
+
+async def test_a_released_gpu_is_let_go_of_and_the_operators_word_makes_it_well(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.nodes, nvidia.world.at_once = nvidia.dev, 0
+    (nvidia.proc / "self").symlink_to("/proc/self")
+    nvidia.show()
+    one = await ready(node, nvidia)
+    opened = open_files()
+    assert str(nvidia.dev / "nvidia2") in opened
     nvidia.event(2, 79)
     await node.allocatable_is(3)
-    await node.pass_time(600)
+    await one.order("release", ids=[nvidia.uuids[2]])
+    await node.pass_time(60)
+    opened = open_files()
+    assert str(nvidia.dev / "nvidia2") not in opened
+    assert str(nvidia.dev / "nvidia1") in opened
+    assert node.capacity() == 4
+    await one.order("acquire", ids=[nvidia.uuids[2]])
+    await node.allocatable_is(4)
+
+
+async def test_a_gpu_that_is_plugged_in_is_offered_and_one_that_is_pulled_is_unhealthy(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    given = await node.admit("pod")
+    nvidia.world.gpus.append(nvml.gpu(4))
+    nvidia.show()
+    await node.allocatable_is(5)
+    held = nvidia.uuids.index(given.devices[GPU][0])
+    del nvidia.world.gpus[held]
+    nvidia.show()
+    await node.allocatable_is(4)
+    await node.pass_time(100)
+    assert (node.allocatable(), node.capacity()) == (4, 5)
+    assert given.devices[GPU][0] in await told(one)
+
+
+async def test_a_call_that_fails_on_one_gpu_never_hides_the_others(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    for call in CALLS:
+        for code in (UNKNOWN, DENIED, LOST):
+            nvidia.fails(call, code, gpu=1)
+            await node.pass_time(15)
+            assert node.capacity() == 4, (call, code)
+            troubled = [] if node.allocatable() == 4 else [nvidia.uuids[1]]
+            assert node.allocatable() == 4 - len(troubled), (call, code)
+            assert list(await told(one)) == troubled, (call, code)
+            nvidia.works(call, gpu=1)
+            await node.allocatable_is(4, seconds=1300)
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_gpu_that_cannot_be_asked_from_the_start_is_named_with_its_reason(node: Node, call: str) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.fails(call, UNKNOWN, 2)
+    nvidia.show()
+    await node.start_kubelet()
+    one = nvidia.gateway()
+    await node.until(lambda: node.allocatable() >= 3, "the others")
+    await node.pass_time(30)
+    if node.allocatable() == 3:
+        assert all(reason for reason in (await told(one)).values())
+        assert list(await told(one)) == [nvidia.uuids[2]]
+    nvidia.works(call, gpu=2)
+    await node.allocatable_is(4, seconds=1300)
+
+
+async def test_a_call_that_hangs_makes_its_gpu_unhealthy_and_nothing_else(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    nvidia.fails("nvmlDeviceGetRemappedRows", 0, gpu=1, hangs=3600)
+    await node.pass_time(30)
+    assert set(await told(one)) == {nvidia.uuids[1]}
+    nvidia.event(3, 79)
+    await node.allocatable_is(2)
+    await node.admit("pod")
+    nvidia.works("nvmlDeviceGetRemappedRows", gpu=1)
+    await node.allocatable_is(3, seconds=120)
+    nvidia.fails("nvmlDeviceGetRemappedRows", 0, gpu=1, hangs=3600)
+    await node.pass_time(7)
     assert await one.terminate() == 0
+
+
+async def test_waiting_for_errors_that_fails_begins_again(node: Node) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia)
+    nvidia.fails("nvmlEventSetWait", UNKNOWN)
+    await node.pass_time(10)
+    assert node.allocatable() == 4
+    nvidia.works("nvmlEventSetWait")
+    await node.pass_time(60)
+    nvidia.event(2, 79)
+    await node.allocatable_is(3)
+
+
+@pytest.mark.parametrize("code", [NOT_LOADED, MISMATCH, UNKNOWN])
+async def test_a_first_failure_is_final_unless_the_operator_wants_to_wait(node: Node, code: int) -> None:
+    nvidia = Nvidia(node)
+    nvidia.fails("nvmlInit", code)
+    await node.start_kubelet()
+    one = nvidia.gateway()
+    await node.until(lambda: not one.alive, "its end")
+    assert one.process.ended.result() == 1
+    assert "FAIL_ON_INIT_ERROR=false" in str(one.process.log)
+    other = nvidia.gateway(FAIL_ON_INIT_ERROR="false")
+    await node.pass_time(300)
+    assert node.allocatable() == 0
+    assert (await other.status())["hindrances"]
+    nvidia.works("nvmlInit")
+    await node.allocatable_is(4)
+
+
+async def test_without_a_library_the_gateway_waits_for_it(node: Node) -> None:
+    nvidia = Nvidia(node)
+    library = nvidia.driver / "usr/lib64/libnvidia-ml.so.1"
+    library.rename(library.with_suffix(".away"))
+    await node.start_kubelet()
+    one = nvidia.gateway()
+    await node.until(lambda: not one.alive, "its end")
+    assert one.process.ended.result() == 1
+    library.with_suffix(".away").rename(library)
+    nvidia.gateway()
+    await node.allocatable_is(4)
+
+
+async def test_a_driver_that_is_unloaded_takes_the_gpus_along_until_it_is_back(node: Node) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia)
+    nvidia.world.gpus[0].lost = True
+    nvidia.world.fails("nvmlInit", NOT_LOADED)
+    nvidia.show()
+    await node.allocatable_is(0)
+    assert node.capacity() == 4
+    nvidia.world.gpus[0].lost = False
+    nvidia.works("nvmlInit")
+    await node.allocatable_is(4)
+
+
+async def test_a_library_of_another_release_leaves_the_gpus_as_they_are_and_ends_the_gateway_later(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    nvidia.world.gpus[0].lost = True
+    nvidia.world.fails("nvmlInit", MISMATCH)
+    nvidia.show()
+    await node.pass_time(300)
+    assert node.allocatable() == 4  # Nobody knows anything else.
+    await node.pass_time(400)
+    assert not one.alive
+    assert one.process.ended.result() == 75
+
+
+async def test_a_display_is_no_gpu_for_pods(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.gpus[3].name = "NVIDIA DGX Display"
+    nvidia.show()
+    one = await ready(node, nvidia, count=3)
+    assert "display" in (await told(one))[nvidia.uuids[3]]
+
+
+async def test_a_gpu_that_only_the_kernel_has_is_named(node: Node) -> None:
+    nvidia = Nvidia(node)
+    hidden, excluded = nvidia.world.gpus.pop(), nvidia.world.gpus.pop()
+    nvidia.show()
+    for gpu, words in ((hidden, ""), (excluded, "GPU Excluded:\t Yes\n")):
+        folder = nvidia.proc / "driver/nvidia/gpus" / gpu.pci.lower()
+        folder.mkdir()
+        (folder / "information").write_text(f"GPU UUID: \t {gpu.uuid}\nDevice Minor: \t {gpu.minor}\n{words}")
+    one = await ready(node, nvidia, count=2)
+    assert list(await told(one)) == [hidden.uuid]
+
+
+# MIG.
+
+
+async def test_gpus_without_mig_are_offered_and_what_may_not_be_asked_is_no_trouble(node: Node) -> None:
+    nvidia = Nvidia(node)
+    for gpu in nvidia.world.gpus:
+        gpu.profiles = {}
+    nvidia.fails("nvmlDeviceGetRemappedRows", DENIED)
+    await ready(node, nvidia, "--mig-strategy", "single")
+    await node.pass_time(60)
+    assert node.allocatable() == 4
+
+
+def partitioned(nvidia: Nvidia, *profiles: str) -> list[str]:
+    """Partition all GPUs; return the instances' UUIDs."""
+    for index in range(len(nvidia.world.gpus)):
+        nvidia.world.mig(index, *profiles)
+    nvidia.show()
+    return [one.uuid for gpu in nvidia.world.gpus for one in gpu.instances]
+
+
+async def test_with_mig_single_the_instances_stand_in_for_gpus(node: Node) -> None:
+    nvidia = Nvidia(node)
+    instances = partitioned(nvidia, "3g.40gb", "3g.40gb")
+    one = await ready(node, nvidia, "--mig-strategy", "single", count=8)
+    given = await node.admit("pod")
+    assert given.answer.envs["NVIDIA_VISIBLE_DEVICES"] in instances
+    hit = nvidia.world.gpus[0].instances[0]
+    nvidia.event(0, 79, gpu_instance=hit.gpu_instance, compute_instance=hit.compute_instance)
+    await node.pass_time(5)
+    assert set(await told(one)) == {hit.uuid}
+    nvidia.event(1, 79)
+    await node.allocatable_is(5)
+
+
+@pytest.mark.parametrize("unlike", ["profiles", "whole", "empty"])
+async def test_mig_single_wants_all_gpus_alike(node: Node, unlike: str) -> None:
+    nvidia = Nvidia(node)
+    partitioned(nvidia, "3g.40gb", "3g.40gb")
+    one = await ready(node, nvidia, "--mig-strategy", "single", count=8)
+    if unlike == "profiles":
+        nvidia.world.mig(3, "2g.20gb", "2g.20gb")
+    elif unlike == "whole":
+        nvidia.world.no_mig(3)
+    else:
+        nvidia.world.gpus[3].instances = []
+    nvidia.show()
+    await node.allocatable_is(6)
+    assert "single" in str((await one.status())["hindrances"])
+    one.kill()
+    other = nvidia.gateway("--mig-strategy", "single")
+    await node.until(lambda: not other.alive, "its end")
+    assert other.process.ended.result() == 1
+
+
+async def test_with_mig_mixed_each_profile_has_its_name_and_whole_gpus_theirs(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.mig(0, "1g.10gb", "1g.10gb+me", "2g.20gb")
+    nvidia.world.mig(1, "1c.3g.40gb", "1c.3g.40gb")
+    nvidia.show()
+    await ready(node, nvidia, "--mig-strategy", "mixed", "--device-id-strategy", "index", count=2)
+    names = {"mig-1g.10gb": 1, "mig-1g.10gb.me": 1, "mig-2g.20gb": 1, "mig-1c.3g.40gb": 2}
+    for name, count in names.items():
+        await node.allocatable_is(count, f"nvidia.com/{name}")
+    given = await node.admit("pod", "nvidia.com/mig-2g.20gb")
+    assert given.answer.envs["NVIDIA_VISIBLE_DEVICES"] == "0:2"
+
+
+async def test_without_a_mig_strategy_a_partitioned_gpu_is_offered_whole(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.mig(0, "3g.40gb", "3g.40gb")
+    nvidia.show()
+    await ready(node, nvidia)
+    hit = nvidia.world.gpus[0].instances[0]
+    nvidia.event(0, 79, gpu_instance=hit.gpu_instance, compute_instance=hit.compute_instance)
+    await node.allocatable_is(3)
+
+
+async def test_an_instance_that_no_container_could_use_is_not_given(node: Node) -> None:
+    nvidia = Nvidia(node)
+    instances = partitioned(nvidia, "3g.40gb", "3g.40gb")
+    table = nvidia.proc / "driver/nvidia-caps/mig-minors"
+    gone = nvidia.world.gpus[0].instances[1]
+    lines = [one for one in table.read_text().splitlines() if f"gpu0/gi{gone.gpu_instance}/ci0" not in one]
+    table.write_text("\n".join(lines))
+    one = await ready(node, nvidia, "--mig-strategy", "single", count=7)
+    assert "capability" in (await told(one))[gone.uuid]
+    async with node.plugin() as plugin:
+        with pytest.raises(Refused):
+            await plugin.allocate(gone.uuid)
+        assert (await plugin.allocate(instances[0])).envs
+
+
+async def test_a_gpu_that_is_partitioned_anew_is_given_only_where_no_pod_has_it(node: Node) -> None:
+    nvidia = Nvidia(node)
+    small, big = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
+    for index in range(2):
+        nvidia.world.mig(index, "3g.40gb", "3g.40gb")
+    nvidia.show()
+    await ready(node, nvidia, "--mig-strategy", "mixed", count=2)
+    await node.allocatable_is(4, big)
+    given = await node.admit("pod", big)
+    held = next(i for i in range(2) if given.devices[big][0] in {one.uuid for one in nvidia.world.gpus[i].instances})
+    nvidia.world.mig(1 - held, "1g.10gb", "1g.10gb")
+    nvidia.show()
+    await node.allocatable_is(2, small)
+    await node.allocatable_is(2, big)  # The pod's, and the other one of its GPU.
+    nvidia.world.no_mig(held)
+    nvidia.show()
+    await node.pass_time(60)
+    assert node.allocatable() == 2  # The pod still has the hardware of the third one.
+    node.remove("pod")
+    await node.allocatable_is(3, seconds=300)
+
+
+async def test_an_instance_that_goes_during_a_look_is_no_trouble_of_its_gpu(node: Node) -> None:
+    nvidia = Nvidia(node)
+    partitioned(nvidia, "3g.40gb", "3g.40gb")
+    one = await ready(node, nvidia, "--mig-strategy", "single", count=8)
+    nvidia.fails("nvmlDeviceGetGpuInstanceId", 2, gpu=0)
+    await node.pass_time(15)
+    assert set(await told(one)) == {one.uuid for one in nvidia.world.gpus[0].instances}
+    nvidia.works("nvmlDeviceGetGpuInstanceId", gpu=0)
+    await node.allocatable_is(8)

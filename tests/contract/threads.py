@@ -11,7 +11,6 @@ import collections
 import contextvars
 import ctypes
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -28,8 +27,8 @@ _known: dict[threading.Thread, _Turn] = {}
 class _Turn:
     """A thread of a process, and whose turn it is: the loop's or the thread's."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, process: Process, run: Callable[[], object]) -> None:
-        self._loop, self._run, self.process = loop, run, process
+    def __init__(self, loop: asyncio.AbstractEventLoop, run: Callable[[], object]) -> None:
+        self._loop, self._run = loop, run
         self._context = contextvars.copy_context()
         self._threads, self._loops = threading.Lock(), threading.Lock()
         self._threads.acquire()
@@ -67,11 +66,6 @@ class _Turn:
         """Let it look again whether what it waits for is there."""
         _paused.discard(self)
         self._loop.call_soon_threadsafe(self.go_on, context=self._context)
-
-    def crash(self) -> None:
-        """End the process as SIGSEGV does; nothing of it runs any more (the thread's)."""
-        self._loop.call_soon_threadsafe(self.process.kill, signal.SIGSEGV)
-        self.pause(None)
 
     def _woken(self) -> None:
         if self in _paused:
@@ -119,9 +113,9 @@ def install(loop: asyncio.AbstractEventLoop, process: Callable[[], Process | Non
     real: set[threading.Event] = set()
 
     def started(self: Any) -> None:
-        if (its := process()) is not None:
+        if process() is not None:
             real.add(self._started)
-            turn = _known[self] = _Turn(loop, its, self.run)
+            turn = _known[self] = _Turn(loop, self.run)
             self.run = turn.body
             loop.call_soon_threadsafe(turn.go_on)
         start(self)
@@ -154,7 +148,7 @@ def install(loop: asyncio.AbstractEventLoop, process: Callable[[], Process | Non
 
 
 def clocked(library: ctypes.CDLL, passes: Callable[[float], None]) -> None:
-    """Have a fake NVML wait, hang and crash on the moved clock."""
+    """Have a fake NVML wait and hang on the moved clock."""
 
     def rest(milliseconds: int) -> None:
         turn = _by_ident.get(threading.get_ident())
@@ -163,13 +157,9 @@ def clocked(library: ctypes.CDLL, passes: Callable[[float], None]) -> None:
         else:
             turn.pause(milliseconds / 1000)
 
-    def crashes() -> None:
-        _by_ident[threading.get_ident()].crash()
-
     hooks: Final = (
         ctypes.CFUNCTYPE(ctypes.c_longlong)(lambda: int(time.monotonic() * 1000)),
         ctypes.CFUNCTYPE(None, ctypes.c_uint)(rest),
-        ctypes.CFUNCTYPE(None)(crashes),
     )
     _hooks.append(hooks)
     library.fake_nvml_clock(*hooks)
