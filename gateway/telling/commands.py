@@ -237,8 +237,6 @@ class Commands:
             ]
         if not resources and not (cordoned and order.op == "uncordon") and not self._gateway.waits_for:
             raise ControlError(f"no device here is called {order.device_id!r}: `gateway devices` lists them")
-        if order.op == "forget":
-            await self._gateway.beliefs.look()  # A pod that was given it a moment ago holds it.
         async with self._gateway.lock:  # What is put together now would bring back what is to be forgotten.
             changed = self._carry_out(order, resources)
         _log.info(

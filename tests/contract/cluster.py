@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -21,8 +21,9 @@ from adapters.dra.plugin import PREPARE, UNPREPARE, V1, V1BETA1, PluginApi
 from adapters.pb.dra import health_pb2
 from gateway.lab.kubelets.kubelet import KubeletError
 from tests.contract import wire
+from tests.contract.clock import Process
 from tests.contract.node import GPU, Gateway, Kubelet, Node
-from tests.fakes.apiserver import ApiServer
+from tests.fakes.apiserver import Answer, ApiServer, Request
 
 AUTHORITY: Final = trustme.CA()
 NAME: Final = "n1"
@@ -53,6 +54,7 @@ class Claim:
     uid: str
     path: str
     device: str
+    driver: str = NVIDIA
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,6 @@ class DraManager:
                 if seen is not None and all((one.path, one.seen) != (path, seen) for one in self.drivers):
                     await self._meet(path, seen)
             for one in [one for one in self.drivers if _socket(one.path) != one.seen]:
-                await one.channel.close()
                 # Up to 1.32 a name is registered once: the end of any instance is the end of all.
                 self.drivers = [
                     other for other in self.drivers if other is not one and (self._minor > 32 or other.name != one.name)
@@ -151,15 +152,13 @@ class DraManager:
         there = [one for one in self.drivers if one.name == name]
         return next((one for one in reversed(there) if _listens(one.path)), there[-1] if there else None)
 
-    async def prepare(self, claim: Claim, name: str = NVIDIA) -> Got:
+    async def prepare(self, claim: Claim) -> Got:
         """Have a claim prepared.
 
         Raises:
             KubeletError: that was refused.
         """
-        one = self.driver(name)
-        if one is None:
-            raise KubeletError("prepare", f"DRA driver {name} is not registered")
+        one = self._driver_of(claim)
         answer = one.api.pb.NodePrepareResourcesResponse()
         await self._call(one, PREPARE, one.api.pb.NodePrepareResourcesRequest, claim, answer)
         got = answer.claims[claim.uid]
@@ -168,19 +167,27 @@ class DraManager:
         names = tuple(name for device in got.devices for name in device.cdi_device_ids)
         return resolved(self._cluster.node.cdi, names)
 
-    async def unprepare(self, claim: Claim, name: str = NVIDIA) -> None:
+    async def unprepare(self, claim: Claim) -> None:
         """Have a claim unprepared.
 
         Raises:
             KubeletError: that was refused.
         """
-        one = self.driver(name)
-        if one is None:
-            raise KubeletError("unprepare", f"DRA driver {name} is not registered")
+        one = self._driver_of(claim)
         answer = one.api.pb.NodeUnprepareResourcesResponse()
         await self._call(one, UNPREPARE, one.api.pb.NodeUnprepareResourcesRequest, claim, answer)
         if answer.claims[claim.uid].error:
             raise KubeletError("unprepare", answer.claims[claim.uid].error)
+
+    def _driver_of(self, claim: Claim) -> Driver:
+        if (one := self.driver(claim.driver)) is None:
+            raise KubeletError("DRA", f"DRA driver {claim.driver} is not registered")
+        return one
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a driver that can be called."""
+        return any(_listens(one.path) for one in self.drivers)
 
     async def _call(self, one: Driver, method: str, kind: Any, claim: Claim, answer: Any) -> None:
         request = kind(claims=[one.api.pb.Claim(namespace="default", name=claim.name, uid=claim.uid)])
@@ -192,16 +199,15 @@ class DraManager:
         if claim.uid not in answer.claims:
             raise KubeletError(method, "the answer lacks the claim")
 
-    async def health(self) -> dict[str, bool | None]:
-        """Return what a driver says of its devices' health first."""
-        one = self.driver()
-        assert one is not None
+    async def health(self) -> AsyncGenerator[dict[str, bool | None]]:
+        """Give what the driver says of its devices' health, each time it says something."""
+        one = next(one for one in reversed(self.drivers) if _listens(one.path))
         version = next(version for version in health.VERSIONS if health.service(version) in one.versions)
         call = one.channel.unary_stream(f"/{health.service(version)}/{health.WATCH}")(b"")
-        said = health_pb2.NodeWatchResourcesResponse.FromString(await call.read())
-        call.cancel()
         meanings = {health_pb2.HEALTHY: True, health_pb2.UNHEALTHY: False}
-        return {one.device.device_name: meanings.get(one.health) for one in said.devices}
+        while True:
+            said = health_pb2.NodeWatchResourcesResponse.FromString(await call.read())
+            yield {one.device.device_name: meanings.get(one.health) for one in said.devices}
 
 
 class Cluster:
@@ -216,6 +222,7 @@ class Cluster:
         """The claims that a kubelet has prepared, by UID, each with its pod: the kubelet's own checkpoint."""
         self._dra: DraManager | None = None
         self._uids = 0
+        self._healed = asyncio.Event()
         content: dict[str, dict[str, Any]] = {
             GROUP: {"versions": [{"version": self.version}]},
             AT: {"metadata": {"uid": "node-uid"}, "status": {"nodeInfo": {"kubeletVersion": f"v{version}.1"}}},
@@ -236,6 +243,25 @@ class Cluster:
             one.kill()
         self.node.kill_kubelet()
         await self.server.stop()
+
+    def hang(self) -> None:
+        """Answer no request from now on, until ``heal``."""
+        self.server.always = self._stand_still
+
+    def heal(self) -> None:
+        """Answer again, also what came meanwhile."""
+        self.server.always = None
+        self._healed.set()
+        self._healed = asyncio.Event()
+
+    async def _stand_still(self, answer: Answer, request: Request) -> None:
+        await self._healed.wait()
+        await self.server.answer(answer, request)
+
+    async def upgrade(self, version: str) -> None:
+        """Start the API server again as a release with another version of resource.k8s.io."""
+        await self.server.upgrade(version)
+        self.version = version
 
     @property
     def api(self) -> str:
@@ -303,50 +329,64 @@ class Cluster:
             return {}
         return {device["name"]: device.get("basic", device) for one in whole for device in one["devices"]}
 
-    def published(self) -> dict[str, list[str]]:
+    def published(self, driver: str = NVIDIA) -> dict[str, list[str]]:
         """Return the devices that slices offer, each with the keys of its taints."""
         return {
-            name: [taint["key"].partition("/")[2] for taint in device.get("taints", ())]
-            for name, device in self.slices().items()
+            name: [one["key"].partition("/")[2] for one in device.get("taints", ()) if one["effect"] == "NoSchedule"]
+            for name, device in self.slices(driver).items()
         }
 
-    def claims(self) -> dict[str, str]:
-        """Return the claims that have each device, by device."""
+    def generation(self, driver: str = NVIDIA) -> int:
+        """Return the generation of a driver's pool; 0: there is none."""
+        specs = (found["spec"] for path, found in self.server.objects.items() if "/resourceslices/" in path)
+        return max((one["pool"]["generation"] for one in specs if one["driver"] == driver), default=0)
+
+    def sizes(self) -> list[int]:
+        """Return how many devices each slice of the node has, the most first."""
+        specs = (found["spec"] for path, found in self.server.objects.items() if "/resourceslices/" in path)
+        return sorted((len(one["devices"]) for one in specs if one["nodeName"] == NAME), reverse=True)
+
+    def claims(self, driver: str = NVIDIA) -> dict[str, str]:
+        """Return the claims that have each device of a driver on the node, by device."""
         return {
             result["device"]: path
             for path, found in self.server.objects.items()
             if "/resourceclaims/" in path
             for result in found.get("status", {}).get("allocation", {}).get("devices", {}).get("results", ())
+            if (result["driver"], result["pool"]) == (driver, NAME)
         }
 
-    def claim(self, name: str, device: str = "", *, by_name: bool = False, **more: Any) -> Claim:
+    def claim(self, name: str, device: str = "", *, driver: str = NVIDIA, by_name: bool = False) -> Claim:
         """Have the scheduler allocate a device to a new claim: any that is free, or this one.
 
         Raises:
             UnschedulableError: there is none.
         """
-        taken = self.claims()
-        free = [one for one, taints in self.published().items() if not taints and one not in taken]
-        if device and device not in free:
-            raise UnschedulableError(f"{device} is not free: {free}")
-        if not free:
-            raise UnschedulableError("no device is free")
-        return self.allocate(name, device or free[0], by_name=by_name, **more)
+        taken = self.claims(driver)
+        free = [one for one, taints in self.published(driver).items() if not taints and one not in taken]
+        if device not in {"", *free} or not free:
+            raise UnschedulableError(f"{device or 'no device'} is free, but {free}")
+        return self.allocate(name, device or free[0], driver=driver, by_name=by_name)
 
-    def allocate(self, name: str, device: str, *, by_name: bool = False, driver: str = NVIDIA, **more: Any) -> Claim:
+    def allocate(
+        self, name: str, device: str, *, driver: str = NVIDIA, pool: str = NAME, by_name: bool = False, **more: Any
+    ) -> Claim:
         """Allocate a device to a claim, new or not, whatever slices say now."""
         path = f"{self.api}/namespaces/default/resourceclaims/{name}"
         self._uids += 1
         uid = self.server.objects.get(path, {}).get("metadata", {}).get("uid") or f"uid-{self._uids}"
-        results = [{"request": "gpu", "driver": driver, "pool": NAME, "device": device, **more}]
+        results = [{"request": "gpu", "driver": driver, "pool": pool, "device": device, **more}]
         pods = [{"resource": "pods", "name": name, "uid": name}]
         metadata: dict[str, Any] = {"uid": uid, "namespace": "default"}
         if by_name:
             metadata["annotations"] = {"resource.kubernetes.io/extended-resource-claim": "true"}
-        self.server.put(
-            path, metadata=metadata, status={"allocation": {"devices": {"results": results}}, "reservedFor": pods}
-        )
-        return Claim(name, uid, path, device)
+        status = {"allocation": {"devices": {"results": results}}, "reservedFor": pods}
+        self.server.put(path, metadata=metadata, status=status)
+        return Claim(name, uid, path, device, driver)
+
+    def running_claim(self, name: str) -> Claim:
+        """Return a claim that is prepared."""
+        return next(claim for _, claim in self.running.values() if claim.name == name)
 
     def forget(self, claim: Claim) -> None:
         """Delete a claim."""
@@ -359,6 +399,21 @@ class Cluster:
         pool = {"name": NAME, "generation": 1, "resourceSliceCount": 1}
         self.server.put(path, spec={"driver": driver, "nodeName": NAME, "pool": pool, "devices": said})
         return path
+
+    def pod(self, name: str, count: int = 1, **status: Any) -> None:
+        """Bind a pod to the node that asks for GPUs by name; by default the kubelet has not admitted it yet."""
+        limits = [{"resources": {"limits": {GPU: str(count)}}}]
+        self.server.put(
+            f"/api/v1/namespaces/default/pods/{name}",
+            metadata={"uid": name, "namespace": "default"},
+            spec={"nodeName": NAME, "containers": limits},
+            status=status or {"phase": "Pending"},
+        )
+
+    def annotate(self, **annotations: str) -> None:
+        """Set the node's annotations of the gateway."""
+        said = {f"device-plugin-gateway/{name.replace('_', '-')}": value for name, value in annotations.items()}
+        self.server.change(AT, lambda node: node["metadata"].update(annotations=said))
 
     # -- pods ---------------------------------------------------------------------------------------------------------
 
@@ -403,13 +458,40 @@ class Cluster:
         await self.unprepare(claim)
         self.forget(claim)
 
-    async def published_is(self, seconds: float = 60, **devices: list[str]) -> None:
-        """Wait until slices offer these devices, with these taints; ``_`` stands for ``-``."""
-        wanted = {name.replace("_", "-"): taints for name, taints in devices.items()}
+    async def connected(self) -> None:
+        """Wait until the kubelet has a driver that it can call."""
+        await self.node.until(lambda: self.dra.is_connected, "a driver that can be called")
+
+    async def published_is(self, within: float = 60, /, **devices: list[str] | None) -> None:
+        """Wait until slices offer these devices, with these taints, and those not that are None; ``_`` stands for ``-``."""
+        wanted = {name.replace("_", "-"): taints for name, taints in devices.items() if taints is not None}
         try:
-            await self.node.until(lambda: self.published() == wanted, f"slices to offer {wanted}", seconds)
+            await self.node.until(lambda: self.published() == wanted, f"slices to offer {wanted}", within)
         except AssertionError as error:
             raise AssertionError(f"{self.published()} instead of {error}") from None
+
+
+async def other_driver(node: Node, name: str = NVIDIA) -> Process:
+    """Start another vendor's driver; kill it to end it."""
+
+    async def info(_request: bytes, _context: Any) -> bytes:
+        return pluginregistration.encode_info(
+            pluginregistration.PluginInfo("DRAPlugin", name, versions=("v1.DRAPlugin",))
+        )
+
+    async def notified(_request: bytes, _context: Any) -> bytes:
+        return b""
+
+    process = Process("another driver")
+    methods = {"GetInfo": info, "NotifyRegistrationStatus": notified}
+    handlers: dict[str, Any] = {one: grpc.unary_unary_rpc_method_handler(answer) for one, answer in methods.items()}
+    server = process.context.run(wire.Server)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("pluginregistration.Registration", handlers)])
+    folder = node.folder / "plugins_registry"
+    folder.mkdir(exist_ok=True)
+    process.context.run(server.add_insecure_port, f"unix:{folder / f'{name}-reg.sock'}")
+    await process.ask(server.start())
+    return process
 
 
 def resolved(folder: Path, names: Sequence[str]) -> Got:

@@ -2,24 +2,414 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+
 import pytest
 
-from tests.contract.cluster import Cluster
+from gateway.lab.kubelets.kubelet import KubeletError
+from tests.contract.cluster import Cluster, UnschedulableError, other_driver
 from tests.contract.node import GPU, Node
 
 A, B = "GPU-a", "GPU-b"
+AMD = "amd.com/gpu"
+OF_AMD = "gpu.amd.com"
+
+
+def simulate(node: Node, *unhealthy: str) -> None:
+    """Have two GPUs."""
+    gpus = [{"uuid": one, "device_nodes": [f"/dev/nvidia{number}"]} for number, one in enumerate((A, B))]
+    node.simulate({GPU: {"gpus": gpus, "unhealthy": dict.fromkeys(unhealthy, "fell off the bus")}})
+
+
+async def started(cluster: Cluster, version: str = "1.34", *options: str) -> None:
+    """Start a kubelet and a gateway with two GPUs, and wait until slices offer them."""
+    simulate(cluster.node)
+    await cluster.start_kubelet(version)
+    cluster.gateway("--dra", "only", *options)
+    await cluster.published_is(gpu_0=[], gpu_1=[])
 
 
 @pytest.mark.parametrize("version", ["1.32", "1.33", "1.34", "1.37"])
 async def test_a_claim_gets_the_gpu_that_it_was_allocated(node: Node, version: str) -> None:
-    node.simulate(
-        {GPU: {"gpus": [{"uuid": A, "device_nodes": ["/dev/nvidia0"]}, {"uuid": B, "device_nodes": ["/dev/nvidia1"]}]}}
-    )
     async with Cluster(node, version) as cluster:
-        await cluster.start_kubelet(version)
+        await started(cluster, version)
+        assert cluster.slices()["gpu-0"]["attributes"]["uuid"] == {"string": A}
+        claims = [cluster.claim("one", "gpu-1"), cluster.claim("two")]
+        got = [await cluster.prepare(claim) for claim in claims]
+        assert [(*one.gpus, *one.nodes) for one in got] == [(B, "/dev/nvidia1"), (A, "/dev/nvidia0")]
+        assert await cluster.prepare(claims[0]) == got[0]
+        with pytest.raises(UnschedulableError):
+            cluster.claim("three")
+        await cluster.end(claims[0])
+        assert (await cluster.prepare(cluster.claim("three"))).gpus == {B}
+        assert node.capacity() == 0  # By name there is none.
+
+
+async def test_what_was_prepared_or_unprepared_survives_a_kill_at_that_moment(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        held = cluster.claim("held")
+        got = await cluster.prepare(held)
+        node.gateways[-1].kill()
         cluster.gateway("--dra", "only")
+        await cluster.connected()
+        late = cluster.allocate("late", held.device)  # The API server deallocated the first claim by force.
+        with pytest.raises(KubeletError, match="default/held"):
+            await cluster.prepare(late)
+        assert await cluster.prepare(held) == got
+        await cluster.unprepare(held)
+        node.gateways[-1].kill()
+        cluster.gateway("--dra", "only")
+        await cluster.connected()
+        assert (await cluster.prepare(late)).gpus == got.gpus
+
+
+async def test_without_the_api_server_a_prepared_claim_gets_the_same_again_and_a_new_one_waits(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        held, new = cluster.claim("held", "gpu-0"), cluster.claim("new", "gpu-1")
+        got = await cluster.prepare(held)
+        await cluster.server.stop()
+        waiting = asyncio.create_task(cluster.prepare(new))
+        assert await cluster.prepare(held) == got
+        await node.pass_time(15)
+        assert not waiting.done()
+        await cluster.server.start()
+        assert (await waiting).gpus == {B}
+
+
+async def test_an_api_server_that_hangs_holds_up_no_prepared_claim(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        held, new = cluster.claim("held", "gpu-0"), cluster.claim("new", "gpu-1")
+        got = await cluster.prepare(held)
+        cluster.hang()
+        async with asyncio.timeout(2):
+            assert await cluster.prepare(held) == got
+        with pytest.raises(KubeletError, match="claim default/new"):
+            await cluster.prepare(new)
+        cluster.heal()
+        assert (await cluster.prepared(new)).gpus == {B}
+
+
+async def test_a_claim_that_was_allocated_again_keeps_what_it_had_until_it_is_unprepared(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        one = cluster.claim("one", "gpu-0")
+        await cluster.prepare(one)
+        cluster.allocate("one", "gpu-1")
+        assert (await cluster.prepare(one)).gpus == {B}
+        other = cluster.allocate("other", "gpu-0")
+        with pytest.raises(KubeletError, match="default/one"):
+            await cluster.prepare(other)
+        await cluster.unprepare(one)
+        assert (await cluster.prepare(other)).gpus == {A}
+
+
+async def test_a_claim_that_is_gone_is_forgotten_at_the_second_look_and_never_while_the_kubelet_is_away(
+    node: Node,
+) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        held = cluster.claim("held", "gpu-0")
+        await cluster.prepare(held)
+        kept = cluster.server.objects[held.path]
+
+        async def late_is_refused() -> None:
+            await cluster.connected()
+            late = cluster.allocate("late", "gpu-0")
+            with pytest.raises(KubeletError, match="default/held"):
+                await cluster.prepare(late)
+            cluster.forget(late)
+
+        cluster.forget(held)
+        await node.pass_time(350)  # One look finds it missing.
+        cluster.server.put(held.path, **kept)
+        await node.pass_time(700)
+        await late_is_refused()
+        node.kill_kubelet()
+        cluster.forget(held)
+        await node.pass_time(2000)
+        await cluster.start_kubelet()
+        await late_is_refused()
+        await node.pass_time(1000)
+        node.claims.clear()
+        await cluster.prepare(cluster.allocate("late", "gpu-0"))
+
+
+async def test_a_claim_waits_for_what_is_in_use_and_gets_it_at_once_then(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        held = cluster.claim("held", "gpu-0")
+        await cluster.prepare(held)
+        waiting = asyncio.create_task(cluster.prepare(cluster.allocate("late", "gpu-0")))
+        await node.pass_time(20)
+        assert not waiting.done()
+        await cluster.unprepare(held)
+        async with asyncio.timeout(1):
+            assert (await waiting).gpus == {A}
+
+
+async def test_what_cannot_be_is_refused(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        before = cluster.claim("one", "gpu-0")
+        cluster.forget(before)
+        now = cluster.claim("one", "gpu-0")
+        with pytest.raises(KubeletError, match="another one by now"):
+            await cluster.prepare(before)
+        cluster.server.change(now.path, lambda claim: claim["status"].pop("allocation"))
+        with pytest.raises(KubeletError, match="not any more"):
+            await cluster.prepare(now)
+        cluster.forget(now)
+        with pytest.raises(KubeletError, match="has none"):
+            await cluster.prepare(now)
+        elsewhere = cluster.allocate("elsewhere", "gpu-0", pool="n2")
+        with pytest.raises(KubeletError, match="n2"):
+            await cluster.prepare(elsewhere)
+        assert (await cluster.prepare(cluster.claim("good", "gpu-0"))).gpus == {A}
+
+
+@pytest.mark.parametrize("version", ["1.32", "1.34", "1.36"])
+async def test_an_unhealthy_gpu_is_offered_to_nobody_and_its_claim_keeps_it(node: Node, version: str) -> None:
+    async with Cluster(node, version) as cluster:
+        await started(cluster, version)
+        held = cluster.claim("held", "gpu-0")
+        got = await cluster.prepare(held)
+        simulate(node, A)
+        await cluster.published_is(gpu_0=None if version == "1.32" else ["unhealthy"], gpu_1=[])
+        assert await cluster.prepare(held) == got
+        await cluster.end(held)
+        with pytest.raises(UnschedulableError):
+            cluster.claim("new", "gpu-0")
+        waiting = asyncio.create_task(cluster.prepare(cluster.allocate("early", "gpu-0")))
+        await node.pass_time(10)
+        assert not waiting.done()
+        simulate(node)
+        assert (await waiting).gpus == {A}
         await cluster.published_is(gpu_0=[], gpu_1=[])
-        claim = cluster.claim("one")
+
+
+async def test_the_kubelet_hears_of_health_at_once(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        health = cluster.dra.health()
+        assert await anext(health) == {"gpu-0": True, "gpu-1": True}
+        simulate(node, B)
+        async with asyncio.timeout(5):
+            assert await anext(health) == {"gpu-0": True, "gpu-1": False}
+        await node.gateways[-1].order("cordon", id=A, reason="smells")
+        async with asyncio.timeout(5):
+            assert await anext(health) == {"gpu-0": True, "gpu-1": False}
+        await cluster.published_is(gpu_0=["cordoned"], gpu_1=["unhealthy"])
+
+
+async def test_a_cordoned_gpu_is_offered_to_nobody_new_until_it_is_uncordoned(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        held = cluster.claim("held", "gpu-0")
+        got = await cluster.prepare(held)
+        await node.gateways[-1].order("cordon", id=A, reason="smells")
+        await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
+        assert await cluster.prepare(held) == got
+        await node.gateways[-1].order("uncordon", id=A)
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+
+
+async def test_specifications_of_claims_are_there_as_long_as_the_claims(node: Node) -> None:
+    node.simulate({AMD: {"gpus": [{"uuid": "a", "device_nodes": ["/dev/dri/card1"]}, {"uuid": "b"}]}})
+    async with Cluster(node) as cluster:
+        await cluster.start_kubelet()
+        one = cluster.gateway("--dra", "only")
+        await node.until(lambda: cluster.published(OF_AMD), "slices")
+        device = next(name for name, of in cluster.slices(OF_AMD).items() if of["attributes"]["uuid"]["string"] == "a")
+        claim = cluster.claim("one", device, driver=OF_AMD)
         got = await cluster.prepare(claim)
-        assert len(got.gpus) == 1
-        assert got.nodes == ("/dev/nvidia0",)
+        assert got.nodes == ("/dev/dri/card1",)
+        [file] = node.cdi.glob("*claim*")
+        left = node.cdi / file.name.replace(claim.uid, "uid-of-before")
+        left.write_text(file.read_text().replace(claim.uid, "uid-of-before"))
+        for path in (file, left):
+            os.utime(path, (0, 0))
+        one.kill()
+        two = cluster.gateway("--dra", "only")
+        await node.until(lambda: not left.exists(), "what a claim of before left to go")
+        assert file.exists()
+        two.kill()
+        file.unlink()  # The node booted.
+        cluster.gateway("--dra", "only")
+        await node.until(file.exists, "the claim's specification")
+        await cluster.connected()
+        assert await cluster.prepare(claim) == got
+        await cluster.end(claim)
+        assert not file.exists()
+
+
+@pytest.mark.parametrize("version", ["1.33", "1.37"])
+async def test_a_call_under_way_is_answered_when_another_gateway_takes_over(node: Node, version: str) -> None:
+    async with Cluster(node, version) as cluster:
+        await started(cluster, version)
+        cluster.gateway("--dra", "only")
+        await node.until(lambda: len(cluster.dra.drivers) == 2, "both drivers")
+        cluster.hang()
+        waiting = [asyncio.create_task(cluster.prepare(cluster.claim(name))) for name in ("one", "two")]
+        await node.pass_time(1)
+        node.gateways[0].process.terminate()
+        await node.pass_time(5)
+        cluster.heal()
+        assert {gpu for one in waiting for gpu in (await one).gpus} == {A, B}
+        await cluster.end(cluster.running_claim("one"))
+
+
+async def test_at_the_end_a_call_under_way_is_answered(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        cluster.hang()
+        waiting = asyncio.create_task(cluster.prepare(cluster.claim("one", "gpu-0")))
+        await node.pass_time(1)
+        node.gateways[0].process.terminate()
+        await node.pass_time(1)
+        cluster.heal()
+        assert (await waiting).gpus == {A}
+
+
+async def test_sockets_of_dead_gateways_go(node: Node) -> None:
+    async with Cluster(node, "1.33") as cluster:
+        await started(cluster, "1.33")
+        for _ in range(3):
+            node.gateways[-1].kill()
+            cluster.gateway("--dra", "only")
+            await cluster.connected()
+        await node.pass_time(5)
+        assert len(list((node.folder / "plugins_registry").iterdir())) == len(cluster.dra.drivers) == 1
+
+
+async def test_a_kubelet_that_takes_one_instance_gets_one(node: Node) -> None:
+    async with Cluster(node, "1.32") as cluster:
+        await started(cluster, "1.32")
+        held = cluster.claim("held", "gpu-0")
+        got = await cluster.prepare(held)
+        cluster.gateway("--dra", "only")
+        await node.pass_time(20)
+        assert len(list((node.folder / "plugins_registry").iterdir())) == 1
+        assert await node.gateways[0].terminate() == 0
+        await cluster.connected()
+        assert await cluster.prepare(held) == got
+        await node.pass_time(60)
+        assert (await cluster.prepare(cluster.claim("new"))).gpus == {B}
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+
+
+async def test_a_name_that_another_process_has_is_left_to_it_until_it_was_away_for_a_minute(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        simulate(node)
+        other = await other_driver(node)
+        await cluster.start_kubelet()
+        cluster.gateway("--dra", "only")
+        await node.pass_time(30)
+        assert not cluster.published()
+        assert len(cluster.dra.drivers) == 1
+        other.kill()
+        await node.pass_time(40)
+        assert not cluster.published()
+        other = await other_driver(node)  # It was updated.
+        await node.pass_time(90)
+        assert not cluster.published()
+        other.kill()
+        await cluster.published_is(90, gpu_0=[], gpu_1=[])
+        assert (await cluster.prepared(cluster.claim("one", "gpu-0"))).gpus == {A}
+
+
+@pytest.mark.parametrize("version", ["1.33", "1.37"])
+async def test_a_restart_of_the_kubelet_brings_the_slices_back_and_changes_no_claim(node: Node, version: str) -> None:
+    async with Cluster(node, version) as cluster:
+        await started(cluster, version)
+        held = cluster.claim("held")
+        got = await cluster.prepare(held)
+        before = cluster.generation()
+        await cluster.start_kubelet(version)
+        await node.until(lambda: cluster.generation() > before, "newer slices", 5)
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        await cluster.connected()
+        assert await cluster.prepare(held) == got
+        assert not (await cluster.prepare(cluster.claim("new"))).gpus & got.gpus
+
+
+async def test_nothing_is_offered_while_the_kubelet_takes_no_driver(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        simulate(node)
+        (await cluster.start_kubelet()).refuses = "no such plugin here"
+        one = cluster.gateway("--dra", "only")
+        await node.pass_time(30)
+        assert cluster.published() == {}
+        assert not await one.is_ready()
+        [driver] = (await one.status())["drivers"]
+        assert (driver["registered"], driver["trouble"]) == (False, "no such plugin here")
+        cluster.dra.refuses = ""
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        assert await one.is_ready()
+
+
+@pytest.mark.parametrize(("before", "after"), [("1.32", "v1"), ("1.34", "v1beta2")])
+async def test_an_api_server_is_upgraded_or_taken_back_under_a_gateway(node: Node, before: str, after: str) -> None:
+    async with Cluster(node, before) as cluster:
+        await started(cluster, before)
+        held = cluster.claim("held", "gpu-0")
+        await cluster.prepare(held)
+        await cluster.upgrade(after)
+        await node.gateways[-1].order("cordon", id=A, reason="smells")
+        await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
+        assert (await cluster.prepare(cluster.claim("new"))).gpus == {B}
+
+
+async def test_a_pool_is_in_slices_that_the_api_server_takes(node: Node) -> None:
+    gpus = [{"uuid": f"GPU-{number}"} for number in range(150)]
+    node.simulate({GPU: {"gpus": gpus}})
+    async with Cluster(node) as cluster:
+        await cluster.start_kubelet()
+        cluster.gateway("--dra", "only")
+        await node.until(lambda: len(cluster.published()) == 150, "150 devices")
+        assert cluster.sizes() == [128, 22]
+        node.simulate({GPU: {"gpus": gpus, "unhealthy": {"GPU-3": "fell off the bus"}}})
+        await node.until(lambda: ["unhealthy"] in cluster.published().values(), "a taint")
+        assert cluster.sizes() == [64, 64, 22]
+        assert len(cluster.published()) == 150
+        node.simulate({GPU: {"gpus": gpus[:10]}})
+        await node.until(lambda: len(cluster.sizes()) == 1, "one slice")
+
+
+async def test_without_dra_a_claims_gpu_is_given_to_nobody(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        await cluster.prepare(cluster.claim("held", "gpu-0"))
+        node.gateways[-1].kill()
+        cluster.gateway("--dra", "off")
+        await node.allocatable_is(1)
+        await node.admit("pod")
+        await node.refused("next")
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed", ""])
+async def test_what_a_pod_has_by_name_is_offered_when_it_ended(node: Node, phase: str) -> None:
+    async with Cluster(node) as cluster:
+        simulate(node)
+        await cluster.start_kubelet()
+        one = node.gateway()
+        await node.allocatable_is(2)
+        await node.admit("pod")
+        cluster.pod("pod", phase="Running", startTime="2026-01-01T00:00:00Z")
+        assert await one.terminate() == 0
+        cluster.gateway("--dra", "only")
+        await node.until(lambda: len(cluster.published()) == 1, "one GPU to be offered")
+        await node.pass_time(30)
+        await cluster.prepare(cluster.claim("claim"))
+        with pytest.raises(UnschedulableError):
+            cluster.claim("other")
+        node.remove("pod")
+        if phase:
+            cluster.pod("pod", phase=phase)
+        else:
+            cluster.server.remove("/api/v1/namespaces/default/pods/pod")
+        await node.until(lambda: len(cluster.published()) == 2, "both GPUs to be offered")
+        await cluster.prepare(cluster.claim("other"))

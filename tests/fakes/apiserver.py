@@ -87,6 +87,8 @@ class ApiServer:
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     faults: deque[Fault] = field(default_factory=deque)
+    always: Fault | None = None
+    """What each request meets that meets none of these."""
     tokens: set[str] = field(default_factory=lambda: {TOKEN.decode()})
     forbidden: str = ""
     """What no path that is written may contain."""
@@ -221,14 +223,15 @@ class ApiServer:
             while (request := await _request(reader, http)) is not None:
                 self.requests.append(request)
                 answer = Answer(writer, http)
-                await (self.faults.popleft() if self.faults else self._answer)(answer, request)
+                await (self.faults.popleft() if self.faults else self.always or self.answer)(answer, request)
                 if http.our_state is not h11.DONE:
                     break
                 http.start_next_cycle()
         self._open.discard(writer)
         writer.transport.abort()
 
-    async def _answer(self, answer: Answer, request: Request) -> None:
+    async def answer(self, answer: Answer, request: Request) -> None:
+        """Answer as a server does that is well."""
         if request.headers.get("authorization", "").removeprefix("Bearer ") not in self.tokens:
             await answer.no(401, "Unauthorized")
         elif self.removed and request.path.startswith(self.removed):

@@ -926,8 +926,8 @@ class Unsaid:
     """An API server that doesn't say which ResourceSlices there are, until it is ``well``."""
 
     def __init__(self, server: ApiServer) -> None:
-        self.well, self._answer = asyncio.Event(), server._answer
-        server._answer = self.answer  # type: ignore[method-assign]
+        self.well, self._answer = asyncio.Event(), server.answer
+        server.answer = self.answer  # type: ignore[method-assign]
 
     async def answer(self, answer: Answer, request: Request) -> None:
         if request.method == "GET" and "/resourceslices" in request.path and not self.well.is_set():

@@ -201,7 +201,7 @@ async def test_after_each_fault_it_goes_on(
     monkeypatch.setattr(client, "MOST", 100_000)
     monkeypatch.setattr(watch, "HEAD", 0.2)
     server.put(NODE, **node())
-    server.faults.extend([server._answer, fault])
+    server.faults.extend([server.answer, fault])
     assert await following.next() == ("WHOLE", [""])
     server.put(NODE, **node({"is": "new"}))
     kind, labels = await following.next()
