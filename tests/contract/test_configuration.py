@@ -1,0 +1,236 @@
+"""Settings: who says what, which are refused in words, and what an edit of the file does to a gateway that runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.contract.node import GPU, PREFIX, Gateway, Node
+
+WRONG = 78
+USAGE = 2
+
+
+def _shared(replicas: object, more: str = "") -> str:
+    return (
+        "version: v1\nsharing:\n  timeSlicing:\n    resources:\n"
+        f"    - name: nvidia.com/gpu\n      replicas: {replicas}\n{more}"
+    )
+
+
+async def _ended(node: Node, *options: str, environment: Mapping[str, str] = {}) -> tuple[int, str]:
+    """Start a gateway that ends by itself; return its exit status and its last words."""
+    one = node.gateway(*options, environment=environment)
+    await node.until(lambda: not one.alive, "its end")
+    return one.process.ended.result(), "\n".join(line["event"] for line in one.process.log)
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "status", "words"),
+    [
+        (["--mig-strategy=mixd"], {}, WRONG, ("--mig-strategy", "mixd")),
+        ([], {"MIG_STRATEGY": "mixd"}, WRONG, ("MIG_STRATEGY", "mixd")),
+        ([], {"DEVICE_LIST_STRATEGY": "volume-mounts,nothing"}, WRONG, ("DEVICE_LIST_STRATEGY", "nothing")),
+        (["--bridge-grace=-1"], {}, WRONG, ("--bridge-grace", "-1")),
+        (["--bridge-grace=nan"], {}, WRONG, ("--bridge-grace", "nan")),
+        (["--bridge=folder"], {}, WRONG, ("--bridge", "folder")),
+        (["--pass-device-specs=maybe"], {}, WRONG, ("--pass-device-specs", "maybe")),
+        (["--pass-device-specs", "false"], {}, USAGE, ("--pass-device-specs=false",)),
+        (["--imex-channel-ids=0"], {}, WRONG, ("--imex-channel-ids",)),
+        (["--device-discovery-strategy=tegra"], {}, WRONG, ("--device-discovery-strategy", "tegra")),
+        (["--api=v9"], {}, USAGE, ("--api", "v9")),
+        ([], {"GATEWAY_API": "v9"}, USAGE, ("GATEWAY_API", "v9")),
+        (["--backend=cuda"], {}, USAGE, ("--backend", "cuda")),
+        (["--kubelet-version=1.7"], {}, USAGE, ("--kubelet-version", "1.7")),
+        (["--startup-grace=3601"], {}, USAGE, ("--startup-grace", "3601")),
+        (["--metrics-address=node:99999"], {}, USAGE, ("--metrics-address", "99999")),
+        (["--probe-address=:9400", "--metrics-address=:9400"], {}, USAGE, ("--probe-address", "--metrics-address")),
+        (["--socket-dir=/" + "x" * 100], {}, USAGE, ("--socket-dir", "107")),
+        (["--node-condition"], {}, USAGE, ("--node-condition", "NODE_NAME")),
+        (["--standby", "--bridge=/folder"], {}, USAGE, ("--standby", "bridge")),
+        (["--no-such-flag"], {}, USAGE, ("--no-such-flag",)),
+        (["--config-file=/no/such/file"], {}, 1, ("/no/such/file",)),
+    ],
+)
+async def test_a_wrong_value_ends_the_start_and_is_named(
+    node: Node, options: list[str], environment: Mapping[str, str], status: int, words: tuple[str, ...]
+) -> None:
+    found, said = await _ended(node, *options, environment=environment)
+    assert found == status, said
+    assert all(word in said for word in words), said
+    assert not [path for path in node.sockets.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("flags: [", ("line 2", "YAML")),
+        ("flags:\n  migStrategy: mixd\n", ("line 2", "flags.migStrategy", "mixd")),
+        ("flags:\n  migStrategy: 1\n", ("line 2", "flags.migStrategy")),
+        (_shared(1), ("line 6", "replicas")),
+        (_shared("two"), ("line 6", "replicas")),
+        ("sharing:\n  mps: {resources: []}\n", ("line 2", "MPS")),
+        ("version: v2\n", ("line 1", "v2")),
+        ("gateway:\n  bridge:\n    rename:\n    - resource: a.b/c\n      name: 'no name'\n", ("line 4", "rename")),
+        ("gateway:\n  bridge:\n    deadlines:\n    - {resource: a.b/c, seconds: 0}\n", ("line 4", "600")),
+    ],
+)
+async def test_a_wrong_file_ends_the_start_with_its_line_and_is_no_reason_to_end_later(
+    node: Node, text: str, words: tuple[str, ...]
+) -> None:
+    file = node.folder / "config.yaml"
+    file.write_text(text)
+    status, said = await _ended(node, "--config-file", str(file))
+    assert status == WRONG, said
+    assert all(word in said for word in (str(file), *words)), said
+    file.write_text("version: v1\n")
+    await node.start_kubelet()
+    one = node.gateway("--config-file", str(file))
+    await node.allocatable_is(8)
+    file.write_text(text)
+    error = await node.eventually(lambda: _error(one), "the complaint")
+    assert all(word in error for word in (str(file), *words)), error
+    assert (await one.metrics())[f"{PREFIX}config_last_reload_successful"] == 0
+    await node.truthful()
+    file.write_text(_shared(2))
+    await node.allocatable_is(16)
+    assert not await _error(one)
+
+
+async def _error(one: Gateway) -> str:
+    return str((await one.status())["configuration"]["error"])
+
+
+async def test_the_command_line_beats_the_variable_and_that_the_file(node: Node) -> None:
+    file = node.folder / "config.yaml"
+    file.write_text("flags:\n  plugin:\n    deviceListStrategy: volume-mounts\n")
+    variable, flag = {"DEVICE_LIST_STRATEGY": "cdi-cri"}, "--device-list-strategy=envvar,volume-mounts"
+    named = ("--config-file", str(file))
+    for options, environment, in_force in (
+        ((), {}, ["envvar"]),
+        (named, {}, ["volume-mounts"]),
+        (named, variable, ["cdi-cri"]),
+        ((*named, flag), variable, ["envvar", "volume-mounts"]),
+        ((flag,), variable, ["envvar", "volume-mounts"]),
+        ((*named, flag), {}, ["envvar", "volume-mounts"]),
+        ((), {"CONFIG_FILE": str(file)}, ["volume-mounts"]),
+    ):
+        one = node.gateway(*options, environment=environment)
+        assert (await one.status())["list_strategies"] == in_force
+        assert await one.terminate() == 0
+
+
+async def test_what_loses_is_not_judged(node: Node) -> None:
+    one = node.gateway("--mig-strategy=none", environment={"MIG_STRATEGY": "mixd"})
+    assert (await one.status())["resources"]
+
+
+async def test_zero_is_a_value(node: Node) -> None:
+    one = node.gateway("--bridge-grace=0", "--bridge-withdraw=0", "--startup-grace=0")
+    assert (await one.status())["resources"]
+
+
+@pytest.mark.parametrize("way", ["in place", "rename", "link", "signal"])
+async def test_an_edit_is_adopted_while_pods_run(node: Node, way: str) -> None:
+    folder = node.folder / "mounted"
+    folder.mkdir()
+    file = folder / "config.yaml"
+    if way == "link":
+        (folder / "..first").mkdir()
+        (folder / "..data").symlink_to("..first")
+        (folder / "..first" / "config.yaml").write_text(_shared(2))
+        file.symlink_to("..data/config.yaml")
+    else:
+        file.write_text(_shared(2))
+    await node.start_kubelet()
+    one = node.gateway("--config-file", str(file), "--device-list-strategy=volume-mounts")
+    await node.allocatable_is(16)
+    given = await node.admit("pod")
+    _edit(file, way, _shared(3))
+    if way == "signal":
+        one.process.terminate(signal.SIGHUP)
+    await node.allocatable_is(24)
+    await node.admit("other", count=20)
+    await node.truthful()
+    assert (await node.restart_container("pod")).devices == given.devices
+    assert (await one.status())["list_strategies"] == ["volume-mounts"]
+    assert (await one.metrics())[f"{PREFIX}config_last_reload_success_age_seconds"] < 60
+    assert node.registers[GPU] == 1
+
+
+def _edit(file: Path, way: str, text: str) -> None:
+    if way == "link":
+        folder = file.parent / "..second"
+        folder.mkdir()
+        (folder / "config.yaml").write_text(text)
+        draft = file.parent / "..draft"
+        draft.symlink_to("..second")
+        draft.rename(file.parent / "..data")
+    elif way == "rename":
+        draft = file.with_suffix(".draft")
+        draft.write_text(text)
+        draft.rename(file)
+    else:
+        file.write_text(text)
+
+
+async def test_a_file_that_is_away_for_a_moment_is_no_trouble_and_one_that_stays_away_is_told(node: Node) -> None:
+    file = node.folder / "config.yaml"
+    file.write_text(_shared(2))
+    await node.start_kubelet()
+    one = node.gateway("--config-file", str(file))
+    await node.allocatable_is(16)
+    file.unlink()
+    await node.pass_time(0.01)
+    file.write_text(_shared(3))
+    await node.allocatable_is(24)
+    assert not one.said("configuration rejected: the last good one stays in force")
+    file.unlink()
+    assert str(file) in await node.eventually(lambda: _error(one), "the complaint", 120)
+    await node.truthful()
+    assert node.allocatable() == 24
+    file.write_text(_shared(3))
+    await node.pass_time(60)
+    assert not await _error(one)
+    assert (await one.metrics())[f"{PREFIX}config_last_reload_successful"] == 1
+
+
+async def test_what_is_decided_at_the_start_waits_for_the_next_one(node: Node) -> None:
+    file = node.folder / "config.yaml"
+    file.write_text(_shared(2))
+    await node.start_kubelet()
+    one = node.gateway("--config-file", str(file))
+    await node.allocatable_is(16)
+    bridge = node.folder / "bridge"
+    file.write_text(_shared(3, f"gateway:\n  bridge:\n    folder: {bridge}\n"))
+    await node.allocatable_is(24)
+    assert [line for line in one.process.log if "bridge" in str(line.get("settings", ""))]
+    assert not bridge.exists()
+    await one.terminate()
+    node.gateway("--config-file", str(file))
+    await node.until(lambda: (bridge / "device-plugins" / "kubelet.sock").exists(), "the bridge")
+
+
+async def test_a_hangup_without_a_file_ends_nothing(node: Node) -> None:
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    one.process.terminate(signal.SIGHUP)
+    await node.pass_time(5)
+    await node.admit("pod")
+    await node.truthful()
+
+
+async def test_variables_that_are_no_settings_are_named_without_their_value(node: Node) -> None:
+    one = node.gateway(environment={"GATEWAY_METRICS_ADRESS": "secret", "GATEWAY_SERVICE_HOST": "10.0.0.1"})
+    assert (await one.status())["resources"]
+    said = str(one.process.log)
+    assert "GATEWAY_METRICS_ADRESS" in said
+    assert "GATEWAY_METRICS_ADDRESS" in said
+    assert "secret" not in said
+    assert "GATEWAY_SERVICE_HOST" not in said
+    assert "GATEWAY_METRICS_ADRESS" not in os.environ
