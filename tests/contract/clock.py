@@ -220,7 +220,7 @@ class Process:
             self.ended.set_result(status)
 
     def _close_all(self) -> None:
-        selector, loop = _selector(), asyncio.get_running_loop()
+        selector = _selector()
         for number in self._readers:
             if number in selector.get_map():
                 selector.unregister(number)

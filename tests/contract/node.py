@@ -420,8 +420,8 @@ class Node:
         held: dict[str, list[tuple[str, str, str]]] = {}
         for claim, gpus in self.claims.items():
             for one in gpus:
-                if other := held.get(one):
-                    raise BrokenError(f"{one} is given to both {other[0][0]} and claim {claim}.\n{self.tale()}")
+                if before := held.get(one):
+                    raise BrokenError(f"{one} is given to both {before[0][0]} and claim {claim}.\n{self.tale()}")
                 held[one] = [(f"claim {claim}", "", one)]
         for (pod, _), (_, given) in self._running.items():
             for resource, ids in given.devices.items():

@@ -62,7 +62,7 @@ async def test_a_wrong_value_ends_the_start_and_is_named(
     found, said = await _ended(node, *options, environment=environment)
     assert found == status, said
     assert all(word in said for word in words), said
-    assert not [path for path in node.sockets.iterdir()]
+    assert not list(node.sockets.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -136,6 +136,7 @@ async def test_zero_is_a_value(node: Node) -> None:
 
 @pytest.mark.parametrize("way", ["in place", "rename", "link", "signal"])
 async def test_an_edit_is_adopted_while_pods_run(node: Node, way: str) -> None:
+    node.shared = (GPU,)
     folder = node.folder / "mounted"
     folder.mkdir()
     file = folder / "config.yaml"
@@ -212,7 +213,7 @@ async def test_what_is_decided_at_the_start_waits_for_the_next_one(node: Node) -
     assert not bridge.exists()
     await one.terminate()
     node.gateway("--config-file", str(file))
-    await node.until(lambda: (bridge / "device-plugins" / "kubelet.sock").exists(), "the bridge")
+    await node.until((bridge / "device-plugins" / "kubelet.sock").exists, "the bridge")
 
 
 async def test_a_hangup_without_a_file_ends_nothing(node: Node) -> None:
