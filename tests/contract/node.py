@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
@@ -29,6 +31,8 @@ _T = TypeVar("_T")
 GPU: Final = "nvidia.com/gpu"
 VERSION: Final = "1.34"
 PREFIX: Final = "device_plugin_gateway_"
+REPORT_S: Final = 10.0
+"""Seconds between two times that a kubelet tells its node's status."""
 PATIENCE_S: Final = 60.0
 """Simulated seconds within which what a row waits for must come."""
 
@@ -44,14 +48,18 @@ class OrderError(Exception):
 class Kubelet:
     """One start of a kubelet. It dies as kubelets do: its socket and its checkpoint stay."""
 
-    def __init__(self, node: Node, version: str) -> None:
+    def __init__(self, node: Node, version: str, differs: Mapping[str, Any]) -> None:
         self.version = version
         self.process = Process(f"kubelet {version}")
         self.notes: list[str] = []
         self._noted_at: list[float] = []
         self.manager: DeviceManager = self.process.context.run(
             lambda: DeviceManager(
-                behaviour(version), node.sockets, note=self._note, registers=node.registers, faults=node.faults
+                replace(behaviour(version), **differs),
+                node.sockets,
+                note=self._note,
+                registers=node.registers,
+                faults=node.faults,
             )
         )
 
@@ -66,6 +74,16 @@ class Kubelet:
     async def ask(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Have the kubelet do something."""
         return await self.process.ask(work)
+
+    def report(self) -> None:
+        """Tell the API server again and again what there is: a kubelet forgets a plugin that is gone only then."""
+
+        async def tell() -> None:
+            while True:
+                await asyncio.sleep(REPORT_S)
+                self.manager.totals()
+
+        _ = self.process.run(tell())
 
     def kill(self) -> None:
         """End it."""
@@ -266,13 +284,14 @@ class Node:
         assert self._kubelet is not None
         return self._kubelet
 
-    async def start_kubelet(self, version: str = VERSION, *, ready: bool = True) -> Kubelet:
-        """Start a kubelet, which finds the pods that run; one that runs is killed first."""
+    async def start_kubelet(self, version: str = VERSION, *, ready: bool = True, **differs: Any) -> Kubelet:
+        """Start a kubelet, which finds the pods that run; one that runs is killed first. ``differs``: in what it isn't as released."""
         self.kill_kubelet()
-        kubelet = self._kubelet = Kubelet(self, version)
+        kubelet = self._kubelet = Kubelet(self, version, differs)
         pods = [demand for demand, _ in self._running.values()]
         running = [Running(pod, container, "") for pod, container in self._running]
         await kubelet.ask(kubelet.manager.start(pods, ready=ready, running=running))
+        kubelet.report()
         return kubelet
 
     def kill_kubelet(self) -> None:
@@ -370,7 +389,7 @@ class Node:
     def simulate(self, resources: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the simulated hardware, as ``--simulate`` takes it; a running gateway sees the change."""
         draft = self.profile.with_suffix(".draft")
-        draft.write_text(json.dumps({"resources": resources}))
+        draft.write_text(re.sub(r'"(\d+)":', r"\1:", json.dumps({"resources": resources})))  # Indices are numbers.
         draft.replace(self.profile)
 
     def plugin(self, resource: str = GPU) -> Plugin:
