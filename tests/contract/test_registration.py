@@ -1,19 +1,394 @@
-"""The kubelet finds the gateway, whichever API it speaks, and finds it again."""
+"""The kubelet finds the gateway, whichever API it speaks, and finds it again, whatever goes wrong between them."""
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+from typing import Any
+
 import pytest
 
-from tests.contract.node import GPU, Node
+from tests.contract.node import GPU, Caller, Gateway, Kubelet, Node
+
+ONE_OF_EACH = ["1.8", "1.9", "1.11", "1.20", "1.28", "1.37"]
+"""A kubelet of each class that registers in a way of its own."""
 
 
-@pytest.mark.parametrize("version", ["1.8", "1.9", "1.10", "1.20", "1.28", "1.34", "1.37"])
-async def test_a_pod_gets_a_gpu_and_keeps_it_through_a_restart_of_the_kubelet(node: Node, version: str) -> None:
+def accepted(kubelet: Kubelet, resource: str = GPU) -> int:
+    """Count the Registers that a kubelet answered with OK."""
+    return len([one for one in kubelet.notes if one.startswith(f"Register {resource} ") and ": OK" in one])
+
+
+async def accepted_is(node: Node, count: int, seconds: float) -> None:
+    """Wait until the kubelet answered so many Registers with OK."""
+    await node.until(lambda: accepted(node.kubelet) == count, f"{count} registrations", seconds)
+
+
+async def resource_of(gateway: Gateway, name: str = GPU) -> dict[str, Any]:
+    """Return what its status says of a resource."""
+    return next(one for one in (await gateway.status())["resources"] if one["name"] == name)
+
+
+async def is_present(gateway: Gateway) -> bool:
+    """Whether its status says that there is a kubelet."""
+    return bool((await gateway.status())["kubelet"]["present"])
+
+
+@pytest.mark.parametrize(
+    "version", ["1.8", "1.9", "1.10", "1.12", "1.16", "1.19", "1.23", "1.25", "1.28", "1.31", "1.34", "1.36", "1.37"]
+)
+async def test_each_start_of_a_kubelet_takes_one_registration(node: Node, version: str) -> None:
     await node.start_kubelet(version)
     node.gateway()
     await node.allocatable_is(8)
-    given = await node.admit("first")
-    assert given.answer.envs["NVIDIA_VISIBLE_DEVICES"] == given.devices[GPU][0]
+    given = await node.admit("first", count=2)
+    assert sorted(given.answer.envs["NVIDIA_VISIBLE_DEVICES"].split(",")) == sorted(given.devices[GPU])
+    await node.pass_time(400)
+    assert accepted(node.kubelet) == 1
     await node.start_kubelet(version)
     await node.allocatable_is(8)
     await node.admit("second")
+    await node.pass_time(400)
+    assert accepted(node.kubelet) == 1
+
+
+async def test_a_kubelet_is_upgraded_and_downgraded_under_it(node: Node) -> None:
+    one = node.gateway()
+    spoken = {}
+    for version in ("1.8", "1.9", "1.10", "1.20", "1.25", "1.34", "1.37", "1.28", "1.9", "1.8", "1.37"):
+        await node.start_kubelet(version)
+        await node.allocatable_is(8)
+        await node.admit(f"on {version}")
+        node.remove(f"on {version}")
+        assert accepted(node.kubelet) == 1
+        spoken[version] = (await resource_of(one))["api"]
+    assert spoken == {"1.8": "0.1", "1.9": "v1alpha2"} | dict.fromkeys(
+        ("1.10", "1.20", "1.25", "1.34", "1.37", "1.28"), "v1beta1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "api", "served"),
+    [
+        ("1.8", "0.1", True),
+        ("1.9", "v1alpha", True),
+        ("1.9", "0.1", False),
+        ("1.28", "v1beta1", True),
+        ("1.28", "v1alpha", False),
+        ("1.8", "v1beta1", False),
+    ],
+)
+async def test_an_api_that_an_operator_fixes_is_kept_to(node: Node, version: str, api: str, *, served: bool) -> None:
+    await node.start_kubelet(version)
+    one = node.gateway("--api", api)
+    if served:
+        await node.allocatable_is(8)
+        return
+    await node.pass_time(60)
+    assert (node.allocatable(), accepted(node.kubelet)) == (0, 0)
+    assert f"use --api auto (now: --api {api})" in (await resource_of(one))["trouble"]
+
+
+async def test_a_kubelet_of_an_api_that_nobody_knows_is_asked_again(node: Node) -> None:
+    node.fault(supports_only="v2")
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.pass_time(60)
+    assert node.registers[GPU] <= 5
+    assert "speaks only v2, which this gateway does not know: upgrade" in (await resource_of(one))["trouble"]
+    node.fault()
+    await node.allocatable_is(8, seconds=20)
+    assert (await resource_of(one))["trouble"] == ""
+
+
+@pytest.mark.parametrize("version", ["1.9", "1.20", "1.34"])
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("UNKNOWN", "no space left on device"),
+        ("UNKNOWN", "the ResourceName is invalid"),
+        ("UNAVAILABLE", "connection reset by peer"),
+        ("DEADLINE_EXCEEDED", "too late"),
+        ("RESOURCE_EXHAUSTED", "too many requests"),
+    ],
+)
+async def test_a_refusal_that_names_no_version_is_tried_again(node: Node, version: str, code: str, text: str) -> None:
+    node.fault(register_errors=3, register_code=code, register_text=text)
+    await node.start_kubelet(version)
+    node.gateway()
+    await node.allocatable_is(8, seconds=2)
+    assert (node.registers[GPU], accepted(node.kubelet)) == (4, 1)
+
+
+async def test_troubles_of_the_kubelet_before_hold_up_no_new_one(node: Node) -> None:
+    node.fault(register_errors=1000)
+    await node.start_kubelet()
+    node.gateway()
+    await node.pass_time(120)
+    node.fault(register_errors=1)
+    await node.start_kubelet()
+    await node.allocatable_is(8, seconds=1)
+
+
+@pytest.mark.parametrize("version", ["1.9", "1.20", "1.36"])
+async def test_a_register_that_is_never_answered_is_sent_again_in_the_same_api(node: Node, version: str) -> None:
+    node.fault(register_lost=True)
+    await node.start_kubelet(version)
+    node.gateway()
+    await node.pass_time(14)
+    assert node.registers[GPU] == 1  # A kubelet may dial for 10 s before it answers.
+    node.fault()
+    await node.allocatable_is(8, seconds=3)
+
+
+@pytest.mark.parametrize("version", ONE_OF_EACH)
+async def test_a_kubelet_that_never_calls_back_is_registered_with_again(node: Node, version: str) -> None:
+    node.fault(never_calls_back=True)
+    await node.start_kubelet(version)
+    node.gateway()
+    await node.until(lambda: node.registers[GPU], "a Register")
+    before = node.registers[GPU]
+    await node.pass_time(10)  # It may dial for as long as this.
+    assert node.registers[GPU] == before or version == "1.8"
+    node.fault()
+    await node.allocatable_is(8, seconds=10)
+
+
+@pytest.mark.parametrize("version", ONE_OF_EACH)
+async def test_a_stream_that_breaks_is_followed_by_one_registration(node: Node, version: str) -> None:
+    await node.start_kubelet(version)
+    node.gateway()
+    await node.allocatable_is(8)
+    for number in range(1, 15):
+        node.fault(report_late_ms=2)
+        node.kubelet.manager.cut(GPU)
+        await accepted_is(node, 1 + number, 1)
+        await node.pass_time(20)
+        assert (accepted(node.kubelet), node.allocatable()) == (1 + number, 8)
+    await node.admit("pod")
+
+
+@pytest.mark.parametrize("version", ["1.25", "1.36"])
+async def test_a_resource_whose_end_a_kubelet_reports_late_is_served_again(node: Node, version: str) -> None:
+    await node.start_kubelet(version)
+    node.gateway()
+    await node.allocatable_is(8)
+    for late_ms in (5.5, 6.5, 7, 7.3, 7.6, 7.9, 50):
+        node.fault(report_late_ms=late_ms)
+        node.kubelet.manager.cut(GPU)
+        await node.pass_time(20)
+        node.fault()
+        await node.pass_time(380)  # It forgets a resource only after 300 s.
+        assert (node.allocatable(), late_ms) == (8, late_ms)
+        await node.admit("pod")
+        node.remove("pod")
+
+
+async def test_a_name_is_new_for_each_registration(node: Node) -> None:
+    node.gateway()
+    endpoints: list[str] = []
+    for _ in range(3):
+        kubelet = await node.start_kubelet("1.37")
+        await node.allocatable_is(8)
+        kubelet.manager.cut(GPU)
+        await accepted_is(node, 2, 1)
+        endpoints += [
+            note.split("endpoint=")[1].split(":")[0] for note in kubelet.notes if ": OK" in note and "endpoint" in note
+        ]
+    assert len(endpoints) == len(set(endpoints)) == 6
+
+
+async def test_an_own_name_that_is_deleted_under_a_stream_is_put_back(node: Node) -> None:
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(8)
+    (name,) = [path for path in node.sockets.glob("*.sock") if path.name != "kubelet.sock"]
+    name.unlink()
+    await node.until(name.is_socket, "the name", 1)
+    async with node.plugin() as plugin:
+        assert len(await plugin.first_list()) == 8
+    assert accepted(node.kubelet) == 1
+
+
+async def test_an_end_leaves_nothing_in_the_kubelets_folder(node: Node) -> None:
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    assert await one.terminate() == 0
+    left = {path.name for path in node.sockets.rglob("*")}
+    assert left <= {"kubelet.sock", "kubelet_internal_checkpoint", "gateway"}
+    await node.allocatable_is(0)
+
+
+async def test_without_hard_links_it_is_served_all_the_same(node: Node) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "no hard links here")
+
+    setattr(os, "link", refuse)  # noqa: B010 - the kernel's answer
+    await node.start_kubelet("1.37")
+    node.gateway()
+    await node.allocatable_is(8)
+    await node.start_kubelet("1.37")
+    await node.allocatable_is(8)
+    await node.admit("pod")
+
+
+# -- what is at kubelet.sock ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["1.8", "1.34"])
+async def test_a_kubelet_that_listens_late_is_found_when_it_does(node: Node, version: str) -> None:
+    node.gateway()
+    await node.pass_time(1)
+    node.fault(listen_late_ms=1500)
+    await node.start_kubelet(version)
+    await node.pass_time(1.45)
+    assert node.registers[GPU] == 0
+    await node.allocatable_is(8, seconds=0.2)
+
+
+async def test_a_socket_on_which_nobody_listens_is_no_kubelet(node: Node) -> None:
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    assert await is_present(one)
+    node.kill_kubelet()
+    await node.pass_time(1)
+    assert (node.sockets / "kubelet.sock").is_socket()
+    assert not await is_present(one)
+    two = node.gateway()
+    await node.until(lambda: two.said("waiting for a kubelet"), "its word")
+    assert not await is_present(two)
+    await node.start_kubelet()
+    await node.allocatable_is(8)
+    assert await is_present(two)
+
+
+async def test_it_is_told_that_a_kubelets_socket_went_also_where_nothing_is_offered(node: Node) -> None:
+    node.simulate({GPU: {"gpus": 0}})
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.eventually(lambda: is_present(one), "the kubelet")
+    node.kill_kubelet()
+    (node.sockets / "kubelet.sock").unlink()
+    await node.pass_time(1)
+    assert not await is_present(one)
+
+
+async def test_a_kubelets_age_begins_with_its_start(node: Node) -> None:
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    await node.pass_time(100)
+    await node.start_kubelet()
+    await node.allocatable_is(8)
+    assert (await one.status())["kubelet"]["age_s"] < 10
+
+
+async def test_a_socket_that_is_touched_is_no_new_kubelet(node: Node) -> None:
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(8)
+    os.utime(node.sockets / "kubelet.sock")
+    await node.pass_time(30)
+    assert accepted(node.kubelet) == 1
+
+
+async def test_a_socket_that_is_moved_away_and_back_is_the_same_kubelet(node: Node) -> None:
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    socket, aside = node.sockets / "kubelet.sock", node.folder / "aside.sock"
+    socket.rename(aside)
+    await node.pass_time(20)
+    aside.rename(socket)
+    await node.pass_time(20)
+    assert accepted(node.kubelet) == 1
+    assert await is_present(one)
+
+
+async def test_who_listens_besides_is_no_kubelet(node: Node) -> None:
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    (path,) = node.sockets.glob("gateway/*/*.sock")
+    stranger = Caller(str(path), "v1beta1.DevicePlugin", "grpc-node-js/1.8")
+    node.kill_kubelet()
+    await node.pass_time(5)
+    stream = stranger.listen()
+    assert await stream.read()
+    assert (await resource_of(one))["phase"] != "serving"
+    await node.start_kubelet()
+    await node.allocatable_is(8, seconds=1)
+    await stranger.close()
+    await node.pass_time(20)
+    assert accepted(node.kubelet) == 1
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_folder_that_is_removed_with_everything_in_it_and_made_again_is_served_in(node: Node) -> None:
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(8)
+    node.kill_kubelet()
+    shutil.rmtree(node.sockets)
+    await node.pass_time(10)
+    await node.start_kubelet()
+    await node.allocatable_is(8, seconds=10)
+    await node.admit("pod")
+
+
+async def test_a_folder_that_is_replaced_while_the_kubelet_starts_is_served_in(node: Node) -> None:
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(8)
+    node.kill_kubelet()
+    node.sockets.rename(node.folder / "before")
+    await node.start_kubelet()
+    await node.allocatable_is(8, seconds=3)
+    await node.start_kubelet()
+    await node.allocatable_is(8, seconds=1)
+    second = node.gateway()
+    await node.until(lambda: second.said("registered"), "the newer one's registration")
+    assert accepted(node.kubelet) == 2
+
+
+async def test_a_new_folder_that_can_not_be_used_yet_is_tried_again(node: Node) -> None:
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(8)
+    node.kill_kubelet()
+    node.sockets.rename(node.folder / "before")
+    node.sockets.mkdir()
+    (node.sockets / "gateway").write_text("in the way")
+    await node.pass_time(30)
+    (node.sockets / "gateway").unlink()
+    await node.start_kubelet()
+    await node.allocatable_is(8, seconds=10)
+
+
+async def test_a_folder_that_was_deleted_under_its_mount_ends_it_for_a_restart(node: Node) -> None:
+    descriptor = os.open(node.sockets, os.O_RDONLY | os.O_DIRECTORY)
+    await node.start_kubelet()
+    one = node.gateway(
+        "--socket-dir", f"/proc/self/fd/{descriptor}", "--pod-resources-socket", str(node.folder / "none")
+    )
+    await node.allocatable_is(8)
+    node.kill_kubelet()
+    shutil.rmtree(node.sockets)
+    await node.until(lambda: not one.alive, "its end")
+    assert one.process.ended.result() == 75
+
+
+async def test_a_folder_that_is_missing_is_waited_for_and_that_is_told(node: Node) -> None:
+    later = node.folder / "later"
+    await node.start_kubelet()
+    one = node.gateway("--socket-dir", str(later))
+    await node.pass_time(5)
+    assert f"there is no folder {later}" in (await one.status())["waits_for"]
+    later.symlink_to(node.sockets)
+    await node.allocatable_is(8)
+    assert (await one.status())["waits_for"] == ""
