@@ -1,0 +1,421 @@
+"""A node that serves both APIs: each GPU is given by one of them at a time, through orders, kills and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from gateway.lab.kubelets.kubelet import KubeletError
+from tests.contract.cluster import AT, NVIDIA, Claim, Cluster, UnschedulableError
+from tests.contract.node import GPU, Node, OrderError
+
+A, B = "GPU-a", "GPU-b"
+VERSIONS = ["1.34", "1.37"]
+
+
+def simulate(node: Node, *gpus: str) -> None:
+    """Have these GPUs, by default two."""
+    there = [{"uuid": one, "device_nodes": [f"/dev/nvidia{number}"]} for number, one in enumerate(gpus or (A, B))]
+    node.simulate({GPU: {"gpus": there}})
+
+
+@contextlib.asynccontextmanager
+async def both(node: Node, version: str = "1.37") -> AsyncGenerator[Cluster]:
+    """Give a node with two GPUs at the device plugin API, and a gateway that serves both APIs."""
+    simulate(node)
+    async with Cluster(node, version) as cluster:
+        await cluster.start_kubelet(version)
+        cluster.gateway("--dra", "on")
+        await node.allocatable_is(2)
+        await cluster.connected()
+        await node.until(lambda: cluster.allocatable == 2, "the API server to show both")
+        yield cluster
+
+
+async def cross(cluster: Cluster, to: str, *ids: str, dry_run: bool = False) -> dict[str, str]:
+    """Order GPUs to an API; return where each is then."""
+    answer = await cluster.node.gateways[-1].order("cross", to=to, ids=list(ids), dry_run=dry_run)
+    return {row["id"]: row["side"] for row in answer["boards"]}
+
+
+async def sides(cluster: Cluster, a: str, b: str, seconds: float = 60) -> None:
+    """Wait until the two GPUs are so."""
+
+    async def so() -> bool:
+        return await cross(cluster, "plugin", dry_run=True) == {A: a, B: b}
+
+    await cluster.node.eventually(so, f"A to be {a} and B to be {b}", seconds)
+
+
+async def watch_both(cluster: Cluster) -> None:
+    """See at each moment that no GPU is offered by both APIs."""
+    while True:
+        free = [one for one, taints in cluster.published().items() if not taints]
+        assert len(free) + cluster.node.allocatable() <= 2, f"{free} and {cluster.node.allocatable()} by name"
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_gpus_go_over_and_back_and_whoever_has_one_keeps_it(node: Node, version: str) -> None:
+    async with both(node, version) as cluster:
+        watching = asyncio.create_task(watch_both(cluster))
+        pod = await node.admit("pod")
+        [held] = pod.devices[GPU]
+        await cross(cluster, "dra")
+        await node.until(lambda: len(cluster.published()) == 1, "one GPU to go over")
+        await node.allocatable_is(0)
+        claim = cluster.claim("claim")
+        got = await cluster.prepare(claim)
+        assert held not in got.gpus
+        await node.pass_time(30)
+        assert len(cluster.published()) == 1
+        node.remove("pod")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        other = cluster.claim("other")
+        assert (await cluster.prepare(other)).gpus == {held}
+        await cross(cluster, "plugin")
+        await cluster.published_is(gpu_0=["leaving"], gpu_1=["leaving"])
+        await node.pass_time(30)
+        assert await cluster.prepare(claim) == got
+        assert node.allocatable() == 0
+        await cluster.unprepare(claim)
+        await node.pass_time(10)
+        assert node.allocatable() == 0  # It is allocated still.
+        cluster.forget(claim)
+        await node.allocatable_is(1)
+        await node.admit("next")
+        await node.refused("too many")
+        await cluster.end(other)
+        await node.allocatable_is(2)
+        await node.admit("last")
+        assert not watching.done(), watching.result()
+
+
+@pytest.mark.parametrize("to", ["dra", "plugin"])
+async def test_an_order_that_was_answered_survives_a_kill_at_that_moment(node: Node, to: str) -> None:
+    async with both(node) as cluster:
+        if to == "plugin":
+            await cross(cluster, "dra")
+            await cluster.published_is(gpu_0=[], gpu_1=[])
+        await cross(cluster, to, A)
+        node.gateways[-1].kill()
+        cluster.gateway("--dra", "on")
+        await cluster.connected()
+        await (sides(cluster, "dra", "plugin") if to == "dra" else sides(cluster, "plugin", "dra"))
+        await node.allocatable_is(1)
+        await node.until(lambda: [*cluster.published().values()] == [[]], "one GPU at each API")
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.3, 0.5, 0.55, 0.6, 0.7, 1.2, 2.0])
+async def test_a_kill_at_any_moment_of_a_crossing_gives_no_gpu_twice(node: Node, moment: float) -> None:
+    async with both(node) as cluster:
+        watching = asyncio.create_task(watch_both(cluster))
+        claims: list[Claim] = []
+        for to in ("dra", "plugin", "dra"):
+            ordering = asyncio.create_task(cross(cluster, to))
+            await asyncio.sleep(moment)
+            node.gateways[-1].kill()
+            ordering.cancel()
+            cluster.gateway("--dra", "on")
+            with contextlib.suppress(UnschedulableError):
+                claims.append(cluster.claim(f"claim-{to}"))
+                with contextlib.suppress(KubeletError):
+                    await cluster.prepare(claims[-1])
+            with contextlib.suppress(KubeletError):
+                await node.admit(f"pod-{to}")
+            await cluster.connected()
+            await node.pass_time(20)
+            for claim in claims:
+                await cluster.end(claim)
+            claims.clear()
+            node.remove(f"pod-{to}")
+        await cross(cluster, "plugin")
+        await sides(cluster, "plugin", "plugin")
+        await node.allocatable_is(2)
+        assert not watching.done(), watching.result()
+
+
+async def test_a_change_of_mind_counts_at_once(node: Node) -> None:
+    async with both(node) as cluster:
+        await node.admit("pod", count=2)
+        await cross(cluster, "dra")
+        await sides(cluster, "to-dra", "to-dra")
+        await node.allocatable_is(0)
+        await cross(cluster, "plugin")
+        await sides(cluster, "plugin", "plugin")
+        await node.allocatable_is(2)
+        node.remove("pod")
+        await cross(cluster, "dra")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        claim = cluster.claim("claim", "gpu-0")
+        await cluster.prepare(claim)
+        await cross(cluster, "plugin", A)
+        await cluster.published_is(gpu_0=["leaving"], gpu_1=[])
+        assert await cross(cluster, "dra", A) == {A: "dra"}
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        await cluster.end(claim)
+        await cluster.prepare(cluster.claim("next", "gpu-0"))
+
+
+async def test_a_claim_that_is_allocated_gets_its_gpu_on_the_way_back(node: Node) -> None:
+    async with both(node) as cluster:
+        await cross(cluster, "dra")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        claim = cluster.claim("claim", "gpu-0")
+        cluster.allocate("elsewhere", "gpu-1", pool="n2")  # Of another node, whose device has the same name.
+        await cross(cluster, "plugin")
+        await node.allocatable_is(1)
+        await node.pass_time(20)
+        assert node.allocatable() == 1
+        assert (await cluster.prepare(claim)).gpus == {A}
+        await cluster.end(claim)
+        await node.allocatable_is(2)
+
+
+@pytest.mark.parametrize("held", [1, 2])
+async def test_a_late_claim_calls_back_what_nobody_has(node: Node, held: int) -> None:
+    async with both(node) as cluster:
+        pod = await node.admit("pod", count=held)
+        late = cluster.allocate("late", "gpu-0" if A not in pod.devices[GPU] or held == 2 else "gpu-1")
+        if held == 2:
+            with pytest.raises(KubeletError):
+                await cluster.prepare(late)
+            await node.restart_container("pod")
+        else:
+            assert not {*pod.devices[GPU]} & (await cluster.prepare(late)).gpus
+            await node.refused("other")
+
+
+async def test_what_another_driver_offers_is_given_by_neither_api(node: Node) -> None:
+    async with both(node) as cluster:
+        slice_ = cluster.offer("dra.example.com", x=A)
+        await node.allocatable_is(1)
+        await node.until(lambda: cluster.allocatable == 1, "the scheduler to hear of it", 3)
+        await node.admit("pod")
+        await node.refused("other")
+        early = cluster.allocate("early", "gpu-0")
+        with pytest.raises(KubeletError):
+            await cluster.prepare(early)
+        cluster.forget(early)
+        claim = cluster.allocate("theirs", "x", driver="dra.example.com")
+        cluster.server.remove(slice_)
+        await node.pass_time(60)
+        assert node.allocatable() == 1  # A claim has it still.
+        await node.refused("second")
+        cluster.forget(claim)
+        await node.allocatable_is(2)
+
+
+async def test_a_pod_keeps_what_another_driver_offers_later(node: Node) -> None:
+    async with both(node) as cluster:
+        await node.admit("pod", count=2)
+        cluster.offer("dra.example.com", x=A)
+        await node.allocatable_is(1)
+        await node.restart_container("pod")
+        node.remove("pod")
+        assert (await node.admit("next")).devices[GPU] == (B,)
+        await node.refused("other")
+
+
+async def test_what_another_driver_has_stays_withheld_through_a_start_of_all(node: Node) -> None:
+    async with both(node) as cluster:
+        await cross(cluster, "dra", B)
+        await sides(cluster, "plugin", "dra")
+        slice_ = cluster.offer("dra.example.com", x=A, y=B)
+        await node.allocatable_is(0)
+        await node.until(lambda: not cluster.published(), "no slice of ours")
+        claims = [cluster.allocate(one, one, driver="dra.example.com") for one in "xy"]
+        node.gateways[-1].kill()
+        node.kill_kubelet()
+        cluster.server.remove(slice_)
+        await cluster.server.stop()
+        await cluster.start_kubelet("1.37")
+        cluster.gateway("--dra", "on")
+        await node.pass_time(20)
+        assert node.allocatable() == 0
+        await cluster.server.start()
+        await cluster.connected()
+        await node.pass_time(60)
+        assert (node.allocatable(), cluster.published()) == (0, {})
+        for claim in claims:
+            cluster.forget(claim)
+        await node.allocatable_is(1)
+        await cluster.published_is(gpu_1=[])
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+async def test_without_its_state_file_it_gives_nothing_that_a_claim_has(node: Node, *, prepared: bool) -> None:
+    async with both(node) as cluster:
+        await cross(cluster, "dra")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        claim = cluster.claim("claim", "gpu-0")
+        if prepared:
+            await cluster.prepare(claim)
+        node.gateways[-1].kill()
+        shutil.rmtree(node.state)
+        cluster.hang()
+        cluster.gateway("--dra", "on")
+        await node.pass_time(20)
+        await node.refused("early")
+        cluster.heal()
+        await node.allocatable_is(1)
+        assert (await node.admit("pod")).devices[GPU] == (B,)
+        await node.pass_time(30)
+        await node.refused("other")
+        await cluster.prepare(claim)
+        await cluster.end(claim)
+        await node.allocatable_is(2)
+
+
+@pytest.mark.parametrize("version", ["1.31", "1.32"])
+async def test_a_kubelet_without_claims_is_served_by_name_alone(node: Node, version: str) -> None:
+    simulate(node)
+    async with Cluster(node, version) as cluster:
+        await cluster.start_kubelet(version)
+        cluster.gateway("--dra", "on")
+        await node.allocatable_is(2)
+        if version == "1.31":
+            await node.pass_time(20)
+            with pytest.raises(OrderError, match="kubelet 1"):
+                await cross(cluster, "dra")
+            await node.admit("pod", count=2)
+            return
+        await cluster.connected()
+        await cross(cluster, "dra", A)
+        await cluster.published_is(gpu_0=[])
+
+
+async def test_nothing_goes_to_a_driver_that_the_kubelet_did_not_take(node: Node) -> None:
+    simulate(node)
+    async with Cluster(node) as cluster:
+        (await cluster.start_kubelet()).refuses = "no such plugin here"
+        cluster.gateway("--dra", "on")
+        await node.allocatable_is(2)
+        await node.pass_time(10)
+        with pytest.raises(OrderError, match=NVIDIA):
+            await cross(cluster, "dra")
+        cluster.annotate(cross_to="dra")
+        await node.pass_time(60)
+        assert (node.allocatable(), cluster.allocatable) == (2, 2)
+        await node.admit("pod")
+        cluster.dra.refuses = ""
+        await node.until(lambda: len(cluster.published()) == 1, "the other one to go over")
+        node.remove("pod")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+
+
+async def test_gpus_are_where_the_nodes_annotation_wants_them(node: Node) -> None:
+    async with both(node) as cluster:
+        cluster.annotate(cross_to="dra")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        with pytest.raises(OrderError, match="cross-to"):
+            await cross(cluster, "plugin")
+        simulate(node, A, B, "GPU-c")  # One that comes goes there, too.
+        await cluster.published_is(gpu_0=[], gpu_1=[], gpu_2=[])
+        cluster.annotate(cross_to="somewhere")
+        await node.pass_time(30)
+        assert len(cluster.published()) == 3
+        assert "somewhere" in (await node.gateways[-1].status())["crossing"]
+        cluster.server.change(AT, lambda one: one["metadata"].pop("annotations"))
+        await node.pass_time(30)
+        assert len(cluster.published()) == 3
+        await cross(cluster, "plugin")
+        await node.allocatable_is(3)
+        await node.pass_time(30)
+        assert node.allocatable() == 3
+
+
+async def test_the_scheduler_hears_of_less_before_the_kubelet_and_of_more_at_once(node: Node) -> None:
+    async with both(node) as cluster:
+
+        async def watch_scheduler() -> None:
+            while True:
+                assert cluster.allocatable <= node.allocatable(), "the scheduler gives away what the kubelet has not"
+                await asyncio.sleep(0.01)
+
+        watching = asyncio.create_task(watch_scheduler())
+        await cross(cluster, "dra", A)
+        await node.allocatable_is(1)
+        assert not watching.done(), watching.result()
+        await cluster.published_is(gpu_0=[])
+        watching.cancel()
+        await cross(cluster, "plugin", A)
+        await node.allocatable_is(2)
+        await node.until(lambda: cluster.allocatable == 2, "the scheduler to hear of it", 2)
+
+
+@pytest.mark.parametrize("bound", ["before", "meanwhile"])
+async def test_a_pod_that_was_bound_by_the_old_number_gets_its_gpu(node: Node, bound: str) -> None:
+    async with both(node) as cluster:
+        if bound == "before":
+            cluster.pod("pod", 2)
+        ordering = asyncio.create_task(cross(cluster, "dra"))
+        if bound == "meanwhile":
+            await node.until(lambda: cluster.allocatable == 0, "less to be told")
+            await node.pass_time(0.2)  # Less than the scheduler has to hear of it.
+            cluster.pod("pod", 2)
+        await node.pass_time(3)
+        assert not ordering.done()
+        await node.admit("pod", count=2)
+        cluster.pod("pod", 2, phase="Running", startTime="2026-01-01T00:00:00Z")
+        assert await ordering == {A: "to-dra", B: "to-dra"}
+
+
+async def test_a_kubelet_that_starts_admits_pods_again_that_have_what_goes_to_dra(node: Node) -> None:
+    async with both(node) as cluster:
+        await node.admit("pod")
+        await cross(cluster, "dra")
+        await node.until(lambda: len(cluster.published()) == 1, "one GPU to go over")
+        await cluster.start_kubelet("1.37")
+        await node.until(lambda: node.gateways[-1].said("registered"), "its registration")
+        await node.allocatable_is(1, seconds=10)
+        await node.restart_container("pod")
+        await node.pass_time(20)
+        assert node.allocatable() == 0
+        node.remove("pod")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+
+
+def by_name_goes_to(cluster: Cluster, name: str = GPU) -> None:
+    """Have a DeviceClass that gives DRA's GPUs to pods which ask by name."""
+    cluster.server.put(f"{cluster.api}/deviceclasses/{NVIDIA}", spec={"extendedResourceName": name})
+
+
+@pytest.mark.parametrize("version", ["1.35", "1.36"])
+async def test_nothing_goes_where_pods_by_name_would_run_without_their_gpu(node: Node, version: str) -> None:
+    async with both(node, version) as cluster:
+        by_name_goes_to(cluster)
+        if version == "1.36":
+            await cross(cluster, "dra")
+            await cluster.published_is(gpu_0=[], gpu_1=[])
+            return
+        with pytest.raises(OrderError, match=f"{NVIDIA} with the extendedResourceName {GPU}"):
+            await cross(cluster, "dra")
+        by_name_goes_to(cluster, "other.com/gpu")
+        await cross(cluster, "dra")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        by_name_goes_to(cluster)
+        await cluster.published_is(180, gpu_0=["by-name"], gpu_1=["by-name"])
+
+
+async def test_on_the_way_back_a_pod_by_name_counts_and_its_gpu_goes_to_the_next(node: Node) -> None:
+    async with both(node) as cluster:
+        by_name_goes_to(cluster)
+        await cross(cluster, "dra")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        claims: list[Claim] = [cluster.claim(name, by_name=True) for name in ("one", "two")]
+        for claim in claims:
+            await cluster.prepare(claim)
+        await cross(cluster, "plugin")
+        await node.allocatable_is(2)  # The scheduler counts such pods.
+        await node.until(lambda: cluster.allocatable == 2, "the scheduler to hear of it", 3)
+        await cluster.end(claims[0])
+        await node.admit("next")
+        await node.pass_time(10)
+        assert node.allocatable() == 2
+        await cluster.end(claims[1])
+        await node.admit("last")
