@@ -254,6 +254,10 @@ class Cluster:
         self._healed.set()
         self._healed = asyncio.Event()
 
+    def mute(self) -> None:
+        """Have nothing come any more on the watches that there are, as behind a proxy that has lost the server."""
+        self.server.mute = self.server.watches
+
     async def _stand_still(self, answer: Answer, request: Request) -> None:
         await self._healed.wait()
         await self.server.answer(answer, request)

@@ -102,6 +102,9 @@ class ApiServer:
     oldest: int = 0
     """Watches from before this version are 410 Gone."""
     connections: int = 0
+    watches: int = 0
+    mute: int = 0
+    """So many watches, the first ones, say nothing more and have no end, as behind a proxy that has lost the server."""
     port: int = 0
     _log: list[tuple[int, str, str, dict[str, Any]]] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -293,14 +296,24 @@ class ApiServer:
         if seen < self.oldest:
             await answer.no(410, "Expired")
             return
+        self.watches += 1
+        number = self.watches
         await answer.head(200, {"Transfer-Encoding": "chunked"})
-        while True:
-            news = self._news
-            for version, kind, path, found in list(self._log):
-                if version > seen and (_fits(path, found, request) if path else "allowWatchBookmarks" in request.query):
-                    await answer.event(kind, found)
-                seen = max(seen, version)
-            await news.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(float(request.query.get("timeoutSeconds", "3600"))):
+                while True:
+                    news = self._news
+                    while number <= self.mute:
+                        await asyncio.Event().wait()
+                    for version, kind, path, found in list(self._log):
+                        told = _fits(path, found, request) if path else "allowWatchBookmarks" in request.query
+                        if version > seen and told:
+                            await answer.event(kind, found)
+                        seen = max(seen, version)
+                    await news.wait()
+        while number <= self.mute:
+            await asyncio.Event().wait()
+        await answer.send(h11.EndOfMessage())
 
     async def _create(self, answer: Answer, request: Request) -> None:
         name = request.body["metadata"].get("name") or f"made-{self.version}"

@@ -1,0 +1,386 @@
+"""What a gateway says at the API server and reads there, whatever happens to that server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+import trustme
+
+from tests.contract.cluster import AT, Cluster
+from tests.contract.node import GPU, Node
+from tests.fakes.apiserver import Answer, Request
+
+A, B = "GPU-a", "GPU-b"
+TAINT = "example.com/starting"
+CONDITION = "nvidia.com/GPUReady"
+LABEL = "nvidia.com/device-plugin.config"
+EVENTS = "/api/v1/namespaces/default/events"
+
+
+def simulate(node: Node, *unhealthy: str) -> None:
+    """Have two GPUs."""
+    gpus = [{"uuid": one} for one in (A, B)]
+    node.simulate({GPU: {"gpus": gpus, "unhealthy": dict.fromkeys(unhealthy, "fell off the bus")}})
+
+
+@contextlib.asynccontextmanager
+async def cluster_of(node: Node, *, reports: bool = True) -> AsyncGenerator[Cluster]:
+    """Give a node with two GPUs and a kubelet; without ``reports`` the API server hears of devices only from the row."""
+    simulate(node)
+    async with Cluster(node) as cluster:
+        if reports:
+            await cluster.start_kubelet()
+        else:
+            await node.start_kubelet()
+        yield cluster
+
+
+def condition(cluster: Cluster) -> str:
+    """Return the condition's status and reason; '' if there is none."""
+    found = cluster.server.objects[AT]["status"].get("conditions", [])
+    return next((f"{one['status']} {one['reason']}" for one in found if one["type"] == CONDITION), "")
+
+
+async def condition_is(cluster: Cluster, wanted: str, seconds: float = 60) -> None:
+    """Wait until the condition says so."""
+    await cluster.node.until(lambda: condition(cluster) == wanted, f"{wanted} instead of {condition(cluster)}", seconds)
+
+
+async def test_the_node_is_ready_when_the_api_server_shows_all_its_gpus(node: Node) -> None:
+    async with cluster_of(node, reports=False) as cluster:
+        cluster.gateway("--node-condition")
+        await node.allocatable_is(2)
+        await condition_is(cluster, "False NotAllocatable")
+        cluster.tell({GPU: "1"})
+        await node.pass_time(20)
+        assert condition(cluster) == "False NotAllocatable"
+        cluster.tell({GPU: "2"})
+        await condition_is(cluster, "True Ready", 5)
+        cluster.tell({GPU: "1"})  # The kubelet tells of a change up to ten seconds late.
+        await node.pass_time(30)
+        assert condition(cluster) == "True Ready"
+        cluster.tell({GPU: "0"})
+        await node.pass_time(7)
+        assert condition(cluster) == "True Ready"
+        await condition_is(cluster, "False NotAllocatable", 10)
+
+
+async def test_a_restart_of_kubelet_or_gateway_takes_no_readiness_away(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        cluster.gateway("--node-condition")
+        await condition_is(cluster, "True Ready")
+        written = len(cluster.server.asked("PATCH"))
+        await cluster.start_kubelet()
+        await node.pass_time(30)
+        node.gateways[-1].kill()
+        cluster.gateway("--node-condition")
+        await node.pass_time(30)
+        assert condition(cluster) == "True Ready"
+        assert len(cluster.server.asked("PATCH")) == written
+
+
+async def test_the_condition_says_why(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        cluster.gateway("--node-condition")
+        await condition_is(cluster, "True Ready")
+        simulate(node, A, B)
+        await condition_is(cluster, "False NoHealthyDevices")
+        simulate(node, A)
+        await condition_is(cluster, "True Ready")
+        node.kill_kubelet()
+        await condition_is(cluster, "False NotRegistered")
+
+
+async def test_the_startup_taint_goes_when_all_gpus_are_allocatable_and_no_other_one(node: Node) -> None:
+    async with cluster_of(node, reports=False) as cluster:
+        others = [{"key": key, "effect": "NoSchedule", "value": "x"} for key in ("a", "b")]
+        taints = [others[0], {"key": TAINT, "effect": "NoSchedule"}, others[1], {"key": TAINT, "effect": "NoExecute"}]
+        cluster.server.change(AT, lambda one: one.update(spec={"taints": taints}))
+        cluster.gateway("--startup-taint", TAINT)
+        await node.allocatable_is(2)
+        cluster.tell({GPU: "1"})
+        await node.pass_time(30)
+        assert cluster.server.objects[AT]["spec"]["taints"] == taints
+        cluster.tell({GPU: "2"})
+        await node.until(lambda: cluster.server.objects[AT]["spec"]["taints"] == others, "the taint to go", 5)
+        cluster.server.change(AT, lambda one: one["spec"]["taints"].append({"key": TAINT, "effect": "NoSchedule"}))
+        await node.until(lambda: cluster.server.objects[AT]["spec"]["taints"] == others, "the taint to go again", 5)
+
+
+def events(cluster: Cluster) -> list[str]:
+    """Return the reasons of the node's events, each with its GPU."""
+    found = (one for path, one in cluster.server.objects.items() if path.startswith(EVENTS))
+    return [f"{one['reason']} {one['message'].split()[1]}" for one in found]
+
+
+async def test_events_tell_once_what_becomes_of_a_gpu(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        one = cluster.gateway("--node-events")
+        await node.allocatable_is(2)
+        await node.pass_time(5)
+        for _ in range(3):
+            simulate(node, A)
+            await node.allocatable_is(1)
+            await node.pass_time(5)
+            simulate(node)
+            await node.allocatable_is(2)
+            await node.pass_time(5)
+        assert events(cluster) == [f"GPUUnhealthy {A}", f"GPURecovered {A}"]
+        await one.order("cordon", id=B, reason="smells")
+        await node.pass_time(5)
+        one.kill()
+        cluster.gateway("--node-events")
+        await node.pass_time(20)
+        assert events(cluster)[2:] == [f"GPUCordoned {B}"]
+        await node.pass_time(300)
+        simulate(node, A)
+        await node.until(lambda: len(events(cluster)) == 4, "the same of the same GPU later")
+
+
+async def refuse(answer: Answer, _: Request) -> None:
+    """Refuse what no later try would bring."""
+    await answer.no(422, "Invalid")
+
+
+async def test_what_the_api_server_does_not_take_holds_up_nothing_else(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        one = cluster.gateway("--node-events", "--node-condition")
+        await condition_is(cluster, "True Ready")
+        cluster.server.faults.append(refuse)
+        await one.order("cordon", id=B, reason="smells")
+        await node.pass_time(5)
+        await one.order("uncordon", id=B)
+        await node.until(lambda: events(cluster) == [f"GPUUncordoned {B}"], "the next event")
+        cluster.server.forbidden = EVENTS
+        await one.order("cordon", id=A, reason="smells")
+        simulate(node, A, B)
+        await condition_is(cluster, "False NoHealthyDevices")
+        await cluster.server.stop()
+        simulate(node)
+        await node.pass_time(60)
+        cluster.server.forbidden = ""
+        await cluster.server.start()
+        await condition_is(cluster, "True Ready", 40)
+        await node.until(lambda: f"GPUUnhealthy {B}" in events(cluster), "what happened meanwhile")
+
+
+# -- the label that chooses the configuration -------------------------------------------------------------------------
+
+
+def choose(cluster: Cluster, name: str | None) -> None:
+    """Set the node's label."""
+    labels = {} if name is None else {LABEL: name}
+    cluster.server.change(AT, lambda one: one["metadata"].update(labels=labels))
+
+
+def choices(node: Node, *names: str) -> list[str]:
+    """Write configuration files, each of which shares each GPU as often as its name has letters; return the options."""
+    folder = node.folder / "choices"
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        shared = {"timeSlicing": {"resources": [{"name": GPU, "replicas": len(name)}]}}
+        (folder / name).write_text(json.dumps({"version": "v1", "sharing": shared}))
+    node.shared = (GPU,)
+    return ["--config-file-srcdir", str(folder)]
+
+
+async def test_the_nodes_label_chooses_the_configuration(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        options = choices(node, "two", "three")
+        choose(cluster, "two")
+        cluster.gateway(*options)
+        await node.allocatable_is(6)
+        choose(cluster, "three")
+        await node.allocatable_is(10)
+        choose(cluster, "fourth")  # There is no such file yet.
+        await node.pass_time(60)
+        assert node.allocatable() == 10
+        choices(node, "fourth")
+        await node.allocatable_is(12)
+
+
+async def test_without_the_api_server_the_label_of_before_counts(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        options = choices(node, "two", "three")
+        choose(cluster, "three")
+        one = cluster.gateway(*options, "--default-config", "two")
+        await node.allocatable_is(10)
+        await cluster.server.stop()
+        await one.terminate()
+        two = cluster.gateway(*options, "--default-config", "two")
+        await node.until(lambda: two.said("registered"), "its registration")
+        await node.pass_time(60)
+        assert node.allocatable() == 10
+        await two.terminate()
+        choose(cluster, None)
+        await cluster.server.start()
+        cluster.gateway(*options, "--default-config", "two")
+        await node.allocatable_is(6)
+
+
+# -- an API server that is not well -----------------------------------------------------------------------------------
+
+
+async def followed(node: Node, cluster: Cluster, count: int, seconds: float = 60) -> None:
+    """See that another label is followed."""
+    choose(cluster, "x" * count)
+    await node.allocatable_is(2 * count, seconds=seconds)
+
+
+@contextlib.asynccontextmanager
+async def followed_by(node: Node) -> AsyncGenerator[Cluster]:
+    """Give a cluster whose node's label a gateway follows."""
+    async with cluster_of(node) as cluster:
+        options = choices(node, *("x" * number for number in range(1, 9)))
+        choose(cluster, "xx")
+        cluster.gateway(*options)
+        await node.allocatable_is(4)
+        yield cluster
+
+
+async def gone(cluster: Cluster) -> None:
+    """Cut all, for a while."""
+    await cluster.server.stop()
+    await cluster.node.pass_time(20)
+    await cluster.server.start()
+
+
+async def expired(cluster: Cluster) -> None:
+    """Forget all versions, and cut the watches."""
+    await cluster.server.stop()
+    cluster.server.forget()
+    await cluster.server.start()
+
+
+async def expires_later(cluster: Cluster) -> None:
+    """Have a watch end with the word that its version is too old."""
+    error = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+
+    async def end(answer: Answer, request: Request) -> None:
+        if not request.watches:
+            await cluster.server.answer(answer, request)
+            return
+        cluster.server.forget()
+        cluster.server.faults.clear()
+        await answer.head(200, {"Transfer-Encoding": "chunked"})
+        await answer.event("ERROR", error)
+
+    cluster.server.faults.extend([end] * 9)
+    await gone(cluster)
+
+
+async def busy(cluster: Cluster) -> None:
+    """Answer with errors, for a while."""
+
+    async def refuse_all(answer: Answer, _: Request) -> None:
+        await answer.no(503, "ServiceUnavailable", {"Retry-After": "1"})
+
+    cluster.server.always = refuse_all
+    await gone(cluster)
+    await cluster.node.pass_time(30)
+    cluster.server.always = None
+
+
+async def nonsense(cluster: Cluster) -> None:
+    """Answer what nobody can read, for a while."""
+
+    async def garble(answer: Answer, request: Request) -> None:
+        await (answer.raw(b"HTTP/9 what\r\n\r\n") if request.watches else answer.json(200, ["no node"]))
+
+    cluster.server.always = garble
+    await gone(cluster)
+    await cluster.node.pass_time(30)
+    cluster.server.always = None
+
+
+async def hanging(cluster: Cluster) -> None:
+    """Answer nothing, for a while, and what was asked then never."""
+
+    async def never(_answer: Answer, _: Request) -> None:
+        await asyncio.Event().wait()
+
+    cluster.server.always = never
+    await gone(cluster)
+    await cluster.node.pass_time(60)
+    cluster.server.always = None
+
+
+async def bookmarked(cluster: Cluster) -> None:
+    """Let the version that the watch began with become too old, but not that of a bookmark."""
+    cluster.server.forget()
+    cluster.server.bookmark()
+    cluster.server.oldest = cluster.server.version
+    await gone(cluster)
+
+
+@pytest.mark.parametrize("what", [gone, expired, expires_later, busy, nonsense, hanging, bookmarked])
+async def test_a_change_is_seen_after(node: Node, what: Any) -> None:
+    async with followed_by(node) as cluster:
+        await what(cluster)
+        await followed(node, cluster, 3)
+        cluster.server.requests.clear()
+        await node.pass_time(200)
+        asked = [(one.method, one.path, one.query) for one in cluster.server.requests]
+        assert len(asked) < 16, f"it asks too often: {asked}"
+        await followed(node, cluster, 4)
+
+
+async def test_a_watch_on_which_nothing_comes_any_more_is_left(node: Node) -> None:
+    async with followed_by(node) as cluster:
+        cluster.mute()
+        choose(cluster, "xxx")
+        await node.pass_time(60)
+        assert node.allocatable() == 4
+        await node.allocatable_is(6, seconds=330)
+
+
+async def test_a_node_that_is_deleted_and_made_again_is_followed(node: Node) -> None:
+    async with followed_by(node) as cluster:
+        cluster.server.remove(AT)
+        await node.pass_time(30)
+        assert node.allocatable() == 4
+        cluster.server.put(AT, metadata={"uid": "another", "labels": {LABEL: "xxx"}}, status={})
+        await node.allocatable_is(6)
+
+
+async def test_a_renewed_token_and_ca_are_used_from_then_on(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        options = choices(node, "xx", "xxx", "xxxx")
+        choose(cluster, "xx")
+        ca, token = node.folder / "ca.crt", node.folder / "token"
+        ca.write_bytes(cluster.server.authority.cert_pem.bytes())
+        token.write_text("token-1")
+        config = json.loads(cluster.kubeconfig.read_text())
+        config["clusters"][0]["cluster"] = {
+            "server": f"https://127.0.0.1:{cluster.server.port}",
+            "certificate-authority": str(ca),
+        }
+        config["users"][0]["user"] = {"tokenFile": str(token)}
+        cluster.kubeconfig.write_text(json.dumps(config))
+        cluster.gateway(*options)
+        await node.allocatable_is(4)
+        token.write_text("token-2")
+        cluster.server.tokens = {"token-2"}
+        await gone(cluster)
+        await followed(node, cluster, 3)
+        await cluster.server.stop()
+        cluster.server.authority = trustme.CA()
+        await cluster.server.start()
+        await node.pass_time(10)
+        ca.write_bytes(cluster.server.authority.cert_pem.bytes())
+        await followed(node, cluster, 4)
+
+
+async def test_who_may_not_ask_says_so_and_serves(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        cluster.server.tokens = set()
+        cluster.gateway("--node-condition", "--startup-taint", TAINT, "--node-events")
+        await node.allocatable_is(2)
+        await node.pass_time(120)
+        await node.admit("pod")
+        assert len(cluster.server.requests) < 30, "it asks too often"
