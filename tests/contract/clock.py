@@ -36,6 +36,7 @@ _TURN_S: Final = 1e-6
 _SETTLE_S: Final = 0.002
 """Real seconds within which the kernel has delivered what was sent by TCP on loopback."""
 _FIRST_PORT: Final = 60000
+_DISK_AGAIN_S: Final = 0.005
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -44,11 +45,7 @@ class StandstillError(Exception):
 
 
 class WaitsError(BaseException):
-    """A thread's work waits for a disk before it has done anything: it begins once more when that calls what is put into ``waiting``."""
-
-    def __init__(self, waiting: list[Callable[[], object]]) -> None:
-        super().__init__()
-        self.waiting = waiting
+    """A thread's work waits for the disk before it has done anything: it begins once more a little later."""
 
 
 class _Ended(BaseException):
@@ -175,13 +172,17 @@ class Process:
                 self._close_all()
 
     def terminate(self, number: int = signal.SIGTERM) -> None:
-        """Send a signal that the process handles."""
-        if self.alive and number in self._signals:
+        """Send a signal that the process handles, once it has said so; until then it ends by it."""
+        if not self.alive:
+            return
+        if number in self._signals:
             self._signals[number]()
+        else:
+            self.kill(number)
 
-    def kill(self) -> None:
+    def kill(self, number: int = signal.SIGKILL) -> None:
         """End it as SIGKILL does: nothing of it runs any more, the kernel closes what it had open."""
-        self._die(-signal.SIGKILL)
+        self._die(-number)
 
     def stop(self) -> None:
         """Stop it, as SIGSTOP does."""
@@ -225,10 +226,11 @@ class Process:
         for number in self._readers:
             if number in selector.get_map():
                 selector.unregister(number)
-        loop: Any = asyncio.get_running_loop()
         sockets = {one.fileno() for one in self._sockets}
+        transports: Any = getattr(asyncio.get_running_loop(), "_transports", {})
+        for number in sockets:
+            transports.pop(number, None)
         for one in self._sockets:
-            loop._transports.pop(one.fileno(), None)  # Its number may be another socket's soon.
             one.close()
         for number in (self._files | self._readers) - sockets:
             with contextlib.suppress(OSError):
@@ -368,13 +370,13 @@ class _Loop(asyncio.SelectorEventLoop):
 
     def run_in_executor(self, _executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """Do a thread's work on the loop, after a moment."""
-        done, context = self.create_future(), contextvars.copy_context()
+        done = self.create_future()
 
         def work() -> None:
             try:
                 result = func(*args)
-            except WaitsError as waits:
-                waits.waiting.append(lambda: self.call_soon(work, context=context))
+            except WaitsError:
+                self.call_later(_DISK_AGAIN_S, work)
             except Exception as error:  # noqa: BLE001 - told to who waits
                 if not done.done():
                     done.set_exception(error)

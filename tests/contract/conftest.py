@@ -52,15 +52,24 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     names = inspect.signature(history).parameters
     arguments = {name: pyfuncitem.funcargs[name] for name in names if name != "node"}
+    if text := apart(history, arguments):
+        pytest.fail(text, pytrace=False)
+    return True
+
+
+def apart(
+    history: Callable[..., Awaitable[None]], arguments: dict[str, Any], seed: int = 0, seconds: int = REAL_SECONDS
+) -> str:
+    """Run a row in a forked process; return what it raised as text, empty where it was kept."""
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         status = 1
         try:
             os.close(reader)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(REAL_SECONDS)
-            faulthandler.dump_traceback_later(REAL_SECONDS - 1, exit=True)
-            text = _played(history, arguments)
+            signal.alarm(seconds)
+            faulthandler.dump_traceback_later(seconds - 1, exit=True)
+            text = _played(history, arguments, seed)
             with os.fdopen(writer, "wb") as out:
                 out.write(text.encode("utf-8", "replace"))
             status = 0
@@ -70,17 +79,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     with os.fdopen(reader, "rb") as found:
         text = found.read().decode("utf-8", "replace")
     _, status = os.waitpid(child, 0)
-    if status:
-        pytest.fail(f"the row's process ended by itself, with status {status}", pytrace=False)
-    if text:
-        pytest.fail(text, pytrace=False)
-    return True
+    return f"the row's process ended by itself, with status {status}" if status else text
 
 
 _exit = os._exit
 
 
-def _played(history: Callable[..., Awaitable[None]], arguments: dict[str, Any]) -> str:
+def _played(history: Callable[..., Awaitable[None]], arguments: dict[str, Any], seed: int) -> str:
     with tempfile.TemporaryDirectory(prefix="dpg-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as name:
 
         async def row(moved: clock.Clock) -> None:
@@ -91,7 +96,7 @@ def _played(history: Callable[..., Awaitable[None]], arguments: dict[str, Any]) 
                 node.check()
 
         try:
-            clock.run(row)
+            clock.run(row, seed)
         except BaseException as error:  # noqa: BLE001 - told to the parent
             return "".join(traceback.format_exception(error))
     return ""

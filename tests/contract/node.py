@@ -266,6 +266,8 @@ class Node:
         """Resources whose replicas of one GPU may be in several pods: a row that shares them says so."""
         self.claims: dict[str, frozenset[str]] = {}
         """The GPUs that containers have by a ResourceClaim, by its UID."""
+        self.forgotten: set[str] = set()
+        """Pods that the kubelet's records lack: it may give their devices again."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -443,6 +445,8 @@ class Node:
                     raise BrokenError(f"{one} is given to both {before[0][0]} and claim {claim}.\n{self.tale()}")
                 held[one] = [(f"claim {claim}", "", one)]
         for (pod, _), (_, given) in self._running.items():
+            if pod in self.forgotten:
+                continue
             for resource, ids in given.devices.items():
                 for one in ids:
                     there = held.setdefault(one.partition("::")[0], [])

@@ -235,7 +235,7 @@ class Server:
         self.channels: set[Channel] = set()
         self.exchanges: set[_Exchange] = set()
         self._sockets: list[tuple[str, socket.socket, tuple[int, int]]] = []
-        self._started = self._stopping = False
+        self._started = self.stopping = False
         if (process := current()) is not None:
             process.at_death.append(self._died)
 
@@ -270,7 +270,7 @@ class Server:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     async def stop(self, grace: float | None) -> None:
-        self._stopping = True
+        self.stopping = True
         for path, listener, key in self._sockets:
             asyncio.get_running_loop().remove_reader(listener)
             listener.close()
@@ -291,7 +291,7 @@ class Server:
 
     def take(self, channel: Channel) -> bool:
         """Let a client connect; False: nobody answers it."""
-        if self._stopping:
+        if self.stopping:
             return False
         self.channels.add(channel)
         return True
@@ -342,9 +342,7 @@ class Server:
         for _, _, key in self._sockets:
             _listening.pop(key, None)
         for channel in tuple(self.channels):
-            _later(channel.context, channel.lost)
-        for one in tuple(self.exchanges):
-            _later(one.client, one.end, grpc.StatusCode.UNAVAILABLE, "Socket closed")
+            _later(channel.context, channel.broken)
 
 
 def _bound(path: str) -> socket.socket:
@@ -481,7 +479,9 @@ class Channel:
                 _later(server.context, self._begin, exchange, server)
 
     def _begin(self, exchange: _Exchange, server: Server) -> None:
-        if exchange.status is None:
+        if exchange.status is None and server.stopping:
+            exchange.end(grpc.StatusCode.UNAVAILABLE, "Cancelling all calls")
+        elif exchange.status is None:
             exchange.served_by(server)
 
     def _connect(self) -> None:
@@ -521,6 +521,12 @@ class Channel:
             self._to(_State.IDLE)
             if self._wanted or self._waiting:
                 self._connect()
+
+    def broken(self) -> None:
+        """Take note that the server died: what was sent to it has failed, whether it came there or not."""
+        for one in tuple(self._sent):
+            one.end(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        self.lost()
 
     def lost(self) -> None:
         """Take note that the server closed the connection."""
