@@ -324,6 +324,8 @@ class Gateway:
         if self.begun:
             self.others.approach(kubelet)
             self._tell_kubelet(self.resources)
+        for name in self._resources:
+            self.holdings.note(name)  # It was given before this kubelet's start.
         ours = (name for name, resource in self._resources.items() if resource.standing_by_for is None)
         self.beliefs.restarted(ours, kubelet.mtime_ns / 1e9)
         if first:

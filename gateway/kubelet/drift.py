@@ -268,11 +268,12 @@ class Drift(Struct, frozen=True):
         }
 
     def avoid(self, now: float) -> tuple[str, ...]:
-        """Name the devices to be given last, the least bad ones first: ill of late, forgotten, not well."""
+        """Name the devices to be given last, the least bad ones first: ill of late, perhaps forgotten, not well."""
         bad = self._unwell.union(
             *(finding.device_ids for finding in self._differs if finding.kind is MismatchKind.SURPLUS)
         )
-        forgotten = self.forgotten.keys() - bad
+        # Until its records are seen, a kubelet may have forgotten any of those before its start: what it knows of it doesn't offer.
+        forgotten = (self.forgotten.keys() | self._before.keys()) - bad
         ill = {device_id for device_id, since in self._ill.items() if now - since < ILL_FOR} - forgotten - bad
         return (*sorted(ill), *sorted(forgotten), *sorted(bad))
 

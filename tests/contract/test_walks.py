@@ -1,0 +1,26 @@
+"""Random walks, and what they found before."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.node import GPU, Node
+
+
+@pytest.mark.parametrize("lived", [0.001, 2.0])
+@pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
+async def test_a_device_of_a_pod_that_a_kubelet_has_just_forgotten_is_given_last(
+    node: Node, version: str, lived: float
+) -> None:
+    await node.start_kubelet(version)
+    node.gateway()
+    await node.allocatable_is(8)
+    given = await node.admit("pod", count=4)
+    await node.pass_time(lived)
+    node.kill_kubelet()
+    node.forget_checkpoint()
+    await node.start_kubelet(version)
+    node.forgotten.add("pod")
+    await node.allocatable_is(8)
+    other = await node.admit("other", count=4)
+    assert not {*given.devices[GPU]} & {*other.devices[GPU]}
