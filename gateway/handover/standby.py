@@ -126,7 +126,7 @@ class Standby:
     def _wait(self, resource: Resource) -> float | None:
         """Return the seconds until the next look at a resource; None: there is nothing to look at."""
         name = resource.name
-        if resource.state.phase is not Phase.STANDBY:
+        if resource.state.phase is not Phase.STANDBY or resource.standing_by_for is None:
             self._records.pop(name, None)
             return LOOK if self._own.doubts.get(name) else None
         return self._records.setdefault(name, RecordsSeen()).again(talks=self._own.talks(resource))

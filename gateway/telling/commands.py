@@ -225,6 +225,8 @@ class Commands:
 
     async def _order(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         order = orders.order(request)
+        if order.op == "forget":
+            await self._gateway.beliefs.look()  # Who was given one a moment ago holds it.
         before = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources}
         found = [(name, entry) for name, entry in before.items() if entry is not None]
         cordoned = order.device_id in self._gateway.ledger.cordons
@@ -246,6 +248,8 @@ class Commands:
             raise ControlError(
                 f"done, but it will be forgotten when the gateway restarts: {self._gateway.scribe.state.error}"
             )
+        if order.op == "cordon":
+            await self._gateway.beliefs.look()  # As above: the operator is told who holds it.
         now = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources}
         outcome = OrderOutcome(
             changed,
