@@ -117,6 +117,9 @@ class NvidiaBackend:
         nvml = Nvml(self._library)
         looker = Looker(nvml, self._node, self._pace, self._let, self._guests, self._attempts)
         self._looker = looker
+        self._defect = None
+        if self._scan is None:
+            self._down = None  # What ended the watch before says nothing of this one.
         looker.start(asyncio.get_running_loop(), lambda news: self._take(looker, news))
         last: Sight | None = None
         try:

@@ -1,0 +1,213 @@
+"""What a node has: which backends there are, several of them, and devices that are files."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devices.model import DeviceNode
+from tests.contract.hardware import Amd, Host, Nvidia
+from tests.contract.node import Gateway, Node
+from tests.fakes.amd import Board, Sysfs
+
+AMD, FUSE, VERBS = "amd.com/gpu", "vendor.com/fuse", "vendor.com/verbs"
+
+
+def device(host: Host, name: str) -> Path:
+    """Make a device node below the host's /dev."""
+    path = host.dev / name
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to("/dev/null")
+    return path
+
+
+def configure(node: Node, *rules: dict[str, Any], **others: Any) -> tuple[str, str]:
+    """Write the configuration file; return the option that names it."""
+    draft = node.folder / "draft"
+    draft.write_text(json.dumps({"gateway": {"devices": list(rules), **others}}))
+    draft.replace(node.folder / "config.yaml")
+    return "--config-file", str(node.folder / "config.yaml")
+
+
+async def reasons(one: Gateway) -> dict[str, str]:
+    """Return why devices are unhealthy, by ID."""
+    resources = (await one.status())["resources"]
+    devices = (device for resource in resources for device in resource["devices"])
+    return {device["id"]: device["reason"] for device in devices if device["health"] != "Healthy"}
+
+
+# Files.
+
+
+async def test_files_that_match_are_devices_and_a_container_gets_their_nodes(node: Node) -> None:
+    host = Host(node)
+    for name in ("infiniband/uverbs0", "infiniband/uverbs1", "infiniband/rdma_cm", "fuse"):
+        device(host, name)
+    (host.dev / "infiniband/uverbs9").touch()  # No device node.
+    verbs = {"resource": VERBS, "paths": ["/dev/infiniband/*"], "shared": ["/dev/infiniband/rdma_cm"]}
+    fuse = {"resource": FUSE, "paths": ["/dev/fuse"], "count": 3, "permissions": "r"}
+    await node.start_kubelet()
+    one = node.gateway("--backend", "none", *configure(node, verbs, fuse))
+    await node.allocatable_is(2, VERBS)
+    await node.allocatable_is(3, FUSE)
+    given = await node.admit("pod", VERBS)
+    (held,) = given.devices[VERBS]
+    assert set(given.answer.device_nodes) == {DeviceNode(path, path) for path in (held, "/dev/infiniband/rdma_cm")}
+    node.shared = [FUSE]
+    given = await node.admit("other", FUSE, count=2)
+    assert given.answer.device_nodes == (DeviceNode("/dev/fuse", "/dev/fuse", "r"),)
+    # A file that vanishes is lost while its pod runs.
+    (host.root / held[1:]).unlink()
+    await node.allocatable_is(1, VERBS)
+    assert (node.capacity(VERBS), list(await reasons(one))) == (2, [held])
+    device(host, held.removeprefix("/dev/"))
+    await node.allocatable_is(2, VERBS)
+    # What every container needs makes all of them unhealthy where it is missing.
+    (host.dev / "infiniband/rdma_cm").unlink()
+    await node.allocatable_is(0, VERBS)
+    assert "rdma_cm" in str(await reasons(one))
+    assert node.allocatable(FUSE) == 3
+
+
+async def test_files_that_no_rule_describes_any_more_go_and_new_rules_count(node: Node) -> None:
+    host = Host(node)
+    for name in ("fuse", "kvm"):
+        device(host, name)
+    fuse, kvm = ({"resource": f"vendor.com/{name}", "paths": [f"/dev/{name}"]} for name in ("fuse", "kvm"))
+    await node.start_kubelet()
+    node.gateway(*configure(node))  # Beside simulated GPUs, and without a rule at first.
+    await node.allocatable_is(8)
+    configure(node, fuse)
+    await node.allocatable_is(1, FUSE)
+    configure(node, kvm)
+    await node.allocatable_is(1, "vendor.com/kvm")
+    await node.allocatable_is(0, FUSE)
+    await node.until(lambda: node.capacity(FUSE) == 0, "its going", 900)
+    assert node.allocatable() == 8
+
+
+async def test_files_of_one_numa_node_and_the_least_used_ones_are_preferred(node: Node) -> None:
+    host = Host(node)
+    for number, source in enumerate(("/dev/null", "/dev/zero", "/dev/full")):
+        (host.dev / f"x{number}").symlink_to(source)
+        status = os.stat(source)  # noqa: PTH116 - the row's own
+        assert stat.S_ISCHR(status.st_mode)
+        folder = host.sys / f"dev/char/{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}/device"
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(f"{number % 2}\n")
+    await node.start_kubelet()
+    node.gateway("--backend", "none", *configure(node, {"resource": FUSE, "paths": ["/dev/x*"], "count": 2}))
+    await node.allocatable_is(6, FUSE)
+    async with node.plugin(FUSE) as plugin:
+        listed = {device.id: device.numa_nodes for device in await plugin.first_list()}
+        assert listed["/dev/x1::0"] == (1,)
+        assert await plugin.prefer([*listed], 2) == {"/dev/x1::0", "/dev/x1::1"}
+        assert await plugin.prefer([*listed], 3) == {"/dev/x0::0", "/dev/x0::1", "/dev/x2::0"}
+        assert await plugin.prefer([*listed], 2, ["/dev/x1::1"]) == {"/dev/x1::0", "/dev/x1::1"}
+        assert await plugin.prefer(["/dev/x0::1", "/dev/x2::0", "/dev/x2::1"], 1) == {"/dev/x2::0"}
+
+
+# Several backends.
+
+
+def both(node: Node) -> tuple[Nvidia, Amd]:
+    """Make a node with two GPUs of AMD and four of NVIDIA."""
+    amd = Amd(node, lambda root: Sysfs(root, [Board("0000:05:00.0"), Board("0000:06:00.0")]).write())
+    nvidia = Nvidia(node)
+    for gpu in nvidia.world.gpus:
+        folder = nvidia.sys / "bus/pci/devices" / gpu.pci.lower()
+        (folder / "vendor").write_text("0x10de\n")
+        (folder / "class").write_text("0x030200\n")
+    return nvidia, amd
+
+
+def auto(node: Node, nvidia: Nvidia, *options: str) -> Gateway:
+    """Start a gateway that finds out what is there."""
+    return node.gateway("--backend", "auto", "--container-driver-root", str(nvidia.driver), *options)
+
+
+async def test_each_vendors_gpus_are_found_and_fail_alone(node: Node) -> None:
+    nvidia, amd = both(node)
+    await node.start_kubelet()
+    one = auto(node, nvidia)
+    await node.allocatable_is(4)
+    await node.allocatable_is(2, AMD)
+    given = await node.admit("pod", AMD)
+    assert "NVIDIA_VISIBLE_DEVICES" not in given.answer.envs
+    nvidia.event(0, 79)
+    (amd.sys / "module").rename(amd.root / "away")
+    await node.allocatable_is(3)
+    await node.allocatable_is(0, AMD)
+    assert len(await reasons(one)) == 3
+    (amd.root / "away").rename(amd.sys / "module")
+    await node.allocatable_is(2, AMD)
+    await one.order("release", ids=[nvidia.uuids[0]])
+    await one.order("acquire", ids=[nvidia.uuids[0]])
+    await node.allocatable_is(4)
+    assert await one.terminate() == 0
+
+
+async def test_one_that_cannot_start_keeps_no_other_from_being_offered(node: Node) -> None:
+    nvidia, _ = both(node)
+    nvidia.fails("nvmlInit", 9)
+    await node.start_kubelet()
+    one = auto(node, nvidia, "--fail-on-init-error")
+    await node.allocatable_is(2, AMD)
+    await node.pass_time(100)
+    assert one.alive
+    assert "NVML" in str((await one.status())["hindrances"])
+    nvidia.works("nvmlInit")
+    await node.allocatable_is(4, seconds=130)
+
+
+async def test_an_edit_is_for_every_source(node: Node) -> None:
+    nvidia, _ = both(node)
+    await node.start_kubelet()
+    auto(node, nvidia, *configure(node))
+    await node.allocatable_is(4)
+    await node.allocatable_is(2, AMD)
+    configure(node, excludeDevices=["0000:06:00.0", nvidia.uuids[2]])
+    await node.allocatable_is(3)
+    await node.allocatable_is(1, AMD)
+
+
+async def test_of_two_sources_of_one_name_the_first_keeps_it_and_people_are_told(node: Node) -> None:
+    host = Host(node)
+    device(host, "fuse")
+    node.simulate({FUSE: {"gpus": 2}})
+    await node.start_kubelet()
+    one = node.gateway(*configure(node))
+    await node.allocatable_is(2, FUSE)
+    configure(node, {"resource": FUSE, "paths": ["/dev/fuse"]})
+    await node.pass_time(30)
+    assert node.allocatable(FUSE) == 2
+    assert one.said("a resource is listed twice")
+
+
+@pytest.mark.parametrize("kind", ["0x030000", "0x030200", "0x120000", "0x020000"])
+async def test_a_gpu_is_known_by_its_pci_class_and_nothing_else_starts_the_gateway(node: Node, kind: str) -> None:
+    nvidia = Nvidia(node)
+    for gpu in nvidia.world.gpus:
+        folder = nvidia.sys / "bus/pci/devices" / gpu.pci.lower()
+        (folder / "vendor").write_text("0x10de\n")
+        (folder / "class").write_text(f"{kind}\n")
+    await node.start_kubelet()
+    one = auto(node, nvidia)
+    if kind == "0x020000":
+        await node.until(lambda: not one.alive, "its end")
+        assert "a GPU of NVIDIA or AMD" in str(one.process.log)
+        return
+    await node.allocatable_is(4)
+
+
+async def test_nvml_is_taken_from_the_drivers_root(node: Node) -> None:
+    nvidia = Nvidia(node)
+    (nvidia.driver / "usr/lib64").rename(nvidia.driver / "lib64")
+    await node.start_kubelet()
+    nvidia.gateway()
+    await node.allocatable_is(4)
