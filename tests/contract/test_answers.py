@@ -1,0 +1,218 @@
+"""How a container gets its GPUs: by each way that an operator chooses, as far as each kubelet can be told."""
+
+from __future__ import annotations
+
+import pytest
+
+from devices.model import ContainerAnswer, DeviceNode, Mount
+from tests.contract.hardware import Nvidia
+from tests.contract.node import GPU, Gateway, Node, Refused
+
+CDI = "k8s.device-plugin.nvidia.com/gpu="
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+MOUNTED = "/var/run/nvidia-container-devices"
+
+
+async def ready(node: Node, nvidia: Nvidia, *options: str, version: str = "1.34", **environment: str) -> Gateway:
+    """Start a kubelet and a gateway, and wait for the GPUs."""
+    await node.start_kubelet(version)
+    one = nvidia.gateway(*options, **environment)
+    await node.allocatable_is(4)
+    return one
+
+
+async def answer(node: Node, nvidia: Nvidia, *gpus: int) -> ContainerAnswer:
+    """Ask for these GPUs, by their indexes, in an order that isn't theirs."""
+    async with node.plugin() as plugin:
+        return await plugin.allocate(*(nvidia.uuids[one] for one in reversed(gpus)))
+
+
+async def test_a_variable_names_the_gpus_in_their_order(node: Node) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia, "--gdrcopy-enabled", GDS_ENABLED="true", MOFED_ENABLED="false")
+    names = f"{nvidia.uuids[1]},{nvidia.uuids[3]}"
+    enabled = {"NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled"}
+    assert await answer(node, nvidia, 1, 3) == ContainerAnswer(envs={VISIBLE: names, **enabled})
+
+
+async def test_the_index_names_a_gpu_if_the_operator_wants_that(node: Node) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia, DEVICE_ID_STRATEGY="index")
+    assert await answer(node, nvidia, 0, 2) == ContainerAnswer(envs={VISIBLE: "0,2"})
+
+
+async def test_mounts_name_the_gpus(node: Node) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia, "--device-list-strategy", "envvar,volume-mounts")
+    mounts = tuple(Mount(f"{MOUNTED}/{nvidia.uuids[one]}", "/dev/null") for one in (0, 1))
+    assert await answer(node, nvidia, 0, 1) == ContainerAnswer(envs={VISIBLE: MOUNTED}, mounts=mounts)
+
+
+async def test_device_nodes_are_passed_from_where_they_are_on_the_host(node: Node) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia, "--pass-device-specs", "--nvidia-driver-root", "/run/driver", NVIDIA_DEV_ROOT="/run/dev")
+    names = ("nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+    nodes = tuple(DeviceNode(f"/dev/{name}", f"/run/dev/dev/{name}") for name in names)
+    assert await answer(node, nvidia, 2) == ContainerAnswer(envs={VISIBLE: nvidia.uuids[2]}, device_nodes=nodes)
+
+
+@pytest.mark.parametrize("options", [("--pass-device-specs",), ("--device-list-strategy", "cdi-cri")])
+async def test_a_pod_that_cuda_would_fail_in_is_refused(node: Node, options: tuple[str, ...]) -> None:
+    nvidia = Nvidia(node)
+    (nvidia.dev / "nvidia-uvm").unlink()
+    nvidia.show(nodes=False)
+    one = await ready(node, nvidia, *options)
+    assert "nvidia-uvm is missing" in await node.refused("pod")
+    assert "nvidia-uvm" in str((await one.status())["hindrances"])
+    nvidia.show()
+    await node.pass_time(40)
+    await node.admit("other")
+
+
+@pytest.mark.parametrize(
+    ("version", "strategies", "fallback", "carried"),
+    [
+        ("1.34", "cdi-cri", "refuse", {"cdi_devices"}),
+        ("1.34", "envvar,cdi-cri", "refuse", {"envs", "cdi_devices"}),
+        ("1.34", "cdi-annotations", "refuse", {"annotations"}),
+        ("1.34", "cdi-annotations,cdi-cri", "refuse", {"annotations", "cdi_devices"}),
+        ("1.20", "cdi-annotations", "refuse", {"annotations"}),
+        ("1.20", "cdi-cri", "refuse", None),
+        ("1.28", "cdi-cri", "refuse", None),
+        ("1.28", "cdi-cri", "envvar", {"envs"}),
+        ("1.20", "envvar,cdi-cri", "refuse", {"envs"}),
+        ("1.9", "cdi-annotations", "refuse", None),
+        ("1.9", "cdi-annotations", "envvar", {"envs"}),
+        ("1.20", "cdi-cri", "expand", None),  # The driver's libraries need hooks.
+    ],
+)
+async def test_a_gpu_is_named_in_cdi_only_to_a_kubelet_that_takes_it(
+    node: Node, version: str, strategies: str, fallback: str, carried: set[str] | None
+) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia, "--device-list-strategy", strategies, "--cdi-fallback", fallback, version=version)
+    if carried is None:
+        async with node.plugin() as plugin:
+            with pytest.raises(Refused):
+                await plugin.allocate(nvidia.uuids[1])
+        return
+    given = await answer(node, nvidia, 1)
+    name = CDI + nvidia.uuids[1]
+    assert {one for one in ("envs", "annotations", "cdi_devices") if getattr(given, one)} == carried
+    assert given.envs in ({}, {VISIBLE: nvidia.uuids[1]})
+    assert given.cdi_devices in ((), (name,))
+    assert list(given.annotations.values()) in ([], [name])
+    assert all(one.startswith("cdi.k8s.io/nvidia-device-plugin_") for one in given.annotations)
+
+
+async def test_what_a_cdi_name_stands_for_is_said_to_a_kubelet_that_knows_no_cdi(node: Node) -> None:
+    nvidia = Nvidia(node)
+    hooks = {"CDI_DISABLE_HOOKS": "all", "DEVICE_LIST_STRATEGY": "cdi-cri", "GATEWAY_CDI_FALLBACK": "expand"}
+    await ready(node, nvidia, version="1.20", **hooks)
+    given = await answer(node, nvidia, 1)
+    assert {"/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"} <= {one.host_path for one in given.device_nodes}
+    assert f"/usr/lib64/libcuda.so.{nvidia.world.driver}" in {one.host_path for one in given.mounts}
+
+
+async def test_the_cdi_specification_has_what_is_offered_before_it_is_offered(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.mig(3, "3g.40gb", "3g.40gb")
+    nvidia.show()
+    instances = [one.uuid for one in nvidia.world.gpus[3].instances]
+    options = ("--device-list-strategy", "cdi-cri", "--mig-strategy", "mixed", "--exclude-devices", "0")
+    await node.start_kubelet()
+    one = nvidia.gateway(*options)
+    await node.allocatable_is(2)
+    await node.allocatable_is(2, "nvidia.com/mig-3g.40gb")
+    devices = {device["name"]: device["containerEdits"] for device in nvidia.specification()["devices"]}
+    assert set(devices) == {*nvidia.uuids[1:], *instances, "all"}
+    assert [node["path"] for node in devices[nvidia.uuids[2]]["deviceNodes"]] == ["/dev/nvidia2"]
+    assert len(devices[instances[0]]["deviceNodes"]) == 3
+    edits = nvidia.specification()["containerEdits"]
+    assert "NVIDIA_VISIBLE_DEVICES=void" in edits["env"]
+    assert f"libcuda.so.{nvidia.world.driver}" in str(edits["mounts"])
+    given = await node.admit("pod", "nvidia.com/mig-3g.40gb")
+    assert given.answer.cdi_devices[0].removeprefix(CDI) in instances
+    # One that a container was given stays in it when it goes.
+    nvidia.world.no_mig(3)
+    nvidia.show()
+    await node.pass_time(60)
+    names = {device["name"] for device in nvidia.specification()["devices"]}
+    assert given.answer.cdi_devices[0].removeprefix(CDI) in names
+    assert await one.terminate() == 0
+    assert nvidia.specification()["devices"]
+
+
+async def test_without_the_drivers_libraries_there_is_no_cdi_and_the_reason_is_told(node: Node) -> None:
+    nvidia = Nvidia(node)
+    library = nvidia.driver / f"usr/lib64/libcuda.so.{nvidia.world.driver}"
+    library.unlink()
+    one = await ready(node, nvidia, "--device-list-strategy", "cdi-cri", "--fail-on-init-error=false")
+    assert "libcuda" in await node.refused("pod")
+    library.touch()
+    await node.pass_time(40)
+    given = await node.admit("other")
+    assert given.answer.cdi_devices
+    assert one.alive
+    library.unlink()
+    failing = nvidia.gateway("--device-list-strategy", "cdi-cri")
+    await node.until(lambda: not failing.alive, "its end")
+    assert "libcuda" in str(failing.process.log)
+
+
+async def test_a_specification_that_somebody_removed_is_written_again(node: Node) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia, "--device-list-strategy", "cdi-cri")
+    for path in nvidia.cdi.iterdir():
+        path.unlink()
+    await node.pass_time(40)
+    assert len(nvidia.specification()["devices"]) == 5
+
+
+async def test_an_answer_changes_with_the_configuration(node: Node) -> None:
+    nvidia = Nvidia(node)
+    file = node.folder / "config.yaml"
+    file.write_text("flags: {plugin: {deviceIDStrategy: index}}")
+    await ready(node, nvidia, "--config-file", str(file))
+    assert (await answer(node, nvidia, 2)).envs == {VISIBLE: "2"}
+    file.write_text("flags: {plugin: {deviceIDStrategy: uuid}}")
+    await node.pass_time(10)
+    assert (await answer(node, nvidia, 2)).envs == {VISIBLE: nvidia.uuids[2]}
+
+
+async def test_a_gpu_that_is_made_ready_starts_only_with_a_healthy_gpu(node: Node) -> None:
+    well = {GPU: {"gpus": [{"uuid": "a"}], "pre_start": True}}
+    node.simulate(well)
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(1)
+    await node.admit("pod")
+    node.simulate({GPU: {"gpus": [{"uuid": "a", "health": "Unhealthy", "reason": "smells"}], "pre_start": True}})
+    await node.allocatable_is(0)
+    with pytest.raises(Refused, match="isn't"):
+        await node.restart_container("pod")
+    node.simulate(well)
+    await node.allocatable_is(1)
+    await node.restart_container("pod")
+
+
+async def test_gpus_with_cdi_names_of_their_own_are_named_so(node: Node) -> None:
+    node.simulate({"vendor.com/gpu": {"gpus": 2, "cdi": "vendor.com/gpu"}})
+    await node.start_kubelet("1.34")
+    node.gateway()
+    await node.allocatable_is(2, "vendor.com/gpu")
+    given = await node.admit("pod", "vendor.com/gpu")
+    assert given.answer == ContainerAnswer(cdi_devices=(f"vendor.com/gpu={given.devices['vendor.com/gpu'][0]}",))
+    node.remove("pod")
+    await node.start_kubelet("1.20")
+    await node.allocatable_is(2, "vendor.com/gpu")
+    await node.refused("other", "vendor.com/gpu")
+
+
+async def test_gpus_with_nodes_get_those(node: Node) -> None:
+    node.simulate({"vendor.com/gpu": {"gpus": [{"uuid": "a", "device_nodes": ["/dev/null", "/dev/zero"]}]}})
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(1, "vendor.com/gpu")
+    given = await node.admit("pod", "vendor.com/gpu")
+    assert [one.host_path for one in given.answer.device_nodes] == ["/dev/null", "/dev/zero"]

@@ -1,0 +1,251 @@
+"""GPUs that are shared, named, left out and chosen as an operator wants it, also while the gateway runs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.contract.hardware import Nvidia
+from tests.contract.node import GPU, Gateway, Node, Refused
+from tests.fakes import nvml
+
+SHARED = "nvidia.com/gpu.shared"
+
+
+def sliced(*resources: dict[str, Any], honour: bool = False, **others: Any) -> dict[str, Any]:
+    """Return a configuration with shared resources."""
+    return {
+        "gateway": {"honourResourceNames": honour},
+        "sharing": {"timeSlicing": {"resources": list(resources), **others}},
+    }
+
+
+def configure(node: Node, configuration: dict[str, Any]) -> tuple[str, str]:
+    """Write the configuration file, in place of the one that is there; return the option that names it."""
+    draft = node.folder / "draft"
+    draft.write_text(json.dumps(configuration))
+    draft.replace(node.folder / "config.yaml")
+    return "--config-file", str(node.folder / "config.yaml")
+
+
+async def ready(node: Node, count: int, resource: str = GPU, *options: str) -> Gateway:
+    """Start a kubelet and a gateway, and wait for the devices."""
+    node.shared = {GPU, SHARED}
+    await node.start_kubelet()
+    one = node.gateway(*options)
+    await node.allocatable_is(count, resource)
+    return one
+
+
+def boards(ids: Any) -> Counter[str]:
+    """Count the GPUs that replicas are of."""
+    return Counter(one.partition("::")[0] for one in ids)
+
+
+async def test_a_shared_gpu_is_given_to_as_many_pods_as_it_has_replicas(node: Node) -> None:
+    node.simulate({GPU: {"gpus": 2}})
+    await ready(node, 6, GPU, *configure(node, sliced({"name": "gpu", "replicas": 3})))
+    given = [await node.admit(f"pod-{number}") for number in range(6)]
+    assert set(boards(one.devices[GPU][0] for one in given).values()) == {3}
+    for one in given:  # The least used one is given first, and is named once and without its number.
+        assert one.answer.envs["NVIDIA_VISIBLE_DEVICES"] == one.devices[GPU][0].partition("::")[0]
+    assert len(boards(one.devices[GPU][0] for one in given[:2])) == 2
+    await node.refused("seventh")
+
+
+async def test_more_than_one_replica_is_refused_if_the_operator_wants_that(node: Node) -> None:
+    node.simulate({GPU: {"gpus": 2}, "vendor.com/gpu": {"gpus": 2}})
+    options = configure(node, sliced({"name": "gpu", "replicas": 3}, failRequestsGreaterThanOne=True))
+    await ready(node, 6, GPU, *options)
+    assert "maximum request size for shared resources is 1; found 2" in await node.refused("greedy", count=2)
+    await node.admit("modest")
+    await node.admit("other", "vendor.com/gpu", count=2)
+
+
+@pytest.mark.parametrize(("sharing", "most"), [("distributed", 1), ("packed", 2)])
+async def test_replicas_are_spread_or_packed(node: Node, sharing: str, most: int) -> None:
+    node.simulate({GPU: {"gpus": 2}})
+    options = configure(node, sliced({"name": "gpu", "replicas": 4}))
+    await ready(node, 8, GPU, *options, "--shared-devices-allocation-policy", sharing)
+    given = [await node.admit(f"pod-{number}") for number in range(2)]
+    assert max(boards(one.devices[GPU][0] for one in given).values()) == most
+
+
+async def test_shared_gpus_have_another_name_if_the_operator_wants_that(node: Node) -> None:
+    node.simulate({GPU: {"gpus": 2}})
+    await ready(node, 4, SHARED, *configure(node, sliced({"name": "gpu", "replicas": 2}, renameByDefault=True)))
+    assert node.capacity() == 0
+
+
+@pytest.mark.parametrize(("honour", "name"), [(True, "nvidia.com/slice"), (False, GPU)])
+async def test_a_name_of_ones_own_counts_if_it_is_wanted(node: Node, honour: bool, name: str) -> None:
+    node.simulate({GPU: {"gpus": 2}})
+    options = configure(node, sliced({"name": "gpu", "replicas": 2, "rename": "nvidia.com/slice"}, honour=honour))
+    await ready(node, 4, name, *options)
+
+
+async def test_some_gpus_are_shared_and_others_not(node: Node) -> None:
+    node.simulate({GPU: {"gpus": [{"uuid": name} for name in "abcd"]}})
+    some = {"name": "gpu", "replicas": 4, "rename": SHARED, "devices": 1}
+    others = {"name": "gpu", "replicas": 2, "rename": "nvidia.com/two", "devices": ["d", 2]}
+    await ready(node, 1, GPU, *configure(node, sliced(some, others, honour=True)))
+    await node.allocatable_is(4, SHARED)
+    await node.allocatable_is(4, "nvidia.com/two")
+    given = await node.admit("pod", SHARED)
+    assert boards(given.devices[SHARED]) == {"a": 1}
+    given = await node.admit("other")
+    assert given.devices[GPU] == ("b",)
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+async def test_a_gpu_that_a_pod_has_is_not_given_under_another_id(node: Node, sharing: bool) -> None:
+    node.simulate({GPU: {"gpus": 2}})
+    plain, shared = {"version": "v1"}, sliced({"name": "gpu", "replicas": 2}, renameByDefault=True)
+    before, after = (shared, plain) if sharing else (plain, shared)
+    resource, new = (SHARED, GPU) if sharing else (GPU, SHARED)
+    one = await ready(node, 4 if sharing else 2, resource, *configure(node, before))
+    given = await node.admit("pod", resource)
+    (held,) = boards(given.devices[resource])
+    configure(node, after)
+    free = 1 if sharing else 2
+    await node.allocatable_is(free, new)
+    for number in range(free):
+        other = await node.admit(f"other-{number}", new)
+        assert held not in boards(other.devices[new])
+    # As well after a restart of everything.
+    one.kill()
+    await node.start_kubelet()
+    node.gateway(*configure(node, after))
+    await node.allocatable_is(free, new)
+    await node.refused("third", new)
+    node.remove("pod")
+    await node.allocatable_is(2 * free, new, seconds=900)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "left"),
+    [("1", 3), ("*-2", 3), ("00000000:2A:00.0", 3), ("2a:00.0", 3), ("NVIDIA H100*", 0), ("9,nothing", 4)],
+)
+async def test_a_gpu_that_a_setting_names_is_left_out(node: Node, pattern: str, left: int) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.gpus[2].uuid = "GPU-number-2"
+    nvidia.show()
+    await node.start_kubelet()
+    one = nvidia.gateway("--exclude-devices", pattern)
+    await node.eventually(one.is_ready, "readiness")
+    await node.allocatable_is(left)
+    unusable = (await one.status()).get("unusable", [])
+    assert [gpu["excluded"] for gpu in unusable] == [True] * (4 - left)
+
+
+async def test_excluding_a_gpu_leaves_out_its_partitions_and_waits_for_their_pods(node: Node) -> None:
+    nvidia = Nvidia(node)
+    for index in range(2):
+        nvidia.world.mig(index, "3g.40gb", "3g.40gb")
+    nvidia.show()
+    big = "nvidia.com/mig-3g.40gb"
+    configuration: dict[str, Any] = {"flags": {"migStrategy": "mixed"}}
+    await node.start_kubelet()
+    one = nvidia.gateway(*configure(node, configuration))
+    await node.allocatable_is(4, big)
+    given = await node.admit("pod", big)
+    board = next(gpu for gpu in nvidia.world.gpus if given.devices[big][0] in {one.uuid for one in gpu.instances})
+    configure(node, configuration | {"gateway": {"excludeDevices": [board.uuid]}})
+    await node.allocatable_is(2, big)
+    await node.pass_time(120)
+    assert node.capacity(big) == 3  # The pod goes on, and may start anew.
+    await node.restart_container("pod")
+    assert board.uuid in {gpu["id"] for gpu in (await one.status())["unusable"]}
+    node.remove("pod")
+    await node.until(lambda: node.capacity(big) == 2, "its going", 900)
+
+
+async def test_resources_are_named_by_product_if_that_is_wanted(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.gpus[3].name = "NVIDIA L4"
+    nvidia.world.mig(0, "3g.40gb", "3g.40gb")
+    nvidia.show()
+    names = {
+        "gpus": [{"pattern": "*H100*", "name": "nvidia.com/h100"}],
+        "mig": [{"pattern": "3g.*", "name": "big"}],
+    }
+    configuration = {"resources": names, "gateway": {"honourResourceNames": True}, "flags": {"migStrategy": "mixed"}}
+    await node.start_kubelet()
+    one = nvidia.gateway(*configure(node, configuration))
+    await node.allocatable_is(2, "nvidia.com/h100")
+    await node.allocatable_is(2, "nvidia.com/big")
+    (left_out,) = (await one.status())["unusable"]
+    assert left_out["id"] == nvidia.uuids[3]
+    assert "pattern" in left_out["reason"]
+
+
+# Which ones.
+
+
+@pytest.mark.parametrize(
+    ("must", "count", "chosen"),
+    [((), 2, {0, 2}), ((3,), 2, {1, 3}), ((), 3, {0, 1, 2}), ((1, 2), 2, {1, 2}), ((), 4, {0, 1, 2, 3})],
+)
+async def test_gpus_that_are_near_to_each_other_are_preferred(
+    node: Node, must: tuple[int, ...], count: int, chosen: set[int]
+) -> None:
+    nvidia = Nvidia(node)
+    for gpu in nvidia.world.gpus:
+        gpu.numa_node, gpu.links = 0, {}
+    for one, other, lanes in ((0, 1, 1), (0, 2, 4), (1, 3, 2)):
+        for a, b in ((one, other), (other, one)):
+            gpu = nvidia.world.gpus[a]
+            gpu.links |= {len(gpu.links) + n: nvml.NVLink(nvidia.world.gpus[b].pci) for n in range(lanes)}
+    nvidia.show()
+    await node.start_kubelet()
+    nvidia.gateway()
+    await node.allocatable_is(4)
+    async with node.plugin() as plugin:
+        preferred = await plugin.prefer(nvidia.uuids, count, [nvidia.uuids[one] for one in must])
+        assert preferred == {nvidia.uuids[one] for one in chosen}
+        with pytest.raises(Refused):
+            await plugin.prefer(nvidia.uuids[:1], 2)
+
+
+async def test_gpus_on_one_switch_are_nearer_than_those_over_pcie(node: Node) -> None:
+    nvidia = Nvidia(node)
+    for index in (0, 1):  # They alone lost their links to the switches.
+        nvidia.world.gpus[index].links = {}
+    for gpu in nvidia.world.gpus:
+        gpu.numa_node = 0
+    nvidia.show()
+    await node.start_kubelet()
+    nvidia.gateway()
+    await node.allocatable_is(4)
+    given = await node.admit("pod", count=2)
+    assert set(given.devices[GPU]) == set(nvidia.uuids[2:])
+
+
+async def test_gpus_on_one_numa_node_and_the_healthy_ones_are_preferred(node: Node) -> None:
+    node.simulate({GPU: {"gpus": [{"uuid": str(n), "numa": n % 2} for n in range(6)], "links": []}})
+    await ready(node, 6)
+    async with node.plugin() as plugin:
+        ids = [str(n) for n in range(6)]
+        assert await plugin.prefer(ids, 3) == {"0", "2", "4"}
+        assert await plugin.prefer(ids, 2, ["3"]) == {"1", "3"}
+        node.simulate(
+            {GPU: {"gpus": [{"uuid": str(n), "numa": n % 2} for n in range(6)], "unhealthy": {"0": "smells"}}}
+        )
+        await node.pass_time(5)
+        assert await plugin.prefer(ids, 2) == {"1", "3"}
+        assert await plugin.prefer(["0", "2"], 2) == {"0", "2"}
+
+
+async def test_partitions_of_one_gpu_are_preferred_and_those_of_one_that_is_used(node: Node) -> None:
+    nvidia = Nvidia(node)
+    for index in range(4):
+        nvidia.world.mig(index, *(["1g.10gb"] * (3 if index == 2 else 2)))
+    nvidia.show()
+    await node.start_kubelet()
+    nvidia.gateway("--mig-strategy", "single")
+    await node.allocatable_is(9)
+    given = await node.admit("pod", count=3)
+    assert set(given.devices[GPU]) == {one.uuid for one in nvidia.world.gpus[2].instances}
