@@ -194,3 +194,35 @@ async def test_what_the_metrics_exporter_calls_unhealthy_is_so(node: Node) -> No
     assert node.allocatable(GPU) == 2
     await node.pass_time(200)  # What it said long ago counts no longer.
     assert node.allocatable(GPU) == 3
+
+
+async def test_partitions_of_before_the_restart_are_not_lost_but_gone(node: Node) -> None:
+    host = Amd(node, lambda root: parted(root, MODES, MODES))
+    one = await ready(node, host, 4)
+    one.kill()
+    host.tree.boards = [Board(FIRST, 0, ("SPX", "NPS1")), Board(SECOND, 0, ("SPX", "NPS1"))]
+    host.tree.write()
+    host.gateway()
+    await node.until(lambda: node.capacity(GPU) == node.allocatable(GPU) == 2, "the whole GPUs", 900)
+
+
+async def test_a_gpu_whose_mode_cannot_be_read_is_listed_as_before(node: Node) -> None:
+    host = Amd(node, lambda root: parted(root, MODES, MODES))
+    one = await ready(node, host, 4)
+    (host.tree.pci(host.tree.boards[0]) / "current_compute_partition").unlink()
+    await node.allocatable_is(2, GPU)
+    assert set(await reasons(one)) == {FIRST, "amdgpu_xcp_0"}
+    host.tree.write()
+    await node.allocatable_is(4, GPU)
+
+
+async def test_the_gauges_tell_of_each_gpu(node: Node) -> None:
+    host = Amd(node, three)
+    folder = host.tree.pci(host.tree.boards[0])
+    (folder / "mem_info_vram_used").write_text(f"{3 << 20}\n")
+    (folder / "mem_info_vram_total").write_text(f"{9 << 20}\n")
+    one = await ready(node, host, 3, GPU, "--gpu-metrics")
+    _, body = await one.get("metrics", "/metrics")
+    (line,) = [line for line in body.splitlines() if line.startswith("DCGM_FI_DEV_FB_FREE{")]
+    assert f'UUID="{FIRST}"' in line
+    assert line.endswith(" 6.0")

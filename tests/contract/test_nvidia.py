@@ -442,3 +442,74 @@ async def test_an_instance_that_goes_during_a_look_is_no_trouble_of_its_gpu(node
     assert set(await told(one)) == {one.uuid for one in nvidia.world.gpus[0].instances}
     nvidia.works("nvmlDeviceGetGpuInstanceId", gpu=0)
     await node.allocatable_is(8)
+
+
+@pytest.mark.parametrize(("whole", "hit"), [(True, 4), (False, 2)])
+async def test_an_error_of_a_gpu_instance_is_one_of_all_on_it(node: Node, whole: bool, hit: int) -> None:
+    nvidia = Nvidia(node)
+    one_each = partitioned(nvidia, "1c.3g.40gb", "1c.3g.40gb", "1c.4g.40gb", "1c.4g.40gb")[:4]
+    await node.start_kubelet()
+    one = nvidia.gateway("--mig-strategy", "mixed")
+    await node.allocatable_is(8, "nvidia.com/mig-1c.3g.40gb")
+    await node.allocatable_is(8, "nvidia.com/mig-1c.4g.40gb")
+    instance = nvidia.world.gpus[0].instances[0]
+    nvidia.event(0, 79, **({} if whole else {"gpu_instance": instance.gpu_instance}))
+    await node.pass_time(5)
+    assert set(await told(one)) == set(one_each[:hit])
+
+
+async def test_instances_of_before_the_restart_are_not_lost_but_gone(node: Node) -> None:
+    nvidia = Nvidia(node)
+    partitioned(nvidia, "3g.40gb", "3g.40gb")
+    one = await ready(node, nvidia, "--mig-strategy", "single", count=8)
+    given = await node.admit("pod")
+    one.kill()
+    partitioned(nvidia, "2g.20gb", "2g.20gb", "2g.20gb")
+    nvidia.gateway("--mig-strategy", "single")
+    await node.pass_time(60)
+    held = given.devices[GPU][0]
+    assert node.capacity() == 13  # The new ones, and what the pod has.
+    assert node.allocatable() <= 9  # Where that is can't be known: all of its GPU is left alone.
+    async with node.plugin() as plugin:
+        assert held in {device.id for device in await plugin.first_list()}
+    node.remove("pod")
+    await node.until(lambda: node.capacity() == node.allocatable() == 12, "its going", 900)
+
+
+async def test_a_gpu_that_another_one_replaces_goes_when_no_pod_has_it(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    gone = nvidia.uuids[1]
+    await one.order("release", ids=[])
+    nvidia.world.gpus[1].uuid = "GPU-new"
+    nvidia.show()
+    await one.order("acquire", ids=[])
+    await node.until(lambda: node.capacity() == node.allocatable() == 4, "the new one", 900)
+    async with node.plugin() as plugin:
+        listed = {device.id for device in await plugin.first_list()}
+    assert "GPU-new" in listed
+    assert gone not in listed
+
+
+async def test_the_gauges_tell_of_each_gpu_that_answers_and_of_its_pod(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.mig(3, "3g.40gb", "3g.40gb")
+    nvidia.show()
+    one = await ready(node, nvidia, "--gpu-metrics", "--mig-strategy", "mixed", count=3)
+    given = await node.admit("pod")
+    await node.pass_time(60)
+
+    async def gauges() -> dict[str, str]:
+        _, body = await one.get("metrics", "/metrics")
+        lines = [line for line in body.splitlines() if line.startswith("DCGM_FI_DEV_FB_USED{")]
+        return {line.partition('UUID="')[2].partition('"')[0]: line for line in lines}
+
+    instances = [one.uuid for one in nvidia.world.gpus[3].instances]
+    found = await gauges()
+    assert set(found) == {*nvidia.uuids, *instances}
+    assert [uuid for uuid, line in found.items() if 'pod="pod"' in line] == list(given.devices[GPU])
+    assert found[nvidia.uuids[2]].endswith(" 3072.0")
+    await one.order("release", ids=[nvidia.uuids[0]])
+    nvidia.fails("nvmlDeviceGetMemoryInfo", UNKNOWN, gpu=1)
+    await node.pass_time(30)
+    assert set(await gauges()) == {nvidia.uuids[2], nvidia.uuids[3], *instances}
