@@ -37,6 +37,11 @@ PATIENCE_S: Final = 60.0
 """Simulated seconds within which what a row waits for must come."""
 
 
+def gpus(*numbers: int, name: str = GPU, **more: Any) -> dict[str, dict[str, Any]]:
+    """Describe these GPUs, ``GPU-0`` and so on, for ``Node.simulate``."""
+    return {name: {"gpus": [{"uuid": f"GPU-{number}"} for number in numbers], **more}}
+
+
 class BrokenError(AssertionError):
     """A promise that holds at every moment does not."""
 
@@ -155,6 +160,11 @@ class Gateway:
     async def status(self) -> dict[str, Any]:
         """Return its status document."""
         return dict((await self.order("status"))["status"])
+
+    async def states(self, resource: str = GPU) -> dict[str, str]:
+        """Return the state of each device of a resource, by ID."""
+        found = [one for one in (await self.status())["resources"] if one["name"] == resource]
+        return {device["id"]: device["state"] for one in found for device in one["devices"]}
 
     async def port(self, what: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to one of its HTTP ports: ``what`` is "metrics" or "probes"."""
@@ -286,15 +296,37 @@ class Node:
         assert self._kubelet is not None
         return self._kubelet
 
-    async def start_kubelet(self, version: str = VERSION, *, ready: bool = True, **differs: Any) -> Kubelet:
-        """Start a kubelet, which finds the pods that run; one that runs is killed first. ``differs``: in what it isn't as released."""
+    async def start_kubelet(
+        self, version: str = VERSION, *, ready: bool = True, hears: bool = True, **differs: Any
+    ) -> Kubelet:
+        """Start a kubelet, which finds the pods that run; one that runs is killed first. ``differs``: in what it isn't as released.
+
+        Unless it ``hears``, it can't reach the API server: it knows none of these pods until ``hear``.
+        """
         self.kill_kubelet()
         kubelet = self._kubelet = Kubelet(self, version, differs)
-        pods = [demand for demand, _ in self._running.values()]
+        pods = [demand for demand, _ in self._running.values()] if hears else []
         running = [Running(pod, container, "") for pod, container in self._running]
         await kubelet.ask(kubelet.manager.start(pods, ready=ready, running=running))
         kubelet.report()
         return kubelet
+
+    def hear(self) -> None:
+        """Let the kubelet reach the API server: it hears of the pods that run."""
+        manager = self.kubelet.manager
+        manager._records.expect([demand for demand, _ in self._running.values()], [])
+        manager.ready()
+
+    async def list_pods(self) -> None:
+        """Have a monitoring agent read the kubelet's pod-resources API."""
+        caller = Caller(str(self.pod_resources), "v1.PodResourcesLister", "agent")
+        await caller.call("List")
+        await caller.close()
+
+    @property
+    def pod_resources(self) -> Path:
+        """Where the kubelet has its pod-resources API."""
+        return self.sockets.parent / "pod-resources" / "kubelet.sock"
 
     def kill_kubelet(self) -> None:
         """Kill the kubelet, if one runs."""
@@ -311,11 +343,10 @@ class Node:
 
     async def hide_pods(self, *, silent: bool = False) -> None:
         """Let the kubelet's pod-resources API be gone until the kubelet's next start, or be there and answer nobody (``silent``)."""
-        path = self.sockets.parent / "pod-resources" / "kubelet.sock"
         await self.kubelet.ask(self.kubelet.manager._pod_resources.stop())
         if silent:
             listener = self._silent = socket.socket(socket.AF_UNIX)
-            listener.bind(str(path))
+            listener.bind(str(self.pod_resources))
             listener.listen()
 
     def fault(self, **what: Any) -> None:

@@ -12,18 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.node import GPU, Gateway, Node, OrderError
-
-
-def gpus(*numbers: int, **more: Any) -> dict[str, dict[str, Any]]:
-    """Describe a node with these GPUs."""
-    return {GPU: {"gpus": [{"uuid": f"GPU-{number}"} for number in numbers], **more}}
-
-
-async def states(gateway: Gateway, resource: str = GPU) -> dict[str, str]:
-    """Return the state of each device, by ID."""
-    found = [one for one in (await gateway.status())["resources"] if one["name"] == resource]
-    return {device["id"]: device["state"] for one in found for device in one["devices"]}
+from tests.contract.node import Gateway, Node, OrderError, gpus
 
 
 async def state_file(gateway: Gateway) -> dict[str, Any]:
@@ -92,7 +81,7 @@ async def test_a_power_cut_undoes_no_order_and_forgets_no_id(node: Node, keeps_n
     await node.start_kubelet()
     again = node.gateway()
     await node.allocatable_is(1)
-    assert await states(again) == {"GPU-0": "present", "GPU-1": "cordoned", "GPU-2": "lost"}
+    assert await again.states() == {"GPU-0": "present", "GPU-1": "cordoned", "GPU-2": "lost"}
     assert not (await state_file(again))["put_aside"]
 
 
@@ -111,7 +100,7 @@ async def test_orders_survive_a_kill_as_soon_as_they_are_answered(node: Node) ->
     second.kill()
     third = node.gateway()
     await node.allocatable_is(3)
-    assert [one for one, state in (await states(third)).items() if state == "cordoned"] == ["GPU-2"]
+    assert [one for one, state in (await third.states()).items() if state == "cordoned"] == ["GPU-2"]
     await third.order("uncordon", id="GPU-2")
     third.kill()
     node.gateway()
@@ -133,7 +122,7 @@ async def test_a_lost_gpu_that_was_forgotten_by_order_stays_forgotten(node: Node
     one.kill()
     again = node.gateway()
     await node.allocatable_is(1)
-    assert await states(again) == {"GPU-0": "lost", "GPU-2": "present"}
+    assert await again.states() == {"GPU-0": "lost", "GPU-2": "present"}
 
 
 async def test_an_order_is_answered_when_it_is_on_disk(node: Node) -> None:
@@ -182,7 +171,7 @@ async def test_a_disk_without_room_holds_no_pod_up_and_is_told(node: Node, troub
     node.simulate(gpus(0, 2))
     again = node.gateway()
     await node.allocatable_is(1)
-    assert await states(again) == {"GPU-0": "present", "GPU-1": "lost", "GPU-2": "cordoned"}
+    assert await again.states() == {"GPU-0": "present", "GPU-1": "lost", "GPU-2": "cordoned"}
 
 
 async def test_a_start_waits_for_a_disk_that_does_not_answer(node: Node) -> None:
@@ -222,7 +211,7 @@ async def test_a_damaged_state_file_is_kept_aside_and_cordons_outlive_it(node: N
     await node.pass_time(5)
     aside = file.with_name((await state_file(again))["put_aside"])
     assert aside.read_bytes() == damaged
-    cordoned = [id_ for id_, state in (await states(again)).items() if state == "cordoned"]
+    cordoned = [id_ for id_, state in (await again.states()).items() if state == "cordoned"]
     assert {"cut": 5 < len(cordoned) < 30, "newer release's": len(cordoned) == 30}.get(damage, not cordoned)
     assert node.allocatable() == 40 - len(cordoned)
     await again.order("cordon", id="GPU-39", reason="smells")
@@ -248,7 +237,7 @@ async def test_a_state_file_that_is_lost_while_the_gateway_runs_is_written_anew(
     node.simulate(gpus(0, 1, 2))
     again = node.gateway()
     await node.allocatable_is(1)
-    assert await states(again) == {"GPU-0": "cordoned", "GPU-1": "cordoned", "GPU-2": "present", "GPU-3": "lost"}
+    assert await again.states() == {"GPU-0": "cordoned", "GPU-1": "cordoned", "GPU-2": "present", "GPU-3": "lost"}
 
 
 @pytest.mark.parametrize("what", ["link", "pipe", "folder"])
@@ -278,7 +267,7 @@ async def test_what_is_no_file_in_the_state_file_s_place_is_neither_followed_nor
     again.kill()
     third = node.gateway()
     await node.allocatable_is(1)
-    assert await states(third) == {"GPU-0": "present", "GPU-1": "cordoned"}
+    assert await third.states() == {"GPU-0": "present", "GPU-1": "cordoned"}
 
 
 async def test_the_state_directory_is_private(node: Node) -> None:

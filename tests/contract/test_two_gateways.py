@@ -1,0 +1,350 @@
+"""Two and three gateways on one node, as kubelet and pods see them: whichever comes, goes or stands still, every GPU is given once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from random import Random
+
+import pytest
+
+from tests.contract.node import GPU, Gateway, Node, Refused, gpus
+
+OTHER = "example.com/accelerator"
+VERSIONS = ["1.8", "1.10", "1.20", "1.28", "1.37"]
+
+
+async def serves(node: Node, pod: str, seconds: float = 60.0) -> None:
+    """See that a pod is given a GPU within so many seconds, and takes none with it."""
+    ends = asyncio.get_running_loop().time() + seconds
+    while True:
+        try:
+            await node.admit(pod)
+        except Refused:
+            if asyncio.get_running_loop().time() > ends:
+                raise
+            await asyncio.sleep(0.5)
+        else:
+            break
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("ends", ["newer killed", "older killed", "both killed", "newer ends", "older ends"])
+async def test_whichever_goes_pods_keep_their_gpus_and_others_get_theirs(node: Node, version: str, ends: str) -> None:
+    await node.start_kubelet(version)
+    older = node.gateway()
+    await node.allocatable_is(8)
+    await node.admit("before")
+    newer = node.gateway()
+    await node.until(lambda: newer.said("serving"), "that the newer one is there")
+    await serves(node, "between", 5)
+    await node.pass_time(3)
+    if "newer" in ends or "both" in ends:
+        newer.kill() if "killed" in ends else await newer.terminate()
+    if "older" in ends or "both" in ends:
+        older.kill() if "killed" in ends else await older.terminate()
+    if "both" in ends:
+        newer = node.gateway()
+    await serves(node, "after", 5)
+    await node.pass_time(30)
+    await node.allocatable_is(8)
+    for number in range(5):
+        await node.admit(f"more-{number}")
+    await node.truthful()
+
+
+async def test_from_1_37_on_a_takeover_has_no_gap(node: Node) -> None:
+    await node.start_kubelet("1.37")
+    older = node.gateway()
+    await node.allocatable_is(8)
+    newer = node.gateway()
+    seen = set()
+    while not newer.said("registered"):
+        await asyncio.sleep(0.001)
+        seen.add(node.allocatable())
+    ending = asyncio.ensure_future(older.terminate())
+    while not ending.done():
+        await asyncio.sleep(0.001)
+        seen.add(node.allocatable())
+    assert seen == {8}
+    await node.pass_time(5)
+    assert node.registers[GPU] == 2
+
+
+@pytest.mark.parametrize("version", ["1.12", "1.28", "1.36"])
+async def test_an_older_gateway_that_ends_as_the_newer_one_begins_leaves_it_registered(
+    node: Node, version: str
+) -> None:
+    await node.start_kubelet(version)
+    older = node.gateway()
+    await node.allocatable_is(8)
+    newer = node.gateway()
+    await node.until(lambda: newer.said("registered"), "its registration")
+    assert await older.terminate() == 0
+    await node.allocatable_is(8, seconds=5)
+    await node.pass_time(20)
+    assert node.allocatable() == 8
+    await node.admit("pod")
+    assert node.registers[GPU] == 2
+
+
+async def test_what_one_gateway_was_told_the_other_one_knows(node: Node) -> None:
+    node.simulate(gpus(0, 1, 2, 3))
+    await node.start_kubelet()
+    older = node.gateway()
+    await node.allocatable_is(4)
+    newer = node.gateway()
+    await node.until(lambda: newer.said("registered"), "its registration")
+    await node.allocatable_is(4)
+    await newer.order("cordon", id="GPU-1", reason="smells")
+    await older.order("cordon", id="GPU-2", reason="smells")
+    await newer.order("cordon", id="GPU-3", reason="smells")
+    await older.order("uncordon", id="GPU-3")
+    newer.kill()
+    await node.allocatable_is(2)
+    assert await older.states() == {"GPU-0": "present", "GPU-1": "cordoned", "GPU-2": "cordoned", "GPU-3": "present"}
+    older.kill()
+    third = node.gateway()
+    await node.allocatable_is(2)
+    await third.order("uncordon", id="GPU-1")
+    await node.allocatable_is(3)
+
+
+async def test_what_only_the_newer_gateway_served_is_not_forgotten_with_it(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    older = node.gateway()
+    await node.allocatable_is(2)
+    profile = node.folder / "more.json"
+    profile.write_text(json.dumps({"resources": gpus(0, 1) | gpus(5, 6, name=OTHER)}))
+    newer = node.gateway("--backend", "simulated", "--simulate", str(profile))
+    await node.allocatable_is(2, OTHER)
+    await node.admit("pod", OTHER)
+    await node.pass_time(5)
+    newer.kill()
+    await node.until(lambda: node.capacity(OTHER) and node.allocatable() == 2, "that the older one lists them", 20)
+    await node.pass_time(400)
+    assert node.capacity(OTHER) == 1
+    assert await older.states(OTHER) == {"GPU-5": "withdrawn"}
+    node.remove("pod")
+    await node.admit("other")
+    await node.until(lambda: node.capacity(OTHER) == 0, "that it is gone with its pod", 120)
+
+
+@pytest.mark.parametrize(
+    ("version", "options"), [("1.34", ("--api", "v1alpha2")), ("1.9", ("--api", "v1beta1")), ("1.20", ("--api", "0.1"))]
+)
+async def test_a_newer_gateway_that_this_kubelet_refuses_leaves_it_all_to_the_older_one(
+    node: Node, version: str, options: tuple[str, ...]
+) -> None:
+    await node.start_kubelet(version)
+    node.gateway()
+    await node.allocatable_is(8)
+    node.gateway(*options)
+    for number in range(6):
+        await node.pass_time(5)
+        assert node.allocatable() == 8
+        await node.admit(f"pod-{number}")
+
+
+async def test_a_newer_gateway_that_sees_no_gpu_takes_none_over(node: Node) -> None:
+    node.simulate(gpus(0, 1, 2))
+    await node.start_kubelet()
+    older = node.gateway()
+    await node.allocatable_is(3)
+    profile = node.folder / "none.json"
+    profile.write_text(json.dumps({"resources": gpus()}))
+    newer = node.gateway("--backend", "simulated", "--simulate", str(profile))
+    for number in range(3):
+        await node.pass_time(20)
+        assert (node.allocatable(), await newer.is_ready()) == (3, False)
+        await node.admit(f"pod-{number}")
+    profile.write_text(json.dumps({"resources": gpus(0, 1)}))  # A repair: it sees some.
+    await node.until(lambda: (node.capacity(), node.allocatable()) == (3, 2), "what the newer one sees")
+    await node.eventually(newer.is_ready, "readiness")
+    newer.kill()
+    await node.allocatable_is(3)
+    older.kill()
+    profile.write_text(json.dumps({"resources": gpus()}))
+    alone = node.gateway("--backend", "simulated", "--simulate", str(profile))
+    await node.until(lambda: alone.said("registered"), "its registration")
+    await node.pass_time(400)
+    assert (node.capacity(), node.allocatable(), await alone.is_ready()) == (3, 0, False)
+    again = node.gateway()
+    await node.allocatable_is(3)
+    await node.eventually(again.is_ready, "readiness", 5)
+
+
+@pytest.mark.parametrize("version", ["1.10", "1.20", "1.28", "1.37"])
+@pytest.mark.parametrize("restarts", [True, False])
+async def test_a_newer_gateway_that_stands_still_is_not_waited_for(node: Node, version: str, restarts: bool) -> None:
+    await node.start_kubelet(version)
+    node.gateway()
+    await node.allocatable_is(8)
+    newer = node.gateway()
+    await node.until(lambda: newer.said("registered"), "its registration")
+    await node.admit("first")
+    await node.pass_time(5)
+    newer.process.stop()
+    if restarts:
+        await node.pass_time(5)
+        await node.start_kubelet(version)
+    await node.pass_time(1 if restarts else 45)  # Asked meanwhile, it would have the kubelet wait for its answer.
+    await serves(node, "second", 60)
+    newer.process.go_on()
+    await node.pass_time(90)
+    await serves(node, "third", 5)
+    assert node.allocatable() == 8
+    newer.kill()
+    await serves(node, "fourth", 10)
+
+
+@pytest.mark.parametrize("version", ["1.12", "1.28", "1.37"])
+async def test_an_older_gateway_that_stands_still_is_not_waited_for(node: Node, version: str) -> None:
+    await node.start_kubelet(version)
+    older = node.gateway()
+    await node.allocatable_is(8)
+    await node.admit("first")
+    await node.pass_time(5)
+    older.process.stop()
+    newer = node.gateway()
+    await node.until(lambda: newer.said("registered"), "its registration", 20)
+    await serves(node, "second", 20)
+    older.process.go_on()
+    await node.pass_time(60)
+    await serves(node, "third", 5)
+    older.kill()
+    await serves(node, "fourth", 5)
+    await node.allocatable_is(8)
+
+
+@pytest.mark.parametrize("version", ["1.10", "1.28", "1.37"])
+async def test_the_host_s_service_is_left_alone_by_pods_that_come_and_go(node: Node, version: str) -> None:
+    await node.start_kubelet(version)
+    host = node.gateway("--host-service")
+    await node.allocatable_is(8)
+    for number in range(3):
+        pod = node.gateway()
+        await node.pass_time(20)
+        assert node.allocatable() == 8
+        pod.kill() if number else await pod.terminate()
+        await node.pass_time(20)
+        await node.admit(f"pod-{number}")
+    assert node.registers[GPU] == 1
+    pod = node.gateway()
+    await node.pass_time(10)
+    host.kill()
+    await serves(node, "after", 5)
+    node.gateway("--host-service")
+    await node.pass_time(20)
+    pod.kill()
+    await node.pass_time(3)
+    await serves(node, "at last", 5)
+    await node.allocatable_is(8)
+
+
+@pytest.mark.parametrize("version", ["1.10", "1.20", "1.37"])
+async def test_gateways_that_share_no_state_directory_give_no_gpu_twice(node: Node, version: str) -> None:
+    await node.start_kubelet(version)
+    older = node.gateway()
+    await node.allocatable_is(8)
+    await node.admit("first")
+    newer = node.gateway("--state-dir", str(node.folder / "another"))
+    await node.until(lambda: newer.said("registered"), "its registration", 20)
+    await serves(node, "second", 10)
+    await node.pass_time(30)
+    newer.kill()
+    await serves(node, "third", 5)
+    newer = node.gateway("--state-dir", str(node.folder / "another"))
+    await node.until(lambda: newer.said("registered"), "its registration", 20)
+    await older.terminate()
+    await serves(node, "fourth", 10)
+    await node.pass_time(30)
+    for number in range(4):
+        await node.admit(f"more-{number}")
+
+
+@pytest.mark.parametrize("version", ["1.20", "1.34"])
+@pytest.mark.parametrize("directory", ["state", "another"])
+async def test_two_that_offer_the_same_gpus_under_two_names_give_none_twice(
+    node: Node, version: str, directory: str
+) -> None:
+    node.simulate(gpus(0, 1, 2))
+    await node.start_kubelet(version)
+    older = node.gateway()
+    await node.allocatable_is(3)
+    await node.admit("first")
+    await node.pass_time(5)
+    profile = node.folder / "renamed.json"
+    profile.write_text(json.dumps({"resources": gpus(0, 1, 2, name=OTHER)}))
+    state = "--state-dir", str(node.folder / directory)
+    newer = node.gateway("--backend", "simulated", "--simulate", str(profile), *state)
+    for number in range(4):
+        await node.pass_time(5)
+        assert node.allocatable() + node.allocatable(OTHER) <= 3
+        for name in (GPU, OTHER) if number == 1 else ():
+            try:
+                await node.admit(f"pod-{name}", name)
+            except Refused:
+                assert name == OTHER
+    older.kill()
+    await node.allocatable_is(1, OTHER, 60)
+    await node.admit("renamed", OTHER)
+    node.remove("first")
+    node.remove(f"pod-{GPU}")
+    newer.kill()
+    node.gateway("--backend", "simulated", "--simulate", str(profile), *state)
+    await node.allocatable_is(3, OTHER, 120)
+    await node.admit("all", OTHER, 2)
+
+
+async def test_dead_gateways_leave_nothing_behind(node: Node) -> None:
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(8)
+    await node.pass_time(1)
+    before = _entries(node)
+    for _ in range(3):
+        for one in node.gateways:
+            one.kill()
+        await node.pass_time(15)
+        node.gateway()
+        await node.allocatable_is(8)
+        await node.pass_time(1)
+    assert _entries(node) == before
+
+
+def _entries(node: Node) -> int:
+    return sum(1 for folder in (node.sockets, node.state) for _ in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_three_gateways_come_go_and_stand_still_in_any_order(node: Node, seed: int) -> None:
+    random = Random(seed)  # noqa: S311 - no secret
+    version = ["1.8", "1.11", "1.20", "1.28", "1.34", "1.37"][seed]
+    await node.start_kubelet(version)
+    living: list[Gateway] = [node.gateway()]
+    await node.allocatable_is(8)
+    pods: list[str] = []
+    for number in range(10):
+        match random.choice(["come", "come", "kill", "end", "stop", "kubelet", "both"]):
+            case "come" if len(living) < 3:
+                living.append(node.gateway("--host-service") if random.random() < 0.2 else node.gateway())
+            case "kill" | "both" if len(living) > 1:
+                living.pop(random.randrange(len(living))).kill()
+            case "end" if len(living) > 1:
+                await living.pop(random.randrange(len(living))).terminate()
+            case "stop" if len(living) > 1:
+                one = random.choice(living)
+                one.process.stop()
+                await node.pass_time(random.choice([0.5, 5, 40]))
+                one.process.go_on()
+            case "kubelet":
+                await node.start_kubelet(version)
+        await node.pass_time(random.choice([0.0, 0.01, 0.3, 2, 20]))
+        if len(pods) > 5:
+            node.remove(pods.pop(random.randrange(len(pods))))
+        await serves(node, f"pod-{number}")
+        pods.append(f"pod-{number}")
+    await node.pass_time(60)
+    await node.allocatable_is(8)
