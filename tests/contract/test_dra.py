@@ -8,6 +8,7 @@ import os
 import pytest
 
 from gateway.lab.kubelets.kubelet import KubeletError
+from tests.contract import wire
 from tests.contract.cluster import Cluster, UnschedulableError, other_driver
 from tests.contract.node import GPU, Node
 
@@ -377,6 +378,16 @@ async def test_a_pool_is_in_slices_that_the_api_server_takes(node: Node) -> None
         assert len(cluster.published()) == 150
         node.simulate({GPU: {"gpus": gpus[:10]}})
         await node.until(lambda: len(cluster.sizes()) == 1, "one slice")
+
+
+async def test_the_kubelet_is_asked_seldom_what_its_pods_have_by_name(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        await cluster.prepare(cluster.claim("one"))
+        await node.pass_time(30)
+        wire.calls.clear()
+        await node.pass_time(300)
+        assert wire.calls.total() < 60, dict(wire.calls)
 
 
 async def test_without_dra_a_claims_gpu_is_given_to_nobody(node: Node) -> None:

@@ -14,7 +14,7 @@ import os
 import socket
 import stat
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
@@ -29,6 +29,8 @@ _LIMIT: Final = 4 * 1024 * 1024
 _WINDOW: Final = 64 * 1024
 _clock: list[Clock] = []
 _listening: dict[tuple[int, int], Server] = {}
+calls: Counter[str] = Counter()
+"""How often each method was called."""
 _late: dict[str, LateListener] = {}
 _State = grpc.ChannelConnectivity
 
@@ -303,6 +305,7 @@ class Server:
 
     async def answer(self, exchange: _Exchange, context: Context) -> tuple[grpc.StatusCode, str, bytes | None]:
         """Have a handler answer; return the code, the details and the one answer of a unary method."""
+        calls[exchange.method] += 1
         if self._most is not None and len(self.exchanges) > self._most:
             return grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!", None
         request = exchange.request or b""
