@@ -267,6 +267,8 @@ class Node:
         self.disk = Disk(self.state)
         """The disk of the gateways' state directory."""
         self.cdi = folder / "cdi"
+        self.bridge = folder / "bridge"
+        """Where other vendors' plugins register, for a gateway with ``--bridge`` of it."""
         self.registers: Counter[str] = Counter()
         self.faults = Faults()
         self.gateways: list[Gateway] = []

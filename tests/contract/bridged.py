@@ -1,0 +1,68 @@
+"""Another vendor's device plugin, as a process of its own that registers behind the gateway's bridge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from devices.model import Device
+from gateway.lab.plugins.played import PlayedPlugin
+from tests.contract.clock import Process
+from tests.contract.node import Node
+
+NIC: Final = "vendor.example/nic"
+
+
+class Neighbour:
+    """A plugin that can be killed, stopped and started again. Its socket keeps its name."""
+
+    def __init__(self, node: Node, **kind: Any) -> None:
+        self._node = node
+        self._kind = {"folder": node.bridge / "device-plugins", "devices": (Device("a"), Device("b")), **kind}
+        self.starts: list[PlayedPlugin] = []
+        """One for each start."""
+
+    @property
+    def played(self) -> PlayedPlugin:
+        """What it was called for, and what it says, since its last start."""
+        return self.starts[-1]
+
+    async def start(self, *, registers: bool = True, **kind: Any) -> PlayedPlugin:
+        """Start it, once plugins can register; ``kind`` is other than before."""
+        socket = self._node.bridge / "device-plugins" / "kubelet.sock"
+        await self._node.until(socket.exists, "the bridge's socket")
+        self._kind |= kind
+        self.process = Process("plugin")
+        played = PlayedPlugin(**self._kind)
+        self.starts.append(played)
+        await self.process.ask(played.start() if registers else played.serve())
+        return played
+
+    async def register(self, **kind: Any) -> None:
+        """Register once more, as plugins do when kubelet.sock is new."""
+        await self.process.ask(self.played.register(**kind))
+
+    async def change(self, *devices: Device) -> None:
+        """Have another list from now on."""
+        self._kind["devices"] = devices
+        await self.process.ask(self.played.change(devices))
+
+    async def end(self) -> None:
+        """End in order."""
+        await self.process.ask(self.played.stop())
+        self.process.kill()
+
+    def kill(self) -> None:
+        """Kill it: -9."""
+        self.process.kill()
+
+    @property
+    def allocated(self) -> list[tuple[str, ...]]:
+        """What it was asked to allocate, in all its starts."""
+        return [one for played in self.starts for one in played.allocated]
+
+
+def socket_of(folder: Path) -> tuple[int, int]:
+    """Tell which socket a bridge has now."""
+    found = (folder / "device-plugins" / "kubelet.sock").stat()
+    return found.st_ino, found.st_mtime_ns
