@@ -65,9 +65,9 @@ def main(words: list[str]) -> int:
         done = subprocess.run([*mutmut, "run"], cwd=tree, capture_output=True, text=True, check=False)
         subprocess.run([*mutmut, "export-cicd-stats"], cwd=tree, capture_output=True, check=False)
         stats = tree / "mutants" / "mutmut-cicd-stats.json"
-        if done.returncode != 0 or not stats.exists():
+        counts: dict[str, int] = json.loads(stats.read_text()) if stats.exists() else {"total": 0}
+        if not any(counts.get(how) for how in NOTICED):
             sys.exit(f"mutmut failed:\n{done.stdout[-3000:]}\n{done.stderr[-1000:]}")
-        counts: dict[str, int] = json.loads(stats.read_text())
         found = subprocess.run([*mutmut, "results"], cwd=tree, capture_output=True, text=True, check=False).stdout
     print(found, end="")
     total, noticed = counts["total"], sum(counts[how] for how in NOTICED)
