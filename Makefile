@@ -91,26 +91,25 @@ PARALLEL := --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 # A machine that stood still is no finding: what fails runs again, and is named at the end with what it said. Not what harms a pod.
 RERUNS := --reruns=2 --reruns-delay=1 --max-suite-reruns=20 --rerun-show-tracebacks --rerun-except='is given to both|\bpod .+ lost |ended by itself'
 
-.PHONY: pytest-options
-pytest-options:
-	@echo "$(PARALLEL) $(RERUNS)"
-
+# TEST: more of pytest's options. "--reruns=0" runs nothing again, "-m root" runs less.
+TEST ?=
+PYTEST = $(RUN)python -m pytest $(PARALLEL) $(RERUNS)
 .PHONY: test
 test: $(VENV) ## all tests, on one genuine kubelet of each API (the first time builds them: 10 minutes on two cores)
 	@$(RUN)python -m gateway.lab.kubelets.build 1.8 1.9 1.37
-	$(RUN)python -m pytest $(PARALLEL) $(RERUNS) -m 'not other_kubelet' tests/compat tests/contract tests/unit
+	$(PYTEST) -m 'not other_kubelet' tests/compat tests/contract tests/unit $(TEST)
 
 .PHONY: test-all
 test-all: kubelets ## the same on every genuine kubelet that `make kubelets` builds (the first time builds them: 20 minutes on two cores)
-	$(RUN)python -m pytest $(PARALLEL) $(RERUNS) tests/compat tests/contract tests/unit
+	$(PYTEST) tests/compat tests/contract tests/unit $(TEST)
 
 .PHONY: test-lab
 test-lab: $(VENV) ## the tests of the laboratory, the tools and CI themselves: for who changes these
-	$(RUN)python -m pytest $(PARALLEL) $(RERUNS) tests/lab
+	$(PYTEST) tests/lab $(TEST)
 
 .PHONY: unit
 unit: $(VENV) ## the tests that need no genuine kubelet
-	$(RUN)python -m pytest $(PARALLEL) $(RERUNS) -m 'not genuine' tests/compat tests/contract tests/unit
+	$(PYTEST) -m 'not genuine' tests/compat tests/contract tests/unit $(TEST)
 
 # Tables of decisions and wires, and what is promised of words, pages and folders: these start no gateway.
 TABLES := adapters* again architecture contributing docs doctor_nodes dra_adapters dra_decisions drift explored flags handover_machine \
@@ -118,6 +117,10 @@ TABLES := adapters* again architecture contributing docs doctor_nodes dra_adapte
 .PHONY: quick
 quick: lint imports types ## lint, types, and the tests that are pure tables, in less than a minute: for while you write
 	$(RUN)python -m pytest --quiet --numprocesses=2 --dist=loadfile $(TABLES:%=tests/unit/test_%.py) $(wildcard tests/contract)
+
+.PHONY: nightly
+nightly: $(VENV) ## what is too slow for each change, each once: all kubelets, mutants, whole nodes, searches and trials (root; hours)
+	@.ci/nightly
 
 .PHONY: kubelets
 kubelets: $(VENV) ## build the genuine kubelet device managers
@@ -190,7 +193,7 @@ KILLS ?=
 kills: e2e-made ## kill the gateway that serves of a pair in a pod, 50 times: what the kubelet and the API server see of it
 	@$(RUN)python -m gateway.lab.node -- .venv/bin/python -m gateway.lab.node.kills $(KILLS)
 
-# Those of the kubelets that `make kubelets` builds are played by CI, too (tests/compat/test_bugs.py). This builds all: for a nightly job.
+# Those of the kubelets that `make kubelets` builds are played by CI, too (tests/compat/test_bugs.py). This builds all: `make nightly` does.
 .PHONY: track-record
 track-record: $(VENV) ## see each known bug happen on a genuine kubelet that has it, and not on one that hasn't
 	@$(RUN)python -m gateway.lab.bugs.run

@@ -23,9 +23,9 @@ from gateway.lab.trials.gauntlet import Player, Step
         ("gateway-absent", "1.37", "emulated"),
         ("name-removed", "1.28", "emulated"),
         ("no-descriptors", "1.20", "emulated"),
-        ("disk-full", "1.37", "emulated"),
-        ("no-inotify", "1.28", "emulated"),
-        ("link-refused", "1.8", "emulated"),
+        pytest.param("disk-full", "1.37", "emulated", marks=pytest.mark.root),
+        pytest.param("no-inotify", "1.28", "emulated", marks=pytest.mark.root),
+        pytest.param("link-refused", "1.8", "emulated", marks=pytest.mark.root),
         ("plugin-fewer", "1.37", "emulated"),
         pytest.param("half-open", "1.28", "genuine", marks=pytest.mark.genuine),
         pytest.param("two-kubelets", "1.9", "genuine", marks=pytest.mark.genuine),
@@ -77,6 +77,7 @@ async def namespaces() -> AsyncIterator[Namespaces]:
         yield made
 
 
+@pytest.mark.root
 async def test_what_is_mounted_inside_is_only_there(namespaces: Namespaces, tmp_path: Path) -> None:
     await namespaces.run("mount", "-t", "tmpfs", "-o", "size=64k", "state", str(tmp_path))
     (namespaces.inside(tmp_path) / "file").write_text("inside")
@@ -85,6 +86,7 @@ async def test_what_is_mounted_inside_is_only_there(namespaces: Namespaces, tmp_
         (namespaces.inside(tmp_path) / "filler").write_bytes(b"\0" * 100_000)
 
 
+@pytest.mark.root
 async def test_a_limit_holds_for_who_is_inside(namespaces: Namespaces) -> None:
     before = await _limit()
     await namespaces.limit("max_inotify_instances", 0)
@@ -99,6 +101,7 @@ async def _limit(*prefix: str) -> bytes:
     return told
 
 
+@pytest.mark.root
 async def test_a_mount_on_a_folder_refuses_links_out_of_it(namespaces: Namespaces, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -22,8 +22,9 @@ def test_harmed():
 
 
 def test_what_fails_runs_again_and_is_named(tmp_path: Path) -> None:
-    said = subprocess.run(["make", "-s", "pytest-options"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    again = [one for one in shlex.split(said) if one.startswith("--") and "rerun" in one and "delay" not in one]
+    said = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    [run] = [line for line in said.splitlines() if " -m pytest " in line]
+    again = [one for one in shlex.split(run) if one.startswith("--") and "rerun" in one and "delay" not in one]
     path = tmp_path / "test_tries.py"
     path.write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", "/dev/null", *again]

@@ -337,6 +337,7 @@ def _knock(path: Path, user: int | None) -> socket.socket:
     return client
 
 
+@pytest.mark.root
 @pytest.mark.parametrize("heard", [pytest.param(True, id="our own user"), pytest.param(False, id="another user")])
 async def test_who_is_heard(folder: Path, heard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run as root another user knocks; run as anybody else, the gateway is another user than the one who knocks."""

@@ -165,7 +165,10 @@ def _given_away(name: str) -> Callable[[Path], object]:
     return lambda folder: os.chown(folder / name, 4711, -1)
 
 
-ROOT_ALONE = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+ROOT_ALONE = (
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away"),
+)
 
 
 @pytest.mark.parametrize(
