@@ -26,6 +26,8 @@ TESTS: Final = (
     *("life", "names", "negotiate", "readiness", "registration", "tally"),
 )
 """The tests of tables: no process, no socket, no waiting."""
+ONCE: Final = "tests/unit/test_dra_decisions.py::test_settings_that_cannot_be_gone_by"
+"""mutmut runs tests several times in one process, and these rows hold only the first time."""
 APART: Final = ("gateway.doctor", "gateway.cli", "gateway.handover", "gateway.sides")
 """Pure modules whose tests are of another kind."""
 LEAST_NOTICED: Final = 0.75
@@ -47,7 +49,9 @@ def configured(tree: Path, paths: list[str]) -> None:
     with (tree / "pyproject.toml").open("a") as file:
         file.write(f"\n[tool.mutmut]\nsource_paths = {json.dumps(paths)}\nalso_copy = {json.dumps(copied)}\n")
         file.write(f"pytest_add_cli_args_test_selection = {json.dumps(tests)}\n")
-        file.write('pytest_add_cli_args = ["-p", "no:rerunfailures", "--hypothesis-profile=mutants"]\n')
+        file.write(
+            f'pytest_add_cli_args = ["-p", "no:rerunfailures", "--hypothesis-profile=mutants", "--deselect={ONCE}"]\n'
+        )
 
 
 def main(words: list[str]) -> int:
