@@ -57,6 +57,7 @@ async def test_from_1_37_on_a_takeover_has_no_gap(node: Node) -> None:
     await node.start_kubelet("1.37")
     older = node.gateway()
     await node.allocatable_is(8)
+    await node.pass_time(3)
     newer = node.gateway()
     seen = set()
     while not newer.said("registered"):
@@ -341,6 +342,8 @@ async def test_three_gateways_come_go_and_stand_still_in_any_order(node: Node, s
                 one.process.go_on()
             case "kubelet":
                 await node.start_kubelet(version)
+            case _:
+                pass
         await node.pass_time(random.choice([0.0, 0.01, 0.3, 2, 20]))
         if len(pods) > 5:
             node.remove(pods.pop(random.randrange(len(pods))))
