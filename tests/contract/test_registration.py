@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import faulthandler
 import os
 import shutil
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from tests.contract.node import GPU, Caller, Gateway, Kubelet, Node
 
-ONE_OF_EACH = ["1.8", "1.9", "1.11", "1.20", "1.28", "1.37"]
+_NEW_USER: Final = 0x10000000
+"""CLONE_NEWUSER: a user namespace has limits of its own."""
+ONE_OF_EACH: Final = ["1.8", "1.9", "1.11", "1.20", "1.28", "1.37"]
 """A kubelet of each class that registers in a way of its own."""
 
 
@@ -349,11 +354,45 @@ async def test_a_folder_that_is_replaced_while_the_kubelet_starts_is_served_in(n
     node.sockets.rename(node.folder / "before")
     await node.start_kubelet()
     await node.allocatable_is(8, seconds=3)
+    # It is watched as the one before was.
+    node.kill_kubelet()
+    await node.pass_time(60)
     await node.start_kubelet()
-    await node.allocatable_is(8, seconds=1)
+    await node.allocatable_is(8, seconds=0.1)
+    await node.admit("pod")
+    # A newer gateway finds the one that is there.
     second = node.gateway()
     await node.until(lambda: second.said("registered"), "the newer one's registration")
+    await node.pass_time(400)
     assert accepted(node.kubelet) == 2
+    second.kill()
+    await accepted_is(node, 3, 5)
+    await node.allocatable_is(8)
+    await node.admit("other")
+
+
+async def test_without_inotify_it_is_served_a_moment_later(node: Node) -> None:
+    faulthandler.cancel_dump_traceback_later()  # Its thread is in the way.
+    if ctypes.CDLL(None).unshare(_NEW_USER):
+        return  # No user namespaces here.
+    Path("/proc/sys/user/max_inotify_instances").write_text("0")  # noqa: ASYNC240 - no waiting
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    assert one.said("inotify is not to be had, polling instead")
+    node.kill_kubelet()
+    await node.pass_time(60)
+    await node.start_kubelet()
+    await node.allocatable_is(8, seconds=0.6)
+    await node.pass_time(1)
+    (name,) = [path for path in node.sockets.glob("*.sock") if path.name != "kubelet.sock"]
+    name.unlink()
+    await node.until(name.is_socket, "the name", 1)
+    node.kill_kubelet()
+    shutil.rmtree(node.sockets)
+    await node.pass_time(10)
+    await node.start_kubelet()
+    await node.allocatable_is(8, seconds=2)
 
 
 async def test_a_new_folder_that_can_not_be_used_yet_is_tried_again(node: Node) -> None:
