@@ -442,6 +442,13 @@ async def test_an_instance_that_goes_during_a_look_is_no_trouble_of_its_gpu(node
     assert set(await told(one)) == {one.uuid for one in nvidia.world.gpus[0].instances}
     nvidia.works("nvmlDeviceGetGpuInstanceId", gpu=0)
     await node.allocatable_is(8)
+    nvidia.fails("nvmlDeviceGetGpuInstanceId", 0, gpu=0, hangs=60)
+    await node.pass_time(6)
+    nvidia.world.gpus[0].instances.pop()
+    nvidia.works("nvmlDeviceGetGpuInstanceId", gpu=0)
+    await node.pass_time(2)
+    assert nvidia.world.gpus[0].instances[0].uuid not in await told(one)
+    assert node.allocatable() == 7
 
 
 @pytest.mark.parametrize(("whole", "hit"), [(True, 4), (False, 2)])
