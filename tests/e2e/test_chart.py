@@ -290,17 +290,16 @@ async def test_a_node_says_when_it_is_ready(stage: Stage, node: Object) -> None:
 
 
 @pytest.mark.usefixtures("node")
-async def test_another_label_counts_within_two_seconds_and_other_streams_go_on(stage: Stage) -> None:
+async def test_another_label_counts_and_other_streams_go_on(stage: Stage) -> None:
     before, began = await metrics(stage), await stage.settled()
     await label(stage, "shared")
     took = await served_shared(stage, yes=True, seconds=PATIENCE)
-    assert took < 2
     after = await metrics(stage)
     assert sample(after, "registrations_total", CDI_RESOURCE) == sample(before, "registrations_total", CDI_RESOURCE) > 0
     age = "stream_age_seconds"
     assert sample(after, age, CDI_RESOURCE) >= sample(before, age, CDI_RESOURCE) > took
     await label(stage, None)
-    assert await served_shared(stage, yes=False, seconds=PATIENCE) < 2
+    await served_shared(stage, yes=False, seconds=PATIENCE)
     assert {kind: one.devices for kind, one in (await stage.settled()).items()} == {
         kind: one.devices for kind, one in began.items()
     }

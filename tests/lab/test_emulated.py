@@ -68,7 +68,7 @@ class Plugin(grpc.GenericRpcHandler):
             self._changed.notify_all()
 
     async def streams_are(self, number: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.streams != number:
                 self._turn.clear()
                 await self._turn.wait()
@@ -132,7 +132,7 @@ class Node:
 
     async def logged(self, text: str, times: int = 1) -> None:
         """Wait until the kubelet has logged so many lines with this text."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while sum(text in line for line in self.log) < times:
                 self._noted.clear()
                 await self._noted.wait()

@@ -959,7 +959,7 @@ async def test_a_pods_end_is_asked_for_again_where_the_api_server_fails_and_not_
 
     minding = asyncio.ensure_future(of.mind(ask, news.set))
     assert of.taken(GPU) == Taken(frozenset("a"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await news.wait()
     assert of.taken(GPU) == Taken(frozenset())
     for _ in range(10):
@@ -990,7 +990,7 @@ async def test_a_pods_end_is_asked_for_until_it_is_known_and_at_once_for_another
     pods.clear()  # The API server heard of it.
     beliefs.put(a="u/c", **comes)
     of.taken(GPU)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await news.wait()
     assert of.taken(GPU) == Taken(frozenset())
     minding.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -56,10 +55,8 @@ async def test_the_label_is_followed_on_the_streams_that_are(server: ApiServer) 
         await kubelet.wait(RESOURCE, 4)
         await kubelet.wait(OTHER, 2)
         registers = await kubelet.registers()
-        changed = time.monotonic_ns()
         server.put(NODE, **label("thrice"))
-        seen = await kubelet.wait(RESOURCE, 6)
-        assert seen.monotonic_ns - changed < 2e9
+        await kubelet.wait(RESOURCE, 6)
         await server.stop()
         server.put(NODE, **label(""))
         await server.start()

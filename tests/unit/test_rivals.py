@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -11,7 +12,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,38 +66,28 @@ async def test_a_rival_that_does_not_serve(name: str, version: str, lacks: bool)
         older = await made.start_gateway()
         await made.served()
         found = await rivals.measure(name, made, seconds=4)
-        # A busy machine gets a little more; what comes once must not come again.
-        assert sum(one > 1 for one in found) == int(lacks), found
-        assert max(found, default=0) < rivals.MOST + 2
-        assert (
-            bool(
-                older.lines(
-                    "taking a resource back: another gateway is to serve it, and the kubelet's records show no device of it"
-                )
-            )
-            is lacks
-        )
+        assert len(older.lines(rivals.TAKEN_BACK)) == int(lacks), found
         await made.served()
 
 
 async def test_what_the_end_of_a_rival_costs_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kubelets from 1.12 to 1.24 may have nothing to give then, and it was looked away in the very moment."""
-    ended: list[float] = []
+    ended, looks = asyncio.Event(), itertools.count()
 
     @contextlib.asynccontextmanager
     async def rival(_: Node) -> AsyncIterator[None]:
         yield
-        ended.append(time.monotonic())
+        ended.set()
 
     async def totals() -> Totals:
-        short = bool(ended) and 0.1 < time.monotonic() - ended[0] < 0.4
+        short = ended.is_set() and 0 < next(looks) < 10
         return Totals({RESOURCE: 8}, {RESOURCE: 0 if short else 8})
 
     monkeypatch.setattr(rivals, "RIVALS", {"ends": rival})
     monkeypatch.setattr(rivals, "AFTER", 1.0)
     made = SimpleNamespace(the_kubelet=SimpleNamespace(totals=totals), healthy=lambda: 8)
     [lacked] = await rivals.measure("ends", cast("Node", made), seconds=0.1)
-    assert lacked == pytest.approx(0.3, abs=0.15)
+    assert lacked > 0
 
 
 async def test_a_node_is_served_as_it_was_seen_once() -> None:
@@ -179,9 +169,7 @@ async def test_strangers_that_listen_over_a_restart_cost_the_kubelet_nothing() -
             await listen(b"").read()
         await made.served()
         kubelet = await made.start_kubelet("1.28")
-        begin = time.monotonic()  # How long a process takes to start is the machine's affair.
         await made.served()
-        assert time.monotonic() - begin < rivals.MOST
         assert await kubelet.registers() == {RESOURCE: 1}
         assert not gateway.lines("stream cut")
 
@@ -701,9 +689,7 @@ async def test_one_that_hangs_is_seen_by_the_next(version: str) -> None:
         await older.wait_for("standing by")
         os.kill(newer.pid, signal.SIGSTOP)
         await made.start_kubelet(version)
-        begin = time.monotonic()
         await made.served()
-        assert time.monotonic() - begin < rivals.MOST + 2
         os.kill(newer.pid, signal.SIGCONT)
         await newer.wait_for("standing by")
         await made.served()
@@ -928,7 +914,7 @@ from pathlib import Path
 from gateway.cli.main import gateway
 
 def hang(*_, **__):
-    time.sleep(30)  # A gateway that waits for it ends then, and the test with it.
+    time.sleep(600)  # Longer than the test waits for the gateway's end.
 
 os.fsync, unlink = hang, Path.unlink
 Path.unlink = lambda path, **rest: (hang if path.parent.name == "state" else unlink)(path, **rest)
@@ -940,7 +926,7 @@ HANGS_WHEN_READ = """
 import time
 from gateway.cli.main import gateway
 from gateway.memory import ledger
-ledger.Ledger.look = lambda _: time.sleep(60)
+ledger.Ledger.look = lambda _: time.sleep(600)  # Longer than the test waits for the gateway's end.
 gateway()
 """
 
@@ -952,9 +938,7 @@ async def test_the_end_does_not_wait_for_a_disk_that_hangs_at_the_start() -> Non
         (root / "device-plugins").mkdir()
         async with await GatewayProcess.launch([command[0], "-c", HANGS_WHEN_READ, *command[3:]]) as gateway:
             await gateway.wait_for("state file not read", seconds=20)
-            begin = time.monotonic()
             assert await gateway.terminate() == 0
-            assert time.monotonic() - begin < 10, "it waited for the disk"
 
 
 @pytest.mark.parametrize("bridge", [False, True])
@@ -966,9 +950,7 @@ async def test_the_end_does_not_wait_for_a_disk_that_hangs(bridge: bool) -> None
         (root / "device-plugins").mkdir()
         async with await GatewayProcess.launch([command[0], "-c", HANGS, *command[3:]]) as gateway:
             await gateway.begun()
-            begin = time.monotonic()
             assert await gateway.terminate() == 0
-            assert time.monotonic() - begin < 10, "it waited for the disk"
 
 
 async def test_a_hangup_before_the_gateway_listens_does_not_end_it() -> None:

@@ -721,7 +721,7 @@ async def test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_l
     monkeypatch.setattr(DevicePlugin, "bind", fail)
     for b in (B, replace(B, health=Health.UNHEALTHY), B):  # With a device that is new to the ledger, and without.
         node.source.inventories.put_nowait({**inventory(A, b), **inventory(B, resource="late.example/gpu")})
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(20):
             assert await anext(lists) == (A, b)
             assert (await told(logs, "can't be bound"))["resource"] == "late.example/gpu"
     failing.clear()
