@@ -5,29 +5,64 @@ The Go of these tests is a script that notes how it was called; that the real on
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 from gateway.lab.kubelets import build
 from gateway.lab.kubelets.build import BuildError
+from gateway.lab.kubelets.trimmed import CUTS, Cut
 
 SOURCES = Path(build.__file__).parent / "driver"
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden"
 MINORS = range(8, 38)
 
+MODULE = {
+    "go.mod": "module k8s.io/kubernetes\n\ngo 1.26\n",
+    "pkg/kubelet/cm/devicemanager/manager.go": "package devicemanager\n",
+    "pkg/kubelet/cm/devicemanager/testdata/odd name": "\0\n",
+    "pkg/kubelet/container/runtime.go": "package container // which imports hundreds\n",
+    "pkg/kubelet/container/testing/fake.go": "package testing\n",
+    "pkg/kubelet/lifecycle/interfaces.go": "package lifecycle\n",
+    "pkg/kubelet/lifecycle/predicate.go": "package lifecycle // which imports a scheduler\n",
+}
+"""A release, as its module has it."""
+STAND_IN = "pkg/kubelet/container/container.go"
+
+
+def _module(downloads: Path, release: str, files: dict[str, str] = MODULE) -> str:
+    """Puts a release where Go puts the zips it downloaded; returns its line of go.sum."""
+    place = downloads / "k8s.io" / "kubernetes" / "@v" / f"{release}.zip"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    named = {f"k8s.io/kubernetes@{release}/{name}": text.encode() for name, text in files.items()}
+    with ZipFile(place, "w") as archive:
+        for name, content in named.items():
+            archive.writestr(name, content)
+    sums = "".join(f"{hashlib.sha256(named[name]).hexdigest()}  {name}\n" for name in sorted(named))
+    return f"k8s.io/kubernetes {release} h1:{base64.b64encode(hashlib.sha256(sums.encode()).digest()).decode()}\n"
+
+
+def _files(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
 GO = """#!/bin/sh
 case "$*" in
   "env GOVERSION") echo go{version} ;;
+  "mod download"*) mkdir -p {folder}/modules/k8s.io/kubernetes@v1.37.1 ;;
   env*) printf '%s\\n%s\\n' {folder}/cache {folder}/modules ;;
   build*)
     echo "$*" >> {folder}/calls
-    for word in "$@"; do case "$word" in -modfile=/*) cp "${{word#-modfile=}}" {folder}/modules ;; esac; done
+    for word in "$@"; do case "$word" in -modfile=/*) cp "${{word#-modfile=}}" {folder}/modfile ;; esac; done
+    rm -rf {folder}/built && cp -r . {folder}/built
     echo "go: downloading k8s.io/kubernetes v1.9.0" >&2
     echo "k8s.io/kubernetes/pkg/kubelet" >&2
     test -e {folder}/broken && {{ cat {folder}/broken >&2; exit 1; }}
@@ -53,8 +88,11 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "new_1_37.go": "//go:build k8s1.37\n\npackage main\n",
         "empty.s": "// Nothing.\n",
         "standin/exp/exp.go": "package exp\n",
+        f"kubernetes/{STAND_IN}": "package container // a type or two\n",
         **{f"mods/k{name}.{kind}": f"{name}\n" for name in rows for kind in ("mod", "sum")},
     }
+    for name in rows:
+        written[f"mods/k{name}.sum"] = _module(tmp_path / "downloads", f"v{name}.1")
     for name, text in written.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -71,6 +109,8 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]
         script = folder / "go"
         script.write_text(GO.format(version=version, folder=folder))
         script.chmod(0o755)
+        for name in build.available():
+            _module(folder / "modules" / "cache" / "download", f"v{name}.1")
         monkeypatch.setenv("GO", str(script))
         return folder
 
@@ -117,6 +157,18 @@ def test_a_files_name_says_from_which_version_on_it_is_taken(file: Path) -> None
     assert not [other.name for other in others if build._takes(other.read_text(), f"1.{taken[-1]}")]
 
 
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.package)
+def test_no_file_stands_in_for_what_the_scenarios_are_about(cut: Cut) -> None:
+    under_test = re.search(r"checkpoint|device|podresources|topology", cut.package)
+    assert not under_test
+    assert cut.stay or [*(SOURCES / "kubernetes" / cut.package).glob("*.go")]
+
+
+def test_every_stand_in_is_for_a_package_that_is_cut() -> None:
+    packages = {str(path.parent.relative_to(SOURCES / "kubernetes")) for path in SOURCES.glob("kubernetes/**/*.go")}
+    assert packages <= {cut.package for cut in CUTS}
+
+
 # --- what goes into a binary -------------------------------------------------------------------------------------------
 
 
@@ -151,7 +203,8 @@ def test_a_constraint_is_read_as_go_reads_it(constraint: str, taken_by: list[str
     [
         pytest.param("main.go", {"1.8", "1.9", "1.37"}, id="what all take"),
         pytest.param("empty.s", {"1.8", "1.9", "1.37"}, id="assembly"),
-        pytest.param("standin/exp/exp.go", {"1.8", "1.9", "1.37"}, id="a stand-in"),
+        pytest.param("standin/exp/exp.go", {"1.8", "1.9", "1.37"}, id="a module that stands in"),
+        pytest.param(f"kubernetes/{STAND_IN}", {"1.9", "1.37"}, id="a package that stands in"),
         pytest.param("api_1_8.go", {"1.8"}, id="the file of one"),
         pytest.param("api_1_9.go", {"1.9", "1.37"}, id="the file of some"),
         pytest.param("new_1_37.go", {"1.37"}, id="the file of the newest"),
@@ -250,6 +303,57 @@ def test_pruning_removes_the_kubelets_of_other_sources_only(
     kept = [build.built("1.8"), build.built("1.9")]
     assert sorted(path.parent for path in kept if path) == sorted(stale.parents[1].glob("*/"))
     assert "removed 2 kubelets of other sources" in capsys.readouterr().out
+
+
+def test_a_kubelet_is_built_of_the_module_but_for_the_packages_that_are_cut(
+    sources: Path, go: Callable[[str], Path]
+) -> None:
+    folder = go("1.26.8")
+    build.build(["1.37"], progress=lambda _: None)
+    cut = {"pkg/kubelet/container/runtime.go", "pkg/kubelet/lifecycle/predicate.go"}
+    expected = {name: text for name, text in MODULE.items() if name not in cut}
+    expected[STAND_IN] = (sources / "kubernetes" / STAND_IN).read_text()
+    assert _files(folder / "built" / "kubernetes") == expected
+    before = (sources / "mods" / "k1.37.mod").read_text()
+    added = (folder / "built" / "mods" / "k1.37.mod").read_text().removeprefix(before)
+    assert added.split("\n") == ["", "replace k8s.io/kubernetes => ./kubernetes", ""]
+
+
+@pytest.mark.parametrize("wanted", [False, True], ids=["of this build", "of another one"])
+def test_what_go_unpacks_besides_does_not_stay(sources: Path, go: Callable[[str], Path], *, wanted: bool) -> None:
+    whole = go("1.26.8") / "modules" / "k8s.io" / "kubernetes@v1.37.1"
+    if wanted:
+        whole.mkdir(parents=True)
+    build.build(["1.37"], progress=lambda _: None)
+    assert whole.exists() == wanted
+
+
+def test_a_module_from_before_there_were_modules_gets_the_name_that_go_gives_it(
+    sources: Path, go: Callable[[str], Path]
+) -> None:
+    folder = go("1.26.8")
+    files = {name: text for name, text in MODULE.items() if name != "go.mod"}
+    (sources / "mods" / "k1.9.sum").write_text(_module(folder / "modules" / "cache" / "download", "v1.9.1", files))
+    build.build(["1.9"], progress=lambda _: None)
+    assert (folder / "built" / "kubernetes" / "go.mod").read_text() == "module k8s.io/kubernetes\n"
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        pytest.param({"pkg/kubelet/cm/devicemanager/manager.go": "package devicemanager // \n"}, id="a file"),
+        pytest.param({"pkg/kubelet/container/runtime.go": "package container\n"}, id="a file that is cut"),
+        pytest.param({"pkg/kubelet/cm/devicemanager/more.go": "package devicemanager\n"}, id="a file more"),
+    ],
+)
+def test_a_module_that_is_not_the_release_is_refused(
+    sources: Path, go: Callable[[str], Path], altered: dict[str, str]
+) -> None:
+    folder = go("1.26.8")
+    _module(folder / "modules" / "cache" / "download", "v1.37.1", MODULE | altered)
+    with pytest.raises(BuildError, match=r"v1\.37\.1\.zip is not the release that mods/k1\.37\.sum names"):
+        build.build(["1.37"], progress=lambda _: None)
+    assert _calls(folder) == []
 
 
 # --- what is said when it can't be built -------------------------------------------------------------------------------

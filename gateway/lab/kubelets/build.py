@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
 from adapters.levels import minor_version
+from gateway.lab.kubelets.trimmed import cuts, unpack
 
 __all__ = [
     "BuildError",
@@ -60,6 +61,7 @@ LOG_LINES = 30
 _REPOSITORY = Path(__file__).resolve().parents[3]
 _FLAGS = ("-trimpath", "-v")
 _LDFLAGS = "-s -w"
+_GCFLAGS = "all=-l -dwarf=false"  # without inlining, a fifth less to compile; nobody debugs these
 _ENVIRONMENT = {
     "CGO_ENABLED": "0",
     "GOFLAGS": "-modcacherw -buildvcs=false",
@@ -228,7 +230,10 @@ def _inputs(version: str) -> Iterator[tuple[str, bytes]]:
     for path in sorted(folder.glob("*.go")):
         if _takes(path.read_text(), version):
             yield path.name, path.read_bytes()
+    yield "cuts", repr([(cut.package, cut.stay) for cut in cuts(version)]).encode()
     others = [*folder.glob("*.s"), *(folder / "standin").rglob("*")]
+    for cut in cuts(version):
+        others += (folder / "kubernetes" / cut.package).glob("*.go")
     modules = [folder / "mods" / f"k{version}.{suffix}" for suffix in ("mod", "sum")]
     for path in sorted(filter(Path.is_file, others)) + modules:
         yield str(path.relative_to(folder)), path.read_bytes()
@@ -237,7 +242,7 @@ def _inputs(version: str) -> Iterator[tuple[str, bytes]]:
 def _key(version: str, go_version: str) -> str:
     """Sixteen digits that change with anything that goes into the binary."""
     try:
-        return go_fingerprint(go_version, _tags(version), _LDFLAGS, _inputs(version))
+        return go_fingerprint(go_version, _tags(version), f"{_LDFLAGS} {_GCFLAGS}", _inputs(version))
     except FileNotFoundError as missing:
         raise BuildError(
             f"expected {missing.filename}, which belongs to version {version}: README.md beside it says how to make it"
@@ -412,13 +417,42 @@ def _compile(version: str, go: Go, name: str, progress: Callable[[str], None]) -
     place = _place(version, go.version)
     progress(f"{name}: {_row(version)['kubernetes']}, building with {go.version}")
     options = (f"-modfile=mods/k{version}.mod", *flags(version))
-    go_build(go, sources(), place, (*options, "."), name=name, progress=progress)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=cache() / "kubelets") as made:
+        folder = Path(made)
+        (folder / "go.mod").touch()  # says where the module is, and is not read
+        for path, content in _inputs(version):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        if cuts(version):
+            _trim(version, go, folder, name, progress)
+        go_build(go, folder, place, (*options, "."), name=name, progress=progress)
     return place
+
+
+def _trim(version: str, go: Go, folder: Path, name: str, progress: Callable[[str], None]) -> None:
+    """Unpacks k8s.io/kubernetes without its cut packages next to the driver, and puts that into the module file."""
+    modules = folder / "mods" / f"k{version}.mod"
+    release = _row(version)["kubernetes"]
+    fetched = _go_folders(go)[1]
+    archive = fetched / "cache" / "download" / "k8s.io" / "kubernetes" / "@v" / f"{release}.zip"
+    whole = fetched / "k8s.io" / f"kubernetes@{release}"
+    wanted = whole.exists()
+    _follow(go, folder, ("mod", "download", f"-modfile={modules}", "k8s.io/kubernetes"), name, progress)
+    if not wanted:
+        shutil.rmtree(whole, ignore_errors=True)  # 120 MB that Go unpacked just now, and nothing reads
+    found = f"k8s.io/kubernetes {release} {unpack(archive, version, folder / 'kubernetes')}"
+    if found not in modules.with_suffix(".sum").read_text().splitlines():
+        raise BuildError(
+            f"{archive} is not the release that mods/k{version}.sum names: it has {found!r}. "
+            "Look at GOPROXY and remove that file, then run this again."
+        )
+    with modules.open("a") as file:
+        file.write("\nreplace k8s.io/kubernetes => ./kubernetes\n")
 
 
 def flags(version: str) -> tuple[str, ...]:
     """The flags of ``go build`` that say which minor version is built."""
-    return "-tags", _tags(version), "-ldflags", _LDFLAGS
+    return "-tags", _tags(version), "-ldflags", _LDFLAGS, "-gcflags", _GCFLAGS
 
 
 def go_run(go: Go, folder: Path, arguments: Sequence[str]) -> None:
@@ -458,25 +492,32 @@ def go_build(
     with tempfile.TemporaryDirectory(prefix=".new-", dir=place.parents[1]) as new:
         made = Path(new, "made")
         made.mkdir(mode=0o755)
-        with subprocess.Popen(
-            [go.path, "build", *_FLAGS, "-o", f"{made}/", *arguments], cwd=folder, env=_go_environment(), text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        ) as process:  # fmt: skip
-            try:
-                follower = _Follower(process)
-                while (status := follower.wait(HEARTBEAT)) is None:
-                    progress(f"{name}: {time.monotonic() - started:.0f} s, {follower}")
-            except BaseException:
-                process.terminate()
-                raise
-        if status:
-            raise BuildError(
-                f"expected go build to make {name}, but it ended with {status}; its last lines:\n"
-                f"{_tail(*follower.tail)}\n{_advice(follower.tail)}"
-            )
+        follower = _follow(go, folder, ("build", *_FLAGS, "-o", f"{made}/", *arguments), name, progress)
         shutil.rmtree(place.parent, ignore_errors=True)  # a leftover without a binary
         made.rename(place.parent)
     progress(f"{name}: built in {time.monotonic() - started:.0f} s, {_megabytes(_size(place.parent))} ({follower})")
+
+
+def _follow(go: Go, folder: Path, arguments: Sequence[str], name: str, progress: Callable[[str], None]) -> _Follower:
+    """Runs a command of Go's that takes long."""
+    started = time.monotonic()
+    with subprocess.Popen(
+        [go.path, *arguments], cwd=folder, env=_go_environment(), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            follower = _Follower(process)
+            while (status := follower.wait(HEARTBEAT)) is None:
+                progress(f"{name}: {time.monotonic() - started:.0f} s, {follower}")
+        except BaseException:
+            process.terminate()
+            raise
+    if status:
+        raise BuildError(
+            f"expected go {arguments[0]} to make {name}, but it ended with {status}; its last lines:\n"
+            f"{_tail(*follower.tail)}\n{_advice(follower.tail)}"
+        )
+    return follower
 
 
 def _tail(*text: str) -> str:
@@ -498,11 +539,17 @@ def _advice(lines: Sequence[str]) -> str:
     return "This is an error of the driver's sources or of Go: see the lines above; what was compiled so far is kept."
 
 
-def _disk(paths: Mapping[str, Path], go: Go) -> str:
+def _go_folders(go: Go) -> tuple[Path, Path]:
+    """Where Go keeps what it compiled, and the modules."""
     done = subprocess.run(
         [go.path, "env", "GOCACHE", "GOMODCACHE"], check=True, capture_output=True, text=True, env=_go_environment()
     )
-    compiled, modules = (_megabytes(_size(Path(folder))) for folder in done.stdout.splitlines())
+    compiled, modules = done.stdout.splitlines()
+    return Path(compiled), Path(modules)
+
+
+def _disk(paths: Mapping[str, Path], go: Go) -> str:
+    compiled, modules = (_megabytes(_size(folder)) for folder in _go_folders(go))
     return (
         f"kubelets {', '.join(paths)}: {_megabytes(sum(path.stat().st_size for path in paths.values()))} "
         f"in {cache() / 'kubelets'}; Go's caches, not needed any more: {compiled} of compiled packages, {modules} of modules"
