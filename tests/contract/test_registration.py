@@ -271,7 +271,7 @@ async def test_a_socket_on_which_nobody_listens_is_no_kubelet(node: Node) -> Non
 
 
 async def test_it_is_told_that_a_kubelets_socket_went_also_where_nothing_is_offered(node: Node) -> None:
-    node.simulate({GPU: {"gpus": 0}})
+    node.simulate({})
     await node.start_kubelet()
     one = node.gateway()
     await node.eventually(lambda: is_present(one), "the kubelet")
