@@ -242,11 +242,11 @@ RIVALS ?=
 rivals: $(VENV) ## what other gateways that don't serve cost the kubelet's records, on emulated and built genuine kubelets
 	@$(RUN)python -m gateway.lab.trials.rivals $(RIVALS)
 
-# SIMULATION: more options. "--schedules 20000" plays less, "--first 1000000" others, "--replay 42" tells all of one.
-SIMULATION ?=
-.PHONY: simulation
-simulation: $(VENV) ## a million schedules of kubelets, gateways, pods and disks under simulated time
-	@$(RUN)python -m gateway.lab.simulation.run $(SIMULATION)
+# WALKS: more options. "--walks 200" for fewer, "--seed 1000" for others, "--steps ..." for one again.
+WALKS ?= --walks 2000
+.PHONY: walks
+walks: $(VENV) ## random walks over a node (kubelets, gateways, pods, orders, hardware) on a moved clock; half a second each
+	@$(RUN)python -m tests.contract.walks $(WALKS)
 
 # GAUNTLET: more options. "--minutes 60 --seeds 20" for a long soak, "--seed 7", "--replay FILE", "--every".
 GAUNTLET ?=

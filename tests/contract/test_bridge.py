@@ -392,8 +392,8 @@ async def test_a_plugin_never_takes_a_name_that_another_has(node: Node) -> None:
     assert "DEVICES" not in (await node.admit("pod")).answer.envs
     await first.end()
     await node.pass_time(1)
-    heir = Neighbour(node, endpoint="heir.sock", devices=(Device("a"), Device("b"), Device("c")))
-    await heir.start()
+    newer = Neighbour(node, endpoint="newer.sock", devices=(Device("a"), Device("b"), Device("c")))
+    await newer.start()
     await node.allocatable_is(3, NIC)
     await node.truthful()
 

@@ -62,7 +62,6 @@ from tests.mutants import (
     rolls,
     sides,
     sight,
-    simulation,
     streams,
     table,
 )
@@ -71,7 +70,7 @@ from tests.mutants.table import Mutant
 ROOT = Path(__file__).parents[2]
 TABLES = (
     table, memory, life, boards, records, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
-    manifests, deploy, bounds, people, streams, dra, kubernetes, bridge, doctor, fleet, simulation, sides, rolls,
+    manifests, deploy, bounds, people, streams, dra, kubernetes, bridge, doctor, fleet, sides, rolls,
     outside_registration, outside_memory, outside_devices, outside_dra, outside_telling, outside_bridge, outside_walks,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
