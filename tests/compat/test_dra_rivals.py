@@ -93,8 +93,7 @@ class Scene:
         server.put(f"{API}/resourceslices/other", spec={"driver": "x", "nodeName": "n2"})
         server.put(f"{API}/namespaces/x/resourceclaims/other")
         server.kubeconfig(folder / "kubeconfig")
-        self._answer = server._answer
-        server._answer = self.answer  # type: ignore[method-assign]
+        server.always = self.answer
         self.other: asyncio.subprocess.Process
         self.kubelet: Process
 
@@ -110,7 +109,7 @@ class Scene:
                     self.server.remove(path)
             await answer.json(200, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
         else:
-            await self._answer(answer, request)
+            await self.server.answer(answer, request)
 
     def publish(self) -> None:
         """Have the other driver's slice there, as its process would."""
