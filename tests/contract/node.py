@@ -421,6 +421,14 @@ class Node:
         self.gateways.append(one)
         return one
 
+    async def command(self, *words: str) -> tuple[int, str]:
+        """Run a command of the command line; return its exit status and what it printed."""
+        process = Process("command")
+        process.main(lambda: command_line.main([*words], prog_name="gateway", standalone_mode=True))
+        async with asyncio.timeout(PATIENCE_S):
+            status = await process.ended
+        return status, "\n".join(str(line.get("event", line)) for line in process.log)
+
     def simulate(self, resources: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the simulated hardware, as ``--simulate`` takes it; a running gateway sees the change."""
         draft = self.profile.with_suffix(".draft")
@@ -499,13 +507,23 @@ class Node:
         """
         loop = asyncio.get_running_loop()
         ends = loop.time() + seconds
-        while untrue := [words for one in self.gateways if one.is_heard for words in await self._untrue(one)]:
+        while untrue := await self._untruths():
             if loop.time() > ends:
                 raise BrokenError(f"a gateway doesn't say what is so: {'; '.join(untrue)}\n{self.tale()}")
             await asyncio.sleep(1.1)  # Metrics are a second old at most.
 
-    async def _untrue(self, one: Gateway) -> list[str]:
-        status, metrics, (code, probe) = await one.status(), await one.metrics(), await one.get("probes", "/readyz")
+    async def _untruths(self) -> list[str]:
+        statuses = [(one, await one.status()) for one in self.gateways if one.is_heard]
+        told = {
+            resource["name"]
+            for _, status in statuses
+            for resource in status["resources"]
+            if self._kubelet is not None and resource["allocatable"] == self.allocatable(resource["name"])
+        }
+        return [words for one, status in statuses for words in await self._untrue(one, status, told)]
+
+    async def _untrue(self, one: Gateway, status: Mapping[str, Any], told: Collection[str]) -> list[str]:
+        metrics, (code, probe) = await one.metrics(), await one.get("probes", "/readyz")
         wrong = []
 
         def same(what: str, said: object, so: object) -> None:
@@ -534,16 +552,16 @@ class Node:
                 for given in containers.values()
                 for device in given.get(name, ())
             }
-            if resource["standing_by_for"]:
-                continue  # It leaves the rest to that one.
+            if name in told and not resource["allocatable"]:
+                continue  # Another one says the rest.
             same(f"what is allocatable of {name}", resource["allocatable"], self.allocatable(name))
             if resource["held"] is not None:
                 same(f"what is held of {name}", resource["held"], len(holders.keys() & ids))
                 well = {device for device in ids if _is_well(ids[device])} if self.allocatable(name) else set()
                 same(f"what is free of {name}", resource["free"], len(well - holders.keys()))
-                told = {device: one["holder"] for device, one in ids.items() if one["holder"]}
-                same(f"who holds {name}", {*told}, holders.keys() & ids)
-                for device, holder in told.items():
+                named = {device: one["holder"] for device, one in ids.items() if one["holder"]}
+                same(f"who holds {name}", {*named}, holders.keys() & ids)
+                for device, holder in named.items():
                     if holders.get(device, "") not in holder:
                         wrong.append(f"{device} is said to be held by {holder}, and is by {holders.get(device)}")
         served = all(self.capacity(name) for name, resource in here.items() if resource["listed"]) if seen else True

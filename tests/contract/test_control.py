@@ -45,6 +45,7 @@ def _line(op: str, **fields: object) -> bytes:
     return json.dumps({"v": 1, "op": op, **fields}).encode() + b"\n"
 
 
+@pytest.mark.also_real
 async def test_an_order_is_in_force_and_on_disk_before_it_is_answered(node: Node) -> None:
     await node.start_kubelet()
     one = node.gateway()
@@ -76,6 +77,7 @@ async def test_an_order_is_in_force_and_on_disk_before_it_is_answered(node: Node
     await node.truthful()
 
 
+@pytest.mark.also_real
 async def test_a_cordon_keeps_what_a_pod_has_and_says_who_holds_it(node: Node) -> None:
     await node.start_kubelet()
     one = node.gateway()
@@ -341,3 +343,53 @@ async def test_a_control_socket_that_can_not_be_made_at_the_start_comes_when_it_
     await one.order("cordon", id=first, reason="smells")
     await node.allocatable_is(7)
     await node.truthful()
+
+
+async def test_the_commands_of_a_person_reach_every_gateway_and_say_what_became_of_it(node: Node) -> None:
+    state = ("--state-dir", str(node.state))
+    status, said = await node.command("status", *state)
+    assert status == 1
+    assert "No gateway runs" in said
+    await node.start_kubelet()
+    one, two = node.gateway(), node.gateway()
+    await node.allocatable_is(8)
+    (given,) = (await node.admit("pod")).devices[GPU]
+    await node.pass_time(5)
+    status, said = await node.command("cordon", *state, given, "--reason", "smells")
+    assert status == 0
+    assert f"{given} is cordoned: smells" in said
+    assert "held by default/pod/main" in said
+    await node.allocatable_is(7)
+    for each in (one, two):
+        assert (await _devices(each))[given]["state"] == "cordoned"
+    assert "cordoned" in (await node.command("devices", *state))[1]
+    status, said = await node.command("forget", *state, "GPU-nobody")
+    assert status == 1
+    assert "GPU-nobody" in said
+    two.process.stop()
+    assert "did not answer" in (await node.command("status", *state))[1]
+    two.process.go_on()
+    await node.pass_time(5)
+    assert (await node.command("uncordon", *state, given))[0] == 0
+    assert (await node.command("status", *state))[0] == 0
+    await node.allocatable_is(8)
+    await node.truthful()
+
+
+async def test_what_is_known_of_each_device_is_told(node: Node) -> None:
+    node.simulate({GPU: {"gpus": 2}})
+    node.shared = (GPU,)
+    file = node.folder / "config.yaml"
+    file.write_text("sharing:\n  timeSlicing:\n    resources: [{name: nvidia.com/gpu, replicas: 3}]\n")
+    await node.start_kubelet()
+    one = node.gateway("--config-file", str(file))
+    await node.allocatable_is(6)
+    answer = await one.order("devices")
+    facts = answer["facts"][GPU]
+    listed = [each["id"] for each in answer["status"]["resources"][0]["devices"]]
+    assert len(listed) == 6
+    assert {each.partition("::")[0] for each in listed} == {*facts}
+    first = next(iter(facts))
+    outcome = await one.order("release", ids=[first])
+    assert sorted(outcome["devices"]) == sorted(each for each in listed if each.startswith(first))
+    assert (await one.order("acquire", ids=[outcome["devices"][0]]))["devices"] == outcome["devices"]

@@ -7,6 +7,7 @@ import pytest
 from tests.contract.node import GPU, Node, Refused
 
 
+@pytest.mark.also_real
 @pytest.mark.parametrize("version", ["1.10", "1.28", "1.37"])
 async def test_what_was_given_survives_a_kill_of_the_gateway(node: Node, version: str) -> None:
     await node.start_kubelet(version)
@@ -22,6 +23,7 @@ async def test_what_was_given_survives_a_kill_of_the_gateway(node: Node, version
     assert given.devices[GPU][0] not in str(second.said("withheld"))
 
 
+@pytest.mark.also_real
 @pytest.mark.parametrize("version", ["1.10", "1.28", "1.37"])
 async def test_a_newer_gateway_takes_over(node: Node, version: str) -> None:
     await node.start_kubelet(version)
@@ -36,6 +38,7 @@ async def test_a_newer_gateway_takes_over(node: Node, version: str) -> None:
     await node.admit("third")
 
 
+@pytest.mark.also_real
 async def test_a_stopped_gateway_goes_on(node: Node) -> None:
     await node.start_kubelet()
     one = node.gateway()
@@ -46,6 +49,7 @@ async def test_a_stopped_gateway_goes_on(node: Node) -> None:
     await node.admit("pod")
 
 
+@pytest.mark.also_real
 async def test_status_probes_and_metrics_say_what_is_so(node: Node) -> None:
     await node.start_kubelet()
     one = node.gateway()
@@ -56,6 +60,7 @@ async def test_status_probes_and_metrics_say_what_is_so(node: Node) -> None:
     assert (await one.metrics())[f'device_plugin_gateway_serving{{resource="{GPU}"}}'] == 1
 
 
+@pytest.mark.also_real
 async def test_a_cordoned_device_is_given_to_nobody(node: Node) -> None:
     await node.start_kubelet()
     one = node.gateway()
@@ -68,6 +73,7 @@ async def test_a_cordoned_device_is_given_to_nobody(node: Node) -> None:
             await plugin.allocate(ids[0])
 
 
+@pytest.mark.also_real
 async def test_hardware_that_is_lost_comes_back(node: Node) -> None:
     node.simulate({GPU: {"gpus": 2}})
     await node.start_kubelet()

@@ -85,6 +85,7 @@ async def test_a_power_cut_undoes_no_order_and_forgets_no_id(node: Node, keeps_n
     assert not (await state_file(again))["put_aside"]
 
 
+@pytest.mark.also_real
 async def test_orders_survive_a_kill_as_soon_as_they_are_answered(node: Node) -> None:
     node.simulate(gpus(0, 1, 2, 3))
     await node.start_kubelet()
@@ -107,6 +108,7 @@ async def test_orders_survive_a_kill_as_soon_as_they_are_answered(node: Node) ->
     await node.allocatable_is(4)
 
 
+@pytest.mark.also_real
 async def test_a_lost_gpu_that_was_forgotten_by_order_stays_forgotten(node: Node) -> None:
     node.simulate(gpus(0, 1))
     await node.start_kubelet()
@@ -167,6 +169,8 @@ async def test_a_disk_without_room_holds_no_pod_up_and_is_told(node: Node, troub
     found = await state_file(one)
     assert (found["writable"], found["error"], found["pending"]) == (True, "", 0)
     assert not (await one.order("cordon", id="GPU-2", reason="smells"))["changed"]
+    for op in ("cordon", "uncordon"):  # It is trusted again.
+        assert (await one.order(op, id="GPU-0", reason="smells"))["changed"]
     one.kill()
     node.simulate(gpus(0, 2))
     again = node.gateway()

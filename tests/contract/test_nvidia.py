@@ -444,7 +444,7 @@ async def test_an_instance_that_goes_during_a_look_is_no_trouble_of_its_gpu(node
     await node.allocatable_is(8)
     nvidia.fails("nvmlDeviceGetGpuInstanceId", 0, gpu=0, hangs=60)
     await node.pass_time(6)
-    nvidia.world.gpus[0].instances.pop()
+    nvidia.world.gpus[0].instances.pop(0)
     nvidia.works("nvmlDeviceGetGpuInstanceId", gpu=0)
     await node.pass_time(2)
     assert nvidia.world.gpus[0].instances[0].uuid not in await told(one)

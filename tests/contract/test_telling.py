@@ -156,6 +156,30 @@ async def test_held_unhealthy_and_cordoned_devices_count_where_they_are(node: No
     await node.truthful()
 
 
+async def test_where_the_kubelet_lags_behind_the_list_its_records_count(node: Node) -> None:
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    first, second = [device["id"] for device in (await one.status())["resources"][0]["devices"]][:2]
+    node.fault(reads_no_lists=True)
+    for device in (first, second):
+        await one.order("cordon", id=device, reason="smells")
+    await node.allocatable_is(6)
+    await node.pass_time(20)
+    for device in (first, second):
+        await one.order("uncordon", id=device)
+    await node.pass_time(5)
+    (resource,) = (await one.status())["resources"]
+    assert (resource["healthy"], resource["allocatable"], node.allocatable()) == (8, 6, 6)
+    assert [(each["kind"], each["devices"]) for each in resource["drift"]] == [("withheld", 2)]
+    drift = f'{PREFIX}drift_devices{{kind="withheld",resource="{GPU}"}}'
+    assert (await one.metrics())[drift] == 2
+    node.fault()
+    await node.allocatable_is(8)
+    await node.truthful()
+    assert (await one.status())["resources"][0]["drift"] == []
+
+
 async def test_what_another_pod_holds_now_is_told_at_once(node: Node) -> None:
     await node.start_kubelet()
     one = node.gateway()

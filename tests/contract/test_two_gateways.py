@@ -89,6 +89,7 @@ async def test_an_older_gateway_that_ends_as_the_newer_one_begins_leaves_it_regi
     assert node.registers[GPU] == 2
 
 
+@pytest.mark.also_real
 async def test_what_one_gateway_was_told_the_other_one_knows(node: Node) -> None:
     node.simulate(gpus(0, 1, 2, 3))
     await node.start_kubelet()
@@ -108,6 +109,22 @@ async def test_what_one_gateway_was_told_the_other_one_knows(node: Node) -> None
     third = node.gateway()
     await node.allocatable_is(2)
     await third.order("uncordon", id="GPU-1")
+    await node.allocatable_is(3)
+
+
+async def test_what_only_the_newer_one_sees_is_on_disk_before_it_takes_over(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(2)
+    await node.pass_time(5)
+    profile = node.folder / "more.json"
+    profile.write_text(json.dumps({"resources": gpus(0, 1, 2)}))
+    node.disk.hang(writers=True)
+    node.gateway("--backend", "simulated", "--simulate", str(profile))
+    await node.pass_time(1.5)
+    assert node.capacity() == 2
+    node.disk.go_on()
     await node.allocatable_is(3)
 
 
@@ -299,6 +316,7 @@ async def test_two_that_offer_the_same_gpus_under_two_names_give_none_twice(
     await node.admit("all", OTHER, 2)
 
 
+@pytest.mark.also_real
 async def test_dead_gateways_leave_nothing_behind(node: Node) -> None:
     await node.start_kubelet()
     node.gateway()

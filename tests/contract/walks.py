@@ -87,7 +87,10 @@ class Walk:
         self.soon: list[asyncio.Task[None]] = []
         self.version = chance.choice(VERSIONS)
         self.runs = False
-        self.faulty = False
+        self.unfreed = 0
+        """How many pods ended, or were forgotten, of which the checkpoint says nothing before the next pod comes."""
+        self.known: set[str] = set()
+        """The pods of which a gateway has said that they hold what they hold: the next one knows, too."""
         self.pods = 0
         self.trail: list[str] = []
         self._draw()
@@ -125,6 +128,9 @@ class Walk:
         recorded = self.node.pods()
         forgotten = {pod for pod, ids in self.holds.items() if _ids(recorded.get(pod, {})) != ids}
         self._must(not (lost := forgotten & written), f"the kubelet forgot {lost}: the walk's own mistake")
+        for pod in forgotten - self.node.forgotten:
+            self.doubtful |= self.holds[pod] if pod not in self.known else set()
+        self.unfreed += len(forgotten)
         self.node.forgotten = forgotten
         self.trail.append(f"  kubelet {self.version}, ready={ready}, forgotten: {sorted(forgotten)}")
 
@@ -149,7 +155,6 @@ class Walk:
 
     async def _fault(self, chance: Random) -> None:
         """Make the kubelet do one thing wrong, until something else goes wrong or all is healed."""
-        self.faulty = True
         self.node.fault(
             **chance.choice(
                 (
@@ -168,7 +173,6 @@ class Walk:
         )
 
     async def _healed(self, _chance: Random) -> None:
-        self.faulty = False
         self.node.fault()
 
     async def _cut(self, chance: Random) -> None:
@@ -229,6 +233,7 @@ class Walk:
 
     async def _wrong(self, chance: Random) -> None:
         """Ask the plugin for what it may not give."""
+        await self._all_done()
         if not self.runs or not self.node.allocatable() or any(one.process.stopped for one in self._alive()):
             return
         kinds = [("GPU-nobody",), (self.ids[0], self.ids[0])]
@@ -253,6 +258,7 @@ class Walk:
 
     async def _order(self, chance: Random) -> None:
         """Have every gateway cordon a device, uncordon or forget it."""
+        await self._all_done()
         one = chance.choice(self.ids)
         op = "uncordon" if one in self.cordoned else chance.choice(("cordon", "cordon", "forget"))
         if op != "forget":
@@ -292,6 +298,11 @@ class Walk:
 
         self.soon.append(asyncio.get_running_loop().create_task(later()))
 
+    async def _all_done(self) -> None:
+        """Wait until what is to happen soon has happened."""
+        soon, self.soon = self.soon, []
+        await asyncio.gather(*soon)
+
     async def _while(self, chance: Random) -> None:
         """Let no time pass, or a moment, or some seconds."""
         await asyncio.sleep(chance.choice((0, 0, 0.001, 0.01, 0.05, 3)) * chance.random())
@@ -308,6 +319,7 @@ class Walk:
         self.asking[pod] = asyncio.get_running_loop().create_task(self._admit(pod, count))
 
     async def _admit(self, pod: str, count: int) -> None:
+        unfreed = self.unfreed
         try:
             given = await self.node.admit(pod, count=count)
         except (*Refused, ConnectionError) as error:
@@ -323,6 +335,7 @@ class Walk:
         self._must(told == ids, f"{pod} has {sorted(ids)} and its container is told {sorted(told)}")
         self.holds[pod] = ids
         self.given |= ids
+        self.unfreed -= unfreed
 
     def _restart(self, pod: str) -> None:
         async def restarted() -> None:
@@ -345,6 +358,7 @@ class Walk:
             ids = self.holds.pop(pod)
             self.node.remove(pod)
             self.doubtful |= ids if pod in self.node.forgotten else set()
+            self.unfreed += 1
             self.node.forgotten.discard(pod)
 
     def _go_on(self) -> None:
@@ -422,9 +436,7 @@ class Walk:
     async def settled(self) -> None:
         """Heal what is no matter of hardware, and see that the node is right in time."""
         node = self.node
-        await asyncio.gather(*self.soon)
-        self.soon.clear()
-        self.faulty = False
+        await self._all_done()
         node.fault()
         if not self.runs:
             await self._start_kubelet()
@@ -447,7 +459,10 @@ class Walk:
         while differs := await self._differs():
             self._must(self._now() < ends, f"a gateway doesn't say what the kubelet says: {differs}")
             await asyncio.sleep(0.3)
-        await node.truthful(HEALED_S)
+        if self._well() and not self.unfreed:  # 1.8 and 1.9 know no unhealthy device.
+            await node.truthful(HEALED_S)
+            await asyncio.sleep(1)
+            self.known = set(self.holds)
         await node.allocatable_is(len(self._well()), seconds=1)
 
     async def _all_run(self) -> None:
@@ -463,7 +478,7 @@ class Walk:
                 await asyncio.sleep(0.5 if pod in self.wanting else 0)
             if self.node.kubelet.manager.behaviour.preferred:
                 free -= self.doubtful
-                doubled = self.holds[pod] - free if len(free) >= count else ()
+                doubled = self.holds[pod] - free - self.doubtful if len(free) >= count else ()
                 self._must(
                     not doubled,
                     f"{pod} was given {sorted(doubled)} of a pod that the kubelet forgot, {sorted(free)} were free",
@@ -479,7 +494,9 @@ class Walk:
             # A release that sees no usable GPU where the one before it did is taken for a broken one.
             if status != 200 and self._well():
                 return f"gateway {number} isn't ready: {words}"
-            (resource,) = (await one.status())["resources"]
+            resource = next(iter((await one.status())["resources"]), None)
+            if resource is None:
+                return f"gateway {number} has no list yet"
             serving += resource["phase"] == "serving"
             healthy = {row["id"] for row in resource["devices"] if row["health"] == "Healthy"}
             if healthy ^ self._well():
