@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.node import GPU, Node
+from tests.contract.walks import steps_of, walk
 
 
 @pytest.mark.parametrize("lived", [0.001, 2.0])
@@ -24,3 +25,9 @@ async def test_a_device_of_a_pod_that_a_kubelet_has_just_forgotten_is_given_last
     await node.allocatable_is(8)
     other = await node.admit("other", count=4)
     assert not {*given.devices[GPU]} & {*other.devices[GPU]}
+
+
+@pytest.mark.parametrize("seed", range(1, 25))
+def test_a_walk_breaks_no_promise(seed: int) -> None:
+    broke = walk(seed, steps_of(seed))
+    assert not broke, f"python -m tests.contract.walks --seed {seed} --walks 1\n{broke}"
