@@ -95,12 +95,12 @@ RERUNS := --reruns=2 --reruns-delay=1 --max-suite-reruns=20 --rerun-show-traceba
 TEST ?=
 PYTEST = $(RUN)python -m pytest $(PARALLEL) $(RERUNS)
 .PHONY: test
-test: $(VENV) ## all tests, on one genuine kubelet of each API (the first time builds them: 10 minutes on two cores)
+test: $(VENV) ## all tests, on one genuine kubelet of each API (the first time builds them: 2 minutes on two cores)
 	@$(RUN)python -m gateway.lab.kubelets.build 1.8 1.9 1.37
 	$(PYTEST) -m 'not other_kubelet' tests/compat tests/contract tests/unit $(TEST)
 
 .PHONY: test-all
-test-all: kubelets ## the same on every genuine kubelet that `make kubelets` builds (the first time builds them: 20 minutes on two cores)
+test-all: kubelets ## the same on every genuine kubelet that `make kubelets` builds (the first time builds them: 5 minutes on two cores)
 	$(PYTEST) tests/compat tests/contract tests/unit $(TEST)
 
 .PHONY: test-lab
