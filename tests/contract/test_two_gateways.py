@@ -112,6 +112,32 @@ async def test_what_one_gateway_was_told_the_other_one_knows(node: Node) -> None
     await node.allocatable_is(3)
 
 
+async def test_orders_to_two_gateways_at_once_all_count(node: Node) -> None:
+    node.simulate(gpus(0, 1, 2, 3))
+    await node.start_kubelet()
+    older = node.gateway()
+    await node.allocatable_is(4)
+    newer = node.gateway()
+    await node.until(lambda: newer.said("registered"), "its registration")
+    await node.pass_time(5)
+    for first, second in ((older, newer), (newer, older)):
+        node.disk.hang(writers=True)
+        reason = "smells" if first is older else "burns"
+        orders = [asyncio.ensure_future(first.order("cordon", id="GPU-0", reason=reason))]
+        await node.pass_time(0.3)  # It is about to be written.
+        orders += [asyncio.ensure_future(first.order("uncordon", id="GPU-0"))]
+        await node.pass_time(0.3)
+        orders += [asyncio.ensure_future(second.order("cordon", id="GPU-1", reason="smells"))]
+        await node.pass_time(0.3)
+        node.disk.go_on()
+        await asyncio.gather(*orders)
+    for one in (older, newer):
+        one.kill()
+    third = node.gateway()
+    await node.allocatable_is(3)
+    assert await third.states() == {"GPU-0": "present", "GPU-1": "cordoned", "GPU-2": "present", "GPU-3": "present"}
+
+
 async def test_what_only_the_newer_one_sees_is_on_disk_before_it_takes_over(node: Node) -> None:
     node.simulate(gpus(0, 1))
     await node.start_kubelet()
