@@ -525,6 +525,21 @@ async def test_gpus_are_shared_and_unshared_under_running_pods(node: Node, resta
     await node.admit("f")
 
 
+async def test_a_cordon_stays_with_the_gpu_however_often_it_is_offered(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway("--config-file", share(node, 0))
+    await node.allocatable_is(2)
+    await one.order("cordon", id="GPU-1", reason="smells")
+    await node.allocatable_is(1)
+    share(node, 4)
+    await node.allocatable_is(4)
+    await node.pass_time(10)
+    assert (node.allocatable(), node.capacity()) == (4, 8)
+    await one.order("uncordon", id="GPU-1")
+    await node.allocatable_is(8)
+
+
 async def test_a_partition_and_its_gpu_are_not_given_to_two_pods(node: Node) -> None:
     node.simulate(gpus(0, 1))
     await node.start_kubelet()
