@@ -130,14 +130,6 @@ MUTANTS = (
     ),
     Mutant(
         "OM1",
-        "a pipe in the file's place is waited for",
-        "gateway/memory/file.py",
-        "_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC",
-        "_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC",
-        f"{_MEMORY}::test_what_is_no_file_in_the_state_file_s_place_is_neither_followed_nor_waited_for[pipe]",
-    ),
-    Mutant(
-        "OM1",
         "cordons of a cut file are lost",
         "gateway/memory/mend.py",
         'if key == "cordons" != within else None',
@@ -311,14 +303,6 @@ MUTANTS = (
         "            found = await asyncio.to_thread(read_record, checkpoint_file)",
         "            found = await asyncio.to_thread(read_record, checkpoint_file.parent)",
         f"{_RECORDS}::test_a_lost_gpu_is_remembered_for_thirty_days_after_its_last_pod",
-    ),
-    Mutant(
-        "OM2",
-        "a pipe in the checkpoint's place is waited for",
-        "gateway/kubelet/view.py",
-        "    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)",
-        "    return os.open(path, flags | os.O_NOFOLLOW)",
-        f"{_RECORDS}::test_a_checkpoint_that_cannot_be_read_holds_nothing_up[pipe]",
     ),
     Mutant(
         "OM2",
