@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from devices.model import ContainerAnswer, DeviceNode, Mount
@@ -103,6 +105,22 @@ async def test_a_gpu_is_named_in_cdi_only_to_a_kubelet_that_takes_it(
     assert given.cdi_devices in ((), (name,))
     assert list(given.annotations.values()) in ([], [name])
     assert all(one.startswith("cdi.k8s.io/nvidia-device-plugin_") for one in given.annotations)
+
+
+async def test_a_kubelet_of_which_it_is_not_known_gets_the_cdi_name_and_what_arrives_for_sure(node: Node) -> None:
+    nvidia = Nvidia(node)
+    for strategies in ("cdi-cri", "envvar,cdi-cri"):
+        await node.start_kubelet("1.29")
+        manager = node.kubelet.manager
+        manager.behaviour = replace(manager.behaviour, grpc_go="1.57.0")  # Of 1.28 or of 1.29.
+        one = nvidia.gateway("--device-list-strategy", strategies)
+        await node.allocatable_is(4)
+        if strategies == "cdi-cri":
+            assert "CDI" in await node.refused("pod")
+        else:
+            given = await answer(node, nvidia, 1)
+            assert given == ContainerAnswer(envs={VISIBLE: nvidia.uuids[1]}, cdi_devices=(CDI + nvidia.uuids[1],))
+        await one.terminate()
 
 
 async def test_what_a_cdi_name_stands_for_is_said_to_a_kubelet_that_knows_no_cdi(node: Node) -> None:

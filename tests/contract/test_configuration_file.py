@@ -105,7 +105,8 @@ async def test_a_wrong_profile_keeps_the_gpus_of_before(node: Node) -> None:
     node.profile.write_text("resources: {nvidia.com/gpu: {gpus: many}}")
     await node.pass_time(10)
     assert node.allocatable() == 3
-    assert "profile rejected" in str((await one.status())["hindrances"])
+    hindrances = str((await one.status())["hindrances"])
+    assert "profile rejected, until it is corrected the one before stays in force" in hindrances
     node.simulate({GPU: {"gpus": 2}})
     await node.allocatable_is(2)
     assert not (await one.status()).get("hindrances")

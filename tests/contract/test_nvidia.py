@@ -176,10 +176,12 @@ async def test_a_gpu_that_is_plugged_in_is_offered_and_one_that_is_pulled_is_unh
     await node.allocatable_is(5)
     held = nvidia.uuids.index(given.devices[GPU][0])
     del nvidia.world.gpus[held]
+    free = nvidia.world.gpus.pop().uuid
     nvidia.show()
-    await node.allocatable_is(4)
+    await node.allocatable_is(3)
     await node.pass_time(100)
-    assert (node.allocatable(), node.capacity()) == (4, 5)
+    assert (node.allocatable(), node.capacity()) == (3, 5)
+    assert free in await told(one)
     assert given.devices[GPU][0] in await told(one)
 
 
@@ -403,7 +405,9 @@ async def test_an_instance_that_no_container_could_use_is_not_given(node: Node) 
     gone = nvidia.world.gpus[0].instances[1]
     lines = [one for one in table.read_text().splitlines() if f"gpu0/gi{gone.gpu_instance}/ci0" not in one]
     table.write_text("\n".join(lines))
-    one = await ready(node, nvidia, "--mig-strategy", "single", count=7)
+    strategies = ("--mig-strategy", "single", "--device-list-strategy", "envvar,cdi-cri")
+    one = await ready(node, nvidia, *strategies, count=7)
+    assert gone.uuid not in {device["name"] for device in nvidia.specification()["devices"]}
     assert "capability" in (await told(one))[gone.uuid]
     async with node.plugin() as plugin:
         with pytest.raises(Refused):
@@ -424,7 +428,9 @@ async def test_a_gpu_that_is_partitioned_anew_is_given_only_where_no_pod_has_it(
     nvidia.world.mig(1 - held, "1g.10gb", "1g.10gb")
     nvidia.show()
     await node.allocatable_is(2, small)
-    await node.allocatable_is(2, big)  # The pod's, and the other one of its GPU.
+    await node.until(
+        lambda: node.capacity(big) == 2, "the going of the others"
+    )  # The pod's, and the other one of its GPU.
     nvidia.world.no_mig(held)
     nvidia.show()
     await node.pass_time(60)

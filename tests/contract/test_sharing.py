@@ -225,18 +225,48 @@ async def test_gpus_on_one_switch_are_nearer_than_those_over_pcie(node: Node) ->
 
 
 async def test_gpus_on_one_numa_node_and_the_healthy_ones_are_preferred(node: Node) -> None:
-    node.simulate({GPU: {"gpus": [{"uuid": str(n), "numa": n % 2} for n in range(6)], "links": []}})
+    gpus: list[dict[str, Any]] = [{"uuid": f"gpu-{n}", "numa": n % 2} for n in range(6)]
+    ids = [gpu["uuid"] for gpu in gpus]
+    node.simulate({GPU: {"gpus": gpus}})
     await ready(node, 6)
     async with node.plugin() as plugin:
-        ids = [str(n) for n in range(6)]
-        assert await plugin.prefer(ids, 3) == {"0", "2", "4"}
-        assert await plugin.prefer(ids, 2, ["3"]) == {"1", "3"}
-        node.simulate(
-            {GPU: {"gpus": [{"uuid": str(n), "numa": n % 2} for n in range(6)], "unhealthy": {"0": "smells"}}}
-        )
+        assert await plugin.prefer(ids, 3) == {ids[0], ids[2], ids[4]}
+        assert await plugin.prefer(ids, 2, [ids[3]]) == {ids[1], ids[3]}
+        # The same where links are known, and don't tell them apart.
+        node.simulate({GPU: {"gpus": gpus, "links": [{"between": ids, "by": "pix"}]}})
         await node.pass_time(5)
-        assert await plugin.prefer(ids, 2) == {"1", "3"}
-        assert await plugin.prefer(["0", "2"], 2) == {"0", "2"}
+        assert await plugin.prefer(ids, 3) == {ids[0], ids[2], ids[4]}
+        node.simulate({GPU: {"gpus": gpus, "unhealthy": {ids[0]: "smells"}}})
+        await node.allocatable_is(5)
+        assert await plugin.prefer(ids[:3], 2) == {ids[1], ids[2]}
+        assert await plugin.prefer([ids[0], ids[2]], 2) == {ids[0], ids[2]}
+
+
+async def test_more_nvlinks_are_nearer(node: Node) -> None:
+    ids = [f"gpu-{n}" for n in range(4)]
+    links = [{"between": ids[:2], "by": "nvlink", "lanes": 1}, {"between": ids[2:], "by": "nvlink", "lanes": 4}]
+    node.simulate({GPU: {"gpus": [{"uuid": one} for one in ids], "links": links}})
+    await ready(node, 4)
+    given = await node.admit("pod", count=2)
+    assert set(given.devices[GPU]) == set(ids[2:])
+
+
+async def test_an_instance_that_a_pod_has_under_the_name_of_before_leaves_the_others_of_its_gpu_free(
+    node: Node,
+) -> None:
+    nvidia = Nvidia(node)
+    for index in range(4):
+        nvidia.world.mig(index, "3g.40gb", "3g.40gb")
+    nvidia.show()
+    big = "nvidia.com/mig-3g.40gb"
+    await node.start_kubelet()
+    nvidia.gateway(*configure(node, {"flags": {"migStrategy": "mixed"}}))
+    await node.allocatable_is(8, big)
+    given = await node.admit("pod", big)
+    configure(node, {"flags": {"migStrategy": "single"}})
+    await node.allocatable_is(7)
+    others = await node.admit("others", count=7)
+    assert given.devices[big][0] not in others.devices[GPU]
 
 
 async def test_partitions_of_one_gpu_are_preferred_and_those_of_one_that_is_used(node: Node) -> None:

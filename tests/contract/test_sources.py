@@ -65,7 +65,13 @@ async def test_files_that_match_are_devices_and_a_container_gets_their_nodes(nod
     (host.root / held[1:]).unlink()
     await node.allocatable_is(1, VERBS)
     assert (node.capacity(VERBS), list(await reasons(one))) == (2, [held])
-    device(host, held.removeprefix("/dev/"))
+    other = next(f"infiniband/uverbs{number}" for number in (0, 1) if f"uverbs{number}" not in held)
+    (host.dev / other).unlink()
+    await node.allocatable_is(0, VERBS)
+    await node.pass_time(100)
+    assert node.capacity(VERBS) == 2
+    for name in (held.removeprefix("/dev/"), other):
+        device(host, name)
     await node.allocatable_is(2, VERBS)
     # What every container needs makes all of them unhealthy where it is missing.
     (host.dev / "infiniband/rdma_cm").unlink()
