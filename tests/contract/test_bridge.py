@@ -131,6 +131,20 @@ async def test_a_plugin_that_stays_away_loses_its_devices_by_and_by_but_those_th
     assert metrics[f'{PREFIX}bridged_registrations_total{{resource="{NIC}"}}'] == 2
 
 
+async def test_a_plugin_that_comes_back_late_again_and_again_has_its_devices_at_once(node: Node) -> None:
+    await node.start_kubelet()
+    _bridging(node, "--bridge-grace=2")
+    plugin = Neighbour(node)
+    await plugin.start()
+    await node.allocatable_is(2, NIC)
+    for _ in range(5):
+        plugin.kill()
+        await node.allocatable_is(0, NIC, 5)
+        await plugin.start()
+        await node.allocatable_is(2, NIC, 2)
+    await node.truthful()
+
+
 async def test_a_restart_of_the_gateway_gives_a_plugin_that_is_away_no_more_time(node: Node) -> None:
     await node.start_kubelet()
     one = _bridging(node)
@@ -285,6 +299,7 @@ async def test_a_plugin_chooses_and_prepares_whichever_way_it_asked_for_it(node:
     await plugin.start()
     await node.allocatable_is(4, NIC)
     async with node.plugin(NIC) as kubelet:
+        assert await kubelet.options() == Options(True, True)
         assert await kubelet.prefer(["a", "b", "c", "d"], 1) == {"d"}
         given = (await node.admit("pod", NIC, 2)).devices[NIC]
         assert [set(one) for one in plugin.played.prepared] == [set(given)]
@@ -443,7 +458,8 @@ async def test_a_plugin_that_registers_again_keeps_its_earlier_stream(node: Node
     assert played.listening == 2
     played.free.set()
     await admitted
-    assert len(played.allocated) == 1
+    await node.pass_time(5)
+    assert (len(played.allocated), played.listening) == (1, 2)
     await plugin.change(Device("a"))
     await node.allocatable_is(1, NIC)
     await node.truthful()
@@ -485,7 +501,12 @@ async def test_a_plugin_that_registers_once_outlives_a_gateway_that_is_killed_at
     await node.start_kubelet()
     one = _bridging(node)
     plugin = Neighbour(node)
-    await plugin.start()
+    node.disk.hang(writers=True)
+    started = asyncio.ensure_future(plugin.start())
+    await node.pass_time(1)
+    assert not started.done()
+    node.disk.go_on()
+    await started
     one.kill()
     two = _bridging(node)
     await node.allocatable_is(2, NIC)

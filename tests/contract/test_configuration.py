@@ -65,6 +65,15 @@ async def test_a_wrong_value_ends_the_start_and_is_named(
     assert not list(node.sockets.iterdir())
 
 
+async def test_a_memory_that_kubelets_would_delete_is_refused(node: Node) -> None:
+    for folder in (node.sockets, node.sockets / "state", node.sockets / "a" / "b"):
+        status, said = await _ended(node, "--state-dir", str(folder))
+        assert status == USAGE
+        assert "--state-dir" in said
+        assert "--socket-dir" in said
+    assert not list(node.sockets.iterdir())
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

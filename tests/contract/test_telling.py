@@ -12,6 +12,9 @@ import pytest
 from tests.contract.node import GPU, PREFIX, Gateway, Node, Refused
 
 
+SHARED = "sharing: {{timeSlicing: {{resources: [{{name: nvidia.com/gpu, replicas: {}}}]}}}}\n"
+
+
 @pytest.mark.parametrize("version", ["1.8", "1.9", "1.10", "1.12", "1.20", "1.28", "1.34", "1.37"])
 async def test_status_metrics_and_readiness_say_what_the_kubelets_records_say(node: Node, version: str) -> None:
     await node.start_kubelet(version)
@@ -90,6 +93,42 @@ async def test_readiness_ends_when_the_kubelet_takes_it_no_more(node: Node) -> N
     assert not await one.is_ready()
     node.fault()
     await node.allocatable_is(8, seconds=180)
+    await node.truthful()
+
+
+async def test_a_list_that_no_kubelet_takes_makes_it_unready_at_once(node: Node) -> None:
+    node.simulate({GPU: {"gpus": 2}})
+    file = node.folder / "config.yaml"
+    file.write_text(SHARED.format(2))
+    await node.start_kubelet()
+    one = node.gateway("--config-file", str(file))
+    await node.allocatable_is(4)
+    await node.truthful()
+    file.write_text(SHARED.format(40_000))
+    await node.pass_time(4)
+    code, text = await one.get("probes", "/readyz")
+    assert code == 503
+    assert "would fit" in text
+    file.write_text(SHARED.format(3))
+    await node.allocatable_is(6)
+    await node.truthful()
+
+
+async def test_a_registration_that_the_kubelet_lost_is_not_ready_until_it_is_made_again(node: Node) -> None:
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    await node.truthful()
+    node.fault(report_late_ms=4000)
+    node.kubelet.manager.cut(GPU)
+
+    async def unready() -> bool:
+        return not await one.is_ready()
+
+    await node.pass_time(50)
+    await node.eventually(unready, "unreadiness", 60)
+    node.fault()
+    await node.allocatable_is(8)
     await node.truthful()
 
 
