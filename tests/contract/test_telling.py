@@ -11,7 +11,6 @@ import pytest
 
 from tests.contract.node import GPU, PREFIX, Gateway, Node, Refused
 
-
 SHARED = "sharing: {{timeSlicing: {{resources: [{{name: nvidia.com/gpu, replicas: {}}}]}}}}\n"
 
 
