@@ -132,6 +132,7 @@ async def test_without_its_driver_the_gpus_are_unhealthy_until_it_is_back(node: 
     await node.allocatable_is(0, GPU)
     await node.pass_time(30)
     assert node.capacity(GPU) == 3
+    assert all("amdgpu" in reason for reason in (await reasons(one)).values())
     away.rename(module)
     await node.allocatable_is(3, GPU)
     assert given.devices[GPU][0] not in await reasons(one)

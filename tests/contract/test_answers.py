@@ -187,6 +187,23 @@ async def test_a_specification_that_somebody_removed_is_written_again(node: Node
     assert len(nvidia.specification()["devices"]) == 5
 
 
+async def test_the_drivers_root_of_the_start_counts_until_the_next_one(node: Node) -> None:
+    nvidia = Nvidia(node)
+    file = node.folder / "config.yaml"
+    text = "flags: {{plugin: {{containerDriverRoot: {}, deviceListStrategy: [cdi-cri]}}}}"
+    file.write_text(text.format(nvidia.driver))
+    await node.start_kubelet()
+    one = node.gateway("--backend", "nvidia", "--config-file", str(file))
+    await node.allocatable_is(4)
+    file.write_text(text.format("/nowhere") + "\ngateway: {excludeDevices: [0]}")
+    await node.allocatable_is(3)
+    assert one.said("configuration: this changes only when the gateway is started anew")
+    for path in nvidia.cdi.iterdir():
+        path.unlink()
+    await node.pass_time(40)
+    assert len(nvidia.specification()["devices"]) == 4
+
+
 async def test_an_answer_changes_with_the_configuration(node: Node) -> None:
     nvidia = Nvidia(node)
     file = node.folder / "config.yaml"

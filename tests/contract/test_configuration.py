@@ -163,7 +163,7 @@ async def test_an_edit_is_adopted_while_pods_run(node: Node, way: str) -> None:
     _edit(file, way, _shared(3))
     if way == "signal":
         one.process.terminate(signal.SIGHUP)
-    await node.allocatable_is(24)
+    await node.allocatable_is(24, seconds=3)  # At once: no look every now and then.
     await node.admit("other", count=20)
     await node.truthful()
     assert (await node.restart_container("pod")).devices == given.devices
