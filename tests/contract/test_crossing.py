@@ -320,6 +320,8 @@ async def test_gpus_are_where_the_nodes_annotation_wants_them(node: Node) -> Non
         await node.pass_time(30)
         assert len(cluster.published()) == 3
         assert "somewhere" in (await node.gateways[-1].status())["crossing"]
+        cluster.annotate(cross_to="dra")
+        await node.pass_time(5)
         cluster.server.change(AT, lambda one: one["metadata"].pop("annotations"))
         await node.pass_time(30)
         assert len(cluster.published()) == 3
@@ -327,6 +329,15 @@ async def test_gpus_are_where_the_nodes_annotation_wants_them(node: Node) -> Non
         await node.allocatable_is(3)
         await node.pass_time(30)
         assert node.allocatable() == 3
+
+
+async def test_an_order_is_followed_right_after_a_restart_of_the_api_server(node: Node) -> None:
+    async with both(node) as cluster:
+        await cross(cluster, "dra", A)
+        await cluster.server.stop()
+        await cluster.server.start()
+        await cross(cluster, "dra", B)
+        await cluster.published_is(gpu_0=[], gpu_1=[])
 
 
 async def test_the_scheduler_hears_of_less_before_the_kubelet_and_of_more_at_once(node: Node) -> None:
