@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import inspect
 import os
+import pickle
 import signal
+import socket
 import tempfile
 import traceback
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 
@@ -44,17 +48,90 @@ def node() -> None:
     """The row's node, which is made in the row's own process."""
 
 
+_parents: list[Parent] = []
+"""Of this session: one, or none where it has no rows."""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fork the parent of the rows before a test of another folder can start gRPC's threads: a later fork may crash in them."""
+    if rows := {item.nodeid: item for item in session.items if _is_row(item)}:
+        _parents.append(Parent(rows))
+
+
+def pytest_sessionfinish() -> None:
+    """End the parent of the rows."""
+    while _parents:
+        _parents.pop().close()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a row in a forked process; what it raises is raised here as text."""
-    history = inspect.unwrap(pyfuncitem.obj)  # Beneath what pytest-asyncio makes of it.
-    if not inspect.iscoroutinefunction(history) or "node" not in pyfuncitem.fixturenames:
+    if not _is_row(pyfuncitem):
         return None
-    names = inspect.signature(history).parameters
-    arguments = {name: pyfuncitem.funcargs[name] for name in names if name != "node"}
-    if text := apart(history, arguments):
+    values = getattr(pyfuncitem, "callspec", None)
+    made = {
+        name: pyfuncitem.funcargs[name] for name in _names(pyfuncitem) if values is None or name not in values.params
+    }
+    if text := _parents[0].run(pyfuncitem.nodeid, made):
         pytest.fail(text, pytrace=False)
     return True
+
+
+def _history(item: pytest.Function) -> Callable[..., Awaitable[None]]:
+    return inspect.unwrap(item.obj)  # Beneath what pytest-asyncio makes of it.
+
+
+def _is_row(item: pytest.Item) -> TypeGuard[pytest.Function]:
+    is_test = isinstance(item, pytest.Function) and inspect.iscoroutinefunction(_history(item))
+    return is_test and "node" in item.fixturenames
+
+
+def _names(item: pytest.Function) -> list[str]:
+    return [name for name in inspect.signature(_history(item)).parameters if name != "node"]
+
+
+class Parent:
+    """The process that rows are forked from: it has their modules, and no thread.
+
+    A row's parameters are known to it. What fixtures made for the row is sent.
+    """
+
+    def __init__(self, rows: dict[str, pytest.Function]) -> None:
+        ours, its = socket.socketpair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            ours.close()
+            try:
+                with its.makefile("rwb") as wire, suppress(EOFError, KeyboardInterrupt):
+                    _be_parent(rows, wire)
+            finally:
+                _exit(0)
+        its.close()
+        self._wire = ours.makefile("rwb")
+        ours.close()
+
+    def run(self, row: str, made: dict[str, Any]) -> str:
+        """Run a row; return what it raised as text, empty where it was kept."""
+        pickle.dump((row, made), self._wire)
+        self._wire.flush()
+        return str(pickle.load(self._wire))  # noqa: S301 - from our own fork
+
+    def close(self) -> None:
+        """End it."""
+        self._wire.close()
+        os.waitpid(self._pid, 0)
+
+
+def _be_parent(rows: dict[str, pytest.Function], wire: Any) -> None:
+    gc.freeze()
+    while True:
+        row, made = pickle.load(wire)  # noqa: S301 - from the process that forked this one
+        item = rows[row]
+        values = {**item.callspec.params, **made} if hasattr(item, "callspec") else made
+        text = apart(_history(item), {name: values[name] for name in _names(item)})
+        pickle.dump(text, wire)
+        wire.flush()
 
 
 def apart(
@@ -62,24 +139,30 @@ def apart(
 ) -> str:
     """Run a row in a forked process; return what it raised as text, empty where it was kept."""
     reader, writer = os.pipe()
-    if (child := os.fork()) == 0:
-        status = 1
-        try:
-            os.close(reader)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(seconds)
-            faulthandler.dump_traceback_later(seconds - 1, exit=True)
-            text = _played(history, arguments, seed)
-            with os.fdopen(writer, "wb") as out:
-                out.write(text.encode("utf-8", "replace"))
-            status = 0
-        finally:
-            _exit(status)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as found:
-        text = found.read().decode("utf-8", "replace")
-    _, status = os.waitpid(child, 0)
-    return f"the row's process ended by itself, with status {status}" if status else text
+    with tempfile.TemporaryFile() as printed:
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                os.close(reader)
+                os.dup2(printed.fileno(), 2)
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(seconds)
+                faulthandler.dump_traceback_later(seconds - 1, exit=True)
+                text = _played(history, arguments, seed)
+                with os.fdopen(writer, "wb") as out:
+                    out.write(text.encode("utf-8", "replace"))
+                status = 0
+            finally:
+                _exit(status)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as found:
+            text = found.read().decode("utf-8", "replace")
+        if status := os.waitpid(child, 0)[1]:
+            text = f"the row's process ended by itself, with status {status}\n"
+        if text:
+            printed.seek(0)
+            text += printed.read().decode("utf-8", "replace")
+    return text
 
 
 _exit = os._exit

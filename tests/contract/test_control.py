@@ -212,9 +212,7 @@ async def test_hardware_that_is_released_is_not_looked_at_until_it_is_acquired(n
     await node.truthful()
 
 
-async def test_another_user_gives_no_orders_whatever_the_files_mode(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_another_user_gives_no_orders_whatever_the_files_mode(node: Node) -> None:
     await node.start_kubelet()
     one = node.gateway()
     await node.allocatable_is(8)
@@ -229,10 +227,10 @@ async def test_another_user_gives_no_orders_whatever_the_files_mode(
             return struct.pack("iII", 1, 65534, 65534)
         return asked(self, *what)
 
-    monkeypatch.setattr(socket.socket, "getsockopt", another)
-    for _ in range(3):
-        assert await _talk(one, _line("cordon", id=first, reason="smells")) == []
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "getsockopt", another)
+        for _ in range(3):
+            assert await _talk(one, _line("cordon", id=first, reason="smells")) == []
     assert (await _devices(one))[first]["state"] == "present"
 
 
