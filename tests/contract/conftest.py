@@ -79,12 +79,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _history(item: pytest.Function) -> Callable[..., Awaitable[None]]:
-    return inspect.unwrap(item.obj)  # Beneath what pytest-asyncio makes of it.
+    beneath: Callable[..., Awaitable[None]] = inspect.unwrap(item.obj)  # What pytest-asyncio wrapped.
+    return beneath
 
 
 def _is_row(item: pytest.Item) -> TypeGuard[pytest.Function]:
-    is_test = isinstance(item, pytest.Function) and inspect.iscoroutinefunction(_history(item))
-    return is_test and "node" in item.fixturenames
+    if not isinstance(item, pytest.Function):
+        return False
+    return inspect.iscoroutinefunction(_history(item)) and "node" in item.fixturenames
 
 
 def _names(item: pytest.Function) -> list[str]:
