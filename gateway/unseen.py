@@ -62,7 +62,8 @@ class Unseen:
             # A name that a source with healthy devices doesn't know was withdrawn by a setting.
             if source.source_of(name) not in self._sighted and (source.claims(name) or not healthy)
         }
-        self.names = unseen(usable, inventory, source.source_of)
+        known = {name: ledger.announced(name).keys() for name in usable}
+        self.names = unseen(usable, known, inventory, source.source_of)
         self.none_before = not (self._sighted or any(usable.values())) and bool(ledger.resources())
         self._sighted |= healthy - set(self.names.values())
         self._hindrances = hindrances(self.names, usable, beside=beside)
@@ -125,17 +126,21 @@ def seen(inventory: Inventory | None, resource: str) -> Iterator[str]:
 
 
 def unseen(
-    usable: Mapping[str, Collection[str]], inventory: Inventory | None, source_of: Callable[[str], str]
+    usable: Mapping[str, Collection[str]],
+    known: Mapping[str, Collection[str]],
+    inventory: Inventory | None,
+    source_of: Callable[[str], str],
 ) -> dict[str, str]:
-    """Return the resources of the sources that see none of their usable devices, each with its source's name.
+    """Return the resources of the sources that had usable devices and see none of those known, each with its source's name.
 
     Args:
         usable: the devices that the gateway before could give away, by resource.
+        known: these and the others that it listed, such as cordoned ones, by resource.
         inventory: what the sources list; None: nothing yet.
         source_of: gives the name of the source that a resource is of.
     """
     sources = {name: source_of(name) for name, ids in usable.items() if ids}
-    sighted = {source for name, source in sources.items() if not set(usable[name]).isdisjoint(seen(inventory, name))}
+    sighted = {source for name, source in sources.items() if not set(known[name]).isdisjoint(seen(inventory, name))}
     return {name: source for name, source in sources.items() if source not in sighted}
 
 

@@ -11,7 +11,7 @@ import pytest
 from adapters.pb.v1alpha import v0_1_pb2
 from adapters.registry import by_name
 from devices.model import ContainerRequest, Options
-from tests.contract.node import GPU, Caller, Gateway, Node, Refused
+from tests.contract.node import GPU, Caller, Gateway, Node, Refused, gpus
 
 OTHER = "example.com/gpu"
 CDI = {GPU: {"gpus": 2, "cdi": "vendor.com/gpu"}}
@@ -472,6 +472,21 @@ async def test_what_a_kubelet_was_told_is_remembered_through_a_kill_at_that_mome
 
 
 # -- a gateway that sees nothing --------------------------------------------------------------------------------------
+
+
+async def test_one_that_sees_a_cordoned_gpu_is_not_taken_for_one_that_sees_none(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    first = node.gateway()
+    await node.allocatable_is(2)
+    await first.order("cordon", id="GPU-0", reason="smells")
+    first.kill()
+    node.simulate(gpus(0, 1, unhealthy={"GPU-1": "smoke"}))
+    second = node.gateway()
+    await node.pass_time(5)
+    await second.order("uncordon", id="GPU-0")
+    await node.allocatable_is(1)
+    assert await second.is_ready()
 
 
 async def test_one_that_sees_none_of_the_devices_takes_nothing_over_and_loses_nothing(node: Node) -> None:

@@ -117,11 +117,13 @@ class Walk:
         if chance.random() < 0.4:
             self.version = chance.choice(VERSIONS)
         self.node.kill_kubelet()
+        self.runs = False
         if chance.random() < 0.15:
             self.node.forget_checkpoint()
         await self._start_kubelet(ready=chance.random() < 0.8)
 
     async def _start_kubelet(self, *, ready: bool = True) -> None:
+        await self._all_done()
         written = self._written()
         await self.node.start_kubelet(self.version, ready=ready)
         self.runs = True
@@ -375,6 +377,9 @@ class Walk:
                 for gateway in self._listening()
             ]
         except (OrderError, ConnectionError, ValueError) as error:
+            if one in self.gone and "no device here" in str(error):  # No gateway ever saw it.
+                self.cordoned.discard(one)
+                self.unsure.discard(one)
             self.trail.append(f"  {self._now():.6f} {op} {one}: {error!r:.150}")
             return
         if told and len(told) == len(self._alive()):
@@ -444,9 +449,12 @@ class Walk:
         self._go_on()
         if not self._alive():
             node.gateway()
-        for one in sorted(self.unsure):
-            await self._told("cordon" if one in self.cordoned else "uncordon", one)
-        self._must(not self.unsure, f"an order fails: {self.unsure}")
+        ends = self._now() + HEALED_S
+        while self.unsure:  # An operator gives an order again that failed.
+            self._must(self._now() < ends, f"an order fails: {self.unsure}")
+            for one in sorted(self.unsure):
+                await self._told("cordon" if one in self.cordoned else "uncordon", one)
+            await asyncio.sleep(1 if self.unsure else 0)
         await node.until(lambda: not any(one.alive for one in self.ending), "the end of a gateway that was told to end")
         await node.allocatable_is(len(self._well()), seconds=HEALED_S)
         if self.asking:

@@ -612,7 +612,7 @@ MUTANTS = (
         "OM5",
         "a newer one that sees no GPU takes over",
         "gateway/unseen.py",
-        "        self.names = unseen(usable, inventory, source.source_of)",
+        "        self.names = unseen(usable, known, inventory, source.source_of)",
         "        self.names = {}",
         f"{_GATEWAYS}::test_a_newer_gateway_that_sees_no_gpu_takes_none_over",
     ),

@@ -327,8 +327,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "XR10",
         "one seen of several is not enough",
         "gateway/unseen.py",
-        "if not set(usable[name]).isdisjoint(seen(inventory, name))}",
-        "if set(usable[name]) <= set(seen(inventory, name))}",
+        "if not set(known[name]).isdisjoint(seen(inventory, name))}",
+        "if set(known[name]) <= set(seen(inventory, name))}",
         f"{_KUBELETS}::test_an_update_that_sees_some_of_the_devices_goes_on",
     ),
 )

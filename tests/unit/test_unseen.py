@@ -44,7 +44,7 @@ def source(resource: str) -> str:
 def test_what_worked_until_now_and_is_not_seen(
     usable: Mapping[str, str], inventory: Inventory | None, missing: set[str]
 ) -> None:
-    found = unseen(usable, inventory, source)
+    found = unseen(usable, usable, inventory, source)
     assert found == {name: source(name) for name in missing}
     assert [one.source for one in hindrances(found, usable, beside=True)] == list(dict.fromkeys(found.values()))
     assert all(one.held_up for one in hindrances(found, usable, beside=False))
