@@ -128,7 +128,9 @@ class Holdings:
         news = False
         for resource in self.ledger.resources() if resources is None else resources:
             handed_out = self.ledger.handed_out(resource) if changed else {}
-            before = {device_id: Earlier((row.holder,), row.at) for device_id, row in handed_out.items() if row.holder}
+            before = {
+                device_id: Earlier((row.holder,) if row.holder else (), row.at) for device_id, row in handed_out.items()
+            }
             earlier = self.beliefs.earlier(resource).keys()
             self.beliefs.recall(resource, self.ledger.forgotten(resource), before, fresh=fresh)
             news |= self.beliefs.earlier(resource).keys() != earlier

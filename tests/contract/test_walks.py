@@ -8,18 +8,21 @@ from tests.contract.node import GPU, Node
 from tests.contract.walks import steps_of, walk
 
 
-@pytest.mark.parametrize("lived", [0.001, 2.0])
+@pytest.mark.parametrize(("lived", "dies"), [(0.001, False), (2.0, False), (2.0, True)])
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
 async def test_a_device_of_a_pod_that_a_kubelet_has_just_forgotten_is_given_last(
-    node: Node, version: str, lived: float
+    node: Node, version: str, lived: float, dies: bool
 ) -> None:
     await node.start_kubelet(version)
-    node.gateway()
+    one = node.gateway()
     await node.allocatable_is(8)
     given = await node.admit("pod", count=4)
     await node.pass_time(lived)
     node.kill_kubelet()
     node.forget_checkpoint()
+    if dies:
+        one.kill()
+        node.gateway()
     await node.start_kubelet(version)
     node.forgotten.add("pod")
     await node.allocatable_is(8)
