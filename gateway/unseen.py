@@ -131,11 +131,11 @@ def unseen(
     inventory: Inventory | None,
     source_of: Callable[[str], str],
 ) -> dict[str, str]:
-    """Return the resources of the sources that had usable devices and see none of those known, each with its source's name.
+    """Return the resources whose source had usable devices and sees none of its known devices, each with the source's name.
 
     Args:
         usable: the devices that the gateway before could give away, by resource.
-        known: these and the others that it listed, such as cordoned ones, by resource.
+        known: all devices that the gateway before listed, also cordoned ones, by resource.
         inventory: what the sources list; None: nothing yet.
         source_of: gives the name of the source that a resource is of.
     """

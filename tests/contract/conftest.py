@@ -49,11 +49,11 @@ def node() -> None:
 
 
 _parents: list[Parent] = []
-"""Of this session: one, or none where it has no rows."""
+"""The parent of this session's rows. Empty if the session has no row."""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fork the parent of the rows before a test of another folder can start gRPC's threads: a later fork may crash in them."""
+    """Fork the parent of the rows before any test starts gRPC's threads: a fork made after that may crash or hang."""
     if rows := {item.nodeid: item for item in session.items if _is_row(item)}:
         _parents.append(Parent(rows))
 
@@ -69,10 +69,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a row in a forked process; what it raises is raised here as text."""
     if not _is_row(pyfuncitem):
         return None
-    values = getattr(pyfuncitem, "callspec", None)
-    made = {
-        name: pyfuncitem.funcargs[name] for name in _names(pyfuncitem) if values is None or name not in values.params
-    }
+    made = {name: pyfuncitem.funcargs[name] for name in _names(pyfuncitem) if name not in _parameters(pyfuncitem)}
     if text := _parents[0].run(pyfuncitem.nodeid, made):
         pytest.fail(text, pytrace=False)
     return True
@@ -89,14 +86,18 @@ def _is_row(item: pytest.Item) -> TypeGuard[pytest.Function]:
     return inspect.iscoroutinefunction(_history(item)) and "node" in item.fixturenames
 
 
+def _parameters(item: pytest.Function) -> dict[str, Any]:
+    return dict(item.callspec.params) if hasattr(item, "callspec") else {}
+
+
 def _names(item: pytest.Function) -> list[str]:
     return [name for name in inspect.signature(_history(item)).parameters if name != "node"]
 
 
 class Parent:
-    """The process that rows are forked from: it has their modules, and no thread.
+    """The process that rows are forked from. It has imported their modules and runs one thread only.
 
-    A row's parameters are known to it. What fixtures made for the row is sent.
+    It knows each row's parameters. The values of fixtures are sent to it.
     """
 
     def __init__(self, rows: dict[str, pytest.Function]) -> None:
@@ -130,7 +131,7 @@ def _be_parent(rows: dict[str, pytest.Function], wire: Any) -> None:
     while True:
         row, made = pickle.load(wire)  # noqa: S301 - from the process that forked this one
         item = rows[row]
-        values = {**item.callspec.params, **made} if hasattr(item, "callspec") else made
+        values = _parameters(item) | made
         text = apart(_history(item), {name: values[name] for name in _names(item)})
         pickle.dump(text, wire)
         wire.flush()

@@ -474,7 +474,7 @@ async def test_what_a_kubelet_was_told_is_remembered_through_a_kill_at_that_mome
 # -- a gateway that sees nothing --------------------------------------------------------------------------------------
 
 
-async def test_one_that_sees_a_cordoned_gpu_is_not_taken_for_one_that_sees_none(node: Node) -> None:
+async def test_a_gateway_that_sees_a_cordoned_gpu_is_ready_when_it_is_uncordoned(node: Node) -> None:
     node.simulate(gpus(0, 1))
     await node.start_kubelet()
     first = node.gateway()
