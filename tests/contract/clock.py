@@ -78,6 +78,10 @@ class Clock:
         """Let time pass."""
         self._passed += seconds
 
+    def set_back(self, seconds: float) -> None:
+        """Set the node's wall clock back; nothing else notices."""
+        self._began["time"] -= seconds
+
     def reboot(self) -> None:
         """Let the machine have been booted just now. Kill all processes before."""
         self._boot_ns, self._boots = int(1e9 - self._passed * 1e9), self._boots + 1
@@ -93,9 +97,9 @@ class Clock:
 
     def install(self) -> None:
         """Make the modules that ask for the time ask this clock."""
-        for name, began in self._began.items():
-            setattr(time, name, lambda began=began: began + self._passed)
-            setattr(time, f"{name}_ns", lambda began=began: int((began + self._passed) * 1e9))
+        for name in self._began:
+            setattr(time, name, lambda name=name: self._began[name] + self._passed)
+            setattr(time, f"{name}_ns", lambda name=name: int((self._began[name] + self._passed) * 1e9))
         time.clock_gettime_ns = self._clock_gettime_ns
         setattr(time, "sleep", self.advance)  # noqa: B010 - a module's name
         setattr(os, "urandom", Random(0).randbytes)  # noqa: B010, S311 - as above; a row goes the same way each time
