@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from itertools import pairwise
 from typing import Any
 
@@ -344,6 +345,42 @@ async def test_news_of_a_long_list_reaches_a_kubelet_that_reads_late(node: Node,
     node.simulate({GPU: {"gpus": 1300, "withdrawn": [*range(1290, 1300)]}})
     await node.allocatable_is(1290, seconds=2)
     assert len(await listed(node)) == 1290
+
+
+@pytest.mark.parametrize("version", ["1.8", "1.9", "1.34"])
+async def test_a_list_that_no_kubelet_takes_is_not_registered_and_the_others_are(node: Node, version: str) -> None:
+    def share(times: int) -> None:
+        entry = {"name": OTHER, "replicas": times}
+        draft.write_text(json.dumps({"sharing": {"timeSlicing": {"resources": [entry]}}}))
+        draft.replace(node.folder / "config.yaml")
+
+    draft = node.folder / "draft"
+    share(35_000)
+    node.simulate(gpus(0, 1) | {OTHER: {"gpus": [{"uuid": f"{'x' * 50}{number}"} for number in (0, 1)]}})
+    await node.start_kubelet(version)
+    one = node.gateway("--config-file", str(node.folder / "config.yaml"))
+    await node.allocatable_is(2)
+    await node.pass_time(5)
+    assert (node.registers[OTHER], node.capacity(OTHER)) == (0, 0)
+    assert "devices would fit" in one.said("not offered", resource=OTHER)[0]["details"]
+    share(2)
+    await node.allocatable_is(4, OTHER)
+
+
+async def test_a_list_that_says_nothing_new_is_not_sent(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(2)
+    await node.pass_time(10)
+    before = len(node.kubelet.noted("List "))
+    for number in range(3):
+        node.simulate(gpus(0, 1, product=f"Simulated GPU {number}"))
+        await node.pass_time(2)
+    assert len(node.kubelet.noted("List ")) == before
+    node.simulate(gpus(0, 1, unhealthy={"GPU-0": "smoke"}))
+    await node.allocatable_is(1, seconds=1)
+    assert len(node.kubelet.noted("List ")) == before + 1
 
 
 async def test_what_is_taken_away_while_it_is_asked_for_is_refused(node: Node) -> None:

@@ -145,6 +145,42 @@ async def test_an_order_is_answered_when_it_is_on_disk(node: Node) -> None:
     await node.allocatable_is(1)
 
 
+@pytest.mark.parametrize("disk", ["hangs", "is well"])
+async def test_an_illness_is_told_at_once_and_remembered(node: Node, disk: str) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(2)
+    await node.pass_time(5)
+    if disk == "hangs":
+        node.disk.hang(writers=True)
+    ill = {"GPU-0": {"reason": "fell off the bus", "kind": "reset-required"}}
+    node.simulate(gpus(0, 1, unhealthy=ill))
+    await node.allocatable_is(1, seconds=0.5)
+    node.disk.go_on()
+    await node.pass_time(0.05)
+    one.kill()
+    node.simulate(gpus(0, 1))
+    again = node.gateway()
+    await node.until(lambda: again.said("registered"), "its registration")
+    await node.pass_time(5)
+    assert await again.states() == {"GPU-0": "unhealthy", "GPU-1": "present"}
+
+
+async def test_an_illness_that_needs_a_reset_outlives_that_its_gpu_is_not_offered(node: Node) -> None:
+    ill = {"GPU-0": {"reason": "fell off the bus", "kind": "reset-required"}}
+    node.simulate(gpus(0, 1, unhealthy=ill))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(1)
+    node.simulate(gpus(0, 1, withdrawn=["GPU-0"]))
+    await node.until(lambda: node.capacity() == 1, "that it is not offered")
+    node.simulate(gpus(0, 1))
+    await node.until(lambda: node.capacity() == 2, "that it is offered")
+    await node.pass_time(5)
+    assert await one.states() == {"GPU-0": "unhealthy", "GPU-1": "present"}
+
+
 # -- a bad disk --------------------------------------------------------------------------------------------------------
 
 

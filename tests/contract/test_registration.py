@@ -7,12 +7,13 @@ import errno
 import faulthandler
 import os
 import shutil
+import socket
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.contract.node import GPU, Caller, Gateway, Kubelet, Node
+from tests.contract.node import GPU, Caller, Gateway, Kubelet, Node, gpus
 
 _NEW_USER: Final = 0x10000000
 """CLONE_NEWUSER: a user namespace has limits of its own."""
@@ -72,6 +73,24 @@ async def test_a_kubelet_is_upgraded_and_downgraded_under_it(node: Node) -> None
     assert spoken == {"1.8": "0.1", "1.9": "v1alpha2"} | dict.fromkeys(
         ("1.10", "1.20", "1.25", "1.34", "1.37", "1.28"), "v1beta1"
     )
+
+
+@pytest.mark.parametrize("version", ["1.8", "1.9", "1.34"])
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+async def test_the_next_gateway_asks_a_kubelet_in_its_own_api_at_once(node: Node, version: str, end: str) -> None:
+    await node.start_kubelet(version)
+    one = node.gateway()
+    await node.allocatable_is(8)
+    if end == "kill":
+        await node.pass_time(1)
+        one.kill()
+    else:
+        await one.terminate()
+    await node.allocatable_is(0)
+    before = node.registers[GPU]
+    node.gateway()
+    await node.allocatable_is(8)
+    assert node.registers[GPU] == before + 1
 
 
 @pytest.mark.parametrize(
@@ -307,10 +326,10 @@ async def test_a_socket_that_is_moved_away_and_back_is_the_same_kubelet(node: No
     await node.start_kubelet()
     one = node.gateway()
     await node.allocatable_is(8)
-    socket, aside = node.sockets / "kubelet.sock", node.folder / "aside.sock"
-    socket.rename(aside)
+    path, aside = node.sockets / "kubelet.sock", node.folder / "aside.sock"
+    path.rename(aside)
     await node.pass_time(20)
-    aside.rename(socket)
+    aside.rename(path)
     await node.pass_time(20)
     assert accepted(node.kubelet) == 1
     assert await is_present(one)
@@ -427,10 +446,46 @@ async def test_a_folder_that_was_deleted_under_its_mount_ends_it_for_a_restart(n
 
 async def test_a_folder_that_is_missing_is_waited_for_and_that_is_told(node: Node) -> None:
     later = node.folder / "later"
+    node.simulate(gpus(0, 1))
     await node.start_kubelet()
     one = node.gateway("--socket-dir", str(later))
     await node.pass_time(5)
     assert f"there is no folder {later}" in (await one.status())["waits_for"]
+    await one.order("cordon", id="GPU-0", reason="smells")
+    await node.pass_time(200)
+    assert 2 < len(one.said("waiting for the socket directory", folder=str(later), level="warning")) < 10
     later.symlink_to(node.sockets)
-    await node.allocatable_is(8)
+    await node.allocatable_is(1)
     assert (await one.status())["waits_for"] == ""
+
+
+@pytest.mark.parametrize("name", ["at the start", "later"])
+async def test_a_resource_whose_socket_cannot_be_made_holds_up_no_other_and_is_served_later(
+    node: Node, name: str
+) -> None:
+    there, bind = set[str](), socket.socket.bind
+
+    def refuse(self: socket.socket, path: object) -> None:
+        parent = Path(str(path)).parent
+        if parent.parent.name == "gateway" and failing and str(path) not in there and len(there) > 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        there.add(str(path)) if parent.parent.name == "gateway" else None
+        bind(self, path)  # type: ignore[arg-type]
+
+    failing = True
+    setattr(socket.socket, "bind", refuse)  # noqa: B010 - the kernel's answer
+    both = gpus(0, 1) | gpus(5, 6, name="example.com/late")
+    node.simulate(both if name == "at the start" else gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.until(lambda: node.allocatable() or node.allocatable("example.com/late"), "one of them")
+    node.simulate(both)
+    await node.until(lambda: one.said("can't be bound"), "its word")
+    assert node.allocatable() + node.allocatable("example.com/late") == 2
+    node.simulate(both | gpus(0, 1, unhealthy={"GPU-0": "smoke"}))
+    await node.pass_time(1)
+    node.simulate(both)
+    await node.pass_time(10)
+    failing = False
+    await node.allocatable_is(2, seconds=10)
+    await node.allocatable_is(2, "example.com/late", seconds=10)
