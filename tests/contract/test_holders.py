@@ -281,6 +281,7 @@ async def test_a_clock_that_is_set_back_keeps_no_gpu_held(node: Node) -> None:
     node.gateway()
     await node.allocatable_is(2)
     await node.admit("pod")
+    await node.pass_time(0.5)
     node.clock.set_back(3600)
     await node.pass_time(5)
     node.remove("pod")

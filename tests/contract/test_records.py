@@ -360,22 +360,41 @@ async def test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_
     assert await drift(three) == {"forgotten": 1}
 
 
-async def test_a_gpu_in_two_pods_is_told_until_an_operator_has_looked_after_it(node: Node) -> None:
+@pytest.mark.parametrize("version", ["1.10", "1.22", "1.34", "1.37"])
+@pytest.mark.parametrize("then", ["killed", "terminated", "replaced"])
+async def test_a_gpu_in_two_pods_is_told_until_an_operator_has_looked_after_it(
+    node: Node, version: str, then: str
+) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
+    await node.start_kubelet(version)
     one = node.gateway()
     await node.allocatable_is(2)
     await node.admit("train-a", count=2)
     await node.pass_time(10)
     node.kill_kubelet()
     node.forget_checkpoint()
-    await node.start_kubelet()
+    await node.start_kubelet(version)
     await node.allocatable_is(2)
     await node.pass_time(15)
     assert (await one.metrics())[f'device_plugin_gateway_drift_devices{{kind="forgotten",resource="{GPU}"}}'] == 2
     await node.kubelet.ask(node.kubelet.manager.admit("new-b", {GPU: 1}))  # There is no other GPU.
+    await node.until(lambda: one.said("mismatch", kind="doubled"), "its word", 1)
     await node.pass_time(5)
     assert await drift(one) == {"doubled": 1, "forgotten": 1}
+    # The next gateway says it, too: it sees nothing amiss in the kubelet's records.
+    older = one
+    if then != "replaced":
+        older.kill() if then == "killed" else await older.terminate()
+    one = node.gateway()
+    await node.until(lambda: one.said("registered"), "its registration")
+    if older.alive:
+        await older.terminate()
+    await node.allocatable_is(2)
+    await node.pass_time(15)
+    assert await drift(one) == {"doubled": 1, "forgotten": 1}
+    words = str((await one.status())["resources"][0]["drift"])
+    assert "train-a" in words
+    assert "new-b" in words or version == "1.10"  # Which knows pods by their UIDs alone.
     node.remove("new-b")
     assert (await one.order("forget", id="GPU-0"))["changed"]
     assert (await one.order("forget", id="GPU-1"))["changed"]
@@ -386,6 +405,48 @@ async def test_a_gpu_in_two_pods_is_told_until_an_operator_has_looked_after_it(n
     await node.until(lambda: again.said("registered"), "its registration")
     await node.pass_time(15)
     assert await drift(again) == {}
+
+
+@pytest.mark.parametrize("version", ["1.13", "1.22", "1.37"])
+async def test_pods_that_end_while_no_gateway_runs_were_not_forgotten(node: Node, version: str) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet(version)
+    one = node.gateway()
+    await node.allocatable_is(2)
+    await node.admit("train-a", count=2)
+    await node.pass_time(10)
+    one.kill()
+    node.remove("train-a")
+    await node.allocatable_is(0)
+    two = node.gateway()
+    await node.allocatable_is(2)
+    await node.admit("new-b", count=2)
+    await node.pass_time(30)
+    assert await drift(two) == {}
+    assert not two.said("mismatch")
+
+
+@pytest.mark.parametrize("version", ["1.22", "1.37"])
+async def test_a_node_that_was_drained_before_its_kubelet_lost_its_records_forgot_nobody(
+    node: Node, version: str
+) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet(version)
+    one = node.gateway()
+    await node.allocatable_is(2)
+    await node.admit("train-a", count=2)
+    for name in ("proxy-x1b2c", "network-d3e4f"):
+        await node.admit(name, count=0)
+    await node.pass_time(10)
+    node.remove("train-a")
+    node.kill_kubelet()
+    node.forget_checkpoint()
+    await node.start_kubelet(version)
+    await node.allocatable_is(2)
+    await node.admit("new-b", count=2)
+    await node.pass_time(60)
+    assert await drift(one) == {}
+    assert not one.said("mismatch", kind="doubled")
 
 
 async def test_a_reboot_ends_what_the_kubelet_forgot(node: Node) -> None:

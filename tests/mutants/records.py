@@ -318,22 +318,6 @@ MUTANTS = (
         "tests/unit/test_requests.py::test_a_call_is_open_while_its_source_is_asked",
     ),
     Mutant(
-        "K6",
-        "it is not written down",
-        "gateway/kubelet/beliefs.py",
-        "            self._remember(resource, drift.forgotten)\n",
-        "            pass\n",
-        "tests/unit/test_lost_memory.py::test_another_gateway_says_it_too",
-    ),
-    Mutant(
-        "K6",
-        "nobody knows who held what before the gateway's start",
-        "gateway/memory/holdings.py",
-        "changed = bool(known and current) and known != current and boot == self._boot_id",
-        "changed = False",
-        "tests/unit/test_lost_memory.py::test_nobody_looked_when_it_was_lost",
-    ),
-    Mutant(
         "K7",
         "what must be included is avoided",
         "gateway/kubelet/drift.py",
