@@ -21,6 +21,8 @@ class Disk:
         self._folder = str(folder)
         self.fails = 0
         """The error number that every write gets (``errno.ENOSPC``); 0: none."""
+        self.refused = 0
+        """How many files were not opened because of it."""
         self._hangs = 0
         self._waiting: list[Callable[[], object]] = []
         self._flushed: dict[int, bytes] = {}
@@ -60,6 +62,7 @@ class Disk:
                 if (flags | _READS) & self._hangs:
                     raise WaitsError(self._waiting)
                 if self.fails and flags & _WRITES:
+                    self.refused += 1
                     raise OSError(self.fails, os.strerror(self.fails))
             number: int = real(path, flags, *more, **named)
             if self._is_here(path) and flags & os.O_EXCL:

@@ -350,6 +350,45 @@ async def test_what_the_kubelet_forgot_is_withheld_under_every_name_until_an_ope
     await node.allocatable_is(4)
 
 
+async def test_what_nobody_wrote_down_and_the_kubelet_forgot_is_withheld_until_an_operator_says_otherwise(
+    node: Node,
+) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway(*configure(node, {}))
+    await node.allocatable_is(2)
+    await node.admit("pod")
+    await node.pass_time(5)
+    two = await again(node, one, WAYS[2], shared(2))
+    await forgets(node, "pod")
+    await node.allocatable_is(2)
+    await node.pass_time(60)
+    assert await free(two) == {GPU: ["GPU-1::0", "GPU-1::1"]}
+    await two.order("forget", id="GPU-0")
+    await node.allocatable_is(4)
+
+
+async def test_a_replica_that_the_kubelet_forgot_is_given_to_nobody_beside_one_too_many(node: Node) -> None:
+    node.shared = (GPU,)
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway(*configure(node, shared(4)), "--shared-devices-allocation-policy", "packed")
+    await node.allocatable_is(8)
+    assert (await node.admit("forgotten")).devices[GPU] == ("GPU-0::0",)
+    await node.pass_time(10)
+    await forgets(node, "forgotten")
+    await node.allocatable_is(8)
+    await node.pass_time(30)
+    async with node.plugin() as plugin:
+        assert await plugin.prefer([f"GPU-0::{number}" for number in range(4)], 1) != {"GPU-0::0"}
+    given = (await node.admit("pod", count=3)).devices[GPU]
+    await node.pass_time(5)
+    configure(node, shared(2))
+    await node.pass_time(5)
+    assert {*given} == {"GPU-0::1", "GPU-0::2", "GPU-0::3"}
+    assert await free(one) == {GPU: ["GPU-0::1", "GPU-1::0", "GPU-1::1"]}
+
+
 async def test_a_pod_that_is_forgotten_by_order_leaves_the_other_one_the_gpu_that_both_had(node: Node) -> None:
     node.simulate(gpus(0, 1))
     await node.start_kubelet()

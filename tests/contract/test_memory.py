@@ -214,6 +214,86 @@ async def test_a_disk_without_room_holds_no_pod_up_and_is_told(node: Node, troub
     assert await again.states() == {"GPU-0": "present", "GPU-1": "lost", "GPU-2": "cordoned"}
 
 
+async def test_a_disk_that_stays_bad_is_told_once_for_each_reason_and_tried_more_and_more_seldom(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(2)
+    await node.pass_time(5)
+    node.disk.fails, begun = errno.ENOSPC, node.disk.refused
+    with pytest.raises(OrderError):
+        await one.order("cordon", id="GPU-0", reason="smells")
+    await node.pass_time(2)
+    assert node.disk.refused - begun >= 3
+    await node.pass_time(600)
+    assert node.disk.refused - begun < 80  # A try may open more than one file.
+    node.disk.fails = errno.EROFS
+    await node.pass_time(60)
+    node.disk.fails = 0
+    await node.pass_time(60)
+    told = [line["event"] for line in one.process.log if str(line["event"]).startswith("state file")]
+    assert told == ["state file not written", "state file not written", "state file written again"]
+    # The next trouble is tried again soon.
+    node.disk.fails, begun = errno.ENOSPC, node.disk.refused
+    with pytest.raises(OrderError):
+        await one.order("uncordon", id="GPU-0")
+    await node.pass_time(2)
+    assert node.disk.refused - begun >= 3
+
+
+@pytest.mark.parametrize("disk", ["hangs", "is full"])
+async def test_an_end_does_not_wait_for_a_disk(node: Node, disk: str) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(2)
+    await node.pass_time(5)
+    if disk == "hangs":
+        node.disk.hang(writers=True)
+    else:
+        node.disk.fails = errno.ENOSPC
+    with pytest.raises(OrderError):
+        await one.order("cordon", id="GPU-0", reason="smells")
+    one.process.terminate()
+    await node.until(lambda: not one.alive, "its end", 10)
+    assert one.process.ended.result() == 0
+
+
+async def test_a_gateway_to_which_nothing_happens_writes_nothing(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(2)
+    await node.admit("pod")
+    await node.pass_time(60)
+    before = (await state_path(one)).stat().st_ino, (await state_file(one))["writes"]
+    await node.pass_time(3600)
+    assert ((await state_path(one)).stat().st_ino, (await state_file(one))["writes"]) == before
+
+
+@pytest.mark.parametrize("damage", ["nonsense", "without cordons"])
+async def test_who_damages_the_state_file_is_told_of_and_so_are_cordons_that_go_with_it(
+    node: Node, damage: str
+) -> None:
+    node.simulate(gpus(0, 1, 2))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(3)
+    await one.order("cordon", id="GPU-0", reason="smells")
+    await one.order("cordon", id="GPU-1", reason="smells")
+    await one.order("uncordon", id="GPU-1")
+    assert not one.said("cordons lifted by a changed state file")  # That was an order.
+    file = await state_path(one)
+    file.write_text("nonsense" if damage == "nonsense" else '{"format": 1}')
+    await one.order("cordon", id="GPU-2", reason="smells")
+    if damage == "nonsense":
+        assert one.said("state file damaged by another program")
+        assert file.with_name((await state_file(one))["put_aside"]).read_text() == "nonsense"
+        await node.allocatable_is(1)
+    else:
+        assert one.said("cordons lifted by a changed state file")[0]["devices"] == ["GPU-0"]
+
+
 async def test_a_start_waits_for_a_disk_that_does_not_answer(node: Node) -> None:
     node.simulate(gpus(0, 1))
     await node.start_kubelet()

@@ -8,9 +8,10 @@ from random import Random
 
 import pytest
 
+from tests.contract.hardware import Host
 from tests.contract.node import GPU, Gateway, Node, Refused, gpus
 
-OTHER = "example.com/accelerator"
+OTHER, FILE = "example.com/accelerator", "example.com/file"
 VERSIONS = ["1.8", "1.10", "1.20", "1.28", "1.37"]
 
 
@@ -217,6 +218,39 @@ async def test_a_newer_gateway_that_sees_no_gpu_takes_none_over(node: Node) -> N
     again = node.gateway()
     await node.allocatable_is(3)
     await node.eventually(again.is_ready, "readiness", 5)
+
+
+async def test_a_newer_gateway_whose_driver_is_silent_takes_over_no_gpu_until_it_sees_them_or_is_alone(
+    node: Node,
+) -> None:
+    host = Host(node)
+    (host.dev / "fuse").symlink_to("/dev/null")
+    config = node.folder / "config.yaml"
+    config.write_text(json.dumps({"gateway": {"devices": [{"resource": FILE, "paths": ["/dev/fuse"]}]}}))
+    profile = node.folder / "silent.json"
+    node.simulate(gpus(0, 1, 2))
+    await node.start_kubelet()
+    older = node.gateway()
+    await node.allocatable_is(3)
+    for sees in (True, False):
+        profile.write_text("nonsense")
+        options = ("--backend", "simulated", "--simulate", str(profile), "--config-file", str(config))
+        newer = node.gateway(*options)
+        await node.allocatable_is(1, FILE)
+        await node.pass_time(30)
+        assert (node.allocatable(), node.capacity(), await newer.is_ready()) == (3, 3, False)
+        assert "none of the 3 usable devices" in str((await newer.status())["hindrances"])
+        await node.admit(f"pod-{sees}")
+        if sees:
+            profile.write_text(json.dumps({"resources": gpus(0, 1, 2)}))
+            await node.eventually(newer.is_ready, "readiness")
+            await node.allocatable_is(3)
+            newer.kill()
+            await node.allocatable_is(3)
+        else:
+            older.kill()
+            await serves(node, "third", 20)  # From memory.
+            await node.allocatable_is(3)
 
 
 @pytest.mark.parametrize("version", ["1.10", "1.20", "1.28", "1.37"])

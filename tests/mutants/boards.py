@@ -391,14 +391,6 @@ MUTANTS = (
     ),
     Mutant(
         "H6",
-        "what another gateway remembered last isn't read",
-        "gateway/handover/peers.py",
-        "        await self._scribe.load()\n        await self._beliefs.look()\n",
-        "        await self._beliefs.look()\n",
-        "tests/unit/test_serve.py::test_what_only_others_served_is_taken_up_at_once_when_nobody_is_left",
-    ),
-    Mutant(
-        "H6",
         "what another gateway gave away last isn't looked for",
         "gateway/handover/peers.py",
         "        await self._scribe.load()\n        await self._beliefs.look()\n",
@@ -612,14 +604,6 @@ MUTANTS = (
         "            if resource.plugin.streaming:\n                yield from (",
         "            if True:\n                yield from (",
         f"{_BOARDS}::test_both_offer_a_gpu",
-    ),
-    Mutant(
-        "H9",
-        "what is served from memory while its source is silent counts as another gateway's",
-        "gateway/lists.py",
-        "for name, one in listings.items()}\n",
-        "for name, one in listings.items() if one}\n",
-        "tests/unit/test_serve.py::test_what_a_silent_source_had_is_no_other_gateways",
     ),
     Mutant(
         "H10",

@@ -154,14 +154,6 @@ MUTANTS = (
         f"{_LEDGER}::test_of_a_file_that_ended_a_gateway_the_cordons_can_be_read_and_written",
     ),
     Mutant(
-        "Z1",
-        "among devices that aren't on the list is chosen, however many they are",
-        "gateway/registration/devicelist.py",
-        "if one not in self.entries]",
-        "if False]",
-        "tests/unit/test_serve.py::test_what_is_not_on_the_list_is_preferred_last",
-    ),
-    Mutant(
         "Z3",
         "a file's name that is no UTF-8 breaks its line of the log",
         "gateway/wires/log.py",
@@ -512,14 +504,6 @@ MUTANTS = (
         'return f"unix:{quote(os.fsencode(path))}"',
         'return f"unix:{path}"',
         f"{_REQUESTS}::test_a_folder_may_have_any_name",
-    ),
-    Mutant(
-        "Z4",
-        "a replaced ledger lifts cordons without a word",
-        "gateway/memory/scribe.py",
-        "written)\n            self._tell_lifted(before)\n",
-        "written)\n",
-        "tests/unit/test_scribe.py::test_cordons_that_go_by_a_replaced_file_are_told",
     ),
     Mutant(
         "Z4",

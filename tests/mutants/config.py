@@ -16,9 +16,6 @@ RULES = {
     "E9": "what changes an answer and can't be done is refused",
     "E10": "rename counts only where it is honoured",
     "E11": "at least two replicas",
-    "E12": "a bad file leaves the last good policy, and is complained of once",
-    "E23": "a file that is emptied before it is written in place is no edit, to read it holds nobody up, and the one that counts is watched",
-    "E13": "what counts at a start only doesn't change with the file",
     "E14": "a FIFO in the file's place can't stall the daemon, a folder costs no descriptor",
     "E15": "of two keys or merges the one written last counts, as with go-yaml",
     "E17": "a setting that can't be used ends with 78, one that can't be read now with 1",
@@ -32,49 +29,8 @@ RULES = {
 
 _FLAGS = "tests/unit/test_flags.py"
 _CONFIG = "tests/unit/test_config.py"
-_RELOAD = "tests/unit/test_reload.py"
 
 MUTANTS = (
-    Mutant(
-        "E23",
-        "after another label the file of the one before is watched",
-        "gateway/configuration/reload.py",
-        "if watch is None or place != watched:",
-        "if watch is None:",
-        "tests/unit/test_choice.py::test_after_another_label_an_edit_of_its_file_alone_counts",
-    ),
-    Mutant(
-        "E23",
-        "a file that is about to be written sets all that it says back",
-        "gateway/configuration/reload.py",
-        "                return False\n            self._missed,",
-        "                pass\n            self._missed,",
-        f"{_RELOAD}::test_a_file_that_is_emptied_before_it_is_written_is_no_edit",
-    ),
-    Mutant(
-        "E23",
-        "an empty file never counts",
-        "gateway/configuration/reload.py",
-        " and self._content and not self._missed and not asked:",
-        " and self._content and not asked:",
-        f"{_RELOAD}::test_a_file_that_is_emptied_before_it_is_written_is_no_edit",
-    ),
-    Mutant(
-        "E23",
-        "who asks for an empty file to be read waits",
-        "gateway/configuration/reload.py",
-        " and not self._missed and not asked:",
-        " and not self._missed:",
-        f"{_RELOAD}::test_an_empty_file_counts_at_once_where_somebody_asks",
-    ),
-    Mutant(
-        "E23",
-        "the event loop reads a long text",
-        "gateway/configuration/reload.py",
-        "await asyncio.to_thread(self._parsed, content)",
-        "self._parsed(content)",
-        f"{_RELOAD}::test_to_read_it_holds_nobody_up",
-    ),
     Mutant(
         "E22",
         "nobody is told of a hook that there isn't",
@@ -316,14 +272,6 @@ MUTANTS = (
         f"{_CONFIG}::test_what_is_ignored_is_said_and_an_unknown_key_refused_where_that_is_wanted",
     ),
     Mutant(
-        "E8",
-        "strictness is forgotten at a reload",
-        "gateway/configuration/reload.py",
-        "strict=self._settings.strict_config)",
-        "strict=False)",
-        f"{_RELOAD}::test_an_unknown_key_is_refused_in_an_edit_too_where_that_is_wanted",
-    ),
-    Mutant(
         "E9",
         "MPS is ignored",
         "gateway/configuration/file.py",
@@ -370,38 +318,6 @@ MUTANTS = (
         'if text not in {"", "container"}:',
         "if not text.isascii():",
         "tests/unit/test_flags.py::test_a_wrong_one_is_told_what_was_expected",
-    ),
-    Mutant(
-        "E12",
-        "a bad file is parsed at each look",
-        "gateway/configuration/reload.py",
-        'self._content, self.fault = content, ""',
-        'self.fault = ""',
-        f"{_RELOAD}::test_a_bad_file_is_complained_of_once",
-    ),
-    Mutant(
-        "E12",
-        "a file that is replaced by way of nothing is complained of at once",
-        "gateway/configuration/reload.py",
-        "if asked or self._missed == 2:",
-        "if asked or self._missed == 1:",
-        f"{_RELOAD}::test_a_file_that_is_replaced_by_way_of_nothing_is_no_fault",
-    ),
-    Mutant(
-        "E13",
-        "what counts since an edit isn't told",
-        "gateway/configuration/reload.py",
-        "self._policy = self._fate.policy = replace",
-        "self._policy = replace",
-        f"{_RELOAD}::test_a_file_that_is_replaced_by_way_of_nothing_is_no_fault",
-    ),
-    Mutant(
-        "E13",
-        "all of a policy changes with the file",
-        "gateway/configuration/reload.py",
-        "self._policy = self._fate.policy = replace(policy, **fixed)",
-        "self._policy = self._fate.policy = policy",
-        f"{_RELOAD}::test_what_counts_at_a_start_only_is_said_to_need_one",
     ),
     Mutant(
         "E14",

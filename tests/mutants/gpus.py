@@ -11,7 +11,6 @@ RULES = {
     "U4": "released GPUs stay listed, and all that is on one is released with it",
     "U5": "auto takes the hardware that the PCI bus shows, never a simulation",
     "U6": "a list that says nothing new isn't sent again",
-    "U7": "a source that gives up ends the gateway with its status",
     "U8": "of several sources each is on its own: what one doesn't say or can't do is no other's trouble",
     "U9": "a resource is answered for by its own source, and by nobody where it is nobody's",
     "U11": "where partitions aren't offered, their GPU has the worst of their troubles",
@@ -24,7 +23,6 @@ _NAMES = "tests/unit/test_gpu_names.py"
 _SOURCE = "tests/unit/test_gpu_source.py"
 _COMBINED = "tests/unit/test_combined.py"
 _COMPOSE = "tests/unit/test_compose.py"
-_SERVE = "tests/unit/test_serve.py"
 _EXCLUSION = "tests/unit/test_gpu_exclusion.py"
 
 MUTANTS = (
@@ -237,22 +235,6 @@ MUTANTS = (
         f"{_COMPOSE}::test_what_the_node_has",
     ),
     Mutant(
-        "U6",
-        "every inventory is a new list",
-        "gateway/registration/devicelist.py",
-        " == self.devices:\n            return False\n",
-        " is None:\n            return False\n",
-        f"{_SERVE}::test_a_list_that_says_nothing_new_is_not_sent",
-    ),
-    Mutant(
-        "U7",
-        "a source that gave up is asked again",
-        "gateway/following.py",
-        "                self._end(error.status)\n",
-        "",
-        f"{_SERVE}::test_a_source_that_gives_up_ends_the_gateway",
-    ),
-    Mutant(
         "U3",
         "who told of its devices once ends the process when it gives up",
         "devices/combined.py",
@@ -283,22 +265,6 @@ MUTANTS = (
         "                if self._said:\n",
         "                if len(self._said) == len(self._sources):\n",
         f"{_COMBINED}::test_a_silent_source_keeps_no_other_from_being_offered",
-    ),
-    Mutant(
-        "U8",
-        "what a silent source had is gone",
-        "devices/source.py",
-        "return None if isinstance(inventory, Partial) and inventory.awaits(resource) else _GONE",
-        "return _GONE",
-        f"{_SERVE}::test_what_a_silent_source_had_is_served_from_memory_beside_the_others",
-    ),
-    Mutant(
-        "U8",
-        "what one source says is all there is",
-        "gateway/following.py",
-        "            if not isinstance(inventory, Partial):\n                first.set()\n",
-        "            first.set()\n",
-        f"{_SERVE}::test_the_start_waits_for_every_source_but_not_for_long",
     ),
     Mutant(
         "U8",

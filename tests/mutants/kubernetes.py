@@ -26,7 +26,6 @@ _ON = "tests/unit/test_dra_on.py"
 _TEST_ACCESS = "tests/unit/test_kubernetes_access.py"
 _TEST_CLIENT = "tests/unit/test_kubernetes_client.py"
 _CHOICE = "gateway/configuration/choice.py"
-_RELOAD = "gateway/configuration/reload.py"
 _NODECONFIG = "gateway/cli/nodeconfig.py"
 _TEST_CHOICE = "tests/unit/test_choice.py"
 _TEST_NODECONFIG = "tests/unit/test_nodeconfig.py"
@@ -328,30 +327,6 @@ MUTANTS = (
         'if not entry.name.startswith("..") and not entry.is_dir()',
         "if not entry.is_dir()",
         f"{_TEST_CHOICE}::test_a_mounted_config_map_has_files_and_the_links_of_its_volume",
-    ),
-    Mutant(
-        "KA6",
-        "another label is no news",
-        _CHOICE,
-        "            self.changed.set()",
-        "            pass",
-        f"{_TEST_CHOICE}::test_another_label_is_like_an_edit",
-    ),
-    Mutant(
-        "KA6",
-        "a file that comes later is not seen",
-        _RELOAD,
-        "                current.choose_nothing(fault, asked=asked)\n                watch.look_again()",
-        "                current.choose_nothing(fault, asked=asked)",
-        f"{_TEST_CHOICE}::test_a_label_without_a_file_leaves_what_counts_until_the_file_is_there",
-    ),
-    Mutant(
-        "KA7",
-        "a label with a bad file is remembered, too",
-        _RELOAD,
-        "elif not current.fault:",
-        "else:",
-        f"{_TEST_CHOICE}::test_only_a_label_with_a_good_file_is_remembered",
     ),
     Mutant(
         "KA7",

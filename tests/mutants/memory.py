@@ -19,7 +19,6 @@ RULES = {
 
 _LEDGER = "tests/unit/test_ledger.py"
 _FILES = "tests/unit/test_files.py"
-_SCRIBE = "tests/unit/test_scribe.py"
 _CRASH = "tests/unit/test_ledger_crash.py"
 _WITNESS = "tests/unit/test_witness.py"
 
@@ -249,14 +248,6 @@ MUTANTS = (
         f"{_LEDGER}::test_a_folder_with_wider_modes",
     ),
     Mutant(
-        "M7",
-        "a write that began before the change is taken for the one with it",
-        "gateway/memory/scribe.py",
-        "                    if covered >= wanted:\n                        return on_disk\n",
-        "                    return on_disk\n",
-        f"{_SCRIBE}::test_who_comes_during_a_write_shares_the_next",
-    ),
-    Mutant(
         "M2",
         "an illness that came since is dropped",
         "gateway/memory/ledger.py",
@@ -274,14 +265,6 @@ MUTANTS = (
     ),
     Mutant(
         "M7",
-        "an illness that was sent is forgotten where another gateway is given the resource",
-        "gateway/lists.py",
-        "news = [remember(self._ledger, self.unseen, name, merged[name], illnesses[name]) for name in sent]",
-        "news = [remember(self._ledger, self.unseen, name, merged[name], illnesses[name]) for name in sent if not self._resources[name].standing_by_for]",
-        "tests/unit/test_serve.py::test_an_illness_that_was_sent_is_remembered",
-    ),
-    Mutant(
-        "M7",
         "the next process takes what needs a reset for well",
         "gateway/lists.py",
         "**_ill_before(listing, announced, self._ledger), **self._ledger.sticky(name)}",
@@ -295,54 +278,6 @@ MUTANTS = (
         "since=illnesses) or news",
         "since=illnesses)",
         "tests/unit/test_boards.py::test_an_illness_is_written_at_once_and_what_can_wait_soon",
-    ),
-    Mutant(
-        "M7",
-        "an illness goes with its device",
-        "gateway/lists.py",
-        " for device_id, row in illnesses.items() if device_id not in merged.dropped}",
-        " for device_id, row in illnesses.items()}",
-        "tests/unit/test_serve.py::test_an_illness_outlives_its_device",
-    ),
-    Mutant(
-        "M7",
-        "what was handed out last is forgotten at the end",
-        "gateway/registration/serve.py",
-        "        self.note_handed_out()\n        self.end_streams()\n",
-        "        self.end_streams()\n",
-        "tests/unit/test_serve.py::test_an_orderly_end_remembers_what_was_handed_out_last",
-    ),
-    Mutant(
-        "M7",
-        "a failed write isn't tried again",
-        "gateway/memory/scribe.py",
-        "            self._timer = asyncio.get_running_loop().call_later(self._retry, self._on_time)\n",
-        "",
-        f"{_SCRIBE}::test_tries_grow_rarer_up_to_a_limit",
-    ),
-    Mutant(
-        "M7",
-        "what is left at the end is lost",
-        "gateway/memory/scribe.py",
-        "            self._timer.cancel()\n        await self.durable()\n",
-        "            self._timer.cancel()\n",
-        f"{_SCRIBE}::test_close_writes_what_is_left_and_ends",
-    ),
-    Mutant(
-        "M8",
-        "a state file that another gateway wrote passes for the one that was read",
-        "gateway/memory/ledger.py",
-        "return self._base is not None and self._base == file.identity_of(self.path)",
-        "return self._base is not None",
-        f"{_SCRIBE}::test_a_state_file_that_nobody_wrote_is_looked_at_without_a_thread",
-    ),
-    Mutant(
-        "M7",
-        "a takeover waits for a thread to say that nobody has written",
-        "gateway/memory/scribe.py",
-        "        if self._ledger.current:",
-        "        if False:",
-        f"{_SCRIBE}::test_a_state_file_that_nobody_wrote_is_looked_at_without_a_thread",
     ),
     Mutant(
         "M8",
@@ -369,14 +304,6 @@ MUTANTS = (
         f"{_LEDGER}::test_what_was_read_before_follows_each_change",
     ),
     Mutant(
-        "M7",
-        "what was handed out a moment ago isn't held",
-        "gateway/memory/holdings.py",
-        "            self._resources[resource].plugin.note_handed_out()\n",
-        "            pass\n",
-        "tests/unit/test_serve.py::test_what_was_handed_out_a_moment_ago_is_held",
-    ),
-    Mutant(
         "M3",
         "which side boards are on stands behind what is long",
         "gateway/memory/file.py",
@@ -399,13 +326,5 @@ MUTANTS = (
         "self._base = None if found.complaint else found.identity",
         "self._base = found.identity",
         f"{_LEDGER}::test_a_damaged_file_that_can_not_be_put_aside_is_when_it_is_replaced",
-    ),
-    Mutant(
-        "M8",
-        "what was read before a write takes the place of what was written",
-        "gateway/memory/scribe.py",
-        "            if writes == self._writes:\n",
-        "            if True:\n",
-        f"{_SCRIBE}::test_what_is_written_while_the_file_is_read_is_newer",
     ),
 )

@@ -27,14 +27,6 @@ MUTANTS = (
         "tests/unit/test_instance.py::test_the_socket_directory_is_made_only_where_a_kubelet_would",
     ),
     Mutant(
-        "Q1",
-        "what keeps it waiting is said once",
-        "gateway/folder.py",
-        "tell_at = now + FOLDER_TOLD",
-        "tell_at = now + 10**9",
-        "tests/unit/test_serve.py::test_what_keeps_it_waiting_is_said_again_and_again",
-    ),
-    Mutant(
         "Q2",
         "who holds nothing is forgotten, too",
         "gateway/cli/dev.py",

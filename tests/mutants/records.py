@@ -366,14 +366,6 @@ MUTANTS = (
         f"{_DRIFT}::test_a_device_is_avoided_once",
     ),
     Mutant(
-        "K5",
-        "nobody knows since when a kubelet is there",
-        "gateway/daemon.py",
-        "self.beliefs.restarted(ours, kubelet.mtime_ns / 1e9)",
-        "self.beliefs.restarted(ours)",
-        "tests/unit/test_serve.py::test_what_was_seen_of_a_kubelet_that_came_is_told_from_what_was_seen_before",
-    ),
-    Mutant(
         "K8",
         "an ill device is allocatable",
         "gateway/lab/kubelets/records.py",

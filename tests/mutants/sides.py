@@ -886,14 +886,6 @@ MUTANTS = (
     ),
     Mutant(
         "OWN7",
-        "what isn't on the list is given before what comes back",
-        "gateway/registration/devicelist.py",
-        "*self._counted, *foreign)",
-        "*foreign, *self._counted)",
-        "tests/unit/test_serve.py::test_what_another_api_gives_back_is_preferred_to_what_is_not_on_the_list",
-    ),
-    Mutant(
-        "OWN7",
         "what a pod has comes before what is here in a moment",
         "devices/life/admission.py",
         "(entry.state is State.LENT, entry.device.id)",

@@ -13,7 +13,6 @@ RULES = {
     "O6": "an alert asks for metrics that are there, from 0 on",
     "O7": "ready is who has done its part: only our own failure towards a running kubelet is none, and the loop alone is life",
     "O8": "a service manager is told of the life of the event loop, and of readiness when a kubelet can be served",
-    "O10": "a task that fails is told of, also where nobody waits for it",
     "O9": "an idle gateway holds no connection to the kubelet, and isn't woken for nothing",
 }
 
@@ -27,28 +26,12 @@ _REST = "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awa
 
 MUTANTS = (
     Mutant(
-        "O10",
-        "who fails alone fails in silence",
-        "gateway/tasks.py",
-        '            self._log.error("a task failed because of a defect in the gateway", exc_info=error)',
-        "            pass",
-        "tests/unit/test_parts.py::test_a_task_that_fails_and_that_nobody_waits_for_is_told_of_at_once",
-    ),
-    Mutant(
         "O1",
         "a poll that sees the known kubelet counts as a new one",
         "gateway/registration/cause.py",
         "if kubelet == state.kubelet and state.phase is not Phase.ABSENT:",
         "if False:",
         f"{_TALLY}::test_the_cause_of_a_registration",
-    ),
-    Mutant(
-        "O1",
-        "a registration is counted with the cause of the next one",
-        "gateway/registration/registrar.py",
-        "registrations.add(self.name, why.value)",
-        "registrations.add(self.name, self._why.value)",
-        "tests/unit/test_parts.py::test_a_register_is_counted_with_its_own_cause",
     ),
     Mutant(
         "O1",
@@ -340,14 +323,6 @@ MUTANTS = (
     ),
     Mutant(
         "O7",
-        "a list that changed while the records were read leaves the last word to an older look",
-        "gateway/registration/registrar.py",
-        "        while listed != self.plugin.devices:\n",
-        "        while listed is None:\n",
-        "tests/unit/test_serve.py::test_records_are_looked_into_again_where_the_list_changed",
-    ),
-    Mutant(
-        "O7",
         "without the kubelet's folder nobody is told that it lives",
         "gateway/daemon.py",
         "        self._listeners.open_probes(self)\n        await self._unless_ended(self._folder.wait(self._say_waiting))\n",
@@ -369,22 +344,6 @@ MUTANTS = (
         'process not in {"", str(os.getpid())}',
         "False",
         "tests/unit/test_notify.py::test_how_often_it_wants_a_sign_of_life",
-    ),
-    Mutant(
-        "O9",
-        "an idle gateway stays connected to the kubelet",
-        "gateway/registration/registrar.py",
-        "elif self.state.phase in _AT_REST:",
-        "elif False:",
-        "tests/unit/test_serve.py::test_who_is_served_or_stands_by_holds_no_connection_to_the_kubelet",
-    ),
-    Mutant(
-        "O9",
-        "a gateway that stands by connects to a kubelet that comes",
-        "gateway/registration/registrar.py",
-        "        if self.state.standing_by_for is None:\n            channel",
-        "        if True:\n            channel",
-        "tests/unit/test_serve.py::test_who_is_served_or_stands_by_holds_no_connection_to_the_kubelet",
     ),
     Mutant(
         "O9",

@@ -14,27 +14,10 @@ RULES = {
 }
 
 _REGISTRATION = "tests/unit/test_registration.py"
-_SERVE = "tests/unit/test_serve.py"
 _TURNS = "tests/unit/test_turns.py"
 _EXPLORED = "tests/unit/test_explored.py::test_every_promise_holds_in_every_state"
 
 MUTANTS = (
-    Mutant(
-        "J6",
-        "a long list is spelled on the event loop",
-        "gateway/registration/devicelist.py",
-        "await asyncio.to_thread(spell, dialect, self.devices, known)",
-        "spell(dialect, self.devices, known)",
-        f"{_SERVE}::test_a_long_list_is_spelled_in_a_thread",
-    ),
-    Mutant(
-        "J1",
-        "anybody is taken for the kubelet",
-        "gateway/registration/serve.py",
-        "likely = may_be_kubelet(agent) and context.seconds_left is None",
-        "likely = True",
-        f"{_SERVE}::test_who_listens_before_the_kubelet_calls_does_not_take_its_place",
-    ),
     Mutant(
         "J1",
         "who names another program first is taken for a kubelet",
@@ -69,22 +52,6 @@ MUTANTS = (
     ),
     Mutant(
         "J1",
-        "what anybody's stream shows is the kubelet's",
-        "gateway/registration/serve.py",
-        "        self._emit(StreamOpened(number, likely))\n",
-        "        self._emit(StreamOpened(number, likely))\n        self.heed(number)\n",
-        f"{_SERVE}::test_what_others_show_is_no_evidence_of_the_kubelet",
-    ),
-    Mutant(
-        "J1",
-        "anybody's question is the kubelet's",
-        "gateway/registration/serve.py",
-        "Evidence(agent, agent in self.asked_options, self._kubelet_minor)",
-        "Evidence(agent, bool(self.asked_options), self._kubelet_minor)",
-        f"{_SERVE}::test_what_others_show_is_no_evidence_of_the_kubelet",
-    ),
-    Mutant(
-        "J1",
         "who looks like a kubelet takes the room of the kubelet's stream",
         "gateway/registration/serve.py",
         "if number != self._heeded and not stream.ending)",
@@ -98,14 +65,6 @@ MUTANTS = (
         "key=lambda number: (self._streams[number].likely, number)",
         "key=lambda number: number",
         "tests/unit/test_connections.py::test_who_makes_room_for_a_kubelet",
-    ),
-    Mutant(
-        "J1",
-        "the kubelet finds no room",
-        "gateway/registration/serve.py",
-        "        if not likely:\n            return False\n",
-        "        return False\n",
-        f"{_SERVE}::test_others_are_bounded_and_the_kubelet_is_always_heard",
     ),
     Mutant(
         "J2",
@@ -139,46 +98,6 @@ MUTANTS = (
         "    return replace(state, cuts=cuts), (*actions",
         "    return state, (*actions",
         f"{_REGISTRATION}::test_waiting",
-    ),
-    Mutant(
-        "J3",
-        "1.9 gets its lists at once",
-        "adapters/v1alpha2.py",
-        ", spacing=0.02)",
-        ")",
-        f"{_SERVE}::test_a_kubelet_that_can_take_one_list_at_a_time_gets_one_at_a_time",
-    ),
-    Mutant(
-        "J3",
-        "answers to Allocate don't wait their turn",
-        "gateway/registration/serve.py",
-        "        if dialect.spacing:\n",
-        "        if False:\n",
-        f"{_SERVE}::test_a_kubelet_that_can_take_one_list_at_a_time_gets_one_at_a_time",
-    ),
-    Mutant(
-        "J3",
-        "whoever listens takes a turn",
-        "gateway/registration/serve.py",
-        "dialect.spacing > 0 and number == self._heeded and not stream.ending",
-        "dialect.spacing > 0 and not stream.ending",
-        f"{_SERVE}::test_a_kubelet_that_can_take_one_list_at_a_time_gets_one_at_a_time",
-    ),
-    Mutant(
-        "J3",
-        "a stream that ends has the next one wait for a list that never comes",
-        "gateway/registration/serve.py",
-        "dialect.spacing > 0 and number == self._heeded and not stream.ending",
-        "dialect.spacing > 0 and number == self._heeded",
-        f"{_SERVE}::test_a_stream_that_ends_takes_no_turn",
-    ),
-    Mutant(
-        "J3",
-        "one that is told to end while it waits does",
-        "gateway/registration/serve.py",
-        "                        self._turns.unused()",
-        "                        pass",
-        f"{_SERVE}::test_a_stream_that_ends_takes_no_turn",
     ),
     Mutant(
         "J3",
@@ -246,14 +165,6 @@ MUTANTS = (
     ),
     Mutant(
         "J5",
-        "a later look counts for nothing",
-        "gateway/registration/registrar.py",
-        "            self.feed(events.Lacking())\n",
-        "            pass\n",
-        f"{_SERVE}::test_a_later_look_that_lacks_a_resource_begins_a_look_for_it",
-    ),
-    Mutant(
-        "J5",
         "each look that lacks a resource begins another one",
         "gateway/registration/machine.py",
         " or state.verified < FIRST_LOOKS:",
@@ -267,14 +178,6 @@ MUTANTS = (
         "VERIFY_AFTER = (0.1, 1.0, 330.0)",
         "VERIFY_AFTER = (0.1, 1.0)",
         f"{_REGISTRATION}::test_waiting",
-    ),
-    Mutant(
-        "J6",
-        "what changes while a list is sent is forgotten",
-        "gateway/registration/serve.py",
-        "                await context.write(self.list.wire(dialect).data)\n",
-        "                await context.write(self.list.wire(dialect).data)\n                stream.changed.clear()\n",
-        f"{_SERVE}::test_a_list_that_changes_while_one_is_sent_is_sent_too",
     ),
     Mutant(
         "J6",

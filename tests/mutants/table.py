@@ -141,7 +141,7 @@ MUTANTS = (
         "gateway/registration/registrar.py",
         "connected=bool(self.plugin.asked_options)))",
         "connected=False))",
-        "tests/unit/test_serve.py::test_a_kubelet_that_has_connected_and_does_not_call_is_soon_registered_with_again",
+        "tests/contract/test_registration.py::test_a_kubelet_that_never_calls_back_is_registered_with_again",
     ),
     Mutant(
         "R4",
@@ -173,7 +173,7 @@ MUTANTS = (
         "gateway/registration/registrar.py",
         "Registration(dialect.name, endpoint, self.name, self.plugin.list.options)",
         "Registration(dialect.name, endpoint, self.name)",
-        "tests/unit/test_serve.py::test_options_are_said_twice",
+        "tests/contract/test_kubelets.py::test_options_that_change_are_told_to_the_kubelet",
     ),
     Mutant(
         "R5",
@@ -181,7 +181,7 @@ MUTANTS = (
         "gateway/registration/serve.py",
         "if dialect.rules[Field.GET_OPTIONS].verdict is Fidelity.LOSSLESS:",
         "if dialect.rules[Field.GET_OPTIONS].verdict is not Fidelity.LOSSLESS:",
-        "tests/unit/test_serve.py::test_options_are_said_twice",
+        "tests/contract/test_kubelets.py::test_options_that_change_are_told_to_the_kubelet",
     ),
     Mutant(
         "R6",
@@ -301,7 +301,7 @@ MUTANTS = (
         "gateway/registration/registrar.py",
         "        if self._ahead is not None and self._ahead.kubelet not in {None, kubelet}:\n",
         "        if False:\n",
-        "tests/unit/test_serve.py::test_what_is_connected_to_the_kubelet_before_is_not_used",
+        "tests/contract/test_registration.py::test_a_kubelet_is_upgraded_and_downgraded_under_it",
     ),
     Mutant(
         "F2",
@@ -309,7 +309,7 @@ MUTANTS = (
         "gateway/registration/registrar.py",
         " or kubelet_id(socket) != kubelet:",
         ":",
-        "tests/unit/test_serve.py::test_a_kubelet_that_came_in_between_is_not_taken_for_the_one_before",
+        "tests/contract/test_registration.py::test_a_stream_that_breaks_is_followed_by_one_registration",
     ),
     Mutant(
         "F3",
@@ -341,7 +341,7 @@ MUTANTS = (
         "gateway/registration/serve.py",
         "        self._evidence = Evidence(pinned=self._kubelet_minor)\n",
         "",
-        "tests/unit/test_serve.py::test_what_a_kubelet_showed_is_forgotten_at_the_next_offer",
+        "tests/contract/test_kubelets.py::test_what_one_kubelet_showed_is_no_evidence_of_the_next",
     ),
     Mutant(
         "F5",
@@ -413,7 +413,7 @@ MUTANTS = (
         "gateway/folder.py",
         "(KUBELET_SOCKET, *(one.state.name for one in self._resources.values()))",
         "(KUBELET_SOCKET,)",
-        "tests/unit/test_parts.py::test_the_names_that_are_looked_for_are_the_kubelets_and_our_own",
+        "tests/contract/test_registration.py::test_without_inotify_it_is_served_a_moment_later",
     ),
     Mutant(
         "T5",
@@ -478,7 +478,7 @@ MUTANTS = (
         "gateway/lists.py",
         "                await self._scribe.durable()\n            before",
         "            before",
-        "tests/unit/test_serve.py::test_ids_are_durable_before_they_are_sent",
+        "tests/contract/test_memory.py::test_an_id_is_on_disk_before_the_kubelet_hears_of_it",
     ),
     Mutant(
         "T9",
@@ -486,7 +486,7 @@ MUTANTS = (
         "gateway/lists.py",
         "            if any(merged[name].new for name in sent):",
         "            if True:",
-        "tests/unit/test_serve.py::test_an_illness_is_told_while_the_disk_is_waited_for",
+        "tests/contract/test_memory.py::test_an_illness_is_told_at_once_and_remembered",
     ),
     Mutant(
         "T10",
@@ -494,7 +494,7 @@ MUTANTS = (
         "gateway/registration/registrar.py",
         "        if reason := self.plugin.list.too_large(dialect):",
         "        if (reason := self.plugin.list.too_large(dialect)) and False:",
-        "tests/unit/test_serve.py::test_a_list_too_large_is_not_offered_and_the_others_are",
+        "tests/contract/test_kubelets.py::test_a_list_that_no_kubelet_takes_is_not_registered_and_the_others_are",
     ),
     Mutant(
         "T10",
@@ -502,7 +502,7 @@ MUTANTS = (
         "gateway/registration/devicelist.py",
         "        if size <= LIST_LIMIT:",
         '        if size <= LIST_LIMIT or dialect.family == "v1alpha":',
-        "tests/unit/test_serve.py::test_no_kubelet_is_sent_a_list_that_is_too_large",
+        "tests/contract/test_kubelets.py::test_a_list_that_no_kubelet_takes_is_not_registered_and_the_others_are",
     ),
     Mutant(
         "T11",
@@ -550,7 +550,7 @@ MUTANTS = (
         "gateway/registration/serve.py",
         "if dialect.asks_again else frozenset()",
         "if not dialect else frozenset()",
-        "tests/unit/test_serve.py::test_a_device_that_fell_ill_is_given_again_where_each_start_of_a_container_asks",
+        "tests/contract/test_kubelets.py::test_the_first_kubelets_are_given_again_what_has_fallen_ill_and_later_ones_are_not",
     ),
     Mutant(
         "D1",

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from devices.generic import GenericSource
 from devices.model import Device, Health
+from devices.policy import Globbed, Policy
 from devices.source import Inventory, Listing
 from gateway import unseen as module
 from gateway.memory.ledger import Ledger
 from gateway.unseen import Unseen, hindrances, unseen
-from tests.unit.test_serve import Source
 
 NVIDIA, MIG, AMD = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "amd.com/gpu"
 
@@ -74,7 +75,7 @@ def test_a_gpu_that_the_kernel_no_longer_has_is_not_waited_for(
     if there:
         (tmp_path / "0000:19:00.0").mkdir()
     ledger = Ledger(tmp_path / "state")
-    ledger.announce(NVIDIA, (Device("a", Health.HEALTHY, numa, pci="0000:19:00.0"),))
-    one = Unseen(ledger, Source({}))
+    ledger.announce(NVIDIA, (Device("/dev/a", Health.HEALTHY, numa, pci="0000:19:00.0"),))
+    one = Unseen(ledger, GenericSource(Policy(globbed=(Globbed(NVIDIA, ("/dev/a",)),))))
     one.look({}, beside=True)
     assert bool(one.names) is waits
