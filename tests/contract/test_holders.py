@@ -12,7 +12,7 @@ from tests.contract.hardware import Host
 from tests.contract.node import GPU, Gateway, Node, Refused, gpus
 
 OTHER, FILE = "example.com/accelerator", "example.com/file"
-SMALL = "nvidia.com/mig-1g.10gb"
+SMALL, BIG = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"
 WAYS = ["it goes on", "the next one comes with the edit", "the next one knows nothing"]
 
 
@@ -126,6 +126,74 @@ async def test_an_edit_gives_nobody_what_a_pod_has(
     node.remove("pod")
     await node.pass_time(30)
     assert "withheld" not in {row["state"] for row in await rows(one)}
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+@pytest.mark.parametrize(
+    ("before", "after", "mig", "then", "cordoned", "left"),
+    [
+        pytest.param({}, shared(2), WHOLE, WHOLE, "GPU-0", {GPU: ["GPU-1::0", "GPU-1::1"]}, id="shared"),
+        pytest.param(shared(2), {}, WHOLE, WHOLE, "GPU-0::1", {GPU: ["GPU-1"]}, id="shared no longer"),
+        pytest.param(shared(2), shared(2), WHOLE, WHOLE, "GPU-0::1", {GPU: ["GPU-0::0", "GPU-1::0", "GPU-1::1"]}, id="one replica"),
+        pytest.param({}, shared(2, rename=OTHER), WHOLE, WHOLE, "GPU-0", {OTHER: ["GPU-1::0", "GPU-1::1"]}, id="shared under another name"),
+        pytest.param({}, MIXED, SPLIT, SPLIT, "GPU-0", {GPU: ["GPU-1"]}, id="in instances"),
+        pytest.param(MIXED, {}, SPLIT, SPLIT, SMALL, {GPU: ["GPU-1"]}, id="whole again"),
+        pytest.param(MIXED, MIXED, SPLIT, {"GPU-0": ["2g.20gb"]}, SMALL, {GPU: ["GPU-1"], BIG: 1}, id="the instance is no more"),
+    ],
+)  # fmt: skip
+async def test_a_cordon_is_of_the_hardware_whatever_it_is_offered_as(
+    node: Node,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    mig: Mapping[str, Any],
+    then: Mapping[str, Any],
+    cordoned: str,
+    left: Mapping[str, Any],
+    way: str,
+) -> None:
+    node.simulate(gpus(0, 1, mig=mig))
+    await node.start_kubelet()
+    one = node.gateway(*configure(node, before))
+    await node.until(lambda: node.allocatable(), "the devices")
+    await node.pass_time(5)
+    if cordoned == SMALL:
+        cordoned = (await free(one))[SMALL][0]
+    await one.order("cordon", id=cordoned, reason="smells")
+    node.simulate(gpus(0, 1, mig=then))
+    one = await again(node, one, way, after)
+    found = await free(one)
+    assert {name: len(ids) if isinstance(left.get(name), int) else ids for name, ids in found.items()} == left
+    told = {row["reason"] for row in await rows(one) if row["state"] == "cordoned" and row["id"] != cordoned}
+    assert told <= {f"smells (cordoned as {cordoned})"}
+    await one.order("uncordon", id=cordoned)
+    await node.pass_time(3)
+    assert {row["state"] for row in await rows(one)} == {"present"}
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+@pytest.mark.parametrize(
+    ("before", "after", "left"),
+    [
+        pytest.param({}, shared(2), {GPU: ["GPU-1::0", "GPU-1::1"]}, id="shared"),
+        pytest.param(shared(2), {}, {GPU: ["GPU-1"]}, id="shared no longer"),
+        pytest.param(shared(2), shared(4), {GPU: [f"GPU-1::{number}" for number in range(4)]}, id="more replicas"),
+        pytest.param({}, shared(2, rename=OTHER), {OTHER: ["GPU-1::0", "GPU-1::1"]}, id="shared under another name"),
+    ],
+)
+async def test_what_needs_a_reset_is_unhealthy_whatever_it_is_offered_as(
+    node: Node, before: Mapping[str, Any], after: Mapping[str, Any], left: Mapping[str, Any], way: str
+) -> None:
+    node.simulate(gpus(0, 1, unhealthy={"GPU-0": {"reason": "fell off the bus", "kind": "reset-required"}}))
+    await node.start_kubelet()
+    one = node.gateway(*configure(node, before))
+    await node.until(lambda: node.allocatable(), "the devices")
+    node.simulate(gpus(0, 1))
+    await node.pass_time(5)
+    one = await again(node, one, way, after)
+    assert await free(one) == left
+    node.simulate(gpus(0, 1, recovered=["GPU-0"]))
+    await node.pass_time(5)
+    assert {row["health"] for row in await rows(one) if row["state"] != "withdrawn"} == {"Healthy"}
 
 
 @pytest.mark.parametrize("way", WAYS)

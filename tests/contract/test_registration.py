@@ -180,6 +180,17 @@ async def test_a_kubelet_that_never_calls_back_is_registered_with_again(node: No
     await node.allocatable_is(8, seconds=10)
 
 
+async def test_a_kubelet_that_connects_and_never_calls_is_registered_with_again_soon(node: Node) -> None:
+    node.fault(never_calls_back=True, register_late_ms=1000)
+    await node.start_kubelet("1.37")
+    node.gateway()
+    await node.until(lambda: node.registers[GPU], "a Register")
+    (path,) = node.sockets.glob("gateway/*/*.sock")
+    caller = Caller(str(path), "v1beta1.DevicePlugin", "grpc-go/1.72.1")
+    assert (await caller.call("GetDevicePluginOptions"))[0] == "OK"  # As it does before it answers.
+    await node.until(lambda: node.registers[GPU] == 2, "another Register", 5)
+
+
 @pytest.mark.parametrize("version", ONE_OF_EACH)
 async def test_a_stream_that_breaks_is_followed_by_one_registration(node: Node, version: str) -> None:
     await node.start_kubelet(version)

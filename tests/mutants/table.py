@@ -141,7 +141,7 @@ MUTANTS = (
         "gateway/registration/registrar.py",
         "connected=bool(self.plugin.asked_options)))",
         "connected=False))",
-        "tests/contract/test_registration.py::test_a_kubelet_that_never_calls_back_is_registered_with_again",
+        "tests/contract/test_registration.py::test_a_kubelet_that_connects_and_never_calls_is_registered_with_again_soon",
     ),
     Mutant(
         "R4",
