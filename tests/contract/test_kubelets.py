@@ -383,18 +383,23 @@ async def test_a_list_that_says_nothing_new_is_not_sent(node: Node) -> None:
     assert len(node.kubelet.noted("List ")) == before + 1
 
 
-async def test_what_is_taken_away_while_it_is_asked_for_is_refused(node: Node) -> None:
+@pytest.mark.parametrize(("how", "code"), [("cordoned", "FAILED_PRECONDITION"), ("withdrawn", "NOT_FOUND")])
+async def test_what_is_taken_away_while_it_is_asked_for_is_refused(node: Node, how: str, code: str) -> None:
+    node.simulate(gpus(0, 1, 2, 3))
     await node.start_kubelet("1.9")
     one = node.gateway()
-    await node.allocatable_is(8)
+    await node.allocatable_is(4)
     ids, caller = await listed(node), node.caller()
     await node.pass_time(10)
     # This kubelet takes one answer at a time, so the last one waits.
     asked = [asyncio.create_task(caller.call("Allocate", allocate("v1alpha2", (uuid,)))) for uuid in ids[:3]]
     await node.pass_time(0.01)
     assert not asked[2].done()
-    await one.order("cordon", id=ids[2], reason="smells")
-    assert [(await call)[0] for call in asked] == ["OK", "OK", "FAILED_PRECONDITION"]
+    if how == "cordoned":
+        await one.order("cordon", id=ids[2], reason="smells")
+    else:
+        node.simulate(gpus(0, 1, 2, 3, withdrawn=[ids[2]]))
+    assert [(await call)[0] for call in asked] == ["OK", "OK", code]
 
 
 async def test_a_kubelet_whose_checkpoint_two_writes_would_break_gets_one_list_at_a_time(node: Node) -> None:

@@ -127,6 +127,30 @@ async def test_a_lost_gpu_that_was_forgotten_by_order_stays_forgotten(node: Node
     assert await again.states() == {"GPU-0": "lost", "GPU-2": "present"}
 
 
+async def test_a_lost_gpu_that_is_forgotten_while_new_ones_are_written_stays_forgotten(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(2)
+    node.simulate(gpus(0))
+    await node.allocatable_is(1)
+    await node.pass_time(5)
+    node.disk.hang(writers=True)
+    node.simulate(gpus(0, 2))
+    await node.pass_time(0.5)
+    order = asyncio.ensure_future(one.order("forget", id="GPU-1"))
+    await node.pass_time(0.5)
+    node.disk.go_on()
+    assert (await order)["changed"]
+    await node.allocatable_is(2)
+    await node.pass_time(5)
+    assert await one.states() == {"GPU-0": "present", "GPU-2": "present"}
+    one.kill()
+    again = node.gateway()
+    await node.allocatable_is(2)
+    assert await again.states() == {"GPU-0": "present", "GPU-2": "present"}
+
+
 async def test_an_order_is_answered_when_it_is_on_disk(node: Node) -> None:
     node.simulate(gpus(0, 1))
     await node.start_kubelet()

@@ -342,8 +342,13 @@ async def test_gateways_that_share_no_state_directory_give_no_gpu_twice(node: No
         await node.admit(f"more-{number}")
 
 
-@pytest.mark.parametrize("version", ["1.20", "1.34"])
-@pytest.mark.parametrize("directory", ["state", "another"])
+@pytest.mark.parametrize(
+    ("version", "directory"),
+    [
+        *((version, "state") for version in ("1.8", "1.9", "1.12", "1.20", "1.34", "1.37")),
+        *((version, "another") for version in ("1.9", "1.20", "1.34")),  # 1.8 says to nobody what is offered.
+    ],
+)
 async def test_two_that_offer_the_same_gpus_under_two_names_give_none_twice(
     node: Node, version: str, directory: str
 ) -> None:
@@ -372,6 +377,10 @@ async def test_two_that_offer_the_same_gpus_under_two_names_give_none_twice(
     node.remove(f"pod-{GPU}")
     newer.kill()
     node.gateway("--backend", "simulated", "--simulate", str(profile), *state)
+    if version == "1.8":  # It says what has ended when a pod gets a device.
+        return
+    if version in {"1.9", "1.12"}:  # They take note of a pod's end when the next one comes.
+        await node.refused("next", OTHER)
     await node.allocatable_is(3, OTHER, 120)
     await node.admit("all", OTHER, 2)
 

@@ -21,14 +21,6 @@ _DEVICES = "tests/unit/test_cli_devices.py"
 MUTANTS = (
     Mutant(
         "P1",
-        "a file that a container holds is no hardware once the state file is lost",
-        "devices/generic.py",
-        "return Place(unshared(device_id)) if device_id.startswith(_DEV) else None",
-        "return None",
-        "tests/unit/test_boards.py::test_a_rule_that_is_renamed_beside_a_silent_source_gives_nobody_what_a_pod_holds",
-    ),
-    Mutant(
-        "P1",
         "a shared file is a device, too",
         "devices/generic.py",
         "    paths = [path for path in _files(rule.paths, root) if not _matches(rule.shared, path)]\n",

@@ -52,14 +52,6 @@ MUTANTS = (
     ),
     Mutant(
         "U13",
-        "a GPU that is left out is a loss",
-        "devices/gpu/source.py",
-        "return Fate.EXCLUDED",
-        "return Fate.LOST",
-        f"{_EXCLUSION}::test_a_gpu_that_a_pod_holds_stays_listed_until_the_pod_has_ended",
-    ),
-    Mutant(
-        "U13",
         "what can't be named keeps a GPU that is left out",
         "devices/gpu/source.py",
         "_without(offer.gpus, self._left_out)",

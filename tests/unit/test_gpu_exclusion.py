@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,8 +26,9 @@ from devices.source import DeviceSource, Fate, Inventory, Unusable
 from gateway.configuration.effective import idle
 from tests.fakes.amd import Board, Sysfs
 from tests.fakes.nvml import dgx
-from tests.unit import test_boards, test_gpu_nvidia, test_gpu_source
-from tests.unit.test_boards import GPUS
+from tests.unit import test_gpu_nvidia, test_gpu_source
+
+GPUS = "nvidia.com/gpu"
 
 BIG = GPU("GPU-5f3a0c6e", 0, 0, pci="0000:07:00.0", product="NVIDIA H100 80GB HBM3", resource=GPUS, partitioned=True)
 PART = replace(BIG, uuid="MIG-0a41", parent=BIG.uuid, place="0:1", profile="1g.10gb", partitioned=False)
@@ -184,30 +185,6 @@ async def test_a_lost_gpu_that_is_left_out_is_no_hindrance() -> None:
 
 
 # While a pod holds it.
-
-
-@pytest.fixture
-async def node(folder: Path) -> AsyncIterator[test_boards.Node]:
-    one = test_boards.Node(folder)
-    yield one
-    await one.close()
-
-
-@pytest.mark.parametrize("again", ["an edit", "a restart"])
-async def test_a_gpu_that_a_pod_holds_stays_listed_until_the_pod_has_ended(node: test_boards.Node, again: str) -> None:
-    """It is unhealthy to the kubelet meanwhile, so that no other pod gets it."""
-    out = Policy(excluded=("1",))
-    await node.sees(*(test_boards.gpu(index) for index in range(3)))
-    await node.pods(a={GPUS: ["U1"]})
-    await (node.edit(out) if again == "an edit" else node.restarts(out))
-    entry = node.gateway._resources[GPUS].entries["U1"]
-    assert entry.device.health is Health.UNHEALTHY
-    assert entry.reason == "left out by the setting exclude-devices, but a container holds it"
-    assert node.free() == {GPUS: ["U0", "U2"]}
-    await node.pods()
-    assert list(node.states(GPUS)) == ["U0", "U2"]
-    await node.edit(Policy())
-    assert node.free() == {GPUS: ["U0", "U1", "U2"]}
 
 
 # What does nothing.
