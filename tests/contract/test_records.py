@@ -31,6 +31,12 @@ async def drift(gateway: Gateway, resource: str = GPU) -> dict[str, int]:
     return {finding["kind"]: finding["devices"] for one in found for finding in one["drift"]}
 
 
+async def holders(gateway: Gateway) -> dict[str, str]:
+    """Return who holds which devices, as its status says it."""
+    devices = (await gateway.status())["resources"][0]["devices"]
+    return {device["id"]: device["holder"] for device in devices if device["holder"]}
+
+
 # -- hardware that goes ------------------------------------------------------------------------------------------------
 
 
@@ -447,6 +453,74 @@ async def test_a_node_that_was_drained_before_its_kubelet_lost_its_records_forgo
     await node.pass_time(60)
     assert await drift(one) == {}
     assert not one.said("mismatch", kind="doubled")
+
+
+@pytest.mark.parametrize("version", ["1.13", "1.20", "1.28", "1.34", "1.37"])
+@pytest.mark.parametrize("sees", [True, False])
+async def test_a_pod_that_ends_while_its_kubelet_is_away_was_not_forgotten(
+    node: Node, version: str, sees: bool
+) -> None:
+    node.simulate(gpus(0, 1, 2))
+    await node.start_kubelet(version)
+    one = node.gateway()
+    await node.allocatable_is(3)
+    ended = (await node.admit("train-a")).devices[GPU]
+    await node.admit("train-b")
+    await node.pass_time(10)
+    node.kill_kubelet()
+    if not sees:
+        one.kill()
+    node.remove("train-a")
+    await node.start_kubelet(version)
+    if not sees:
+        one = node.gateway()
+    await node.allocatable_is(3)
+    await node.pass_time(30)
+    assert await drift(one) == {}
+    assert ended[0] in (await node.admit("new-c", count=2)).devices[GPU]
+    await node.pass_time(30)
+    assert await drift(one) == {}
+
+
+@pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
+@pytest.mark.parametrize("sees", [True, False])
+async def test_a_kubelet_that_cannot_read_its_checkpoint_has_forgotten_all(
+    node: Node, version: str, sees: bool
+) -> None:
+    node.simulate(gpus(0, 1, 2, 3))
+    await node.start_kubelet(version)
+    one = node.gateway()
+    await node.allocatable_is(4)
+    held = (await node.admit("train-a", count=2)).devices[GPU]
+    await node.pass_time(10)
+    node.kill_kubelet()
+    if not sees:
+        one.kill()
+    checkpoint = node.sockets / "kubelet_internal_checkpoint"
+    checkpoint.write_bytes(checkpoint.read_bytes().replace(b'"Checksum":', b'"Checksum":1'))
+    await node.start_kubelet(version)
+    if not sees:
+        one = node.gateway()
+    await node.allocatable_is(4)
+    await node.pass_time(15)
+    assert await drift(one) == {"forgotten": 2}
+    given = (await node.admit("new-b", count=2)).devices[GPU]
+    assert not {*given} & {*held}
+
+
+async def test_a_checkpoint_without_list_names_no_pod_of_before(node: Node) -> None:
+    node.simulate(gpus(0))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(1)
+    await node.admit("train-a")
+    await node.pass_time(5)
+    await node.hide_pods()
+    node.remove("train-a")
+    await node.admit("new-b")
+    await node.pass_time(5)
+    assert "new-b" in (await holders(one))["GPU-0"]
+    await node.truthful()
 
 
 async def test_a_reboot_ends_what_the_kubelet_forgot(node: Node) -> None:

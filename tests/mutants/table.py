@@ -296,22 +296,6 @@ MUTANTS = (
         f"{_REGISTRATION}::test_a_new_kubelet_met_before_it_was_told_is_negotiated_with_anew",
     ),
     Mutant(
-        "F2",
-        "what is connected to the kubelet before is used",
-        "gateway/registration/registrar.py",
-        "        if self._ahead is not None and self._ahead.kubelet not in {None, kubelet}:\n",
-        "        if False:\n",
-        "tests/contract/test_registration.py::test_a_kubelet_is_upgraded_and_downgraded_under_it",
-    ),
-    Mutant(
-        "F2",
-        "a kubelet that came between two looks is taken for the one before",
-        "gateway/registration/registrar.py",
-        " or kubelet_id(socket) != kubelet:",
-        ":",
-        "tests/contract/test_registration.py::test_a_stream_that_breaks_is_followed_by_one_registration",
-    ),
-    Mutant(
         "F3",
         "the change time is ignored",
         "gateway/kubelet/watch.py",
@@ -334,14 +318,6 @@ MUTANTS = (
         "    if older.high < newer.low:\n        return older",
         "    if older.high < newer.low:\n        return newer",
         "tests/unit/test_adapters_levels.py",
-    ),
-    Mutant(
-        "F4",
-        "what the kubelet before showed counts for the next",
-        "gateway/registration/serve.py",
-        "        self._evidence = Evidence(pinned=self._kubelet_minor)\n",
-        "",
-        "tests/contract/test_kubelets.py::test_what_one_kubelet_showed_is_no_evidence_of_the_next",
     ),
     Mutant(
         "F5",
