@@ -8,6 +8,7 @@ import faulthandler
 import os
 import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -324,26 +325,53 @@ async def test_a_kubelets_age_begins_with_its_start(node: Node) -> None:
     assert (await one.status())["kubelet"]["age_s"] < 10
 
 
-async def test_a_socket_that_is_touched_is_no_new_kubelet(node: Node) -> None:
+def _link(path: Path) -> None:
+    os.link(path, path.with_name("another-name"))
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [os.utime, lambda path: path.chmod(0o600), lambda path: os.chown(path, os.getuid(), os.getgid()), _link],
+    ids=["times", "mode", "owner", "another name"],
+)
+async def test_a_socket_that_is_touched_is_no_new_kubelet(node: Node, touch: Callable[[Path], None]) -> None:
     await node.start_kubelet()
     node.gateway()
     await node.allocatable_is(8)
-    os.utime(node.sockets / "kubelet.sock")
+    touch(node.sockets / "kubelet.sock")
     await node.pass_time(30)
     assert accepted(node.kubelet) == 1
+    await node.start_kubelet()
+    await accepted_is(node, 1, 1)
 
 
-async def test_a_socket_that_is_moved_away_and_back_is_the_same_kubelet(node: Node) -> None:
+@pytest.mark.parametrize("touched", [False, True])
+async def test_a_socket_that_is_moved_away_and_back_is_the_same_kubelet(node: Node, touched: bool) -> None:
     await node.start_kubelet()
     one = node.gateway()
     await node.allocatable_is(8)
     path, aside = node.sockets / "kubelet.sock", node.folder / "aside.sock"
     path.rename(aside)
     await node.pass_time(20)
+    if touched:
+        os.utime(aside, ns=(1, 1))
     aside.rename(path)
     await node.pass_time(20)
     assert accepted(node.kubelet) == 1
     assert await is_present(one)
+
+
+async def test_a_socket_that_takes_the_number_of_a_deleted_one_is_a_new_kubelet(node: Node) -> None:
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(8)
+    path, aside = node.sockets / "kubelet.sock", node.folder / "aside.sock"
+    os.link(path, aside)  # Keeps the number.
+    path.unlink()
+    await node.pass_time(20)
+    os.utime(aside, ns=(1, 1))
+    aside.rename(path)
+    await accepted_is(node, 2, 10)
 
 
 async def test_who_listens_besides_is_no_kubelet(node: Node) -> None:
@@ -404,15 +432,21 @@ async def test_a_folder_that_is_replaced_while_the_kubelet_starts_is_served_in(n
     await node.admit("other")
 
 
-async def test_without_inotify_it_is_served_a_moment_later(node: Node) -> None:
+@pytest.mark.parametrize("lacks", ["instances", "watches"])
+async def test_without_inotify_it_is_served_a_moment_later(node: Node, lacks: str) -> None:
     faulthandler.cancel_dump_traceback_later()  # Its thread is in the way.
     if ctypes.CDLL(None).unshare(_NEW_USER):
         return  # No user namespaces here.
-    Path("/proc/sys/user/max_inotify_instances").write_text("0")  # noqa: ASYNC240 - no waiting
+    Path(f"/proc/sys/user/max_inotify_{lacks}").write_text("0")  # noqa: ASYNC240 - no waiting
     await node.start_kubelet()
     one = node.gateway()
     await node.allocatable_is(8)
-    assert one.said("inotify is not to be had, polling instead")
+    await node.pass_time(60)
+    if lacks == "instances":
+        assert one.said("inotify is not to be had, polling instead")
+    else:  # Each folder once, not with each poll.
+        folders = [line["folder"] for line in one.said("cannot watch a folder, polling it")]
+        assert sorted(folders) == sorted(set(folders)) != []
     node.kill_kubelet()
     await node.pass_time(60)
     await node.start_kubelet()

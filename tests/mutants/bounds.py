@@ -195,14 +195,6 @@ MUTANTS = (
     ),
     Mutant(
         "Z4",
-        "all files of the kubelet's folder are listed, again and again",
-        "gateway/kubelet/watch.py",
-        "return frozenset(name for name in self._own() if os.path.lexists(self._folder / name))",
-        "return _names(self._folder)",
-        "tests/unit/test_watch.py::test_the_folder_may_hold_any_number_of_files",
-    ),
-    Mutant(
-        "Z4",
         "a pod's name is repeated for each of its containers, however long it is",
         "adapters/podresources.py",
         "if len(holder) > LONGEST_HOLDER:",

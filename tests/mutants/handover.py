@@ -917,22 +917,6 @@ MUTANTS = (
         f"{_RIVALS}::test_one_that_could_not_talk_is_killed",
     ),
     Mutant(
-        "S17",
-        "of a gateway that came and went nobody tells the name",
-        "gateway/kubelet/watch.py",
-        "                    published |= {event.name}\n",
-        "                    pass\n",
-        "tests/unit/test_watch.py::test_a_gateway_that_came_and_went_is_told_by_its_name",
-    ),
-    Mutant(
-        "S17",
-        "nor where folders are polled",
-        "gateway/kubelet/watch.py",
-        "            self._peers_changed(self._names[1] - before[1])",
-        "            self._peers_changed(frozenset())",
-        "tests/unit/test_watch.py::test_a_gateway_that_comes_is_told_by_its_name_where_it_is_polled_for[poll]",
-    ),
-    Mutant(
         "S15",
         "what we listed ourselves, before a kubelet was seen late, counts as the other gateway's",
         "gateway/handover/standby.py",

@@ -205,7 +205,7 @@ MUTANTS = (
         "gateway/kubelet/watch.py",
         "if listens(path) and kubelet_id(path) == found:",
         "if kubelet_id(path) == found:",
-        "tests/unit/test_watch.py::test_a_kubelet_is_told_once_it_listens",
+        "tests/contract/test_registration.py::test_a_kubelet_that_listens_late_is_found_when_it_does",
     ),
     Mutant(
         "S2",
@@ -213,7 +213,7 @@ MUTANTS = (
         "gateway/wires/unix.py",
         "return None if isinstance(error, BlockingIOError) else error",
         "return None",
-        "tests/unit/test_watch.py::test_a_stale_socket_is_no_kubelet_and_the_next_one_is",
+        "tests/contract/test_registration.py::test_a_socket_on_which_nobody_listens_is_no_kubelet",
     ),
     Mutant(
         "S3",
