@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract import wire
 from tests.contract.node import GPU, Gateway, Node, OrderError, Refused, gpus
 
 OTHER = "example.com/accelerator"
@@ -584,6 +585,53 @@ async def test_a_gpu_that_the_kubelet_forgot_while_it_waited_for_an_allocate_goe
         except Refused:
             await node.pass_time(1)
             await node.admit(name) if name != "fourth" else None
+
+
+def asked() -> int:
+    """Count the calls that the kubelet's pod-resources API had about who has what."""
+    return sum(count for method, count in wire.calls.items() if method.endswith(("Lister/Get", "Lister/List")))
+
+
+@pytest.mark.parametrize("version", ["1.15", "1.20", "1.28", "1.37"])
+async def test_what_a_pod_has_is_given_to_no_other_one_whatever_the_kubelet_takes_it_for(
+    node: Node, version: str
+) -> None:
+    node.simulate(gpus(0, 1, 2))
+    await node.start_kubelet(version)
+    node.gateway()
+    await node.allocatable_is(3)
+    (held,) = (await node.admit("first")).devices[GPU]
+    free = sorted({"GPU-0", "GPU-1", "GPU-2"} - {held})
+    for seconds in (0.1, 10):
+        await node.pass_time(seconds)
+        async with node.plugin() as plugin:
+            with pytest.raises(Refused, match="expected a device that nobody holds, but .* is default/first/main's"):
+                await plugin.allocate(held)
+            with pytest.raises(Refused, match="expected a device that nobody holds"):
+                await plugin.allocate(free[0], held)
+            before = asked()
+            await plugin.allocate(free[1])  # It never was given, or is known to be free.
+            assert asked() == before
+            if node.kubelet.manager.behaviour.preferred:
+                assert await plugin.prefer([held, *free], 1) <= {*free}
+                assert await plugin.prefer([held, *free], 3) == {held, *free}
+    node.remove("first")
+    async with node.plugin() as plugin:
+        await plugin.allocate(held)
+
+
+async def test_while_the_kubelet_does_not_answer_nothing_is_given_twice(node: Node) -> None:
+    node.simulate(gpus(0, 1, 2))
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(3)
+    (held,) = (await node.admit("first")).devices[GPU]
+    await node.pass_time(10)
+    await node.hide_pods(silent=True)
+    async with node.plugin() as plugin:
+        with pytest.raises(Refused, match="doesn't answer"):
+            await plugin.allocate(held)
+    await node.admit("second")
 
 
 # -- a GPU under another name ------------------------------------------------------------------------------------------
