@@ -605,7 +605,7 @@ async def test_what_a_pod_has_is_given_to_no_other_one_whatever_the_kubelet_take
     for seconds in (0.1, 10):
         await node.pass_time(seconds)
         async with node.plugin() as plugin:
-            with pytest.raises(Refused, match="expected a device that nobody holds, but .* is default/first/main's"):
+            with pytest.raises(Refused, match=r"expected a device that nobody holds, but .* is default/first/main's"):
                 await plugin.allocate(held)
             with pytest.raises(Refused, match="expected a device that nobody holds"):
                 await plugin.allocate(free[0], held)
@@ -618,6 +618,19 @@ async def test_what_a_pod_has_is_given_to_no_other_one_whatever_the_kubelet_take
     node.remove("first")
     async with node.plugin() as plugin:
         await plugin.allocate(held)
+
+
+async def test_a_kubelet_that_offers_another_numa_node_s_gpus_says_nothing_of_the_others(node: Node) -> None:
+    node.simulate({GPU: {"gpus": [{"uuid": f"GPU-{number}"} for number in range(3)], "numa": [0, 0, 1]}})
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(3)
+    (held,) = (await node.admit("first")).devices[GPU]
+    await node.pass_time(3)
+    async with node.plugin() as plugin:
+        await plugin.prefer(["GPU-2"], 1)
+        with pytest.raises(Refused, match="expected a device that nobody holds"):
+            await plugin.allocate(held)
 
 
 async def test_while_the_kubelet_does_not_answer_nothing_is_given_twice(node: Node) -> None:
