@@ -125,7 +125,7 @@ async def test_an_edit_gives_nobody_what_a_pod_has(
     await node.pass_time(4)
     assert await free(one) == found
     node.remove("pod")
-    await node.pass_time(30)
+    await node.pass_time(8)
     assert "withheld" not in {row["state"] for row in await rows(one)}
 
 

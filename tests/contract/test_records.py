@@ -434,8 +434,9 @@ async def test_pods_that_end_while_no_gateway_runs_were_not_forgotten(node: Node
 
 
 @pytest.mark.parametrize("version", ["1.22", "1.37"])
+@pytest.mark.parametrize("away", [0.0, 100.0])
 async def test_a_node_that_was_drained_before_its_kubelet_lost_its_records_forgot_nobody(
-    node: Node, version: str
+    node: Node, version: str, away: float
 ) -> None:
     node.simulate(gpus(0, 1))
     await node.start_kubelet(version)
@@ -445,13 +446,16 @@ async def test_a_node_that_was_drained_before_its_kubelet_lost_its_records_forgo
     for name in ("proxy-x1b2c", "network-d3e4f"):
         await node.admit(name, count=0)
     await node.pass_time(10)
+    if away:  # Meanwhile only the checkpoint says who has what, by UIDs.
+        node.kill_kubelet()
+        await node.pass_time(away)
     node.remove("train-a")
     node.kill_kubelet()
     node.forget_checkpoint()
     await node.start_kubelet(version)
     await node.allocatable_is(2)
     await node.admit("new-b", count=2)
-    await node.pass_time(60)
+    await node.pass_time(100)
     assert await drift(one) == {}
     assert not one.said("mismatch", kind="doubled")
 
@@ -602,22 +606,75 @@ async def test_what_a_pod_has_is_given_to_no_other_one_whatever_the_kubelet_take
     await node.allocatable_is(3)
     (held,) = (await node.admit("first")).devices[GPU]
     free = sorted({"GPU-0", "GPU-1", "GPU-2"} - {held})
-    for seconds in (0.1, 10):
+    for seconds in (0.001, 0.1, 10):
         await node.pass_time(seconds)
         async with node.plugin() as plugin:
             with pytest.raises(Refused, match=r"expected a device that nobody holds, but .* is default/first/main's"):
                 await plugin.allocate(held)
             with pytest.raises(Refused, match="expected a device that nobody holds"):
                 await plugin.allocate(free[0], held)
-            before = asked()
             await plugin.allocate(free[1])  # It never was given, or is known to be free.
-            assert asked() == before
             if node.kubelet.manager.behaviour.preferred:
                 assert await plugin.prefer([held, *free], 1) <= {*free}
                 assert await plugin.prefer([held, *free], 3) == {held, *free}
     node.remove("first")
     async with node.plugin() as plugin:
         await plugin.allocate(held)
+
+
+async def test_the_pod_that_has_a_gpu_now_is_asked_about_and_no_earlier_one(node: Node) -> None:
+    node.simulate(gpus(0))
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(1)
+    await node.admit("first")
+    await node.pass_time(10)
+    node.remove("first")
+    await node.admit("second")
+    async with node.plugin() as plugin:
+        with pytest.raises(Refused, match="second"):
+            await plugin.allocate("GPU-0")
+
+
+@pytest.mark.parametrize("call", ["Allocate", "GetPreferredAllocation"])
+async def test_while_the_kubelet_asks_for_devices_it_is_not_asked_for_a_list_of_pods(node: Node, call: str) -> None:
+    def lists() -> int:
+        return sum(count for method, count in wire.calls.items() if method.endswith("Lister/List"))
+
+    node.simulate(gpus(0, 1, 2))
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(3)
+    (held,) = (await node.admit("first")).devices[GPU]
+    free = sorted({"GPU-0", "GPU-1", "GPU-2"} - {held})
+    await node.pass_time(10)
+    async with node.plugin() as plugin:
+        await plugin.allocate(free[0])  # The records are to be read two seconds later.
+        before, ends = lists(), asyncio.get_running_loop().time() + 4
+        while asyncio.get_running_loop().time() < ends:
+            if call == "Allocate":
+                with pytest.raises(Refused):
+                    await plugin.allocate(held)
+            else:
+                await plugin.prefer([held, free[1]], 1)
+        assert lists() == before
+    await node.pass_time(2)
+    assert lists() > before
+
+
+async def test_what_is_known_to_be_free_is_asked_about_once(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(2)
+    (held,) = (await node.admit("first")).devices[GPU]
+    await node.pass_time(10)
+    node.remove("first")
+    async with node.plugin() as plugin:
+        before = asked()
+        for _ in range(5):
+            await plugin.prefer([held], 1)
+        assert asked() == before + 1
 
 
 async def test_a_kubelet_that_offers_another_numa_node_s_gpus_says_nothing_of_the_others(node: Node) -> None:
