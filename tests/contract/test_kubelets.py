@@ -286,6 +286,21 @@ async def test_who_calls_and_asks_nothing_keeps_nobody_waiting(node: Node) -> No
     assert {(await one)[0] for one in silent} == {"INVALID_ARGUMENT"}
 
 
+async def test_whoever_is_refused_without_end_fills_no_log(node: Node) -> None:
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(8)
+    caller = node.caller()
+    for number in range(50):
+        assert (await caller.call("Allocate", b""))[0] == "INVALID_ARGUMENT"
+        assert (await caller.call("PreStartContainer", b"\xff"))[0] == "INVALID_ARGUMENT", number
+    for call in ("Allocate", "PreStartContainer"):
+        assert len(one.said("refused", call=call)) == 20
+    await node.pass_time(61)
+    await caller.call("Allocate", b"")
+    assert one.said("refused", call="Allocate")[-1]["more_before"] == 30
+
+
 @pytest.mark.parametrize("agent", ["grpc-node-js/1.8", "grpc-go/1.72.1"])
 async def test_any_number_of_listeners_costs_the_kubelet_nothing(node: Node, agent: str) -> None:
     node.simulate({GPU: {"gpus": 2}})

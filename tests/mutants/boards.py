@@ -58,14 +58,6 @@ MUTANTS = (
         _BOARDS,
     ),
     Mutant(
-        "H1",
-        "a cordon hides that it is withheld",
-        "devices/life/merging.py",
-        "    while entry is not None and entry.state in COVERS:\n",
-        "    if entry is not None and entry.state in COVERS:\n",
-        "tests/unit/test_life.py::test_what_lies_over_a_device_hides_no_spell",
-    ),
-    Mutant(
         "H3",
         "who shares a GPU loses it when there are fewer replicas",
         "devices/boards.py",

@@ -1022,22 +1022,6 @@ MUTANTS = (
     ),
     Mutant(
         "S13",
-        "a host service is as old as it is",
-        "gateway/handover/instance.py",
-        "    rank = HOST_SERVICE_NS if host_service else 0",
-        "    rank = 0",
-        "tests/unit/test_instance.py::test_a_host_service_is_newer_than_a_pod_that_came_after_it",
-    ),
-    Mutant(
-        "S13",
-        "a host service that is a pair, or made room, is as young as a pod",
-        "gateway/handover/instance.py",
-        "rank + (born_ns or boot_ns())",
-        "(born_ns or rank + boot_ns())",
-        "tests/unit/test_instance.py::test_a_host_service_is_newer_than_a_pod_that_came_after_it",
-    ),
-    Mutant(
-        "S13",
         "the daemon keeps it to itself",
         "gateway/daemon.py",
         "instance.begin(host_service=settings.host_service, born_ns",
@@ -1259,14 +1243,6 @@ MUTANTS = (
         "        asyncio.get_running_loop().call_later(seconds + 0.1, self._look)\n",
         "",
         f"{_HANDOVER}::test_an_older_one_that_could_not_be_spoken_to_is_asked_again",
-    ),
-    Mutant(
-        "S18",
-        "what another gateway gave is taken for its list",
-        "gateway/memory/tables.py",
-        'if rows and one != "announced"}',
-        'if rows and one == "sticky"}',
-        "tests/unit/test_ledger.py::test_what_another_gateway_noted_beside_lists",
     ),
     Mutant(
         "S15",

@@ -11,9 +11,7 @@ RULES = {
     "M4": "a ledger that can't be read in full is put aside before it is replaced, never deleted",
     "M5": "fields of a later release are kept, and the release before reads this one's file",
     "M6": "the state directory is private, and no planted link is followed",
-    "M8": "what was read once is what is known: after each change, each write and each other gateway's",
     "M9": "a state file that is older than the one written last in this boot takes no claim's GPU away, and no gateway's file looks so",
-    "M10": "what was handed out before the clock was set back doesn't stay held until the clock is there again",
 }
 
 _LEDGER = "tests/unit/test_ledger.py"
@@ -22,14 +20,6 @@ _CRASH = "tests/unit/test_ledger_crash.py"
 _WITNESS = "tests/unit/test_witness.py"
 
 MUTANTS = (
-    Mutant(
-        "M10",
-        "what is of a later time than now stays so",
-        "gateway/memory/ledger.py",
-        "for one, record in known.items() if record.at > now}",
-        "for one, record in known.items() if record.at == now}",
-        f"{_LEDGER}::test_a_clock_that_was_set_back_keeps_no_device_held",
-    ),
     Mutant(
         "M9",
         "an older state file is believed",
@@ -87,14 +77,6 @@ MUTANTS = (
         f"{_WITNESS}::test_a_file_that_is_deleted_under_a_gateway_with_claims_is_written_again",
     ),
     Mutant(
-        "M2",
-        "what changes while the files are merged is forgotten until the next write",
-        "gateway/memory/ledger.py",
-        "self._tables.replace(apply(written.content, self._tables.changes))",
-        "self._tables.replace(written.content)",
-        f"{_LEDGER}::test_what_changes_while_two_gateways_files_are_merged_counts_at_once",
-    ),
-    Mutant(
         "M9",
         "a claim of a boot before counts",
         "gateway/memory/witness.py",
@@ -125,30 +107,6 @@ MUTANTS = (
         "if ours and time.time_ns() - info.st_mtime_ns > _IN_THE_MAKING_NS:",
         "if ours:",
         f"{_FILES}::test_what_a_crash_left_is_swept",
-    ),
-    Mutant(
-        "M2",
-        "the file is replaced by what this gateway knows",
-        "gateway/memory/ledger.py",
-        "        file.identity_of(path) not in {None, snapshot.base}\n",
-        "        file.identity_of(path) is None\n",
-        f"{_LEDGER}::test_neither_gateway_undoes_what_the_other_wrote",
-    ),
-    Mutant(
-        "M2",
-        "a change during a write counts as written",
-        "gateway/memory/ledger.py",
-        "if at not in done or done[at] != row\n",
-        "if at not in done\n",
-        f"{_LEDGER}::test_what_changes_during_a_write_waits_for_the_next",
-    ),
-    Mutant(
-        "M2",
-        "no lock is taken",
-        "gateway/memory/file.py",
-        "        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
-        "        pass\n",
-        f"{_LEDGER}::test_writers_at_the_same_time_lose_nothing",
     ),
     Mutant(
         "M3",
@@ -184,14 +142,6 @@ MUTANTS = (
     ),
     Mutant(
         "M4",
-        "a file that was damaged during service is overwritten",
-        "gateway/memory/ledger.py",
-        "            aside = file.put_aside(path)\n",
-        "            aside = path.name\n",
-        f"{_LEDGER}::test_a_file_that_others_damage_is_put_aside_before_it_is_replaced",
-    ),
-    Mutant(
-        "M4",
         "a file that can't be opened for want of descriptors is damaged",
         "gateway/memory/file.py",
         "        if error.errno in _NOT_NOW:\n            raise\n",
@@ -224,14 +174,6 @@ MUTANTS = (
     ),
     Mutant(
         "M6",
-        "a link is followed",
-        "gateway/memory/file.py",
-        "_READ = os.O_RDONLY | os.O_NOFOLLOW | ",
-        "_READ = os.O_RDONLY | ",
-        f"{_LEDGER}::test_what_is_no_file_is_put_aside_unread",
-    ),
-    Mutant(
-        "M6",
         "a folder that is open stays open",
         "gateway/memory/file.py",
         "        folder.chmod(0o700)\n",
@@ -255,44 +197,12 @@ MUTANTS = (
         f"{_LEDGER}::test_what_came_or_went_since_is_not_undone",
     ),
     Mutant(
-        "M8",
-        "what another gateway wrote isn't seen after a load",
-        "gateway/memory/ledger.py",
-        "self._tables.replace(combine(found, self._tables.content, self._tables.changes))",
-        "self._tables.content = combine(found, self._tables.content, self._tables.changes)",
-        f"{_LEDGER}::test_who_takes_over_reads_what_the_other_wrote",
-    ),
-    Mutant(
-        "M8",
-        "what another gateway wrote isn't seen after a write",
-        "gateway/memory/ledger.py",
-        "self._tables.replace(apply(written.content, self._tables.changes))",
-        "self._tables.content = apply(written.content, self._tables.changes)",
-        f"{_LEDGER}::test_what_the_other_gateway_wrote_is_known_after_a_write",
-    ),
-    Mutant(
-        "M8",
-        "what was withdrawn is still known",
-        "gateway/memory/tables.py",
-        "            self._values.pop(place, None)\n",
-        "            pass\n",
-        f"{_LEDGER}::test_what_was_read_before_follows_each_change",
-    ),
-    Mutant(
         "M3",
         "which side boards are on stands behind what is long",
         "gateway/memory/file.py",
         'for key in ("sides", "generation") if key in content}',
         'for key in ("generation",) if key in content}',
         f"{_LEDGER}::test_cordons_claims_and_sides_survive_a_cut_anywhere_behind_them",
-    ),
-    Mutant(
-        "M2",
-        "what another gateway wrote is written as it was before",
-        "gateway/memory/tables.py",
-        "        self._values.clear()\n        self._spelled.clear()",
-        "        self._values.clear()",
-        f"{_LEDGER}::test_what_the_other_gateway_wrote_stands_after_the_next_write",
     ),
     Mutant(
         "M4",

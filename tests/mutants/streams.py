@@ -50,22 +50,6 @@ MUTANTS = (
         f"{_REGISTRATION}::test_rule",
     ),
     Mutant(
-        "J1",
-        "who looks like a kubelet takes the room of the kubelet's stream",
-        "gateway/registration/serve.py",
-        "if number != self._heeded and not stream.ending)",
-        "if not stream.ending)",
-        "tests/unit/test_connections.py::test_who_makes_room_for_a_kubelet",
-    ),
-    Mutant(
-        "J1",
-        "who looks like a kubelet makes room before a stranger",
-        "gateway/registration/serve.py",
-        "key=lambda number: (self._streams[number].likely, number)",
-        "key=lambda number: number",
-        "tests/unit/test_connections.py::test_who_makes_room_for_a_kubelet",
-    ),
-    Mutant(
         "J2",
         "other options while a Register is in flight are forgotten",
         "gateway/registration/machine.py",

@@ -102,24 +102,3 @@ async def test_calls_beyond_the_most_are_refused(folder: Path, monkeypatch: pyte
             while await code(channel, "Allocate", b"") is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                 pass  # The first one wasn't there yet.
         first.cancel()
-
-
-@pytest.mark.parametrize(
-    ("likely", "ends"),
-    [
-        pytest.param([True, True, True], 2, id="of those that look like a kubelet the oldest that isn't it"),
-        pytest.param([True, True, False], 3, id="before them one that doesn't"),
-        pytest.param([True, False, False], 2, id="of several the oldest"),
-    ],
-)
-def test_who_makes_room_for_a_kubelet(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, likely: list[bool], ends: int
-) -> None:
-    monkeypatch.setattr(serve, "MOST_STREAMS", len(likely))
-    resource = device_plugin(folder)
-    resource._streams = {number: serve._Stream(None, likely=one) for number, one in enumerate(likely, 1)}
-    resource._heeded = 1
-    assert not resource._has_room(likely=False)
-    assert not [number for number, one in resource._streams.items() if one.ending]
-    assert resource._has_room(likely=True)
-    assert [number for number, one in resource._streams.items() if one.ending] == [ends]

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.age import HOST_SERVICE_NS
 from gateway.handover import instance as instances
-from gateway.handover.instance import FOLDER, Instance, begin, make_folder, socket_name, sweep
+from gateway.handover.instance import FOLDER, Instance, make_folder, socket_name, sweep
 
 
 @pytest.fixture
@@ -69,14 +69,6 @@ def living(tmp_path: Path, made: list[Instance]) -> Instance:
     return instance
 
 
-def test_living_gateways_see_each_other(tmp_path: Path, made: list[Instance]) -> None:
-    first, second = living(tmp_path, made), living(tmp_path, made)
-    assert first.peers() == {second.age: second.folder}
-    assert second.peers() == {first.age: first.folder}
-    first.over.add(second.token)
-    assert first.peers() == {}, "it is dying"
-
-
 @pytest.mark.parametrize("opens", ["os.scandir", "os.open", "builtins.open"])
 def test_without_a_descriptor_it_is_not_known_who_lives(
     tmp_path: Path, made: list[Instance], monkeypatch: pytest.MonkeyPatch, opens: str
@@ -116,41 +108,6 @@ def test_what_is_planted_beside_them_hides_no_gateway(
         (tmp_path / FOLDER / f"0000000{number}").touch()
         (tmp_path / FOLDER / f".planted{number}").mkdir()
     assert first.peers() == {second.age: second.folder}
-
-
-def test_a_host_service_is_newer_than_a_pod_that_came_after_it(tmp_path: Path, made: list[Instance]) -> None:
-    made.append(host := Instance(tmp_path, begin(host_service=True)))
-    host.create()
-    host.publish()
-    pod = living(tmp_path, made)
-    [seen] = pod.peers()
-    assert (seen, seen > pod.age, seen.host_service, pod.age.host_service) == (host.age, True, True, False)
-    assert begin(host_service=True) > host.age
-    assert begin(host_service=True, born_ns=7) > begin(born_ns=7), "one of a pair, or that made room, too"
-
-
-def test_an_unpublished_gateway_is_not_seen(tmp_path: Path, made: list[Instance]) -> None:
-    first = living(tmp_path, made)
-    made.append(second := Instance(tmp_path))
-    second.create()
-    assert first.peers() == {}
-
-
-def test_a_dead_gateway_is_not_seen_and_is_swept(tmp_path: Path, made: list[Instance]) -> None:
-    first, dead = living(tmp_path, made), living(tmp_path, made)
-    (tmp_path / f"{dead.token}-ab12-3.sock").touch()
-    (tmp_path / "foreign.sock").touch()
-    os.close(dead._lock)  # what the kernel does when a process ends, however it ends
-    dead._lock = -1
-    assert first.peers() == {}
-    assert sweep(tmp_path) == [dead.token]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign.sock", FOLDER]
-
-
-def test_sweeping_leaves_the_living_alone(tmp_path: Path, made: list[Instance]) -> None:
-    first = living(tmp_path, made)
-    assert sweep(tmp_path) == []
-    assert first.folder.is_dir()
 
 
 def _nothing(_: Path) -> None:

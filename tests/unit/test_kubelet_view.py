@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import socket as sockets
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -129,15 +127,6 @@ async def test_what_the_records_show(
         os.utime(folder / "checkpoint", ns=(written_ns, written_ns))
     since_ns = (OLD_NS + NEW_NS) // 2
     assert await kubelet_view.shown(folder / "k.sock", folder / "checkpoint", since_ns) == shown
-
-
-async def test_a_kubelet_that_is_silent_shows_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubelet_view, "_SHOWN_DEADLINE", 0.05)
-    with sockets.socket(sockets.AF_UNIX) as deaf:
-        deaf.bind(str(folder / "k.sock"))
-        deaf.listen()
-        (folder / "checkpoint").write_bytes(WRITTEN)
-        assert await kubelet_view.shown(folder / "k.sock", folder / "checkpoint", 0) is NOW
 
 
 async def test_no_kubelet_to_ask(tmp_path: Path) -> None:
@@ -344,16 +333,3 @@ async def test_a_checkpoint_that_is_being_written(
     os.utime(file, (time.time() - age,) * 2)
     view = await kubelet_view.look(folder / "nobody.sock", file)
     assert (len(found), view.held is not None) == (reads, known)
-
-
-async def test_a_kubelet_that_hangs_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes connections and never answers: the deadline ends the look, and what the file says is known."""
-    monkeypatch.setattr(kubelet_view, "_DEADLINE", 0.2)
-    (folder / "checkpoint").write_bytes(written(uid="a"))
-    with sockets.socket(sockets.AF_UNIX) as silent:
-        silent.bind(str(folder / "k.sock"))
-        silent.listen()
-        async with asyncio.timeout(10):
-            found = await kubelet_view.look(folder / "k.sock", folder / "checkpoint")
-            assert replace(found, file=None) == View({GPU: BY_UID}, {}, source="checkpoint", written={GPU: BY_UID})
-            assert await kubelet_view.holds(folder / "k.sock", GPU, DEVICES) is None

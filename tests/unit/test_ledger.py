@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import gc
 import json
 import os
 import resource as limits
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,15 +23,14 @@ from devices.life.merging import Sticky
 from devices.model import Device, Health, Trouble, TroubleKind
 from gateway.kubelet.drift import Earlier
 from gateway.memory import file, mend
-from gateway.memory import ledger as ledger_module
 from gateway.memory import ledger as module
 from gateway.memory.claimed import Claimed
 from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger, boot_id
-from gateway.memory.rows import FORMAT, Cordon, HandedOut, device_row
+from gateway.memory.rows import FORMAT, Cordon, HandedOut
 from gateway.sides.side import Side
 
-GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
+GPU = "nvidia.com/gpu"
 WELL, ILL = Device("GPU-1", Health.HEALTHY, (0,)), Device("GPU-1", Health.UNHEALTHY, (0,))
 OTHER = Device("GPU-2")
 SMELLS, HUMS = Cordon("smells", 1.0), Cordon("hums", 2.0)
@@ -56,13 +53,6 @@ def content(**changed: Any) -> dict[str, Any]:
             }
         },
     } | changed
-
-
-def test_a_row_keeps_nothing_that_the_garbage_collector_goes_through() -> None:
-    """There may be tens of thousands, and all is still meanwhile. A tuple of numbers it leaves out once it has seen it."""
-    numa = device_row(Device("GPU-1", numa_nodes=(0, 1)))["numa"]
-    gc.collect()
-    assert not gc.is_tracked(numa)
 
 
 def placed(folder: Path, file: object) -> Ledger:
@@ -174,65 +164,6 @@ def test_what_is_news(tmp_path: Path, note: Callable[[Ledger], bool], news: bool
     assert everything(loaded(tmp_path)) == everything(ledger)
 
 
-@pytest.mark.parametrize(
-    ("note", "same"),
-    [
-        pytest.param(lambda one: one.announce("another.com/gpu", (WELL,)), True, id="a list"),
-        pytest.param(lambda one: one.accept("0.1"), True, id="what the kubelet speaks"),
-        pytest.param(lambda one: one.hand_out(GPU, ["GPU-1"], "v1beta1", 1.0), False, id="a device was given"),
-        pytest.param(lambda one: one.cordon("GPU-2", SMELLS), False, id="a cordon"),
-        pytest.param(lambda one: one.set_sticky(GPU, {}), False, id="an illness is over"),
-    ],
-)
-def test_what_another_gateway_noted_beside_lists(tmp_path: Path, note: Callable[[Ledger], object], same: bool) -> None:
-    before = write(filled(tmp_path)).beside_lists()
-    other = loaded(tmp_path)
-    assert other.beside_lists() == before, "as it was read again"
-    note(other)
-    assert (other.beside_lists() == before) is same
-
-
-def test_a_withdrawn_device_leaves_nothing_but_its_cordon(tmp_path: Path) -> None:
-    ledger = filled(tmp_path)
-    ledger.withdraw(GPU, ["GPU-1", "GPU-2"])
-    assert everything(ledger) == everything(Ledger(tmp_path)) | {"accepted": "v1alpha2", "cordons": {"GPU-1": SMELLS}}
-    assert "resources" not in json.loads(ledger.snapshot().data)
-
-
-def test_records_are_rebuilt_from_the_kubelets_records(tmp_path: Path) -> None:
-    ledger = filled(tmp_path)
-    ledger.hand_out(GPU, ["GPU-3"], "v1beta1", 8.0)
-    ledger.rebuild_handed_out(GPU, {"GPU-2": "ns/p/c", "GPU-3": "ns/q/c"}, 8.0)
-    assert ledger.handed_out(GPU) == {"GPU-2": HandedOut("", 8.0, "ns/p/c"), "GPU-3": HandedOut("v1beta1", 8.0)}
-
-
-def test_a_clock_that_was_set_back_keeps_no_device_held(tmp_path: Path) -> None:
-    """A node may start by a clock that is hours ahead, and give devices before it is set."""
-    ledger = filled(tmp_path)
-    ledger.hand_out(GPU, ["GPU-3"], "v1beta1", 9000.0)
-    assert ledger.rebuild_handed_out(GPU, {"GPU-3": "ns/p/c"}, 8.5, 10.0)
-    assert ledger.handed_out(GPU) == {"GPU-3": HandedOut("v1beta1", 10.0)}
-    assert ledger.rebuild_handed_out(GPU, {}, 11.0, 12.5)
-    assert ledger.handed_out(GPU) == {}
-
-
-EARLIER = Earlier(("ns/p/c", "uid/c"), 7.0)
-
-
-def test_whom_a_kubelet_forgot_is_kept_for_this_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a device that isn't offered for a while."""
-    ledger = filled(tmp_path)
-    assert ledger.set_forgotten(GPU, {"GPU-1": (EARLIER, Earlier((), 8.0)), "GPU-2": (EARLIER,)})
-    assert not ledger.set_forgotten(GPU, {"GPU-1": (EARLIER, Earlier((), 8.0)), "GPU-2": (EARLIER,)})
-    ledger.withdraw(GPU, ["GPU-1"])
-    write(ledger)
-    assert loaded(tmp_path).forgotten(GPU) == {"GPU-1": (EARLIER, Earlier((), 8.0)), "GPU-2": (EARLIER,)}
-    assert ledger.set_forgotten(GPU, {"GPU-2": (EARLIER,)})
-    assert ledger.forgotten(GPU) == {"GPU-2": (EARLIER,)}
-    monkeypatch.setattr(ledger_module, "boot_id", lambda: "the next boot")
-    assert loaded(tmp_path).forgotten(GPU) == {}, "a reboot ends every container"
-
-
 def test_names_are_kept_within_what_a_file_can_hold(tmp_path: Path) -> None:
     ledger = filled(tmp_path)
     ledger.set_forgotten(GPU, {"GPU-1": (Earlier(("x" * 10_000, "\ud800"), 7.0),)})
@@ -241,29 +172,11 @@ def test_names_are_kept_within_what_a_file_can_hold(tmp_path: Path) -> None:
     assert (len(found.names[0]), found.names[1]) == (1024, "?")
 
 
-def test_which_kubelet_was_looked_at_last(tmp_path: Path) -> None:
-    ledger = filled(tmp_path)
-    assert (ledger.kubelet, ledger.compared_with("boot 1:2:3"), ledger.compared_with("boot 1:2:3")) == ("", True, False)
-    write(ledger)
-    assert loaded(tmp_path).kubelet == "boot 1:2:3"
-
-
-def test_to_ask_is_not_to_announce(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    assert (ledger.announced(GPU), ledger.sticky(GPU), ledger.handed_out(GPU)) == ({}, {}, {})
-    assert (ledger.resources(), ledger.pending) == ((), 0)
-
-
 def test_a_reason_is_kept_within_what_a_file_can_hold(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.cordon("GPU-1", Cordon("\ud800" + "x" * 5000, 1.0))
     write(ledger)
     assert loaded(tmp_path).cordons["GPU-1"].reason == "?" + "x" * 1023
-
-
-def test_a_boot_has_a_name() -> None:
-    assert boot_id() == boot_id()
-    assert len(boot_id()) == 36
 
 
 @pytest.mark.parametrize("file", [pytest.param(None, id="missing"), pytest.param(b"\xff", id="no text")])
@@ -478,24 +391,11 @@ def test_whatever_the_damage_there_is_a_ledger(damage: list[tuple[int, int]]) ->
         assert everything(loaded(placed(Path(folder), ledger.snapshot().data).path.parent)) == everything(ledger)
 
 
-def test_a_missing_file_is_an_empty_ledger(tmp_path: Path) -> None:
-    assert loaded(tmp_path / "nowhere").resources() == ()
-
-
 @pytest.mark.parametrize("more", [',"x":' + "[" * 10_000, ',"x":1e999', ',"\\q":1', ',"x":"\\ud800"'])
 def test_of_a_file_that_ended_a_gateway_the_cordons_can_be_read_and_written(more: str) -> None:
     found, _ = mend.cordons((json.dumps(content())[:-1] + more).encode())
     assert found["cordons"].keys() == CORDONED.keys()
     file.encode(found)
-
-
-def test_a_crash_before_the_next_write_loses_nothing_that_was_salvaged(tmp_path: Path) -> None:
-    placed(tmp_path, content(format=FORMAT + 1))
-    for _ in range(3):
-        ledger = Ledger(tmp_path)
-        salvaged(ledger)
-        assert ledger.cordons == CORDONED
-    assert len(list(tmp_path.glob("ledger.damaged-*"))) == 1
 
 
 def test_a_damaged_file_that_can_not_be_put_aside_is_when_it_is_replaced(
@@ -521,39 +421,6 @@ def test_of_the_files_put_aside_the_newest_are_kept(tmp_path: Path) -> None:
     assert kept == {f"damage {number}" for number in (4, 5, 6, 7, 8, 9, 10, 11)}
 
 
-@pytest.mark.parametrize(
-    "links", [pytest.param(True, id="by a link"), pytest.param(False, id="without links: by its name")]
-)
-@pytest.mark.parametrize("kind", ["a link to elsewhere", "a folder", "a pipe"])
-def test_what_is_no_file_is_put_aside_unread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, links: bool
-) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    if not links:
-        monkeypatch.setattr(os, "link", refused)
-    (tmp_path / "elsewhere").write_text(VERSION_0_1_0)
-    state = tmp_path / "state"
-    state.mkdir()
-    ledger = Ledger(state)
-    if kind == "a folder":
-        ledger.path.mkdir()
-    elif kind == "a pipe":
-        os.mkfifo(ledger.path)
-    else:
-        ledger.path.symlink_to(tmp_path / "elsewhere")
-    mode = ledger.path.lstat().st_mode
-    salvaged(ledger)
-    assert ledger.resources() == ()
-    ledger.announce(GPU, (WELL,))
-    write(ledger)
-    assert loaded(state).announced(GPU) == {"GPU-1": WELL}
-    assert (tmp_path / "elsewhere").read_text() == VERSION_0_1_0
-    [aside] = state.glob("ledger.damaged-*")
-    assert aside.lstat().st_mode == mode
-
-
 # Two gateways on one file.
 
 
@@ -562,62 +429,6 @@ def lock_held(folder: Path) -> Iterator[None]:
     with (folder / "ledger.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def test_neither_gateway_undoes_what_the_other_wrote(tmp_path: Path) -> None:
-    old = write(filled(tmp_path))
-    new = loaded(tmp_path)
-    new.announce(MIG, (WELL,))
-    new.cordon("GPU-2", HUMS)
-    new.withdraw(GPU, ["GPU-2"])
-    write(new)
-    old.uncordon("GPU-1")
-    old.announce(GPU, (ILL,))
-    write(old)
-    assert (loaded(tmp_path).announced(GPU), loaded(tmp_path).announced(MIG)) == ({"GPU-1": ILL}, {"GPU-1": WELL})
-    assert (loaded(tmp_path).cordons, old.cordons) == ({"GPU-2": HUMS}, {"GPU-2": HUMS})
-
-
-def test_who_takes_over_reads_what_the_other_wrote(tmp_path: Path) -> None:
-    standby = write(filled(tmp_path))
-    standby.cordon("GPU-2", HUMS)
-    assert (set(standby.announced(GPU)), set(standby.sticky(GPU))) == ({"GPU-1", "GPU-2"}, {"GPU-2"})
-    other = loaded(tmp_path)
-    other.withdraw(GPU, ["GPU-1"])
-    other.set_sticky(GPU, {})
-    write(other)
-    standby.load()
-    assert (set(standby.announced(GPU)), set(standby.sticky(GPU))) == ({"GPU-2"}, set())
-    assert standby.cordons == CORDONED | {"GPU-2": HUMS}
-
-
-def test_what_the_other_gateway_wrote_is_known_after_a_write(tmp_path: Path) -> None:
-    old = write(filled(tmp_path))
-    assert set(old.announced(GPU)) == {"GPU-1", "GPU-2"}
-    other = loaded(tmp_path)
-    other.withdraw(GPU, ["GPU-2"])
-    write(other)
-    old.cordon("GPU-2", HUMS)
-    write(old)
-    assert set(old.announced(GPU)) == {"GPU-1"}
-
-
-def test_what_the_other_gateway_wrote_stands_after_the_next_write(tmp_path: Path) -> None:
-    one, other = write(filled(tmp_path)), loaded(tmp_path)
-    other.hand_out(GPU, ["GPU-2"], "0.1", 9.0)
-    write(other)
-    one.load()
-    one.cordon("GPU-2", SMELLS)
-    assert loaded(write(one).path.parent).handed_out(GPU).keys() == TWO
-
-
-def test_what_was_read_before_follows_each_change(tmp_path: Path) -> None:
-    ledger = filled(tmp_path)
-    before = ledger.announced(GPU)
-    ledger.announce(GPU, (ILL, Device("GPU-3")))
-    ledger.withdraw(GPU, ["GPU-2"])
-    assert ledger.announced(GPU) == {"GPU-1": ILL, "GPU-3": Device("GPU-3")}
-    assert before == {"GPU-1": WELL, "GPU-2": OTHER}, "who has read it may go on with it"
 
 
 def test_what_came_or_went_since_is_not_undone(tmp_path: Path) -> None:
@@ -636,96 +447,6 @@ def test_a_reason_too_long_to_be_kept_whole_is_news_once(tmp_path: Path) -> None
     ledger, illness = Ledger(tmp_path), Sticky(Trouble("x" * 5000, TroubleKind.UNKNOWN), 5.0, "")
     assert [ledger.set_sticky(GPU, {"GPU-1": illness}) for _ in range(2)] == [True, False]
     assert [loaded(write(ledger).path.parent).set_sticky(GPU, {"GPU-1": illness}) for _ in range(2)] == [False, False]
-
-
-def test_what_changes_during_a_write_waits_for_the_next(tmp_path: Path) -> None:
-    ledger = filled(tmp_path)
-    snapshot = ledger.snapshot()
-    ledger.cordon("GPU-1", HUMS)
-    ledger.uncordon("GPU-2")
-    ledger.settle(snapshot, ledger.save(snapshot))
-    assert (ledger.pending, loaded(tmp_path).cordons) == (2, {"GPU-1": SMELLS})
-    other = loaded(tmp_path)
-    other.accept("v1beta1")
-    write(other)
-    write(ledger)
-    assert (ledger.pending, loaded(tmp_path).cordons) == (0, {"GPU-1": HUMS})
-
-
-def test_what_changes_while_two_gateways_files_are_merged_counts_at_once(tmp_path: Path) -> None:
-    ledger, other = write(filled(tmp_path)), loaded(tmp_path)
-    other.accept("v1beta1")
-    write(other)
-    snapshot = ledger.snapshot()
-    ledger.cordon("GPU-2", HUMS)
-    ledger.hand_out(GPU, ["GPU-2"], "0.1", 9.0)
-    ledger.settle(snapshot, ledger.save(snapshot))
-    assert ledger.accepted == "v1beta1"
-    assert ledger.cordons == CORDONED | {"GPU-2": HUMS}
-    assert ledger.handed_out(GPU).keys() == TWO
-
-
-def test_what_nobody_else_wrote_is_not_read_again(tmp_path: Path) -> None:
-    write(filled(tmp_path))
-    read: list[bytes] = []
-
-    def decode(data: bytes) -> tuple[dict[str, Any], str]:
-        read.append(data)
-        return mend.decode(data)
-
-    ledger = Ledger(tmp_path, decode)
-    ledger.load()
-    ledger.load()
-    ledger.cordon("GPU-2", HUMS)
-    write(ledger).load()
-    assert len(read) == 1
-
-
-def test_a_cordon_that_only_the_other_knows_of_can_be_lifted(tmp_path: Path) -> None:
-    ledger = write(filled(tmp_path))
-    other = loaded(tmp_path)
-    other.cordon("GPU-2", HUMS)
-    write(other)
-    ledger.uncordon("GPU-2")
-    write(ledger)
-    assert loaded(tmp_path).cordons == CORDONED
-
-
-def test_a_file_that_was_deleted_is_written_in_full(tmp_path: Path) -> None:
-    ledger = write(filled(tmp_path))
-    ledger.path.unlink()
-    ledger.load()
-    ledger.cordon("GPU-2", HUMS)
-    write(ledger)
-    assert everything(loaded(tmp_path)) == everything(filled(tmp_path)) | {"cordons": {"GPU-1": SMELLS, "GPU-2": HUMS}}
-
-
-@pytest.mark.parametrize(
-    "file", [pytest.param("not json", id="damaged"), pytest.param(content(format=2, cordons={"GPU-2": {"reason": "hums", "at": 2}}), id="newer")]
-)  # fmt: skip
-def test_a_file_that_others_damage_is_put_aside_before_it_is_replaced(tmp_path: Path, file: object) -> None:
-    ledger = write(filled(tmp_path))
-    damaged = placed(tmp_path, file).path.read_bytes()
-    ledger.accept("another")
-    write(ledger)
-    ledger.accept("v1beta1")
-    write(ledger)
-    assert (tmp_path / ledger.aside).read_bytes() == damaged
-    expected = CORDONED if file == "not json" else CORDONED | {"GPU-2": HUMS}
-    assert everything(ledger) == everything(filled(tmp_path)) | {"accepted": "v1beta1", "cordons": expected}
-    assert everything(loaded(tmp_path)) == everything(ledger)
-
-
-def test_writers_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
-    def write_ten(who: int) -> None:
-        ledger = Ledger(tmp_path)
-        for number in range(10):
-            ledger.cordon(f"GPU-{who}-{number}", SMELLS)
-            write(ledger)
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(write_ten, range(4)))
-    assert set(loaded(tmp_path).cordons) == {f"GPU-{who}-{number}" for who in range(4) for number in range(10)}
 
 
 GATEWAYS = st.sampled_from(["old", "new"])
@@ -808,15 +529,6 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def test_folder_and_files_are_for_root_alone(tmp_path: Path) -> None:
-    ledger = write(filled(tmp_path / "new"))
-    assert {path.name: mode_of(path) for path in (ledger.path.parent, *ledger.path.parent.iterdir())} == {
-        "new": 0o700,
-        "ledger.json": 0o600,
-        "ledger.lock": 0o600,
-    }
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -198,23 +197,6 @@ def test_a_trouble_that_must_be_remembered(
     assert all(row.boot_id == "this" for row in merged.sticky.values())
 
 
-def test_a_trouble_is_remembered_since_it_began() -> None:
-    known = Known({"g": G}, "this", sticky={"g": Sticky(RESET, 5.0, "this")})
-    assert look(known, listed(G, trouble=RIDDLE)).sticky == {"g": Sticky(RIDDLE, 5.0, "this")}
-
-
-def test_what_lies_over_a_device_hides_no_spell() -> None:
-    """It fell ill twice: a cordon over a claim changes nothing about that."""
-    ill, well, covered = listed(G, trouble=RESTART), listed(G), {"g": "why"}
-    entries = [*look(ANNOUNCED, ill).entries]
-    for now, listing in enumerate((well, ill), int(NOW) + 1):
-        entries = [*look(ANNOUNCED, listing, now, entries).entries]
-    under = look(replace(ANNOUNCED, cordons=covered, withheld=covered), ill, NOW + 3, entries).entries
-    [again] = look(ANNOUNCED, ill, NOW + 4, under).entries
-    assert [entry.state for entry in under] == [State.CORDONED]
-    assert (again.spells, again.spells.count) == (entries[0].spells, 2)
-
-
 @pytest.mark.parametrize(
     ("held", "listing", "left"),
     [
@@ -239,11 +221,6 @@ def test_what_is_left_of_what_is_not_offered(
 def test_before_the_first_look_the_list_says_what_it_said_last(health: Health) -> None:
     [entry] = look(Known({"g": Device("g", health, (1,))}), None, 100.0).entries
     assert (entry.device, entry.state, entry.since) == (Device("g", health, (1,)), State.NOT_LOOKED_YET, None)
-
-
-def test_an_empty_listing_is_not_the_same_as_none() -> None:
-    [entry] = look(ANNOUNCED, GONE, 100.0).entries
-    assert entry.state is State.LOST
 
 
 @pytest.mark.parametrize(
@@ -464,13 +441,6 @@ def test_a_released_device_is_unhealthy_before_its_holder_ends(held: frozenset[s
     assert (entry.device.health, entry.reason) == (ILL, "closed, so that it can be reset or partitioned")
 
 
-def test_what_is_beneath_a_release_is_said() -> None:
-    before = look(ANNOUNCED, listed(G, trouble=RESTART)).entries
-    [entry] = look(ANNOUNCED, listed(G, released=frozenset("g")), before=before).entries
-    assert entry.kind is RESTART.kind
-    assert entry.reason == "closed, so that it can be reset or partitioned; without the release: unhealthy, hot"
-
-
 def test_a_reset_of_a_released_device_counts() -> None:
     known = Known({"g": G}, "this", sticky={"g": Sticky(RESET, 5.0, "this")})
     before = look(known, listed(G)).entries
@@ -567,16 +537,6 @@ def test_what_is_held_back_comes_back_when_it_was_told() -> None:
     assert (entry.state, entry.reason, entry.until) == (State.PRESENT, "", None)
 
 
-@pytest.mark.parametrize("over", ["cordon", "release"])
-def test_spells_are_counted_on_beneath(over: str) -> None:
-    known = replace(ANNOUNCED, cordons={"g": "x"}) if over == "cordon" else ANNOUNCED
-    released = frozenset("g") if over == "release" else frozenset[str]()
-    before: Sequence[Entry] = [Entry(G, State.UNHEALTHY, spells=Spells(4))]
-    covered = look(known, listed(G, released=released), 100.0, before)
-    [entry] = look(ANNOUNCED, listed(G), 110.0, covered.entries).entries
-    assert (entry.state, entry.spells.count) == (State.UNHEALTHY, 4)
-
-
 # The list as a whole.
 
 
@@ -610,17 +570,6 @@ def test_since_when(
     last = [] if before is None else [Entry(Device("g", before[0]), State.PRESENT, since=before[1])]
     [entry] = look(known, listed(*([] if seen is None else [Device("g", seen)])), 100.0, last).entries
     assert entry.since == since
-
-
-def test_since_when_a_cordon() -> None:
-    cordoned = replace(ANNOUNCED, cordons={"g": "x"})
-    steps = [(10.0, cordoned, listed(G)), (20.0, cordoned, listed(G, trouble=RESTART)), (30.0, cordoned, listed(G))]
-    entries: Sequence[Entry] = [Entry(G, State.PRESENT, since=5.0)]
-    for now, known, listing in steps:
-        entries = look(known, listing, now, entries).entries
-        assert (entries[0].state, entries[0].since) == (State.CORDONED, 10.0)
-    [entry] = look(ANNOUNCED, listed(G), 40.0, entries).entries
-    assert (entry.state, entry.since) == (State.PRESENT, 40.0)
 
 
 NAMES = st.sampled_from("abcdef")
@@ -702,45 +651,6 @@ def test_merging_again_changes_nothing(steps: list[tuple[Known, Listing | None, 
     assert again == replace(once, new=frozenset(), dropped=frozenset())
 
 
-@given(STEPS, st.sampled_from([0.0, 60.0]))
-def test_what_stayed_is_what_judging_it_again_would_give(
-    steps: list[tuple[Known, Listing | None, Clock]], grace: float
-) -> None:
-    """Twice each step, because most that is drawn differs from the step before."""
-    twice = [step for step in steps for _ in range(2)]
-    with patch.object(merging, "_is_settled", return_value=False):
-        judged = played(twice, grace)
-    assert played(twice, grace) == judged
-
-
-@pytest.mark.parametrize(
-    ("health", "trouble", "over"),
-    [
-        pytest.param(WELL, None, {}, id="well"),
-        pytest.param(ILL, RESET, {}, id="a trouble that lasts"),
-        pytest.param(ILL, RESTART, {}, id="another trouble"),
-        pytest.param(WELL, None, {"withheld": {"g": "held"}}, id="withheld"),
-        pytest.param(ILL, RESTART, {"withheld": {"g": "held"}}, id="withheld, and in trouble"),
-        pytest.param(WELL, None, {"cordons": {"g": "ECC"}}, id="cordoned"),
-        pytest.param(ILL, RESET, {"cordons": {"g": "ECC"}}, id="cordoned, with a trouble that lasts"),
-        pytest.param(
-            WELL,
-            None,
-            {"cordons": {"g": "ECC"}, "withheld": {"g": "held"}, "away": {"g": (State.ELSEWHERE, "a claim's")}},
-            id="cordoned, withheld and another API's",
-        ),
-    ],
-)
-def test_what_stayed_is_not_judged_again(health: Health, trouble: Trouble | None, over: dict[str, Any]) -> None:
-    listing = listed(replace(G, health=health), trouble=trouble)
-    once = merge(Known({}), listing, {}, at(0.0))
-    known = Known({"g": G}, sticky=once.sticky, **over)
-    then = merge(known, listing, by_id(*once.entries), at(1.0))
-    again = merge(known, listing, by_id(*then.entries), at(2.0))
-    assert again.entries[0] is then.entries[0]
-    assert again.sticky.get("g") is once.sticky.get("g")
-
-
 @pytest.mark.parametrize(
     ("health", "before", "after", "reason"),
     [
@@ -791,14 +701,6 @@ def test_what_happens_to_others_does_not_matter(steps: list[tuple[Known, Listing
         announced = {name: known.announced[name]} if name in known.announced else {}
         single = merge(replace(known, announced=announced), alone, before, clock)
         assert single.entries == tuple(entry for entry in merged.entries if entry.device.id == name)
-
-
-def test_half_of_ten_thousand_devices_are_lost_at_once() -> None:
-    known = Known({f"g{i}": Device(f"g{i}") for i in range(10_000)})
-    merged = look(known, Listing(tuple(list(known.announced.values())[5000:])))
-    assert sum(entry.state is State.LOST for entry in merged.entries) == 5000
-    well = tuple(entry.device.id for entry in merged.entries if entry.state is State.PRESENT)
-    assert judge(RESOURCE, well, by_id(*merged.entries), now=0.0) == ()
 
 
 # Allocate and PreStartContainer.
@@ -991,28 +893,6 @@ def test_a_warning_says_why_the_device_was_served() -> None:
             "kubelet may not know yet: start the pod anew so that it gets another device, and repair this one"
         ),
     )
-
-
-def test_the_same_device_for_two_containers_is_fine() -> None:
-    for _ in range(2):
-        assert judge(RESOURCE, ("a",), TWO, now=NOW) == ()
-
-
-@pytest.mark.parametrize(
-    ("asked", "plain"),
-    [
-        (("a",), True),
-        (("a", "f"), True),
-        ((), False),
-        (("a", "a"), False),
-        (("a", "b"), False),
-        (("a", "unknown"), False),
-        (("g",), False),
-    ],
-)
-def test_where_nothing_stands_against_the_devices_nothing_is_judged(asked: tuple[str, ...], *, plain: bool) -> None:
-    covers = Entry(Device("g"), State.PRESENT, beneath=Entry(Device("g", ILL), State.UNHEALTHY))
-    assert all_present(asked, TWO | by_id(Entry(Device("f"), State.PRESENT), covers)) is plain
 
 
 @given(STEPS, st.lists(st.sampled_from("abcgx"), max_size=3))

@@ -191,17 +191,6 @@ def test_the_worst_lag_is_remembered_for_a_minute_or_two(
     assert counted.lag(asked) == worst
 
 
-def test_gaps_and_calls_can_be_read_back() -> None:
-    counted = Tally()
-    counted.restart_gap("r", 0.1)
-    counted.restart_gap("r", 0.2)
-    counted.call("r", "Allocate", 0.001, "OK")
-    assert counted.restart_gaps["r",].sum == pytest.approx(0.3)
-    assert counted.last_gaps == {"r": 0.2}
-    assert counted.calls == {("r", "Allocate", "OK"): 1}
-    assert counted.call_seconds["r", "Allocate"].sum == 0.001
-
-
 def test_the_last_gaps_of_so_many_resources_are_kept_and_of_no_more() -> None:
     counted = Tally()
     for number in range(tally.MOST_HISTOGRAMS + 3):
