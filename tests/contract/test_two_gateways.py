@@ -391,6 +391,8 @@ async def test_dead_gateways_leave_nothing_behind(node: Node) -> None:
     node.gateway()
     await node.allocatable_is(8)
     await node.pass_time(1)
+    for name in ("nvidia.sock", "0123abcd-e7e3-1.sock"):  # Other vendors'.
+        (node.sockets / name).touch()
     before = _entries(node)
     for _ in range(3):
         for one in node.gateways:
@@ -400,6 +402,7 @@ async def test_dead_gateways_leave_nothing_behind(node: Node) -> None:
         await node.allocatable_is(8)
         await node.pass_time(1)
     assert _entries(node) == before
+    assert {"nvidia.sock", "0123abcd-e7e3-1.sock"} <= {path.name for path in node.sockets.iterdir()}
 
 
 def _entries(node: Node) -> int:

@@ -237,7 +237,7 @@ MUTANTS = (
         "gateway/handover/instance.py",
         'socket_dir.glob(f"{token}-*.sock")',
         'socket_dir.glob("*.sock")',
-        "tests/unit/test_instance.py::test_a_dead_gateway_is_not_seen_and_is_swept",
+        "tests/contract/test_two_gateways.py::test_dead_gateways_leave_nothing_behind",
     ),
     Mutant(
         "S6",
