@@ -122,6 +122,14 @@ class Nvidia(Host):
         driver = ("--container-driver-root", str(self.driver))
         return self.node.gateway("--backend", "nvidia", *driver, *options, environment=environment)
 
+    def calls(self) -> int:
+        """Return how often NVML was called on this node."""
+        found, many = nvml.Counts(), 0
+        for library in self._libraries.values():
+            library.fake_nvml_counts(ctypes.byref(found))
+            many += found.calls
+        return many
+
     def _function(self, name: str) -> Any:
         """Find a function of NVML as pynvml does: in a library of the process's own, which goes by the moved clock."""
         process = current()

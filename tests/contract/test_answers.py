@@ -71,6 +71,24 @@ async def test_a_pod_that_cuda_would_fail_in_is_refused(node: Node, options: tup
     await node.admit("other")
 
 
+async def test_only_a_pod_that_has_the_gpu_without_a_device_node_is_refused(node: Node) -> None:
+    nvidia = Nvidia(node)
+    (nvidia.dev / "nvidia1").unlink()
+    nvidia.show(nodes=False)
+    await ready(node, nvidia, "--pass-device-specs")
+    assert (await answer(node, nvidia, 2)).device_nodes
+    async with node.plugin() as plugin:
+        with pytest.raises(Refused, match="/dev/nvidia1 is missing on this node"):
+            await plugin.allocate(nvidia.uuids[1])
+
+
+async def test_each_annotation_has_a_key_of_its_own(node: Node) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia, "--device-list-strategy", "cdi-annotations")
+    keys = [key for _ in range(2) for key in (await answer(node, nvidia, 1)).annotations]
+    assert len(set(keys)) == len(keys) == 2
+
+
 @pytest.mark.parametrize(
     ("version", "strategies", "fallback", "carried"),
     [

@@ -375,6 +375,61 @@ async def test_mig_single_wants_all_gpus_alike(node: Node, unlike: str) -> None:
     assert other.process.ended.result() == 1
 
 
+async def test_a_node_that_cannot_be_named_at_first_says_so_and_is_not_ready_until_it_can(node: Node) -> None:
+    nvidia = Nvidia(node)
+    partitioned(nvidia, "3g.40gb", "3g.40gb")
+    nvidia.world.no_mig(3)
+    nvidia.show()
+    await node.start_kubelet()
+    one = nvidia.gateway("--mig-strategy", "single", FAIL_ON_INIT_ERROR="false")
+    await node.pass_time(60)
+    (hindrance,) = (await one.status())["hindrances"]
+    assert (node.capacity(), hindrance["held_up"], await one.is_ready()) == (0, True, False)
+    assert "devices can't be named: the MIG strategy 'single' expects" in hindrance["reason"]
+    nvidia.world.mig(3, "3g.40gb", "3g.40gb")
+    nvidia.show()
+    await node.allocatable_is(8)
+    await node.eventually(one.is_ready, "readiness")
+    nvidia.world.no_mig(3)
+    nvidia.show()
+    await node.allocatable_is(6)
+    assert not (await one.status())["hindrances"][0]["held_up"]
+    nvidia.event(0, 79)  # What can't be named may fall ill.
+    await node.allocatable_is(4)
+    nvidia.world.mig(3, "3g.40gb", "3g.40gb")
+    nvidia.show()
+    await node.allocatable_is(6)
+
+
+@pytest.mark.parametrize(("failing", "usable"), [(1, 3), (4, 0)])
+async def test_a_node_is_ready_if_one_of_its_gpus_can_be_used(node: Node, failing: int, usable: int) -> None:
+    nvidia = Nvidia(node)
+    for index in range(failing):
+        nvidia.world.fails("nvmlDeviceGetHandleByIndex", UNKNOWN, index)
+    nvidia.show()
+    await node.start_kubelet()
+    if not usable:
+        final = nvidia.gateway()
+        await node.until(lambda: not final.alive, "its end")
+        assert final.process.ended.result() == 1
+        assert "can't be used: it can't be looked at" in str(final.process.log)
+    one = nvidia.gateway(FAIL_ON_INIT_ERROR="false")
+    await node.pass_time(30)
+    assert node.allocatable() == usable
+    hindrances = (await one.status())["hindrances"]
+    assert len(hindrances) == failing
+    assert {each["held_up"] for each in hindrances} == {not usable}
+    assert await one.is_ready() is bool(usable)
+
+
+async def test_a_gpu_in_mig_mode_without_an_instance_is_named(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.mig(2)
+    nvidia.show()
+    one = await ready(node, nvidia, "--mig-strategy", "mixed", count=3)
+    assert "no MIG instances" in (await told(one))[nvidia.uuids[2]]
+
+
 async def test_with_mig_mixed_each_profile_has_its_name_and_whole_gpus_theirs(node: Node) -> None:
     nvidia = Nvidia(node)
     nvidia.world.mig(0, "1g.10gb", "1g.10gb+me", "2g.20gb")
@@ -392,10 +447,13 @@ async def test_without_a_mig_strategy_a_partitioned_gpu_is_offered_whole(node: N
     nvidia = Nvidia(node)
     nvidia.world.mig(0, "3g.40gb", "3g.40gb")
     nvidia.show()
-    await ready(node, nvidia)
+    one = await ready(node, nvidia)
     hit = nvidia.world.gpus[0].instances[0]
     nvidia.event(0, 79, gpu_instance=hit.gpu_instance, compute_instance=hit.compute_instance)
     await node.allocatable_is(3)
+    await one.order("release", ids=[nvidia.uuids[0]])
+    await one.order("acquire", ids=[nvidia.uuids[0]])
+    await node.allocatable_is(4)
 
 
 async def test_an_instance_that_no_container_could_use_is_not_given(node: Node) -> None:

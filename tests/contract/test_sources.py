@@ -12,7 +12,7 @@ import pytest
 
 from devices.model import DeviceNode
 from tests.contract.hardware import Amd, Host, Nvidia
-from tests.contract.node import Gateway, Node
+from tests.contract.node import Gateway, Node, Refused
 from tests.fakes.amd import Board, Sysfs
 
 AMD, FUSE, VERBS = "amd.com/gpu", "vendor.com/fuse", "vendor.com/verbs"
@@ -185,7 +185,7 @@ async def test_an_edit_is_for_every_source(node: Node) -> None:
 async def test_of_two_sources_of_one_name_the_first_keeps_it_and_people_are_told(node: Node) -> None:
     host = Host(node)
     device(host, "fuse")
-    node.simulate({FUSE: {"gpus": 2}})
+    node.simulate({FUSE: {"gpus": 2}, AMD: {"gpus": 1}})
     await node.start_kubelet()
     one = node.gateway(*configure(node))
     await node.allocatable_is(2, FUSE)
@@ -193,6 +193,130 @@ async def test_of_two_sources_of_one_name_the_first_keeps_it_and_people_are_told
     await node.pass_time(30)
     assert node.allocatable(FUSE) == 2
     assert one.said("a resource is listed twice")
+    (hindrance,) = (await one.status())["hindrances"]
+    assert hindrance["source"] == "generic"
+    assert f"{FUSE} of simulated keeps the name, and that of generic isn't offered" in hindrance["reason"]
+    node.simulate({AMD: {"gpus": 1}})
+    await node.allocatable_is(1, FUSE)
+    assert "keeps the name" not in str((await one.status())["hindrances"])
+    given = await node.admit("pod", FUSE)
+    assert [one.host_path for one in given.answer.device_nodes] == ["/dev/fuse"]
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "status"),
+    [
+        pytest.param(["fuse"], 9, None, id="others have devices"),
+        pytest.param([], 9, 1, id="no other has one"),
+    ],
+)
+async def test_a_source_that_gives_up_ends_the_gateway_only_where_no_other_has_a_device(
+    node: Node, files: list[str], code: int, status: int | None
+) -> None:
+    nvidia = Nvidia(node)
+    nvidia.fails("nvmlInit", code)
+    for name in files:
+        device(nvidia, name)
+    await node.start_kubelet()
+    one = nvidia.gateway(*configure(node, {"resource": FUSE, "paths": ["/dev/fuse"]}))
+    if status is not None:
+        await node.until(lambda: not one.alive, "its end")
+        assert one.process.ended.result() == status
+        return
+    await node.allocatable_is(1, FUSE)
+    assert not await one.is_ready()
+    hindrances = {each["reason"]: each["held_up"] for each in (await one.status())["hindrances"]}
+    assert any("it gave up, and is asked again" in reason and held_up for reason, held_up in hindrances.items())
+    await node.pass_time(300)
+    assert len(one.said("a device source gave up")) <= 8, "it asks too often"
+    nvidia.works("nvmlInit")
+    await node.allocatable_is(4, seconds=61)
+    assert not (await one.status())["hindrances"]
+    nvidia.fails("nvmlInit", code)
+    nvidia.world.fails("nvmlDeviceGetCount", code)
+    nvidia.show()
+    await node.allocatable_is(0)
+    await node.pass_time(120)
+    assert one.alive  # It had told of its GPUs once.
+
+
+async def test_a_source_that_needs_another_process_gets_one(node: Node) -> None:
+    nvidia = Nvidia(node)
+    device(nvidia, "fuse")
+    await node.start_kubelet()
+    one = nvidia.gateway(*configure(node, {"resource": FUSE, "paths": ["/dev/fuse"]}))
+    await node.allocatable_is(4)
+    await node.allocatable_is(1, FUSE)
+    for call in ("nvmlInit", "nvmlDeviceGetCount"):
+        nvidia.fails(call, 18)
+    await node.pass_time(1200)
+    assert one.process.ended.result() == 75
+
+
+async def test_a_source_that_has_not_told_anything_is_named_and_its_devices_are_as_before(node: Node) -> None:
+    nvidia = Nvidia(node)
+    device(nvidia, "fuse")
+    await node.start_kubelet()
+    options = configure(node, {"resource": FUSE, "paths": ["/dev/fuse"]})
+    one = nvidia.gateway(*options)
+    await node.allocatable_is(4)
+    await node.allocatable_is(1, FUSE)
+    one.kill()
+    nvidia.fails("nvmlInit", 0, hangs=3600)
+    two = nvidia.gateway(*options)
+    await node.until(lambda: two.said("registered", resource=FUSE), "its registration")
+    assert "it has not reported its devices yet" in str((await two.status())["hindrances"])
+    assert set((await two.states()).values()) == {"not looked yet"}
+    await node.allocatable_is(1, FUSE)
+    assert node.allocatable() == 4
+    nvidia.works("nvmlInit")
+    await node.pass_time(30)
+    assert set((await two.states()).values()) == {"present"}
+    assert not (await two.status())["hindrances"]
+
+
+async def test_an_order_for_all_hardware_is_for_every_source_and_one_for_a_gpu_for_its_own(node: Node) -> None:
+    nvidia, amd = both(node)
+    await node.start_kubelet()
+    one = auto(node, nvidia)
+    await node.allocatable_is(4)
+    await node.allocatable_is(2, AMD)
+    (first, second) = (board.pci for board in amd.tree.boards)
+    assert (await one.order("release", ids=[first, nvidia.uuids[1]]))["devices"] == [nvidia.uuids[1], first]
+    await node.allocatable_is(3)
+    await node.allocatable_is(1, AMD)
+    assert sorted((await one.order("release", ids=[]))["devices"]) == sorted([*nvidia.uuids, first, second])
+    await node.allocatable_is(0)
+    await node.allocatable_is(0, AMD)
+    assert len((await one.order("acquire", ids=[]))["devices"]) == 6
+    await node.allocatable_is(4)
+    await node.allocatable_is(2, AMD)
+
+
+async def test_under_an_old_name_only_the_source_that_has_the_hardware_answers(node: Node) -> None:
+    host = Host(node)
+    device(host, "fuse")
+    node.simulate({"nvidia.com/gpu": {"gpus": [{"uuid": "GPU-a"}]}})
+    sharing = {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2}], "renameByDefault": True}}
+    node.shared = ("nvidia.com/gpu.shared", "nvidia.com/gpu")
+    await node.start_kubelet("1.8")  # It asks at each start of a container.
+    fuse = {"resource": FUSE, "paths": ["/dev/fuse"]}
+    one = node.gateway(*configure(node, fuse))
+    await node.allocatable_is(1)
+    await node.allocatable_is(1, FUSE)
+    await node.admit("gpu")
+    await node.admit("file", FUSE)
+    (node.folder / "config.yaml").write_text(json.dumps({"sharing": sharing, "gateway": {"devices": [fuse]}}))
+    await node.pass_time(30)
+    again = await node.restart_container("gpu")
+    assert again.answer.envs == {"NVIDIA_VISIBLE_DEVICES": "GPU-a"}
+    one.kill()
+    configure(node)
+    two = node.gateway(*configure(node))
+    await node.until(lambda: two.said("registered"), "its registration")
+    await node.pass_time(30)
+    with pytest.raises(Refused):
+        await node.restart_container("file")
 
 
 @pytest.mark.parametrize("kind", ["0x030000", "0x030200", "0x120000", "0x020000"])

@@ -15,32 +15,13 @@ RULES = {
     "W8": "the driver's files are looked for inside its root only, and none at all is said",
     "W9": "AMD's GPUs, and those of a vendor without rules, are their nodes: all of them, or a refusal",
     "W11": "the specification has the hooks, links and files of NVIDIA's, but for the hooks that an operator disables",
-    "W12": "what a specification rests on is looked at again, also where no GPU changes",
-    "W10": "an answer is given again only while all that it rests on is the same",
 }
 
 _ANSWERS = "tests/unit/test_gpu_answers.py"
 _GOLDEN = "tests/unit/test_gpu_answers_golden.py"
 _CDI = "tests/unit/test_gpu_cdi.py"
-_SOURCE = "tests/unit/test_gpu_source.py"
 
 MUTANTS = (
-    Mutant(
-        "W12",
-        "what a specification rests on is looked at once",
-        "devices/gpu/source.py",
-        "timeout=again, return_when",
-        "timeout=None, return_when",
-        f"{_SOURCE}::test_what_a_specification_rests_on_is_looked_at_again",
-    ),
-    Mutant(
-        "W12",
-        "a specification that is lost later counts as a failed start",
-        "devices/gpu/source.py",
-        "around = replace(around, specifications=self._around.specifications)",
-        "pass",
-        f"{_SOURCE}::test_what_a_specification_rests_on_is_looked_at_again",
-    ),
     Mutant(
         "W1",
         "modes are asked for where nobody is told of GPUs",
@@ -384,21 +365,5 @@ MUTANTS = (
         "    if device_id in known:\n",
         "    if False:\n",
         f"{_ANSWERS}::test_a_vendors_id_that_contains_colons_survives",
-    ),
-    Mutant(
-        "W10",
-        "an answer outlives what it rests on",
-        "devices/gpu/source.py",
-        "if any(map(is_not, rests_on, self._answered_from)) or",
-        "if",
-        f"{_SOURCE}::test_an_answer_follows_whatever_it_rests_on",
-    ),
-    Mutant(
-        "W10",
-        "an annotation's key is used again",
-        "devices/gpu/source.py",
-        "            if not once:\n",
-        "            if True:\n",
-        f"{_SOURCE}::test_each_annotation_has_a_key_of_its_own",
     ),
 )

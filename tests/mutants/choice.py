@@ -10,7 +10,6 @@ RULES = {
     "A3": "replicas are distributed or packed, as the operator says",
     "A4": "up to 16 GPUs no other choice is better, whatever the links; above, no exchange of one is",
     "A5": "what leads nowhere (ill, unknown, no replica) is chosen last",
-    "A7": "a choice among many devices doesn't hold up the loop",
     "A6": "links and partitions in a profile are checked and bounded",
 }
 
@@ -233,14 +232,6 @@ MUTANTS = (
         " and one not in known",
         "",
         "tests/unit/test_control.py::test_unshared",
-    ),
-    Mutant(
-        "A7",
-        "every choice is made on the loop",
-        "devices/gpu/source.py",
-        "        if len(request.available) <= CHOSEN_AT_ONCE:\n",
-        "        if True:\n",
-        "tests/unit/test_gpu_source.py::test_a_choice_among_many_devices_holds_up_nobody",
     ),
     Mutant(
         "A6",

@@ -477,14 +477,6 @@ MUTANTS = (
     ),
     Mutant(
         "DRA4",
-        "a partition has its GPU's memory",
-        "devices/gpu/nvidia/scan.py",
-        "            memory=instance.memory,\n",
-        "",
-        "tests/unit/test_gpu_nvidia.py::test_what_is_seen_of_mig_instances",
-    ),
-    Mutant(
-        "DRA4",
         "a compute capability is a text",
         _OFFER,
         "version(value) if name in _VERSIONS else value",
@@ -1133,27 +1125,11 @@ MUTANTS = (
     ),
     Mutant(
         "DRA4",
-        "every GPU instance begins in the first slice of memory",
-        "devices/gpu/nvidia/nvml.py",
-        'slot = f"{has.profileId}-{has.placement.start}"',
-        'slot = f"{has.profileId}-0"',
-        "tests/unit/test_gpu_nvidia.py::test_what_is_seen_of_mig_instances",
-    ),
-    Mutant(
-        "DRA4",
         "an AMD GPU has no capacities",
         "gateway/dra/slices.py",
         "| dict(one.capacities)",
         "| {}",
         "tests/unit/test_dra_decisions.py::test_attributes_are_the_vendors",
-    ),
-    Mutant(
-        "DRA4",
-        "a partition has what its GPU has",
-        "devices/gpu/amd/backend.py",
-        "by_render[part.render or 0]",
-        "there",
-        "tests/unit/test_gpu_amd.py::test_a_partition_has_what_kfd_says_of_it",
     ),
     Mutant(
         "DRA15",

@@ -11,7 +11,6 @@ RULES = {
     "KA4": "a server is left alone as it wants, and found soon when it returns",
     "KA5": "what may have been created isn't created again",
     "KA6": "the node's label chooses as with NVIDIA's config-manager, and is followed",
-    "KA11": "a driver's gauges hold up no scrape and nobody who watches, and nothing is held for them",
     "KA8": "a node is ready when each resource is registered, verified and allocatable, and stays so over a kubelet's restart",
     "KA9": "of a node only our condition and the taints of our key are written",
     "KA10": "events are few, and each once",
@@ -29,9 +28,6 @@ _CHOICE = "gateway/configuration/choice.py"
 _NODECONFIG = "gateway/cli/nodeconfig.py"
 _TEST_CHOICE = "tests/unit/test_choice.py"
 _TEST_NODECONFIG = "tests/unit/test_nodeconfig.py"
-_METRICS = "gateway/telling/gpumetrics.py"
-_LOOKER = "devices/gpu/nvidia/watch.py"
-_TEST_METRICS = "tests/unit/test_gpumetrics.py"
 _READY = "gateway/kubernetes/ready.py"
 _KEEPER = "gateway/kubernetes/keeper.py"
 _EVENTS = "gateway/kubernetes/events.py"
@@ -481,78 +477,6 @@ MUTANTS = (
         f"{_TEST_KEEPER}::test_a_gpu_that_falls_ill_and_recovers_is_told_and_the_server_may_be_away",
     ),
     Mutant(
-        "KA11",
-        "each scrape asks a driver that hangs",
-        _METRICS,
-        "if self._asked is None or self._asked.done():",
-        "if True:",
-        f"{_TEST_METRICS}::test_a_driver_that_hangs_is_waited_for_once_then_left_out_and_asked_by_one_thread_alone",
-    ),
-    Mutant(
-        "KA11",
-        "what a driver told once counts for ever",
-        _METRICS,
-        "return self._last if time.monotonic() - self._at <= LATE else ()",
-        "return self._last",
-        f"{_TEST_METRICS}::test_a_driver_that_hangs_is_waited_for_once_then_left_out_and_asked_by_one_thread_alone",
-    ),
-    Mutant(
-        "KA11",
-        "each who asks costs a question",
-        _METRICS,
-        "if now - self._at < FRESH:",
-        "if False:",
-        f"{_TEST_METRICS}::test_all_who_ask_at_once_cost_one_question",
-    ),
-    Mutant(
-        "KA11",
-        "a failure ends the thread",
-        _METRICS,
-        "except Exception as error:  # noqa: BLE001 - whatever a backend does, the thread stays",
-        "except KeyError as error:",
-        f"{_TEST_METRICS}::test_a_driver_that_fails_is_asked_again",
-    ),
-    Mutant(
-        "KA11",
-        "a shared GPU has one pod",
-        _METRICS,
-        "            yield (*own, *holder)",
-        "            yield (*own, *holder)\n            break",
-        f"{_TEST_METRICS}::test_a_shared_gpu_has_a_row_for_each_container_and_a_free_one_a_row_without",
-    ),
-    Mutant(
-        "KA11",
-        "a reading holds NVML",
-        "devices/gpu/nvidia/telemetry.py",
-        "            nvml.close()",
-        "            pass",
-        f"{_TEST_METRICS}::test_nvidias_gauges_are_nvmls",
-    ),
-    Mutant(
-        "KA11",
-        "a released GPU is touched",
-        "devices/gpu/nvidia/backend.py",
-        "left_out = self._released() | silent",
-        "left_out = silent",
-        f"{_TEST_METRICS}::test_a_released_gpu_isnt_touched_and_none_where_all_are",
-    ),
-    Mutant(
-        "KA11",
-        "a release doesn't wait for a reading",
-        "devices/gpu/nvidia/watch.py",
-        "return self._guests.gone()",
-        "return True",
-        f"{_TEST_METRICS}::test_a_reading_that_hangs_keeps_nobody_from_watching_but_a_release_says_so",
-    ),
-    Mutant(
-        "KA11",
-        "guests come in when nobody is at home",
-        _LOOKER,
-        "            yield self._open\n",
-        "            yield True\n",
-        f"{_TEST_METRICS}::test_guests_leave_before_the_owner_takes_the_library_away",
-    ),
-    Mutant(
         "KA1",
         "what a kubeconfig holds is quoted",
         _ACCESS,
@@ -567,14 +491,6 @@ MUTANTS = (
         "        except KubernetesError as error:\n            said",
         "        except ZeroDivisionError as error:\n            said",
         f"{_TEST_KEEPER}::test_what_one_feature_isnt_allowed_keeps_no_other",
-    ),
-    Mutant(
-        "KA11",
-        "a GPU that doesn't answer is asked for its gauges",
-        "devices/gpu/nvidia/backend.py",
-        "left_out = self._released() | silent",
-        "left_out = self._released()",
-        f"{_TEST_METRICS}::test_a_gpu_that_doesnt_answer_those_who_watch_isnt_asked",
     ),
     Mutant(
         "KA12",

@@ -93,28 +93,4 @@ MUTANTS = (
         "return None",
         f"{_ROLLS}::test_a_driver_that_says_that_it_is_not_loaded_gives_nothing_away",
     ),
-    Mutant(
-        "UPD3",
-        "an AMD driver that isn't loaded is waited for",
-        "devices/gpu/amd/backend.py",
-        "return None if isinstance(error, HangsError) else Sight(())",
-        "return None",
-        "tests/unit/test_gpu_amd.py::test_a_driver_that_is_not_there_shows_no_gpu_until_it_is",
-    ),
-    Mutant(
-        "UPD3",
-        "an AMD driver that hangs has no GPU",
-        "devices/gpu/amd/backend.py",
-        "return None if isinstance(error, HangsError) else Sight(())",
-        "return Sight(())",
-        "tests/unit/test_gpu_amd.py::test_a_driver_that_hangs_from_the_start_shows_nothing",
-    ),
-    Mutant(
-        "UPD3",
-        "partitions of GPUs that can't be looked at are withdrawn",
-        "devices/gpu/source.py",
-        "looked_at = bool(sight.gpus) and all(one.excluded for one in sight.unusable)",
-        "looked_at = True",
-        "tests/unit/test_gpu_source.py::test_partitions_of_gpus_that_can_not_be_looked_at_are_not_withdrawn",
-    ),
 )

@@ -1,0 +1,678 @@
+"""What NVML and the kernel's driver tell of NVIDIA's GPUs, also where it is odd, missing, late or hangs."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from copy import copy
+from typing import Any
+
+import pytest
+
+from tests.contract.hardware import Nvidia
+from tests.contract.node import GPU, Gateway, Node, OrderError
+from tests.contract.test_nvidia import DENIED, LOST, MISMATCH, NOT_LOADED, UNKNOWN, open_files, ready, told
+from tests.fakes import nvml
+
+INVALID, UNSUPPORTED, NOT_FOUND, NO_LIBRARY, RESET_WANTED = 2, 3, 6, 12, 16
+BIG, SMALL = "nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb"
+DOWN = ("nvmlInit", "nvmlDeviceGetCount")
+"""What fails where NVML can't be used: a count that works leaves it open."""
+CALLS = (
+    *("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetPciInfo"),
+    *("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount"),
+    *("nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"),
+    *("nvmlDeviceGetAttributes", "nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo"),
+    *("nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues"),
+)
+DESCRIBING = (
+    *("nvmlDeviceGetName", "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture", "nvmlDeviceGetCudaComputeCapability"),
+    *("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetDriverVersion", "nvmlDeviceGetNvLinkState"),
+    *("nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo", "nvmlDeviceGetTopologyCommonAncestor"),
+)
+"""What only describes a GPU."""
+
+
+async def facts(one: Gateway) -> dict[str, dict[str, Any]]:
+    """Return what is known of each GPU and instance, by UUID."""
+    found: dict[str, dict[str, dict[str, Any]]] = (await one.order("devices"))["facts"]
+    return {uuid: known for devices in found.values() for uuid, known in devices.items()}
+
+
+async def offered(one: Gateway) -> dict[str, str]:
+    """Return the resource of each device that is healthy, by ID."""
+    resources = (await one.status())["resources"]
+    return {each["id"]: it["name"] for it in resources for each in it["devices"] if each["health"] == "Healthy"}
+
+
+# What is told.
+
+
+async def test_what_nvml_tells_of_a_gpu_and_of_an_instance_is_told(node: Node) -> None:
+    nvidia = Nvidia(node)
+    whole = nvidia.world.gpus[0]
+    part = nvidia.world.mig(3, "1c.3g.40gb", "1g.10gb+me")[1]
+    nvidia.show()
+    one = await ready(node, nvidia, "--mig-strategy", "mixed", count=3)
+    known = await facts(one)
+    same: dict[str, Any] = {
+        "product": "NVIDIA H100 80GB HBM3",
+        "driver": nvidia.world.driver,
+        "traits": {
+            "architecture": "Hopper",
+            "brand": "Nvidia",
+            "cudaComputeCapability": "9.0",
+            "cudaDriverVersion": "12.4",
+        },
+        "capacities": {},
+    }
+    assert known[whole.uuid] == same | {
+        "index": "0",
+        "pci": whole.pci,
+        "parent": "",
+        "profile": "",
+        "links": dict.fromkeys("123", "nvlink x18"),
+        "nodes": ["/dev/nvidia0"],
+        "minor": 0,
+        "memory": whole.memory,
+        "slot": "",
+    }
+    assert known[part.uuid] == same | {
+        "index": "3:1",
+        "pci": nvidia.world.gpus[3].pci,
+        "parent": nvidia.uuids[3],
+        "profile": "1g.10gb+me",
+        "links": {},
+        "nodes": ["/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap373", "/dev/nvidia-caps/nvidia-cap374"],
+        "minor": 3,
+        "memory": 9984 << 20,
+        "slot": "20-4",
+    }
+
+
+async def test_the_nodes_of_an_instance_are_found_without_the_drivers_table(node: Node) -> None:
+    nvidia = Nvidia(node)
+    (part,) = nvidia.world.mig(0, "7g.80gb")
+    nvidia.show()
+    shutil.rmtree(nvidia.proc / "driver/nvidia-caps")
+    folder = nvidia.proc / f"driver/nvidia/capabilities/gpu0/mig/gi{part.gpu_instance}"
+    (folder / "ci0").mkdir(parents=True)
+    for path, minor in ((folder, 30), (folder / "ci0", 31)):
+        (path / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\n")
+    one = await ready(node, nvidia, "--mig-strategy", "mixed", count=3)
+    caps = [f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in (30, 31)]
+    assert (await facts(one))[part.uuid]["nodes"] == ["/dev/nvidia0", *caps]
+
+
+@pytest.mark.parametrize("uuid", ["GPU-../../etc", "GPU-a..b", "GPU-a/b", "GPU-", "/GPU-1", "GPU-" + "x" * 60 + "|"])
+async def test_what_could_not_be_a_uuid_is_never_one(node: Node, uuid: str) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.gpus[0].uuid = uuid
+    nvidia.world.gpus[1].name = "a\x1b[31mname"
+    nvidia.show()
+    one = await ready(node, nvidia, count=3)
+    assert node.capacity() == 3
+    (left_out,) = (await one.status())["unusable"]
+    assert (left_out["index"], left_out["id"]) == ("0", "")
+    assert (await facts(one))[nvidia.uuids[1]]["product"] == "a?[31mname"
+
+
+@pytest.mark.parametrize("text", ["-1\n", "", "many\n"])
+async def test_a_gpu_of_which_no_numa_node_is_known_is_listed_without_one(node: Node, text: str) -> None:
+    nvidia = Nvidia(node)
+    (nvidia.sys / "bus/pci/devices" / nvidia.world.gpus[2].pci / "numa_node").write_text(text)
+    await ready(node, nvidia)
+    async with node.plugin() as plugin:
+        listed = {device.id: device.numa_nodes for device in await plugin.first_list()}
+    assert [listed[uuid] for uuid in nvidia.uuids] == [(0,), (0,), (), (1,)]
+
+
+@pytest.mark.parametrize("near", [nvml.PIX, nvml.PXB, nvml.PHB])
+async def test_over_pcie_the_nearer_gpus_are_preferred(node: Node, near: int) -> None:
+    nvidia = Nvidia(node)
+    for gpu in nvidia.world.gpus:
+        gpu.links, gpu.numa_node = {}, 0
+    nvidia.world.ways = {(0, 1): near + 10, (1, 3): near}
+    nvidia.show()
+    one = await ready(node, nvidia)
+    assert set((await node.admit("pod", count=2)).devices[GPU]) == {nvidia.uuids[1], nvidia.uuids[3]}
+    names = {nvml.PIX: "pix", nvml.PXB: "pxb", nvml.PHB: "phb", nvml.NODE: "node", nvml.SYS: "sys"}
+    links = (await facts(one))[nvidia.uuids[1]]["links"]
+    assert {peer: way.lower() for peer, way in links.items()} == {"0": names[near + 10], "2": "node", "3": names[near]}
+
+
+async def test_only_links_that_are_up_are_counted(node: Node) -> None:
+    nvidia = Nvidia(node, lambda path: nvml.a100s(path, 4))
+    nvidia.world.gpus[0].links[0].active = False
+    nvidia.show()
+    one = await ready(node, nvidia)
+    assert (await facts(one))[nvidia.uuids[0]]["links"] == {"1": "nvlink x3", "2": "nvlink x4", "3": "nvlink x4"}
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo"])
+async def test_what_cannot_be_told_at_first_is_asked_again(node: Node, call: str) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.fails(call, UNKNOWN, gpu=2)
+    nvidia.show()
+    one = await ready(node, nvidia)
+    assert 0 in {known["memory"] and len(known["product"]) for known in (await facts(one)).values()}
+    nvidia.works(call, gpu=2)
+    await node.pass_time(20)
+    assert all(known["memory"] and known["product"] for known in (await facts(one)).values())
+
+
+# What ends an error, and what doesn't.
+
+
+async def test_an_error_ends_with_the_reset_that_the_driver_wanted_after_it(node: Node) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia)
+    nvidia.event(1, 48)
+    await node.allocatable_is(3)
+    await node.pass_time(20)
+    for action in (1, 0):
+        nvidia.world.gpus[1].recovery = action
+        nvidia.show()
+        await node.pass_time(20)
+    assert node.allocatable() == 4
+
+
+@pytest.mark.parametrize("sign", ["reset", "load"])
+async def test_no_sign_of_a_reset_ends_an_error_where_that_is_off(node: Node, sign: str) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia, "--health-recovery", "off")
+    nvidia.event(1, 48)
+    nvidia.world.gpus[1].recovery = 1
+    nvidia.show()
+    await node.pass_time(20)
+    nvidia.world.gpus[1].recovery = 0
+    if sign == "load":
+        for call in DOWN:
+            nvidia.fails(call, NOT_LOADED)
+        await node.allocatable_is(0)
+        nvidia.load()
+        for call in DOWN:
+            nvidia.world.works(call)
+    nvidia.show()
+    await node.pass_time(100)
+    assert node.allocatable() == 3
+
+
+async def test_a_driver_that_was_away_ends_all_errors_of_before(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    nvidia.event(0, 79)
+    await node.allocatable_is(3)
+    for call in (*DOWN, "nvmlEventSetWait"):
+        nvidia.world.fails(call, NOT_LOADED)
+    nvidia.show()
+    await node.allocatable_is(0)
+    assert all("driver isn't loaded" in reason or "Xid 79" in reason for reason in (await told(one)).values())
+    nvidia.world.rules.clear()
+    nvidia.load()
+    nvidia.show()
+    await node.allocatable_is(4)
+
+
+async def test_memory_that_is_to_be_remapped_is_no_error_and_ends_one_when_it_is_done(node: Node) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia)
+    gpu = nvidia.world.gpus[1]
+    gpu.rows = (0, 1, 1, 0)
+    nvidia.show()
+    await node.pass_time(20)
+    assert node.allocatable() == 4
+    nvidia.event(1, 95)
+    await node.allocatable_is(3)
+    await node.pass_time(20)
+    assert node.allocatable() == 3
+    gpu.rows = (0, 1, 0, 0)
+    nvidia.show()
+    await node.allocatable_is(4)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+async def test_a_gpu_that_is_plugged_in_again_is_well(node: Node, seen: bool) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia)
+    if seen:
+        nvidia.event(3, 79)
+        await node.allocatable_is(3)
+    gone = nvidia.world.gpus.pop(3)
+    if seen:
+        nvidia.show()
+    else:
+        nvidia.world.write()  # NVML loses it first, and the kernel never shows that it went.
+    await node.pass_time(30)
+    assert node.allocatable() == 3
+    nvidia.world.gpus.insert(3, gone)
+    nvidia.show()
+    await node.allocatable_is(4)
+
+
+@pytest.mark.parametrize("code", [LOST, RESET_WANTED])
+async def test_the_others_errors_count_while_a_gpu_is_lost(node: Node, code: int) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    nvidia.fails("nvmlDeviceGetUUID", code, gpu=0)
+    await node.allocatable_is(3)
+    await node.pass_time(100)
+    nvidia.event(2, 79)
+    await node.allocatable_is(2)
+    assert set(await told(one)) == {nvidia.uuids[0], nvidia.uuids[2]}
+    nvidia.works("nvmlDeviceGetUUID", gpu=0)
+    await node.allocatable_is(3, seconds=1300)
+
+
+async def test_a_gpu_that_tells_no_errors_is_looked_at_all_the_same(node: Node) -> None:
+    nvidia = Nvidia(node)
+    for gpu in nvidia.world.gpus:
+        gpu.events = 0
+    nvidia.show()
+    await ready(node, nvidia)
+    nvidia.world.gpus[2].recovery = 1
+    nvidia.show()
+    await node.allocatable_is(3)
+
+
+async def test_a_new_gpu_is_heard_and_what_is_no_error_is_not(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.gpus[0].events = 0xFF9F
+    nvidia.show()
+    await ready(node, nvidia)
+    nvidia.world.gpus.append(nvml.gpu(4, events=0xFF9F))
+    nvidia.show()
+    await node.allocatable_is(5)
+    for gpu in (0, 4):
+        nvidia.event(gpu, 1, type=0x10)  # A change of clocks.
+    await node.pass_time(10)
+    assert node.allocatable() == 5
+    nvidia.event(4, 79)
+    await node.allocatable_is(4)
+
+
+# What fails.
+
+
+@pytest.mark.parametrize("call", CALLS + DESCRIBING)
+async def test_no_failure_of_one_call_takes_another_gpu_or_a_partition_away(node: Node, call: str) -> None:
+    nvidia = Nvidia(node)
+    for index in (0, 1):
+        nvidia.world.mig(index, "3g.40gb")
+    nvidia.show()
+    one = await ready(node, nvidia, "--mig-strategy", "mixed", count=2)
+    await node.allocatable_is(2, BIG)
+    well = await offered(one)
+    for code in (INVALID, UNSUPPORTED, NOT_FOUND, UNKNOWN):
+        for gpu in (0, 3):
+            nvidia.fails(call, code, gpu=gpu)
+            await node.pass_time(6)
+            now, ill = await offered(one), await told(one)
+            part = nvidia.world.gpus[0].instances[0].uuid if gpu == 0 else ""
+            hit = {nvidia.uuids[gpu], part}
+            assert {uuid: name for uuid, name in well.items() if uuid not in hit}.items() <= now.items(), code
+            assert now.items() <= well.items(), code  # None is offered whole that is partitioned.
+            if call in DESCRIBING:
+                assert now == well, code
+            gone = well.keys() - now.keys() - ill.keys()
+            if (call, code) not in {("nvmlDeviceGetMigDeviceHandleByIndex", no) for no in (INVALID, NOT_FOUND)}:
+                assert not gone, code  # Those two say that there is no instance.
+            nvidia.works(call, gpu=gpu)
+            await node.eventually(lambda: _all(one, well), f"what was there before {call} failed with {code}", 1300)
+
+
+async def _all(one: Gateway, well: dict[str, str]) -> bool:
+    return await offered(one) == well
+
+
+@pytest.mark.parametrize("call", CALLS + DESCRIBING)
+async def test_what_fails_at_the_first_look_leaves_out_that_gpu_alone_with_its_reason(node: Node, call: str) -> None:
+    nvidia = Nvidia(node)
+    for index in (0, 1):
+        nvidia.world.mig(index, "3g.40gb")
+    nvidia.world.fails(call, UNKNOWN, 0)
+    nvidia.show()
+    one = await ready(node, nvidia, "--mig-strategy", "mixed", count=2)
+    await node.pass_time(10)
+    now, ill = await offered(one), await told(one)
+    parts = [gpu.instances[0].uuid for gpu in nvidia.world.gpus[:2]]
+    assert set(now) - {parts[0]} == {parts[1], *nvidia.uuids[2:]}  # Never whole.
+    assert parts[0] in now or all(ill.values())
+    assert parts[0] in now or ill
+    if call in DESCRIBING:
+        assert parts[0] in now
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "words"),
+    [
+        ("nvmlInit", DENIED, "(NVML error 4). Run the gateway as root"),
+        ("nvmlInit", NOT_FOUND, "(NVML error 6). Does this node have an NVIDIA GPU"),
+        ("nvmlInit", NOT_LOADED, "(NVML error 9). Load the NVIDIA driver on this node."),
+        ("nvmlInit", NO_LIBRARY, "(NVML error 12). Is the NVIDIA driver installed on this node"),
+        ("nvmlInit", MISMATCH, "(NVML error 18). The driver was upgraded: restart the container"),
+        ("nvmlDeviceGetCount", UNKNOWN, "(NVML error 999). Does nvidia-smi work here?"),
+    ],
+)
+async def test_a_first_failure_of_nvml_ends_the_start_with_its_cure(
+    node: Node, call: str, code: int, words: str
+) -> None:
+    nvidia = Nvidia(node)
+    nvidia.fails(call, code)
+    one = nvidia.gateway()
+    await node.until(lambda: not one.alive, "its end")
+    assert one.process.ended.result() == 1
+    said = "\n".join(str(line) for line in one.process.log)
+    assert words in said
+    assert "FAIL_ON_INIT_ERROR=false" in said
+
+
+@pytest.mark.parametrize("code", [NOT_LOADED, DENIED, UNKNOWN])
+async def test_a_control_node_that_is_missing_is_named(node: Node, code: int) -> None:
+    nvidia = Nvidia(node)
+    nvidia.fails("nvmlInit", code)
+    (nvidia.dev / "nvidiactl").unlink()
+    one = nvidia.gateway()
+    await node.until(lambda: not one.alive, "its end")
+    assert ("/dev/nvidiactl is missing" in str(one.process.log)) is (code != UNKNOWN)
+
+
+async def test_nvml_that_fails_for_another_reason_later_takes_no_gpu_away(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    for call in DOWN:
+        nvidia.world.fails(call, UNKNOWN)
+    nvidia.show()
+    await node.pass_time(100)
+    assert node.allocatable() == 4
+    devices = (await one.status())["resources"][0]["devices"]
+    assert all("NVML can't be asked" in device["reason"] for device in devices)
+    assert not (await one.status())["hindrances"]  # Each GPU says it itself.
+    calls = nvidia.calls()
+    await node.pass_time(300)
+    assert nvidia.calls() - calls < 40, "it asks too often"
+    nvidia.world.rules.clear()
+    nvidia.show()
+    await node.pass_time(60)
+    nvidia.event(1, 79)
+    await node.allocatable_is(3)
+
+
+@pytest.mark.parametrize("call", ["nvmlEventSetCreate", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
+async def test_errors_that_nobody_can_tell_take_no_gpu_away(node: Node, call: str) -> None:
+    nvidia = Nvidia(node)
+    for code in (INVALID, UNSUPPORTED, DENIED, UNKNOWN):
+        nvidia.fails(call, code)
+        one = await ready(node, nvidia)
+        await node.pass_time(60)
+        assert (node.allocatable(), await told(one)) == (4, {})
+        await one.terminate()
+
+
+async def test_mig_devices_that_the_driver_cannot_tell_of_leave_out_their_gpu_with_the_reason(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.mig(0, "1g.10gb")
+    for call in ("nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetAttributes"):
+        nvidia.world.fails(call, UNSUPPORTED)
+        nvidia.show()
+        one = await ready(node, nvidia, count=3)
+        (left_out,) = (await one.status())["unusable"]
+        assert left_out["index"] == "0"
+        assert call in left_out["reason"]
+        await one.terminate()
+        nvidia.world.rules.clear()
+
+
+@pytest.mark.parametrize("shown", [True, False])
+async def test_a_gpu_is_known_by_its_address_after_the_bus_changed(node: Node, shown: bool) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    gone, failing = nvidia.uuids[1:3]
+    del nvidia.world.gpus[1]
+    nvidia.world.fails("nvmlDeviceGetHandleByIndex", UNKNOWN, gpu=1)  # The index of the next one, now.
+    nvidia.show()
+    if not shown:
+        shutil.rmtree(nvidia.proc / "driver/nvidia/gpus")
+    await node.pass_time(20)
+    assert node.allocatable() == 2
+    ill = await told(one)
+    if shown:
+        assert {gone, failing} <= ill.keys()
+        assert "nvmlDeviceGetHandleByIndex" in ill[failing]
+    else:  # Nobody can tell which one it is.
+        assert [gpu["index"] for gpu in (await one.status())["unusable"]] == ["1"]
+
+
+@pytest.mark.parametrize("uncounted", [[3], [0, 2], [0, 1, 2, 3]])
+async def test_gpus_whose_device_nodes_are_missing_are_left_out_with_that_reason(
+    node: Node, uncounted: list[int]
+) -> None:
+    nvidia = Nvidia(node)
+    gone = [nvidia.world.gpus[index] for index in uncounted]
+    for gpu in gone:
+        (nvidia.dev / f"nvidia{gpu.minor}").unlink()
+        nvidia.world.gpus.remove(gpu)
+    nvidia.show(nodes=False)
+    for gpu in gone:
+        folder = nvidia.proc / "driver/nvidia/gpus" / gpu.pci.lower()
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"GPU UUID: \t {gpu.uuid}\nDevice Minor: \t {gpu.minor}\n")
+    await node.start_kubelet()
+    one = nvidia.gateway(FAIL_ON_INIT_ERROR="false")
+    await node.pass_time(10)
+    assert node.allocatable() == 4 - len(gone)
+    ill = await told(one)
+    assert all(f"/dev/nvidia{gpu.minor} is missing" in ill[gpu.uuid] for gpu in gone)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "capabilities", "missing"),
+    [
+        ("nvidiactl", "", "all", True),
+        ("nvidia3", "", "all", True),
+        ("nvidia-uvm", "", "utility,compute", True),
+        ("nvidia-uvm", "510 nvidia-uvm", "utility", False),  # It is kept from this container alone.
+        ("nvidia-uvm", "", "utility", True),
+    ],
+)
+async def test_a_device_node_that_cuda_needs_is_missed_until_it_is_there(
+    node: Node, name: str, devices: str, capabilities: str, missing: bool
+) -> None:
+    nvidia = Nvidia(node)
+    (nvidia.dev / name).unlink()
+    nvidia.show(nodes=False)
+    (nvidia.proc / "devices").write_text(devices)
+    one = await ready(node, nvidia, "--device-list-strategy=cdi-cri", NVIDIA_DRIVER_CAPABILITIES=capabilities)
+    await node.pass_time(20)
+    assert (f"/dev/{name}" in str((await one.status())["hindrances"])) is missing
+    nvidia.show()
+    await node.pass_time(20)
+    assert not (await one.status())["hindrances"]
+
+
+# What is released.
+
+
+async def test_a_released_gpu_is_not_touched_and_the_others_are_heard(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia, "--mig-strategy=mixed")
+    released = nvidia.uuids[2]
+    for index in (0, 1):
+        nvidia.event(index, 79)
+    await one.order("release", ids=[released])
+    await node.allocatable_is(1)  # What had come was still heard.
+    for call in ("nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByIndex"):
+        nvidia.world.fails(call, UNKNOWN, gpu=2)
+    nvidia.world.mig(2, "3g.40gb")
+    nvidia.show()
+    await node.pass_time(30)
+    assert node.allocatable() == 1
+    assert (await one.states())[released] == "released"
+    assert not one.said("a GPU can't be looked at")
+    nvidia.event(3, 79)
+    await node.allocatable_is(0)
+    nvidia.world.rules.clear()
+    nvidia.show()
+    await one.order("acquire", ids=[released])
+    await node.allocatable_is(1, BIG)
+
+
+async def test_a_gpu_that_was_reset_while_it_was_released_is_well(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    gpu = nvidia.world.gpus[2]
+    gpu.recovery = 4
+    nvidia.show()
+    await node.allocatable_is(3)
+    await one.order("release", ids=[gpu.uuid])
+    gpu.recovery = 0
+    nvidia.show()
+    await one.order("acquire", ids=[gpu.uuid])
+    await node.allocatable_is(4)
+
+
+def opened(nvidia: Nvidia) -> set[str]:
+    """Return the names of the GPUs' device nodes that are open."""
+    return {path.removeprefix(f"{nvidia.dev}/") for path in open_files() if path.startswith(f"{nvidia.dev}/nvidia")}
+
+
+async def test_where_nvml_would_open_a_released_gpu_it_stays_closed(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.nodes = nvidia.dev
+    (nvidia.proc / "self").symlink_to("/proc/self")
+    nvidia.show()
+    one = await ready(node, nvidia)
+    await one.order("release", ids=[nvidia.uuids[0]])
+    assert opened(nvidia) == set()
+    await node.pass_time(20)
+    reasons = {device["id"]: device["reason"] for device in (await one.status())["resources"][0]["devices"]}
+    assert "it opens /dev/nvidia0 unasked, so it stays closed" in reasons[nvidia.uuids[1]]
+    calls = nvidia.calls()
+    await one.order("release", ids=[nvidia.uuids[1]])
+    await one.order("acquire", ids=[nvidia.uuids[1]])
+    await node.pass_time(30)
+    assert (nvidia.calls(), opened(nvidia)) == (calls, set())
+    await one.order("acquire", ids=[nvidia.uuids[0]])
+    await node.allocatable_is(4)
+    await node.until(lambda: len(opened(nvidia)) == 4, "the GPUs to be looked at again")
+
+
+async def test_a_release_of_all_closes_nvml(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.nodes = nvidia.dev
+    (nvidia.proc / "self").symlink_to("/proc/self")
+    nvidia.show()
+    one = await ready(node, nvidia)
+    nvidia.event(1, 79)
+    await node.allocatable_is(3)
+    await one.order("release", ids=[])
+    calls = nvidia.calls()
+    await node.pass_time(30)
+    assert (nvidia.calls(), opened(nvidia), node.capacity()) == (calls, set(), 4)
+    nvidia.load()
+    await one.order("acquire", ids=[])
+    await node.allocatable_is(4)
+
+
+# What hangs.
+
+
+async def test_a_library_that_hangs_at_the_start_is_told_and_waited_for(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.fails("nvmlDeviceGetCount", 0, hangs=3600)
+    await node.start_kubelet()
+    one = nvidia.gateway()
+    await node.pass_time(30)
+    assert "NVML doesn't answer" in str((await one.status())["hindrances"])
+    nvidia.works("nvmlDeviceGetCount")
+    await node.allocatable_is(4)
+    assert not (await one.status())["hindrances"]
+
+
+async def test_what_an_application_did_hides_no_call_that_hangs(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    nvidia.world.gpus[1].rows = (0, 1, 1, 0)
+    nvidia.show()
+    await node.pass_time(10)
+    nvidia.fails("nvmlDeviceGetMigMode", 0, gpu=1, hangs=3600)
+    await node.allocatable_is(3)
+    assert "NVML hasn't answered" in (await told(one))[nvidia.uuids[1]]
+    with pytest.raises(OrderError, match="hangs"):
+        await one.order("release", ids=[])
+    nvidia.works("nvmlDeviceGetMigMode", gpu=1)
+
+
+async def test_a_wait_for_errors_that_hangs_is_told(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    nvidia.fails("nvmlEventSetWait", 0, hangs=3600)
+    await node.until(lambda: one.said("NVML doesn't answer", call="nvmlEventSetWait"), "the complaint")
+    assert node.allocatable() == 4
+    nvidia.works("nvmlEventSetWait")
+    await node.until(lambda: one.said("NVML answers again"), "its end")
+    nvidia.event(1, 79)
+    await node.allocatable_is(3)
+
+
+# Whatever happens.
+
+FAILING = ("nvmlDeviceGetUUID", "nvmlDeviceGetMigMode", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetRemappedRows")
+
+
+def misbehave(nvidia: Nvidia, chance: random.Random, away: list[nvml.GPU]) -> None:
+    """Let one thing happen, of all that can."""
+    world = nvidia.world
+    index = chance.randrange(len(world.gpus))
+    match chance.randrange(8):
+        case 0:
+            nvidia.event(index, chance.choice((13, 48, 63, 79, 94, 119, 999, 2**63)))
+        case 1 if len(world.gpus) > 2:
+            world.rules.clear()
+            away.append(world.gpus.pop(index))
+        case 2 if away:
+            world.rules.clear()
+            world.gpus.insert(chance.randrange(len(world.gpus) + 1), away.pop())
+        case 3:
+            world.mig(index, *chance.choice([("1g.10gb",) * 7, ("3g.40gb", "2g.20gb"), ("7g.80gb",)]))
+        case 4:
+            world.no_mig(index)
+        case 5:
+            world.fails(chance.choice(FAILING), chance.choice((LOST, UNKNOWN, INVALID)), gpu=index)
+        case 6:
+            world.gpus[index].lost = not world.gpus[index].lost
+        case _:
+            calls = ("nvmlInit", "nvmlDeviceGetCount", "nvmlEventSetWait")
+            world.fails(chance.choice(calls), chance.choice((NOT_LOADED, UNKNOWN, LOST)))
+    nvidia.show()
+
+
+@pytest.mark.parametrize("seeds", [range(first, first + 3) for first in range(0, 18, 3)], ids=str)
+async def test_whatever_happened_what_is_there_is_offered_in_the_end(node: Node, seeds: range) -> None:
+    nvidia = Nvidia(node)
+    fresh = [copy(gpu) for gpu in nvidia.world.gpus]
+    await node.start_kubelet()
+    for seed in seeds:
+        chance, away = random.Random(seed), list[nvml.GPU]()  # noqa: S311 - a test's choice
+        one = nvidia.gateway("--mig-strategy", "mixed")
+        await node.until(lambda: node.allocatable() > 0, "the GPUs")
+        for _ in range(chance.randrange(3, 9)):
+            misbehave(nvidia, chance, away)
+            await node.pass_time(chance.choice((0.0, 0.0, 1.0, 8.0)))
+        nvidia.world.rules.clear()
+        for gpu in nvidia.world.gpus:
+            gpu.lost = False
+        nvidia.show()
+        await one.order("release", ids=[])
+        nvidia.load()
+        await one.order("acquire", ids=[])
+        there = {gpu.uuid for gpu in nvidia.world.gpus if not gpu.mig}
+        there |= {part.uuid for gpu in nvidia.world.gpus for part in gpu.instances}
+
+        async def right(one: Gateway = one, there: set[str] = there) -> bool:
+            return set(await offered(one)) == there
+
+        await node.eventually(right, f"what is there, seed {seed}", 1300)
+        assert await one.terminate() == 0
+        nvidia.world.gpus[:] = [copy(gpu) for gpu in fresh]
+        nvidia.show()
