@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -328,6 +329,55 @@ async def test_sockets_of_the_dead_are_removed_and_those_of_the_living_stay(node
     await node.truthful()
 
 
+async def test_only_what_dead_gateways_left_is_removed(node: Node) -> None:
+    dead, young, old = ("00000000.sock", ".22222222.sock", ".11111111.sock")
+    node.state.mkdir()
+    for name in (dead, young, old, "foreign.sock"):
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(node.state / name))
+    os.utime(node.state / old, (0, 0))
+    os.utime(node.state / young, (time.time(),) * 2)  # Perhaps another gateway makes it right now.
+    (node.state / "33333333.sock").write_text("no socket")
+    one = node.gateway()
+    await one.status()
+    await node.pass_time(5)
+    there = {path.name for path in node.state.iterdir()}
+    assert there >= {young, "33333333.sock", "foreign.sock"}
+    assert not there & {dead, old}
+
+
+async def test_the_control_socket_is_its_users_alone_before_it_can_be_found(node: Node) -> None:
+    seen: list[tuple[bool, int]] = []
+    listen = socket.socket.listen
+
+    def watched(self: socket.socket, *arguments: int) -> None:
+        if self.family == socket.AF_UNIX and (path := str(self.getsockname())).startswith(str(node.state)):
+            seen.append((os.path.basename(path).startswith("."), stat.S_IMODE(os.stat(path).st_mode)))  # noqa: PTH116, PTH119
+        listen(self, *arguments)
+
+    umask = os.umask(0)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(socket.socket, "listen", watched)
+            one = node.gateway()
+            await one.status()
+    finally:
+        os.umask(umask)
+    assert seen == [(True, 0o600)]
+    assert stat.S_IMODE(node.state.stat().st_mode) == 0o700
+
+
+async def test_an_end_ends_every_conversation(node: Node) -> None:
+    one = node.gateway()
+    await one.status()
+    talks = [await one.control() for _ in range(3)]
+    await node.pass_time(0.1)
+    assert await one.terminate() == 0
+    for reader, writer in talks:
+        assert await reader.read() == b""
+        writer.close()
+
+
 async def test_a_control_socket_that_can_not_be_made_at_the_start_comes_when_it_can(node: Node) -> None:
     node.state.write_text("")
     await node.start_kubelet()
@@ -391,3 +441,34 @@ async def test_what_is_known_of_each_device_is_told(node: Node) -> None:
     outcome = await one.order("release", ids=[first])
     assert sorted(outcome["devices"]) == sorted(each for each in listed if each.startswith(first))
     assert (await one.order("acquire", ids=[outcome["devices"][0]]))["devices"] == outcome["devices"]
+
+
+@pytest.mark.parametrize("op", ["release", "acquire"])
+async def test_hardware_is_named_by_a_part_of_it_or_as_a_whole(node: Node, op: str) -> None:
+    mig = {0: ["1g.10gb", "1g.10gb"]}
+    node.simulate({GPU: {"gpus": [{"uuid": "GPU-a"}, {"uuid": "GPU-b"}], "mig": mig}})
+    await node.start_kubelet()
+    one = node.gateway("--mig-strategy=mixed")
+    part = "nvidia.com/mig-1g.10gb"
+    await node.allocatable_is(2, part)
+    await node.allocatable_is(1)
+    first, second = await one.states(part)
+    for ids, meant in (
+        ([first], [first, second]),
+        (["GPU-a"], [first, second]),
+        (["GPU-b", second], [first, second, "GPU-b"]),
+    ):
+        assert sorted((await one.order(op, ids=ids))["devices"]) == sorted(meant)
+    with pytest.raises(OrderError, match="no device here is called 'GPU-7': `gateway devices` lists them"):
+        await one.order(op, ids=["GPU-b", "GPU-7"])
+    with pytest.raises(OrderError, match="leave them out for all"):
+        await one.order(op)
+
+
+async def test_ten_thousand_devices_with_their_facts_fit_an_answer(node: Node) -> None:
+    reason = "r" * 256
+    gpus = [{"uuid": f"GPU-{number:036}", "health": "Unhealthy", "reason": reason} for number in range(10_000)]
+    node.simulate({GPU: {"gpus": gpus}})
+    one = node.gateway()
+    answer = await one.order("devices")
+    assert len(answer["facts"][GPU]) == len(answer["status"]["resources"][0]["devices"]) == 10_000
