@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 
 import pytest
@@ -58,6 +60,15 @@ async def test_get_and_head_are_answered_on_their_paths_and_nothing_else_is(node
         b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nHost: node\r\n bad: header\r\n\r\n",
         b"GET  /healthz HTTP/1.1\r\nHost: node\r\n\r\n",
+        b"GET * HTTP/1.1\r\nHost: node\r\n\r\n",
+        b"GET ftp://node/healthz HTTP/1.1\r\nHost: node\r\n\r\n",
+        b"G\tT /healthz HTTP/1.1\r\nHost: node\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost : node\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: node\r\nX: \0\r\n\r\n",
+        b"GET /healthz\r\n\r\n",
+        b"\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01 a TLS hello\r\n\r\n",
     ],
 )
 async def test_garbage_is_a_bad_request(node: Node, garbage: bytes) -> None:
@@ -102,6 +113,74 @@ async def test_slow_clients_go_after_a_while_and_never_keep_a_probe_away(node: N
     for _, writer in (*slow, *many):
         writer.close()
     await node.truthful()
+
+
+async def test_a_request_may_come_in_pieces_and_half_a_one_is_not_answered(node: Node) -> None:
+    one = node.gateway()
+    reader, writer = await one.port("probes")
+    for piece in (b"GET /hea", b"lthz HTTP/1.0\r", b"\n\r", b"\n"):
+        writer.write(piece)
+        await node.pass_time(0.1)
+    writer.write_eof()
+    assert (await reader.read()).endswith(b"alive\n")
+    writer.close()
+    for half in (b"GET /", b"GET /healthz HTTP/1.1\r\nHost: a\r\n"):
+        for ends in (True, False):
+            reader, writer = await one.port("probes")
+            writer.write(half)
+            if ends:
+                writer.write_eof()
+            async with asyncio.timeout(20):
+                assert await reader.read() == b""
+            writer.close()
+
+
+async def test_connections_that_come_all_at_once_leave_no_descriptor(node: Node) -> None:
+    one = node.gateway()
+    assert (await one.get("probes", "/healthz"))[0] == 200
+    await node.pass_time(1)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a moment
+    talks = [await one.port("probes") for _ in range(MOST + 40)]
+    assert (await one.get("probes", "/healthz"))[0] == 200
+    for _, writer in talks:
+        writer.close()
+    await node.pass_time(15)
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208 - as above
+
+
+async def test_without_descriptors_it_waits_and_says_so_once(node: Node) -> None:
+    one = node.gateway()
+    assert (await one.get("probes", "/healthz"))[0] == 200
+    accept = socket.socket.accept
+
+    def full(self: socket.socket) -> tuple[socket.socket, object]:
+        if self.family == socket.AF_INET:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(self)
+
+    reader, writer = await one.port("probes")
+    writer.close()
+    await node.pass_time(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "accept", full)
+        reader, writer = await one.port("probes")
+        writer.write(_get("/healthz"))
+        await node.pass_time(30)
+        assert (await one.status())["resources"]
+    assert len(one.said("connections can't be taken")) == 1
+    async with asyncio.timeout(5):
+        assert (await reader.read()).endswith(b"alive\n")
+    writer.close()
+
+
+async def test_an_end_waits_for_no_client(node: Node) -> None:
+    one = node.gateway()
+    reader, writer = await one.port("probes")
+    writer.write(b"GET /healthz HT")
+    await node.pass_time(1)
+    assert await one.terminate() == 0
+    assert await reader.read() == b""
+    writer.close()
 
 
 async def test_a_port_that_is_taken_at_the_start_is_had_when_it_is_free(node: Node) -> None:

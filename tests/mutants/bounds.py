@@ -171,22 +171,6 @@ MUTANTS = (
     ),
     Mutant(
         "Z4",
-        "what follows a request is kept",
-        "gateway/wires/http.py",
-        "            connection.dropped += len(data)\n",
-        "            connection.dropped += len(data)\n            connection.read += data\n",
-        "tests/unit/test_http.py::test_nothing_is_kept_of_what_follows_a_request",
-    ),
-    Mutant(
-        "Z4",
-        "a request that is answered is kept",
-        "gateway/wires/http.py",
-        "            connection.read.clear()\n",
-        "",
-        "tests/unit/test_http.py::test_nothing_is_kept_of_what_follows_a_request",
-    ),
-    Mutant(
-        "Z4",
         "files that are planted beside the gateways' folders are counted",
         "gateway/handover/instance.py",
         "and entry.is_dir(follow_symlinks=False)",

@@ -17,7 +17,6 @@ RULES = {
 }
 
 _TALLY = "tests/unit/test_tally.py"
-_HTTP = "tests/unit/test_http.py"
 _METRICS = "tests/unit/test_metrics.py"
 _STATUS = "tests/unit/test_status.py"
 _CLI = "tests/unit/test_cli_status.py"
@@ -75,86 +74,6 @@ MUTANTS = (
     ),
     Mutant(
         "O3",
-        "connections are taken without end",
-        "gateway/wires/http.py",
-        "if len(self._open) >= MAX_CONNECTIONS:",
-        "if False:",
-        f"{_HTTP}::test_so_many_connections_and_no_more",
-    ),
-    Mutant(
-        "O3",
-        "whoever holds all connections keeps the next one away",
-        "gateway/wires/http.py",
-        "            if least is _Stage.ASKED:\n",
-        "            if least:\n",
-        f"{_HTTP}::test_so_many_connections_and_no_more",
-    ),
-    Mutant(
-        "O3",
-        "who is being answered makes room",
-        "gateway/wires/http.py",
-        "            if least is _Stage.ASKED:\n                accepted.close()\n                return\n",
-        "",
-        f"{_HTTP}::test_who_is_being_answered_stays",
-    ),
-    Mutant(
-        "O3",
-        "the oldest connection makes room, whatever it is at",
-        "gateway/wires/http.py",
-        "self._end(next(iter(self._at[least])))",
-        "self._end(next(iter(self._open)))",
-        f"{_HTTP}::test_which_one_goes",
-    ),
-    Mutant(
-        "O3",
-        "a connection that makes room keeps its descriptor",
-        "gateway/wires/http.py",
-        "        self._loop.remove_writer(connection.fd)\n        connection.socket.close()\n",
-        "        self._loop.remove_writer(connection.fd)\n        self._kept = [*getattr(self, '_kept', ()), connection.socket]\n",
-        f"{_HTTP}::test_connections_that_come_all_at_once_leave_no_descriptor",
-    ),
-    Mutant(
-        "O3",
-        "a turn takes all connections that wait",
-        "gateway/wires/http.py",
-        "for _ in range(AT_ONCE):",
-        "for _ in range(10**6):",
-        f"{_HTTP}::test_one_turn_of_the_loop_takes_no_more_than_so_many",
-    ),
-    Mutant(
-        "O3",
-        "under a flood the listener never rests",
-        "gateway/wires/http.py",
-        "        self._rest(listener, time.thread_time() - began)\n",
-        "",
-        f"{_HTTP}::test_one_turn_of_the_loop_takes_no_more_than_so_many",
-    ),
-    Mutant(
-        "O3",
-        "the listener rests for the time that a busy node gave to others",
-        "gateway/wires/http.py",
-        "self._rest(listener, time.thread_time() - began)",
-        "self._rest(listener, self._loop.time() - began)",
-        f"{_HTTP}::test_a_listener_rests_for_what_it_used_not_for_what_others_did",
-    ),
-    Mutant(
-        "O3",
-        "each connection's addresses are asked for again and again",
-        "gateway/wires/http.py",
-        "self._loop.remove_writer(connection.fd)\n        connection",
-        "self._loop.remove_writer(connection.socket)\n        connection",
-        f"{_HTTP}::test_an_answer_that_is_known_costs_no_task_and_nothing_stays_of_it",
-    ),
-    Mutant(
-        "O3",
-        "who was answered is waited for",
-        "gateway/wires/http.py",
-        "            if not connection.linger:\n",
-        "            if False:\n",
-        f"{_HTTP}::test_an_answer_that_is_known_costs_no_task_and_nothing_stays_of_it",
-    ),
-    Mutant(
-        "O3",
         "what is in use is tried to be given back again and again",
         "gateway/process.py",
         "else min(2 * wait, TRIM_SELDOM)",
@@ -171,14 +90,6 @@ MUTANTS = (
     ),
     Mutant(
         "O3",
-        "each connection that can't be taken is told of",
-        "gateway/wires/http.py",
-        'if (left_out := _seldom.tell("accept")) is not None:',
-        'if (left_out := _seldom.tell("accept")) != -1:',
-        f"{_HTTP}::test_without_descriptors_it_waits_and_says_so_once",
-    ),
-    Mutant(
-        "O3",
         "each scrape makes a text of its own",
         "gateway/telling/metrics.py",
         "if self._text is None or (self._text.done() and (now - self._text_since >= FRESH or _failed(self._text))):",
@@ -192,14 +103,6 @@ MUTANTS = (
         "copy.deepcopy(self._tally)",
         "self._tally",
         f"{_METRICS}::test_of_many_scrapes_at_once_one_is_made_beside_the_event_loop",
-    ),
-    Mutant(
-        "O3",
-        "a defect's text goes to who asked",
-        "gateway/wires/http.py",
-        "    except Exception:  # noqa: BLE001 - one request's defect is no other's\n        return _failed",
-        "    except ZeroDivisionError:\n        return _failed",
-        f"{_HTTP}::test_a_defect_is_logged_and_nobody_else_sees_it",
     ),
     Mutant(
         "O4",

@@ -21,7 +21,7 @@ from gateway.telling import orders
 from gateway.wires import control
 from gateway.wires.control import ControlConnection, ControlError, ControlServer
 
-TOKEN = "0123abcd"
+SOCKET = "0123abcd"
 PING: dict[str, Any] = {"v": 1, "op": "ping"}
 PONG = {"v": 1, "pong": True}
 GUARD = 10.0
@@ -39,7 +39,7 @@ async def _echo(connection: ControlConnection, _request: Mapping[str, Any]) -> N
 
 @contextlib.asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[ControlServer]:
-    server = ControlServer(control.socket_path(folder, TOKEN), {"ping": _ping, "echo": _echo})
+    server = ControlServer(control.socket_path(folder, SOCKET), {"ping": _ping, "echo": _echo})
     await server.start()
     try:
         async with asyncio.timeout(GUARD):
