@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
+import h11
 import pytest
 import trustme
 
@@ -169,6 +170,63 @@ async def test_what_the_api_server_does_not_take_holds_up_nothing_else(node: Nod
         await node.until(lambda: f"GPUUnhealthy {B}" in events(cluster), "what happened meanwhile")
 
 
+async def test_what_only_a_source_complains_of_takes_no_readiness_away(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        cluster.gateway("--node-condition")
+        await condition_is(cluster, "True Ready")
+        right = node.profile.read_text()
+        node.profile.write_text("{")
+        await node.pass_time(60)
+        assert condition(cluster) == "True Ready"
+        node.gateways[-1].kill()
+        cluster.gateway("--node-condition")  # This one sees nothing at all.
+        await condition_is(cluster, "False DevicesUnknown")
+        node.profile.write_text(right)
+        await condition_is(cluster, "True Ready")
+
+
+async def test_a_gateway_that_stands_by_leaves_the_node_to_the_other(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        options = ("--node-condition", "--node-events", "--startup-taint", TAINT)
+        cluster.gateway(*options)
+        await condition_is(cluster, "True Ready")
+        cluster.gateway(*options)
+        await node.pass_time(20)
+        serving, *_ = [each for each in node.gateways if (await each.status())["resources"][0]["phase"] == "serving"]
+        written = len(cluster.server.asked("PATCH"))
+        await node.pass_time(60)
+        assert len(cluster.server.asked("PATCH")) == written
+        simulate(node, A)
+        await node.allocatable_is(1)
+        await node.pass_time(20)
+        assert events(cluster) == [f"GPUUnhealthy {A}"]
+        serving.kill()
+        await node.allocatable_is(1)
+        await node.pass_time(30)
+        assert events(cluster) == [f"GPUUnhealthy {A}"]  # What happened before it served is no news.
+        assert condition(cluster) == "True Ready"
+
+
+async def test_a_condition_of_before_untaints_no_node_that_is_not_whole(node: Node) -> None:
+    async with cluster_of(node, reports=False) as cluster:
+        before = [{"type": CONDITION, "status": "True", "reason": "Ready"}]
+        taints = [{"key": TAINT, "effect": "NoSchedule"}]
+        cluster.server.change(AT, lambda one: one.update(spec={"taints": taints}, status={"conditions": before}))
+        cluster.gateway("--startup-taint", TAINT, "--node-condition")
+        await node.allocatable_is(2)
+        cluster.tell({GPU: "1"})
+        await node.pass_time(60)
+        assert cluster.server.objects[AT]["spec"]["taints"] == taints
+
+
+async def test_without_a_feature_that_needs_it_the_api_server_is_not_asked(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        cluster.gateway()
+        await node.allocatable_is(2)
+        await node.pass_time(60)
+        assert not cluster.server.requests
+
+
 # -- the label that chooses the configuration -------------------------------------------------------------------------
 
 
@@ -318,7 +376,67 @@ async def bookmarked(cluster: Cluster) -> None:
     await gone(cluster)
 
 
-@pytest.mark.parametrize("what", [gone, expired, expires_later, busy, nonsense, hanging, bookmarked])
+def _watch_ends_with(play: Callable[[Answer], Awaitable[None]]) -> Callable[[Cluster], Awaitable[None]]:
+    """Have the next watch end in this way."""
+
+    async def play_it(cluster: Cluster) -> None:
+        async def end(answer: Answer, request: Request) -> None:
+            if not request.watches:
+                await cluster.server.answer(answer, request)
+                return
+            cluster.server.faults.clear()
+            await answer.head(200, {"Transfer-Encoding": "chunked"})
+            await play(answer)
+
+        cluster.server.faults.extend([end] * 9)
+        await gone(cluster)
+
+    return play_it
+
+
+async def _failing(answer: Answer) -> None:
+    await answer.event("ERROR", {"kind": "Status", "code": 500, "message": "etcd"})
+    await asyncio.Event().wait()
+
+
+async def _garbled(answer: Answer) -> None:
+    await answer.send(h11.Data(data=b"{]\n"))
+    await asyncio.Event().wait()
+
+
+async def _of_a_later_release(answer: Answer) -> None:
+    await answer.event("PAUSED", {"metadata": {}})
+    await answer.send(h11.EndOfMessage())
+
+
+async def _without_end(answer: Answer) -> None:
+    while True:
+        await answer.send(h11.Data(data=b"x" * 65536))
+
+
+async def _over_at_once(answer: Answer) -> None:
+    await answer.send(h11.EndOfMessage())
+
+
+ENDS = {
+    play.__name__.strip("_"): _watch_ends_with(play)
+    for play in (_failing, _garbled, _of_a_later_release, _without_end, _over_at_once)
+}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        gone,
+        expired,
+        expires_later,
+        busy,
+        nonsense,
+        hanging,
+        bookmarked,
+        *(pytest.param(ENDS[it], id=it) for it in ENDS),
+    ],
+)
 async def test_a_change_is_seen_after(node: Node, what: Any) -> None:
     async with followed_by(node) as cluster:
         await what(cluster)
@@ -374,6 +492,22 @@ async def test_a_renewed_token_and_ca_are_used_from_then_on(node: Node) -> None:
         await node.pass_time(10)
         ca.write_bytes(cluster.server.authority.cert_pem.bytes())
         await followed(node, cluster, 4)
+
+
+@pytest.mark.parametrize(("option", "component"), [("--node-condition", "api-server"), ("--dra=on", "dra")])
+async def test_who_lacks_rights_hears_which_component_has_them(node: Node, option: str, component: str) -> None:
+    async with cluster_of(node) as cluster:
+
+        async def forbid(answer: Answer, request: Request) -> None:
+            if component == "dra" and "resourceslices" not in request.path:
+                await cluster.server.answer(answer, request)
+            else:
+                await answer.no(403, "Forbidden")
+
+        cluster.server.always = forbid
+        one = cluster.gateway(option)
+        await node.until(lambda: "deploy/kustomize/components/" in str(one.process.log), "the advice")
+        assert f"deploy/kustomize/components/{component}" in str(one.process.log)
 
 
 async def test_who_may_not_ask_says_so_and_serves(node: Node) -> None:

@@ -250,6 +250,23 @@ async def test_a_gpu_whose_mode_is_no_mode_decides_no_name(node: Node, file: str
         await one.terminate()
 
 
+@pytest.mark.parametrize("file", ["current_compute_partition", "current_memory_partition"])
+async def test_a_gpu_that_lacks_a_mode_which_the_others_have_is_not_offered_under_another_name(
+    node: Node, file: str
+) -> None:
+    boards = [Board(pci, 0, SPX) for pci in (FIRST, SECOND, THIRD)]
+    host = Amd(node, lambda root: Sysfs(root, boards).write())
+    (host.tree.pci(boards[1]) / file).unlink()
+    one = await ready(node, host, 2, MIXED, resource="amd.com/spx_nps1")
+    await node.pass_time(10)
+    assert set(await offered(one)) == {FIRST, THIRD}
+    assert list(await reasons(one)) == [SECOND]
+    (host.tree.pci(boards[1]) / "current_compute_partition").unlink(missing_ok=True)
+    (host.tree.pci(boards[1]) / "current_memory_partition").unlink(missing_ok=True)
+    await node.pass_time(10)
+    assert set(await offered(one)) == {FIRST, THIRD}
+
+
 async def test_a_gpu_in_trouble_decides_no_name_of_those_that_were_partitioned_meanwhile(node: Node) -> None:
     host = Amd(node, lambda root: parted(root, ("DPX", "NPS1"), ("DPX", "NPS1")))
     await ready(node, host, 4)
@@ -486,6 +503,13 @@ async def test_without_a_driver_at_the_start_there_is_no_gpu_and_the_gateway_is_
     one = host.gateway("--startup-grace=0")
     await node.until(lambda: one.said("serving"), "its start")
     assert "amdgpu driver" in str((await one.status())["hindrances"])
+    host.tree.write()
+    await node.allocatable_is(3, GPU)
+    one.kill()
+    shutil.rmtree(host.sys / "module")
+    two = host.gateway()
+    await node.allocatable_is(0, GPU)  # It was looked, and there is none.
+    assert set((await two.states(GPU)).values()) == {"lost"}
     host.tree.write()
     await node.allocatable_is(3, GPU)
 

@@ -51,6 +51,23 @@ async def test_a_gateway_without_a_kubelet_is_ready_and_a_slow_kubelet_is_waited
     await node.truthful()
 
 
+async def test_a_kubelet_that_is_waited_for_is_said_to_be_again_and_again_until_it_is_there(node: Node) -> None:
+    one = node.gateway()
+    await node.pass_time(200)
+    said = one.said("waiting for a kubelet")
+    assert 3 <= len(said) <= 5
+    assert [line["level"] for line in said[:3]] == ["info", "warning", "warning"]
+    await node.start_kubelet()
+    await node.allocatable_is(8)
+    told = len(one.said("waiting for a kubelet"))
+    await node.pass_time(200)
+    assert len(one.said("waiting for a kubelet")) == told
+    node.kill_kubelet()
+    await node.pass_time(90)
+    assert len(one.said("the kubelet is gone")) == 1
+    assert 55 <= one.said("waiting for a kubelet")[-1]["waited_s"] <= 65
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

@@ -7,7 +7,6 @@ from tests.mutants.table import Mutant
 RULES = {
     "C1": "on the control socket only our own user and root are heard, by the kernel's word",
     "C5": "a cordon is told to every living gateway, and where none lives to the ledger",
-    "C9": "however many devices are told of, the event loop goes on meanwhile, one is told at a time, and orders go by what holds then",
     "C8": "a short name stands for one device or for none, and all are meant only where that is said",
 }
 
@@ -17,14 +16,6 @@ _HANDLED = "tests/unit/test_cli_devices.py"
 
 
 MUTANTS = (
-    Mutant(
-        "C9",
-        "a scrape's counts are put together on the loop",
-        "gateway/telling/metrics.py",
-        "self._taken = self._document(self._device_ids), copy",
-        "self._taken = (lambda it: lambda: it)(self._document(self._device_ids)()), copy",
-        "tests/unit/test_metrics.py::test_of_many_scrapes_at_once_one_is_made_beside_the_event_loop",
-    ),
     Mutant(
         "C1",
         "everybody is heard",

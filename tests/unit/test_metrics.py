@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import threading
-import urllib.request
 from collections.abc import Callable, Mapping
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -26,7 +21,6 @@ from gateway.tally import Tally
 from gateway.telling import metrics
 from gateway.telling.metrics import FAMILIES, PREFIX, Metrics
 from gateway.telling.status import Configuration, GatewayStatus, ResourceFacts
-from gateway.wires import http
 from tests.unit import documents
 from tests.unit.documents import FULL, IDS, REFUSED, RESOURCE, STANDBY, TROUBLED, document
 from tools import metrics as metrics_page
@@ -236,62 +230,6 @@ def test_rows_are_made_only_where_they_are_wanted(*, device_ids: bool) -> None:
 def test_a_label_may_hold_anything(evil: str) -> None:
     status = document(replace(TROUBLED, name=evil))
     assert samples(status)[key("healthy_devices", resource=evil)] == 4
-
-
-async def test_of_many_scrapes_at_once_one_is_made_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is made in a thread is as it was when that began, whatever happens meanwhile."""
-    made: list[int] = []
-    counted = Tally()
-
-    def document() -> GatewayStatus:
-        assert threading.current_thread() is not threading.main_thread()
-        return FULL
-
-    told = Metrics(lambda _: document, counted)
-    write, begun, go = told.exposition, threading.Event(), threading.Event()
-
-    def exposition() -> bytes:
-        made.append(threading.get_ident())
-        begun.set()
-        assert go.wait(20)
-        return write()
-
-    monkeypatch.setattr(told, "exposition", exposition)
-    scrapes = [asyncio.ensure_future(told.answer()) for _ in range(50)]
-    await asyncio.to_thread(begun.wait, 20)
-    counted.lost_fields.add("0.1", "topology")
-    scrapes[0].cancel()  # Who goes away takes nothing from the others.
-    go.set()
-    _, *texts = await asyncio.gather(*scrapes, return_exceptions=True)
-    assert len({*texts}) == 1
-    assert "topology" not in str(texts[0])
-    assert len(made) == 1
-    assert threading.get_ident() not in made
-    monkeypatch.setattr("gateway.telling.metrics.FRESH", 0.0)
-    assert "topology" in str(await told.answer())
-
-
-async def test_a_scrape_that_failed_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Metrics(lambda _: lambda: FULL, Tally())
-    with monkeypatch.context() as broken:
-        broken.setattr(told, "exposition", Mock(side_effect=OSError))
-        with pytest.raises(OSError):
-            await told.answer()
-    assert (await told.answer())[0] == HTTPStatus.OK
-
-
-async def test_prometheus_can_read_it_over_http() -> None:
-    server = http.HttpServer("127.0.0.1", 0, {"/metrics": Metrics(lambda _: lambda: FULL, documents.counted()).answer})
-    host, port = await server.start()
-
-    def fetch() -> tuple[str, bytes]:
-        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=20) as answer:
-            return answer.headers["Content-Type"], answer.read()
-
-    content_type, body = await asyncio.to_thread(fetch)
-    await server.close()
-    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
-    assert f"{PREFIX}serving" in body.decode()
 
 
 # What is built on it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.wires import notify
 
 GUARD = 30.0
@@ -65,19 +63,3 @@ def test_without_a_manager_nothing_happens(name: str | None) -> None:
 )
 def test_how_often_it_wants_a_sign_of_life(environment: dict[str, str], seconds: float | None) -> None:
     assert notify.watchdog(environment) == seconds
-
-
-async def test_a_gateway_tells_that_it_is_ready_lives_and_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "dp").mkdir()
-    monkeypatch.setenv("NOTIFY_SOCKET", str(folder / "n"))
-    monkeypatch.setenv("WATCHDOG_USEC", "100000")
-    loop = asyncio.get_running_loop()
-    with manager(str(folder / "n")) as listener:
-        async with asyncio.timeout(GUARD):
-            async with await GatewayProcess.launch(gateway_command(folder / "dp", folder / "state")) as gateway:
-                words = [await loop.sock_recv(listener, 100) for _ in range(3)]
-                assert words == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
-                assert await gateway.terminate() == 0
-            while (last := await loop.sock_recv(listener, 100)) == b"WATCHDOG=1":
-                pass
-    assert last == b"STOPPING=1"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.gatewayproc import GatewayProcess
 from gateway.lab.kubelets.kubelet import Demand, Faults
 from gateway.lab.trials.scenarios import RESOURCE, Node, node
 
@@ -50,24 +48,6 @@ async def probed() -> AsyncIterator[Node]:
         yield made
 
 
-async def test_a_gateway_through_its_life() -> None:
-    async with probed() as made:
-        port = await port_of(await made.start_gateway())
-        await until(port, 200, "no kubelet")
-        assert await get(port, "/healthz") == (200, ["alive"])
-        kubelet = await made.start_kubelet("1.37", faults=Faults(never_calls_back=True))
-        await until(port, 503, f"{RESOURCE}: not served")
-        assert await get(port, "/healthz") == (200, ["alive"])
-        await kubelet.fault(Faults())
-        await made.start_kubelet("1.37")
-        await until(port, 200, f"{RESOURCE}: served")
-        made.set_health({RESOURCE: range(4)})
-        await made.served()
-        assert (await get(port, "/readyz"))[0] == 200, "ill devices are no reason"
-        await made.the_kubelet.kill()
-        await until(port, 200, f"{RESOURCE}: not served: no kubelet")
-
-
 async def test_a_pod_beside_the_host_service() -> None:
     async with probed() as made:
         await made.start_kubelet("1.37")
@@ -91,17 +71,3 @@ async def test_an_update_to_one_that_can_not_serve_stops_there() -> None:
         await until(newer, 503, f"{RESOURCE}: not taken over from")
         await kubelet.fault(Faults())
         await until(newer, 200, f"{RESOURCE}: served")
-
-
-async def test_before_the_socket_directory_is_there_it_lives() -> None:
-    """A kubelet that was never installed is nothing that a restart of the gateway would mend."""
-    with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
-        root = Path(folder)
-        command = [*gateway_command(root / "not" / "yet", root / "state"), "--probe-address", "127.0.0.1:0"]
-        async with await GatewayProcess.launch(command) as gateway:
-            port = await port_of(gateway)
-            assert await get(port, "/healthz") == (200, ["alive"])
-            status, lines = await get(port, "/readyz")
-            assert (status, lines[0]) == (200, "ready")
-            assert lines[1].startswith("no kubelet")
-            assert await gateway.terminate() == 0
