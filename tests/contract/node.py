@@ -427,7 +427,8 @@ class Node:
         process.main(lambda: command_line.main([*words], prog_name="gateway", standalone_mode=True))
         async with asyncio.timeout(PATIENCE_S):
             status = await process.ended
-        return status, "\n".join(str(line.get("event", line)) for line in process.log)
+        said = (str(line["event"]) if "event" in line else json.dumps(line) for line in process.log)
+        return status, "\n".join(said)
 
     def simulate(self, resources: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the simulated hardware, as ``--simulate`` takes it; a running gateway sees the change."""

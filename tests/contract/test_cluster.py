@@ -97,6 +97,26 @@ async def test_the_condition_says_why(node: Node) -> None:
         await condition_is(cluster, "False NotRegistered")
 
 
+async def test_other_words_of_the_condition_are_no_transition(node: Node) -> None:
+    def found(cluster: Cluster) -> dict[str, Any]:
+        conditions = cluster.server.objects[AT]["status"].get("conditions", [])
+        return next((one for one in conditions if one["type"] == CONDITION), {})
+
+    async with cluster_of(node) as cluster:
+        cluster.gateway("--node-condition")
+        await condition_is(cluster, "True Ready")
+        before = found(cluster)
+        assert "(2)" in before["message"]
+        await node.pass_time(30)
+        simulate(node, A)
+        await node.until(lambda: "(1)" in found(cluster)["message"], "the other words")
+        assert found(cluster)["lastTransitionTime"] == before["lastTransitionTime"]
+        await node.pass_time(30)
+        simulate(node, A, B)
+        await condition_is(cluster, "False NoHealthyDevices")
+        assert found(cluster)["lastTransitionTime"] > before["lastTransitionTime"]
+
+
 async def test_the_startup_taint_goes_when_all_gpus_are_allocatable_and_no_other_one(node: Node) -> None:
     async with cluster_of(node, reports=False) as cluster:
         others = [{"key": key, "effect": "NoSchedule", "value": "x"} for key in ("a", "b")]

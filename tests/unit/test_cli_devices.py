@@ -20,13 +20,12 @@ from devices.source import Facts
 from gateway.cli import devices as cli
 from gateway.cli import named
 from gateway.registration.events import Phase
-from gateway.telling import orders
 from gateway.telling.orders import Handled
 from gateway.telling.status import GatewayStatus, ResourceFacts
 from gateway.wires import control
 from gateway.wires.control import ControlError
-from tests.unit.answering import By, gateways
-from tests.unit.documents import OTHER, RESOURCE, SERVING, WAITING, document, state
+from tests.unit.answering import gateways
+from tests.unit.documents import RESOURCE, SERVING, WAITING, document, state
 
 PAGE = Path(__file__).parents[2] / "docs" / "devices.md"
 MIG, FPGA = "nvidia.com/mig-1g.10gb", "example.com/fpga"
@@ -260,78 +259,9 @@ def test_what_others_wrote_does_not_steer_the_terminal(place: str) -> None:
 # Asking.
 
 
-def test_one_table_for_each_resource_by_who_serves_it(folder: Path) -> None:
-    waiting = answer(document(plugin(RESOURCE, well("GPU-old"), {}, waits_for=SERVING), token=WAITING))
-    with gateways(folder, {WAITING: waiting, SERVING: FULL}, *OPERATIONS):
-        result, raw = call(folder), call(folder, "--json")
-    assert (result.exit_code, result.output) == (0, f"{seen(FULL)}\n")
-    assert {row["gateway"] for row in json.loads(raw.output)["devices"]} == {SERVING}
-
-
-def test_what_nobody_serves_is_shown_all_the_same(folder: Path) -> None:
-    with gateways(folder, {WAITING: answer(OTHER)}, *OPERATIONS):
-        assert len(json.loads(call(folder, "--json").output)["devices"]) == 8
-
-
-def test_json_has_every_device_with_every_key(folder: Path) -> None:
-    with gateways(folder, {SERVING: FULL}, *OPERATIONS):
-        result = call(folder, "--json")
-    found = json.loads(result.output)
-    assert (result.exit_code, list(found), found["silent"]) == (0, ["devices", "silent"], {})
-    assert {tuple(row) for row in found["devices"]} == {tuple(KEYS)}
-    [row] = [row for row in found["devices"] if row["id"] == PARTS[1]]
-    assert row == {
-        "gateway": SERVING,
-        "resource": MIG,
-        "id": PARTS[1],
-        "health": "Healthy",
-        "state": "present",
-        "kind": "",
-        "reason": "",
-        "numa": [1],
-        "holder": "jupyter/notebook-7/kernel",
-        "drift": [],
-        "stranger": "",
-        "product": A100,
-        "index": "3:1",
-        "pci": "",
-        "parent": GPUS[3],
-        "profile": "1g.10gb",
-        "links": {},
-        "nodes": [],
-        "minor": None,
-        "memory": 0,
-        "driver": "",
-        "traits": {},
-        "capacities": {},
-        "slot": "",
-    }
-
-
 def test_the_page_names_the_keys() -> None:
     keys = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
     assert keys == KEYS
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        pytest.param([], [*GPUS[:3], *PARTS, *SHARED.entries], id="all"),
-        pytest.param([MIG], PARTS, id="a resource"),
-        pytest.param(["fpga"], [*SHARED.entries], id="a resource in short"),
-        pytest.param(["nvidia.com"], [*GPUS[:3], *PARTS], id="a vendor's resources"),
-        pytest.param([GPUS[1]], [GPUS[1]], id="an ID"),
-        pytest.param(["GPU-1", "MIG-0"], [GPUS[1], PARTS[0]], id="beginnings of IDs"),
-        pytest.param(["/dev/fpga1"], [f"/dev/fpga1::{number}" for number in range(4)], id="replicas of one"),
-        pytest.param([GPUS[3]], PARTS, id="parts of one"),
-        pytest.param(["1", "3:0"], [GPUS[1], PARTS[0]], id="indexes"),
-    ],
-)
-def test_some(folder: Path, names: list[str], expected: list[str]) -> None:
-    with gateways(folder, {SERVING: FULL}, *OPERATIONS):
-        result = call(folder, *names, "--json")
-    assert result.exit_code == 0
-    assert sorted(row["id"] for row in json.loads(result.output)["devices"]) == sorted(expected)
 
 
 @pytest.mark.parametrize(
@@ -371,26 +301,6 @@ def test_of_few_remarks_all_are_shown_and_of_many_some() -> None:
     assert ("broken 3" in of(4), "and 1 more: --all shows each" in of(4)) == (False, True)
 
 
-def test_a_name_is_only_unknown_where_somebody_answered(folder: Path) -> None:
-    with gateways(folder, {SERVING: ControlError("busy")}, *OPERATIONS):
-        result = call(folder, "GPU-7")
-    assert (result.exit_code, "is called" in result.output) == (1, False)
-
-
-def test_a_driver_is_given_its_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float] = []
-    ask = control.ask
-
-    async def asked(path: Path, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        given.append(seconds)
-        return await ask(path, request, seconds)
-
-    monkeypatch.setattr(control, "ask", asked)
-    with gateways(folder, {SERVING: Handled(("GPU-1",), {})}, *OPERATIONS):
-        call(folder, "--release", "--all")
-    assert given == [orders.HANDLE_TIME + cli._ANSWER_TIME]
-
-
 def test_one_gateway_of_two_is_enough_to_see(folder: Path) -> None:
     with gateways(folder, {SERVING: FULL, WAITING: ControlError("unknown op 'devices'")}, *OPERATIONS):
         result, raw = call(folder), call(folder, "--json")
@@ -399,109 +309,7 @@ def test_one_gateway_of_two_is_enough_to_see(folder: Path) -> None:
     assert json.loads(raw.stdout)["silent"] == {str(control.socket_path(folder, WAITING)): "unknown op 'devices'"}
 
 
-def test_a_folder_that_cannot_be_read_is_told(folder: Path) -> None:
-    (folder / "file").touch()
-    result = call(folder / "file")
-    assert result.exit_code == 1
-    assert "Not a directory. Correct --state-dir." in result.output
-
-
 # Letting go of hardware.
-
-THREE = ("GPU-1", "GPU-2::0", "GPU-2::1")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says", "status", "out", "err"),
-    [
-        pytest.param(
-            ["--release", "GPU-1", "GPU-2"],
-            Handled(THREE, {}),
-            0,
-            [
-                "The GPUs of these devices are closed. Until they are acquired no new pod gets one; who holds one keeps it:",
-                "  GPU-1",
-                "  GPU-2 \u00d72",
-                "Now reset or partition them (nvidia-smi -r, nvidia-smi mig), and then: gateway devices --acquire GPU-1 GPU-2",
-            ],
-            [],
-            id="released",
-        ),
-        pytest.param(
-            ["--release", "--all"],
-            Handled(("GPU-1", "GPU-2::0", "GPU-2::1"), {"GPU-2::1": "a/b/c", "GPU-2::0": "a/b/c"}),
-            0,
-            ["are closed", "  GPU-1", "  GPU-2 \u00d72", "and then: gateway devices --acquire --all"],
-            ["warning: a/b/c holds GPU-2: end that pod before you reset it"],
-            id="released while a pod holds one",
-        ),
-        pytest.param(
-            ["--release", "--all"],
-            Handled(("GPU-1",)),
-            0,
-            ["are closed", "  GPU-1", "and then"],
-            ["warning: who holds them can't be seen now"],
-            id="released, and who holds it can't be seen",
-        ),
-        pytest.param(
-            ["--release", "/dev/fuse"],
-            Handled(()),
-            0,
-            ["Nothing keeps these devices open"],
-            [],
-            id="nothing to release",
-        ),
-        pytest.param(
-            ["--acquire", "--all"],
-            Handled(("GPU-1",), {"GPU-1": "a/b/c"}),
-            0,
-            ["The GPUs of these devices are open again:", "  GPU-1"],
-            [],
-            id="acquired",
-        ),
-        *(
-            pytest.param(arguments, Handled(THREE, {}), 2, [], ["Usage", "Try", "", says], id=reason)
-            for arguments, says, reason in (
-                (["--release", "\x1b"], "printable", "no ID"),
-                (["--release", ""], "got an empty one: is a variable not set?", "an empty ID"),
-                (["--release", "GPU-1", ""], "got an empty one", "an empty ID among others"),
-                (["--release"], "or --all for every one of this node, got neither", "nothing named to release"),
-                (["--acquire"], "or --all for every one of this node, got neither", "nothing named to acquire"),
-                (["--release", "--all", "GPU-1"], "got both", "all, and one of them"),
-                (["--acquire", "--release", "--all"], "expected --release or --acquire, got both", "both at once"),
-                ([""], "got an empty one", "an empty name to look for"),
-            )
-        ),
-    ],
-)
-def test_handled(folder: Path, arguments: list[str], says: Says, status: int, out: list[str], err: list[str]) -> None:
-    with gateways(folder, {SERVING: says}, *OPERATIONS):
-        result = call(folder, *arguments)
-    assert result.exit_code == status
-    for said, expected in ((result.stdout.splitlines(), out), (result.stderr.splitlines(), err)):
-        assert len(said) == len(expected), said
-        assert [line for line, wanted in zip(said, expected, strict=True) if wanted not in line] == []
-
-
-@pytest.mark.parametrize(
-    ("names", "ids"),
-    [
-        pytest.param(["0"], [GPUS[0]], id="an index"),
-        pytest.param(["GPU-1", "MIG-0"], [GPUS[1], PARTS[0]], id="what no other ID begins with"),
-        pytest.param([GPUS[1], "1", "GPU-1f"], [GPUS[1]], id="one by three names"),
-        pytest.param(["GPU-3"], [GPUS[3]], id="the GPU beneath partitions"),
-        pytest.param(["/dev/fpga1"], ["/dev/fpga1"], id="what replicas share"),
-        pytest.param(["/dev/fpga1::0"], ["/dev/fpga1::0"], id="a replica"),
-        pytest.param(["3:1"], [PARTS[1]], id="a partition's index"),
-        pytest.param(["GPU-7"], ["GPU-7"], id="what nobody knows, for the gateway to refuse"),
-    ],
-)
-@pytest.mark.parametrize("op", orders.HANDLES)
-def test_short_names_stand_for_whole_ids(folder: Path, op: str, names: list[str], ids: list[str]) -> None:
-    says = By({"devices": FULL, op: Handled(tuple(ids), {})})
-    with gateways(folder, {SERVING: says}, *OPERATIONS) as told:
-        assert call(folder, f"--{op}", *names).exit_code == 0
-    assert told == {SERVING: {"v": 1, "op": op, "ids": ids}}
 
 
 def test_an_index_is_no_beginning_of_an_id() -> None:
@@ -511,33 +319,6 @@ def test_an_index_is_no_beginning_of_an_id() -> None:
 def test_of_many_candidates_some_are_named() -> None:
     with pytest.raises(ControlError, match=r"short for 10 devices: g0, g1, g2, g3, g4, g5, g6, g7 and 2 more\."):
         named.meant("g", {f"g{number}": "" for number in range(10)})
-
-
-def test_a_name_that_is_short_for_several_does_nothing(folder: Path) -> None:
-    says = By({"devices": FULL, "release": Handled(THREE, {})})
-    with gateways(folder, {SERVING: says}, *OPERATIONS) as told:
-        result = call(folder, "--release", "0", "MIG-")
-    assert (result.exit_code, told[SERVING]["op"]) == (1, "devices")
-    assert f"'MIG-' is short for 2 devices: {PARTS[0]}, {PARTS[1]}. Nothing was done" in result.stderr
-
-
-def test_every_gateway_lets_go(folder: Path) -> None:
-    says: dict[str, Says] = {SERVING: Handled(("GPU-1",), {}), WAITING: ControlError("the driver hangs")}
-    with gateways(folder, says, *OPERATIONS) as told:
-        result = call(folder, "--release", "GPU-1", "--json")
-    request = {"v": 1, "op": "release", "ids": ["GPU-1"]}
-    assert told == {SERVING: request, WAITING: request}
-    assert (result.exit_code, json.loads(result.output)) == (
-        1,
-        {
-            "op": "release",
-            "ids": ["GPU-1"],
-            "gateways": {
-                SERVING: {"devices": ["GPU-1"], "holders": {}},
-                WAITING: {"error": "the driver hangs"},
-            },
-        },
-    )
 
 
 def test_the_help_has_examples() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -21,7 +20,6 @@ from msgspec.structs import replace
 from devices.life import states
 from devices.life.states import State
 from devices.model import Device, Health
-from devices.source import Unusable
 from gateway.cli import status as cli
 from gateway.cli.main import gateway
 from gateway.registration.events import Phase
@@ -54,14 +52,6 @@ def seen(*documents: GatewayStatus, width: int = 96, silent: Mapping[str, str] |
 
 
 # Asking.
-
-
-def test_all_gateways_of_the_node_are_shown_the_serving_one_first(folder: Path) -> None:
-    with showing(folder, {WAITING: OTHER, SERVING: FULL}):
-        result = call(folder)
-    assert result.exit_code == 0
-    assert re.findall(r"^gateway (\w+)", result.output, re.MULTILINE) == [SERVING, WAITING]
-    assert f"standing by for gateway {SERVING}" in result.output
 
 
 def test_a_host_service_is_named(folder: Path) -> None:
@@ -99,36 +89,6 @@ def test_a_gateway_that_says_something_else_is_told_of(folder: Path, answer: Any
     assert list(json.loads(raw.output)["silent"]) == [str(control.socket_path(folder, WAITING))]
 
 
-def test_a_gateway_that_hangs_is_told_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_ANSWER_WITHIN", 0.1)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(control.socket_path(folder, SERVING)))
-        listener.listen()
-        result, raw = call(folder), call(folder, "--json")
-    assert (result.exit_code, raw.exit_code) == (1, 1)
-    assert f"gateway {SERVING} does not answer" in result.output
-    assert "it is stopped, or hangs" in " ".join(result.output.split())
-    assert json.loads(raw.output)["gateways"] == []
-
-
-def test_no_gateway_is_no_success(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(control.socket_path(folder, SERVING)))
-    for state_dir in (folder, folder / "not there"):
-        result, raw = call(state_dir), call(state_dir, "--json")
-        assert (result.exit_code, raw.exit_code) == (1, 1)
-        assert "No gateway runs on this node" in result.stderr
-        assert "--state-dir" in result.stderr
-        assert json.loads(raw.stdout) == {"gateways": [], "silent": {}}
-
-
-def test_a_folder_that_cannot_be_read_is_told(folder: Path) -> None:
-    (folder / "file").touch()
-    result = call(folder / "file")
-    assert result.exit_code == 1
-    assert "Not a directory. Correct --state-dir." in result.output
-
-
 # Watching.
 
 
@@ -147,17 +107,6 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(cli, "sleep", sleep)
 
     return after
-
-
-def test_settings_that_do_nothing_and_gpus_that_are_left_out_are_shown(folder: Path) -> None:
-    out = Unusable(
-        "amd", "the setting exclude-devices names it (1)", "1", "0000:c5:00.0", excluded=True, patterns=("1",)
-    )
-    answer = msgspec.structs.replace(FULL, warnings=("mig-strategy has no effect on this node",), unusable=(out,))
-    with showing(folder, {SERVING: answer}):
-        said = call(folder).output
-    assert "  config   mig-strategy has no effect on this node\n" in said
-    assert "  left out amd: GPU 1 (0000:c5:00.0): the setting exclude-devices names it (1)\n" in said
 
 
 def test_watching_looks_again_until_it_is_ended(folder: Path, looks: Callable[[int], None]) -> None:
