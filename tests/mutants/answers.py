@@ -88,14 +88,6 @@ MUTANTS = (
     ),
     Mutant(
         "W3",
-        "what perhaps arrives isn't said",
-        "devices/gpu/nvidia/answers.py",
-        "if _SAID_BY[one] <= sayable.said | sayable.unsure)",
-        "if _SAID_BY[one] <= sayable.said)",
-        f"{_ANSWERS}::test_strategies_and_what_can_be_said",
-    ),
-    Mutant(
-        "W3",
         "a specification that isn't there is named",
         "devices/gpu/nvidia/answers.py",
         "chosen = strategies if with_cdi else strategies - CDI",

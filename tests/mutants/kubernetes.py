@@ -182,14 +182,6 @@ MUTANTS = (
     ),
     Mutant(
         "KA1",
-        "the first CA counts for ever",
-        _ACCESS,
-        "if found != self._of:",
-        "if not self._of:",
-        f"{_TEST_CLIENT}::test_a_renewed_ca_counts_from_the_next_connection_on",
-    ),
-    Mutant(
-        "KA1",
         "the server's name doesn't matter",
         _ACCESS,
         "context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)",

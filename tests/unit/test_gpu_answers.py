@@ -92,10 +92,6 @@ def test_no_half_answer(asked: str, sayable: Sayable, says: str) -> None:
     assert says in str(refused.value)
 
 
-def test_what_cannot_be_said_but_is_not_needed_does_not_matter() -> None:
-    said("GPU-x", gpus=GPUS, sayable=Sayable(frozenset({Field.ENVS})))
-
-
 NAMED = {name: GPU(name, index, index, cdi_name=f"v.com/gpu={name}") for index, name in enumerate(("GPU-b", "GPU-a"))}
 
 
@@ -117,12 +113,6 @@ def test_cdi_names_stand_alone_only_where_they_arrive(
 ) -> None:
     sayable = Sayable(frozenset(sure), frozenset(unsure))
     assert said("GPU-a", "GPU-b", gpus=NAMED, sayable=sayable) == answer
-
-
-def test_cdi_names_that_cannot_arrive_are_refused() -> None:
-    with pytest.raises(RefusedError, match="by CDI device names, which") as refused:
-        said("GPU-a", gpus=NAMED, sayable=Sayable(frozenset({Field.ENVS})))
-    assert refused.value.fault is Fault.FAILED_PRECONDITION
 
 
 @pytest.mark.parametrize("gpus", [{}, GPUS], ids=["not looked yet", "without CDI names"])
@@ -171,68 +161,6 @@ def around(*, hooks: bool) -> NodeTraits:
     return NodeTraits(specifications=cdi.specifications(REAL.values(), ("/dev/nvidiactl",), policy, driver))
 
 
-@pytest.mark.parametrize(
-    ("policy", "sayable", "expected"),
-    [
-        pytest.param(Policy(list_strategies=CDI_CRI), ALL, ContainerAnswer(cdi_devices=(ONE,)), id="said"),
-        pytest.param(
-            Policy(list_strategies=CDI_CRI, cdi_fallback=CdiFallback.ENVVAR),
-            WITHOUT_CDI,
-            ContainerAnswer(envs={VARIABLE: "GPU-a"}),
-            id="not said: the environment instead",
-        ),
-        pytest.param(
-            Policy(list_strategies=CDI_CRI, cdi_fallback=CdiFallback.ENVVAR),
-            PERHAPS_CDI,
-            ContainerAnswer(envs={VARIABLE: "GPU-a"}, cdi_devices=(ONE,)),
-            id="perhaps: both",
-        ),
-        pytest.param(
-            Policy(list_strategies=CDI_CRI | ENVVAR),
-            PERHAPS_CDI,
-            ContainerAnswer(envs={VARIABLE: "GPU-a"}, cdi_devices=(ONE,)),
-            id="perhaps, beside the environment: both, without a fallback",
-        ),
-        pytest.param(
-            Policy(list_strategies=CDI),
-            Sayable(WITHOUT_CDI.said | {Field.ANNOTATIONS}),
-            ContainerAnswer(annotations={"cdi.k8s.io/nvidia-device-plugin_token": ONE}),
-            id="annotations are enough",
-        ),
-        pytest.param(
-            Policy(list_strategies=CDI, cdi_annotation_prefix="nvidia.cdi.k8s.io/"),
-            ALL,
-            ContainerAnswer(annotations={"nvidia.cdi.k8s.io/nvidia-device-plugin_token": ONE}, cdi_devices=(ONE,)),
-            id="another prefix",
-        ),
-        pytest.param(
-            Policy(gdrcopy=True, gds=True, mofed=True),
-            ALL,
-            ContainerAnswer(
-                envs={
-                    VARIABLE: "GPU-a", "NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled",
-                }
-            ),
-            id="modes are variables",
-        ),
-        pytest.param(
-            Policy(list_strategies=CDI_CRI, gds=True, pass_device_specs=True),
-            ALL,
-            ContainerAnswer(cdi_devices=(ONE,)),
-            id="by CDI alone neither modes nor nodes: the specification has them",
-        ),
-        pytest.param(
-            Policy(id_strategy=IdStrategy.INDEX, list_strategies=CDI_CRI),
-            ALL,
-            ContainerAnswer(cdi_devices=("k8s.device-plugin.nvidia.com/gpu=1",)),
-            id="by index",
-        ),
-    ],
-)  # fmt: skip
-def test_strategies_and_what_can_be_said(policy: Policy, sayable: Sayable, expected: ContainerAnswer) -> None:
-    assert said("GPU-a", policy=policy, sayable=sayable) == expected
-
-
 def test_what_a_specification_says_can_be_said_instead() -> None:
     policy = Policy(list_strategies=CDI_CRI, cdi_fallback=CdiFallback.EXPAND)
     assert said("GPU-a", policy=policy, sayable=PERHAPS_CDI, around=around(hooks=False)) == ContainerAnswer(
@@ -277,28 +205,6 @@ def test_a_specification_that_is_not_there_is_not_named() -> None:
     policy = Policy(list_strategies=CDI_CRI | ENVVAR)
     there = NodeTraits(without_cdi="CDI needs the driver's libraries")
     assert said("GPU-a", policy=policy, around=there) == ContainerAnswer(envs={VARIABLE: "GPU-a"})
-
-
-def test_each_gpu_once_in_the_order_of_indices() -> None:
-    policy = Policy(pass_device_specs=True)
-    told = said("GPU-a::3", "GPU-b::0", "GPU-a::1", policy=policy, around=NodeTraits(("/dev/nvidiactl",)))
-    assert told.envs == {VARIABLE: "GPU-b,GPU-a"}
-    assert [node.container_path for node in told.device_nodes] == ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"]
-
-
-@pytest.mark.parametrize(
-    ("asked", "refused"),
-    [(("GPU-a::0", "GPU-a::1"), True), (("GPU-a::0",), False), (("GPU-a", "GPU-b"), False)],
-    ids=["two replicas", "one replica", "two that aren't shared"],
-)
-def test_more_than_one_of_what_is_shared(asked: tuple[str, ...], refused: bool) -> None:
-    policy = Policy(fail_requests_greater_than_one=True)
-    if not refused:
-        said(*asked, policy=policy)
-        return
-    with pytest.raises(RefusedError, match="maximum request size for shared resources is 1; found 2") as error:
-        said(*asked, policy=policy)
-    assert error.value.fault is Fault.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(
@@ -375,13 +281,6 @@ def test_amd_has_no_half_answer(asked: tuple[str, ...], sayable: Sayable, says: 
 
 def test_a_name_of_its_own_goes_before_any_strategy() -> None:
     assert said("GPU-a::1", policy=Policy(list_strategies=ENVVAR), gpus=NAMED).cdi_devices == ("v.com/gpu=GPU-a",)
-
-
-def test_nodes_that_are_always_needed_go_with_the_variable() -> None:
-    told = said("GPU-z", gpus=GPUS)
-    assert [node.host_path for node in told.device_nodes] == ["/dev/null", "/dev/zero"]
-    with pytest.raises(RefusedError, match="by device nodes"):
-        said("GPU-z", gpus=GPUS, sayable=Sayable(frozenset({Field.ENVS})))
 
 
 FIELDS = frozenset({Field.ENVS, Field.MOUNTS, Field.DEVICE_NODES, Field.ANNOTATIONS, Field.CDI_DEVICES})

@@ -57,20 +57,6 @@ async def test_a_server_behind_a_path_is_asked_there(server: ApiServer) -> None:
     api.close()
 
 
-async def test_a_renewed_token_counts_from_the_next_request_on(server: ApiServer, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("token-1\n")
-    api = Client(server.access(token), manager="test")
-    server.put(NODE, **node())
-    await api.get(NODE, Node)
-    server.tokens = {"token-2"}
-    with pytest.raises(KubernetesError, match="401 Unauthorized"):
-        await api.get(NODE, Node)
-    token.write_text("token-2")
-    await api.get(NODE, Node)
-    api.close()
-
-
 @pytest.mark.parametrize("content", ["", "\n", "two\nlines", "\u00e9"], ids=["nothing", "empty", "lines", "not ASCII"])
 async def test_a_token_that_is_none_is_sent_to_nobody(server: ApiServer, tmp_path: Path, content: str) -> None:
     token = tmp_path / "token"
@@ -79,20 +65,6 @@ async def test_a_token_that_is_none_is_sent_to_nobody(server: ApiServer, tmp_pat
         await Client(server.access(token), manager="test").get(NODE, Node)
     assert caught.value.away
     assert not server.requests
-
-
-async def test_a_renewed_ca_counts_from_the_next_connection_on(server: ApiServer, tmp_path: Path) -> None:
-    ca, other = tmp_path / "ca.crt", trustme.CA()
-    ca.write_bytes(other.cert_pem.bytes())
-    access = server.access()
-    api = Client(type(access)(access.host, access.port, ca, token=access.token), manager="test")
-    server.put(NODE, **node())
-    with pytest.raises(KubernetesError, match="CERTIFICATE_VERIFY_FAILED") as caught:
-        await api.get(NODE, Node)
-    assert caught.value.away
-    ca.write_bytes(other.cert_pem.bytes() + server.authority.cert_pem.bytes())
-    await api.get(NODE, Node)
-    api.close()
 
 
 async def test_a_certificate_of_another_name_is_refused(authority: trustme.CA) -> None:
@@ -225,31 +197,6 @@ async def test_a_server_says_when_it_wants_to_be_asked_again(
     with pytest.raises(KubernetesError) as caught:
         await api.get(NODE, Node)
     assert (caught.value.status, caught.value.reason, caught.value.retry_after) == (429, "TooManyRequests", seconds)
-
-
-async def test_nobody_there_is_said_at_once(server: ApiServer, api: Client) -> None:
-    await server.stop()
-    with pytest.raises(KubernetesError, match=r"no connection to 127\.0\.0\.1") as caught:
-        await api.get(NODE, Node)
-    assert caught.value.away
-
-
-async def test_a_listener_that_says_nothing_is_nobody(authority: trustme.CA, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "CONNECT", 0.1)
-    ended = asyncio.Event()
-
-    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await ended.wait()
-        writer.close()
-
-    listener = await asyncio.start_server(silent, "127.0.0.1", 0)
-    server = ApiServer(authority, port=listener.sockets[0].getsockname()[1])
-    with pytest.raises(KubernetesError, match=r"within 0\.1 s") as caught:
-        await Client(server.access(), manager="test").get(NODE, Node)
-    assert caught.value.away
-    ended.set()
-    listener.close()
-    await listener.wait_closed()
 
 
 async def _crumbs(answer: Answer, _: Request) -> None:
