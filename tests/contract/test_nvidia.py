@@ -401,6 +401,31 @@ async def test_a_node_that_cannot_be_named_at_first_says_so_and_is_not_ready_unt
     await node.allocatable_is(6)
 
 
+async def test_what_was_offered_before_a_restart_stays_until_the_node_can_be_named_again(node: Node) -> None:
+    nvidia = Nvidia(node)
+    partitioned(nvidia, "3g.40gb", "3g.40gb")
+    one = await ready(node, nvidia, "--mig-strategy", "single", count=8)
+    given = await node.admit("pod")
+    before = await one.states()
+    one.kill()
+    nvidia.world.no_mig(3)
+    nvidia.show()
+    two = nvidia.gateway("--mig-strategy", "single", FAIL_ON_INIT_ERROR="false")
+    await node.until(lambda: two.said("registered"), "its registration")
+    await node.pass_time(60)
+    assert await two.states() == dict.fromkeys(before, "not looked yet")
+    assert node.capacity() == 8
+    assert (await node.restart_container("pod")).devices == given.devices
+    nvidia.world.mig(3, "3g.40gb", "3g.40gb")
+    nvidia.show()
+    await node.eventually(lambda: _are_present(two), "the look")
+    await node.allocatable_is(8)
+
+
+async def _are_present(one: Gateway) -> bool:
+    return set((await one.states()).values()) == {"present"}
+
+
 @pytest.mark.parametrize(("failing", "usable"), [(1, 3), (4, 0)])
 async def test_a_node_is_ready_if_one_of_its_gpus_can_be_used(node: Node, failing: int, usable: int) -> None:
     nvidia = Nvidia(node)
