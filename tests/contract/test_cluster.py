@@ -97,6 +97,19 @@ async def test_the_condition_says_why(node: Node) -> None:
         await condition_is(cluster, "False NotRegistered")
 
 
+async def test_a_node_whose_kubelet_gives_fewer_than_are_healthy_is_not_ready(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        one = cluster.gateway("--node-condition")
+        await condition_is(cluster, "True Ready")
+        node.fault(reads_no_lists=True)
+        await one.order("cordon", id=B, reason="smells")
+        await node.pass_time(20)
+        await one.order("uncordon", id=B)  # The kubelet never hears of it.
+        await condition_is(cluster, "False NotVerified", 400)
+        node.fault()
+        await condition_is(cluster, "True Ready", 400)
+
+
 async def test_other_words_of_the_condition_are_no_transition(node: Node) -> None:
     def found(cluster: Cluster) -> dict[str, Any]:
         conditions = cluster.server.objects[AT]["status"].get("conditions", [])
@@ -466,6 +479,24 @@ async def test_a_change_is_seen_after(node: Node, what: Any) -> None:
         asked = [(one.method, one.path, one.query) for one in cluster.server.requests]
         assert len(asked) < 16, f"it asks too often: {asked}"
         await followed(node, cluster, 4)
+
+
+async def test_a_server_that_says_when_it_wants_to_be_asked_again_is_asked_then(node: Node) -> None:
+    async with followed_by(node) as cluster:
+
+        async def later(answer: Answer, _: Request) -> None:
+            await answer.no(429, "TooManyRequests", {"Retry-After": "25"})
+
+        cluster.server.always = later
+        await cluster.server.stop()
+        await cluster.server.start()
+        await node.until(lambda: len(cluster.server.requests) > 0, "a question")
+        await node.pass_time(5)
+        asked = len(cluster.server.requests)
+        await node.pass_time(18)
+        assert len(cluster.server.requests) == asked
+        cluster.server.always = None
+        await followed(node, cluster, 3)
 
 
 async def test_a_watch_on_which_nothing_comes_any_more_is_left(node: Node) -> None:
