@@ -101,7 +101,7 @@ class DraManager:
         self._folder.mkdir(exist_ok=True)
         self._cluster.wipe()
         while True:
-            for path in sorted(self._folder.iterdir()):
+            for path in sorted(one for one in self._folder.iterdir() if not one.name.startswith(".")):
                 seen = _socket(path)
                 if seen is not None and all((one.path, one.seen) != (path, seen) for one in self.drivers):
                     await self._meet(path, seen)
@@ -152,13 +152,13 @@ class DraManager:
         there = [one for one in self.drivers if one.name == name]
         return next((one for one in reversed(there) if _listens(one.path)), there[-1] if there else None)
 
-    async def prepare(self, claim: Claim) -> Got:
-        """Have a claim prepared.
+    async def prepare(self, claim: Claim, by: Driver | None = None) -> Got:
+        """Have a claim prepared; ``by`` an instance of the driver that is not the one that a kubelet calls.
 
         Raises:
             KubeletError: that was refused.
         """
-        one = self._driver_of(claim)
+        one = by or self._driver_of(claim)
         answer = one.api.pb.NodePrepareResourcesResponse()
         await self._call(one, PREPARE, one.api.pb.NodePrepareResourcesRequest, claim, answer)
         got = answer.claims[claim.uid]
@@ -199,10 +199,17 @@ class DraManager:
         if claim.uid not in answer.claims:
             raise KubeletError(method, "the answer lacks the claim")
 
-    async def health(self) -> AsyncGenerator[dict[str, bool | None]]:
+    async def ask(self, where: str, data: bytes = b"") -> tuple[str, bytes]:
+        """Call a method of the newest driver with any bytes; return how that ended and the answer."""
+        try:
+            return "OK", await self.drivers[-1].channel.unary_unary(where)(data, timeout=_CALL_S)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name, b""
+
+    async def health(self, version: str = health.VERSIONS[0]) -> AsyncGenerator[dict[str, bool | None]]:
         """Give what the driver says of its devices' health, each time it says something."""
         one = next(one for one in reversed(self.drivers) if _listens(one.path))
-        version = next(version for version in health.VERSIONS if health.service(version) in one.versions)
+        assert health.service(version) in one.versions
         call = one.channel.unary_stream(f"/{health.service(version)}/{health.WATCH}")(b"")
         meanings = {health_pb2.HEALTHY: True, health_pb2.UNHEALTHY: False}
         while True:
@@ -373,13 +380,22 @@ class Cluster:
         return self.allocate(name, device or free[0], driver=driver, by_name=by_name)
 
     def allocate(
-        self, name: str, device: str, *, driver: str = NVIDIA, pool: str = NAME, by_name: bool = False, **more: Any
+        self,
+        name: str,
+        device: str,
+        *others: str,
+        driver: str = NVIDIA,
+        pool: str = NAME,
+        by_name: bool = False,
+        **more: Any,
     ) -> Claim:
-        """Allocate a device to a claim, new or not, whatever slices say now."""
+        """Allocate a device, and others with it, to a claim, new or not, whatever slices say now."""
         path = f"{self.api}/namespaces/default/resourceclaims/{name}"
         self._uids += 1
         uid = self.server.objects.get(path, {}).get("metadata", {}).get("uid") or f"uid-{self._uids}"
-        results = [{"request": "gpu", "driver": driver, "pool": pool, "device": device, **more}]
+        results = [
+            {"request": "gpu", "driver": driver, "pool": pool, "device": one, **more} for one in (device, *others)
+        ]
         pods = [{"resource": "pods", "name": name, "uid": name}]
         metadata: dict[str, Any] = {"uid": uid, "namespace": "default"}
         if by_name:
@@ -475,8 +491,13 @@ class Cluster:
             raise AssertionError(f"{self.published()} instead of {error}") from None
 
 
-async def other_driver(node: Node, name: str = NVIDIA) -> Process:
-    """Start another vendor's driver; kill it to end it."""
+async def other_driver(
+    node: Node, name: str = NVIDIA, file: str = f"{NVIDIA}-reg.sock", *, silent: bool = False
+) -> Process:
+    """Start another vendor's driver, with a socket of this name in ``plugins_registry``; kill it to end it.
+
+    One that is ``silent`` listens and answers nobody.
+    """
 
     async def info(_request: bytes, _context: Any) -> bytes:
         return pluginregistration.encode_info(
@@ -491,11 +512,20 @@ async def other_driver(node: Node, name: str = NVIDIA) -> Process:
     handlers: dict[str, Any] = {one: grpc.unary_unary_rpc_method_handler(answer) for one, answer in methods.items()}
     server = process.context.run(wire.Server)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("pluginregistration.Registration", handlers)])
-    folder = node.folder / "plugins_registry"
-    folder.mkdir(exist_ok=True)
-    process.context.run(server.add_insecure_port, f"unix:{folder / f'{name}-reg.sock'}")
+    path = node.folder / "plugins_registry" / file
+    path.parent.mkdir(exist_ok=True, parents=True)
+    if silent:
+        process.context.run(_listening, path)
+        return process
+    process.context.run(server.add_insecure_port, f"unix:{path}")
     await process.ask(server.start())
     return process
+
+
+def _listening(path: Path) -> None:
+    one = socket.socket(socket.AF_UNIX)
+    one.bind(str(path))
+    one.listen()
 
 
 def resolved(folder: Path, names: Sequence[str]) -> Got:
@@ -514,7 +544,7 @@ def resolved(folder: Path, names: Sequence[str]) -> Got:
         if name not in there:
             raise KubeletError("CDI", f"unresolvable CDI device {name}", "start")
         for edits in (one.get("containerEdits", {}) for one in there[name]):
-            envs |= dict(one.split("=", 1) for one in edits.get("env", ()))
+            envs |= dict(one.split("=", 1) for one in edits.get("env", ()))  # As a runtime does: the last one is seen.
             nodes += [one["path"] for one in edits.get("deviceNodes", ())]
     return Got(tuple(names), envs, tuple(nodes))
 

@@ -5,58 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import AsyncGenerator
 
 import pytest
 
 from gateway.lab.kubelets.kubelet import KubeletError
+from tests.contract.claiming import A, B, both, cross, sides, simulate, watch_both
 from tests.contract.cluster import AT, NVIDIA, Claim, Cluster, UnschedulableError
 from tests.contract.node import GPU, Node, OrderError
 
-A, B = "GPU-a", "GPU-b"
 VERSIONS = ["1.34", "1.37"]
-
-
-def simulate(node: Node, *gpus: str) -> None:
-    """Have these GPUs, by default two."""
-    there = [{"uuid": one, "device_nodes": [f"/dev/nvidia{number}"]} for number, one in enumerate(gpus or (A, B))]
-    node.simulate({GPU: {"gpus": there}})
-
-
-@contextlib.asynccontextmanager
-async def both(node: Node, version: str = "1.37") -> AsyncGenerator[Cluster]:
-    """Give a node with two GPUs at the device plugin API, and a gateway that serves both APIs."""
-    simulate(node)
-    async with Cluster(node, version) as cluster:
-        await cluster.start_kubelet(version)
-        cluster.gateway("--dra", "on")
-        await node.allocatable_is(2)
-        await cluster.connected()
-        await node.until(lambda: cluster.allocatable == 2, "the API server to show both")
-        yield cluster
-
-
-async def cross(cluster: Cluster, to: str, *ids: str, dry_run: bool = False) -> dict[str, str]:
-    """Order GPUs to an API; return where each is then."""
-    answer = await cluster.node.gateways[-1].order("cross", to=to, ids=list(ids), dry_run=dry_run)
-    return {row["id"]: row["side"] for row in answer["boards"]}
-
-
-async def sides(cluster: Cluster, a: str, b: str, seconds: float = 60) -> None:
-    """Wait until the two GPUs are so."""
-
-    async def so() -> bool:
-        return await cross(cluster, "plugin", dry_run=True) == {A: a, B: b}
-
-    await cluster.node.eventually(so, f"A to be {a} and B to be {b}", seconds)
-
-
-async def watch_both(cluster: Cluster) -> None:
-    """See at each moment that no GPU is offered by both APIs."""
-    while True:
-        free = [one for one, taints in cluster.published().items() if not taints]
-        assert len(free) + cluster.node.allocatable() <= 2, f"{free} and {cluster.node.allocatable()} by name"
-        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -9,26 +9,12 @@ import pytest
 
 from gateway.lab.kubelets.kubelet import KubeletError
 from tests.contract import wire
+from tests.contract.claiming import A, B, simulate, started
 from tests.contract.cluster import Cluster, UnschedulableError, other_driver
 from tests.contract.node import GPU, Node
 
-A, B = "GPU-a", "GPU-b"
 AMD = "amd.com/gpu"
 OF_AMD = "gpu.amd.com"
-
-
-def simulate(node: Node, *unhealthy: str) -> None:
-    """Have two GPUs."""
-    gpus = [{"uuid": one, "device_nodes": [f"/dev/nvidia{number}"]} for number, one in enumerate((A, B))]
-    node.simulate({GPU: {"gpus": gpus, "unhealthy": dict.fromkeys(unhealthy, "fell off the bus")}})
-
-
-async def started(cluster: Cluster, version: str = "1.34", *options: str) -> None:
-    """Start a kubelet and a gateway with two GPUs, and wait until slices offer them."""
-    simulate(cluster.node)
-    await cluster.start_kubelet(version)
-    cluster.gateway("--dra", "only", *options)
-    await cluster.published_is(gpu_0=[], gpu_1=[])
 
 
 @pytest.mark.parametrize("version", ["1.32", "1.33", "1.34", "1.37"])
@@ -178,7 +164,7 @@ async def test_an_unhealthy_gpu_is_offered_to_nobody_and_its_claim_keeps_it(node
         await started(cluster, version)
         held = cluster.claim("held", "gpu-0")
         got = await cluster.prepare(held)
-        simulate(node, A)
+        simulate(node, unhealthy=A)
         await cluster.published_is(gpu_0=None if version == "1.32" else ["unhealthy"], gpu_1=[])
         assert await cluster.prepare(held) == got
         await cluster.end(held)
@@ -197,7 +183,7 @@ async def test_the_kubelet_hears_of_health_at_once(node: Node) -> None:
         await started(cluster)
         health = cluster.dra.health()
         assert await anext(health) == {"gpu-0": True, "gpu-1": True}
-        simulate(node, B)
+        simulate(node, unhealthy=B)
         async with asyncio.timeout(5):
             assert await anext(health) == {"gpu-0": True, "gpu-1": False}
         await node.gateways[-1].order("cordon", id=A, reason="smells")

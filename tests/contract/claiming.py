@@ -1,0 +1,99 @@
+"""A node with two GPUs whose gateway takes claims, alone or with the device plugin API too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+from tests.contract.cluster import Cluster
+from tests.contract.node import GPU, Gateway, Node
+
+A, B = "GPU-a", "GPU-b"
+CLAIMS: Final = "/resourceclaims"
+
+
+def simulate(node: Node, *gpus: str, unhealthy: str = "", **more: Any) -> None:
+    """Have these GPUs, by default A and B, of which one may be unhealthy."""
+    there = [{"uuid": one, "device_nodes": [f"/dev/nvidia{number}"]} for number, one in enumerate(gpus or (A, B))]
+    node.simulate({GPU: {"gpus": there, "unhealthy": {unhealthy: "fell off the bus"} if unhealthy else {}, **more}})
+
+
+async def started(cluster: Cluster, version: str = "1.34", *options: str) -> Gateway:
+    """Start a kubelet and a gateway that serves claims alone, and wait until slices offer both GPUs."""
+    simulate(cluster.node)
+    await cluster.start_kubelet(version)
+    one = cluster.gateway("--dra", "only", *options)
+    await cluster.published_is(gpu_0=[], gpu_1=[])
+    return one
+
+
+@contextlib.asynccontextmanager
+async def both(node: Node, version: str = "1.37") -> AsyncGenerator[Cluster]:
+    """Give a node with two GPUs at the device plugin API, and a gateway that serves both APIs."""
+    simulate(node)
+    async with Cluster(node, version) as cluster:
+        await cluster.start_kubelet(version)
+        cluster.gateway("--dra", "on")
+        await node.allocatable_is(2)
+        await cluster.connected()
+        await node.until(lambda: cluster.allocatable == 2, "the API server to show both")
+        yield cluster
+
+
+@contextlib.asynccontextmanager
+async def all_at_dra(node: Node, version: str = "1.37") -> AsyncGenerator[Cluster]:
+    """Give such a node that has moved both GPUs to DRA."""
+    async with both(node, version) as cluster:
+        await cross(cluster, "dra")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        yield cluster
+
+
+async def cross(cluster: Cluster, to: str, *ids: str, dry_run: bool = False) -> dict[str, str]:
+    """Order GPUs to an API; return where each is then."""
+    answer = await cluster.node.gateways[-1].order("cross", to=to, ids=list(ids), dry_run=dry_run)
+    return {row["id"]: row["side"] for row in answer["boards"]}
+
+
+async def sides(cluster: Cluster, a: str, b: str, seconds: float = 60) -> None:
+    """Wait until the two GPUs are so."""
+
+    async def so() -> bool:
+        return await cross(cluster, "plugin", dry_run=True) == {A: a, B: b}
+
+    await cluster.node.eventually(so, f"A to be {a} and B to be {b}", seconds)
+
+
+async def side(cluster: Cluster, gpu: str) -> dict[str, Any]:
+    """Return what the status says of where a GPU is."""
+    return next(row for row in (await cluster.node.gateways[-1].status())["sides"] if row["id"] == gpu)
+
+
+async def words(cluster: Cluster, gpu: str, part: str, seconds: float = 60) -> None:
+    """Wait until people are told so of a GPU."""
+
+    async def said() -> bool:
+        return part in (await side(cluster, gpu))["words"]
+
+    await cluster.node.eventually(said, f"{part!r} instead of {await side(cluster, gpu)}", seconds)
+
+
+async def driver(cluster: Cluster) -> dict[str, Any]:
+    """Return what the status says of the driver."""
+    [found] = (await cluster.node.gateways[-1].status())["drivers"]
+    return dict(found)
+
+
+async def watch_both(cluster: Cluster) -> None:
+    """See at each moment that no GPU is offered by both APIs."""
+    while True:
+        free = [one for one, taints in cluster.published().items() if not taints]
+        assert len(free) + cluster.node.allocatable() <= 2, f"{free} and {cluster.node.allocatable()} by name"
+        await asyncio.sleep(0.01)
+
+
+def asked(cluster: Cluster, end: str, method: str = "GET") -> int:
+    """Return how often the API server was asked for what a path ends with."""
+    return sum(one.path.endswith(end) and not one.watches for one in cluster.server.requests if one.method == method)

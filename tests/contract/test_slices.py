@@ -1,0 +1,407 @@
+"""ResourceSlices: written once for each change, put right when somebody changed them, and left to the process that they belong to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.lab.kubelets.kubelet import KubeletError
+from tests.contract.claiming import A, B, asked, driver, simulate, started, words
+from tests.contract.claiming import both as serving_both
+from tests.contract.cluster import GROUP, NVIDIA, Cluster, other_driver
+from tests.contract.node import GPU, Node
+
+OURS = f"n1-{NVIDIA}-0"
+THEIRS = "dra.example.com"
+UNDER = "gpu.nvidia.com-x7k2p"
+
+
+def path(cluster: Cluster) -> str:
+    """Return where the gateway's first slice is."""
+    return f"{cluster.api}/resourceslices/{OURS}"
+
+
+def written(cluster: Cluster) -> int:
+    """Return how often slices were written."""
+    return asked(cluster, "", "PATCH")
+
+
+async def cordon(cluster: Cluster, gpu: str = A) -> None:
+    """Have something to write."""
+    await cluster.node.gateways[-1].order("cordon", id=gpu, reason="smells")
+
+
+async def test_each_change_is_applied_once_for_the_node(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        [write] = cluster.server.asked("PATCH")
+        assert "apply" in write.headers["content-type"]
+        assert write.query["force"] == "true"
+        [owner] = write.body["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"]) == ("Node", "node-uid")
+        await cordon(cluster)
+        await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
+        await cordon(cluster)
+        await node.pass_time(60)
+        assert written(cluster) == 2
+
+
+async def test_what_somebody_wrote_over_is_put_right_and_not_in_a_race(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        cluster.server.change(path(cluster), lambda one: one["spec"].update(devices=[]))
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        before = written(cluster)
+        for _ in range(200):
+            if cluster.server.objects[path(cluster)]["spec"]["devices"]:
+                cluster.server.change(path(cluster), lambda one: one["spec"].update(devices=[]))
+            await node.pass_time(0.05)
+        assert written(cluster) - before < 20
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+
+
+async def test_a_kubelet_that_starts_again_and_again_finds_slices_soon_each_time(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        for _ in range(6):
+            cluster.wipe()
+            await cluster.published_is(1, gpu_0=[], gpu_1=[])
+            await node.pass_time(2)
+
+
+async def test_a_slice_of_another_shape_hides_no_other(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        cluster.offer(THEIRS, d=B)
+        theirs = f"{cluster.api}/resourceslices/{THEIRS}-theirs"
+        cluster.server.change(theirs, lambda one: one["spec"]["devices"][0].update(taints=["all"]))
+        await cluster.published_is(gpu_0=[])
+        cluster.server.change(path(cluster), lambda one: one["spec"]["devices"][0].update(taints=["all"]))
+        await node.until(
+            lambda: "taints" not in cluster.server.objects[path(cluster)]["spec"]["devices"][0],
+            "our slice to be put right",
+        )
+
+
+SAME: dict[str, dict[str, Any]] = {
+    "a part of our GPU": {"uuid": {"string": "MIG-7"}, "parentUUID": {"string": A}},
+    "our GPU under another name": {"x.example.com/uuid": {"string": A}},
+}
+
+
+@pytest.mark.parametrize("same", SAME)
+async def test_what_another_driver_offers_is_not_offered_until_half_a_minute_after(node: Node, same: str) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        theirs = cluster.offer(THEIRS, d="x")
+        cluster.server.change(theirs, lambda one: one["spec"]["devices"][0].update(attributes=SAME[same]))
+        await cluster.published_is(gpu_1=[])
+        cluster.server.remove(theirs)
+        cluster.wipe()  # A kubelet that starts deletes theirs too. They come back in a moment.
+        await node.until(cluster.published, "our slice")
+        await node.pass_time(20)
+        await cluster.published_is(gpu_1=[])
+        await node.pass_time(5)
+        await cluster.published_is(20, gpu_0=[], gpu_1=[])
+
+
+async def test_nothing_new_is_offered_before_a_kubelet_takes_the_driver(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        node.gateways[-1].kill()
+        (await cluster.start_kubelet()).refuses = "no such plugin here"
+        await node.pass_time(2)
+        wiped = json.loads(json.dumps({"spec": {**SLICE, "devices": [{"name": "gpu-0"}, {"name": "gone"}]}}))
+        cluster.server.put(path(cluster), **wiped)
+        cluster.gateway("--dra", "only")
+        await node.pass_time(30)
+        assert [*cluster.published()] == ["gpu-0"]
+        assert (await driver(cluster))["trouble"] == "no such plugin here"
+        cluster.dra.refuses = ""
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+
+
+POOL = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+SLICE = {"driver": NVIDIA, "nodeName": "n1", "pool": POOL}
+
+
+async def test_slices_are_written_soon_after_an_outage_that_ends_with_errors(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        await cluster.server.stop()
+        await cordon(cluster)
+        await node.pass_time(1800)
+        cluster.server.forbidden = "resourceslices"
+        await cluster.server.start()
+        await node.until(lambda: written(cluster) > 2, "it to be refused")
+        assert "403" in (await driver(cluster))["unpublished"]
+        cluster.server.forbidden = ""
+        await cluster.published_is(10, gpu_0=["cordoned"], gpu_1=[])
+        await rival_is(cluster, "'unpublished': ''")
+
+
+async def test_where_taints_are_dropped_the_unhealthy_are_left_out(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+
+        def dropping(at: str, **content: Any) -> dict[str, Any]:
+            for device in content.get("spec", {}).get("devices", ()):
+                device.pop("taints", None)
+            return put(at, **content)
+
+        put, cluster.server.put = cluster.server.put, dropping  # type: ignore[method-assign]
+        simulate(node, unhealthy=A)
+        await cluster.published_is(gpu_1=[])
+
+
+async def test_the_newest_version_is_spoken_of_those_that_the_api_server_has(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        cluster.server.put(GROUP, versions=[{"version": one} for one in ("v1beta1", "v1", "v1beta2")])
+        await started(cluster)
+        assert cluster.server.asked("PATCH")[-1].body["apiVersion"] == "resource.k8s.io/v1"
+
+
+async def test_people_read_that_an_api_server_has_no_dra(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        cluster.server.put(GROUP, versions=[{"version": "v1alpha3"}])
+        simulate(node)
+        await cluster.start_kubelet()
+        cluster.gateway("--dra", "only")
+        await node.pass_time(600)
+        assert "v1alpha3: DRA needs Kubernetes 1.34" in (await driver(cluster))["unpublished"]
+        assert asked(cluster, GROUP) < 60
+
+
+async def test_a_newer_gateway_without_gpus_leaves_the_slices_to_the_older_one(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        other = node.folder / "other.json"
+        other.write_text(json.dumps({"resources": {GPU: {"gpus": []}}}))
+        new = node.gateway(
+            "--kubeconfig", str(cluster.kubeconfig), "--node-name", "n1", "--dra", "only",
+            "--backend", "simulated", "--simulate", str(other),
+        )  # fmt: skip
+        await node.pass_time(40)
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        assert not await new.is_ready()
+        assert await node.gateways[0].is_ready()
+        other.write_text(node.profile.read_text())
+        await node.eventually(new.is_ready, "the newer one to be ready")
+
+
+async def test_the_newer_of_two_gateways_writes_the_slices(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        one = await started(cluster)
+        two = cluster.gateway("--dra", "only")
+        await node.until(lambda: len(cluster.dra.drivers) == 2, "both drivers")
+        await node.pass_time(5)
+        simulate(node, unhealthy=B)
+        await cluster.published_is(gpu_0=[], gpu_1=["unhealthy"])
+        await node.pass_time(30)
+        assert [len(each.said("ResourceSlices written")) for each in (one, two)] == [1, written(cluster) - 1]
+        await two.terminate()
+        await one.order("cordon", id=A, reason="smells")
+        await cluster.published_is(gpu_0=["cordoned"], gpu_1=["unhealthy"])
+
+
+async def test_of_a_kubelet_that_is_not_known_yet_one_gateway_at_a_time_registers(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        held = cluster.claim("held", "gpu-0")
+        await cluster.prepare(held)
+        await cluster.server.stop()
+        cluster.gateway("--dra", "only")
+        await node.pass_time(30)
+        assert len(cluster.dra.drivers) == 1
+        await node.gateways[0].terminate()
+        await node.until(lambda: cluster.dra.is_connected, "the other one")
+        await cluster.prepare(held)
+
+
+# -- another process with the driver's name ---------------------------------------------------------------------------
+
+
+def publishes(cluster: Cluster, *devices: str) -> str:
+    """Have the other process publish devices; return its slice."""
+    at, uuids = f"{cluster.api}/resourceslices/n1-{UNDER}", {"gpu-0": A, "gpu-1": B}
+    shown = [{"name": one, "attributes": {"uuid": {"string": uuids[one]}}} for one in devices]
+    cluster.server.put(at, spec={**SLICE, "devices": shown})
+    return at
+
+
+def ours(cluster: Cluster) -> int:
+    """Return how many slices the gateway has."""
+    return sum(one.endswith(OURS) for one in cluster.server.objects)
+
+
+async def rival_is(cluster: Cluster, part: str, seconds: float = 60) -> None:
+    """Wait until people read so of the other process."""
+
+    async def said() -> bool:
+        told = str((await cluster.node.gateways[-1].status())["drivers"])
+        return part in told if part else "'rival': ''" in told
+
+    await cluster.node.eventually(said, f"{part!r} in {(await cluster.node.gateways[-1].status())['drivers']}", seconds)
+
+
+async def rivalled(cluster: Cluster, version: str = "1.34") -> Any:
+    """Start a kubelet and another process with the driver's name, then a gateway."""
+    simulate(cluster.node)
+    other = await other_driver(cluster.node)
+    await cluster.start_kubelet(version)
+    cluster.gateway("--dra", "only")
+    await rival_is(cluster, "listens on")
+    return other
+
+
+@pytest.mark.parametrize("file", [f"{NVIDIA}-reg.sock", "x.sock", "nvidia", "folder/x.sock", "silent"])
+async def test_another_process_is_known_by_what_its_socket_says(node: Node, file: str) -> None:
+    async with Cluster(node) as cluster:
+        simulate(node)
+        silent = file == "silent"
+        name = f"{NVIDIA}-reg.sock" if silent else file
+        await other_driver(node, "another.example.com", "another.sock")
+        await other_driver(node, silent=True, file="csi.sock")
+        await other_driver(node, file=f".{NVIDIA}-reg.sock")  # A kubelet takes none with a dot.
+        await started(cluster)
+        our = cluster.dra.drivers[-1].path
+        other = await other_driver(node, file=name, silent=silent)
+        await rival_is(cluster, f"listens on {name}")
+        await node.until(lambda: not ours(cluster), "our slices to go")
+        await node.pass_time(30)
+        assert not our.exists()
+        assert await node.gateways[-1].is_ready(), "another pod in its place would change nothing"
+        other.kill()
+        await cluster.published_is(90, gpu_0=[], gpu_1=[])
+        await rival_is(cluster, "")
+
+
+async def test_what_another_process_publishes_stays_through_its_updates_and_while_claims_have_it(node: Node) -> None:
+    version = "1.33"  # Later ones delete the slices of who is away.
+    async with Cluster(node, version) as cluster:
+        other = await rivalled(cluster, version)
+        theirs = publishes(cluster, "gpu-0", "gpu-1")
+        there = cluster.server.objects[theirs]
+        claim = cluster.allocate("theirs", "gpu-0")
+        for _ in range(3):
+            await node.pass_time(20)
+            other.kill()
+            await rival_is(cluster, "may be updated now")
+            await node.pass_time(20)
+            other = await other_driver(node)
+            await rival_is(cluster, "listens on")
+        other.kill()
+        await node.pass_time(90)
+        await rival_is(cluster, "default/theirs")
+        assert cluster.server.objects[theirs] == there
+        assert (ours(cluster), cluster.server.asked("PATCH")) == (0, [])
+        cluster.forget(claim)
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        await node.until(lambda: theirs not in cluster.server.objects, "theirs to go")
+
+
+async def test_slices_that_are_written_show_that_their_process_lives(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        simulate(node)
+        await cluster.start_kubelet()
+        await node.pass_time(2)
+        theirs = publishes(cluster, "gpu-0")
+        cluster.gateway("--dra", "only")
+        for number in range(2, 8):
+            await node.pass_time(40)
+            cluster.server.change(theirs, lambda one: one["spec"]["pool"].update(generation=number))  # noqa: B023
+        assert ours(cluster) == 0
+        assert theirs in cluster.server.objects
+        await cluster.published_is(90, gpu_0=[], gpu_1=[])
+
+
+async def test_claims_of_a_process_that_ended_are_not_ours_to_prepare(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        other = await rivalled(cluster)
+        theirs = publishes(cluster, "gpu-0", "gpu-1")
+        claim = cluster.allocate("theirs", "gpu-0")
+        await rival_is(cluster, UNDER)
+        cluster.server.remove(theirs)
+        other.kill()
+        await node.pass_time(40)
+        assert not cluster.dra.is_connected
+        await node.until(lambda: cluster.dra.is_connected, "our driver")
+        await rival_is(cluster, "default/theirs")
+        assert cluster.published() == {}
+        with pytest.raises(KubeletError, match="ResourceSlices of another process"):
+            await cluster.prepare(claim)
+        await cluster.unprepare(claim)
+        cluster.forget(claim)
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+
+
+async def test_while_ours_has_claims_it_stays_and_leaves_those_of_the_other_process_alone(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        mine = cluster.claim("mine", "gpu-1")
+        got = await cluster.prepare(mine)
+        our = cluster.dra.drivers[-1]
+        other = await other_driver(node)
+        publishes(cluster, "gpu-0")
+        await rival_is(cluster, UNDER)
+        await node.until(lambda: not ours(cluster), "our slices to go")
+        theirs, unknown = cluster.allocate("theirs", "gpu-0"), cluster.allocate("unknown", "gpu-7")
+        gone = cluster.allocate("gone", "gpu-0")
+        cluster.forget(gone)
+        await node.pass_time(20)
+        cluster.dra.drivers = [our]  # The kubelet calls ours once more.
+        for call in (cluster.dra.prepare, cluster.dra.unprepare):
+            with pytest.raises(KubeletError, match=f"{NVIDIA}-reg.sock"):
+                await node.kubelet.ask(call(theirs))
+        for neither in (unknown, gone):
+            await node.kubelet.ask(cluster.dra.unprepare(neither))
+        await cluster.server.stop()
+        with pytest.raises(KubeletError, match="cannot read claim default/theirs"):
+            await node.kubelet.ask(cluster.dra.unprepare(theirs))
+        await cluster.server.start()
+        assert await cluster.prepare(mine) == got
+        other.kill()
+        await node.kubelet.ask(cluster.dra.unprepare(theirs))  # Nobody else can.
+        await other_driver(node)
+        await rival_is(cluster, "listens on")
+        await cluster.unprepare(mine)
+        await node.until(lambda: not our.path.exists(), "our socket to go")
+
+
+async def test_without_the_api_server_ours_is_there_for_the_claims_that_it_prepared_alone(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        one = await started(cluster)
+        held = cluster.claim("held", "gpu-0")
+        await cluster.prepare(held)
+        await cluster.server.stop()
+        await one.terminate()
+        two = cluster.gateway("--dra", "only")
+        await cluster.connected()
+        await cluster.unprepare(held)
+        await two.terminate()
+        cluster.gateway("--dra", "only")
+        await node.pass_time(30)
+        assert not cluster.dra.is_connected
+        await cluster.server.start()
+        await cluster.connected()
+
+
+async def test_what_a_process_with_our_drivers_name_gave_to_pods_is_given_by_neither_api(node: Node) -> None:
+    async with serving_both(node) as cluster:
+        other = await other_driver(node)
+        theirs = publishes(cluster, "gpu-0")
+        await node.allocatable_is(1)
+        claim = cluster.allocate("theirs", "gpu-0")
+        with pytest.raises(Exception, match=f"{NVIDIA} is not registered: another process"):
+            await node.gateways[-1].order("cross", to="dra", ids=[])
+        cluster.server.remove(theirs)  # A kubelet does that half a minute after.
+        other.kill()
+        await node.pass_time(100)
+        await words(cluster, A, "claim default/theirs may have it")
+        assert node.allocatable() == 1
+        assert (await node.admit("pod")).devices[GPU] == (B,)
+        await node.refused("other")
+        cluster.forget(claim)
+        await node.allocatable_is(2)
