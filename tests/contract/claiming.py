@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
-from tests.contract.cluster import Cluster
+from tests.contract.cluster import NVIDIA, Cluster
 from tests.contract.node import GPU, Gateway, Node
 
 A, B = "GPU-a", "GPU-b"
@@ -84,6 +84,12 @@ async def driver(cluster: Cluster) -> dict[str, Any]:
     """Return what the status says of the driver."""
     [found] = (await cluster.node.gateways[-1].status())["drivers"]
     return dict(found)
+
+
+def device_class(cluster: Cluster, name: str = GPU) -> None:
+    """Have a DeviceClass that gives DRA's GPUs to pods which ask for this resource by name; '': for none."""
+    spec = {"extendedResourceName": name} if name else {"selectors": []}
+    cluster.server.put(f"{cluster.api}/deviceclasses/{NVIDIA}", spec=spec)
 
 
 async def watch_both(cluster: Cluster) -> None:

@@ -124,9 +124,12 @@ async def test_of_two_claims_that_are_asked_for_at_once_one_gets_the_gpu(node: N
         claims = [cluster.allocate(name, "gpu-0") for name in ("one", "two")]
         drivers = cluster.dra.drivers[0], cluster.dra.drivers[-1]
         calls = [cluster.dra.prepare(claim, one) for claim, one in zip(claims, drivers, strict=True)]
-        node.disk.hang(writers=True)  # Neither sees yet what the other one writes.
+        cluster.hang()
         preparing = asyncio.gather(*map(node.kubelet.ask, calls), return_exceptions=True)
-        await node.pass_time(2)
+        await node.pass_time(1)
+        node.disk.hang(writers=True)  # Neither sees yet what the other one writes.
+        cluster.heal()
+        await node.pass_time(1)
         node.disk.go_on()
         answers = await preparing
         [refused] = [one for one in answers if isinstance(one, KubeletError)]

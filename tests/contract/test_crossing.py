@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from gateway.lab.kubelets.kubelet import KubeletError
-from tests.contract.claiming import A, B, both, cross, sides, simulate, watch_both
+from tests.contract.claiming import A, B, both, cross, device_class, sides, simulate, watch_both
 from tests.contract.cluster import AT, NVIDIA, Claim, Cluster, UnschedulableError
 from tests.contract.node import GPU, Node, OrderError
 
@@ -348,31 +348,26 @@ async def test_a_kubelet_that_starts_admits_pods_again_that_have_what_goes_to_dr
         await cluster.published_is(gpu_0=[], gpu_1=[])
 
 
-def by_name_goes_to(cluster: Cluster, name: str = GPU) -> None:
-    """Have a DeviceClass that gives DRA's GPUs to pods which ask by name."""
-    cluster.server.put(f"{cluster.api}/deviceclasses/{NVIDIA}", spec={"extendedResourceName": name})
-
-
 @pytest.mark.parametrize("version", ["1.35", "1.36"])
 async def test_nothing_goes_where_pods_by_name_would_run_without_their_gpu(node: Node, version: str) -> None:
     async with both(node, version) as cluster:
-        by_name_goes_to(cluster)
+        device_class(cluster)
         if version == "1.36":
             await cross(cluster, "dra")
             await cluster.published_is(gpu_0=[], gpu_1=[])
             return
         with pytest.raises(OrderError, match=f"{NVIDIA} with the extendedResourceName {GPU}"):
             await cross(cluster, "dra")
-        by_name_goes_to(cluster, "other.com/gpu")
+        device_class(cluster, "other.com/gpu")
         await cross(cluster, "dra")
         await cluster.published_is(gpu_0=[], gpu_1=[])
-        by_name_goes_to(cluster)
+        device_class(cluster)
         await cluster.published_is(180, gpu_0=["by-name"], gpu_1=["by-name"])
 
 
 async def test_on_the_way_back_a_pod_by_name_counts_and_its_gpu_goes_to_the_next(node: Node) -> None:
     async with both(node) as cluster:
-        by_name_goes_to(cluster)
+        device_class(cluster)
         await cross(cluster, "dra")
         await cluster.published_is(gpu_0=[], gpu_1=[])
         claims: list[Claim] = [cluster.claim(name, by_name=True) for name in ("one", "two")]
