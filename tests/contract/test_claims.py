@@ -113,31 +113,52 @@ async def test_what_is_unprepared_while_it_is_being_prepared_is_free_then(node: 
         assert (await cluster.prepare(cluster.allocate("next", "gpu-0"))).gpus == {A}
 
 
-@pytest.mark.parametrize("by", ["one gateway", "two gateways"])
-async def test_of_two_claims_that_are_asked_for_at_once_one_gets_the_gpu(node: Node, by: str) -> None:
+async def at_once(cluster: Cluster, *claims: Claim) -> list[Any]:
+    """Have the oldest and the newest gateway asked for one claim each in the same moment; return what came of it."""
+    drivers = cluster.dra.drivers[0], cluster.dra.drivers[-1]
+    calls = (cluster.dra.prepare(claim, one) for claim, one in zip(claims, drivers, strict=True))
+    return await asyncio.gather(*map(cluster.node.kubelet.ask, calls), return_exceptions=True)
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+async def test_of_two_claims_that_are_asked_for_at_once_one_gets_the_gpu(node: Node, gateways: int) -> None:
     async with Cluster(node) as cluster:
         await started(cluster)
-        if by == "two gateways":
+        if gateways == 2:
             cluster.gateway("--dra", "only")
             await node.until(lambda: len(cluster.dra.drivers) == 2, "both drivers")
             await node.pass_time(5)
-        claims = [cluster.allocate(name, "gpu-0") for name in ("one", "two")]
-        drivers = cluster.dra.drivers[0], cluster.dra.drivers[-1]
-        calls = [cluster.dra.prepare(claim, one) for claim, one in zip(claims, drivers, strict=True)]
-        cluster.hang()
-        preparing = asyncio.gather(*map(node.kubelet.ask, calls), return_exceptions=True)
-        await node.pass_time(1)
-        node.disk.hang(writers=True)  # Neither sees yet what the other one writes.
-        cluster.heal()
-        await node.pass_time(1)
-        node.disk.go_on()
-        answers = await preparing
-        [refused] = [one for one in answers if isinstance(one, KubeletError)]
-        assert "gpu-0" in str(refused)
-        winner, loser = claims if isinstance(answers[1], KubeletError) else reversed(claims)
-        await cluster.prepare(winner)
-        await cluster.unprepare(winner)
-        await cluster.prepare(loser)
+        for number in range(6):  # Each time in another order.
+            claims = [cluster.allocate(f"{name}-{number}", "gpu-0") for name in ("one", "two")]
+            answers = await at_once(cluster, *claims)
+            [refused] = [one for one in answers if isinstance(one, KubeletError)]
+            assert "gpu-0" in str(refused)
+            winner, loser = claims if isinstance(answers[1], KubeletError) else reversed(claims)
+            await cluster.prepare(winner)
+            await cluster.end(winner)
+            await cluster.prepare(loser)
+            await cluster.end(loser)
+
+
+async def test_a_claim_keeps_what_it_had_though_another_gateway_gave_away_what_it_was_allocated_again(
+    node: Node,
+) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        cluster.gateway("--dra", "only")
+        await node.until(lambda: len(cluster.dra.drivers) == 2, "both drivers")
+        await node.pass_time(5)
+        for number in range(6):
+            held = cluster.allocate(f"held-{number}", "gpu-1")
+            await cluster.prepare(held)
+            cluster.allocate(held.name, "gpu-0")
+            other = cluster.allocate(f"other-{number}", "gpu-0")
+            answers = await at_once(cluster, held, other)
+            assert sum(isinstance(one, KubeletError) for one in answers) == 1
+            with pytest.raises(KubeletError, match=f"default/{held.name}"):
+                await node.kubelet.ask(cluster.dra.prepare(cluster.allocate("late", "gpu-1")))
+            for claim in (held, other):
+                await cluster.end(claim)
 
 
 async def test_a_name_that_is_not_the_prepared_claims_gets_and_takes_nothing(node: Node) -> None:
@@ -182,29 +203,23 @@ async def test_a_claim_that_cannot_have_what_it_was_allocated_again_keeps_what_i
         assert await cluster.prepare(claim) == got
 
 
-async def test_a_refused_claim_is_reported_until_its_end(node: Node) -> None:
+@pytest.mark.parametrize("end", ["prepared", "unprepared", "asked for no more"])
+async def test_a_refused_claim_is_reported_until_its_end(node: Node, end: str) -> None:
     async with Cluster(node) as cluster:
         await started(cluster)
         claim = cluster.claim("claim", "gpu-0")
         config = [{"opaque": {"driver": "gpu.nvidia.com", "parameters": {}}}]
         cluster.server.change(claim.path, lambda one: one["status"]["allocation"]["devices"].update(config=config))
-        for end in (cluster.prepare, cluster.dra.unprepare):
-            assert "parameters" in await refusal(cluster, claim)
-            [reason] = (await driver(cluster))["refused"]
-            assert "claim default/claim: " in reason
-            if end is cluster.prepare:
-                cluster.allocate("claim", "gpu-0")
-                await cluster.prepare(claim)
-                assert not (await driver(cluster))["refused"]
-                await cluster.unprepare(claim)
-                cluster.server.change(
-                    claim.path, lambda one: one["status"]["allocation"]["devices"].update(config=config)
-                )
-            else:
-                await node.kubelet.ask(cluster.dra.unprepare(claim))
-        assert not (await driver(cluster))["refused"]
-        await refusal(cluster, claim)
-        await node.pass_time(150)
+        assert "parameters" in await refusal(cluster, claim)
+        [reason] = (await driver(cluster))["refused"]
+        assert "claim default/claim: " in reason
+        if end == "prepared":
+            cluster.allocate("claim", "gpu-0")
+            await cluster.prepare(claim)
+        elif end == "unprepared":
+            await cluster.unprepare(claim)
+        else:
+            await node.pass_time(150)
         assert not (await driver(cluster))["refused"]
 
 

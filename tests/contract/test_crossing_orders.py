@@ -28,6 +28,7 @@ from tests.contract.claiming import (
 )
 from tests.contract.cluster import AT, GROUP, NVIDIA, Cluster
 from tests.contract.node import GPU, Node, OrderError, Refused
+from tests.fakes.apiserver import Answer, Request
 
 
 async def order(node: Node, op: str, **fields: Any) -> dict[str, Any]:
@@ -302,6 +303,9 @@ async def test_of_a_pod_and_a_late_claim_that_come_together_one_gets_the_gpu(nod
     async with both(node) as cluster:
         watching = asyncio.create_task(watch_both(cluster))
         await node.admit("first")
+        await node.admit("ended")  # The kubelet's checkpoint names it until another pod gets a device.
+        node.remove("ended")
+        await node.pass_time(20)
         free = "gpu-1" if (await device(node, A))["holder"] else "gpu-0"
         node.disk.hang(writers=True)
         late = cluster.allocate("late", free)
@@ -314,6 +318,30 @@ async def test_of_a_pod_and_a_late_claim_that_come_together_one_gets_the_gpu(nod
         assert sum(isinstance(one, KubeletError) for one in answers) == 1, answers
         await node.pass_time(30)
         assert not watching.done(), watching.result()
+
+
+async def test_nothing_moves_while_nobody_says_what_pods_have(node: Node) -> None:
+    async with both(node) as cluster:
+        await node.pass_time(20)
+        await node.hide_pods()  # The kubelet's checkpoint says nothing of what it gave a moment ago.
+        await cross(cluster, "dra")
+        await node.pass_time(60)
+        await sides(cluster, "to-dra", "to-dra")
+        assert not cluster.published()
+        await cluster.start_kubelet("1.37")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+
+
+async def test_the_scheduler_hears_of_healthy_gpus_alone(node: Node) -> None:
+    async with both(node) as cluster:
+        simulate(node, unhealthy=B)
+        await node.until(lambda: cluster.allocatable == 1, "the API server to show one")
+        await cross(cluster, "dra", A)
+        await node.until(lambda: cluster.allocatable == 0, "the API server to show none", 3)
+        await cross(cluster, "plugin", A)
+        await node.until(lambda: cluster.allocatable == 1, "the API server to show one", 10)
+        await node.pass_time(20)
+        assert cluster.allocatable == 1
 
 
 # -- a server, disk or kubelet that is slow or away -------------------------------------------------------------------
@@ -572,11 +600,17 @@ async def test_the_claims_of_other_nodes_may_be_any_number(node: Node) -> None:
     async with all_at_dra(node) as cluster:
         results = [{"request": "gpu", "driver": NVIDIA, "pool": "n2", "device": "gpu-0"}]
         status = {"allocation": {"devices": {"results": results}}}
-        for number in range(20_100):
-            path = f"{cluster.api}/namespaces/ns/resourceclaims/{number}"
-            cluster.server.objects[path] = {
-                "metadata": {"name": str(number), "uid": "u", "resourceVersion": "1"}, "status": status,
-            }  # fmt: skip
+        items = [{"metadata": {"name": f"c{number}", "uid": "u"}, "status": status} for number in range(500)]
+
+        async def many(answer: Answer, request: Request) -> None:
+            if not request.path.endswith(CLAIMS):
+                await cluster.server.answer(answer, request)
+                return
+            page = int(request.query.get("continue", "0"))
+            metadata = {"resourceVersion": "1", "continue": str(page + 1) if page < 41 else ""}
+            await answer.json(200, {"metadata": metadata, "items": items})
+
+        cluster.server.always = many
         await cross(cluster, "plugin")
         await node.allocatable_is(2)
 
