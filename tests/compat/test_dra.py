@@ -15,9 +15,8 @@ from gateway.lab.trials.scenarios import RESOURCE, node
 from gateway.lab.trials.scenarios import Node as Made
 from tests.compat.test_podresources import genuine, versions
 from tests.fakes.apiserver import ApiServer
+from tests.unit.draplace import API, Node, Place
 from tests.unit.kubernetes import authority, server, until
-from tests.unit.test_dra_daemon import API, Place
-from tests.unit.test_dra_on import Node
 
 __all__ = ["authority", "server"]
 pytestmark = pytest.mark.genuine

@@ -28,8 +28,8 @@ from gateway.lab.kubelets.devicemanager import DeviceManager
 from gateway.lab.waiting import until
 from tests.compat.test_dra_storm import _RUN, NODE
 from tests.fakes.apiserver import Answer, ApiServer, Request
+from tests.unit.draplace import API, PROFILE, SLICE
 from tests.unit.kubernetes import authority, server
-from tests.unit.test_dra_daemon import API, PROFILE, SLICE
 
 __all__ = ["authority", "server"]
 MANAGER = os.environ.get("DRA_MANAGER", "")

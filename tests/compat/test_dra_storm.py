@@ -38,9 +38,8 @@ from gateway.wires import control
 from gateway.wires.control import ControlError
 from gateway.wires.unix import listens
 from tests.fakes.apiserver import Answer, ApiServer, Fault, Request
+from tests.unit.draplace import API, GPU, SLICE, Kubelet
 from tests.unit.kubernetes import authority, server
-from tests.unit.test_dra_daemon import API, GPU, SLICE
-from tests.unit.test_dra_driver import Kubelet
 
 __all__ = ["authority", "server"]
 STORMS = int(os.environ.get("STORMS", "1"))

@@ -9,11 +9,14 @@ import shutil
 from dataclasses import replace
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from adapters import pluginregistration
+from adapters.dra import health
 from adapters.dra.plugin import MAX_BYTES, PREPARE, V1
 from gateway.lab.kubelets.kubelet import KubeletError
+from tests.contract import wire
 from tests.contract.claiming import A, B, asked, driver, simulate, started
 from tests.contract.cluster import Claim, Cluster, UnschedulableError
 from tests.contract.node import GPU, Node, OrderError
@@ -263,20 +266,19 @@ async def test_a_claim_that_tolerates_it_gets_an_unhealthy_gpu(node: Node) -> No
 async def test_each_kubelet_hears_of_health_in_its_own_version(node: Node, version: str) -> None:
     async with Cluster(node) as cluster:
         await started(cluster)
-        health = cluster.dra.health(version)
-        assert await anext(health) == {"gpu-0": True, "gpu-1": True}
+        told = cluster.dra.health(version)
+        assert await anext(told) == {"gpu-0": True, "gpu-1": True}
         simulate(node, unhealthy=B)
         async with asyncio.timeout(5):
-            assert await anext(health) == {"gpu-0": True, "gpu-1": False}
+            assert await anext(told) == {"gpu-0": True, "gpu-1": False}
         async with asyncio.timeout(50):  # The kubelet believes it for a minute.
-            assert await anext(health) == {"gpu-0": True, "gpu-1": False}
+            assert await anext(told) == {"gpu-0": True, "gpu-1": False}
 
 
 async def test_an_open_health_stream_does_not_hold_up_the_end(node: Node) -> None:
     async with Cluster(node) as cluster:
         one = await started(cluster)
-        health = cluster.dra.health()
-        await anext(health)
+        await anext(cluster.dra.health())
         async with asyncio.timeout(3):
             assert await one.terminate() == 0
 
@@ -297,6 +299,23 @@ async def test_no_call_does_harm_whatever_its_bytes_and_its_number(node: Node) -
         assert all(isinstance(one, KubeletError) for one in refused)
         assert len(node.gateways[-1].said("claim refused")) <= 100
         assert (await cluster.prepare(cluster.claim("new", "gpu-1"))).gpus == {B}
+
+
+async def test_calls_beyond_the_most_are_refused_and_the_others_are_answered(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        path = f"unix:{cluster.dra.drivers[-1].path}"
+        channels = [wire.Channel(path) for _ in range(3)]
+        where = f"/{health.service('v1')}/{health.WATCH}"
+        calls = [channel.unary_stream(where)(b"") for channel in channels for _ in range(250)]
+        ends = await asyncio.gather(*(call.read() for call in calls), return_exceptions=True)
+        refused = [one for one in ends if isinstance(one, grpc.aio.AioRpcError)]
+        assert {one.code() for one in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert len(refused) > 200
+        for channel in channels:
+            await channel.close()
+        await node.pass_time(1)
+        await cluster.prepare(cluster.claim("claim"))
 
 
 @pytest.mark.parametrize("dra", ["off", "only"])

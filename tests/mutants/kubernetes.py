@@ -21,7 +21,6 @@ RULES = {
 _ACCESS = "gateway/kubernetes/access.py"
 _CLIENT = "gateway/kubernetes/client.py"
 _WATCH = "gateway/kubernetes/watch.py"
-_ON = "tests/unit/test_dra_on.py"
 _TEST_ACCESS = "tests/unit/test_kubernetes_access.py"
 _TEST_CLIENT = "tests/unit/test_kubernetes_client.py"
 _CHOICE = "gateway/configuration/choice.py"
@@ -36,14 +35,6 @@ _TEST_KEEPER = "tests/unit/test_kubernetes_keeper.py"
 _TEST_WATCH = "tests/unit/test_kubernetes_watch.py"
 
 MUTANTS = (
-    Mutant(
-        "KA2",
-        "the claims of other nodes hide those of this one",
-        "gateway/dra/drivers.py",
-        "ResourceClaim, keep=keep)",
-        "ResourceClaim)",
-        f"{_ON}::test_the_claims_of_other_nodes_may_be_any_number",
-    ),
     Mutant(
         "KA2",
         "what isn't kept of a list counts",
@@ -131,22 +122,6 @@ MUTANTS = (
         "printable(reason[:_MOST_OF_A_REASON])",
         "reason",
         f"{_TEST_CLIENT}::test_every_fault_is_an_error_that_says_what_came",
-    ),
-    Mutant(
-        "KA4",
-        "the claims of the whole cluster are listed at each look",
-        "gateway/dra/crossing.py",
-        "        if not self._backoff.due(coming, time.monotonic()) and coming:",
-        "        if False:",
-        f"{_ON}::test_the_claims_of_the_whole_cluster_are_listed_ever_more_seldom_while_a_gpu_waits_for_one",
-    ),
-    Mutant(
-        "KA4",
-        "a node's allocatable is lowered at each look",
-        "gateway/kubernetes/allocatable.py",
-        " and self._backoff.due(counts, time.monotonic()):",
-        ":",
-        f"{_ON}::test_what_is_shown_of_the_node_is_lowered_ever_more_seldom",
     ),
     Mutant(
         "KA4",

@@ -22,14 +22,6 @@ _WITNESS = "tests/unit/test_witness.py"
 MUTANTS = (
     Mutant(
         "M9",
-        "an older state file is believed",
-        "gateway/memory/witness.py",
-        "    if content.get(_GENERATION, 0) >= last.generation:\n",
-        "    if found is not None:\n",
-        "tests/unit/test_dra_on.py::test_an_older_state_file_that_is_put_back_gives_no_gpu_twice",
-    ),
-    Mutant(
-        "M9",
         "an older state file says which GPUs are whose",
         "gateway/memory/witness.py",
         ' if key != "sides"}',

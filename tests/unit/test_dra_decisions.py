@@ -20,7 +20,7 @@ from devices.replicas import ids, unshared
 from devices.source import Facts, Hindrance
 from gateway.configuration import dra as settings
 from gateway.configuration.settings import ConfigError, Given
-from gateway.dra import cdi, claims, offer, records, slices
+from gateway.dra import cdi, claims, offer, records, slices, sockets
 from gateway.dra.claims import Grant, ResourceClaim, Toleration, Wait
 from gateway.dra.offer import Ailment, Offer, Taken, Version
 from gateway.dra.records import Pod
@@ -951,3 +951,54 @@ def test_only_tells_gpus_by_cdi() -> None:
 def test_settings_that_cannot_be_gone_by(given: dict[str, Given], node: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         settings.taken(given, node)
+
+
+# Pods that ask by name, and sockets.
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "comes"),
+    [
+        ({"containers": [{}, {"resources": {"limits": {GPU: "1"}}}]}, {"phase": "Pending"}, True),
+        ({"containers": [{}], "initContainers": [{"resources": {"limits": {GPU: "1"}}}]}, {}, True),
+        ({"containers": [{"resources": {"limits": {"cpu": "1"}}}]}, {"phase": "Pending"}, False),
+        ({"containers": [{"resources": {"limits": {GPU: "1"}}}]}, {"startTime": "2026-01-01T00:00:00Z"}, False),
+        ({"containers": [{"resources": {"limits": {GPU: "1"}}}]}, {"phase": "Failed"}, False),
+        ({"containers": [{"resources": {"limits": {GPU: "1"}}}]}, {"extendedResourceClaimStatus": {}}, False),
+    ],
+)
+async def test_who_is_given_to_the_node_and_not_admitted_yet_is_arriving(
+    spec: dict[str, Any], status: dict[str, Any], *, comes: bool
+) -> None:
+    async def ask() -> list[Pod]:
+        return [msgspec.convert({"metadata": {"uid": "u"}, "spec": spec, "status": status}, Pod)]
+
+    assert await records.arriving(ask, {GPU}) is comes
+
+
+ONE, TWO = {"resources": {"limits": {GPU: "1"}}}, {"resources": {"limits": {GPU: "2"}}}
+CLAIM: dict[str, Any] = {"extendedResourceClaimStatus": {}}
+
+
+@pytest.mark.parametrize(
+    ("pods", "count"),
+    [
+        ([({"containers": [ONE, TWO]}, {}), ({"containers": [ONE]}, CLAIM)], 4),
+        ([({"containers": [ONE], "initContainers": [TWO, ONE]}, {}), ({"containers": [{}]}, CLAIM)], 2),
+        ([({"containers": [ONE]}, {"phase": "Failed"}), ({"containers": [ONE]}, CLAIM)], 1),
+        ([({"containers": [ONE]}, {}), ({"containers": [ONE]}, {**CLAIM, "phase": "Succeeded"})], 0),
+        ([({"containers": [ONE]}, {})], 0),
+    ],
+    ids=["all containers", "init containers", "a pod that ended", "a claim that ended", "no claim"],
+)
+async def test_what_a_kubelet_counts_for_pods_beside_claims(pods: list[tuple[Any, Any]], count: int) -> None:
+    async def ask() -> list[Pod]:
+        return [msgspec.convert({"metadata": {"uid": "u"}, "spec": one, "status": said}, Pod) for one, said in pods]
+
+    assert await records.counted(ask, GPU) == count
+
+
+def test_a_long_name_fits_into_a_path() -> None:
+    path = sockets.path_of(Path("/var/lib/kubelet/plugins_registry"), "x" * 63, "0" * 8)
+    assert len(str(path)) <= 107
+    assert path != sockets.path_of(path.parent, "x" * 62, "0" * 8)

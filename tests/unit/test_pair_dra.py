@@ -40,9 +40,8 @@ from gateway.pair.role import Role
 from gateway.wires import control
 from gateway.wires.unix import listens
 from tests.fakes.apiserver import ApiServer
+from tests.unit.draplace import GPU, SLICE, Kubelet, Place
 from tests.unit.kubernetes import authority, server, until
-from tests.unit.test_dra_daemon import GPU, SLICE, Place
-from tests.unit.test_dra_driver import Kubelet
 from tests.unit.test_pair import children, descriptors, ready
 
 __all__ = ["authority", "server"]
