@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any, Final
 
 from devices.model import Device
 from gateway.lab.plugins.played import PlayedPlugin
 from tests.contract.clock import Process
-from tests.contract.node import Node
+from tests.contract.node import Gateway, Node
 
 NIC: Final = "vendor.example/nic"
+OTHER: Final = "vendor.example/other"
+
+
+def bridging(node: Node, *options: str) -> Gateway:
+    """Start a gateway that other vendors' plugins register with."""
+    backend = () if node.profile.exists() else ("--backend", "none")
+    return node.gateway(*backend, "--bridge", str(node.bridge), *options)
+
+
+def configured(node: Node, text: str) -> tuple[str, str]:
+    """Write what a configuration file says of the bridge; return the options that name the file."""
+    file, draft = node.folder / "config.yaml", node.folder / "config.draft"
+    draft.write_text(f"gateway:\n  bridge:\n{text}")
+    draft.replace(file)
+    return "--config-file", str(file)
+
+
+async def behind(one: Gateway, resource: str = NIC) -> dict[str, object]:
+    """Return what the status says of the plugin behind a resource."""
+    (found,) = (each["behind"] for each in (await one.status())["resources"] if each["name"] == resource)
+    return dict(found)
+
+
+async def stays(node: Node, count: int, seconds: float) -> None:
+    """See that so many stay allocatable, at every moment."""
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + seconds
+    while loop.time() < ends:
+        assert node.allocatable(NIC) == count
+        await asyncio.sleep(0.05)
 
 
 class Neighbour:
@@ -37,6 +68,11 @@ class Neighbour:
         self.starts.append(played)
         await self.process.ask(played.start() if registers else played.serve())
         return played
+
+    def played_by(self, other: Neighbour) -> None:
+        """Be in the same process as another one, and serve nothing."""
+        self.process = other.process
+        self.starts.append(PlayedPlugin(**self._kind))
 
     async def register(self, **kind: Any) -> None:
         """Register once more, as plugins do when kubelet.sock is new."""

@@ -10,35 +10,8 @@ import pytest
 
 from devices.model import ContainerAnswer, Device, Health, Options
 from gateway.lab.plugins.played import Habits
-from tests.contract.bridged import NIC, Neighbour, socket_of
-from tests.contract.node import GPU, PREFIX, Gateway, Node, Refused
-
-OTHER = "vendor.example/other"
-
-
-def _bridging(node: Node, *options: str) -> Gateway:
-    backend = () if node.profile.exists() else ("--backend", "none")
-    return node.gateway(*backend, "--bridge", str(node.bridge), *options)
-
-
-def _configured(node: Node, text: str) -> tuple[str, str]:
-    file = node.folder / "config.yaml"
-    file.write_text(f"gateway:\n  bridge:\n{text}")
-    return "--config-file", str(file)
-
-
-async def _behind(one: Gateway, resource: str = NIC) -> dict[str, object]:
-    (found,) = (each["behind"] for each in (await one.status())["resources"] if each["name"] == resource)
-    return dict(found)
-
-
-async def _stays(node: Node, count: int, seconds: float) -> None:
-    """See that so many stay allocatable, at every moment."""
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + seconds
-    while loop.time() < ends:
-        assert node.allocatable(NIC) == count
-        await asyncio.sleep(0.05)
+from tests.contract.bridged import NIC, OTHER, Neighbour, behind, bridging, configured, socket_of, stays
+from tests.contract.node import GPU, PREFIX, Node, Refused
 
 
 @pytest.mark.parametrize(
@@ -47,30 +20,30 @@ async def _stays(node: Node, count: int, seconds: float) -> None:
 )
 async def test_pods_keep_a_plugins_devices_through_every_restart(node: Node, api: str, version: str) -> None:
     await node.start_kubelet(version)
-    one = _bridging(node)
+    one = bridging(node)
     plugin = Neighbour(node, api=api)
     await plugin.start()
     await node.allocatable_is(2, NIC)
     given = await node.admit("pod", NIC)
     assert given.answer.envs == {"DEVICES": given.devices[NIC][0]}
     await plugin.end()
-    await _stays(node, 2, 20)
+    await stays(node, 2, 20)
     await plugin.start()
-    await _stays(node, 2, 5)
+    await stays(node, 2, 5)
     await node.start_kubelet(version)
     await node.allocatable_is(2, NIC)
     plugin.kill()
-    await _stays(node, 2, 2)
+    await stays(node, 2, 2)
     await plugin.start()
-    await _stays(node, 2, 5)
+    await stays(node, 2, 5)
     assert await one.terminate() == 0
-    two = _bridging(node)
+    two = bridging(node)
     await node.until(lambda: two.said("registered"), "its registration")
     await node.allocatable_is(2, NIC)
     await node.admit("other", NIC)
     two.kill()
     await node.pass_time(1)
-    _bridging(node)
+    bridging(node)
     await node.allocatable_is(2, NIC)
     await node.truthful()
     assert node.pods()["pod"]["main"][NIC] == given.devices[NIC]
@@ -79,7 +52,7 @@ async def test_pods_keep_a_plugins_devices_through_every_restart(node: Node, api
 
 async def test_a_plugin_that_registers_once_is_called_again(node: Node) -> None:
     await node.start_kubelet()
-    one = _bridging(node)
+    one = bridging(node)
     plugin = Neighbour(node)
     await plugin.start()
     await node.allocatable_is(2, NIC)
@@ -91,7 +64,7 @@ async def test_a_plugin_that_registers_once_is_called_again(node: Node) -> None:
         await node.pass_time(10)
         await plugin.start(registers=False)
         await node.pass_time(45)
-        assert (await _behind(one))["state"] == "live"
+        assert (await behind(one))["state"] == "live"
         assert plugin.played.lists == 1
         await node.admit("pod", NIC)
         node.remove("pod")
@@ -100,23 +73,23 @@ async def test_a_plugin_that_registers_once_is_called_again(node: Node) -> None:
 
 async def test_a_plugin_that_stays_away_loses_its_devices_by_and_by_but_those_that_pods_hold(node: Node) -> None:
     await node.start_kubelet()
-    one = _bridging(node, "--bridge-grace=20", "--bridge-withdraw=100")
+    one = bridging(node, "--bridge-grace=20", "--bridge-withdraw=100")
     plugin = Neighbour(node)
     await plugin.start()
     await node.allocatable_is(2, NIC)
     held = (await node.admit("pod", NIC)).devices[NIC]
     plugin.kill()
-    await _stays(node, 2, 18)
-    assert (await _behind(one))["state"] == "shielded"
+    await stays(node, 2, 18)
+    assert (await behind(one))["state"] == "shielded"
     assert (await one.metrics())[f'{PREFIX}bridged_plugin_up{{resource="{NIC}"}}'] == 0
     await node.pass_time(5)
-    assert (await _behind(one))["state"] == "unhealthy"
+    assert (await behind(one))["state"] == "unhealthy"
     assert (node.allocatable(NIC), node.capacity(NIC)) == (0, 2)
     await node.refused("late", NIC)
     await node.truthful()
     assert await one.is_ready()
     await node.pass_time(80)
-    assert (await _behind(one))["state"] == "withdrawn"
+    assert (await behind(one))["state"] == "withdrawn"
     assert (node.allocatable(NIC), node.capacity(NIC)) == (0, 1)
     await node.start_kubelet()
     await node.pass_time(20)
@@ -133,7 +106,7 @@ async def test_a_plugin_that_stays_away_loses_its_devices_by_and_by_but_those_th
 
 async def test_a_plugin_that_comes_back_late_again_and_again_has_its_devices_at_once(node: Node) -> None:
     await node.start_kubelet()
-    _bridging(node, "--bridge-grace=2")
+    bridging(node, "--bridge-grace=2")
     plugin = Neighbour(node)
     await plugin.start()
     await node.allocatable_is(2, NIC)
@@ -147,14 +120,14 @@ async def test_a_plugin_that_comes_back_late_again_and_again_has_its_devices_at_
 
 async def test_a_restart_of_the_gateway_gives_a_plugin_that_is_away_no_more_time(node: Node) -> None:
     await node.start_kubelet()
-    one = _bridging(node)
+    one = bridging(node)
     plugin = Neighbour(node)
     await plugin.start()
     await node.allocatable_is(2, NIC)
     plugin.kill()
     await node.pass_time(40)
     await one.terminate()
-    _bridging(node)
+    bridging(node)
     await node.allocatable_is(2, NIC)
     await node.pass_time(30)
     assert node.allocatable(NIC) == 0
@@ -162,14 +135,14 @@ async def test_a_restart_of_the_gateway_gives_a_plugin_that_is_away_no_more_time
 
 async def test_an_empty_list_at_the_end_takes_nothing_away_and_one_that_is_meant_does(node: Node) -> None:
     await node.start_kubelet()
-    _bridging(node)
+    bridging(node)
     plugin = Neighbour(node, habits=Habits(empties=True))
     await plugin.start()
     await node.allocatable_is(2, NIC)
     await plugin.end()
-    await _stays(node, 2, 10)
+    await stays(node, 2, 10)
     await plugin.start()
-    await _stays(node, 2, 5)
+    await stays(node, 2, 5)
     await plugin.change()
     await node.allocatable_is(0, NIC, 5)
     await plugin.change(Device("a"), Device("c"), Device("d"))
@@ -179,7 +152,7 @@ async def test_an_empty_list_at_the_end_takes_nothing_away_and_one_that_is_meant
 
 async def test_what_a_plugin_says_of_its_devices_is_so_at_once(node: Node) -> None:
     await node.start_kubelet()
-    _bridging(node)
+    bridging(node)
     plugin = Neighbour(node)
     await plugin.start()
     await node.allocatable_is(2, NIC)
@@ -195,7 +168,7 @@ async def test_what_a_plugin_says_of_its_devices_is_so_at_once(node: Node) -> No
 
 async def test_a_plugin_that_hangs_is_away_until_it_answers_and_is_never_asked_for_its_list_again(node: Node) -> None:
     await node.start_kubelet()
-    one = _bridging(node, *_configured(node, f"    deadlines: [{{resource: {NIC}, seconds: 5}}]\n"))
+    one = bridging(node, *configured(node, f"    deadlines: [{{resource: {NIC}, seconds: 5}}]\n"))
     plugin = Neighbour(node)
     played = await plugin.start()
     await node.allocatable_is(2, NIC)
@@ -203,17 +176,17 @@ async def test_a_plugin_that_hangs_is_away_until_it_answers_and_is_never_asked_f
     began = asyncio.get_running_loop().time()
     assert "look at its log" in await node.refused("pod", NIC)
     assert asyncio.get_running_loop().time() - began < 10
-    assert (await _behind(one))["state"] == "live"
+    assert (await behind(one))["state"] == "live"
     played.stalls = True
     assert "hangs" in await node.refused("pod", NIC)
-    assert (await _behind(one))["state"] == "shielded"
-    await _stays(node, 2, 30)
+    assert (await behind(one))["state"] == "shielded"
+    await stays(node, 2, 30)
     played.stalls = False
     for event in played.stalled:
         event.set()
     played.free.set()
     await node.pass_time(15)
-    assert (await _behind(one))["state"] == "live"
+    assert (await behind(one))["state"] == "live"
     await node.admit("pod", NIC)
     assert (played.lists, played.listening) == (1, 1)
     await node.truthful()
@@ -221,23 +194,23 @@ async def test_a_plugin_that_hangs_is_away_until_it_answers_and_is_never_asked_f
 
 async def test_a_plugin_that_is_stopped_is_not_replaced_and_goes_on(node: Node) -> None:
     await node.start_kubelet()
-    one = _bridging(node)
+    one = bridging(node)
     plugin = Neighbour(node)
     played = await plugin.start()
     await node.allocatable_is(2, NIC)
     plugin.process.stop()
-    await _stays(node, 2, 10)
+    await stays(node, 2, 10)
     admitted = asyncio.ensure_future(node.admit("pod", NIC))
     await node.pass_time(10)
     plugin.process.go_on()
     await admitted
     assert (played.lists, len(played.allocated)) == (1, 1)
-    assert (await _behind(one))["absences"] == 0
+    assert (await behind(one))["absences"] == 0
 
 
 async def test_a_call_waits_for_a_plugin_that_restarts_and_not_for_ever(node: Node) -> None:
     await node.start_kubelet()
-    _bridging(node, "--bridge-grace=20")
+    bridging(node, "--bridge-grace=20")
     plugin = Neighbour(node)
     played = await plugin.start()
     await node.allocatable_is(2, NIC)
@@ -258,7 +231,7 @@ async def test_a_call_waits_for_a_plugin_that_restarts_and_not_for_ever(node: No
 
 async def test_one_allocate_at_a_time_reaches_a_plugin(node: Node) -> None:
     await node.start_kubelet()
-    _bridging(node)
+    bridging(node)
     plugin = Neighbour(node)
     played = await plugin.start()
     await node.allocatable_is(2, NIC)
@@ -273,7 +246,7 @@ async def test_one_allocate_at_a_time_reaches_a_plugin(node: Node) -> None:
 
 async def test_a_plugin_is_not_asked_for_what_it_came_back_without(node: Node) -> None:
     await node.start_kubelet()
-    _bridging(node)
+    bridging(node)
     plugin = Neighbour(node)
     await plugin.start()
     await node.allocatable_is(2, NIC)
@@ -293,7 +266,7 @@ async def test_a_plugin_is_not_asked_for_what_it_came_back_without(node: Node) -
 @pytest.mark.parametrize("habits", [Habits(), Habits(bare_options=True), Habits(no_options=True)])
 async def test_a_plugin_chooses_and_prepares_whichever_way_it_asked_for_it(node: Node, habits: Habits) -> None:
     await node.start_kubelet()
-    _bridging(node)
+    bridging(node)
     four = tuple(Device(name) for name in "abcd")
     plugin = Neighbour(node, devices=four, habits=habits, options=Options(True, True))
     await plugin.start()
@@ -312,7 +285,7 @@ async def test_a_plugin_chooses_and_prepares_whichever_way_it_asked_for_it(node:
 
 async def test_a_refusal_is_passed_on_in_the_plugins_words_and_is_no_absence(node: Node) -> None:
     await node.start_kubelet()
-    one = _bridging(node)
+    one = bridging(node)
     plugin = Neighbour(node)
     played = await plugin.start()
     await node.allocatable_is(2, NIC)
@@ -321,7 +294,7 @@ async def test_a_refusal_is_passed_on_in_the_plugins_words_and_is_no_absence(nod
         assert "the vendor's own words" in await node.refused("pod", NIC)
     played.failing = None
     await node.admit("pod", NIC)
-    assert (await _behind(one))["absences"] == 0
+    assert (await behind(one))["absences"] == 0
     assert played.lists == 1
 
 
@@ -331,7 +304,7 @@ def _twice(_: object) -> ContainerAnswer:
 
 async def test_an_answer_that_no_kubelet_takes_is_not_passed_on(node: Node) -> None:
     await node.start_kubelet()
-    one = _bridging(node)
+    one = bridging(node)
     plugin = Neighbour(node)
     played = await plugin.start()
     await node.allocatable_is(2, NIC)
@@ -344,7 +317,7 @@ async def test_an_answer_that_no_kubelet_takes_is_not_passed_on(node: Node) -> N
     assert "can't be passed on" in await node.refused("pod", NIC)
     played.answer = lambda _: ContainerAnswer({"FINE": "yes"})
     assert (await node.admit("pod", NIC)).answer.envs == {"FINE": "yes"}
-    assert (await _behind(one))["absences"] == 0
+    assert (await behind(one))["absences"] == 0
 
 
 @pytest.mark.parametrize(
@@ -362,7 +335,7 @@ async def test_a_list_that_can_not_be_taken_leaves_the_one_before(
     node: Node, devices: Sequence[Device], raw: bytes | None, words: str
 ) -> None:
     await node.start_kubelet()
-    one = _bridging(node)
+    one = bridging(node)
     plugin = Neighbour(node)
     played = await plugin.start()
     await node.allocatable_is(2, NIC)
@@ -370,14 +343,14 @@ async def test_a_list_that_can_not_be_taken_leaves_the_one_before(
     await plugin.change(*devices)
     await node.pass_time(5)
     assert (node.allocatable(NIC), node.capacity(NIC)) == (2, 2)
-    behind = await _behind(one)
-    assert "a list was refused" in str(behind["reason"])
-    assert words in str(behind["reason"])
+    reason = str((await behind(one))["reason"])
+    assert "a list was refused" in reason
+    assert words in reason
     await node.admit("pod", NIC)
     played.raw_list = None
     await plugin.change(Device("a"), Device("b"), Device("c"))
     await node.allocatable_is(3, NIC)
-    assert not (await _behind(one))["reason"]
+    assert not (await behind(one))["reason"]
 
 
 async def _refused(plugin: Neighbour, **how: object) -> str:
@@ -389,7 +362,7 @@ async def _refused(plugin: Neighbour, **how: object) -> str:
 async def test_a_plugin_never_takes_a_name_that_another_has(node: Node) -> None:
     node.simulate({GPU: {"gpus": 2}})
     await node.start_kubelet()
-    _bridging(node, *_configured(node, f"    rename: [{{resource: {OTHER}, name: {NIC}}}]\n"))
+    bridging(node, *configured(node, f"    rename: [{{resource: {OTHER}, name: {NIC}}}]\n"))
     await node.allocatable_is(2)
     thief = Neighbour(node, resource=GPU, endpoint="thief.sock", devices=(Device("x"), Device("y"), Device("z")))
     with pytest.raises(grpc.aio.AioRpcError, match="ALREADY_EXISTS"):
@@ -415,7 +388,7 @@ async def test_a_plugin_never_takes_a_name_that_another_has(node: Node) -> None:
 
 async def test_a_renamed_resource_has_its_new_name_alone(node: Node) -> None:
     await node.start_kubelet()
-    _bridging(node, *_configured(node, f"    rename: [{{resource: {NIC}, name: {OTHER}}}]\n"))
+    bridging(node, *configured(node, f"    rename: [{{resource: {NIC}, name: {OTHER}}}]\n"))
     plugin = Neighbour(node)
     await plugin.start()
     await node.allocatable_is(2, OTHER)
@@ -427,7 +400,7 @@ async def test_a_renamed_resource_has_its_new_name_alone(node: Node) -> None:
 
 async def test_a_register_that_means_nothing_is_refused_in_words(node: Node) -> None:
     await node.start_kubelet()
-    _bridging(node, *_configured(node, "    allow: ['vendor.example/*']\n"))
+    bridging(node, *configured(node, "    allow: ['vendor.example/*']\n"))
     plugin = Neighbour(node)
     await plugin.start()
     await node.allocatable_is(2, NIC)
@@ -439,14 +412,14 @@ async def test_a_register_that_means_nothing_is_refused_in_words(node: Node) -> 
         stranger = Neighbour(node, endpoint="stranger.sock", resource=resource)
         with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
             await stranger.start()
-    await _stays(node, 2, 5)
+    await stays(node, 2, 5)
     assert plugin.played.lists == 1
     await node.truthful()
 
 
 async def test_a_plugin_that_registers_again_keeps_its_earlier_stream(node: Node) -> None:
     await node.start_kubelet()
-    _bridging(node)
+    bridging(node)
     plugin = Neighbour(node)
     played = await plugin.start()
     await node.allocatable_is(2, NIC)
@@ -467,7 +440,7 @@ async def test_a_plugin_that_registers_again_keeps_its_earlier_stream(node: Node
 
 async def test_registers_without_end_are_refused_and_others_are_not_kept_away(node: Node) -> None:
     await node.start_kubelet()
-    _bridging(node)
+    bridging(node)
     plugin, quiet = Neighbour(node), Neighbour(node, resource=OTHER, endpoint="quiet.sock", devices=(Device("q"),))
     await plugin.start()
     await quiet.start()
@@ -486,7 +459,7 @@ async def test_registers_without_end_are_refused_and_others_are_not_kept_away(no
 
 
 async def test_no_more_resources_are_taken_than_can_be_remembered(node: Node) -> None:
-    _bridging(node)
+    bridging(node)
     plugins = [
         Neighbour(node, resource=f"vendor.example/n{number}", endpoint=f"{number}.sock") for number in range(129)
     ]
@@ -499,7 +472,7 @@ async def test_no_more_resources_are_taken_than_can_be_remembered(node: Node) ->
 
 async def test_a_plugin_that_registers_once_outlives_a_gateway_that_is_killed_at_once(node: Node) -> None:
     await node.start_kubelet()
-    one = _bridging(node)
+    one = bridging(node)
     plugin = Neighbour(node)
     node.disk.hang(writers=True)
     started = asyncio.ensure_future(plugin.start())
@@ -508,20 +481,20 @@ async def test_a_plugin_that_registers_once_outlives_a_gateway_that_is_killed_at
     node.disk.go_on()
     await started
     one.kill()
-    two = _bridging(node)
+    two = bridging(node)
     await node.allocatable_is(2, NIC)
     await node.admit("pod", NIC)
     await node.pass_time(5)
     await two.terminate()
-    three = _bridging(node)
+    three = bridging(node)
     await node.allocatable_is(2, NIC)
     await node.pass_time(5)
-    assert (await _behind(three))["state"] == "live"
+    assert (await behind(three))["state"] == "live"
     assert plugin.played.listening == 1
     (memory,) = node.state.glob("bridge.json")
     three.kill()
     memory.write_text("{")
-    _bridging(node)
+    bridging(node)
     await node.pass_time(5)
     await plugin.start()
     await node.allocatable_is(2, NIC)
@@ -530,7 +503,7 @@ async def test_a_plugin_that_registers_once_outlives_a_gateway_that_is_killed_at
 
 async def test_the_socket_is_opened_once_and_again_when_it_went(node: Node) -> None:
     await node.start_kubelet()
-    _bridging(node)
+    bridging(node)
     (node.bridge / "device-plugins").mkdir(parents=True, mode=0o750, exist_ok=True)
     plugin = Neighbour(node)
     await plugin.start()
@@ -540,7 +513,7 @@ async def test_the_socket_is_opened_once_and_again_when_it_went(node: Node) -> N
     assert socket_of(node.bridge) == before
     (node.bridge / "device-plugins" / "kubelet.sock").unlink()
     await node.until((node.bridge / "device-plugins" / "kubelet.sock").exists, "the socket")
-    await _stays(node, 2, 5)
+    await stays(node, 2, 5)
     other = Neighbour(node, resource=OTHER, endpoint="other.sock", devices=(Device("o"),))
     await other.start()
     await node.allocatable_is(1, OTHER)
@@ -550,7 +523,7 @@ async def test_the_socket_is_opened_once_and_again_when_it_went(node: Node) -> N
 
 async def test_sockets_of_dead_plugins_go_when_the_bridge_opens_and_those_of_the_living_are_called(node: Node) -> None:
     await node.start_kubelet()
-    one = _bridging(node)
+    one = bridging(node)
     dead, living = (
         Neighbour(node, resource=OTHER, endpoint="dead.sock", devices=(Device("d"),)),
         Neighbour(node, endpoint="living.sock"),
@@ -562,7 +535,7 @@ async def test_sockets_of_dead_plugins_go_when_the_bridge_opens_and_those_of_the
     await node.pass_time(2)
     await one.terminate()
     assert (node.bridge / "device-plugins" / "dead.sock").exists()
-    _bridging(node)
+    bridging(node)
     await node.until(lambda: not (node.bridge / "device-plugins" / "dead.sock").exists(), "its removal")
     await node.allocatable_is(2, NIC)
     await node.admit("pod", NIC)
@@ -575,7 +548,7 @@ async def test_a_folder_that_others_can_write_into_takes_no_plugins(node: Node, 
     folder.mkdir(parents=True)
     folder.chmod(0o777)
     await node.start_kubelet()
-    one = _bridging(node)
+    one = bridging(node)
     await node.pass_time(10)
     assert not (node.bridge / "device-plugins" / "kubelet.sock").exists()
     assert any("chown root" in each["reason"] for each in (await one.status())["hindrances"])
@@ -587,7 +560,7 @@ async def test_a_folder_that_others_can_write_into_takes_no_plugins(node: Node, 
 
 async def test_what_lies_in_plugins_registry_is_found_told_and_served(node: Node) -> None:
     await node.start_kubelet()
-    _bridging(node, *_configured(node, f"    allow: ['{NIC}']\n"))
+    bridging(node, *configured(node, f"    allow: ['{NIC}']\n"))
     registry = node.bridge / "plugins_registry"
     await node.until(registry.exists, "the folder")
     plugin = Neighbour(node, folder=registry)
@@ -611,18 +584,18 @@ async def test_what_lies_in_plugins_registry_is_found_told_and_served(node: Node
 @pytest.mark.parametrize("version", ["1.20", "1.34"])
 async def test_a_newer_gateway_has_the_plugin_before_and_after_the_older_one_ends(node: Node, version: str) -> None:
     await node.start_kubelet(version)
-    one = _bridging(node)
+    one = bridging(node)
     plugin = Neighbour(node)
     await plugin.start()
     await node.allocatable_is(2, NIC)
     await node.admit("pod", NIC)
-    two = _bridging(node)
+    two = bridging(node)
     await node.until(lambda: two.said("registered"), "its registration")
     await node.admit("other", NIC)
     assert plugin.played.listening == 1
     node.remove("other")
     plugin.kill()
-    await _stays(node, 2, 5)
+    await stays(node, 2, 5)
     await plugin.start()
     await node.admit("third", NIC)
     assert await one.terminate() == 0
