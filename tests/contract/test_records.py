@@ -38,6 +38,14 @@ async def holders(gateway: Gateway) -> dict[str, str]:
     return {device["id"]: device["holder"] for device in devices if device["holder"]}
 
 
+def spoil_checkpoint(node: Node) -> None:
+    """Change the checkpoint's checksum, so that no kubelet takes it for its own."""
+    checkpoint = node.sockets / "kubelet_internal_checkpoint"
+    was = checkpoint.stat()
+    checkpoint.write_bytes(checkpoint.read_bytes().replace(b'"Checksum":', b'"Checksum":1'))
+    os.utime(checkpoint, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+
 # -- hardware that goes ------------------------------------------------------------------------------------------------
 
 
@@ -501,8 +509,7 @@ async def test_a_kubelet_that_cannot_read_its_checkpoint_has_forgotten_all(
     node.kill_kubelet()
     if not sees:
         one.kill()
-    checkpoint = node.sockets / "kubelet_internal_checkpoint"
-    checkpoint.write_bytes(checkpoint.read_bytes().replace(b'"Checksum":', b'"Checksum":1'))
+    spoil_checkpoint(node)
     await node.start_kubelet(version)
     if not sees:
         one = node.gateway()
@@ -511,6 +518,66 @@ async def test_a_kubelet_that_cannot_read_its_checkpoint_has_forgotten_all(
     assert await drift(one) == {"forgotten": 2}
     given = (await node.admit("new-b", count=2)).devices[GPU]
     assert not {*given} & {*held}
+
+
+@pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
+async def test_a_pod_that_ended_before_its_kubelet_lost_its_records_was_not_forgotten(node: Node, version: str) -> None:
+    node.simulate(gpus(0, 1, 2))
+    await node.start_kubelet(version)
+    one = node.gateway()
+    await node.allocatable_is(3)
+    await node.admit("train-a", count=2)
+    await node.admit("train-b")
+    await node.pass_time(10)
+    node.remove("train-a")
+    await node.admit("new-c")  # The kubelet frees and writes, and nobody has read it yet.
+    node.kill_kubelet()
+    spoil_checkpoint(node)
+    await node.start_kubelet(version)
+    await node.allocatable_is(3)
+    await node.pass_time(15)
+    assert await drift(one) == {"forgotten": 2}
+    assert "train-a" not in str((await one.status())["resources"][0]["drift"])
+
+
+@pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
+async def test_two_kubelets_in_a_row_that_know_of_no_pod_have_forgotten_them(node: Node, version: str) -> None:
+    node.simulate(gpus(0, 1, 2))
+    await node.start_kubelet(version)
+    one = node.gateway()
+    await node.allocatable_is(3)
+    await node.admit("train-a", count=2)
+    await node.pass_time(10)
+    node.kill_kubelet()
+    spoil_checkpoint(node)
+    for _ in range(2):  # The second one reads what the first one wrote.
+        await node.start_kubelet(version)
+        await node.allocatable_is(3)
+    await node.pass_time(15)
+    assert await drift(one) == {"forgotten": 2}
+
+
+@pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
+async def test_an_older_checkpoint_that_is_put_back_shows_no_pod_s_end(node: Node, version: str) -> None:
+    node.simulate(gpus(0, 1, 2, 3))
+    await node.start_kubelet(version)
+    one = node.gateway()
+    await node.allocatable_is(4)
+    await node.admit("early")
+    await node.pass_time(10)
+    checkpoint = node.sockets / "kubelet_internal_checkpoint"
+    was, older = checkpoint.stat(), checkpoint.read_bytes()
+    await node.admit("train-a", count=2)
+    node.remove("early")
+    await node.admit("train-b", count=2)  # It has what that had, of which the older one says something.
+    await node.pass_time(10)
+    node.kill_kubelet()
+    checkpoint.write_bytes(older)
+    os.utime(checkpoint, ns=(was.st_atime_ns, was.st_mtime_ns))
+    await node.start_kubelet(version)
+    await node.allocatable_is(4)
+    await node.pass_time(15)
+    assert await drift(one) == {"forgotten": 3}
 
 
 async def test_a_checkpoint_without_list_names_no_pod_of_before(node: Node) -> None:
