@@ -446,6 +446,29 @@ async def test_a_kubelet_whose_checkpoint_two_writes_would_break_gets_one_list_a
         await node.admit("pod", resources[4])
 
 
+@pytest.mark.parametrize("what", ["somebody listens", "a stream ends", "a gateway ends its streams"])
+async def test_a_list_that_this_kubelet_is_not_sent_holds_up_no_other(node: Node, what: str) -> None:
+    node.simulate(gpus(0, 1) | gpus(5, 6, name=OTHER))
+    await node.start_kubelet("1.9")
+    one = node.gateway()
+    await node.allocatable_is(2)
+    await node.allocatable_is(2, OTHER)
+    await node.pass_time(10)
+    if what == "somebody listens":
+        stream = node.caller(agent="grpc-node-js/1.8").listen()
+        assert await stream.read()
+    elif what == "a stream ends":
+        node.kubelet.manager.cut(GPU)
+        await node.pass_time(0.001)
+    else:
+        node.simulate(gpus(0, 1, unhealthy={"GPU-0": "smoke"}) | gpus(5, 6, name=OTHER))
+        await one.terminate()
+        node.gateway()
+        await node.allocatable_is(1, seconds=1)
+    node.simulate(gpus(0, 1) | gpus(5, 6, name=OTHER, unhealthy={"GPU-5": "smoke"}))
+    await node.allocatable_is(1, OTHER, seconds=0.5)
+
+
 async def test_the_first_kubelets_are_given_again_what_has_fallen_ill_and_later_ones_are_not(node: Node) -> None:
     well, ill = {GPU: {"gpus": 2}}, {GPU: {"gpus": 2, "unhealthy": {0: "fell off the bus", 1: "too"}}}
     for version in ("1.8", "1.10", "1.34"):

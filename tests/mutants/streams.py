@@ -7,13 +7,11 @@ from tests.mutants.table import Mutant
 RULES = {
     "J1": "whoever else calls ListAndWatch, or ends, costs the kubelet's stream nothing, and shows nothing of the kubelet",
     "J2": "a kubelet that was told what is no longer true is told anew, once a second at most, and that is no cut",
-    "J3": "kubelet 1.9 writes its checkpoint in place, under no lock: of several resources, news goes out one at a time",
     "J5": "records that lack a resource later begin the looks again, and those never follow each other at once",
     "J6": "a list that changes while one is sent is sent, too, and a long one keeps no call waiting",
 }
 
 _REGISTRATION = "tests/unit/test_registration.py"
-_TURNS = "tests/unit/test_turns.py"
 _EXPLORED = "tests/unit/test_explored.py::test_every_promise_holds_in_every_state"
 
 MUTANTS = (
@@ -81,38 +79,6 @@ MUTANTS = (
         "    return replace(state, cuts=cuts), (*actions",
         "    return state, (*actions",
         f"{_REGISTRATION}::test_waiting",
-    ),
-    Mutant(
-        "J3",
-        "a write that begins is taken for done",
-        "gateway/registration/turns.py",
-        " and stamp is not None and stamp[1] > 0",
-        "",
-        f"{_TURNS}::test_the_next_waits_until_the_kubelet_has_written",
-    ),
-    Mutant(
-        "J3",
-        "the next list doesn't wait for the write",
-        "gateway/registration/turns.py",
-        "not writes, self._stamp()",
-        "True, self._stamp()",
-        f"{_TURNS}::test_the_next_waits_until_the_kubelet_has_written",
-    ),
-    Mutant(
-        "J3",
-        "a write that never comes is waited for without end",
-        "gateway/registration/turns.py",
-        "while not self._written and time.monotonic() < self._taken + PATIENCE:",
-        "while not self._written:",
-        f"{_TURNS}::test_a_kubelet_that_writes_nothing_is_not_waited_for_without_end",
-    ),
-    Mutant(
-        "J3",
-        "turns don't follow each other",
-        "gateway/registration/turns.py",
-        "            if now < self._free_at:\n",
-        "            if False:\n",
-        f"{_TURNS}::test_turns_are_taken_in_order",
     ),
     Mutant(
         "J5",
