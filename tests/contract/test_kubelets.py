@@ -53,6 +53,20 @@ async def test_a_device_has_its_numa_node_and_its_device_nodes(node: Node, versi
     assert nodes == (dict.fromkeys(said, ()) if version in {"1.8", "1.9"} else said)
 
 
+async def test_what_a_kubelet_cannot_be_told_is_said_once_and_counted_each_time(node: Node) -> None:
+    numa = {"gpus": [{"uuid": f"gpu-{number}", "numa": number} for number in (0, 1)]}
+    node.simulate({GPU: numa})
+    await node.start_kubelet("1.9")
+    one = node.gateway()
+    await node.allocatable_is(2)
+    for ill in ({}, {"gpu-0": "hot"}, {}):
+        node.simulate({GPU: {**numa, "unhealthy": ill}})
+        await node.pass_time(3)
+    assert len(one.said("a field was left out", resource=GPU)) == 1
+    counted = {name: value for name, value in (await one.metrics()).items() if "lost_fields" in name}
+    assert sum(counted.values()) >= 3, counted
+
+
 async def test_each_device_has_a_spec_of_its_own_for_the_first_kubelets(node: Node) -> None:
     await node.start_kubelet("1.8")
     node.gateway()

@@ -222,6 +222,20 @@ async def test_a_resource_whose_end_a_kubelet_reports_late_is_served_again(node:
         node.remove("pod")
 
 
+@pytest.mark.parametrize("version", ["1.25", "1.36"])
+async def test_a_resource_that_a_kubelet_loses_later_is_served_again_soon(node: Node, version: str) -> None:
+    await node.start_kubelet(version)
+    node.gateway()
+    await node.allocatable_is(8)
+    node.fault(report_late_ms=100_000)
+    node.kubelet.manager.cut(GPU)
+    await node.pass_time(90)
+    assert node.allocatable() == 8
+    node.fault()
+    await node.allocatable_is(0, seconds=20)
+    await node.allocatable_is(8, seconds=75)
+
+
 @pytest.mark.also_real(genuine=False)  # The kubelet's own words are counted.
 async def test_a_name_is_new_for_each_registration(node: Node) -> None:
     node.gateway()
