@@ -149,7 +149,7 @@ MUTANTS = (
         "gateway/registration/machine.py",
         "CALL_WAIT = 11.0",
         "CALL_WAIT = 3.0",
-        f"{_REGISTRATION}::test_deadlines_outlast_the_kubelets_own",
+        "tests/contract/test_registration.py::test_a_kubelet_that_never_calls_back_is_registered_with_again",
     ),
     Mutant(
         "R4",
@@ -157,7 +157,7 @@ MUTANTS = (
         "gateway/registration/registrar.py",
         "REGISTER_DEADLINE = 15.0",
         "REGISTER_DEADLINE = 5.0",
-        f"{_REGISTRATION}::test_deadlines_outlast_the_kubelets_own",
+        "tests/contract/test_registration.py::test_a_register_that_is_never_answered_is_sent_again_in_the_same_api",
     ),
     Mutant(
         "R4",

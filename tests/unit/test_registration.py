@@ -449,17 +449,6 @@ def test_a_timer_that_fires_while_another_gateway_serves_begins_nothing(timer: T
     assert (after.phase, actions) == (Phase.STANDBY, ())
 
 
-@pytest.mark.parametrize("name", ["token-9.sock", "kubelet.sock", "other.sock"])
-def test_a_name_that_is_not_in_use_is_not_put_back(name: str) -> None:
-    _, actions = play([*SERVING, e.NameLost(name)])
-    assert actions == []
-
-
-def test_a_name_deleted_by_a_starting_kubelet_is_not_put_back() -> None:
-    _, actions = play([*CUT, e.NameLost("token-1.sock")])
-    assert actions == []
-
-
 @pytest.mark.parametrize(
     ("events", "timer", "seconds"),
     [
@@ -598,26 +587,6 @@ def test_waiting(events: list[e.Event], timer: Timer, seconds: float) -> None:
     assert timers(actions)[timer] == pytest.approx(seconds)
 
 
-REFUSED: list[e.Event] = [*UP, e.Replied(1, "UNKNOWN", "x")]
-
-
-@pytest.mark.parametrize(
-    ("since", "refused"),
-    [
-        pytest.param([], True, id="just now"),
-        pytest.param(
-            [*[e.Fired(Timer.RETRY), e.Reached(2, K1), e.Replied(2, "OK")], e.StreamOpened(2), e.StreamEnded(2)],
-            False,
-            id="it was accepted since, and its stream was cut",
-        ),
-        pytest.param([e.StandBy(Age(1, "b")), e.Ours(), e.Resume(0)], False, id="another gateway served it since"),
-    ],
-)
-def test_whether_the_kubelet_refuses_it(since: list[e.Event], refused: bool) -> None:
-    state, _ = play([*REFUSED, *since])
-    assert (state.phase, state.refused) == (Phase.WAITING, refused)
-
-
 def _ends(state: r.State) -> list[e.Event]:
     return [
         e.Reached(state.attempt, K1),
@@ -654,31 +623,9 @@ def test_waits_double_up_to_ten_seconds(again: Callable[[r.State], list[e.Event]
     assert waits == [min(first * 2 ** min(number, 30), 10.0) for number in range(1100)]
 
 
-def test_deadlines_outlast_the_kubelets_own() -> None:
-    """The kubelet dials for up to 10 s: a Register given up before that leaves it with two connections (1.25 to 1.34)."""
-    assert min(r.CALL_WAIT, plugin.REGISTER_DEADLINE) > 10
-
-
 def test_waits_are_spread() -> None:
     waits = {plugin.spread(4.0) for _ in range(100)}
     assert (min(waits) >= 4, max(waits) < 5, len(waits) > 10) == (True, True, True)
-
-
-def test_three_errors_are_overcome_within_two_seconds() -> None:
-    state, waited = play(UP)[0], 0.0
-    for attempt in (1, 2, 3):
-        state, actions = r.step(state, e.Replied(attempt, "UNKNOWN", "busy"))
-        waited += timers(actions)[Timer.RETRY] * 1.25
-        state, _ = r.step(state, e.Fired(Timer.RETRY))
-    assert state.phase is Phase.OFFERING
-    assert waited < 2
-
-
-def test_a_refused_forced_version_is_retried_without_spinning() -> None:
-    state, actions = play([*UP, e.Replied(1, "UNIMPLEMENTED")], choice="v1beta1")
-    assert (state.phase, timers(actions)[Timer.RETRY]) == (Phase.WAITING, r.REFUSED_WAIT)
-    [report] = [action for action in actions if isinstance(action, e.Report)]
-    assert "--api v1beta1" in report.details
 
 
 def test_healing_waits_ever_longer_and_never_gives_up() -> None:
@@ -722,76 +669,6 @@ def test_who_was_held_back_says_other_options_at_once(away: e.Event) -> None:
     ]
     state, _ = play([*RENEWED, away, *back, e.Renew("again")])
     assert state.phase is Phase.WAITING
-
-
-def test_records_that_agree_in_the_end_make_the_next_healing_quick_again() -> None:
-    state, _ = play(
-        [
-            *SERVING,
-            e.Verified(held=False),
-            e.Fired(Timer.RETRY),
-            e.Replied(2, "OK"),
-            e.StreamOpened(2),
-        ]
-    )
-    for event in (
-        e.Fired(Timer.VERIFY),
-        e.Verified(held=True),
-        e.Fired(Timer.VERIFY),
-        e.Verified(held=True),
-    ):
-        state, _ = r.step(state, event)
-    assert timers(r.step(state, e.Verified(held=False))[1])[Timer.RETRY] == pytest.approx(r.HEAL_WAIT)
-
-
-@pytest.mark.parametrize(
-    ("last", "answers", "order"),
-    [
-        pytest.param("", {"v1beta1"}, ["v1beta1"], id="1.10 and later"),
-        pytest.param("", {"v1alpha2"}, ["v1beta1", "v1alpha2"], id="1.9"),
-        pytest.param("", {"0.1"}, ["v1beta1", "v1alpha2", "0.1"], id="1.8"),
-        pytest.param("0.1", {"v1alpha2"}, ["0.1", "v1beta1", "v1alpha2"], id="1.8 became 1.9"),
-        pytest.param("v1alpha2", {"v1beta1"}, ["v1alpha2", "v1beta1"], id="1.9 became 1.10"),
-        pytest.param("v1beta1", {"0.1"}, ["v1beta1", "v1alpha2", "0.1"], id="back to 1.8"),
-    ],
-)
-def test_negotiation_with_each_kubelet(last: str, answers: set[str], order: list[str]) -> None:
-    state, first = play([e.KubeletUp(K1)], last=last)
-    tried = offers(first)
-    while tried[-1] not in answers:
-        state, actions = r.step(state, e.Replied(state.attempt, "UNIMPLEMENTED"))
-        tried += offers(actions)
-    state, _ = r.step(state, e.Replied(state.attempt, "OK"))
-    assert (tried, state.accepted) == (order, order[-1])
-
-
-def test_a_dialect_in_which_a_kubelet_called_is_offered_first_to_the_next() -> None:
-    events = [
-        *UP,
-        e.Replied(1, "UNIMPLEMENTED"),
-        e.Reached(2, K1),
-        e.StreamOpened(1),
-        e.Replied(2, "DEADLINE_EXCEEDED"),
-    ]
-    assert offers(play([*events, e.KubeletUp(K2)])[1]) == ["v1alpha2"]
-
-
-def test_a_kubelet_that_speaks_none_of_ours_refuses_it() -> None:
-    state, _ = play([*UP, e.Replied(1, "UNIMPLEMENTED")], choice="v1beta1")
-    assert (state.phase, state.refused) == (Phase.WAITING, True)
-
-
-def test_a_new_kubelet_is_negotiated_with_anew() -> None:
-    """It was refused nothing yet, whatever the kubelet before it refused."""
-    events = [
-        *UP,
-        e.Replied(1, "UNIMPLEMENTED"),
-        e.Replied(2, "OK"),
-        e.StreamOpened(1),
-        e.KubeletUp(K2),
-    ]
-    state, actions = play([*events, e.Reached(3, K2), e.Replied(3, "UNIMPLEMENTED")], last="")
-    assert (state.accepted, offers(actions)) == ("v1alpha2", ["v1beta1"])
 
 
 def test_a_new_kubelet_met_before_it_was_told_is_negotiated_with_anew() -> None:
