@@ -57,6 +57,29 @@ async def test_a_file_that_is_emptied_before_it_is_written_is_no_edit_and_one_th
     await node.allocatable_is(2, seconds=1)
 
 
+async def test_a_file_is_followed_also_when_its_folder_is_made_anew(node: Node) -> None:
+    node.shared = (GPU,)
+    folder = node.folder / "mounted"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(shared(2))
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway("--config-file", str(folder / "config.yaml"))
+    await node.allocatable_is(4)
+    for number in (3, 4):
+        folder.rename(node.folder / f"away-{number}")
+        await node.pass_time(20)
+        folder.mkdir()
+        (folder / "config.yaml").write_text(shared(number))
+        await node.allocatable_is(2 * number)
+        await node.pass_time(20)
+    (folder / "config.yaml").write_text(shared(5))
+    await node.allocatable_is(10, seconds=1)  # It is watched, not only looked at now and then.
+    (folder / "another").write_text("nonsense")
+    await node.pass_time(20)
+    assert len(one.said("configuration adopted")) == 3
+
+
 async def test_a_hangup_is_answered_also_where_nothing_changed(node: Node) -> None:
     one, file = await ready(node)
     hang_up(one)

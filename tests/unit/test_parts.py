@@ -1,4 +1,4 @@
-"""Parts of a gateway, each without one: what a part needs around it is a record or a Protocol beside it."""
+"""Parts of a handover, each without a gateway: what a part needs around it is a record or a Protocol beside it."""
 
 from __future__ import annotations
 
