@@ -465,6 +465,21 @@ async def test_hardware_is_named_by_a_part_of_it_or_as_a_whole(node: Node, op: s
         await one.order(op)
 
 
+async def test_a_gpu_that_is_released_takes_all_that_is_on_it_along(node: Node) -> None:
+    node.simulate({GPU: {"gpus": [{"uuid": "GPU-a"}, {"uuid": "GPU-b"}], "mig": {0: ["1g.10gb", "1g.10gb"]}}})
+    await node.start_kubelet()
+    one = node.gateway("--mig-strategy=mixed")
+    part = "nvidia.com/mig-1g.10gb"
+    await node.allocatable_is(2, part)
+    (first, _) = await one.states(part)
+    await one.order("release", ids=[first])
+    await node.allocatable_is(0, part)
+    assert set((await one.states(part)).values()) == {"released"}
+    assert set((await one.states()).values()) == {"present"}
+    await one.order("acquire", ids=["GPU-a"])
+    await node.allocatable_is(2, part)
+
+
 async def test_ten_thousand_devices_with_their_facts_fit_an_answer(node: Node) -> None:
     reason = "r" * 256
     gpus = [{"uuid": f"GPU-{number:036}", "health": "Unhealthy", "reason": reason} for number in range(10_000)]

@@ -141,7 +141,11 @@ async def test_connections_that_come_all_at_once_leave_no_descriptor(node: Node)
     await node.pass_time(1)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a moment
     talks = [await one.port("probes") for _ in range(MOST + 40)]
+    for _, writer in talks:
+        writer.write(b"GET /healthz HT")
     assert (await one.get("probes", "/healthz"))[0] == 200
+    both_ends = len(os.listdir("/proc/self/fd")) - before  # noqa: PTH208 - as above
+    assert both_ends <= len(talks) + MOST + 8
     for _, writer in talks:
         writer.close()
     await node.pass_time(15)

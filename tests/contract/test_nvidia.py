@@ -401,6 +401,18 @@ async def test_a_node_that_cannot_be_named_at_first_says_so_and_is_not_ready_unt
     await node.allocatable_is(6)
 
 
+async def test_a_gpu_that_is_partitioned_while_the_node_cannot_be_named_is_given_to_nobody(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia, "--mig-strategy", "single")
+    nvidia.world.mig(3, "3g.40gb")
+    nvidia.show()
+    await node.allocatable_is(3)
+    assert set(await told(one)) == {nvidia.uuids[3]}
+    nvidia.world.no_mig(3)
+    nvidia.show()
+    await node.allocatable_is(4)
+
+
 async def test_what_was_offered_before_a_restart_stays_until_the_node_can_be_named_again(node: Node) -> None:
     nvidia = Nvidia(node)
     partitioned(nvidia, "3g.40gb", "3g.40gb")
