@@ -228,3 +228,24 @@ async def test_an_instance_of_before_the_restart_is_gone_only_if_all_gpus_can_be
     await node.until(lambda: two.said("registered"), "its registration")
     await node.pass_time(60)
     assert (part in await two.states(BIG)) is kept
+
+
+@pytest.mark.parametrize("left", [3, 0])
+@pytest.mark.parametrize("beside", [False, True])
+async def test_gpus_that_went_while_no_gateway_ran_are_lost(node: Node, beside: bool, left: int) -> None:
+    nvidia = Nvidia(node)
+    rules = [{"resource": "vendor.com/null", "paths": ["/dev/null*"]}] if beside else []
+    options = configure(node, {"gateway": {"devices": rules}})
+    await node.start_kubelet()
+    one = nvidia.gateway(*options)
+    await node.allocatable_is(4)
+    one.kill()
+    gone = nvidia.uuids[left:]
+    del nvidia.world.gpus[left:]
+    nvidia.show()
+    two = nvidia.gateway(*options)
+    await node.allocatable_is(left)
+    await node.pass_time(60)
+    found = await two.states()
+    assert {found.get(uuid) for uuid in gone} == {"lost"}
+    assert node.capacity() == 4

@@ -253,6 +253,17 @@ async def test_a_source_that_needs_another_process_gets_one(node: Node) -> None:
     assert one.process.ended.result() == 75
 
 
+async def test_a_source_that_hangs_from_the_start_keeps_no_other_from_being_offered(node: Node) -> None:
+    nvidia = Nvidia(node)
+    device(nvidia, "fuse")
+    nvidia.fails("nvmlInit", 0, hangs=3600)
+    await node.start_kubelet()
+    nvidia.gateway(*configure(node, {"resource": FUSE, "paths": ["/dev/fuse"]}))
+    await node.allocatable_is(1, FUSE)
+    nvidia.works("nvmlInit")
+    await node.allocatable_is(4)
+
+
 async def test_a_source_that_has_not_told_anything_is_named_and_its_devices_are_as_before(node: Node) -> None:
     nvidia = Nvidia(node)
     device(nvidia, "fuse")
