@@ -196,6 +196,19 @@ async def test_without_the_drivers_libraries_there_is_no_cdi_and_the_reason_is_t
     assert "libcuda" in str(failing.process.log)
 
 
+async def test_the_drivers_libraries_that_go_later_end_no_gateway(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia, "--device-list-strategy", "cdi-cri", "--fail-on-init-error")
+    (nvidia.driver / f"usr/lib64/libcuda.so.{nvidia.world.driver}").unlink()
+    await node.pass_time(200)
+    assert one.alive
+    assert len(one.said("no CDI specification")) == 1
+    assert "libcuda" in await node.refused("pod")
+    nvidia.install()
+    await node.pass_time(60)
+    await node.admit("other")
+
+
 async def test_a_specification_that_somebody_removed_is_written_again(node: Node) -> None:
     nvidia = Nvidia(node)
     await ready(node, nvidia, "--device-list-strategy", "cdi-cri")

@@ -118,6 +118,23 @@ async def test_an_error_that_is_newer_than_the_reset_counts(node: Node) -> None:
     assert node.allocatable() == 3
 
 
+async def test_an_edit_says_from_then_on_whether_a_gpu_may_come_back(node: Node) -> None:
+    nvidia = Nvidia(node)
+    file = node.folder / "config.yaml"
+    file.write_text("gateway: {healthRecovery: 'off'}")
+    await ready(node, nvidia, "--config-file", str(file))
+    nvidia.event(1, 48)
+    await node.allocatable_is(3)
+    for recovery, count in (("off", 3), ("safe", 4)):
+        file.write_text(f"gateway: {{healthRecovery: '{recovery}'}}")
+        await node.pass_time(10)
+        for action in (1, 0):  # The driver wants a reset, and then it doesn't any more.
+            nvidia.world.gpus[1].recovery = action
+            nvidia.show()
+            await node.pass_time(20)
+        assert node.allocatable() == count
+
+
 @pytest.mark.parametrize("sign", ["recovery", "rows"])
 async def test_what_the_driver_wants_done_makes_a_gpu_unhealthy_until_it_is_done(node: Node, sign: str) -> None:
     nvidia = Nvidia(node)
@@ -390,6 +407,7 @@ async def test_a_node_that_cannot_be_named_at_first_says_so_and_is_not_ready_unt
     nvidia.show()
     await node.allocatable_is(8)
     await node.eventually(one.is_ready, "readiness")
+    assert not (await one.status())["hindrances"]
     nvidia.world.no_mig(3)
     nvidia.show()
     await node.allocatable_is(6)
@@ -457,6 +475,22 @@ async def test_a_node_is_ready_if_one_of_its_gpus_can_be_used(node: Node, failin
     assert len(hindrances) == failing
     assert {each["held_up"] for each in hindrances} == {not usable}
     assert await one.is_ready() is bool(usable)
+
+
+async def test_gpus_none_of_which_can_be_used_any_more_end_no_gateway(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia, "--mig-strategy", "mixed", "--fail-on-init-error")
+    for index in range(4):
+        nvidia.world.mig(index)  # In MIG mode, and without an instance.
+    nvidia.show()
+    await node.allocatable_is(0)
+    await node.pass_time(60)
+    assert one.alive
+    assert {each["held_up"] for each in (await one.status())["hindrances"]} == {True}
+    for index in range(4):
+        nvidia.world.no_mig(index)
+    nvidia.show()
+    await node.allocatable_is(4)
 
 
 async def test_a_gpu_in_mig_mode_without_an_instance_is_named(node: Node) -> None:

@@ -149,6 +149,19 @@ async def test_only_links_that_are_up_are_counted(node: Node) -> None:
     assert (await facts(one))[nvidia.uuids[0]]["links"] == {"1": "nvlink x3", "2": "nvlink x4", "3": "nvlink x4"}
 
 
+async def test_indexes_are_those_of_now_also_where_others_are_linked_to(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    assert (await facts(one))[nvidia.uuids[3]]["links"] == dict.fromkeys("012", "nvlink x18")
+    del nvidia.world.gpus[0]
+    nvidia.show()
+    await node.allocatable_is(3)
+    await node.pass_time(10)
+    known = await facts(one)
+    assert [known[uuid]["index"] for uuid in nvidia.uuids] == ["0", "1", "2"]
+    assert known[nvidia.uuids[2]]["links"] == dict.fromkeys("01", "nvlink x18")
+
+
 @pytest.mark.parametrize("call", ["nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo"])
 async def test_what_cannot_be_told_at_first_is_asked_again(node: Node, call: str) -> None:
     nvidia = Nvidia(node)
