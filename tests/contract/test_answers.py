@@ -246,19 +246,27 @@ async def test_an_answer_changes_with_the_configuration(node: Node) -> None:
     assert (await answer(node, nvidia, 2)).envs == {VISIBLE: nvidia.uuids[2]}
 
 
-async def test_a_gpu_that_is_made_ready_starts_only_with_a_healthy_gpu(node: Node) -> None:
-    well = {GPU: {"gpus": [{"uuid": "a"}], "pre_start": True}}
-    node.simulate(well)
+@pytest.mark.parametrize(
+    "now",
+    [[{"uuid": "a", "health": "Unhealthy", "reason": "smells"}, {"uuid": "b"}], [{"uuid": "b"}]],
+    ids=["ill", "gone"],
+)
+async def test_a_container_whose_gpu_is_made_ready_starts_only_with_a_healthy_one(
+    node: Node, now: list[dict[str, str]]
+) -> None:
+    well = {GPU: {"gpus": [{"uuid": "a"}, {"uuid": "b"}], "pre_start": True}}
+    node.simulate({GPU: {"gpus": [{"uuid": "a"}], "pre_start": True}})
     await node.start_kubelet()
     node.gateway()
     await node.allocatable_is(1)
     await node.admit("pod")
-    node.simulate({GPU: {"gpus": [{"uuid": "a", "health": "Unhealthy", "reason": "smells"}], "pre_start": True}})
-    await node.allocatable_is(0)
+    node.simulate({GPU: {"gpus": now, "pre_start": True}})
+    await node.until(lambda: node.capacity() == 2, "the other list")
+    await node.allocatable_is(1)
     with pytest.raises(Refused, match="isn't"):
         await node.restart_container("pod")
     node.simulate(well)
-    await node.allocatable_is(1)
+    await node.allocatable_is(2)
     await node.restart_container("pod")
 
 

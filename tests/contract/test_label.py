@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 
 import pytest
 
@@ -82,6 +83,10 @@ async def test_an_edit_of_the_file_that_is_chosen_counts_at_once_and_one_of_anot
         assert node.allocatable() == 6
         write(node, two=shared(4))
         await node.allocatable_is(8, seconds=3)
+        choose(cluster, "three")
+        await node.allocatable_is(4)
+        write(node, three=shared(5))
+        await node.allocatable_is(10, seconds=3)
 
 
 async def test_a_label_whose_file_is_wrong_or_missing_changes_nothing_and_is_told(node: Node) -> None:
@@ -189,6 +194,23 @@ async def _remembered(cluster: Cluster, *options: str) -> None:
     one = cluster.gateway(*options)
     await cluster.node.allocatable_is(10)
     await one.terminate()
+
+
+async def test_a_hangup_has_the_file_that_the_label_chose_read_at_once(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        choose(cluster, "two")
+        one = cluster.gateway(*choices(node, "two"))
+        await node.allocatable_is(6)
+        await node.pass_time(20)
+        one.process.terminate(signal.SIGHUP)
+        await node.until(lambda: one.said("configuration read: nothing changed"), "the answer", 3)
+        write(node, two="flags: [")
+        await node.eventually(lambda: _complains(one), "the complaint")
+        one.process.terminate(signal.SIGHUP)
+        await node.until(
+            lambda: len(one.said("configuration rejected: the last good one stays in force")) == 2, "it", 3
+        )
+        assert node.allocatable() == 6
 
 
 async def test_a_renamed_label_is_followed_under_its_name(node: Node) -> None:

@@ -277,6 +277,22 @@ async def test_a_gpu_in_trouble_decides_no_name_of_those_that_were_partitioned_m
     await node.until(lambda: node.capacity(GPU) == 3, "the other one's partition to go", 900)
 
 
+async def test_a_partition_of_before_the_restart_stays_while_a_gpu_is_in_trouble(node: Node) -> None:
+    host = Amd(node, lambda root: parted(root, ("DPX", "NPS1"), ("DPX", "NPS1")))
+    one = await ready(node, host, 4)
+    one.kill()
+    host.tree.boards = [Board(FIRST, 0, SPX), Board(SECOND, 0, SPX)]
+    host.tree.write()
+    _mode(host.tree).write_text("?" * 99)
+    two = host.gateway()
+    await node.allocatable_is(1, GPU)
+    await node.pass_time(60)
+    found = await two.states(GPU)
+    assert (found["amdgpu_xcp_0"], found["amdgpu_xcp_1"]) == ("lost", "lost")
+    host.tree.write()
+    await node.until(lambda: node.capacity(GPU) == node.allocatable(GPU) == 2, "the whole GPUs", 900)
+
+
 @pytest.mark.parametrize("driver", ["", "vfio-pci"])
 async def test_a_gpu_without_amds_driver_is_told_unless_it_is_for_virtual_machines(node: Node, driver: str) -> None:
     host = Amd(node, three)
