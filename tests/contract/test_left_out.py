@@ -158,7 +158,11 @@ async def test_a_setting_that_does_nothing_here_is_told(node: Node, options: lis
     warnings = (await one.status())["warnings"]
     assert len(warnings) == bool(words)
     assert words.replace("_", "-") in str(warnings).replace("_", "-")
-    assert words.replace("_", "-") in str(one.process.log).replace("_", "-")
+    nvidia.event(3, 79)
+    await node.pass_time(10)
+    told = [line["reason"] for line in one.said("a setting has no effect")]
+    assert len(told) == bool(words)
+    assert words.replace("_", "-") in str(told).replace("_", "-")
 
 
 # Lost, or gone for good.

@@ -225,6 +225,10 @@ async def test_a_driver_that_was_away_ends_all_errors_of_before(node: Node) -> N
     nvidia.load()
     nvidia.show()
     await node.allocatable_is(4)
+    nvidia.event(1, 79)
+    await node.allocatable_is(3)
+    await node.pass_time(60)
+    assert node.allocatable() == 3  # It is newer than the load.
 
 
 async def test_memory_that_is_to_be_remapped_is_no_error_and_ends_one_when_it_is_done(node: Node) -> None:
@@ -501,6 +505,59 @@ async def test_a_device_node_that_cuda_needs_is_missed_until_it_is_there(
     nvidia.show()
     await node.pass_time(20)
     assert not (await one.status())["hindrances"]
+
+
+# What is long ago.
+
+
+async def test_errors_count_however_long_there_was_none(node: Node) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia)
+    await node.pass_time(1800)
+    nvidia.event(2, 79)
+    await node.allocatable_is(3, seconds=3)
+
+
+async def test_a_driver_that_fails_again_long_after_it_did_is_tried_again_as_soon(node: Node) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia)
+    for seconds in (120, 6):
+        for call in DOWN:
+            nvidia.fails(call, NOT_LOADED)
+        await node.allocatable_is(0)
+        await node.pass_time(seconds)
+        for call in DOWN:
+            nvidia.works(call)
+        await node.allocatable_is(4, seconds=31 if seconds == 120 else 10)
+        await node.pass_time(120)
+
+
+async def test_a_gpu_that_is_lost_again_long_after_it_was_is_looked_at_again_as_soon(node: Node) -> None:
+    nvidia = Nvidia(node)
+    await ready(node, nvidia)
+    for seconds in (600, 6):
+        nvidia.world.gpus[1].lost = True
+        nvidia.show()
+        await node.allocatable_is(3)
+        await node.pass_time(seconds)
+        nvidia.world.gpus[1].lost = False
+        nvidia.show()
+        await node.allocatable_is(4, seconds=700 if seconds == 600 else 15)
+        await node.pass_time(300)
+
+
+async def test_a_library_that_fitted_again_in_between_has_its_whole_time(node: Node) -> None:
+    nvidia = Nvidia(node)
+    one = await ready(node, nvidia)
+    for _ in range(2):
+        for call in DOWN:
+            nvidia.fails(call, MISMATCH)
+        await node.pass_time(400)
+        assert one.alive
+        for call in DOWN:
+            nvidia.works(call)
+        await node.pass_time(60)
+    assert node.allocatable() == 4
 
 
 # What is released.

@@ -278,12 +278,14 @@ async def test_a_source_that_has_not_told_anything_is_named_and_its_devices_are_
     await node.until(lambda: two.said("registered", resource=FUSE), "its registration")
     assert "it has not reported its devices yet" in str((await two.status())["hindrances"])
     assert set((await two.states()).values()) == {"not looked yet"}
+    assert "backend nvidia: it has not reported its devices yet" in (await two.get("probes", "/readyz"))[1]
     await node.allocatable_is(1, FUSE)
     assert node.allocatable() == 4
     nvidia.works("nvmlInit")
     await node.pass_time(30)
     assert set((await two.states()).values()) == {"present"}
     assert not (await two.status())["hindrances"]
+    assert await two.is_ready()
 
 
 async def test_an_order_for_all_hardware_is_for_every_source_and_one_for_a_gpu_for_its_own(node: Node) -> None:
