@@ -110,6 +110,17 @@ async def test_a_node_whose_kubelet_gives_fewer_than_are_healthy_is_not_ready(no
         await condition_is(cluster, "True Ready", 400)
 
 
+async def test_why_a_node_is_not_ready_is_said_at_once(node: Node) -> None:
+    async with cluster_of(node, reports=False) as cluster:
+        cluster.gateway("--node-condition")
+        await node.allocatable_is(2)
+        cluster.tell({GPU: "0"})
+        await condition_is(cluster, "False NotAllocatable")
+        await node.pass_time(60)
+        node.kill_kubelet()
+        await condition_is(cluster, "False NotRegistered", 6)
+
+
 async def test_other_words_of_the_condition_are_no_transition(node: Node) -> None:
     def found(cluster: Cluster) -> dict[str, Any]:
         conditions = cluster.server.objects[AT]["status"].get("conditions", [])

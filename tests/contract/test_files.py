@@ -136,7 +136,10 @@ async def test_an_edit_of_a_rule_counts_at_once_and_says_what_became_of_its_devi
     await node.allocatable_is(2, FPGA)
     node.remove("pod")
     await node.allocatable_is(4, FPGA, seconds=900)
-    await _lists(node, one, *(f"{path}::{number}" for path in ("/dev/fpga0", "/dev/fpga1") for number in range(2)))
+    for count in (3, 2):
+        configure(node, RULE | {"count": count})
+        ids = [f"{path}::{number}" for path in ("/dev/fpga0", "/dev/fpga1") for number in range(count)]
+        await _lists(node, one, *ids)
 
 
 async def _lists(node: Node, one: Gateway, *expected: str, only: bool = True) -> None:

@@ -227,7 +227,11 @@ async def test_a_driver_that_was_away_ends_all_errors_of_before(node: Node) -> N
     await node.allocatable_is(4)
     nvidia.event(1, 79)
     await node.allocatable_is(3)
-    await node.pass_time(60)
+    for rows in ((0, 1, 1, 0), (0, 0, 0, 0)):  # Looks that find something new.
+        await node.pass_time(20)
+        nvidia.world.gpus[2].rows = rows
+        nvidia.show()
+    await node.pass_time(20)
     assert node.allocatable() == 3  # It is newer than the load.
 
 
@@ -482,6 +486,25 @@ async def test_gpus_whose_device_nodes_are_missing_are_left_out_with_that_reason
     assert all(f"/dev/nvidia{gpu.minor} is missing" in ill[gpu.uuid] for gpu in gone)
 
 
+async def test_a_gpu_that_the_driver_leaves_out_is_no_reason_to_open_nvml_again(node: Node) -> None:
+    nvidia = Nvidia(node)
+    calls = []
+    for excluded in (False, True):
+        if excluded:
+            gpu = nvidia.world.gpus.pop()
+            nvidia.show()
+            folder = nvidia.proc / "driver/nvidia/gpus" / gpu.pci.lower()
+            folder.mkdir()
+            (folder / "information").write_text(f"GPU UUID: \t {gpu.uuid}\nGPU Excluded:\t Yes\n")
+        one = await ready(node, nvidia, count=3 if excluded else 4)
+        await node.pass_time(30)
+        before = nvidia.calls()
+        await node.pass_time(300)
+        calls.append(nvidia.calls() - before)
+        await one.terminate()
+    assert calls[1] <= calls[0]
+
+
 @pytest.mark.parametrize(
     ("name", "devices", "capabilities", "missing"),
     [
@@ -613,8 +636,10 @@ async def test_where_nvml_would_open_a_released_gpu_it_stays_closed(node: Node) 
     nvidia.show()
     one = await ready(node, nvidia)
     await one.order("release", ids=[nvidia.uuids[0]])
+    calls = nvidia.calls()
     assert opened(nvidia) == set()
     await node.pass_time(20)
+    assert nvidia.calls() == calls  # Whoever is told that it is done may reset the GPU at once.
     reasons = {device["id"]: device["reason"] for device in (await one.status())["resources"][0]["devices"]}
     assert "it opens /dev/nvidia0 unasked, so it stays closed" in reasons[nvidia.uuids[1]]
     calls = nvidia.calls()
