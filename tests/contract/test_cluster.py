@@ -112,10 +112,11 @@ async def test_a_node_whose_kubelet_gives_fewer_than_are_healthy_is_not_ready(no
 
 async def test_why_a_node_is_not_ready_is_said_at_once(node: Node) -> None:
     async with cluster_of(node, reports=False) as cluster:
+        before = [{"type": CONDITION, "status": "False", "reason": "OfBefore"}]
+        cluster.server.change(AT, lambda one: one.update(status={"conditions": before}))
         cluster.gateway("--node-condition")
         await node.allocatable_is(2)
-        cluster.tell({GPU: "0"})
-        await condition_is(cluster, "False NotAllocatable")
+        await condition_is(cluster, "False NotAllocatable", 6)
         await node.pass_time(60)
         node.kill_kubelet()
         await condition_is(cluster, "False NotRegistered", 6)
