@@ -202,6 +202,11 @@ async def test_what_another_driver_has_stays_withheld_through_a_start_of_all(nod
             cluster.forget(claim)
         await node.allocatable_is(1)
         await cluster.published_is(gpu_1=[])
+        node.gateways[-1].kill()
+        cluster.gateway("--dra", "on")
+        await node.allocatable_is(1, seconds=10)  # Nothing of it is remembered.
+        await cluster.connected()
+        await sides(cluster, "plugin", "dra", 10)
 
 
 @pytest.mark.parametrize("prepared", [True, False])
@@ -308,8 +313,8 @@ async def test_the_scheduler_hears_of_less_before_the_kubelet_and_of_more_at_onc
         watching = asyncio.create_task(watch_scheduler())
         await cross(cluster, "dra", A)
         await node.allocatable_is(1)
-        assert not watching.done(), watching.result()
         await cluster.published_is(gpu_0=[])
+        assert not watching.done(), watching.result()
         watching.cancel()
         await cross(cluster, "plugin", A)
         await node.allocatable_is(2)

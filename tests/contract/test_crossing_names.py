@@ -139,7 +139,8 @@ async def test_on_the_way_back_a_pod_counts_also_while_its_claim_is_not_prepared
         await node.until(lambda: cluster.allocatable == 2, "the API server to show both", 3)
         assert (await node.admit("pod")).devices[GPU] == (B,)
         assert (await cluster.prepare(claim)).gpus == {A}
-        await cluster.end(claim)
+        await node.pass_time(5)
+        await cluster.unprepare(claim)  # The API server has its claim for a while.
         assert (await node.admit("next")).devices[GPU] == (A,)
 
 
@@ -197,6 +198,42 @@ async def test_what_a_pod_by_name_had_waits_while_a_slice_offers_it(node: Node) 
         assert (await node.admit("pod")).devices[GPU] == (A,)
 
 
+async def test_what_a_pod_by_name_had_waits_until_it_is_known_which_slices_there_are(node: Node) -> None:
+    async with all_at_dra(node) as cluster:
+        claim = cluster.claim("claim", "gpu-0", by_name=True)
+        await cluster.prepare(claim)
+        cluster.server.forbidden = "resourceslices"  # So a slice goes on offering it.
+        await cross(cluster, "plugin", A)
+        node.gateways[-1].kill()
+        cluster.server.hidden = "resourceslices"
+        cluster.gateway("--dra", "on")
+        await cluster.connected()
+        await node.pass_time(5)
+        await cluster.end(claim)
+        await node.pass_time(10)
+        await sides(cluster, "to-plugin", "dra")
+        cluster.server.hidden = cluster.server.forbidden = ""
+        await sides(cluster, "plugin", "dra")
+
+
+async def test_an_order_to_dra_counts_though_the_pod_that_had_it_by_name_ends_meanwhile(node: Node) -> None:
+    async with all_at_dra(node) as cluster:
+        claim = await lent(cluster)
+        await node.pass_time(20)
+        cluster.server.forbidden = "resourceslices"
+        node.disk.hang(writers=True)
+        ordering = asyncio.create_task(cross(cluster, "dra", A))
+        await node.pass_time(0.8)
+        ending = asyncio.create_task(cluster.unprepare(claim))
+        await node.pass_time(0.5)
+        node.disk.go_on()
+        await asyncio.gather(ordering, ending)
+        cluster.server.forbidden = ""
+        cluster.forget(claim)
+        await node.pass_time(10)
+        await sides(cluster, "dra", "plugin")
+
+
 async def test_of_a_shared_gpu_that_a_pod_had_by_name_another_claim_keeps_its_part(node: Node) -> None:
     file = node.folder / "config.yaml"
     file.write_text(
@@ -233,7 +270,7 @@ async def test_people_read_which_driver_has_a_gpu_and_nobody_is_given_it_meanwhi
         await node.pass_time(20)
         who = f"{THEIRS} offers it as x in {THEIRS}-theirs"
         cluster.offer(THEIRS, x=A)
-        await node.allocatable_is(1, seconds=2)  # It isn't waited for the scheduler.
+        await node.allocatable_is(1, seconds=0.4)  # It isn't waited for the scheduler.
         row = await side(cluster, A)
         assert (row["side"], row["words"], row["moving_s"]) == ("foreign", f"offered by nobody here: {who}", None)
         [resource] = (await node.gateways[-1].status())["resources"]

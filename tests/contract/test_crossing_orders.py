@@ -19,6 +19,7 @@ from tests.contract.claiming import (
     asked,
     both,
     cross,
+    device_class,
     driver,
     side,
     sides,
@@ -219,10 +220,17 @@ async def test_partitions_of_a_gpu_move_together(node: Node) -> None:
         assert sum(mine.values()) - sum(node.kubelet.manager.totals().allocatable.values()) == 2
 
 
-async def test_what_is_prepared_for_claims_is_theirs_when_the_device_plugin_api_is_served_too(node: Node) -> None:
+@pytest.mark.parametrize("table", [False, True])
+async def test_what_is_prepared_for_claims_is_theirs_when_the_device_plugin_api_is_served_too(
+    node: Node, *, table: bool
+) -> None:
     async with Cluster(node, "1.37") as cluster:
         simulate(node)
         await cluster.start_kubelet("1.37")
+        if table:  # It says that both are the device plugin API's.
+            cluster.gateway("--dra", "on")
+            await node.allocatable_is(2)
+            await node.gateways[-1].terminate()
         one = cluster.gateway("--dra", "only")
         await cluster.published_is(gpu_0=[], gpu_1=[])
         held = cluster.claim("held", "gpu-0")
@@ -231,6 +239,7 @@ async def test_what_is_prepared_for_claims_is_theirs_when_the_device_plugin_api_
         cluster.gateway("--dra", "on")
         await cluster.connected()
         await node.allocatable_is(1)
+        await node.pass_time(20)
         assert (await node.admit("pod")).devices[GPU] == (B,)
         await node.refused("other")
         assert await cluster.prepare(held) == got
@@ -379,13 +388,14 @@ async def test_an_order_that_is_being_written_down_is_not_given_up(node: Node) -
 
 async def test_the_order_that_came_last_counts_also_on_a_slow_disk(node: Node) -> None:
     async with both(node) as cluster:
+        await node.admit("pod", count=2)
         await node.pass_time(20)
-        node.kubelet.process.stop()
         await cross(cluster, "dra", A)
+        await node.allocatable_is(1)
         node.disk.hang(writers=True)
         back = asyncio.create_task(cross(cluster, "plugin", A))
         await node.pass_time(0.1)
-        node.kubelet.process.go_on()
+        node.remove("pod")  # Now it could go over.
         await node.pass_time(1.5)
         node.disk.go_on()
         assert (await back)[A] == "plugin"
@@ -421,13 +431,25 @@ async def test_a_number_that_the_kubelet_writes_over_the_lowered_one_is_lowered_
         cluster.tell({GPU: "2"})
 
 
+async def test_the_scheduler_hears_of_what_came_back_when_the_kubelet_has(node: Node) -> None:
+    async with all_at_dra(node) as cluster:
+        await node.pass_time(20)
+        node.fault(reads_no_lists=True)  # After the one that it waits for.
+        await cross(cluster, "plugin", A)
+        await node.until(lambda: cluster.allocatable == 1, "the API server to show one")
+        await cross(cluster, "plugin", B)
+        await node.pass_time(5)
+        assert (node.allocatable(), cluster.allocatable) == (1, 1)
+        node.fault()
+        await node.allocatable_is(2)
+        await node.until(lambda: cluster.allocatable == 2, "the API server to show both", 3)
+
+
 async def test_what_the_kubelet_writes_late_is_put_right_when_it_has_heard(node: Node) -> None:
     async with both(node) as cluster:
-        await node.pass_time(20)
-        node.kubelet.process.stop()
+        await node.pass_time(10.5)  # It told of its devices a moment ago.
         await cross(cluster, "dra", A)
         cluster.tell({GPU: "2"})
-        node.kubelet.process.go_on()
         await node.until(lambda: cluster.allocatable == 1, "the API server to show one", 3)
 
 
@@ -449,8 +471,9 @@ async def test_what_is_ordered_while_no_kubelet_is_there_is_withheld_from_none(n
     async with both(node) as cluster:
         await node.admit("pod", count=2)
         node.kill_kubelet()
-        await node.pass_time(30)
+        await node.pass_time(0.2)
         await cross(cluster, "dra")
+        assert set((await node.gateways[-1].states()).values()) == {"present"}
         await cluster.start_kubelet("1.37")
         await node.allocatable_is(2, seconds=10)
         await node.restart_container("pod")
@@ -577,6 +600,19 @@ async def test_an_annotation_that_cannot_be_followed_is_tried_seldom_and_soon_af
         assert not (await node.gateways[-1].status())["crossing"]
 
 
+async def test_an_annotation_that_a_class_keeps_from_being_followed_is_tried_seldom(node: Node) -> None:
+    async with both(node, "1.35") as cluster:
+        device_class(cluster)
+        cluster.annotate(cross_to="dra")
+        await node.pass_time(60)
+        assert "extendedResourceName" in (await node.gateways[-1].status())["crossing"]
+        cluster.server.requests.clear()
+        await node.pass_time(600)
+        assert 10 < asked(cluster, "/deviceclasses") < 60
+        device_class(cluster, "")
+        await cluster.published_is(40, gpu_0=[], gpu_1=[])
+
+
 async def test_an_annotation_is_followed_soon_after_an_outage(node: Node) -> None:
     async with both(node) as cluster:
         await cluster.server.stop()
@@ -618,7 +654,7 @@ async def test_the_claims_of_other_nodes_may_be_any_number(node: Node) -> None:
 # -- without its state file -------------------------------------------------------------------------------------------
 
 
-async def test_a_gpu_that_is_found_late_is_the_claims(node: Node) -> None:
+async def test_of_gpus_that_are_found_late_a_claim_has_its_own_and_the_others_are_given(node: Node) -> None:
     async with Cluster(node, "1.37") as cluster:
         simulate(node, A)
         claim = cluster.allocate("claim", "gpu-1")
@@ -626,14 +662,14 @@ async def test_a_gpu_that_is_found_late_is_the_claims(node: Node) -> None:
         cluster.gateway("--dra", "on")
         await node.allocatable_is(1)
         await node.pass_time(30)
-        simulate(node)
+        simulate(node, A, B, "GPU-c")
+        await node.allocatable_is(2, seconds=10)
         await node.pass_time(30)
-        assert node.allocatable() == 1
-        assert (await node.admit("pod")).devices[GPU] == (A,)
+        assert {*(await node.admit("pod", count=2)).devices[GPU]} == {A, "GPU-c"}
         await node.refused("other")
         await cluster.prepare(claim)
         await cluster.end(claim)
-        await node.allocatable_is(2)
+        await node.allocatable_is(3)
 
 
 @pytest.mark.parametrize("first", ["no profile", "resources: {nvidia.com/gpu: {gpus: []}}"])
