@@ -42,6 +42,16 @@ async def both(node: Node, version: str = "1.37") -> AsyncGenerator[Cluster]:
         yield cluster
 
 
+async def there_and_back(cluster: Cluster) -> None:
+    """Move the GPUs to DRA and back: the first order after a kubelet's start lets it have them for its pods until it has admitted those."""
+    await cluster.node.pass_time(5)
+    await cross(cluster, "dra")
+    await cluster.published_is(gpu_0=[], gpu_1=[])
+    await cross(cluster, "plugin")
+    await cluster.node.allocatable_is(2)
+    await cluster.node.until(lambda: cluster.allocatable == 2, "the API server to show both")
+
+
 @contextlib.asynccontextmanager
 async def all_at_dra(node: Node, version: str = "1.37") -> AsyncGenerator[Cluster]:
     """Give such a node that has moved both GPUs to DRA."""

@@ -24,6 +24,7 @@ from tests.contract.claiming import (
     side,
     sides,
     simulate,
+    there_and_back,
     watch_both,
     words,
 )
@@ -275,6 +276,7 @@ async def test_an_older_state_file_that_is_put_back_gives_no_gpu_twice(node: Nod
 
 async def test_a_late_allocate_is_refused_on_the_way_to_dra_and_there(node: Node) -> None:
     async with both(node) as cluster, node.plugin() as late:  # A kubelet that had chosen before it heard.
+        await there_and_back(cluster)
         await node.pass_time(20)
         node.kubelet.process.stop()
         await cross(cluster, "dra")
@@ -331,6 +333,7 @@ async def test_of_a_pod_and_a_late_claim_that_come_together_one_gets_the_gpu(nod
 
 async def test_nothing_moves_while_nobody_says_what_pods_have(node: Node) -> None:
     async with both(node) as cluster:
+        await there_and_back(cluster)
         await node.pass_time(20)
         await node.hide_pods()  # The kubelet's checkpoint says nothing of what it gave a moment ago.
         await cross(cluster, "dra")
@@ -373,6 +376,7 @@ async def test_an_order_that_is_not_answered_is_given_up_and_not_carried_out_lat
 
 async def test_an_order_that_is_being_written_down_is_not_given_up(node: Node) -> None:
     async with both(node) as cluster:
+        await there_and_back(cluster)
         await node.pass_time(20)
         cluster.hang()
         ordering = asyncio.create_task(cross(cluster, "dra", A))
@@ -388,6 +392,7 @@ async def test_an_order_that_is_being_written_down_is_not_given_up(node: Node) -
 
 async def test_the_order_that_came_last_counts_also_on_a_slow_disk(node: Node) -> None:
     async with both(node) as cluster:
+        await there_and_back(cluster)
         await node.admit("pod", count=2)
         await node.pass_time(20)
         await cross(cluster, "dra", A)
@@ -420,6 +425,7 @@ async def test_a_disk_that_takes_nothing_stops_an_order(node: Node) -> None:
 
 async def test_a_number_that_the_kubelet_writes_over_the_lowered_one_is_lowered_again_first(node: Node) -> None:
     async with both(node) as cluster:
+        await there_and_back(cluster)
         await node.pass_time(20)
         ordering = asyncio.create_task(cross(cluster, "dra", A))
         await node.until(lambda: cluster.allocatable == 1, "less to be told")
@@ -447,7 +453,8 @@ async def test_the_scheduler_hears_of_what_came_back_when_the_kubelet_has(node: 
 
 async def test_what_the_kubelet_writes_late_is_put_right_when_it_has_heard(node: Node) -> None:
     async with both(node) as cluster:
-        await node.pass_time(10.5)  # It told of its devices a moment ago.
+        await there_and_back(cluster)
+        await node.until(lambda: cluster.allocatable == 2, "both")
         await cross(cluster, "dra", A)
         cluster.tell({GPU: "2"})
         await node.until(lambda: cluster.allocatable == 1, "the API server to show one", 3)
@@ -469,6 +476,7 @@ async def test_a_kubelet_that_starts_does_not_have_the_scheduler_give_what_moves
 
 async def test_what_is_ordered_while_no_kubelet_is_there_is_withheld_from_none(node: Node) -> None:
     async with both(node) as cluster:
+        await there_and_back(cluster)
         await node.admit("pod", count=2)
         node.kill_kubelet()
         await node.pass_time(0.2)
