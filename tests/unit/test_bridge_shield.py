@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from adapters.pluginregistration import PluginInfo
 from devices.life import merging, states
 from devices.model import ContainerAnswer, Device, Health, Options
-from gateway.bridge import judge, memory, recall, shield
+from gateway.bridge import judge, shield
 from gateway.bridge.judge import placed
 from gateway.bridge.pace import AHEAD, EACH, FOLLOWS, SHARE, ListPace
-from gateway.bridge.plugin import Bridged
 from gateway.bridge.shield import RETURNED_S, Cover, Limits, Word
 
 LIMITS = Limits(grace=60, withdraw=600)
@@ -106,64 +101,6 @@ def test_a_device_that_falls_ill_again_and_again_is_well_when_its_plugin_says_so
         entries = {one.device.id: one for one in merged.entries}
         assert (entries["a"].device.health, entries["b"].device.health) == (health, Health.HEALTHY), turn
     assert word.mended == shield.came(word, (Device("a"), Device("b")), LIMITS, 20.0).mended == {"a"}
-
-
-def remembered(**more: Any) -> memory.Plugin:
-    return memory.Plugin("v.example/n", "device-plugins", "n.sock", "v1beta1", **{"devices": (), **more})
-
-
-def test_a_clock_that_was_set_back_makes_no_grace_longer() -> None:
-    away = recall.recalled(remembered(away_since=time.time() + 3600)).away_since
-    assert away is not None
-    assert away <= time.monotonic()
-
-
-@pytest.mark.parametrize(("lent", "since", "there"), [(True, None, True), (True, 1.0, False), (False, None, False)])
-def test_a_plugin_that_is_remembered_is_there_only_if_another_gateway_has_it(
-    *, lent: bool, since: float | None, there: bool
-) -> None:
-    assert (recall.recalled(remembered(away_since=since), lent=lent).away_since is None) is there
-
-
-@pytest.mark.parametrize(("listed", "devices"), [(True, ()), (False, None)])
-def test_one_that_never_told_of_devices_has_none_after_a_start_either(*, listed: bool, devices: object) -> None:
-    assert recall.recalled(remembered(listed=listed)).devices == devices
-
-
-def test_what_is_remembered_can_be_read_however_it_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed = list[int]()
-    monkeypatch.setattr(os, "fsync", flushed.append)
-    one = Bridged("v.example/n", lambda: None, LIMITS, tuple, ListPace())
-    one.path, one.word = tmp_path / "n.sock", Word(None, OPTIONS, 1.0, "x" * 5000)
-    memory.save(tmp_path, tuple(filter(None, [recall.remembered(one)])))
-    assert len(flushed) == 2, "the file and its name"
-    [row], problem = memory.load(tmp_path)
-    assert (problem, row.why, row.listed) == ("", "x" * 4096, False)
-
-
-@pytest.mark.parametrize(("longest", "answers"), [(1000, 1), (3000, 0)], ids=["it fits", "too large to be read back"])
-def test_answers_of_before_take_nothing_else_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, answers: int
-) -> None:
-    monkeypatch.setattr(memory, "_MAX_BYTES", 2000)
-    given = memory.EarlierAnswer(("a",), ContainerAnswer(envs={"A": "x" * longest}))
-    memory.save(tmp_path, (remembered(devices=(memory.DeviceRow("a", well=True),), answers=(given,)),))
-    [row], problem = memory.load(tmp_path)
-    assert (problem, len(row.devices), len(row.answers)) == ("", 1, answers)
-
-
-def test_what_is_written_of_a_list_is_made_once(tmp_path: Path) -> None:
-    """Of 60 000 devices it takes tens of milliseconds, and one plugin's news has all of them written."""
-    one = Bridged("v.example/n", lambda: None, LIMITS, tuple, ListPace())
-    one.path, one.word = tmp_path / "n.sock", Word((Device("a"),), OPTIONS)
-    first, second = recall.remembered(one), recall.remembered(one)
-    assert first is not None
-    assert second is not None
-    assert (first.devices[0].id, second.devices is first.devices) == ("a", True)
-    one.word = Word((Device("a", Health.UNHEALTHY),), OPTIONS)
-    third = recall.remembered(one)
-    assert third is not None
-    assert not third.devices[0].well
 
 
 @pytest.mark.parametrize(
