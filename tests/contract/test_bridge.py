@@ -181,11 +181,15 @@ async def test_a_plugin_that_hangs_is_away_until_it_answers_and_is_never_asked_f
     assert "hangs" in await node.refused("pod", NIC)
     assert (await behind(one))["state"] == "shielded"
     await stays(node, 2, 30)
+    waiting = asyncio.ensure_future(node.admit("other", NIC))
+    await node.pass_time(1)
     played.stalls = False
     for event in played.stalled:
         event.set()
     played.free.set()
-    await node.pass_time(15)
+    await node.pass_time(10)
+    assert waiting.done()
+    await waiting
     assert (await behind(one))["state"] == "live"
     await node.admit("pod", NIC)
     assert (played.lists, played.listening) == (1, 1)

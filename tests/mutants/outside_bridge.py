@@ -14,6 +14,7 @@ RULES: dict[str, str] = {
     "XB7": "a plugin and an operator are told what became of it",
 }
 _BRIDGE = "tests/contract/test_bridge.py"
+_PLUGINS = "tests/contract/test_bridge_plugins.py"
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "XB1",
@@ -206,5 +207,29 @@ MUTANTS: tuple[Mutant, ...] = (
         "state, state_s = shield.cover(one.word, one.limits, now).value,",
         'state, state_s = "live",',
         f"{_BRIDGE}::test_a_plugin_that_stays_away_loses_its_devices_by_and_by_but_those_that_pods_hold",
+    ),
+    Mutant(
+        "XB7",
+        "what a plugin wants is heeded with its next list",
+        "gateway/bridge/plugin.py",
+        "        self.word = replace(self.word, options=peer.options)  # Its list may be the one of before, which is dropped.\n",
+        "",
+        f"{_PLUGINS}::test_options_are_those_of_the_last_register_though_the_list_is_the_same",
+    ),
+    Mutant(
+        "XB3",
+        "every answer is repeated",
+        "gateway/bridge/source.py",
+        "        one.repeats = any(",
+        "        one.repeats = True or any(",
+        f"{_PLUGINS}::test_no_earlier_answer_is_repeated_without_the_operators_word",
+    ),
+    Mutant(
+        "XB4",
+        "links are followed",
+        "gateway/kubelet/watch.py",
+        "path.stat(follow_symlinks=False)",
+        "path.stat()",
+        f"{_PLUGINS}::test_a_register_is_refused_with_its_reason_and_the_plugin_beside_notices_nothing",
     ),
 )

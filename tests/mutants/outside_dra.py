@@ -9,6 +9,11 @@ from tests.mutants.table import Mutant
 _DRA: Final = "tests/contract/test_dra.py"
 _CROSSING: Final = "tests/contract/test_crossing.py"
 _CLUSTER: Final = "tests/contract/test_cluster.py"
+_CLAIMS: Final = "tests/contract/test_claims.py"
+_SLICES: Final = "tests/contract/test_slices.py"
+_ORDERS: Final = "tests/contract/test_crossing_orders.py"
+_NAMES: Final = "tests/contract/test_crossing_names.py"
+_STREAM: Final = "tests/contract/test_stream.py"
 
 RULES = {
     "OD1": "what is prepared or unprepared is on disk before the kubelet hears",
@@ -41,6 +46,13 @@ RULES = {
     "OD28": "condition and taint say what the API server shows",
     "OD29": "events are few, and each is tried",
     "OD30": "the node's label chooses the configuration",
+    "OD31": "two gateways give a GPU to one claim, and what is unprepared is free",
+    "OD32": "an unhealthy GPU is for nobody, also where the API server knows no taints",
+    "OD33": "claims of another process with the driver's name are its own",
+    "OD34": "what is prepared for a claim, or still offered by a slice, is not the device plugin API's",
+    "OD35": "what isn't known of pods is no reason to move a GPU",
+    "OD36": "no pod that asks by name fails while GPUs move",
+    "OD37": "an administrator's claim holds nothing",
 }
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -482,5 +494,85 @@ MUTANTS: tuple[Mutant, ...] = (
         "    return found.value if found.name == choice.label else None",
         "    return None",
         _CLUSTER,
+    ),
+    Mutant(
+        "OD31",
+        "two gateways give one GPU to two claims",
+        "gateway/dra/driver.py",
+        "if row is not before and (other := claims.beside(claim.uid, row, self._ledger.claims)):",
+        "if row is None and (other := claims.beside(claim.uid, row, self._ledger.claims)):",
+        f"{_CLAIMS}::test_of_two_claims_that_are_asked_for_at_once_one_gets_the_gpu",
+    ),
+    Mutant(
+        "OD31",
+        "what is unprepared while it is being prepared stays a claim's",
+        "gateway/dra/driver.py",
+        "return self._turns.setdefault(uid, asyncio.Lock())",
+        "return asyncio.Lock()",
+        f"{_CLAIMS}::test_what_is_unprepared_while_it_is_being_prepared_is_free_then",
+    ),
+    Mutant(
+        "OD32",
+        "dropped taints go unnoticed",
+        "gateway/dra/publisher.py",
+        "                    self._check_taints(one)\n            self._wake",
+        "            self._wake",
+        f"{_SLICES}::test_where_taints_are_dropped_the_unhealthy_are_left_out",
+    ),
+    Mutant(
+        "OD33",
+        "a claim of another process is prepared",
+        "gateway/dra/driver.py",
+        "        if self._rival is not None and (theirs := self._rival.has(found)):",
+        "        if self._rival is None and (theirs := str(found)):",
+        f"{_SLICES}::test_claims_of_a_process_that_ended_are_not_ours_to_prepare",
+    ),
+    Mutant(
+        "OD34",
+        "the table counts for more than what is prepared",
+        "gateway/dra/crossing.py",
+        "table.actual(written, claimed=bool(self._claim(board)))",
+        "table.actual(written, claimed=False)",
+        f"{_ORDERS}::test_what_is_prepared_for_claims_is_theirs_when_the_device_plugin_api_is_served_too",
+    ),
+    Mutant(
+        "OD34",
+        "it is not waited for what the slices offer",
+        "gateway/dra/drivers.py",
+        "self._publisher is not None and self._publisher.has_looked:",
+        "self._publisher is not None:",
+        f"{_NAMES}::test_what_a_pod_by_name_had_waits_until_it_is_known_which_slices_there_are",
+    ),
+    Mutant(
+        "OD35",
+        "the kubelet's checkpoint says who holds a GPU",
+        "gateway/dra/crossing.py",
+        '        if last is None or last.view.source != "pod-resources" or last.view.allocatable is None:\n',
+        "        if last is None:\n",
+        f"{_ORDERS}::test_nothing_moves_while_nobody_says_what_pods_have",
+    ),
+    Mutant(
+        "OD36",
+        "a pod that was bound before is checked against the lower number",
+        "gateway/dra/drivers.py",
+        "            await self.crossing.allocatable.let_in(resource)",
+        "            pass",
+        _STREAM,
+    ),
+    Mutant(
+        "OD36",
+        "what comes back is given before what is there",
+        "gateway/registration/serve.py",
+        "self.list.given_last(avoid, request)",
+        "request",
+        _STREAM,
+    ),
+    Mutant(
+        "OD37",
+        "an administrator's claim holds its GPU",
+        "gateway/dra/claims.py",
+        "            if device.admin:\n                continue\n",
+        "",
+        f"{_CLAIMS}::test_an_administrators_claim_gets_what_another_has_and_holds_nothing",
     ),
 )
