@@ -98,7 +98,7 @@ async def driver(cluster: Cluster) -> dict[str, Any]:
 
 def device_class(cluster: Cluster, name: str = GPU) -> None:
     """Have a DeviceClass that gives DRA's GPUs to pods which ask for this resource by name; '': for none."""
-    spec = {"extendedResourceName": name} if name else {"selectors": []}
+    spec: dict[str, Any] = {"extendedResourceName": name} if name else {"selectors": []}
     cluster.server.put(f"{cluster.api}/deviceclasses/{NVIDIA}", spec=spec)
 
 

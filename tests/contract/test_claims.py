@@ -106,12 +106,13 @@ async def test_what_is_unprepared_while_it_is_being_prepared_is_free_then(node: 
         await started(cluster)
         claim = cluster.claim("claim", "gpu-0")
         cluster.hang()
-        calls = [asyncio.create_task(cluster.dra.prepare(claim)), asyncio.create_task(cluster.dra.prepare(claim))]
+        preparing = [asyncio.create_task(cluster.dra.prepare(claim)) for _ in range(2)]
         await node.pass_time(1)
-        calls.append(asyncio.create_task(cluster.dra.unprepare(claim)))
+        ending = asyncio.create_task(cluster.dra.unprepare(claim))
         await node.pass_time(1)
         cluster.heal()
-        first, second, _ = await asyncio.gather(*calls)
+        first, second = await asyncio.gather(*preparing)
+        await ending
         assert first == second
         assert (await cluster.prepare(cluster.allocate("next", "gpu-0"))).gpus == {A}
 

@@ -12,6 +12,7 @@ from tests.contract.claiming import A, B, asked, driver, simulate, started, word
 from tests.contract.claiming import both as serving_both
 from tests.contract.cluster import GROUP, NVIDIA, Cluster, other_driver
 from tests.contract.node import GPU, Node
+from tests.fakes.apiserver import Answer, Request
 
 OURS = f"n1-{NVIDIA}-0"
 THEIRS = "dra.example.com"
@@ -146,12 +147,13 @@ async def test_where_taints_are_dropped_the_unhealthy_are_left_out(node: Node) -
     async with Cluster(node) as cluster:
         await started(cluster)
 
-        def dropping(at: str, **content: Any) -> dict[str, Any]:
-            for device in content.get("spec", {}).get("devices", ()):
-                device.pop("taints", None)
-            return put(at, **content)
+        async def dropping(answer: Answer, request: Request) -> None:
+            if request.method == "PATCH" and "resourceslices" in request.path:
+                for device in request.body["spec"]["devices"]:
+                    device.pop("taints", None)
+            await cluster.server.answer(answer, request)
 
-        put, cluster.server.put = cluster.server.put, dropping  # type: ignore[method-assign]
+        cluster.server.always = dropping
         simulate(node, unhealthy=A)
         await cluster.published_is(gpu_1=[])
 

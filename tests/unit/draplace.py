@@ -16,7 +16,7 @@ import structlog
 from structlog.typing import EventDict
 
 from adapters import pluginregistration
-from adapters.dra import plugin
+from adapters.dra import health, plugin
 from adapters.dra.plugin import V1, PluginApi
 from devices.claims import ClaimName
 from devices.gpu.nvidia.cdi import DriverFiles
@@ -59,6 +59,11 @@ class Kubelet:
     async def call(self, where: str, data: bytes = b"") -> bytes:
         ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(where)
         return await ask(data, timeout=self._patience)
+
+    def watch(self, version: str) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
+        where = f"/{health.service(version)}/{health.WATCH}"
+        ask: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self.channel.unary_stream(where)
+        return ask(b"")
 
     async def prepare(self, api: PluginApi, *asked: ClaimName) -> Any:
         wire = await self.call(f"/{api.service}/{plugin.PREPARE}", dracalls.request(api, asked))
