@@ -404,10 +404,6 @@ class Cluster:
         self.server.put(path, metadata=metadata, status=status)
         return Claim(name, uid, path, device, driver)
 
-    def running_claim(self, name: str) -> Claim:
-        """Return a claim that is prepared."""
-        return next(claim for _, claim in self.running.values() if claim.name == name)
-
     def forget(self, claim: Claim) -> None:
         """Delete a claim."""
         self.server.remove(claim.path)

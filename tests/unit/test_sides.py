@@ -14,8 +14,7 @@ from gateway.lab.trials.owners import Model, is_settled
 from gateway.sides import table
 from gateway.sides.lent import UNPREPARED, Lent
 from gateway.sides.side import Side
-from gateway.sides.table import Offered, Seen, Stand
-from gateway.telling.sides import sides
+from gateway.sides.table import Offered, Seen
 
 _offered, _moved = table.offered, table.moved
 FREE = Seen(pod="", claim="", allocated="")
@@ -312,11 +311,3 @@ def test_with_two_gpus_a_table_that_breaks_a_rule_is_seen(
     model = shape()
     found = search(model.start, model.moves, model.check)
     assert found.broken.endswith("given twice")
-
-
-def test_what_the_status_says_of_a_board() -> None:
-    """Nobody, or nobody known, is null in JSON."""
-    stands = [Stand("GPU-0", Side.PLUGIN, "", "offered"), Stand("GPU-1", Side.TO_DRA, "ns/p", "waits", since=90.0)]
-    free, moving = sides(stands, 100.0)
-    assert (free.holder, free.moving_s) == (None, None)
-    assert (moving.holder, moving.moving_s) == ("ns/p", 10.0)
