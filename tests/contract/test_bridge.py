@@ -312,7 +312,7 @@ async def test_an_answer_that_no_kubelet_takes_is_not_passed_on(node: Node) -> N
     plugin = Neighbour(node)
     played = await plugin.start()
     await node.allocatable_is(2, NIC)
-    for raw in (b"", b"\xff" * 10):
+    for raw in (b"", b"\xff" * 10, b"\x0a\x00" * 2, b"\x0a\x00" * 300_000):
         played.raw_answer = raw
         assert "can't be passed on" in await node.refused("pod", NIC)
     played.raw_answer, played.answer = None, _twice
