@@ -411,6 +411,48 @@ async def test_a_gpu_that_is_left_out_is_offered_to_nobody_and_its_claim_keeps_i
         await cluster.published_is(gpu_1=[])
 
 
+async def test_a_claim_of_two_drivers_has_its_devices_of_each_until_that_one_is_unprepared(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        node.simulate(
+            {GPU: {"gpus": [{"uuid": A}]}, AMD: {"gpus": [{"uuid": "a", "device_nodes": ["/dev/dri/card1"]}]}}
+        )
+        await cluster.start_kubelet()
+        cluster.gateway("--dra", "only")
+        await node.until(lambda: cluster.published() and cluster.published(OF_AMD), "slices of both")
+        nvidia = cluster.claim("claim", "gpu-0")
+        [name] = cluster.published(OF_AMD)
+        results = [
+            {"request": one, "driver": driver, "pool": "n1", "device": device}
+            for one, driver, device in (("gpu", nvidia.driver, "gpu-0"), ("other", OF_AMD, name))
+        ]
+        cluster.server.change(nvidia.path, lambda one: one["status"]["allocation"]["devices"].update(results=results))
+        amd = replace(nvidia, device=name, driver=OF_AMD)
+        got = [await node.kubelet.ask(cluster.dra.prepare(one)) for one in (nvidia, amd)]
+        assert (got[0].gpus, got[1].nodes) == ({A}, ("/dev/dri/card1",))
+        await node.kubelet.ask(cluster.dra.unprepare(nvidia))
+        assert await node.kubelet.ask(cluster.dra.prepare(amd)) == got[1]
+        late = cluster.allocate("late", name, driver=OF_AMD)
+        with pytest.raises(KubeletError, match="default/claim"):
+            await node.kubelet.ask(cluster.dra.prepare(late))
+        await node.kubelet.ask(cluster.dra.prepare(cluster.allocate("next", "gpu-0")))
+
+
+async def test_a_boot_takes_no_claims_gpu_away(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        held = cluster.claim("held", "gpu-0")
+        got = await cluster.prepare(held)
+        node.reboot()
+        shutil.rmtree(node.cdi, ignore_errors=True)
+        await cluster.start_kubelet()
+        cluster.gateway("--dra", "only")
+        await cluster.connected()
+        with pytest.raises(KubeletError, match="default/held"):
+            await cluster.prepare(cluster.allocate("late", "gpu-0"))
+        assert await cluster.prepare(held) == got
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+
+
 @pytest.mark.parametrize("dra", ["off", "only"])
 async def test_where_one_api_is_served_nothing_moves(node: Node, dra: str) -> None:
     async with Cluster(node) as cluster:

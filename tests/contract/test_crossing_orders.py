@@ -356,6 +356,51 @@ async def test_the_scheduler_hears_of_healthy_gpus_alone(node: Node) -> None:
         assert cluster.allocatable == 1
 
 
+async def test_a_gpu_that_nobody_new_is_to_get_moves_and_stays_so(node: Node) -> None:
+    async with both(node) as cluster:
+        await order(node, "cordon", id=A, reason="smells")
+        simulate(node, unhealthy=B)
+        await node.allocatable_is(0)
+        await cross(cluster, "dra")
+        await cluster.published_is(gpu_0=["cordoned"], gpu_1=["unhealthy"])
+        simulate(node)
+        await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
+        await cross(cluster, "plugin")
+        await node.allocatable_is(1)
+        assert (await node.admit("pod")).devices[GPU] == (B,)
+        await order(node, "uncordon", id=A)
+        await node.allocatable_is(2)
+
+
+async def test_a_gpu_of_dra_that_is_lost_is_dras_again_when_it_comes_back(node: Node) -> None:
+    async with all_at_dra(node) as cluster:
+        held = cluster.claim("held", "gpu-1")
+        got = await cluster.prepare(held)
+        simulate(node, A)
+        await node.until(lambda: cluster.published().get("gpu-1") != [], "it to be offered to nobody")
+        assert await cluster.prepare(held) == got
+        simulate(node)
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        assert node.allocatable() == 0
+        await cluster.end(held)
+        await cluster.prepare(cluster.claim("next", "gpu-1"))
+
+
+async def test_a_kubelet_that_is_upgraded_takes_claims(node: Node) -> None:
+    async with Cluster(node, "1.34") as cluster:
+        simulate(node)
+        await cluster.start_kubelet("1.31")
+        cluster.gateway("--dra", "on")
+        await node.allocatable_is(2)
+        await node.pass_time(20)
+        await cluster.start_kubelet("1.34")
+        await node.until(lambda: cluster.dra.drivers, "our driver")
+        await node.allocatable_is(2)
+        await cross(cluster, "dra", A)
+        await cluster.published_is(gpu_0=[])
+        await cluster.prepare(cluster.claim("claim"))
+
+
 # -- a server, disk or kubelet that is slow or away -------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from tests.fakes.apiserver import Answer, Request
 
 OURS = f"n1-{NVIDIA}-0"
 THEIRS = "dra.example.com"
+AMD, OF_AMD = "amd.com/gpu", "gpu.amd.com"
 UNDER = "gpu.nvidia.com-x7k2p"
 
 
@@ -220,6 +221,38 @@ async def test_of_a_kubelet_that_is_not_known_yet_one_gateway_at_a_time_register
         await node.gateways[0].terminate()
         await node.until(lambda: cluster.dra.is_connected, "the other one")
         await cluster.prepare(held)
+
+
+async def test_slices_say_what_claims_choose_by(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        gpus = [{"uuid": A, "numa": 0}, {"uuid": B, "numa": 1}]
+        node.simulate({GPU: {"gpus": gpus, "product": "NVIDIA H100 80GB HBM3", "memory": 80}})
+        await cluster.start_kubelet()
+        cluster.gateway("--dra", "only")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        for number, device in enumerate(cluster.slices().values()):
+            said = {name: next(iter(value.values())) for name, value in device["attributes"].items()}
+            assert (said["type"], said["uuid"], said["index"]) == ("gpu", (A, B)[number], number)
+            assert (said["productName"], said["resource"]) == ("NVIDIA H100 80GB HBM3", GPU)
+            assert said["resource.kubernetes.io/numaNode"] == number
+            assert device["capacity"]["memory"]["value"] == "80Gi"
+
+
+async def test_each_vendor_has_a_driver_of_its_own_and_one_that_another_process_has_holds_up_no_other(
+    node: Node,
+) -> None:
+    async with Cluster(node) as cluster:
+        node.simulate(
+            {GPU: {"gpus": [{"uuid": A}]}, AMD: {"gpus": [{"uuid": "a", "device_nodes": ["/dev/dri/card1"]}]}}
+        )
+        await other_driver(node)
+        await cluster.start_kubelet()
+        cluster.gateway("--dra", "only")
+        await node.until(lambda: cluster.published(OF_AMD), "slices")
+        await node.pass_time(20)
+        assert not ours(cluster)
+        [name] = cluster.published(OF_AMD)
+        assert (await cluster.prepare(cluster.claim("claim", name, driver=OF_AMD))).nodes == ("/dev/dri/card1",)
 
 
 # -- another process with the driver's name ---------------------------------------------------------------------------
