@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import time
 from functools import partial
@@ -25,6 +26,7 @@ from gateway.handover.peers import ALLOCATES_END, Peers
 from gateway.kubelet.beliefs import Beliefs
 from gateway.kubelet.presence import Presence
 from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
+from gateway.leader.leader import Leader
 from gateway.lists import Lists
 from gateway.memory import mend
 from gateway.memory.holdings import Holdings
@@ -43,7 +45,7 @@ from gateway.wires import notify
 from gateway.wires.pool import GrpcThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
     from typing import Any
 
     from devices.source import DeviceSource, Hindrance
@@ -51,11 +53,11 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
     from gateway.dra.drivers import Drivers
     from gateway.handover.alone import Alone
-    from gateway.handover.standby import Standby
     from gateway.kubelet.beliefs import Look
     from gateway.kubelet.identity import KubeletId
     from gateway.kubernetes.features import Features
     from gateway.pair.role import Role
+    from gateway.telling.subject import LookedAfter
     from gateway.wires.control import ControlConnection, Handler
 
 FIRST_LOOK = 1.0
@@ -98,16 +100,14 @@ class Gateway:
         self.beliefs = Beliefs(*records, self._looked, lambda *lost: self.holdings.remember_forgotten(*lost))  # noqa: PLW0108 - they need each other
         self.started, self._stopped = time.monotonic(), False
         self.holdings = Holdings(self.ledger, self.scribe, self.beliefs, self.presence, self._resources, self._tasks)
-        self.others = Peers(
-            settings,
-            self._instance,
-            self.holdings,
-            self._resources,
-            lambda: self.lists,
-            lambda: self._exit.done(),  # noqa: PLW0108 - there is none before `run`
-            self.tally,
-            self._tasks,
-        )
+        lists: Callable[[], Lists] = lambda: self.lists  # noqa: E731 - they need each other
+        around = settings, self._instance, self.holdings, self._resources, lists, lambda: self._exit.done()  # noqa: PLW0108 - there is none before `run`
+        self.leader = self._peers = None
+        if _one_leads(settings, role):
+            self.others: Leader | Peers = (leader := Leader(*around, self._tasks))
+            self.leader = leader
+        else:
+            self.others = self._peers = Peers(*around, self.tally, self._tasks)
         self.around = Node(
             settings=settings,
             source=source,
@@ -120,8 +120,8 @@ class Gateway:
             look_within=self.beliefs.look_within,
             accepted=self.holdings.accepted,
             stood=self._stood,
-            register_at=lambda: self.others.handover.register_at,
-            guard=role.flight.guard if role is not None else None,
+            register_at=self.others.register_at,
+            guard=role.flight.guard if role is not None else self.leader.passing if self.leader is not None else None,
         )
         self.lists = Lists(
             settings,
@@ -203,36 +203,15 @@ class Gateway:
         if not beside:
             await self._open_control()
         self._tasks.spawn("watch", self._folder.run())
-        # It takes over from older gateways, once it could serve.
-        await self._unless_ended(self.others.know_devices(first, self.source.name))
-        await self._unless_ended(self.others.ability.wait())
-        if self.drivers is not None:
-            others = self._instance.peers if self.settings.dra == "only" else dict
-            self._tasks.spawn("dra", self.lists.unseen.offer(self.drivers.run, others))
-            if beside and self.alone is not None:
-                await self._unless_ended(_succeed(self, self.alone, self.drivers))
-                await self._open_control()
-        older_ones = self._instance.peers() if self.drivers is None else {}
-        await self._unless_ended(self.others.take_over(older_ones))
-        self._instance.publish()
-        if any(peer < self._instance.age and not self.others.handover.decides(peer, "") for peer in older_ones):
-            await self._unless_ended(asyncio.sleep(YIELD_TIME))
-        # From here on it serves.
-        self.others.begun = True
-        if older_ones:  # Until now they may have answered Allocates, so List was not called.
-            self.beliefs.look_within(ALLOCATES_END)
-        if self.alone is not None:
-            self.alone.serves(host_service=self.settings.host_service)
-            self._tasks.spawn("lock", self.alone.keep())
-        self._tasks.spawn("standby", self.others.standby.run())
-        self.others.look()
-        # Left to another gateway, which went before it was asked for it; or another serves it under another name.
-        if self.lists.unremembered() or any(resource.standing_by_for is not None for resource in self.resources):
-            await self._unless_ended(self.update())
-        self._tell_kubelet(self.resources)
+        if self.leader is not None:
+            self._instance.publish()
+            self._tasks.spawn("leader", self.leader.run())
+            await self._unless_ended(self.leader.settled.wait())
+        elif self._peers is not None:
+            await self._outrank(self._peers, first, beside=beside)
         await asyncio.sleep(0)  # The Registers go first.
-        if self._role is not None and self.drivers is None:
-            await self._role.rest(self.resources, self.scribe.load, self.others.over)
+        if self._role is not None and self._peers is not None and self.drivers is None:
+            await self._role.rest(self.resources, self.scribe.load, self._peers.over)
         notify.tell(notify.READY)
         if (seconds := notify.watchdog()) is not None:
             self._tasks.spawn("watchdog", notify.keep_alive(seconds))
@@ -240,6 +219,35 @@ class Gateway:
             self._tasks.spawn_once_active("kubernetes", self._features.run(self))
         gc.freeze()  # What is there now stays: a full collection of it takes 8 to 15 ms, in which nothing is answered.
         _tell_serving(self)
+
+    async def _outrank(self, peers: Peers, first: asyncio.Event, *, beside: bool) -> None:
+        # It takes over from older gateways, once it could serve.
+        await self._unless_ended(peers.know_devices(first, self.source.name))
+        await self._unless_ended(peers.ability.wait())
+        if self.drivers is not None:
+            living = self._instance.peers if self.settings.dra == "only" else dict
+            self._tasks.spawn("dra", self.lists.unseen.offer(self.drivers.run, living))
+            if beside and self.alone is not None:
+                await self._unless_ended(_succeed(self, self.alone, self.drivers))
+                await self._open_control()
+        older_ones = self._instance.peers() if self.drivers is None else {}
+        await self._unless_ended(peers.take_over(older_ones))
+        self._instance.publish()
+        if any(one < self._instance.age and not peers.handover.decides(one, "") for one in older_ones):
+            await self._unless_ended(asyncio.sleep(YIELD_TIME))
+        # From here on it serves.
+        peers.begun = True
+        if older_ones:  # Until now they may have answered Allocates, so List was not called.
+            self.beliefs.look_within(ALLOCATES_END)
+        if self.alone is not None:
+            self.alone.serves(host_service=self.settings.host_service)
+            self._tasks.spawn("lock", self.alone.keep())
+        self._tasks.spawn("standby", peers.standby.run())
+        peers.look()
+        # Left to another gateway, which went before it was asked for it; or another serves it under another name.
+        if self.lists.unremembered() or any(resource.standing_by_for is not None for resource in self.resources):
+            await self._unless_ended(self.update())
+        self._tell_kubelet(self.resources)
 
     async def _say_waiting(self) -> None:
         if not self._listeners.has_control:
@@ -266,13 +274,13 @@ class Gateway:
         notify.tell(notify.STOPPING)
         if self.drivers is not None:
             await self.drivers.close()
-        await self.others.handover.waits.keep_promises()
+        await self.others.end()
         for resource in self._resources.values():
             resource.feed(events.Stop())
         await self._tasks.close()
         self.lists.close()
         await asyncio.gather(*(resource.close() for resource in self._resources.values()), self.beliefs.close())
-        await self.others.handover.close()
+        await self.others.close()
         self.presence.close()
         await self._listeners.close_control()
         await self.scribe.close()
@@ -294,8 +302,8 @@ class Gateway:
         """Go on after each update: with ``news``, there are resources that are new."""
         if not self.begun:
             return
-        if news:
-            await self.others.handover.take_over(self.others.living() or ())
+        if news and self._peers is not None:
+            await self._peers.handover.take_over(self._peers.living() or ())
         self.others.look_at_peers()
         self._tell_kubelet([resource for resource in self._resources.values() if resource.state.kubelet is None])
 
@@ -347,14 +355,15 @@ class Gateway:
         return (*self.lists.unseen.added_to(self._follower.hindrances()), *flight)
 
     @property
-    def standby(self) -> Standby:
+    def standby(self) -> LookedAfter:
         """What is known of the resources that another gateway is to serve."""
         return self.others.standby
 
     @property
     def waits_for(self) -> str:
         """What the start waits for, and why; empty where it doesn't."""
-        return self._folder.waits_for or (self.alone.waits_for if self.alone is not None else "")
+        one = self.alone or self.leader
+        return self._folder.waits_for or (one.waits_for if one is not None else "")
 
     @property
     def begun(self) -> bool:
@@ -383,6 +392,11 @@ def _features(settings: Settings) -> Features:
     return Features(settings)
 
 
+def _one_leads(settings: Settings, role: Role | None) -> bool:
+    """Whether the gateway that holds the locks leads: behind a switch, until all modes have it."""
+    return role is None and settings.dra == "off" and not settings.policy.bridge and os.environ.get("ONE_LEADER") == "1"
+
+
 def _alone(gateway: Gateway, role: Role | None, in_vain: int) -> Alone | None:
     # One with DRA off that made room waits as those do that serve both APIs.
     if not {"on": True, "only": role is not None, "off": in_vain > 0}[gateway.settings.dra]:
@@ -409,7 +423,7 @@ def _met(gateway: Gateway, role: Role | None, commands: Commands) -> Mapping[str
 
         await server.meet(gateway.source.name, commands.taken(rows=False)(), gateway.settings, *talk)
 
-    others = {message.OP: gateway.others.handover.serve, message.RESIGN: resign}
+    others = {**gateway.others.handlers, message.RESIGN: resign}
     more = others if gateway.drivers is None else gateway.drivers.handlers
     return {"doctor": doctor, **more, **(gateway.alone.handlers if gateway.alone else {})}
 

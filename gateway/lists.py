@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from devices.source import DeviceSource, Inventory
     from gateway.configuration.settings import Settings
     from gateway.handover.peers import Peers
+    from gateway.leader.leader import Leader
     from gateway.memory.holdings import Holdings
     from gateway.memory.ledger import Ledger
     from gateway.registration.registrar import Resource
@@ -72,7 +73,7 @@ class Lists:
         settings: Settings,
         source: DeviceSource,
         holdings: Holdings,
-        others: Peers,
+        others: Leader | Peers,
         resources: dict[str, Resource],
         make: Callable[[str], Resource],
         changed: Callable[[], None],

@@ -50,7 +50,7 @@ class Ability:
     async def wait(self) -> None:
         """Leave all to another gateway, as long as one is there, until the kubelet would take any resource from this one."""
         told, wait = "", PEERS_AGAIN
-        while self._living() and (reason := await self._unable()):
+        while self._living() and (reason := await self.unable()):
             if reason != told:
                 _log.warning("waiting: another gateway serves, and this one could not", reason=reason)
                 for resource in self._resources.values():
@@ -63,7 +63,7 @@ class Ability:
             for resource in self._resources.values():
                 resource.trouble = ""
 
-    async def _unable(self) -> str:
+    async def unable(self) -> str:
         """Say why no resource of this gateway could be served by the kubelet that runs; empty where one could, or none runs."""
         if not self._presence.listens():
             return ""

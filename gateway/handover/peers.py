@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from devices.model import Health
-from gateway.handover import instance, standby
+from gateway.handover import instance, message, standby
 from gateway.handover.ability import PEERS_AGAIN, Ability
 from gateway.handover.events import HandoverOutcome, Standing, standing
 from gateway.handover.leases import Leases
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gateway.tally import Tally
     from gateway.tasks import Tasks
     from gateway.unseen import Unseen
+    from gateway.wires.control import Handler
 
 ALLOCATES_END = 2.0
 """Seconds from a handover until the gateway before has answered its last Allocate, and the kubelet has noted that."""
@@ -80,6 +81,9 @@ class OfferedLists(Protocol):
 
     def update_again(self, moments: Sequence[float]) -> None:
         """Do so again at the first of these moments (monotonic seconds)."""
+
+    def unremembered(self) -> bool:
+        """Whether something is about to be sent that the ledger doesn't know."""
 
     def only_remembered(self) -> Collection[str]:
         """Return the resources that the ledger knows and nobody here serves."""
@@ -178,6 +182,23 @@ class Peers:
         if any(one.standing_by_for is not None for one in self._resources.values()):
             return math.inf
         return max(self._took_over_at + ALLOCATES_END - time.monotonic(), 0.0)
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """Who meets which order of another gateway over the control socket."""
+        return {message.OP: self.handover.serve}
+
+    def register_at(self) -> float:
+        """Say when a Register may be sent (monotonic seconds)."""
+        return self.handover.register_at
+
+    async def end(self) -> None:
+        """Keep what was promised to other gateways, before this one ends."""
+        await self.handover.waits.keep_promises()
+
+    async def close(self) -> None:
+        """End the conversations."""
+        await self.handover.close()
 
     # Who is there, and serves what.
 

@@ -95,16 +95,42 @@ def hold(path: Path) -> int:
     Raises:
         OSError: it can't be opened or locked.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    descriptor = opened(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return -1
+        if locks(descriptor):
+            return descriptor
     except OSError:
         os.close(descriptor)
         raise
-    return descriptor
+    os.close(descriptor)
+    return -1
+
+
+def opened(path: Path) -> int:
+    """Open a file that is to be locked, and make it where it is missing.
+
+    Raises:
+        OSError: it can't be opened.
+    """
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+
+
+def locks(descriptor: int) -> bool:
+    """Lock an open file without waiting; False: somebody else has it.
+
+    Raises:
+        OSError: it can't be locked.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock(descriptor: int) -> None:
+    """Let go of a lock, and keep the file open."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager

@@ -118,7 +118,7 @@ class DevicePlugin:
 
     ``emit`` takes the registration events that calls cause (a stream opened, ended, a list too large). ``kubelet_minor`` is the
     kubelet's version, where an operator vouches for it. ``grace`` is as of ``DeviceList``; ``guard`` is laid around each answer of a
-    gateway in a pair (``gateway.pair.flight``).
+    gateway beside others, by call and resource (``gateway.pair.flight``, ``gateway.leader``).
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class DevicePlugin:
         *,
         kubelet_minor: int | None = None,
         grace: bool = False,
-        guard: Callable[[str, _Answer], _Answer] | None = None,
+        guard: Callable[[str, str, _Answer], _Answer] | None = None,
     ) -> None:
         self.name = name
         self._guard = guard
@@ -254,7 +254,7 @@ class DevicePlugin:
         guard = self._guard
         if guard is None:
             return answers
-        return {call: guard(f"{call} for {self.name}", answer) for call, answer in answers.items()}
+        return {call: guard(call, self.name, answer) for call, answer in answers.items()}
 
     def _answered(self, call: str, answer: _Answer, dialect: Dialect) -> Callable[[rpc.Call], Awaitable[bytes]]:
         """Count a call, and say what is wrong with it as gRPC does.

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from gateway.age import Age
     from gateway.configuration.reload import FileFate
     from gateway.configuration.settings import Settings
-    from gateway.handover.standby import Standby
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
     from gateway.memory.ledger import Ledger
@@ -21,6 +20,13 @@ if TYPE_CHECKING:
     from gateway.sides.table import Stand
     from gateway.tally import Tally
     from gateway.telling.sides import ByNameStatus, DriverStatus
+
+
+class LookedAfter(Protocol):
+    """The resources that another gateway is to serve."""
+
+    def lacking(self, resource: str, now: float) -> float:
+        """Say for how many seconds the kubelet's records have lacked a resource."""
 
 
 class SubjectDrivers(Protocol):
@@ -90,7 +96,7 @@ class Subject(Protocol):
         """The kubelet that is there."""
 
     @property
-    def standby(self) -> Standby:
+    def standby(self) -> LookedAfter:
         """What is known of the resources that another gateway is to serve."""
 
     @property

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import contextvars
 import errno
+import faulthandler
 import os
 import selectors
 import signal
@@ -120,6 +121,8 @@ class Process:
         """The exit status, minus the signal for one that was killed."""
         self.turns, self.dies_at = 0, -1
         """How often code of it ran, and after how many such turns it is killed."""
+        self.hung, self.hangs_at = False, float("inf")
+        """Whether it ended itself because it stood still (``faulthandler``), and when it does so."""
         self.log: list[dict[str, Any]] = []
         self.at_death: list[Callable[[], None]] = []
         """What the kernel and other processes notice."""
@@ -198,7 +201,11 @@ class Process:
                 selector.unregister(number)
 
     def go_on(self) -> None:
-        """Let it go on, as SIGCONT does."""
+        """Let it go on, as SIGCONT does: what was due meanwhile happens at once."""
+        if time.monotonic() >= self.hangs_at:
+            self.hung = True
+            self.kill()
+            return
         self.stopped = False
         for number, mask, data in self._paused:
             _selector().register(number, mask, data)
@@ -515,6 +522,10 @@ def _patch(clock: Clock) -> None:
             exits(status)
         raise _Ended(status)
 
+    def lives(seconds: float, *_: Any, **__: Any) -> None:
+        if (process := current()) is not None:
+            process.hangs_at = time.monotonic() + seconds
+
     def begun_anew(_path: Any, _argv: Any, environment: Mapping[str, str]) -> NoReturn:
         raise _BegunAnew(environment)
 
@@ -527,6 +538,7 @@ def _patch(clock: Clock) -> None:
         (socket.socket, {"__init__": made}),
         (os, {"replace": replaced, "open": opened, "close": closed, "_exit": exited, "execve": begun_anew}),
         (asyncio, {"run": captured}),
+        (faulthandler, {"dump_traceback_later": lives, "cancel_dump_traceback_later": lambda: lives(float("inf"))}),
     ):
         for name, new in others.items():
             setattr(owner, name, new)

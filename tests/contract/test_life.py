@@ -38,6 +38,7 @@ async def test_a_newer_gateway_takes_over(node: Node, version: str) -> None:
     await node.admit("third")
 
 
+@pytest.mark.overruled
 @pytest.mark.also_real
 async def test_a_stopped_gateway_goes_on(node: Node) -> None:
     await node.start_kubelet()

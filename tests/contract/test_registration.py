@@ -244,7 +244,7 @@ async def test_a_name_is_new_for_each_registration(node: Node) -> None:
         kubelet = await node.start_kubelet("1.37")
         await node.allocatable_is(8)
         kubelet.manager.cut(GPU)
-        await accepted_is(node, 2, 1)
+        await accepted_is(node, 2, 5)
         endpoints += [
             note.split("endpoint=")[1].split(":")[0] for note in kubelet.notes if ": OK" in note and "endpoint" in note
         ]

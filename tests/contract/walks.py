@@ -402,9 +402,13 @@ class Walk:
             if task.done():
                 del self.asking[pod]
                 task.result()
-        for one in self.node.gateways:
+        for one in tuple(self.node.gateways):
             if not one.alive and one not in self.killed:
                 status = one.process.ended.result()
+                if one.process.hung:  # It stood still for too long, and its container is started again.
+                    self.killed.append(one)
+                    self.node.gateway()
+                    continue
                 self._must(
                     one in self.ending and status in {0, -signal.SIGTERM},
                     f"a gateway ended by itself, with status {status}",

@@ -1,0 +1,524 @@
+"""The shell of ``machine``: takes the locks, talks with the other gateways, and serves or stands by as the machine decides."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import math
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from devices.model import Fault, RefusedError
+from gateway.handover.ability import Ability
+from gateway.handover.events import Standing, standing
+from gateway.handover.instance import FOLDER, socket_name
+from gateway.handover.message import sender
+from gateway.kubelet.watch import kubelet_id
+from gateway.leader import machine
+from gateway.leader.locks import Locks
+from gateway.leader.machine import Stage
+from gateway.memory.scribe import PATIENCE
+from gateway.registration import events
+from gateway.registration.events import Phase
+from gateway.registration.registrar import warm_up
+from gateway.wires import control, rpc
+from gateway.wires.control import ControlConnection, ControlError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from adapters.dialect import Dialect, Level
+    from gateway.age import Age
+    from gateway.configuration.settings import Settings
+    from gateway.handover.instance import Instance
+    from gateway.handover.peers import OfferedLists
+    from gateway.kubelet.identity import KubeletId
+    from gateway.memory.holdings import Holdings
+    from gateway.registration.registrar import Resource
+    from gateway.tasks import Tasks
+    from gateway.wires.control import Handler
+
+OP: Final = "lead"
+ALLOCATES_END: Final = 2.0
+"""Seconds from a takeover until the gateway before has answered its last Allocate, and the kubelet has noted that."""
+ABLE_AGAIN: Final = 0.5
+"""Seconds between two looks whether this gateway could lead."""
+LIVES: Final = 5.0
+"""Seconds between two words that the event loop of a leader lives, and between two looks at the locks."""
+HANGS: Final = 15.0
+"""Seconds without such a word after which this process ends itself, so that the kernel frees the locks."""
+STREAMS_END: Final = 0.05
+"""Seconds that the kubelet has to see its streams end, before the locks are let go of."""
+REGISTERS_END: Final = 12.0
+"""Seconds within which a Register in flight is answered and called."""
+CONNECT: Final = 0.5
+"""Seconds within which a leader takes a connection."""
+PASSES: Final = 10.0
+"""Seconds for which a call waits for a gateway that leads."""
+_REGISTER_FIRST: Final = 37
+"""The kubelet that takes a Register while an earlier stream lives."""
+_UNASKED: Final = frozenset({Fault.UNAVAILABLE, Fault.CANCELLED, Fault.DEADLINE_EXCEEDED})
+_FAULTS: Final = {rpc.Code(fault.value): fault for fault in Fault if fault not in _UNASKED}
+"""What a gateway refuses with; anything else means that it could not be asked."""
+_log = structlog.get_logger()
+
+
+class NeverLacking:
+    """What is known of the resources that another gateway serves: that one says itself what it lacks."""
+
+    def lacking(self, resource: str, now: float) -> float:  # noqa: ARG002 - as ``handover.standby.Standby``
+        """Say for how many seconds the kubelet's records have lacked a resource."""
+        return 0.0
+
+
+class Leader:
+    """Who leads on this node, and this gateway's part in it.
+
+    Args:
+        settings: the gateway's.
+        own: its place on the node.
+        holdings: what containers hold.
+        resources: its resources, by name.
+        lists: gives its lists, which depend on who leads, too.
+        ending: tells whether it is about to end.
+        tasks: its tasks.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        own: Instance,
+        holdings: Holdings,
+        resources: Mapping[str, Resource],
+        lists: Callable[[], OfferedLists],
+        ending: Callable[[], bool],
+        tasks: Tasks,
+    ) -> None:
+        self._settings, self._instance, self._holdings = settings, own, holdings
+        self._resources, self._lists, self._ending, self._tasks = resources, lists, ending, tasks
+        self._presence, self._scribe, self._beliefs = holdings.presence, holdings.scribe, holdings.beliefs
+        self.state = machine.start(own.age)
+        self.standby = NeverLacking()
+        self.begun = False
+        """Whether this gateway is done with its start: it leads, or stands by and could lead."""
+        self.settled = asyncio.Event()
+        """Set with ``begun``."""
+        self._locks = Locks(settings.socket_dir, settings.state_dir, own.token)
+        self._ability = Ability(settings.api, self._presence, resources, lambda: None, lambda _: None)
+        self._warm = False
+        """Whether this process has connected to a kubelet before: its first connection takes milliseconds more."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._links: dict[str, ControlConnection] = {}
+        """The conversations with the other gateways, by token."""
+        self._before = ""
+        """The one that made room for this one, until it is told that this one serves."""
+        self._changed = asyncio.Event()
+        """Set, and made anew, when the stage changes."""
+        self._answering = 0
+        """How many calls are being answered."""
+        self._took_over_at = -math.inf
+        self._ended_at = -math.inf
+        """When the streams of the gateway before ended, as far as it is known (monotonic seconds)."""
+        self._beliefs.lists_after = self._others_allocate_for
+
+    # -- for the gateway ----------------------------------------------------------------------------------------------
+
+    @property
+    def age(self) -> Age:
+        """This gateway's own age."""
+        return self._instance.age
+
+    @property
+    def leads(self) -> bool:
+        """Whether this gateway decides."""
+        return self.state.stage in {Stage.TAKING, Stage.LEADING, Stage.YIELDING} and self._locks.held
+
+    @property
+    def waits_for(self) -> str:
+        """What the start waits for, and why; empty where it doesn't."""
+        if self.begun or self.leads:
+            return ""
+        other = self.state.leader
+        who = f"the gateway {other.token}, which leads" if other else "the gateway that leads"
+        return f"{who}: {why}" if (why := self.state.refused or self.state.unable) else who
+
+    async def run(self) -> None:
+        """Look, for ever, whether this gateway could lead, and whether its locks are where others look for them."""
+        await self._open_locks()
+        while True:
+            faulthandler.dump_traceback_later(HANGS, exit=True)
+            if self.leads and not self._look_at_locks():
+                await self._guard()
+            else:
+                self._feed(machine.Able(reason := await self._unable()))
+                if not reason and not self._warm and self._presence.listens():
+                    self._warm = True
+                    await warm_up(self._presence.socket)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LIVES if self.leads else ABLE_AGAIN):
+                    await self._changed.wait()
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """Who meets which order of another gateway over the control socket."""
+        return {OP: self.met}
+
+    async def end(self) -> None:
+        """Write what was promised and let another gateway lead, before this one ends."""
+        for resource in self._resources.values():
+            resource.feed(events.Stop())
+        if self.leads:
+            await self._promised()
+            await self._streams_end()
+        await self.close()
+
+    async def _guard(self) -> None:
+        """Lock the state directory, once it can be: another gateway may have it by now, and then that one leads."""
+        if self._locks.unguarded:
+            await self._open_locks()
+            if not self._locks.take():
+                self._feed(machine.Lost("another gateway has the lock of the state directory"))
+
+    async def close(self) -> None:
+        """Let another gateway lead."""
+        faulthandler.cancel_dump_traceback_later()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._locks.close(last=not self._links)
+        for link in [*self._links.values()]:
+            link.close()
+
+    async def met(self, connection: ControlConnection, request: Mapping[str, Any]) -> None:
+        """Talk with another gateway, as long as it lives: the control server's handler of ``OP``.
+
+        Raises:
+            ControlError: it doesn't say who it is.
+        """
+        age = sender(request)
+        if age is None:
+            raise ControlError(f"expected the age of a gateway, got {control.shown(request.get('from'))}")
+        await connection.send({"leads": self.leads, "from": self._own()})
+        await self._talk(age, connection)
+
+    def passing(self, call: str, resource: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+        """Answer a kubelet's calls while this gateway leads; else pass them on to the one that does."""
+
+        async def passed(dialect: Dialect, request: bytes, context: rpc.Call) -> bytes:
+            ends = time.monotonic() + PASSES
+            while time.monotonic() < ends:
+                if self.state.stage is Stage.LEADING and not self._look_at_locks():
+                    self._answering += 1
+                    try:
+                        wire: bytes = await answer(dialect, request, context)
+                        return wire
+                    finally:
+                        self._answering -= 1
+                if (other := self._leader_token()) and self.state.stage is not Stage.YIELDING:
+                    path = self._settings.socket_dir / FOLDER / other / socket_name(resource)
+                    try:
+                        async with rpc.Channel(path) as channel:
+                            return await channel.call(f"/{dialect.plugin_service}/{call}", request, seconds=PASSES)
+                    except rpc.CallError as error:
+                        if error.code in _FAULTS:
+                            raise RefusedError(_FAULTS[error.code], error.details) from None
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await self._changed.wait()
+            raise RefusedError(
+                Fault.UNAVAILABLE,
+                f"expected a gateway to lead on this node within {PASSES:g} s, and none does: ask again",
+            )
+
+        return passed
+
+    # -- for the lists ------------------------------------------------------------------------------------------------
+
+    def living(self) -> dict[Age, Path]:
+        """Return the gateway that leads, with its folder, unless that is this one."""
+        other = None if self.leads else self.state.leader
+        return {} if other is None else {other: self._settings.socket_dir / FOLDER / other.token}
+
+    def elsewhere(self, resource: str) -> bool:  # noqa: ARG002 - the same of all
+        """Whether another gateway serves a resource."""
+        return not self.leads
+
+    def to_be_sent(self, names: Iterable[str]) -> list[str]:
+        """Choose the resources that this gateway serves, or is about to: all or none."""
+        return list(names) if self.leads else []
+
+    @property
+    def registering(self) -> bool:
+        """Whether a Register is about to be sent, or not answered by a call yet: what takes seconds waits until it is."""
+        return self.state.stage is Stage.TAKING or self._is_busy()
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def look(self, came: Collection[str] = ()) -> None:
+        """Take note that other gateways came or went: who is concerned is connected."""
+
+    def look_at_peers(self) -> None:
+        """Let each resource stand by, also one that is new, unless this gateway leads."""
+        if not self.leads:
+            for resource in self._resources.values():
+                resource.feed(events.StandBy(self.state.leader))
+
+    def kubelet_up(self, kubelet: KubeletId) -> None:
+        """Take note of a new kubelet: it knows nobody yet."""
+
+    def approach(self, kubelet: KubeletId) -> None:
+        """Begin to connect to a kubelet that is there."""
+        for resource in self._resources.values():
+            resource.approach(kubelet)
+
+    def stood(self, resource: Resource) -> None:  # noqa: ARG002 - it is asked of all
+        """Take note that a resource's registration may stand elsewhere now."""
+        if self._before and self.state.stage is Stage.LEADING and self._serves():
+            self._tell(self._before, {"serving": True})
+            self._before = ""
+
+    def register_at(self) -> float:
+        """Say when a Register may be sent (monotonic seconds): never without the locks."""
+        return math.inf if self._look_at_locks() or not self.leads else 0.0
+
+    # -- the machine --------------------------------------------------------------------------------------------------
+
+    def _feed(self, event: machine.Event) -> None:
+        before = self.state.stage
+        self.state, actions = machine.step(self.state, event)
+        if self.state.stage is not before:
+            _log.info("leader", stage=self.state.stage.value, why=type(event).__name__)
+            self._changed.set()
+            self._changed = asyncio.Event()
+        stands_by = self.state.stage is Stage.STANDBY and self.state.leader is not None
+        if not self.begun and (stands_by or self.state.stage is Stage.LEADING):
+            self.begun = True
+            self.settled.set()
+        if self.state.leader is not None and self.state.stage in {Stage.PREPARING, Stage.STANDBY, Stage.ASKING}:
+            self.look_at_peers()
+        for action in actions:
+            self._act(action)
+
+    def _act(self, action: machine.Action) -> None:
+        match action:
+            case machine.Try():
+                self._try()
+            case machine.Ask():
+                self._tell(self._leader_token(), {"ask": True})
+            case machine.Withdraw():
+                self._tell(self._leader_token(), {"ask": False})
+            case machine.Take():
+                self._tasks.background(self._take())
+            case machine.Lead():
+                self._lead()
+            case machine.Drain(to):
+                self._tasks.background(self._drain(to))
+            case machine.Answer(to, reason, seconds):
+                self._tell(to.token, {"no": reason, "again_s": seconds} if reason else {"yours": True})
+            case machine.Free():
+                self._locks.free()
+            case machine.Rest(by):
+                for resource in self._resources.values():
+                    resource.feed(events.StandBy(by))
+                for token in self._links.keys() - {"" if by is None else by.token}:
+                    self._tell(token, {"leads": False})
+            case machine.SetWait(seconds):
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+                if seconds is not None:
+                    self._timer = asyncio.get_running_loop().call_later(seconds, self._waited)
+
+    def _waited(self) -> None:
+        self._timer = None
+        self._feed(machine.WaitOver(time.monotonic()))
+
+    def _try(self) -> None:
+        if self._ending():
+            return
+        try:
+            taken = self._locks.take()
+        except OSError as error:
+            self._feed(machine.Held(why=f"{error.filename}: {error.strerror}: without this lock nobody can lead"))
+            return
+        if taken:
+            if self._locks.unguarded:
+                _log.error("leading without the lock of the state directory", reason=self._locks.unguarded)
+            self._feed(machine.Locked())
+        elif self.state.hurry and self._locks.holder().token in {"", self.state.left}:
+            self._feed(machine.Held(leaving=True))
+        else:
+            self._tasks.background(self._meet())
+
+    async def _meet(self) -> None:
+        """Connect to the gateway that holds the locks, and stay connected."""
+        holder = self._locks.holder()
+        if holder.state and holder.state != self._locks.state():
+            why = f"the gateway {holder.token} leads with another state directory: give both the same --state-dir"
+            self._feed(machine.Held(why=why))
+            return
+        if not holder.token or holder.token in self._links:
+            self._feed(machine.Held(self.state.leader))
+            return
+        path = control.socket_path(self._settings.state_dir, holder.token)
+        try:
+            link = await control.connect(path, CONNECT)
+            await link.send({"op": OP, "from": self._own()})
+            async with asyncio.timeout(CONNECT):
+                said = await link.receive()
+        except (ControlError, TimeoutError) as error:
+            self._feed(machine.Held(why=str(error)))
+            return
+        age = sender(said) if said is not None and said.get("leads") is True else None
+        if age is None:
+            link.abort()
+            self._feed(machine.Held(why=f"the gateway {holder.token} holds the locks and doesn't say that it leads"))
+            return
+        self._tasks.background(self._talk(age, link))
+        self._feed(machine.Held(age))
+
+    async def _talk(self, age: Age, link: ControlConnection) -> None:
+        """Hear what another gateway says, until one of both ends."""
+        self._links[age.token] = link
+        try:
+            while (said := await link.receive()) is not None:
+                match said:
+                    case {"ask": True}:
+                        self._feed(machine.Asked(age, time.monotonic()))
+                    case {"ask": False}:
+                        self._feed(machine.Withdrawn(age))
+                    case {"yours": True}:
+                        self._before, self._ended_at = age.token, time.monotonic()
+                        self._feed(machine.Yours())
+                    case {"no": str(reason), "again_s": int() | float() as seconds}:
+                        self._feed(machine.No(reason, float(seconds)))
+                    case {"serving": True}:
+                        self._feed(machine.Serving())
+                    case {"leads": False}:
+                        self._feed(machine.Gone(age.token))
+                    case _:  # A word of a later release.
+                        pass
+        finally:
+            if self._links.get(age.token) is link:
+                del self._links[age.token]
+            link.abort()
+            self._feed(machine.Gone(age.token))
+
+    def _own(self) -> dict[str, Any]:
+        return {"born_ns": self.age.born_ns, "token": self.age.token}
+
+    def _tell(self, token: str, message: Mapping[str, Any]) -> None:
+        if (link := self._links.get(token)) is not None:
+            self._tasks.background(self._send(link, message))
+
+    async def _send(self, link: ControlConnection, message: Mapping[str, Any]) -> None:
+        with suppress(ControlError):
+            await link.send(message)
+
+    # -- serving ------------------------------------------------------------------------------------------------------
+
+    async def _take(self) -> None:
+        """Go on from what the gateway before left."""
+        self._took_over_at = time.monotonic()
+        if self._presence.kubelet is not None:
+            self.approach(self._presence.kubelet)
+        await self._scribe.load(patient=True, follows=True)
+        news = self._holdings.recall_all(())
+        lists = self._lists()
+        ready = not news and lists.based_on == self._holdings.ledger.beside_lists() and not lists.unremembered()
+        await (lists.announce() if ready else lists.update())
+        self._feed(machine.Took())
+
+    def _lead(self) -> None:
+        """Register, or go on."""
+        waited = time.monotonic() - self._ended_at
+        for resource in self._resources.values():
+            resource.feed(events.Ours())
+            resource.feed(events.Resume(waited))
+            if self._presence.kubelet is not None and resource.state.kubelet is None:
+                resource.feed(events.KubeletUp(self._presence.kubelet))
+        self._beliefs.look_within(ALLOCATES_END)
+
+    async def _drain(self, to: Age) -> None:
+        """Send nothing new, write what was promised, and end the streams of a kubelet that takes no Register while one lives."""
+        deadline = time.monotonic() + REGISTERS_END
+        while (self._answering or self._is_busy()) and time.monotonic() < deadline:  # noqa: ASYNC110 - many things end these
+            await asyncio.sleep(0.001)
+        first = self._register_first()
+        if not await self._promised():
+            self._feed(machine.Drained("the state file can't be written"))
+            return
+        if self.state.stage is not Stage.YIELDING:
+            return
+        if not first:
+            for resource in self._resources.values():
+                resource.feed(events.StandBy(to))
+            await self._streams_end()
+        self._feed(machine.Drained())
+
+    async def _promised(self) -> bool:
+        for name in self._resources:
+            self._holdings.note(name)
+        return await self._scribe.durable()
+
+    async def _streams_end(self) -> None:
+        deadline = time.monotonic() + STREAMS_END
+        while time.monotonic() < deadline and any(one.plugin.streaming for one in self._resources.values()):  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.001)
+
+    # -- details ------------------------------------------------------------------------------------------------------
+
+    async def _unable(self) -> str:
+        """Say why this gateway could not lead; empty where it could."""
+        lists = self._lists()
+        if lists.inventory is None and not lists.unseen.none_before:
+            return "its devices aren't known yet"
+        if self.state.leader is None:  # Nobody serves: whatever this one can do is better.
+            return ""
+        return lists.unseen.words or await self._ability.unable()
+
+    async def _open_locks(self) -> None:
+        """Open what is locked later, in a thread: a disk that doesn't answer holds nobody up."""
+        opening = asyncio.ensure_future(asyncio.to_thread(self._locks.open))
+        if not (await asyncio.wait({opening}, timeout=PATIENCE))[0]:
+            self._locks.unguarded = f"the disk of {self._settings.state_dir} doesn't answer within {PATIENCE:g} s"
+
+    def _look_at_locks(self) -> str:
+        """Say why the locks guard nothing any more; this gateway leads no longer, then."""
+        if reason := self._locks.lost():
+            _log.error("not leading any more: a lock was replaced", reason=reason)
+            self._feed(machine.Lost(reason))
+        return reason
+
+    def _leader_token(self) -> str:
+        one = self.state.leader or self.state.other
+        return "" if one is None else one.token
+
+    def _is_busy(self) -> bool:
+        return any(self._standing(one) is Standing.BUSY for one in self._resources.values())
+
+    def _serves(self) -> bool:
+        """Whether every resource is served that can be, or no kubelet is there to serve."""
+        if not self._presence.listens():
+            return True
+        waits = {Standing.BUSY, Standing.IDLE, Standing.LEAVING}
+        return not any(self._standing(one) in waits for one in self._resources.values())
+
+    def _standing(self, one: Resource) -> Standing:
+        return standing(one.state.phase, streams=one.plugin.streaming, refused=one.state.refused)
+
+    def _register_first(self) -> bool:
+        """Whether the kubelet is one that takes a Register while an earlier stream lives."""
+        levels: Sequence[Level | None] = [
+            one.plugin.level for one in self._resources.values() if one.state.phase is Phase.SERVING
+        ]
+        return bool(levels) and all(level is not None and level.reaches(_REGISTER_FIRST) is True for level in levels)
+
+    def _others_allocate_for(self) -> float:
+        """Return for how many seconds another gateway may be answering an Allocate, of which this one doesn't know (infinite: it leads)."""
+        if kubelet_id(self._presence.socket) != self._presence.kubelet or not self.leads:
+            return math.inf
+        return max(self._took_over_at + ALLOCATES_END - time.monotonic(), 0.0)

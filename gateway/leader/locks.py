@@ -1,0 +1,148 @@
+"""The two locks of the gateway that leads: who holds both decides on this node.
+
+The first is in the gateways' folder below the kubelet's socket directory, the second in the state directory. The first finds two gateways
+with different state directories; the second guards the file that is written under it. The kernel frees both, however their holder ends.
+A lock whose name leads to another file guards nothing (``rm -rf``, an overlay), so ``lost`` compares them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Struct
+
+from devices.files import NotPlainError, read_plain
+from gateway.handover.instance import FOLDER, TOKEN
+from gateway.memory import file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME: Final = "leader.lock"
+_MOST_BYTES: Final = 128
+
+
+class Holder(Struct, frozen=True):
+    """Who wrote its name into the first lock: its token, and its state directory's device and inode."""
+
+    token: str = ""
+    state: str = ""
+
+
+class Locks:
+    """Both locks: the first is held by who leads, the second by who writes the state file.
+
+    Where the second can't be opened (a full disk, one that is read-only or doesn't answer), nobody can write that file either. So the
+    gateway with the first one leads, without memory, and takes the second as soon as it can (``unguarded``).
+
+    Args:
+        socket_dir: the kubelet's socket directory.
+        state_dir: the state directory, which is made where it is missing.
+        token: the gateway's own.
+    """
+
+    def __init__(self, socket_dir: Path, state_dir: Path, token: str) -> None:
+        self._first, self._second = socket_dir / FOLDER / NAME, state_dir / NAME
+        self._token = token
+        self._held: dict[Path, int] = {}
+        """What is locked, with its descriptor."""
+        self._opened = -1
+        """The descriptor of the second, not locked yet."""
+        self.unguarded = f"{self._second} isn't open yet"
+        """Why the second can't be locked; '' where it can."""
+
+    @property
+    def held(self) -> bool:
+        """Whether this gateway may lead."""
+        return self._first in self._held
+
+    def open(self) -> None:
+        """Open the second. It blocks: for a thread."""
+        if self._second in self._held or self._opened >= 0:
+            return
+        try:
+            self._second.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._opened = file.opened(self._second)
+        except OSError as error:
+            self.unguarded = f"{self._second}: {error.strerror}"
+        else:
+            self.unguarded = ""
+
+    def take(self) -> bool:
+        """Take both without waiting; False: another gateway holds one.
+
+        Raises:
+            OSError: the first can't be opened or locked. An error is a hindrance, never a free lock.
+        """
+        before = self.held
+        if not before:
+            self._first.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            if (descriptor := file.hold(self._first)) < 0:
+                return False
+            self._held[self._first] = descriptor
+        if self._opened >= 0:
+            if not file.locks(self._opened):
+                self.free()
+                return False
+            self._held[self._second], self._opened = self._opened, -1
+        if self.lost():  # It was replaced between its opening and its locking.
+            self.free()
+            return False
+        if not before:
+            self._sign()
+        return True
+
+    def lost(self) -> str:
+        """Say which lock isn't where others look for it any more; '' where all that are held are."""
+        for path, descriptor in self._held.items():
+            try:
+                there = os.path.samestat(os.fstat(descriptor), path.lstat())
+            except OSError as error:
+                return f"{path}: {error.strerror}"
+            if not there:
+                return f"{path} is another file by now"
+        return ""
+
+    def free(self) -> None:
+        """Let another gateway lead. The second stays open, so that it can be locked again without the disk."""
+        if (first := self._held.pop(self._first, -1)) >= 0:
+            if (second := self._held.pop(self._second, -1)) >= 0:
+                file.unlock(second)
+                self._opened = second
+            os.close(first)
+
+    def close(self, *, last: bool) -> None:
+        """Let go of both for good; the ``last`` gateway leaves nothing behind in the kubelet's folder."""
+        if self.held and last and not self.lost():
+            with contextlib.suppress(OSError):
+                self._first.unlink()
+        self.free()
+        if self._opened >= 0:
+            os.close(self._opened)
+            self._opened = -1
+
+    def holder(self) -> Holder:
+        """Read who holds the first lock, or did last."""
+        with contextlib.suppress(OSError, NotPlainError, ValueError):
+            said = msgspec.json.decode(read_plain(self._first, _MOST_BYTES), type=Holder)
+            if TOKEN.fullmatch(said.token):
+                return said
+        return Holder()
+
+    def state(self) -> str:
+        """Name the state directory by its device and inode."""
+        try:
+            found = self._second.parent.stat()
+        except OSError:
+            return ""
+        return f"{found.st_dev}:{found.st_ino}"
+
+    def _sign(self) -> None:
+        """Say who leads, for those that are to ask it. On a full disk they try the locks instead."""
+        said = msgspec.json.encode(Holder(self._token, self.state()))
+        with contextlib.suppress(OSError):
+            os.pwrite(self._held[self._first], said, 0)
+            os.ftruncate(self._held[self._first], len(said))

@@ -1,0 +1,338 @@
+"""Whether this gateway leads on its node, as a pure state machine: events in, the next state and actions out.
+
+Who holds the locks leads; all others stand by, connected to the leader's control socket. The newest asks it to make room, as soon as it
+could lead itself. Age is the pod's, so that a container that was started again asks nobody of its own pod.
+Waiting is a state, not a sleep: ``SetWait`` asks for a ``WaitOver``, and each step replaces the wait before.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.age import Age
+
+AT_ONCE = 0.001
+"""Seconds between two tries to take the locks while their holder dies or makes room."""
+AGAIN = 1.0
+"""The same, while another gateway holds them; and how much longer one waits that could not lead."""
+HURRY = 2.0
+"""Seconds for which the locks are tried at once."""
+ASK_TIME = 15.0
+"""Seconds that a leader has to make room: a Register in flight takes up to 11."""
+REPORT = 2.0
+"""Seconds that a new leader has to say that it serves."""
+HOLDS_BACK, HOLDS_BACK_MAX = 30.0, 900.0
+"""Seconds for which a gateway is refused that led in vain; doubled each time in a row, up to the second."""
+SERVED = 600.0
+"""Seconds from which on one that ended did lead."""
+STARTING = "it is still starting"
+
+
+class Stage(Enum):
+    """Where a gateway stands."""
+
+    PREPARING = "preparing"
+    STANDBY = "standing by"
+    ASKING = "asking the leader to make room"
+    TAKING = "taking over"
+    LEADING = "leading"
+    YIELDING = "making room"
+    YIELDED = "made room"
+
+
+class Able(Struct, frozen=True):
+    """What keeps this gateway from leading, if anything."""
+
+    reason: str = ""
+
+
+class Locked(Struct, frozen=True):
+    """The locks are ours."""
+
+
+class Held(Struct, frozen=True):
+    """Another gateway holds the locks; ``leader`` is its age, where it can be talked to, ``why`` else. It is ``leaving``: it went, or made room."""
+
+    leader: Age | None = None
+    why: str = ""
+    leaving: bool = False
+
+
+class Gone(Struct, frozen=True):
+    """The gateway with this token has closed its connection, or says that it doesn't lead."""
+
+    token: str
+
+
+class Yours(Struct, frozen=True):
+    """The leader made room."""
+
+
+class No(Struct, frozen=True):
+    """The leader makes none, for so many seconds."""
+
+    reason: str
+    seconds: float = AGAIN
+
+
+class Took(Struct, frozen=True):
+    """What the gateway before left is read, and the lists are ready."""
+
+
+class Asked(Struct, frozen=True):
+    """Another gateway asks to lead, at ``now`` (monotonic seconds)."""
+
+    age: Age
+    now: float
+
+
+class Withdrawn(Struct, frozen=True):
+    """One that asked takes that back."""
+
+    age: Age
+
+
+class Drained(Struct, frozen=True):
+    """All that was promised is on disk; or ``reason`` says why it isn't."""
+
+    reason: str = ""
+
+
+class Serving(Struct, frozen=True):
+    """The new leader says that it serves."""
+
+
+class Lost(Struct, frozen=True):
+    """A lock's name leads to another file."""
+
+    reason: str
+
+
+class WaitOver(Struct, frozen=True):
+    """The wait is over, at ``now`` (monotonic seconds)."""
+
+    now: float
+
+
+Event = Able | Locked | Held | Gone | Yours | No | Took | Asked | Withdrawn | Drained | Serving | Lost | WaitOver
+
+
+class Try(Struct, frozen=True):
+    """Try to take the locks."""
+
+
+class Ask(Struct, frozen=True):
+    """Ask the leader to make room."""
+
+
+class Withdraw(Struct, frozen=True):
+    """Take the question back."""
+
+
+class Take(Struct, frozen=True):
+    """Read what the gateway before left, and make the lists ready."""
+
+
+class Lead(Struct, frozen=True):
+    """Register, and answer."""
+
+
+class Drain(Struct, frozen=True):
+    """Make room for this gateway: send nothing new, write what was promised."""
+
+    to: Age
+
+
+class Answer(Struct, frozen=True):
+    """Answer the gateway that asked; ``reason`` says why no room is made, for so many seconds."""
+
+    to: Age
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class Free(Struct, frozen=True):
+    """Let go of the locks."""
+
+
+class Rest(Struct, frozen=True):
+    """Serve nothing any more."""
+
+    by: Age | None
+
+
+class SetWait(Struct, frozen=True):
+    """Tell when so many seconds are over; None: there is nothing to wait for."""
+
+    seconds: float | None
+
+
+Action = Try | Ask | Withdraw | Take | Lead | Drain | Answer | Free | Rest | SetWait
+
+
+class State(Struct, frozen=True):
+    """What is remembered of who leads."""
+
+    own: Age
+    stage: Stage = Stage.PREPARING
+    unable: str = STARTING
+    leader: Age | None = None
+    """The other gateway that leads, where this one is connected to it."""
+    other: Age | None = None
+    """The one that room is, or was, made for."""
+    refused: str = ""
+    """Why the leader made no room, or can't be asked."""
+    hurry: int = 0
+    """How many tries follow at once."""
+    left: str = ""
+    """The token of the one that led and went, or made room: as long as the locks bear its name, they are about to be free."""
+    made_at: float = 0.0
+    """When room was made last (monotonic seconds)."""
+    vain: int = 0
+    """How often in a row room was made in vain."""
+
+
+Step = tuple[State, tuple[Action, ...]]
+_HURRY = int(HURRY / AT_ONCE)
+_WAITS = frozenset({Stage.PREPARING, Stage.STANDBY})
+_LEADS = frozenset({Stage.LEADING, Stage.YIELDING})
+
+
+def start(own: Age) -> State:
+    """Begin: the locks are tried as soon as it is known whether this gateway could lead."""
+    return State(own)
+
+
+def held_back(vain: int) -> float:
+    """Say for how many seconds no room is made, after it was made so often in vain."""
+    return min(HOLDS_BACK * 2.0 ** min(vain - 1, 20), HOLDS_BACK_MAX) if vain else 0.0
+
+
+def step(state: State, event: Event) -> Step:
+    """Take one event. Total: every event is meaningful, or ignored, in every stage."""
+    match event:
+        case Able(reason):
+            return _able(state, reason)
+        case Locked() if state.stage in _LEADS:
+            return state, ()
+        case Locked():
+            return _to(state, Stage.TAKING), (SetWait(None), Take())
+        case Held():
+            return _held(state, event)
+        case Gone(token):
+            return _gone(state, token)
+        case Yours() if state.stage is Stage.ASKING:
+            left = "" if state.leader is None else state.leader.token
+            return replace(_to(state, Stage.TAKING), hurry=_HURRY, left=left), (Try(),)
+        case No(reason, seconds) if state.stage is Stage.ASKING:
+            return replace(_wait(state), refused=reason), (SetWait(max(seconds, AGAIN)),)
+        case Took() if state.stage is Stage.TAKING:
+            return replace(_to(state, Stage.LEADING), leader=None, refused="", other=None), (Lead(),)
+        case Asked(age, now):
+            return _asked(state, age, now)
+        case Withdrawn(age) if age == state.other and state.stage is Stage.YIELDING:
+            return _to(state, Stage.LEADING), (Lead(),)
+        case Withdrawn(age) if age == state.other and state.stage is Stage.YIELDED:
+            return state, (Try(),)
+        case Drained(reason) if state.stage is Stage.YIELDING and state.other is not None:
+            if reason:
+                return _to(state, Stage.LEADING), (Answer(state.other, reason, AGAIN), Lead())
+            return _to(state, Stage.YIELDED), (Answer(state.other), Free(), SetWait(REPORT))
+        case Serving() if state.stage is Stage.YIELDED:
+            return replace(_wait(state), leader=state.other), (Rest(state.other), SetWait(None))
+        case Lost() if state.stage in {*_LEADS, Stage.TAKING}:
+            state = replace(_wait(state), leader=None, other=None)
+            return state, (Rest(None), Free(), SetWait(AGAIN))
+        case WaitOver():
+            return _waited(state)
+        case _:
+            return state, ()
+
+
+def _to(state: State, stage: Stage) -> State:
+    return replace(state, stage=stage, hurry=0)
+
+
+def _wait(state: State) -> State:
+    return _to(state, Stage.PREPARING if state.unable else Stage.STANDBY)
+
+
+def _able(state: State, reason: str) -> Step:
+    before, state = state.unable, replace(state, unable=reason)
+    if state.stage is Stage.ASKING and reason:
+        return _wait(state), (Withdraw(), SetWait(None))
+    if state.stage not in _WAITS:
+        return state, ()
+    state = _wait(state)
+    if state.hurry or reason == before or (reason and before != STARTING):
+        return state, ()
+    return _ask_or_stay(state) if state.leader is not None else (state, (Try(),))
+
+
+def _ask_or_stay(state: State) -> Step:
+    """Ask the leader to make room, if this gateway is newer and could lead."""
+    if state.leader is None or state.unable or state.own <= state.leader:
+        return state, (SetWait(None),)
+    return _to(state, Stage.ASKING), (Ask(), SetWait(ASK_TIME))
+
+
+def _held(state: State, event: Held) -> Step:
+    if state.stage in _LEADS:
+        return state, ()
+    if event.leaving and state.hurry:
+        return replace(state, hurry=state.hurry - 1), (SetWait(AT_ONCE),)
+    rest: tuple[Action, ...] = ()
+    if state.stage is Stage.YIELDED:
+        if (
+            event.leader is None or event.leader == state.other
+        ):  # What it has of us ends when it serves, or when it ends.
+            return state, (SetWait(REPORT),)
+        rest = (Rest(event.leader),)
+    state = replace(_wait(state), leader=event.leader, refused=event.why)
+    if event.leader is None:
+        return state, (*rest, SetWait(AGAIN))
+    state, actions = _ask_or_stay(state)
+    return state, (*rest, *actions)
+
+
+def _gone(state: State, token: str) -> Step:
+    if state.stage is Stage.YIELDING and state.other is not None and state.other.token == token:
+        return _to(state, Stage.LEADING), (Lead(),)
+    known = {one.token for one in (state.leader, state.other) if one is not None}
+    if token not in known or state.stage in {*_LEADS, Stage.TAKING}:
+        return state, ()
+    stage = state.stage if state.stage is Stage.YIELDED else _wait(state).stage
+    state = replace(state, stage=stage, leader=None)
+    # One that could not lead leaves it to those that can, for a second.
+    if state.unable and stage is not Stage.YIELDED:
+        return replace(state, hurry=0), (SetWait(AGAIN),)
+    return replace(state, hurry=_HURRY, left=token), (Try(),)
+
+
+def _asked(state: State, age: Age, now: float) -> Step:
+    if state.stage is not Stage.LEADING:
+        return state, (Answer(age, STARTING, AGAIN),)
+    if age <= state.own:
+        return state, (Answer(age, "the gateway that leads is newer", SERVED),)
+    vain = state.vain + 1 if state.made_at and now - state.made_at < SERVED else 0
+    if vain and (left := state.made_at + held_back(vain) - now) > 0:
+        times = "once" if vain == 1 else f"{vain} times"
+        why = f"room was made {times} for one that ended again, and is made next in {left:.0f} s: see why it ended"
+        return state, (Answer(age, why, left),)
+    return replace(_to(state, Stage.YIELDING), other=age, made_at=now, vain=vain), (Drain(age),)
+
+
+def _waited(state: State) -> Step:
+    match state.stage:
+        case Stage.ASKING:  # A leader that stands still: whoever ends it frees the locks.
+            refused = f"the gateway that leads did not answer within {ASK_TIME:g} s"
+            return replace(_wait(state), refused=refused), (Withdraw(), SetWait(AGAIN))
+        case Stage.PREPARING | Stage.STANDBY if state.leader is not None:
+            return _ask_or_stay(state)
+        case Stage.PREPARING | Stage.STANDBY | Stage.TAKING | Stage.YIELDED:
+            return state, (Try(),)
+        case _:
+            return state, ()
