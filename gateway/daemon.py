@@ -26,7 +26,6 @@ from gateway.handover.peers import ALLOCATES_END, Peers
 from gateway.kubelet.beliefs import Beliefs
 from gateway.kubelet.presence import Presence
 from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
-from gateway.leader.leader import Leader
 from gateway.lists import Lists
 from gateway.memory import mend
 from gateway.memory.holdings import Holdings
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Look
     from gateway.kubelet.identity import KubeletId
     from gateway.kubernetes.features import Features
+    from gateway.leader.leader import Leader
     from gateway.pair.role import Role
     from gateway.telling.subject import LookedAfter
     from gateway.wires.control import ControlConnection, Handler
@@ -104,8 +104,10 @@ class Gateway:
         around = settings, self._instance, self.holdings, self._resources, lists, lambda: self._exit.done()  # noqa: PLW0108 - there is none before `run`
         self.leader = self._peers = None
         if _one_leads(settings, role):
-            self.others: Leader | Peers = (leader := Leader(*around, self._tasks))
-            self.leader = leader
+            from gateway.leader.leader import Leader  # noqa: PLC0415 - only who has it pays for it
+
+            self.leader = leader = Leader(*around, self._tasks)
+            self.others: Leader | Peers = leader
         else:
             self.others = self._peers = Peers(*around, self.tally, self._tasks)
         self.around = Node(

@@ -316,7 +316,7 @@ class Leader:
                 self._lead()
             case machine.Drain(to):
                 self._tasks.background(self._drain(to))
-            case machine.Answer(to, reason, seconds):
+            case machine.Reply(to, reason, seconds):
                 self._tell(to.token, {"no": reason, "again_s": seconds} if reason else {"yours": True})
             case machine.Free():
                 self._locks.free()
@@ -325,7 +325,7 @@ class Leader:
                     resource.feed(events.StandBy(by))
                 for token in self._links.keys() - {"" if by is None else by.token}:
                     self._tell(token, {"leads": False})
-            case machine.SetWait(seconds):
+            case machine.SetAlarm(seconds):
                 if self._timer is not None:
                     self._timer.cancel()
                     self._timer = None
@@ -334,7 +334,7 @@ class Leader:
 
     def _waited(self) -> None:
         self._timer = None
-        self._feed(machine.WaitOver(time.monotonic()))
+        self._feed(machine.Rung(time.monotonic()))
 
     def _try(self) -> None:
         if self._ending():
@@ -342,14 +342,16 @@ class Leader:
         try:
             taken = self._locks.take()
         except OSError as error:
-            self._feed(machine.Held(why=f"{error.filename}: {error.strerror}: without this lock nobody can lead"))
+            self._feed(
+                machine.HeldElsewhere(why=f"{error.filename}: {error.strerror}: without this lock nobody can lead")
+            )
             return
         if taken:
             if self._locks.unguarded:
                 _log.error("leading without the lock of the state directory", reason=self._locks.unguarded)
             self._feed(machine.Locked())
         elif self.state.hurry and self._locks.holder().token in {"", self.state.left}:
-            self._feed(machine.Held(leaving=True))
+            self._feed(machine.HeldElsewhere(leaving=True))
         else:
             self._tasks.background(self._meet())
 
@@ -358,10 +360,10 @@ class Leader:
         holder = self._locks.holder()
         if holder.state and holder.state != self._locks.state():
             why = f"the gateway {holder.token} leads with another state directory: give both the same --state-dir"
-            self._feed(machine.Held(why=why))
+            self._feed(machine.HeldElsewhere(why=why))
             return
         if not holder.token or holder.token in self._links:
-            self._feed(machine.Held(self.state.leader))
+            self._feed(machine.HeldElsewhere(self.state.leader))
             return
         path = control.socket_path(self._settings.state_dir, holder.token)
         try:
@@ -370,15 +372,17 @@ class Leader:
             async with asyncio.timeout(CONNECT):
                 said = await link.receive()
         except (ControlError, TimeoutError) as error:
-            self._feed(machine.Held(why=str(error)))
+            self._feed(machine.HeldElsewhere(why=str(error)))
             return
         age = sender(said) if said is not None and said.get("leads") is True else None
         if age is None:
             link.abort()
-            self._feed(machine.Held(why=f"the gateway {holder.token} holds the locks and doesn't say that it leads"))
+            self._feed(
+                machine.HeldElsewhere(why=f"the gateway {holder.token} holds the locks and doesn't say that it leads")
+            )
             return
         self._tasks.background(self._talk(age, link))
-        self._feed(machine.Held(age))
+        self._feed(machine.HeldElsewhere(age))
 
     async def _talk(self, age: Age, link: ControlConnection) -> None:
         """Hear what another gateway says, until one of both ends."""
@@ -387,7 +391,7 @@ class Leader:
             while (said := await link.receive()) is not None:
                 match said:
                     case {"ask": True}:
-                        self._feed(machine.Asked(age, time.monotonic()))
+                        self._feed(machine.RoomWanted(age, time.monotonic()))
                     case {"ask": False}:
                         self._feed(machine.Withdrawn(age))
                     case {"yours": True}:

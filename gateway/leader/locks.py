@@ -25,7 +25,7 @@ NAME: Final = "leader.lock"
 _MOST_BYTES: Final = 128
 
 
-class Holder(Struct, frozen=True):
+class Signature(Struct, frozen=True):
     """Who wrote its name into the first lock: its token, and its state directory's device and inode."""
 
     token: str = ""
@@ -124,13 +124,13 @@ class Locks:
             os.close(self._opened)
             self._opened = -1
 
-    def holder(self) -> Holder:
+    def holder(self) -> Signature:
         """Read who holds the first lock, or did last."""
         with contextlib.suppress(OSError, NotPlainError, ValueError):
-            said = msgspec.json.decode(read_plain(self._first, _MOST_BYTES), type=Holder)
+            said = msgspec.json.decode(read_plain(self._first, _MOST_BYTES), type=Signature)
             if TOKEN.fullmatch(said.token):
                 return said
-        return Holder()
+        return Signature()
 
     def state(self) -> str:
         """Name the state directory by its device and inode."""
@@ -142,7 +142,7 @@ class Locks:
 
     def _sign(self) -> None:
         """Say who leads, for those that are to ask it. On a full disk they try the locks instead."""
-        said = msgspec.json.encode(Holder(self._token, self.state()))
+        said = msgspec.json.encode(Signature(self._token, self.state()))
         with contextlib.suppress(OSError):
             os.pwrite(self._held[self._first], said, 0)
             os.ftruncate(self._held[self._first], len(said))

@@ -2,7 +2,7 @@
 
 Who holds the locks leads; all others stand by, connected to the leader's control socket. The newest asks it to make room, as soon as it
 could lead itself. Age is the pod's, so that a container that was started again asks nobody of its own pod.
-Waiting is a state, not a sleep: ``SetWait`` asks for a ``WaitOver``, and each step replaces the wait before.
+Waiting is a state, not a sleep: ``SetAlarm`` asks for a ``Rung``, and each step replaces the wait before.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Locked(Struct, frozen=True):
     """The locks are ours."""
 
 
-class Held(Struct, frozen=True):
+class HeldElsewhere(Struct, frozen=True):
     """Another gateway holds the locks; ``leader`` is its age, where it can be talked to, ``why`` else. It is ``leaving``: it went, or made room."""
 
     leader: Age | None = None
@@ -82,7 +82,7 @@ class Took(Struct, frozen=True):
     """What the gateway before left is read, and the lists are ready."""
 
 
-class Asked(Struct, frozen=True):
+class RoomWanted(Struct, frozen=True):
     """Another gateway asks to lead, at ``now`` (monotonic seconds)."""
 
     age: Age
@@ -111,13 +111,15 @@ class Lost(Struct, frozen=True):
     reason: str
 
 
-class WaitOver(Struct, frozen=True):
+class Rung(Struct, frozen=True):
     """The wait is over, at ``now`` (monotonic seconds)."""
 
     now: float
 
 
-Event = Able | Locked | Held | Gone | Yours | No | Took | Asked | Withdrawn | Drained | Serving | Lost | WaitOver
+Event = (
+    Able | Locked | HeldElsewhere | Gone | Yours | No | Took | RoomWanted | Withdrawn | Drained | Serving | Lost | Rung
+)
 
 
 class Try(Struct, frozen=True):
@@ -146,8 +148,8 @@ class Drain(Struct, frozen=True):
     to: Age
 
 
-class Answer(Struct, frozen=True):
-    """Answer the gateway that asked; ``reason`` says why no room is made, for so many seconds."""
+class Reply(Struct, frozen=True):
+    """Reply the gateway that asked; ``reason`` says why no room is made, for so many seconds."""
 
     to: Age
     reason: str = ""
@@ -164,13 +166,13 @@ class Rest(Struct, frozen=True):
     by: Age | None
 
 
-class SetWait(Struct, frozen=True):
+class SetAlarm(Struct, frozen=True):
     """Tell when so many seconds are over; None: there is nothing to wait for."""
 
     seconds: float | None
 
 
-Action = Try | Ask | Withdraw | Take | Lead | Drain | Answer | Free | Rest | SetWait
+Action = Try | Ask | Withdraw | Take | Lead | Drain | Reply | Free | Rest | SetAlarm
 
 
 class State(Struct, frozen=True):
@@ -219,8 +221,8 @@ def step(state: State, event: Event) -> Step:
         case Locked() if state.stage in _LEADS:
             return state, ()
         case Locked():
-            return _to(state, Stage.TAKING), (SetWait(None), Take())
-        case Held():
+            return _to(state, Stage.TAKING), (SetAlarm(None), Take())
+        case HeldElsewhere():
             return _held(state, event)
         case Gone(token):
             return _gone(state, token)
@@ -228,10 +230,10 @@ def step(state: State, event: Event) -> Step:
             left = "" if state.leader is None else state.leader.token
             return replace(_to(state, Stage.TAKING), hurry=_HURRY, left=left), (Try(),)
         case No(reason, seconds) if state.stage is Stage.ASKING:
-            return replace(_wait(state), refused=reason), (SetWait(max(seconds, AGAIN)),)
+            return replace(_wait(state), refused=reason), (SetAlarm(max(seconds, AGAIN)),)
         case Took() if state.stage is Stage.TAKING:
             return replace(_to(state, Stage.LEADING), leader=None, refused="", other=None), (Lead(),)
-        case Asked(age, now):
+        case RoomWanted(age, now):
             return _asked(state, age, now)
         case Withdrawn(age) if age == state.other and state.stage is Stage.YIELDING:
             return _to(state, Stage.LEADING), (Lead(),)
@@ -239,14 +241,14 @@ def step(state: State, event: Event) -> Step:
             return state, (Try(),)
         case Drained(reason) if state.stage is Stage.YIELDING and state.other is not None:
             if reason:
-                return _to(state, Stage.LEADING), (Answer(state.other, reason, AGAIN), Lead())
-            return _to(state, Stage.YIELDED), (Answer(state.other), Free(), SetWait(REPORT))
+                return _to(state, Stage.LEADING), (Reply(state.other, reason, AGAIN), Lead())
+            return _to(state, Stage.YIELDED), (Reply(state.other), Free(), SetAlarm(REPORT))
         case Serving() if state.stage is Stage.YIELDED:
-            return replace(_wait(state), leader=state.other), (Rest(state.other), SetWait(None))
+            return replace(_wait(state), leader=state.other), (Rest(state.other), SetAlarm(None))
         case Lost() if state.stage in {*_LEADS, Stage.TAKING}:
             state = replace(_wait(state), leader=None, other=None)
-            return state, (Rest(None), Free(), SetWait(AGAIN))
-        case WaitOver():
+            return state, (Rest(None), Free(), SetAlarm(AGAIN))
+        case Rung():
             return _waited(state)
         case _:
             return state, ()
@@ -263,7 +265,7 @@ def _wait(state: State) -> State:
 def _able(state: State, reason: str) -> Step:
     before, state = state.unable, replace(state, unable=reason)
     if state.stage is Stage.ASKING and reason:
-        return _wait(state), (Withdraw(), SetWait(None))
+        return _wait(state), (Withdraw(), SetAlarm(None))
     if state.stage not in _WAITS:
         return state, ()
     state = _wait(state)
@@ -275,25 +277,25 @@ def _able(state: State, reason: str) -> Step:
 def _ask_or_stay(state: State) -> Step:
     """Ask the leader to make room, if this gateway is newer and could lead."""
     if state.leader is None or state.unable or state.own <= state.leader:
-        return state, (SetWait(None),)
-    return _to(state, Stage.ASKING), (Ask(), SetWait(ASK_TIME))
+        return state, (SetAlarm(None),)
+    return _to(state, Stage.ASKING), (Ask(), SetAlarm(ASK_TIME))
 
 
-def _held(state: State, event: Held) -> Step:
+def _held(state: State, event: HeldElsewhere) -> Step:
     if state.stage in _LEADS:
         return state, ()
     if event.leaving and state.hurry:
-        return replace(state, hurry=state.hurry - 1), (SetWait(AT_ONCE),)
+        return replace(state, hurry=state.hurry - 1), (SetAlarm(AT_ONCE),)
     rest: tuple[Action, ...] = ()
     if state.stage is Stage.YIELDED:
         if (
             event.leader is None or event.leader == state.other
         ):  # What it has of us ends when it serves, or when it ends.
-            return state, (SetWait(REPORT),)
+            return state, (SetAlarm(REPORT),)
         rest = (Rest(event.leader),)
     state = replace(_wait(state), leader=event.leader, refused=event.why)
     if event.leader is None:
-        return state, (*rest, SetWait(AGAIN))
+        return state, (*rest, SetAlarm(AGAIN))
     state, actions = _ask_or_stay(state)
     return state, (*rest, *actions)
 
@@ -308,20 +310,20 @@ def _gone(state: State, token: str) -> Step:
     state = replace(state, stage=stage, leader=None)
     # One that could not lead leaves it to those that can, for a second.
     if state.unable and stage is not Stage.YIELDED:
-        return replace(state, hurry=0), (SetWait(AGAIN),)
+        return replace(state, hurry=0), (SetAlarm(AGAIN),)
     return replace(state, hurry=_HURRY, left=token), (Try(),)
 
 
 def _asked(state: State, age: Age, now: float) -> Step:
     if state.stage is not Stage.LEADING:
-        return state, (Answer(age, STARTING, AGAIN),)
+        return state, (Reply(age, STARTING, AGAIN),)
     if age <= state.own:
-        return state, (Answer(age, "the gateway that leads is newer", SERVED),)
+        return state, (Reply(age, "the gateway that leads is newer", SERVED),)
     vain = state.vain + 1 if state.made_at and now - state.made_at < SERVED else 0
     if vain and (left := state.made_at + held_back(vain) - now) > 0:
         times = "once" if vain == 1 else f"{vain} times"
         why = f"room was made {times} for one that ended again, and is made next in {left:.0f} s: see why it ended"
-        return state, (Answer(age, why, left),)
+        return state, (Reply(age, why, left),)
     return replace(_to(state, Stage.YIELDING), other=age, made_at=now, vain=vain), (Drain(age),)
 
 
@@ -329,7 +331,7 @@ def _waited(state: State) -> Step:
     match state.stage:
         case Stage.ASKING:  # A leader that stands still: whoever ends it frees the locks.
             refused = f"the gateway that leads did not answer within {ASK_TIME:g} s"
-            return replace(_wait(state), refused=refused), (Withdraw(), SetWait(AGAIN))
+            return replace(_wait(state), refused=refused), (Withdraw(), SetAlarm(AGAIN))
         case Stage.PREPARING | Stage.STANDBY if state.leader is not None:
             return _ask_or_stay(state)
         case Stage.PREPARING | Stage.STANDBY | Stage.TAKING | Stage.YIELDED:

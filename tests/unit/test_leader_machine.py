@@ -11,6 +11,7 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.age import Age
 from gateway.leader import machine
@@ -55,7 +56,7 @@ def fed(world: World, number: int, event: machine.Event) -> World:
     if one is None:
         return world
     state, actions = machine.step(one.state, event)
-    state = machine.replace(state, hurry=min(state.hurry, 1))
+    state = replace(state, hurry=min(state.hurry, 1))
     world = put(world, number, one._replace(state=state))
     for action in actions:
         world = done(world, number, action)
@@ -83,7 +84,7 @@ def done(world: World, number: int, action: machine.Action) -> World:
             return put(world, number, one._replace(takes=True))
         case machine.Drain():
             return put(world, number, one._replace(drains=True))
-        case machine.Answer(to, reason):
+        case machine.Reply(to, reason):
             return sent(world, number, int(to.token, 16), machine.No(reason) if reason else machine.Yours())
         case machine.Free():
             return world._replace(lock=-1 if world.lock == number else world.lock)
@@ -94,9 +95,10 @@ def done(world: World, number: int, action: machine.Action) -> World:
             return world
         case machine.Lead() if one.state.stage is Stage.LEADING:
             return told_that_it_serves(world, number)
-        case machine.SetWait(seconds):
+        case machine.SetAlarm(seconds):
             return put(world, number, one._replace(waits=seconds is not None))
-    return world
+        case _:
+            return world
 
 
 def told_that_it_serves(world: World, number: int) -> World:
@@ -111,11 +113,11 @@ def tried(world: World, number: int, one: One) -> World:
         return fed(world._replace(lock=number, signed=number), number, machine.Locked())
     holder = world.gateways[world.signed]
     if one.state.hurry and one.state.left == born(world.signed).token:
-        return fed(world, number, machine.Held(leaving=True))
+        return fed(world, number, machine.HeldElsewhere(leaving=True))
     if holder is None or holder.state.stage not in {Stage.TAKING, Stage.LEADING, Stage.YIELDING}:
-        return fed(world, number, machine.Held(why="it doesn't say that it leads"))
+        return fed(world, number, machine.HeldElsewhere(why="it doesn't say that it leads"))
     world = world._replace(links=world.links | {(number, world.signed)})
-    return fed(world, number, machine.Held(born(world.signed)))
+    return fed(world, number, machine.HeldElsewhere(born(world.signed)))
 
 
 def moves(world: World) -> Iterator[tuple[bool, World]]:
@@ -127,7 +129,7 @@ def moves(world: World) -> Iterator[tuple[bool, World]]:
         match message:
             case machine.Ask():
                 for now in (SOON, LATER):
-                    yield False, fed(left, target, machine.Asked(born(source), now))
+                    yield False, fed(left, target, machine.RoomWanted(born(source), now))
             case machine.Withdraw():
                 yield False, fed(left, target, machine.Withdrawn(born(source)))
             case _:
@@ -143,7 +145,7 @@ def moves(world: World) -> Iterator[tuple[bool, World]]:
             change = machine.Able("" if one.state.unable else "no device")
             yield True, fed(world._replace(changes=world.changes - 1), number, change)
         if one.waits and sum(number in (source, target) for source, target, _ in world.mail) < MOST_MAIL:
-            yield False, fed(put(world, number, one._replace(waits=False)), number, machine.WaitOver(SOON))
+            yield False, fed(put(world, number, one._replace(waits=False)), number, machine.Rung(SOON))
         if one.takes:
             yield False, fed(put(world, number, one._replace(takes=False)), number, machine.Took())
         if one.drains:
