@@ -51,6 +51,8 @@ LIVES: Final = 5.0
 """Seconds between two words that the event loop of a leader lives, and between two looks at the locks."""
 HANGS: Final = 15.0
 """Seconds without such a word after which this process ends itself, so that the kernel frees the locks."""
+OFFERS: Final = 1.0
+"""Seconds within which one that stands by has taken over from one that ends."""
 STREAMS_END: Final = 0.05
 """Seconds that the kubelet has to see its streams end, before the locks are let go of."""
 REGISTERS_END: Final = 12.0
@@ -169,6 +171,12 @@ class Leader:
 
     async def end(self) -> None:
         """Write what was promised and let another gateway lead, before this one ends."""
+        if self._links:
+            self._feed(machine.Ending())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(OFFERS):
+                    while self.state.stage in {Stage.LEADING, Stage.YIELDING, Stage.YIELDED}:
+                        await self._changed.wait()
         for resource in self._resources.values():
             resource.feed(events.Stop())
         if self.leads:
@@ -314,6 +322,9 @@ class Leader:
                 self._tasks.background(self._take())
             case machine.Lead():
                 self._lead()
+            case machine.Offer():
+                for token in self._links:
+                    self._tell(token, {"offer": True})
             case machine.Drain(to):
                 self._tasks.background(self._drain(to))
             case machine.Reply(to, reason, seconds):
@@ -399,6 +410,8 @@ class Leader:
                         self._feed(machine.Yours())
                     case {"no": str(reason), "again_s": int() | float() as seconds}:
                         self._feed(machine.No(reason, float(seconds)))
+                    case {"offer": True}:
+                        self._feed(machine.Offered())
                     case {"serving": True}:
                         self._feed(machine.Serving())
                     case {"leads": False}:

@@ -95,6 +95,14 @@ class Withdrawn(Struct, frozen=True):
     age: Age
 
 
+class Ending(Struct, frozen=True):
+    """This gateway is about to end."""
+
+
+class Offered(Struct, frozen=True):
+    """The leader is about to end, and makes room for whoever asks."""
+
+
 class Drained(Struct, frozen=True):
     """All that was promised is on disk; or ``reason`` says why it isn't."""
 
@@ -118,7 +126,21 @@ class Rung(Struct, frozen=True):
 
 
 Event = (
-    Able | Locked | HeldElsewhere | Gone | Yours | No | Took | RoomWanted | Withdrawn | Drained | Serving | Lost | Rung
+    Able
+    | Locked
+    | HeldElsewhere
+    | Gone
+    | Yours
+    | No
+    | Took
+    | RoomWanted
+    | Withdrawn
+    | Ending
+    | Offered
+    | Drained
+    | Serving
+    | Lost
+    | Rung
 )
 
 
@@ -140,6 +162,10 @@ class Take(Struct, frozen=True):
 
 class Lead(Struct, frozen=True):
     """Register, and answer."""
+
+
+class Offer(Struct, frozen=True):
+    """Tell those that stand by that room is made for whoever asks."""
 
 
 class Drain(Struct, frozen=True):
@@ -172,7 +198,7 @@ class SetAlarm(Struct, frozen=True):
     seconds: float | None
 
 
-Action = Try | Ask | Withdraw | Take | Lead | Drain | Reply | Free | Rest | SetAlarm
+Action = Try | Ask | Withdraw | Take | Lead | Offer | Drain | Reply | Free | Rest | SetAlarm
 
 
 class State(Struct, frozen=True):
@@ -195,6 +221,8 @@ class State(Struct, frozen=True):
     """When room was made last (monotonic seconds)."""
     vain: int = 0
     """How often in a row room was made in vain."""
+    ending: bool = False
+    """Whether this gateway is about to end."""
 
 
 Step = tuple[State, tuple[Action, ...]]
@@ -239,6 +267,14 @@ def step(state: State, event: Event) -> Step:
             return _to(state, Stage.LEADING), (Lead(),)
         case Withdrawn(age) if age == state.other and state.stage is Stage.YIELDED:
             return state, (Try(),)
+        case Ending() if state.stage is Stage.LEADING:
+            return replace(state, ending=True), (Offer(),)
+        case Ending() if state.stage is Stage.ASKING:
+            return replace(_wait(state), ending=True), (Withdraw(),)
+        case Ending():
+            return replace(state, ending=True), ()
+        case Offered() if state.stage is Stage.STANDBY and state.leader is not None and not state.ending:
+            return _to(state, Stage.ASKING), (Ask(), SetAlarm(ASK_TIME))
         case Drained(reason) if state.stage is Stage.YIELDING and state.other is not None:
             if reason:
                 return _to(state, Stage.LEADING), (Reply(state.other, reason, AGAIN), Lead())
@@ -275,8 +311,8 @@ def _able(state: State, reason: str) -> Step:
 
 
 def _ask_or_stay(state: State) -> Step:
-    """Ask the leader to make room, if this gateway is newer and could lead."""
-    if state.leader is None or state.unable or state.own <= state.leader:
+    """Ask the leader to make room, if this gateway is newer, could lead, and stays."""
+    if state.leader is None or state.unable or state.ending or state.own <= state.leader:
         return state, (SetAlarm(None),)
     return _to(state, Stage.ASKING), (Ask(), SetAlarm(ASK_TIME))
 
@@ -317,6 +353,8 @@ def _gone(state: State, token: str) -> Step:
 def _asked(state: State, age: Age, now: float) -> Step:
     if state.stage is not Stage.LEADING:
         return state, (Reply(age, STARTING, AGAIN),)
+    if state.ending:
+        return replace(_to(state, Stage.YIELDING), other=age), (Drain(age),)
     if age <= state.own:
         return state, (Reply(age, "the gateway that leads is newer", SERVED),)
     vain = state.vain + 1 if state.made_at and now - state.made_at < SERVED else 0

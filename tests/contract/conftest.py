@@ -53,9 +53,9 @@ _parents: list[Parent] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what the gateway that holds the locks doesn't promise, where that one leads (a switch of ``gateway.daemon``)."""
-    if os.environ.get("ONE_LEADER") == "1":
-        items[:] = [item for item in items if item.get_closest_marker("overruled") is None]
+    """Leave out what isn't promised by how gateways agree (a switch of ``gateway.daemon``)."""
+    other = "overruled" if os.environ.get("ONE_LEADER") == "1" else "one_leader"
+    items[:] = [item for item in items if item.get_closest_marker(other) is None]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -73,6 +73,23 @@ async def test_from_1_37_on_a_takeover_has_no_gap(node: Node) -> None:
     assert node.registers[GPU] == 2
 
 
+@pytest.mark.one_leader
+async def test_from_1_37_on_a_gateway_that_ends_leaves_no_gap_if_another_one_stands_by(node: Node) -> None:
+    await node.start_kubelet("1.37")
+    node.gateway()
+    await node.allocatable_is(8)
+    newer = node.gateway()
+    await node.until(lambda: newer.said("registered"), "its registration")
+    await node.pass_time(5)
+    ending, seen = asyncio.ensure_future(newer.terminate()), set()
+    while not ending.done():
+        await asyncio.sleep(0.001)
+        seen.add(node.allocatable())
+    await node.pass_time(5)
+    assert seen == {8}
+    await node.admit("pod")
+
+
 @pytest.mark.parametrize("version", ["1.12", "1.28", "1.36"])
 async def test_an_older_gateway_that_ends_as_the_newer_one_begins_leaves_it_registered(
     node: Node, version: str
