@@ -8,8 +8,10 @@ from random import Random
 
 import pytest
 
+from adapters.registry import by_name
+from devices.model import ContainerRequest
 from tests.contract.hardware import Host
-from tests.contract.node import GPU, Gateway, Node, Refused, gpus
+from tests.contract.node import GPU, Caller, Gateway, Node, Refused, gpus
 
 OTHER, FILE = "example.com/accelerator", "example.com/file"
 VERSIONS = ["1.8", "1.10", "1.20", "1.28", "1.37"]
@@ -71,6 +73,24 @@ async def test_from_1_37_on_a_takeover_has_no_gap(node: Node) -> None:
     assert seen == {8}
     await node.pass_time(5)
     assert node.registers[GPU] == 2
+
+
+@pytest.mark.one_leader
+async def test_a_late_call_at_a_gateway_that_made_room_is_answered_by_the_one_that_leads(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet("1.37")
+    node.gateway()
+    await node.allocatable_is(2)
+    (before,) = node.sockets.glob("gateway/*/*.sock")
+    newer = node.gateway()
+    await node.until(lambda: newer.said("registered"), "its registration")
+    await node.pass_time(5)
+    late = Caller(str(before), "v1beta1.DevicePlugin", "grpc-go/1.72.1")
+    request = by_name("v1beta1").encode_allocate_request
+    code, answer = await late.call("Allocate", request([ContainerRequest(("GPU-1",))]).data)
+    assert (code, b"GPU-1" in answer) == ("OK", True)
+    assert (await late.call("Allocate", request([ContainerRequest(("GPU-7",))]).data))[0] == "NOT_FOUND"
+    await node.until(lambda: newer.said("allocated", devices=["GPU-1"]), "that the newer one gave it")
 
 
 @pytest.mark.one_leader
