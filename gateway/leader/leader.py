@@ -150,7 +150,6 @@ class Leader:
 
     async def run(self) -> None:
         """Look, for ever, whether this gateway could lead, and whether its locks are where others look for them."""
-        await self._open_locks()
         while True:
             faulthandler.dump_traceback_later(HANGS, exit=True)
             if self.leads and not self._look_at_locks():
@@ -350,6 +349,9 @@ class Leader:
     def _try(self) -> None:
         if self._ending():
             return
+        if not self._locks.ready:
+            self._tasks.background(self._open_and_try())
+            return
         try:
             taken = self._locks.take()
         except OSError as error:
@@ -497,10 +499,15 @@ class Leader:
             return ""
         return lists.unseen.words or await self._ability.unable()
 
+    async def _open_and_try(self) -> None:
+        await self._open_locks()
+        self._try()
+
     async def _open_locks(self) -> None:
         """Open what is locked later, in a thread: a disk that doesn't answer holds nobody up."""
         opening = asyncio.ensure_future(asyncio.to_thread(self._locks.open))
         if not (await asyncio.wait({opening}, timeout=PATIENCE))[0]:
+            self._locks.ready = True
             self._locks.unguarded = f"the disk of {self._settings.state_dir} doesn't answer within {PATIENCE:g} s"
 
     def _look_at_locks(self) -> str:

@@ -51,8 +51,10 @@ class Locks:
         """What is locked, with its descriptor."""
         self._opened = -1
         """The descriptor of the second, not locked yet."""
-        self.unguarded = f"{self._second} isn't open yet"
-        """Why the second can't be locked; '' where it can."""
+        self.ready = False
+        """Whether it is known if the second can be locked: ``open`` comes first."""
+        self.unguarded = ""
+        """Why it can't be; '' where it can."""
 
     @property
     def held(self) -> bool:
@@ -61,8 +63,9 @@ class Locks:
 
     def open(self) -> None:
         """Open the second. It blocks: for a thread."""
-        if self._second in self._held or self._opened >= 0:
+        if self._second in self._held:
             return
+        self._forget()
         try:
             self._second.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._opened = file.opened(self._second)
@@ -70,6 +73,7 @@ class Locks:
             self.unguarded = f"{self._second}: {error.strerror}"
         else:
             self.unguarded = ""
+        self.ready = True
 
     def take(self) -> bool:
         """Take both without waiting; False: another gateway holds one.
@@ -88,8 +92,9 @@ class Locks:
                 self.free()
                 return False
             self._held[self._second], self._opened = self._opened, -1
-        if self.lost():  # It was replaced between its opening and its locking.
+        if self.lost():  # One was replaced between its opening and its locking.
             self.free()
+            self._forget()
             return False
         if not before:
             self._sign()
@@ -120,9 +125,7 @@ class Locks:
             with contextlib.suppress(OSError):
                 self._first.unlink()
         self.free()
-        if self._opened >= 0:
-            os.close(self._opened)
-            self._opened = -1
+        self._forget()
 
     def holder(self) -> Signature:
         """Read who holds the first lock, or did last."""
@@ -139,6 +142,13 @@ class Locks:
         except OSError:
             return ""
         return f"{found.st_dev}:{found.st_ino}"
+
+    def _forget(self) -> None:
+        """Close the second, which may have another file in its place by now."""
+        self.ready = False
+        if self._opened >= 0:
+            os.close(self._opened)
+            self._opened = -1
 
     def _sign(self) -> None:
         """Say who leads, for those that are to ask it. On a full disk they try the locks instead."""

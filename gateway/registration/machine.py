@@ -180,9 +180,7 @@ def step(state: State, event: Event) -> Step:
             return _renew(state) if state.phase is Phase.SERVING else (state, ())
         case StandBy(peer):
             state = replace(state, standing_by_for=peer)
-            return _hold_back(
-                state, Phase.STANDBY, Report("info", "standing by", "DRA" if peer is None else peer.token)
-            )
+            return _hold_back(state, Phase.STANDBY, Report("info", "standing by", "" if peer is None else peer.token))
         case Ours():
             return replace(state, standing_by_for=None), ()
         case Resume(waited):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from random import Random
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from adapters.registry import by_name
 from devices.model import ContainerRequest
 from tests.contract.hardware import Host
-from tests.contract.node import GPU, Caller, Gateway, Node, Refused, gpus
+from tests.contract.node import GPU, PREFIX, Caller, Gateway, Node, Refused, gpus
 
 OTHER, FILE = "example.com/accelerator", "example.com/file"
 VERSIONS = ["1.8", "1.10", "1.20", "1.28", "1.37"]
@@ -73,6 +74,30 @@ async def test_from_1_37_on_a_takeover_has_no_gap(node: Node) -> None:
     assert seen == {8}
     await node.pass_time(5)
     assert node.registers[GPU] == 2
+
+
+@pytest.mark.one_leader
+@pytest.mark.parametrize("what", ["its folder", "its lock", "the state directory's lock"])
+async def test_a_lock_that_was_removed_leaves_one_gateway_that_gives_gpus(node: Node, what: str) -> None:
+    await node.start_kubelet("1.28")
+    older = node.gateway()
+    await node.allocatable_is(8)
+    await node.pass_time(3)
+    match what:
+        case "its folder":
+            shutil.rmtree(node.sockets / "gateway")
+        case "its lock":
+            (node.sockets / "gateway" / "leader.lock").unlink()
+        case _:
+            (node.state / "leader.lock").unlink()
+    newer = node.gateway()
+    await node.pass_time(10)
+    await serves(node, "pod", 5)
+    serving = [one for one in (older, newer) if (await one.metrics()).get(f'{PREFIX}serving{{resource="{GPU}"}}')]
+    assert len(serving) == 1
+    if what != "its folder":  # The sockets of the older one went with that.
+        serving[0].kill()
+        await serves(node, "other", 5)
 
 
 @pytest.mark.one_leader
