@@ -362,6 +362,11 @@ class Gateway:
         return self.others.standby
 
     @property
+    def could_lead(self) -> bool:
+        """Whether it stands by, and would lead as soon as the other gateway ends."""
+        return self.leader is not None and self.leader.could
+
+    @property
     def waits_for(self) -> str:
         """What the start waits for, and why; empty where it doesn't."""
         one = self.alone or self.leader

@@ -140,6 +140,11 @@ class Leader:
         return self.state.stage in {Stage.TAKING, Stage.LEADING, Stage.YIELDING} and self._locks.held
 
     @property
+    def could(self) -> bool:
+        """Whether it stands by, and would lead as soon as the leader ends."""
+        return self.state.stage is Stage.STANDBY
+
+    @property
     def waits_for(self) -> str:
         """What the start waits for, and why; empty where it doesn't."""
         if self.begun or self.leads:
@@ -394,6 +399,7 @@ class Leader:
                 machine.HeldElsewhere(why=f"the gateway {holder.token} holds the locks and doesn't say that it leads")
             )
             return
+        self._links[age.token] = link  # What follows may be said at once.
         self._tasks.background(self._talk(age, link))
         self._feed(machine.HeldElsewhere(age))
 

@@ -63,6 +63,6 @@ def _standing(resource: Resource, gateway: Subject, now: float) -> readiness.Res
         unserved_s=0.0 if resource.unserved_since is None else now - resource.unserved_since,
         standing_by_for="" if other is None else readiness.HOST_SERVICE if other.host_service else other.token,
         lacking_s=gateway.standby.lacking(resource.name, now),
-        to_take_over=other is not None and other < own,
+        to_take_over=other is not None and other < own and not gateway.could_lead,
         trouble=resource.trouble,
     )

@@ -120,6 +120,10 @@ class Subject(Protocol):
         """Whether it is done with its start."""
 
     @property
+    def could_lead(self) -> bool:
+        """Whether it stands by, and would lead as soon as the other gateway ends."""
+
+    @property
     def waits_for(self) -> str:
         """What its start waits for, and why; empty where it doesn't."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from contextlib import suppress
 from random import Random
 
 import pytest
@@ -282,6 +283,7 @@ async def test_a_newer_gateway_that_sees_no_gpu_takes_none_over(node: Node) -> N
     await node.eventually(again.is_ready, "readiness", 5)
 
 
+@pytest.mark.overruled
 async def test_a_newer_gateway_whose_driver_is_silent_takes_over_no_gpu_until_it_sees_them_or_is_alone(
     node: Node,
 ) -> None:
@@ -480,19 +482,20 @@ async def test_two_that_offer_the_same_gpus_under_two_names_give_none_twice(
     profile.write_text(json.dumps({"resources": gpus(0, 1, 2, name=OTHER)}))
     state = "--state-dir", str(node.folder / directory)
     newer = node.gateway("--backend", "simulated", "--simulate", str(profile), *state)
+    given = []
     for number in range(4):
         await node.pass_time(5)
         assert node.allocatable() + node.allocatable(OTHER) <= 3
         for name in (GPU, OTHER) if number == 1 else ():
-            try:
-                await node.admit(f"pod-{name}", name)
-            except Refused:
-                assert name == OTHER
+            with suppress(*Refused):
+                if (await node.admit(f"pod-{name}", name)).devices:
+                    given.append(name)
+    assert len(given) == 1
     older.kill()
-    await node.allocatable_is(1, OTHER, 60)
+    await node.allocatable_is(1 if given == [GPU] else 2, OTHER, 60)
     await node.admit("renamed", OTHER)
     node.remove("first")
-    node.remove(f"pod-{GPU}")
+    node.remove(f"pod-{given[0]}")
     newer.kill()
     node.gateway("--backend", "simulated", "--simulate", str(profile), *state)
     if version == "1.8":  # It says what has ended when a pod gets a device.
