@@ -71,6 +71,18 @@ async def test_where_no_specification_can_be_written_a_claim_is_refused_and_gets
         assert (await cluster.prepare(claim)).nodes == ("/dev/dri/card0",)
 
 
+async def test_the_specification_of_a_claim_that_is_gone_goes_too(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        first, _ = await of_amd(cluster)
+        claim = cluster.claim("claim", first, driver=OF_AMD)
+        await cluster.prepare(claim)
+        [file] = node.cdi.glob("*claim*")
+        os.utime(file, (0, 0))
+        cluster.forget(claim)
+        await node.pass_time(1000)
+        assert not file.exists()
+
+
 async def test_nothing_is_given_or_taken_back_that_is_not_on_disk(node: Node) -> None:
     async with Cluster(node) as cluster:
         await started(cluster)
@@ -430,10 +442,10 @@ async def test_a_claim_of_two_drivers_has_its_devices_of_each_until_that_one_is_
         got = [await node.kubelet.ask(cluster.dra.prepare(one)) for one in (nvidia, amd)]
         assert (got[0].gpus, got[1].nodes) == ({A}, ("/dev/dri/card1",))
         await node.kubelet.ask(cluster.dra.unprepare(nvidia))
-        assert await node.kubelet.ask(cluster.dra.prepare(amd)) == got[1]
         late = cluster.allocate("late", name, driver=OF_AMD)
         with pytest.raises(KubeletError, match="default/claim"):
             await node.kubelet.ask(cluster.dra.prepare(late))
+        assert await node.kubelet.ask(cluster.dra.prepare(amd)) == got[1]
         await node.kubelet.ask(cluster.dra.prepare(cluster.allocate("next", "gpu-0")))
 
 

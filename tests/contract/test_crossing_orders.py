@@ -71,6 +71,11 @@ async def test_the_status_says_where_each_gpu_is_who_holds_it_and_since_when_it_
         await cluster.prepare(claim)
         await words(cluster, other, "offered by DRA: claim default/claim (pod claim) has it")
         assert (await side(cluster, other))["holder"] == "claim default/claim (pod claim)"
+
+        async def reason() -> bool:
+            return "claim default/claim" in (await device(node, other))["reason"]
+
+        await node.eventually(reason, "the list to say which claim has it", 2)
         row = await device(node, other)
         assert (row["state"], row["holder"]) == ("elsewhere", "claim default/claim (pod claim)")
         told = await driver(cluster)
@@ -375,7 +380,7 @@ async def test_a_gpu_of_dra_that_is_lost_is_dras_again_when_it_comes_back(node: 
         held = cluster.claim("held", "gpu-1")
         got = await cluster.prepare(held)
         simulate(node, A)
-        await node.until(lambda: cluster.published().get("gpu-1") != [], "it to be offered to nobody")
+        await node.until(lambda: [*cluster.published()] == ["gpu-0"], "it to be offered to nobody")
         assert await cluster.prepare(held) == got
         simulate(node)
         await cluster.published_is(gpu_0=[], gpu_1=[])
@@ -525,6 +530,9 @@ async def test_what_is_ordered_while_no_kubelet_is_there_is_withheld_from_none(n
         await node.pass_time(0.2)
         await cross(cluster, "dra")
         assert set((await node.gateways[-1].states()).values()) == {"present"}
+        cluster.server.requests.clear()
+        await node.pass_time(300)
+        assert asked(cluster, "/status", "PATCH") < 20
         await cluster.start_kubelet("1.37")
         await node.allocatable_is(2, seconds=10)
         await node.restart_container("pod")
