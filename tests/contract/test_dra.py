@@ -125,6 +125,26 @@ async def test_a_claim_that_is_gone_is_forgotten_at_the_second_look_and_never_wh
         await cluster.prepare(cluster.allocate("late", "gpu-0"))
 
 
+@pytest.mark.parametrize("meanwhile", ["the kubelet starts again", "the API server has another version"])
+async def test_no_claim_is_forgotten_by_looks_that_say_nothing_of_its_pod(node: Node, meanwhile: str) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        held = cluster.claim("held", "gpu-0")
+        await cluster.prepare(held)
+        if meanwhile == "the kubelet starts again":
+            cluster.forget(held)
+            await node.pass_time(320)  # One look finds it missing.
+            await cluster.start_kubelet()
+            await node.pass_time(600)
+        else:
+            cluster.server.removed = f"{cluster.api}/"
+            await node.pass_time(1000)
+            cluster.server.removed = ""
+        await cluster.connected()
+        with pytest.raises(KubeletError, match="default/held"):
+            await cluster.prepare(cluster.allocate("late", "gpu-0"))
+
+
 async def test_a_claim_waits_for_what_is_in_use_and_gets_it_at_once_then(node: Node) -> None:
     async with Cluster(node) as cluster:
         await started(cluster)
@@ -217,12 +237,19 @@ async def test_specifications_of_claims_are_there_as_long_as_the_claims(node: No
         [file] = node.cdi.glob("*claim*")
         left = node.cdi / file.name.replace(claim.uid, "uid-of-before")
         left.write_text(file.read_text().replace(claim.uid, "uid-of-before"))
-        for path in (file, left):
+        theirs, fresh = node.cdi / "x.example.com-claim-old.json", node.cdi / file.name.replace(claim.uid, "uid-of-now")
+        for path in (theirs, fresh):
+            path.write_text("{}")
+        for path in (file, left, theirs):
             os.utime(path, (0, 0))
         one.kill()
         two = cluster.gateway("--dra", "only")
         await node.until(lambda: not left.exists(), "what a claim of before left to go")
         assert file.exists()
+        assert theirs.exists()
+        assert fresh.exists()  # Another gateway may be about to answer for it.
+        for path in (theirs, fresh):
+            path.unlink()
         two.kill()
         file.unlink()  # The node booted.
         cluster.gateway("--dra", "only")
