@@ -294,7 +294,9 @@ class Drivers:
                 self._current,
                 self._settings.node_name,
                 owner,
-                lambda: {name: list(one.values()) for name, one in self._offers.items() if name not in self._unknown},
+                lambda: {
+                    name: None if name in self._unknown else list(one.values()) for name, one in self._offers.items()
+                },
                 lambda one: shared and sockets.has_newer(self._registry, one, self._inside.age.token),
                 lambda driver: driver in self._drivers and self._drivers[driver].is_registered,
                 self.update,

@@ -133,7 +133,7 @@ class Publisher:
         current: the version that it has.
         node: the node's name.
         owner: its UID, '' where it isn't known.
-        offered: gives what each driver offers now, by its name.
+        offered: gives what each driver offers now, by its name; None if that isn't known yet: its slices stay as they are.
         leave: whether a driver's slices are another instance's business (with both APIs, who decides is who publishes).
         ready: whether a kubelet took a driver. Until then no more is offered than was: a claim that is prepared before that is asked
             for again only after 60 to 90 s (run on 1.36).
@@ -148,7 +148,7 @@ class Publisher:
         current: Current,
         node: str,
         owner: str,
-        offered: Callable[[], Mapping[str, Sequence[Offer]]],
+        offered: Callable[[], Mapping[str, Sequence[Offer] | None]],
         leave: Callable[[str], bool],
         ready: Callable[[str], bool],
         met: Callable[[], None] = lambda: None,
@@ -272,6 +272,8 @@ class Publisher:
         self._tell_strangers(slices.strangers(self._there.values(), self._node, ours))
         wait = 0.0
         for driver, devices in offered.items():
+            if devices is None:
+                continue
             if self._leave(driver):
                 wait = _PACE
                 continue

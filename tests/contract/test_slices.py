@@ -115,7 +115,7 @@ async def test_nothing_new_is_offered_before_a_kubelet_takes_the_driver(node: No
         node.gateways[-1].kill()
         (await cluster.start_kubelet()).refuses = "no such plugin here"
         await node.pass_time(2)
-        wiped = json.loads(json.dumps({"spec": {**SLICE, "devices": [{"name": "gpu-0"}, {"name": "gone"}]}}))
+        wiped = json.loads(json.dumps({"spec": {**SLICE, "devices": [{"name": "gpu-0"}, {"name": "gone"}, TAINTED]}}))
         cluster.server.put(path(cluster), **wiped)
         cluster.gateway("--dra", "only")
         await node.pass_time(30)
@@ -127,6 +127,7 @@ async def test_nothing_new_is_offered_before_a_kubelet_takes_the_driver(node: No
 
 POOL = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
 SLICE = {"driver": NVIDIA, "nodeName": "n1", "pool": POOL}
+TAINTED = {"name": "gpu-1", "taints": [{"key": "device-plugin-gateway.io/cordoned", "effect": "NoSchedule"}]}
 
 
 async def test_slices_are_written_soon_after_an_outage_that_ends_with_errors(node: Node) -> None:
@@ -207,6 +208,19 @@ async def test_the_newer_of_two_gateways_writes_the_slices(node: Node) -> None:
         await two.terminate()
         await one.order("cordon", id=A, reason="smells")
         await cluster.published_is(gpu_0=["cordoned"], gpu_1=["unhealthy"])
+
+
+@pytest.mark.parametrize("first", ["goes on", "was killed"])
+async def test_a_gateway_that_starts_soon_after_the_kubelet_knows_its_own_slices(node: Node, first: str) -> None:
+    async with Cluster(node) as cluster:
+        one = await started(cluster)
+        if first == "was killed":
+            one.kill()
+        two = cluster.gateway("--dra", "only")
+        for _ in range(300):
+            await node.pass_time(0.1)
+            assert cluster.published() == {"gpu-0": [], "gpu-1": []}
+        assert not two.said("a device is not offered here, because another DRA driver offers it")
 
 
 async def test_of_a_kubelet_that_is_not_known_yet_one_gateway_at_a_time_registers(node: Node) -> None:
