@@ -167,13 +167,13 @@ class DraManager:
         names = tuple(name for device in got.devices for name in device.cdi_device_ids)
         return resolved(self._cluster.node.cdi, names)
 
-    async def unprepare(self, claim: Claim) -> None:
-        """Have a claim unprepared.
+    async def unprepare(self, claim: Claim, by: Driver | None = None) -> None:
+        """Have a claim unprepared; ``by`` as above.
 
         Raises:
             KubeletError: that was refused.
         """
-        one = self._driver_of(claim)
+        one = by or self._driver_of(claim)
         answer = one.api.pb.NodeUnprepareResourcesResponse()
         await self._call(one, UNPREPARE, one.api.pb.NodeUnprepareResourcesRequest, claim, answer)
         if answer.claims[claim.uid].error:

@@ -177,6 +177,39 @@ async def test_a_claim_keeps_what_it_had_though_another_gateway_gave_away_what_i
                 await cluster.end(claim)
 
 
+async def test_a_claim_waits_at_one_gateway_for_what_another_one_takes_back(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        cluster.gateway("--dra", "only")
+        await node.until(lambda: len(cluster.dra.drivers) == 2, "both drivers")
+        await node.pass_time(5)
+        older, newer = cluster.dra.drivers
+        held, late = cluster.allocate("held", "gpu-0"), cluster.allocate("late", "gpu-0")
+        await cluster.dra.prepare(held, newer)
+        waiting = asyncio.create_task(cluster.dra.prepare(late, older))
+        await node.pass_time(5)
+        assert not waiting.done()
+        await cluster.dra.unprepare(held, newer)
+        async with asyncio.timeout(3):
+            assert (await waiting).gpus == {A}
+
+
+async def test_a_claim_keeps_all_that_it_had_however_often_it_was_allocated_again(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        simulate(node, A, B, "GPU-c")
+        await cluster.start_kubelet()
+        cluster.gateway("--dra", "only")
+        await cluster.published_is(gpu_0=[], gpu_1=[], gpu_2=[])
+        for name in ("gpu-0", "gpu-1", "gpu-2"):
+            await cluster.prepare(claim := cluster.allocate("claim", name))
+        for name in ("gpu-0", "gpu-1", "gpu-2"):
+            late = cluster.allocate(f"late-{name}", name)
+            with pytest.raises(KubeletError, match="default/claim"):
+                await node.kubelet.ask(cluster.dra.prepare(late))
+        await cluster.unprepare(claim)
+        await node.kubelet.ask(cluster.dra.prepare(late))
+
+
 async def test_a_name_that_is_not_the_prepared_claims_gets_and_takes_nothing(node: Node) -> None:
     async with Cluster(node) as cluster:
         await started(cluster)
@@ -404,6 +437,11 @@ async def test_nothing_is_offered_while_nobody_says_what_pods_have(node: Node) -
         node.forget_checkpoint()
         await node.pass_time(60)
         await cluster.published_is(gpu_0=[], gpu_1=[])
+        node.gateways[-1].kill()
+        shutil.rmtree(node.state)
+        cluster.gateway("--dra", "only")
+        await node.pass_time(20)
+        await cluster.published_is(gpu_0=[], gpu_1=[])  # Those of before stay until it is known.
 
 
 async def test_a_gpu_that_is_left_out_is_offered_to_nobody_and_its_claim_keeps_it(node: Node) -> None:

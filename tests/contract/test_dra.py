@@ -377,9 +377,12 @@ async def test_an_api_server_is_upgraded_or_taken_back_under_a_gateway(node: Nod
         held = cluster.claim("held", "gpu-0")
         await cluster.prepare(held)
         await cluster.upgrade(after)
+        async with asyncio.timeout(3):
+            assert (await cluster.prepare(cluster.claim("new"))).gpus == {B}
         await node.gateways[-1].order("cordon", id=A, reason="smells")
         await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
-        assert (await cluster.prepare(cluster.claim("new"))).gpus == {B}
+        cluster.wipe()
+        await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
 
 
 async def test_a_pool_is_in_slices_that_the_api_server_takes(node: Node) -> None:
@@ -440,5 +443,5 @@ async def test_what_a_pod_has_by_name_is_offered_when_it_ended(node: Node, phase
             cluster.pod("pod", phase=phase)
         else:
             cluster.server.remove("/api/v1/namespaces/default/pods/pod")
-        await node.until(lambda: len(cluster.published()) == 2, "both GPUs to be offered")
+        await node.until(lambda: len(cluster.published()) == 2, "both GPUs to be offered", 5)
         await cluster.prepare(cluster.claim("other"))
