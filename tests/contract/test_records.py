@@ -541,6 +541,26 @@ async def test_a_pod_that_ended_before_its_kubelet_lost_its_records_was_not_forg
 
 
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
+async def test_a_gateway_that_is_there_before_its_kubelet_knows_whom_that_forgot(node: Node, version: str) -> None:
+    node.simulate(gpus(0, 1, 2))
+    await node.start_kubelet(version)
+    one = node.gateway()
+    await node.allocatable_is(3)
+    held = (await node.admit("train-a")).devices[GPU]
+    await node.pass_time(10)
+    one.kill()
+    node.kill_kubelet()
+    two = node.gateway()
+    await node.until(lambda: two.said("waiting for a kubelet"), "its word")
+    node.forget_checkpoint()
+    await node.start_kubelet(version)
+    await node.allocatable_is(3)
+    await node.pass_time(15)
+    assert await drift(two) == {"forgotten": 1}
+    assert (await node.admit("new-b")).devices[GPU] != held
+
+
+@pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
 async def test_two_kubelets_in_a_row_that_know_of_no_pod_have_forgotten_them(node: Node, version: str) -> None:
     node.simulate(gpus(0, 1, 2))
     await node.start_kubelet(version)
