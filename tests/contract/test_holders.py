@@ -59,8 +59,13 @@ async def reasons(one: Gateway, resource: str) -> dict[str, str]:
     return {row["id"]: row["reason"] for row in await rows(one) if row["resource"] == resource and row["reason"]}
 
 
-async def again(node: Node, one: Gateway, way: str, configuration: Mapping[str, Any]) -> Gateway:
-    """Have an edit adopted: by the gateway that runs, or by the next one, which may have lost its state file."""
+async def again(
+    node: Node, one: Gateway, way: str, configuration: Mapping[str, Any], at_most: Mapping[str, int] | None = None
+) -> Gateway:
+    """Have an edit adopted: by the gateway that runs, or by the next one, which may have lost its state file.
+
+    ``at_most`` says how many devices that one may offer at any moment, by resource.
+    """
     if way == WAYS[0]:
         configure(node, configuration)
         await node.pass_time(4)
@@ -69,9 +74,14 @@ async def again(node: Node, one: Gateway, way: str, configuration: Mapping[str, 
     if way == WAYS[2]:
         for file in node.state.iterdir():
             file.unlink()
+    await node.until(lambda: not any(map(node.allocatable, at_most or ())), "that nobody offers anything")
     two = node.gateway(*configure(node, configuration))
-    await node.until(lambda: two.said("registered"), "its registration")
-    await node.pass_time(4)
+    while not two.said("registered"):
+        await node.pass_time(0.002)
+    for _ in range(1000):
+        await node.pass_time(0.004)
+        for name, count in (at_most or {}).items():
+            assert node.allocatable(name) <= count, name
     return two
 
 
@@ -115,7 +125,8 @@ async def test_an_edit_gives_nobody_what_a_pod_has(
     assert given[0].startswith("GPU-0") or pod == SMALL
     await node.pass_time(5)
     node.simulate(gpus(0, 1, mig=then))
-    one = await again(node, one, way, after)
+    counts = {name: ids if isinstance(ids, int) else len(ids) for name, ids in left.items()}
+    one = await again(node, one, way, after, dict.fromkeys((GPU, OTHER, SMALL, BIG), 0) | counts)
     found = await free(one)
     assert {name: len(ids) if isinstance(left.get(name), int) else ids for name, ids in found.items()} == left
     assert given[0] not in found.get(SMALL, ())

@@ -548,3 +548,4 @@ async def test_a_resource_whose_socket_cannot_be_made_holds_up_no_other_and_is_s
     failing = False
     await node.allocatable_is(2, seconds=10)
     await node.allocatable_is(2, "example.com/late", seconds=10)
+    assert {line["event"] for line in one.process.log if line["level"] in {"error", "text"}} == {"can't be bound"}
