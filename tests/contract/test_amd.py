@@ -195,6 +195,19 @@ async def test_what_the_metrics_exporter_calls_unhealthy_is_so(node: Node) -> No
     assert node.allocatable(GPU) == 2
     await node.pass_time(200)  # What it said long ago counts no longer.
     assert node.allocatable(GPU) == 3
+    assert len(one.said("metrics exporter silent")) == 1
+    server = wire.Server([grpc.method_handlers_generic_handler("metricssvc.MetricsService", handlers)])
+    server.add_insecure_port(f"unix:{host.root / 'exporter.sock'}")
+    await server.start()
+    await node.allocatable_is(2, GPU)
+    await node.pass_time(100)
+    assert len(one.said("metrics exporter answers again")) == 1
+
+
+async def test_a_node_without_a_metrics_exporter_is_told_nothing_of_it(node: Node) -> None:
+    one = await ready(node, Amd(node, three), 3)
+    await node.pass_time(100)
+    assert not one.said("metrics exporter silent")
 
 
 async def test_partitions_of_before_the_restart_are_not_lost_but_gone(node: Node) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.contract.hardware import Nvidia
 from tests.contract.node import GPU, Gateway, Node, Refused
+from tests.contract.test_sharing import configure
 from tests.fakes import nvml
 
 NOT_LOADED, UNKNOWN, LOST, DENIED, MISMATCH = 9, 999, 15, 4, 18
@@ -431,16 +432,21 @@ async def test_a_gpu_that_is_partitioned_while_the_node_cannot_be_named_is_given
     await node.allocatable_is(4)
 
 
-async def test_what_was_offered_before_a_restart_stays_until_the_node_can_be_named_again(node: Node) -> None:
+@pytest.mark.parametrize("beside", [False, True])
+async def test_what_was_offered_before_a_restart_stays_until_the_node_can_be_named_again(
+    node: Node, beside: bool
+) -> None:
     nvidia = Nvidia(node)
     partitioned(nvidia, "3g.40gb", "3g.40gb")
-    one = await ready(node, nvidia, "--mig-strategy", "single", count=8)
+    rules = [{"resource": "vendor.com/null", "paths": ["/dev/null*"]}] if beside else []
+    options = ("--mig-strategy", "single", *configure(node, {"version": "v1", "gateway": {"devices": rules}}))
+    one = await ready(node, nvidia, *options, count=8)
     given = await node.admit("pod")
     before = await one.states()
     one.kill()
     nvidia.world.no_mig(3)
     nvidia.show()
-    two = nvidia.gateway("--mig-strategy", "single", FAIL_ON_INIT_ERROR="false")
+    two = nvidia.gateway(*options, FAIL_ON_INIT_ERROR="false")
     await node.until(lambda: two.said("registered"), "its registration")
     await node.pass_time(60)
     assert await two.states() == dict.fromkeys(before, "not looked yet")
