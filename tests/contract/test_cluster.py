@@ -14,6 +14,7 @@ import trustme
 
 from tests.contract.cluster import AT, Cluster
 from tests.contract.node import GPU, Node
+from tests.contract.test_sharing import configure, sliced
 from tests.fakes.apiserver import Answer, Request
 
 A, B = "GPU-a", "GPU-b"
@@ -186,6 +187,51 @@ async def test_events_tell_once_what_becomes_of_a_gpu(node: Node) -> None:
         await node.pass_time(300)
         simulate(node, A)
         await node.until(lambda: len(events(cluster)) == 4, "the same of the same GPU later")
+
+
+async def test_a_gpu_that_comes_ill_is_told_and_one_that_is_shared_since_is_not_told_again(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        cluster.gateway("--node-events", *configure(node, {"version": "v1"}))
+        await node.allocatable_is(2)
+        gpus = [{"uuid": one} for one in (A, B, "GPU-c")]
+        node.simulate({GPU: {"gpus": gpus, "unhealthy": {"GPU-c": "fell off the bus"}}})
+        await node.until(lambda: events(cluster) == ["GPUUnhealthy GPU-c"], "what became of the new one")
+        await node.pass_time(400)
+        configure(node, sliced({"name": "gpu", "replicas": 2}))
+        await node.allocatable_is(4)
+        await node.pass_time(20)
+        assert events(cluster) == ["GPUUnhealthy GPU-c"]
+
+
+async def test_that_the_kubelets_records_differ_is_told_once(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        one = cluster.gateway("--node-events")
+        await node.allocatable_is(2)
+        node.fault(reads_no_lists=True)
+        await one.order("cordon", id=A, reason="smells")
+        await node.allocatable_is(1)
+        await node.pass_time(20)
+        await one.order("uncordon", id=A)
+        await node.pass_time(400)
+        simulate(node, B)
+        await node.pass_time(400)
+        found = [one for path, one in cluster.server.objects.items() if path.startswith(EVENTS)]
+        told = [one["message"] for one in found if one["reason"] == "GPURecordsDiffer"]
+        assert len(told) == len(set(told)) == 2  # Another time for what differs otherwise.
+
+
+async def test_many_events_at_once_are_told_in_part_and_that_is_said(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        one = cluster.gateway("--node-events")
+        uuids = [f"GPU-{number}" for number in range(16)]
+        many = {"gpus": [{"uuid": uuid} for uuid in uuids]}
+        node.simulate({GPU: many})
+        await node.allocatable_is(16)
+        node.simulate({GPU: many | {"unhealthy": dict.fromkeys(uuids, "no power")}})
+        await node.allocatable_is(0)
+        await node.pass_time(20)
+        assert one.said("too many events: some were left out", events=6)
+        assert len(events(cluster)) == 10
 
 
 async def refuse(answer: Answer, _: Request) -> None:

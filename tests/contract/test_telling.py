@@ -216,6 +216,8 @@ async def test_where_the_kubelet_lags_behind_the_list_its_records_count(node: No
     one = node.gateway()
     await node.allocatable_is(8)
     first, second = [device["id"] for device in (await one.status())["resources"][0]["devices"]][:2]
+    drift = f'{PREFIX}drift_devices{{kind="withheld",resource="{GPU}"}}'
+    assert (await one.metrics())[drift] == 0
     node.fault(reads_no_lists=True)
     for device in (first, second):
         await one.order("cordon", id=device, reason="smells")
@@ -227,7 +229,6 @@ async def test_where_the_kubelet_lags_behind_the_list_its_records_count(node: No
     (resource,) = (await one.status())["resources"]
     assert (resource["healthy"], resource["allocatable"], node.allocatable()) == (8, 6, 6)
     assert [(each["kind"], each["devices"]) for each in resource["drift"]] == [("withheld", 2)]
-    drift = f'{PREFIX}drift_devices{{kind="withheld",resource="{GPU}"}}'
     assert (await one.metrics())[drift] == 2
     node.fault()
     await node.allocatable_is(8)
@@ -312,6 +313,18 @@ async def _counted(node: Node, one: Gateway, before: dict[str, float]) -> dict[s
 
 def _is_counter(name: str) -> bool:
     return name.startswith(PREFIX) and name.partition("{")[0].endswith(("_total", "_count", "_sum", "_bucket"))
+
+
+async def test_all_who_scrape_within_a_second_get_one_text(node: Node) -> None:
+    node.simulate({GPU: {"gpus": 1}})
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(1)
+    await node.pass_time(2)
+    (_, first), *others = [await one.get("metrics", "/metrics") for _ in range(3)]
+    assert [text for _, text in others] == [first] * 2
+    await node.pass_time(2)
+    assert (await one.get("metrics", "/metrics"))[1] != first
 
 
 async def test_device_ids_are_in_metrics_only_if_asked_for(node: Node) -> None:
