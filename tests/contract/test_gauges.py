@@ -153,7 +153,7 @@ async def test_a_driver_that_hangs_is_waited_for_by_nobody_and_told(node: Node) 
     assert one.said("GPU metrics are there again")
 
 
-async def test_all_who_ask_at_once_cost_one_question(node: Node) -> None:
+async def test_all_who_ask_within_a_second_cost_one_question(node: Node) -> None:
     nvidia = Nvidia(node)
     one = await ready(node, nvidia, "--gpu-metrics")
     await node.pass_time(2)
@@ -163,6 +163,8 @@ async def test_all_who_ask_at_once_cost_one_question(node: Node) -> None:
     await node.pass_time(2)
     calls = nvidia.calls()
     await asyncio.gather(*(told(one) for _ in range(20)))
+    for _ in range(10):
+        await told(one)
     assert nvidia.calls() - calls <= each + 40  # A look may be among them.
 
 

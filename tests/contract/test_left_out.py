@@ -83,6 +83,18 @@ async def test_what_is_left_out_does_not_count_for_the_mig_strategy(node: Node) 
     await node.until(lambda: node.capacity() == 4, "their going", 900)
 
 
+async def test_a_gpu_that_is_left_out_is_told_once_with_all_its_partitions(node: Node) -> None:
+    nvidia = Nvidia(node)
+    for index, profiles in enumerate((("3g.40gb", "3g.40gb"), ("3g.40gb",), ("3g.40gb",))):
+        nvidia.world.mig(index, *profiles)
+    nvidia.show()
+    await node.start_kubelet()
+    one = nvidia.gateway(*leaving_out(node, "0", "1:0", strategy="mixed"))
+    await node.allocatable_is(1, BIG)
+    await node.allocatable_is(1, GPU)
+    assert [(gpu["index"], gpu["excluded"]) for gpu in await unusable(one)] == [("0", True), ("1:0", True)]
+
+
 async def test_a_gpu_stays_left_out_while_its_product_cannot_be_read(node: Node) -> None:
     nvidia = Nvidia(node)
     nvidia.world.gpus[3].name = DISPLAY

@@ -100,6 +100,34 @@ async def test_some_gpus_are_shared_and_others_not(node: Node) -> None:
     assert given.devices[GPU] == ("b",)
 
 
+async def test_partitions_are_shared_by_their_place(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.mig(0, "3g.40gb", "3g.40gb")
+    nvidia.show()
+    big = "nvidia.com/mig-3g.40gb"
+    some = {"name": "mig-3g.40gb", "replicas": 4, "rename": "nvidia.com/four", "devices": ["0:1"]}
+    configuration: dict[str, Any] = sliced(some, honour=True) | {"flags": {"migStrategy": "mixed"}}
+    await node.start_kubelet()
+    nvidia.gateway(*configure(node, configuration))
+    await node.allocatable_is(4, "nvidia.com/four")
+    await node.allocatable_is(1, big)
+
+
+async def test_two_resources_of_one_name_are_not_mixed(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.mig(0, "3g.40gb", "3g.40gb")
+    nvidia.show()
+    big = "nvidia.com/mig-3g.40gb"
+    some = {"name": "gpu", "replicas": 4, "rename": big}
+    configuration: dict[str, Any] = sliced(some, honour=True) | {"flags": {"migStrategy": "mixed"}}
+    await node.start_kubelet()
+    one = nvidia.gateway(*configure(node, configuration))
+    await node.until(lambda: not one.alive, "its end")
+    assert one.process.ended.result() == 1
+    assert "got nvidia.com/mig-3g.40gb for nvidia.com/gpu, too" in str(one.process.log)
+    assert not node.capacity(big)
+
+
 @pytest.mark.parametrize("sharing", [False, True])
 async def test_a_gpu_that_a_pod_has_is_not_given_under_another_id(node: Node, sharing: bool) -> None:
     node.simulate({GPU: {"gpus": 2}})
