@@ -326,7 +326,7 @@ class Leader:
                 self._tasks.background(self._take())
             case machine.Lead():
                 self._lead()
-            case machine.Offer():
+            case machine.Invite():
                 for token in self._links:
                     self._tell(token, {"offer": True})
             case machine.Drain(to):
@@ -419,7 +419,7 @@ class Leader:
                     case {"no": str(reason), "again_s": int() | float() as seconds}:
                         self._feed(machine.No(reason, float(seconds)))
                     case {"offer": True}:
-                        self._feed(machine.Offered())
+                        self._feed(machine.Invited())
                     case {"serving": True}:
                         self._feed(machine.Serving())
                     case {"leads": False}:

@@ -99,7 +99,7 @@ class Ending(Struct, frozen=True):
     """This gateway is about to end."""
 
 
-class Offered(Struct, frozen=True):
+class Invited(Struct, frozen=True):
     """The leader is about to end, and makes room for whoever asks."""
 
 
@@ -136,7 +136,7 @@ Event = (
     | RoomWanted
     | Withdrawn
     | Ending
-    | Offered
+    | Invited
     | Drained
     | Serving
     | Lost
@@ -164,7 +164,7 @@ class Lead(Struct, frozen=True):
     """Register, and answer."""
 
 
-class Offer(Struct, frozen=True):
+class Invite(Struct, frozen=True):
     """Tell those that stand by that room is made for whoever asks."""
 
 
@@ -198,7 +198,7 @@ class SetAlarm(Struct, frozen=True):
     seconds: float | None
 
 
-Action = Try | Ask | Withdraw | Take | Lead | Offer | Drain | Reply | Free | Rest | SetAlarm
+Action = Try | Ask | Withdraw | Take | Lead | Invite | Drain | Reply | Free | Rest | SetAlarm
 
 
 class State(Struct, frozen=True):
@@ -268,12 +268,12 @@ def step(state: State, event: Event) -> Step:
         case Withdrawn(age) if age == state.other and state.stage is Stage.YIELDED:
             return state, (Try(),)
         case Ending() if state.stage is Stage.LEADING:
-            return replace(state, ending=True), (Offer(),)
+            return replace(state, ending=True), (Invite(),)
         case Ending() if state.stage is Stage.ASKING:
             return replace(_wait(state), ending=True), (Withdraw(),)
         case Ending():
             return replace(state, ending=True), ()
-        case Offered() if state.stage is Stage.STANDBY and state.leader is not None and not state.ending:
+        case Invited() if state.stage is Stage.STANDBY and state.leader is not None and not state.ending:
             return _to(state, Stage.ASKING), (Ask(), SetAlarm(ASK_TIME))
         case Drained(reason) if state.stage is Stage.YIELDING and state.other is not None:
             if reason:

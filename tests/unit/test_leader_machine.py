@@ -82,9 +82,9 @@ def done(world: World, number: int, action: machine.Action) -> World:
             return sent(world, number, int(one.state.leader.token, 16), action)
         case machine.Take():
             return put(world, number, one._replace(takes=True))
-        case machine.Offer():
+        case machine.Invite():
             for other in range(len(world.gateways)):
-                world = sent(world, number, other, machine.Offered())
+                world = sent(world, number, other, machine.Invited())
             return world
         case machine.Drain():
             return put(world, number, one._replace(drains=True))
