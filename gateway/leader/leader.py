@@ -160,6 +160,7 @@ class Leader:
             if self.leads and not self._look_at_locks():
                 await self._guard()
             else:
+                await self._follow()
                 self._feed(machine.Able(reason := await self._unable()))
                 if not reason and not self._warm and self._presence.listens():
                     self._warm = True
@@ -187,6 +188,13 @@ class Leader:
             await self._promised()
             await self._streams_end()
         await self.close()
+
+    async def _follow(self) -> None:
+        """Know what the leader wrote: orders, and what it gave."""
+        if self.state.leader is not None and not self._holdings.ledger.current:
+            await self._scribe.load(follows=True)
+            self._holdings.recall_all(())
+            await self._lists().update()
 
     async def _guard(self) -> None:
         """Lock the state directory, once it can be: another gateway may have it by now, and then that one leads."""
