@@ -289,6 +289,11 @@ async def test_a_pod_that_comes_as_its_gpu_falls_ill_is_let_in_and_a_later_one_n
         await node.pass_time(2)
         with pytest.raises(Refused, match="unhealthy"):
             await plugin.allocate("GPU-0")
+        node.simulate(gpus(0, 1, unhealthy={"GPU-0": "hot", "GPU-1": "hot"}))  # Another one falls ill only now.
+        await node.allocatable_is(0)
+        with pytest.raises(Refused, match="unhealthy"):
+            await plugin.allocate("GPU-0")
+        await plugin.allocate("GPU-1")
 
 
 @pytest.mark.parametrize("reboots", [False, True])
