@@ -123,7 +123,7 @@ class Gateway:
             accepted=self.holdings.accepted,
             stood=self._stood,
             register_at=self.others.register_at,
-            guard=role.flight.guard if role is not None else self.leader.passing if self.leader is not None else None,
+            guard=_guard(role) if role is not None else self.leader.passing if self.leader is not None else None,
         )
         self.lists = Lists(
             settings,
@@ -399,6 +399,10 @@ def _features(settings: Settings) -> Features:
     return Features(settings)
 
 
+def _guard(role: Role) -> Callable[..., Any]:
+    return lambda call, resource, answer: role.flight.guard(f"{call} for {resource}", answer)
+
+
 def _one_leads(settings: Settings, role: Role | None) -> bool:
     """Whether the gateway that holds the locks leads: behind a switch, until all modes have it."""
     return role is None and settings.dra == "off" and not settings.policy.bridge and os.environ.get("ONE_LEADER") == "1"
@@ -441,7 +445,7 @@ def _drivers(gateway: Gateway, first: asyncio.Event, *, decides: bool) -> Driver
 
     memory = gateway.ledger, gateway.scribe, gateway.beliefs, gateway.holdings.held
     lists = (lambda: gateway.resources), gateway.update
-    alone, guard = gateway.alone, gateway.around.guard
+    alone, guard = gateway.alone, None if gateway._role is None else gateway._role.flight.guard  # noqa: SLF001 - as above
     decider = alone.decider if alone is not None else str
     inside = drivers.Inside(gateway.age, gateway.source, *memory, *lists, gateway.presence, first, decider, guard)
     try:

@@ -56,7 +56,7 @@ _TYPE: Final = "DRAPlugin"
 _log = structlog.get_logger()
 
 _Answer = Callable[[Any, bytes, Any], Awaitable[bytes]]
-Guard = Callable[[str, str, _Answer], _Answer]
+Guard = Callable[[str, _Answer], _Answer]
 """Lays something around the answers (api, request, context) to a call of this name."""
 _Work = Callable[[], Awaitable[bytes]]
 _GONE: Final = frozenset({rpc.Code.UNAVAILABLE, rpc.Code.CANCELLED})
@@ -179,7 +179,7 @@ class Service:
             return api.encode_unprepare_answer(dict(zip((one.uid for one in asked), answers, strict=True)))
 
         guard = self._guard
-        noted: _Answer = prepared if guard is None else guard(plugin.PREPARE, self.name, prepared)
+        noted: _Answer = prepared if guard is None else guard(f"{plugin.PREPARE} of {self.name}", prepared)
 
         async def prepare(data: bytes, context: rpc.Call) -> bytes:
             asked = await _decoded(api.decode_prepare_request, data, context)

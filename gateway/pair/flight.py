@@ -73,15 +73,13 @@ class Flight:
             self._write(at, _NONE)
         return len(found) if -status in CRASHES else 0
 
-    def guard(self, call: str, resource: str, answer: _Answer) -> _Answer:
+    def guard(self, what: str, answer: _Answer) -> _Answer:
         """Note each request while it is answered; refuse one that ended a gateway (gateway).
 
         Args:
-            call: the call, for the error.
-            resource: what it is for.
+            what: the call and the resource, for the error.
             answer: answers a request (dialect, request, context).
         """
-        what = f"{call} for {resource}"
 
         async def guarded(dialect: Any, request: bytes, context: Any) -> bytes:
             digest, deadline = digest_of(what, request), time.monotonic() + PATIENCE

@@ -324,15 +324,14 @@ async def test_a_gateway_that_stands_still_is_ended_by_its_probe_and_the_other_o
     node: Node, version: str, which: str, restarts: bool
 ) -> None:
     await node.start_kubelet(version)
-    older = node.gateway()
+    still = node.gateway()
     await node.allocatable_is(8)
     await node.admit("first")
     await node.pass_time(5)
     if which == "newer":
-        newer = node.gateway()
+        still = newer = node.gateway()
         await node.until(lambda: newer.said("registered"), "its registration")
         await node.pass_time(5)
-    still = newer if which == "newer" else older
     still.process.stop()
     if restarts:
         await node.start_kubelet(version)

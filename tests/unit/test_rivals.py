@@ -32,6 +32,7 @@ from gateway.daemon import Gateway
 from gateway.handover import instance, standby
 from gateway.handover.ability import Ability
 from gateway.handover.events import Standing
+from gateway.handover.peers import Peers
 from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.view import Untold
 from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET, kubelet_id
@@ -49,6 +50,12 @@ from gateway.tally import Confirmation
 from gateway.wires.rpc import target
 from gateway.wires.unix import listening
 from tests.unit.test_probes import get
+
+
+def others_of(gateway: Gateway) -> Peers:
+    """Return what a gateway knows of the others."""
+    assert isinstance(gateway.others, Peers)
+    return gateway.others
 
 
 @pytest.mark.parametrize(
@@ -145,10 +152,10 @@ async def test_one_that_talks_and_one_that_does_not_want_it_at_once(
 ) -> None:
     """Our Register was in flight for both: when it is over, we stand by, once."""
     gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(Policy()))
-    gateway.others.begun, gateway._exit = True, asyncio.get_running_loop().create_future()
+    others_of(gateway).begun, gateway._exit = True, asyncio.get_running_loop().create_future()
     plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
-    monkeypatch.setattr(gateway.others.handover, "defers_to", lambda _: Age(1, "talks"))
-    gateway.others._yielding.add(RESOURCE)  # For one that doesn't talk.
+    monkeypatch.setattr(others_of(gateway).handover, "defers_to", lambda _: Age(1, "talks"))
+    others_of(gateway)._yielding.add(RESOURCE)  # For one that doesn't talk.
     gateway.around.stood(plugin)
     assert plugin.state.phase is Phase.STANDBY
 
@@ -244,11 +251,11 @@ async def test_one_that_could_not_talk_has_gone(
     peers = {Age(1, "other"): tmp_path}  # Older: we serve.
     monkeypatch.setattr(gateway.others, "living", lambda: peers)
     for talking in talks:
-        monkeypatch.setattr(gateway.others.handover, "talks_to", lambda _, talking=talking: talking)
-        gateway.others.look_at_peers()
+        monkeypatch.setattr(others_of(gateway).handover, "talks_to", lambda _, talking=talking: talking)
+        others_of(gateway).look_at_peers()
         assert plugin.state.stream == 1
     peers.clear()
-    gateway.others.look_at_peers()
+    others_of(gateway).look_at_peers()
     assert (plugin.state.phase.value == Phase.WAITING.value) is anew
     await plugin.close()
 
@@ -263,17 +270,17 @@ async def _gone_later(folder: Path, monkeypatch: pytest.MonkeyPatch, *, ends: bo
     peers, path = {newer: folder}, folder / instance.socket_name(RESOURCE)
     monkeypatch.setattr(gateway.others, "living", lambda: peers)
     with listening(path):
-        gateway.others.look_at_peers()
+        others_of(gateway).look_at_peers()
         assert plugin.state.phase is Phase.STANDBY
         if not ends:
-            gateway.others.unserved(plugin)
-            gateway.others.look_at_peers()
+            others_of(gateway).unserved(plugin)
+            others_of(gateway).look_at_peers()
             await until(lambda: plugin.standing_by_for is None, 20)
-    gateway.others.look_at_peers()
+    others_of(gateway).look_at_peers()
     await until(lambda: plugin.state.phase.value != Phase.STANDBY.value, 20)
     plugin.state = replace(plugin.state, phase=Phase.SERVING, stream=1)
     peers.clear()
-    gateway.others.look_at_peers()
+    others_of(gateway).look_at_peers()
     anew = plugin.state.stream is None
     await plugin.close()
     await gateway._tasks.close()
@@ -290,11 +297,11 @@ async def test_who_stands_by_for_one_that_talks_and_one_that_does_not_takes_it_b
     plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
     silent, asked = Age(born_ns, "0badcafe"), list[str]()
     monkeypatch.setattr(gateway.others, "living", lambda: {silent: folder})
-    monkeypatch.setattr(gateway.others.handover, "defers_to", lambda _: Age(1 << 60, "cafecafe"))
-    monkeypatch.setattr(gateway.others.handover, "unserved", asked.append)
+    monkeypatch.setattr(others_of(gateway).handover, "defers_to", lambda _: Age(1 << 60, "cafecafe"))
+    monkeypatch.setattr(others_of(gateway).handover, "unserved", asked.append)
     with listening(folder / instance.socket_name(RESOURCE)):
-        gateway.others.unserved(plugin)
-    assert (asked, [*gateway.others.doubts.get(RESOURCE, ())]) == ([RESOURCE], [silent] if both else [])
+        others_of(gateway).unserved(plugin)
+    assert (asked, [*others_of(gateway).doubts.get(RESOURCE, ())]) == ([RESOURCE], [silent] if both else [])
     await plugin.close()
     await gateway._tasks.close()
 
@@ -305,13 +312,13 @@ async def test_of_several_others_those_that_answer_no_call_are_taken_back_from_a
 ) -> None:
     """Each alone would cost the kubelet's records two seconds. One that answers stands by, as we do, and may serve next."""
     gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
-    gateway.others.begun, gateway._exit = True, asyncio.get_running_loop().create_future()
+    others_of(gateway).begun, gateway._exit = True, asyncio.get_running_loop().create_future()
     plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
     answering, another, deaf, newest = (Age((1 << 60) + place, f"{place}badcafe") for place in range(4))
     peers = {age: folder / age.token for age in (answering, another, deaf, newest)}
     monkeypatch.setattr(gateway.others, "living", lambda: peers)
-    monkeypatch.setattr(gateway.others._presence, "listens", lambda: True)
-    looks, look = list[Age | None](), gateway.others.look
+    monkeypatch.setattr(others_of(gateway)._presence, "listens", lambda: True)
+    looks, look = list[Age | None](), others_of(gateway).look
 
     def looked() -> None:
         look()
@@ -325,9 +332,9 @@ async def test_of_several_others_those_that_answer_no_call_are_taken_back_from_a
     server.add_insecure_port(target(sockets[0]))
     await server.start()
     with listening(sockets[1]), listening(sockets[2]), listening(sockets[3]):
-        gateway.others.look_at_peers()
+        others_of(gateway).look_at_peers()
         assert plugin.standing_by_for == newest
-        gateway.others.unserved(plugin)
+        others_of(gateway).unserved(plugin)
         if registers:
             (folder / f"{deaf.token}-1.sock").touch()
         await until(lambda: len(looks) == 2, 20)
@@ -345,7 +352,7 @@ async def test_who_was_stood_by_for_by_age_and_talks_by_now_is_looked_at_again(
     plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
     looks = list[str]()
     monkeypatch.setattr(gateway.others, "look", lambda: looks.append("look"))
-    gateway.others.unserved(plugin)
+    others_of(gateway).unserved(plugin)
     assert looks == ["look"]
     await plugin.close()
     await gateway._tasks.close()
@@ -367,7 +374,7 @@ async def test_one_that_comes_and_goes_while_we_resume_leaves_nothing_unserved(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
-    gateway._exit, gateway.others.begun = asyncio.get_running_loop().create_future(), True
+    gateway._exit, others_of(gateway).begun = asyncio.get_running_loop().create_future(), True
     plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
     peers, reading, read = dict[Age, Path](), asyncio.Event(), asyncio.Event()
     monkeypatch.setattr(gateway.others, "living", lambda: peers)
@@ -380,10 +387,10 @@ async def test_one_that_comes_and_goes_while_we_resume_leaves_nothing_unserved(
     for one in (Age(1 << 60, "0badcafe"), Age(1 << 61, "cafecafe")):
         peers[one] = folder
         with listening(folder / instance.socket_name(RESOURCE)):
-            gateway.others.look_at_peers()
+            others_of(gateway).look_at_peers()
         assert plugin.standing_by_for == one
         peers.clear()
-        gateway.others.look_at_peers()
+        others_of(gateway).look_at_peers()
         await reading.wait()
     read.set()
     await until(lambda: plugin.state.phase is not Phase.STANDBY, 20)
@@ -397,7 +404,7 @@ async def test_what_only_another_gateway_served_is_taken_up_by_what_is_held_now(
     gateway, done = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy())), list[str]()
     for part, step in ((gateway.scribe, "load"), (gateway.beliefs, "look"), (gateway.lists, "update")):
         monkeypatch.setattr(part, step, AsyncMock(side_effect=lambda step=step: done.append(step)))
-    await gateway.others._take_up()
+    await others_of(gateway)._take_up()
     assert done == ["load", "look", "update"]
     await gateway._tasks.close()
 
@@ -407,26 +414,26 @@ async def test_who_ends_takes_nothing_over(folder: Path, monkeypatch: pytest.Mon
     gateway, looks = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy())), list[str]()
     monkeypatch.setattr(gateway.others, "_ending", lambda: ends)
     monkeypatch.setattr(gateway.others, "look_at_peers", lambda: looks.append("look"))
-    gateway.others._left()
+    others_of(gateway)._left()
     assert looks == ([] if ends else ["look"])
     await gateway._tasks.close()
 
 
 async def test_who_is_about_to_serve_again_registers(folder: Path) -> None:
     gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
-    registers = [gateway.others.registering]
-    gateway.others._resuming.add(RESOURCE)
-    assert [*registers, gateway.others.registering] == [False, True]
+    registers = [others_of(gateway).registering]
+    others_of(gateway)._resuming.add(RESOURCE)
+    assert [*registers, others_of(gateway).registering] == [False, True]
     await gateway._tasks.close()
 
 
 async def test_a_gateway_that_dies_counts_as_gone_for_the_kubelet_that_it_named(folder: Path) -> None:
     gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
     with listening(folder / KUBELET_SOCKET):
-        gateway.others.over("0badcafe", "another kubelet")
-        assert gateway.others._instance.over == set()
-        gateway.others.over("0badcafe", str(kubelet_id(folder / KUBELET_SOCKET)))
-        assert gateway.others._instance.over == {"0badcafe"}
+        others_of(gateway).over("0badcafe", "another kubelet")
+        assert others_of(gateway)._instance.over == set()
+        others_of(gateway).over("0badcafe", str(kubelet_id(folder / KUBELET_SOCKET)))
+        assert others_of(gateway)._instance.over == {"0badcafe"}
     await gateway._tasks.close()
 
 
@@ -442,12 +449,12 @@ async def test_a_gateway_waits_where_none_of_its_resources_could_be_served(
     folder: Path, monkeypatch: pytest.MonkeyPatch, unfit: dict[str, str | None], waits: str
 ) -> None:
     gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
-    ability = gateway.others.ability
+    ability = others_of(gateway).ability
     monkeypatch.setattr(ability, "_resources", {name: name for name in unfit})
     monkeypatch.setattr(ability, "unfit", unfit.get)
     monkeypatch.setattr(ability, "probe", AsyncMock(return_value=""))
     with listening(folder / KUBELET_SOCKET):
-        assert await ability._unable() == waits
+        assert await ability.unable() == waits
     await gateway._tasks.close()
 
 
@@ -474,7 +481,7 @@ async def test_one_that_could_not_talk_is_killed(folder: Path, monkeypatch: pyte
 
     server = await asyncio.start_unix_server(served, socket)
     async with asyncio.timeout(20):
-        gateway.others.look_at_peers()
+        others_of(gateway).look_at_peers()
         lease = await connected.get()
         assert not renewed.is_set()
         peers.clear()
@@ -499,12 +506,12 @@ async def test_one_that_came_and_went_while_we_stood_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came: str, checked: Confirmation, does: str
 ) -> None:
     gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(Policy()))
-    gateway.others.begun, gateway._exit = True, asyncio.get_running_loop().create_future()
+    others_of(gateway).begun, gateway._exit = True, asyncio.get_running_loop().create_future()
     plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
     plugin.checked = checked
     plugin.state = replace(plugin.state, phase=Phase.SERVING, stream=1, verified=FIRST_LOOKS)
     monkeypatch.setattr(gateway.others, "living", dict)
-    gateway.others.look([gateway.token if came == "own" else came])
+    others_of(gateway).look([gateway.token if came == "own" else came])
     found = (
         "registers" if plugin.state.stream is None else "looks" if plugin.state.verified < FIRST_LOOKS else "nothing"
     )
@@ -530,9 +537,9 @@ async def test_what_would_be_left_to_one_that_can_not_talk(
     gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
     monkeypatch.setattr(gateway.others, "living", lambda: {newer: folder} if silent else {})
     if doubted:
-        gateway.others.doubts[RESOURCE] = {newer: frozenset()}
+        others_of(gateway).doubts[RESOURCE] = {newer: frozenset()}
     server = await asyncio.start_unix_server(lambda _, writer: writer.close(), folder / instance.socket_name(RESOURCE))
-    assert gateway.others.leaves(RESOURCE) is leaves
+    assert others_of(gateway).leaves(RESOURCE) is leaves
     server.close()
     await server.wait_closed()
 
@@ -563,7 +570,7 @@ async def test_a_list_is_put_together_before_it_is_judged(folder: Path, monkeypa
     monkeypatch.setattr(gateway.others, "living", lambda: {Age(1, "other"): folder})
     async with gateway.lists.lock:
         gateway.lists.inventory = {}
-        knows = asyncio.ensure_future(gateway.others.know_devices(asyncio.Event(), "test"))
+        knows = asyncio.ensure_future(others_of(gateway).know_devices(asyncio.Event(), "test"))
         done, _ = await asyncio.wait([knows], timeout=0.01)
         assert not done
     await knows
@@ -608,7 +615,7 @@ async def test_only_who_could_serve_asks(
     one = Ability("auto", cast("Any", presence), cast("Any", all_), list, lambda _: None)
     assert here is not None
     one._speaks = here, speaks
-    found = await one._unable()
+    found = await one.unable()
     assert unable in found
     assert bool(unable) is bool(found)
 
@@ -627,8 +634,8 @@ def test_where_a_resource_stands(
     gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
     state, plugin = SimpleNamespace(phase=phase, refused=False), SimpleNamespace(streaming=False)
     gateway._resources[RESOURCE] = cast("Any", SimpleNamespace(state=state, plugin=plugin))
-    monkeypatch.setattr(gateway.others.ability, "unfit", lambda _: unfit)
-    assert gateway.others.standing(RESOURCE) is standing
+    monkeypatch.setattr(others_of(gateway).ability, "unfit", lambda _: unfit)
+    assert others_of(gateway).standing(RESOURCE) is standing
 
 
 async def test_who_waits_says_why_and_looks_again_never_too_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -648,7 +655,7 @@ async def test_who_waits_says_why_and_looks_again_never_too_seldom(monkeypatch: 
         told.append(resource.trouble.rpartition(": ")[2])
         return reasons.pop(0)
 
-    monkeypatch.setattr(one, "_unable", unable)
+    monkeypatch.setattr(one, "unable", unable)
     async with asyncio.timeout(20):
         await one.wait()
     assert told == ["", *["slow"] * 20, "too many"]
