@@ -28,12 +28,9 @@ from pathlib import Path
 from typing import Self
 
 from tests.mutants import (
-    outside_bridge,
-    outside_devices,
     outside_dra,
     outside_memory,
     outside_registration,
-    outside_telling,
     records,
     streams,
     table,
@@ -43,7 +40,7 @@ from tests.mutants.table import Mutant
 ROOT = Path(__file__).parents[2]
 TABLES = (
     table, streams, records,
-    outside_registration, outside_memory, outside_devices, outside_dra, outside_telling, outside_bridge,
+    outside_registration, outside_memory, outside_dra,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]
