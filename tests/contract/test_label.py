@@ -172,7 +172,7 @@ async def test_settings_of_the_label_that_cannot_be_gone_by_end_the_start(
         assert words in said
 
 
-@pytest.mark.parametrize(("known", "least", "most"), [(False, 8, 20), (True, 0, 5)])
+@pytest.mark.parametrize(("known", "least", "most"), [(False, 6, 20), (True, 0, 5)])
 async def test_a_start_waits_for_the_api_server_where_it_knows_nothing_better(
     node: Node, known: bool, least: float, most: float
 ) -> None:
