@@ -147,6 +147,19 @@ async def test_a_refusal_that_names_no_version_is_tried_again(node: Node, versio
     assert (node.registers[GPU], accepted(node.kubelet)) == (4, 1)
 
 
+async def test_an_api_that_was_accepted_last_is_not_offered_where_another_one_is_chosen(node: Node) -> None:
+    await node.start_kubelet("1.9")
+    before = node.gateway()
+    await node.allocatable_is(8)
+    await node.pass_time(2)
+    before.kill()
+    await node.start_kubelet("1.34")
+    one = node.gateway("--api", "v1beta1")
+    await node.allocatable_is(8)
+    refused = {name: count for name, count in (await one.metrics()).items() if "register_errors_total" in name}
+    assert not any(refused.values())
+
+
 async def test_troubles_of_the_kubelet_before_hold_up_no_new_one(node: Node) -> None:
     node.fault(register_errors=1000)
     await node.start_kubelet()
