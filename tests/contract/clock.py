@@ -468,6 +468,7 @@ def _patch(clock: Clock) -> None:
     run_handle = events.Handle._run
     real_open, real_init, real_run = os.open, socket.socket.__init__, asyncio.run
     exits, read_text, real_replace = os._exit, Path.read_text, os.replace
+    real_later, real_cancel = faulthandler.dump_traceback_later, faulthandler.cancel_dump_traceback_later
 
     def replaced(source: Any, target: Any, **kwargs: Any) -> None:
         real_replace(source, target, **kwargs)
@@ -522,9 +523,17 @@ def _patch(clock: Clock) -> None:
             exits(status)
         raise _Ended(status)
 
-    def lives(seconds: float, *_: Any, **__: Any) -> None:
-        if (process := current()) is not None:
+    def lives(seconds: float, **options: Any) -> None:
+        if (process := current()) is None:
+            real_later(seconds, **options)
+        else:
             process.hangs_at = time.monotonic() + seconds
+
+    def hangs_not() -> None:
+        if (process := current()) is None:
+            real_cancel()
+        else:
+            process.hangs_at = float("inf")
 
     def begun_anew(_path: Any, _argv: Any, environment: Mapping[str, str]) -> NoReturn:
         raise _BegunAnew(environment)
@@ -538,7 +547,7 @@ def _patch(clock: Clock) -> None:
         (socket.socket, {"__init__": made}),
         (os, {"replace": replaced, "open": opened, "close": closed, "_exit": exited, "execve": begun_anew}),
         (asyncio, {"run": captured}),
-        (faulthandler, {"dump_traceback_later": lives, "cancel_dump_traceback_later": lambda: lives(float("inf"))}),
+        (faulthandler, {"dump_traceback_later": lives, "cancel_dump_traceback_later": hangs_not}),
     ):
         for name, new in others.items():
             setattr(owner, name, new)
