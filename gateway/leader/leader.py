@@ -15,7 +15,9 @@ from devices.model import Fault, RefusedError
 from gateway.handover.ability import Ability
 from gateway.handover.events import Standing, standing
 from gateway.handover.instance import FOLDER, socket_name
+from gateway.handover.machine import register_first
 from gateway.handover.message import sender
+from gateway.handover.peers import ALLOCATES_END
 from gateway.kubelet.watch import kubelet_id
 from gateway.leader import machine
 from gateway.leader.locks import Locks
@@ -28,10 +30,10 @@ from gateway.wires import control, rpc
 from gateway.wires.control import ControlConnection, ControlError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
-    from adapters.dialect import Dialect, Level
+    from adapters.dialect import Dialect
     from gateway.age import Age
     from gateway.configuration.settings import Settings
     from gateway.handover.instance import Instance
@@ -43,8 +45,6 @@ if TYPE_CHECKING:
     from gateway.wires.control import Handler
 
 OP: Final = "lead"
-ALLOCATES_END: Final = 2.0
-"""Seconds from a takeover until the gateway before has answered its last Allocate, and the kubelet has noted that."""
 ABLE_AGAIN: Final = 0.5
 """Seconds between two looks whether this gateway could lead."""
 LIVES: Final = 5.0
@@ -61,8 +61,6 @@ CONNECT: Final = 0.5
 """Seconds within which a leader takes a connection."""
 PASSES: Final = 10.0
 """Seconds for which a call waits for a gateway that leads."""
-_REGISTER_FIRST: Final = 37
-"""The kubelet that takes a Register while an earlier stream lives."""
 _UNASKED: Final = frozenset({Fault.UNAVAILABLE, Fault.CANCELLED, Fault.DEADLINE_EXCEEDED})
 _FAULTS: Final = {rpc.Code(fault.value): fault for fault in Fault if fault not in _UNASKED}
 """What a gateway refuses with; anything else means that it could not be asked."""
@@ -419,8 +417,6 @@ class Leader:
                 match said:
                     case {"ask": True}:
                         self._feed(machine.RoomWanted(age, time.monotonic()))
-                    case {"ask": False}:
-                        self._feed(machine.Withdrawn(age))
                     case {"yours": True}:
                         self._before, self._ended_at = age.token, time.monotonic()
                         self._feed(machine.Yours())
@@ -430,7 +426,7 @@ class Leader:
                         self._feed(machine.Invited())
                     case {"serving": True}:
                         self._feed(machine.Serving())
-                    case {"leads": False}:
+                    case {"leads": False} | {"ask": False}:
                         self._feed(machine.Gone(age.token))
                     case _:  # A word of a later release.
                         pass
@@ -550,10 +546,8 @@ class Leader:
 
     def _register_first(self) -> bool:
         """Whether the kubelet is one that takes a Register while an earlier stream lives."""
-        levels: Sequence[Level | None] = [
-            one.plugin.level for one in self._resources.values() if one.state.phase is Phase.SERVING
-        ]
-        return bool(levels) and all(level is not None and level.reaches(_REGISTER_FIRST) is True for level in levels)
+        levels = [one.plugin.level for one in self._resources.values() if one.state.phase is Phase.SERVING]
+        return bool(levels) and all(register_first(level, late=False) for level in levels)
 
     def _others_allocate_for(self) -> float:
         """Return for how many seconds another gateway may be answering an Allocate, of which this one doesn't know (infinite: it leads)."""

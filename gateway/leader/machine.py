@@ -27,7 +27,7 @@ REPORT = 2.0
 HOLDS_BACK, HOLDS_BACK_MAX = 30.0, 900.0
 """Seconds for which a gateway is refused that led in vain; doubled each time in a row, up to the second."""
 SERVED = 600.0
-"""Seconds from which on one that ended did lead."""
+"""Seconds from which on one that ended did lead: after as many a kubelet forgets that a container ended, too."""
 STARTING = "it is still starting"
 
 
@@ -62,7 +62,7 @@ class HeldElsewhere(Struct, frozen=True):
 
 
 class Gone(Struct, frozen=True):
-    """The gateway with this token has closed its connection, or says that it doesn't lead."""
+    """The gateway with this token closed its connection, doesn't lead, or no longer asks to."""
 
     token: str
 
@@ -87,12 +87,6 @@ class RoomWanted(Struct, frozen=True):
 
     age: Age
     now: float
-
-
-class Withdrawn(Struct, frozen=True):
-    """One that asked takes that back."""
-
-    age: Age
 
 
 class Ending(Struct, frozen=True):
@@ -134,7 +128,6 @@ Event = (
     | No
     | Took
     | RoomWanted
-    | Withdrawn
     | Ending
     | Invited
     | Drained
@@ -263,10 +256,6 @@ def step(state: State, event: Event) -> Step:
             return replace(_to(state, Stage.LEADING), leader=None, refused="", other=None), (Lead(),)
         case RoomWanted(age, now):
             return _asked(state, age, now)
-        case Withdrawn(age) if age == state.other and state.stage is Stage.YIELDING:
-            return _to(state, Stage.LEADING), (Lead(),)
-        case Withdrawn(age) if age == state.other and state.stage is Stage.YIELDED:
-            return state, (Try(),)
         case Ending() if state.stage is Stage.LEADING:
             return replace(state, ending=True), (Invite(),)
         case Ending() if state.stage is Stage.ASKING:
@@ -324,9 +313,8 @@ def _held(state: State, event: HeldElsewhere) -> Step:
         return replace(state, hurry=state.hurry - 1), (SetAlarm(AT_ONCE),)
     rest: tuple[Action, ...] = ()
     if state.stage is Stage.YIELDED:
-        if (
-            event.leader is None or event.leader == state.other
-        ):  # What it has of us ends when it serves, or when it ends.
+        # Our streams go on until the one that room was made for serves or ends.
+        if event.leader is None or event.leader == state.other:
             return state, (SetAlarm(REPORT),)
         rest = (Rest(event.leader),)
     state = replace(_wait(state), leader=event.leader, refused=event.why)

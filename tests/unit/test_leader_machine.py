@@ -137,7 +137,7 @@ def moves(world: World) -> Iterator[tuple[bool, World]]:
                 for now in (SOON, LATER):
                     yield False, fed(left, target, machine.RoomWanted(born(source), now))
             case machine.Withdraw():
-                yield False, fed(left, target, machine.Withdrawn(born(source)))
+                yield False, fed(left, target, machine.Gone(born(source).token))
             case _:
                 yield False, fed(left, target, message)  # type: ignore[arg-type]
     for number, one in enumerate(world.gateways):
