@@ -120,9 +120,10 @@ class Leader:
         """Set, and made anew, when the stage changes."""
         self._answering = 0
         """How many calls are being answered."""
-        self._took_over_at = -math.inf
-        self._ended_at = -math.inf
-        """When the streams of the gateway before ended, as far as it is known (monotonic seconds)."""
+        self._handed_over_at = -math.inf
+        """When the kubelet's streams ended last for another gateway to lead, at the latest (monotonic seconds)."""
+        self._opening: asyncio.Future[None] | None = None
+        """The thread that opens a lock: one at most, also on a disk that never answers."""
         self._beliefs.lists_after = self._others_allocate_for
 
     # -- for the gateway ----------------------------------------------------------------------------------------------
@@ -198,8 +199,12 @@ class Leader:
         """Lock the state directory, once it can be: another gateway may have it by now, and then that one leads."""
         if self._locks.unguarded:
             await self._open_locks()
-            if not self._locks.take():
-                self._feed(machine.Lost("another gateway has the lock of the state directory"))
+            try:
+                reason = "" if self._locks.take() else "another gateway has the lock of the state directory"
+            except OSError as error:
+                reason = str(error)
+            if reason:
+                self._feed(machine.Lost(reason))
 
     async def close(self) -> None:
         """Let another gateway lead."""
@@ -366,9 +371,7 @@ class Leader:
         try:
             taken = self._locks.take()
         except OSError as error:
-            self._feed(
-                machine.HeldElsewhere(why=f"{error.filename}: {error.strerror}: without this lock nobody can lead")
-            )
+            self._feed(machine.HeldElsewhere(why=f"{error}: without this lock nobody can lead"))
             return
         if taken:
             if self._locks.unguarded:
@@ -418,7 +421,7 @@ class Leader:
                     case {"ask": True}:
                         self._feed(machine.RoomWanted(age, time.monotonic()))
                     case {"yours": True}:
-                        self._before, self._ended_at = age.token, time.monotonic()
+                        self._before = age.token
                         self._feed(machine.Yours())
                     case {"no": str(reason), "again_s": int() | float() as seconds}:
                         self._feed(machine.No(reason, float(seconds)))
@@ -451,7 +454,7 @@ class Leader:
 
     async def _take(self) -> None:
         """Go on from what the gateway before left."""
-        self._took_over_at = time.monotonic()
+        self._handed_over_at = time.monotonic()
         if self._presence.kubelet is not None:
             self.approach(self._presence.kubelet)
         await self._scribe.load(patient=True, follows=True)
@@ -463,7 +466,7 @@ class Leader:
 
     def _lead(self) -> None:
         """Register, or go on."""
-        waited = time.monotonic() - self._ended_at
+        waited = time.monotonic() - self._handed_over_at
         for resource in self._resources.values():
             resource.feed(events.Ours())
             resource.feed(events.Resume(waited))
@@ -486,6 +489,7 @@ class Leader:
             for resource in self._resources.values():
                 resource.feed(events.StandBy(to))
             await self._streams_end()
+            self._handed_over_at = time.monotonic()  # Should it lead again at once.
         self._feed(machine.Drained())
 
     async def _promised(self) -> bool:
@@ -515,8 +519,9 @@ class Leader:
 
     async def _open_locks(self) -> None:
         """Open what is locked later, in a thread: a disk that doesn't answer holds nobody up."""
-        opening = asyncio.ensure_future(asyncio.to_thread(self._locks.open))
-        if not (await asyncio.wait({opening}, timeout=PATIENCE))[0]:
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.ensure_future(asyncio.to_thread(self._locks.open))
+        if not (await asyncio.wait({self._opening}, timeout=PATIENCE))[0]:
             self._locks.ready = True
             self._locks.unguarded = f"the disk of {self._settings.state_dir} doesn't answer within {PATIENCE:g} s"
 
@@ -553,4 +558,4 @@ class Leader:
         """Return for how many seconds another gateway may be answering an Allocate, of which this one doesn't know (infinite: it leads)."""
         if kubelet_id(self._presence.socket) != self._presence.kubelet or not self.leads:
             return math.inf
-        return max(self._took_over_at + ALLOCATES_END - time.monotonic(), 0.0)
+        return max(self._handed_over_at + ALLOCATES_END - time.monotonic(), 0.0)

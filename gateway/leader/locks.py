@@ -79,7 +79,7 @@ class Locks:
         """Take both without waiting; False: another gateway holds one.
 
         Raises:
-            OSError: the first can't be opened or locked. An error is a hindrance, never a free lock.
+            OSError: the first can't be opened, or one can't be locked. An error is a hindrance, never a free lock.
         """
         before = self.held
         if not before:
@@ -88,7 +88,12 @@ class Locks:
                 return False
             self._held[self._first] = descriptor
         if self._opened >= 0:
-            if not file.locks(self._opened):
+            try:
+                free = file.locks(self._opened)
+            except OSError:
+                self.free()
+                raise
+            if not free:
                 self.free()
                 return False
             self._held[self._second], self._opened = self._opened, -1
