@@ -48,9 +48,9 @@ OP: Final = "lead"
 ABLE_AGAIN: Final = 0.5
 """Seconds between two looks whether this gateway could lead."""
 LIVES: Final = 5.0
-"""Seconds between two words that the event loop of a leader lives, and between two looks at the locks."""
+"""Seconds between two signs of life of a leader's event loop, and between two looks at its locks."""
 HANGS: Final = 15.0
-"""Seconds without such a word after which this process ends itself, so that the kernel frees the locks."""
+"""Seconds without a sign of life after which this process ends itself, so that the kernel frees the locks."""
 OFFERS: Final = 1.0
 """Seconds within which one that stands by has taken over from one that ends."""
 STREAMS_END: Final = 0.05
@@ -68,7 +68,7 @@ _log = structlog.get_logger()
 
 
 class NeverLacking:
-    """What is known of the resources that another gateway serves: that one says itself what it lacks."""
+    """Nothing is watched for the gateway that leads: its own status says what it lacks."""
 
     def lacking(self, resource: str, now: float) -> float:  # noqa: ARG002 - as ``handover.standby.Standby``
         """Say for how many seconds the kubelet's records have lacked a resource."""
@@ -115,7 +115,7 @@ class Leader:
         self._links: dict[str, ControlConnection] = {}
         """The conversations with the other gateways, by token."""
         self._before = ""
-        """The one that made room for this one, until it is told that this one serves."""
+        """The gateway that made room for this one, until it is told that this one serves."""
         self._changed = asyncio.Event()
         """Set, and made anew, when the stage changes."""
         self._answering = 0

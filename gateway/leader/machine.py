@@ -203,13 +203,13 @@ class State(Struct, frozen=True):
     leader: Age | None = None
     """The other gateway that leads, where this one is connected to it."""
     other: Age | None = None
-    """The one that room is, or was, made for."""
+    """The gateway that this one makes room for, or made room for."""
     refused: str = ""
     """Why the leader made no room, or can't be asked."""
     hurry: int = 0
     """How many tries follow at once."""
     left: str = ""
-    """The token of the one that led and went, or made room: as long as the locks bear its name, they are about to be free."""
+    """The token of the last leader, if it ended or made room: while it still holds the locks, they will be free at any moment."""
     made_at: float = 0.0
     """When room was made last (monotonic seconds)."""
     vain: int = 0

@@ -102,6 +102,21 @@ async def test_a_lock_that_was_removed_leaves_one_gateway_that_gives_gpus(node: 
 
 
 @pytest.mark.one_leader
+async def test_a_kubelet_whose_streams_were_cut_has_a_moment_before_the_next_register(node: Node) -> None:
+    await node.start_kubelet("1.28")
+    node.gateway()
+    await node.allocatable_is(8)
+    newer = node.gateway()
+    await node.until(lambda: newer.said("registered"), "its registration")
+    await node.pass_time(5)
+    registers, now = node.registers[GPU], asyncio.get_running_loop().time
+    newer.kill()
+    cut = now()
+    await node.until(lambda: node.registers[GPU] > registers, "the next Register")
+    assert 0.005 <= now() - cut < 0.1
+
+
+@pytest.mark.one_leader
 async def test_a_late_call_at_a_gateway_that_made_room_is_answered_by_the_one_that_leads(node: Node) -> None:
     node.simulate(gpus(0, 1))
     await node.start_kubelet("1.37")
