@@ -82,6 +82,14 @@ class Combined:
                 one.cancel()
             await asyncio.gather(*following, return_exceptions=True)
 
+    async def lead(self) -> None:
+        """Have all of them decide."""
+        await asyncio.gather(*(source.lead() for source in self._sources))
+
+    async def rest(self) -> None:
+        """Have none of them decide."""
+        await asyncio.gather(*(source.rest() for source in self._sources))
+
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
         """Let the resource's own source answer.
 

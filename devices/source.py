@@ -244,6 +244,14 @@ class DeviceSource(Protocol):
             GiveUpError: the process can't go on.
         """
 
+    async def lead(self) -> None:
+        """Decide from now on: the gateway leads. Returns when what the gateway before left is read."""
+        return
+
+    async def rest(self) -> None:
+        """Decide no more: another gateway will. Returns when nothing goes on that only one may do."""
+        return
+
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
         """Say how a container gets the devices of ``request`` (all known, no duplicates), using only ``sayable`` fields.
 

@@ -1,13 +1,8 @@
-"""Which of several gateways serves: the newer one, by age alone where two can't talk. Pure."""
+"""Which of several gateways is newer. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec import Struct
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
 
 HOST_SERVICE_NS = 1 << 62
 """Nanoseconds (146 years) by which the node's own service is newer than it is."""
@@ -17,7 +12,7 @@ class Age(Struct, frozen=True, order=True):
     """When a gateway started (nanoseconds of the boot clock); the token breaks a tie. Newer is greater.
 
     The node's own service says that it was born ``HOST_SERVICE_NS`` later than it was, so that it is the newer of any pod and
-    itself, whoever came first. An older release, which knows nothing of services, takes its word for it.
+    itself, whoever came first.
     """
 
     born_ns: int
@@ -32,12 +27,3 @@ class Age(Struct, frozen=True, order=True):
 def plausible(age: Age, now_ns: int) -> bool:
     """Whether a gateway can have started then: after the boot, and not after ``now_ns`` (boot clock)."""
     return 0 <= age.born_ns - (HOST_SERVICE_NS if age.host_service else 0) <= now_ns
-
-
-def in_turn(own: Age, peers: Iterable[Age], doubts: Container[Age] = ()) -> list[Age]:
-    """Return those of the living ``peers`` that are newer than we are, the newest first: the ones to stand by for, in turn.
-
-    The rule among gateways that can't talk: another state directory, an older release. One that we stood by for in vain
-    (``doubts``) doesn't count.
-    """
-    return sorted((peer for peer in peers if peer > own and peer not in doubts), reverse=True)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gateway.handover import instance
+from gateway.leader import instance
 from gateway.kubelet.watch import KUBELET_SOCKET, FolderWatch, is_pinned
 from gateway.registration import events
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from gateway.configuration.settings import Settings
-    from gateway.handover.instance import Instance
+    from gateway.leader.instance import Instance
     from gateway.kubelet.identity import KubeletId
     from gateway.kubelet.presence import Presence
     from gateway.registration.registrar import Resource
@@ -34,9 +34,8 @@ _log = structlog.get_logger()
 class Folder:
     """The socket directory of one gateway; ``lock`` is held while sockets or lists change.
 
-    ``kubelet_up`` takes each kubelet that comes, ``peers_changed`` is called with the names of gateways that came when one
-    came or went, ``bound_anew`` when all sockets are in a new directory; ``late`` is told how late a look was, and when it was (seconds, monotonic seconds). ``end`` ends
-    the gateway with an exit status.
+    ``kubelet_up`` takes each kubelet that comes, ``bound_anew`` is called when all sockets are in a new directory, ``late`` is told how
+    late a look was, and when it was (seconds, monotonic seconds). ``end`` ends the gateway with an exit status.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class Folder:
         lock: asyncio.Lock,
         *,
         kubelet_up: Callable[[KubeletId], None],
-        peers_changed: Callable[[Collection[str]], None],
         bound_anew: Callable[[], None],
         late: Callable[[float, float], None],
         end: Callable[[int], None],
@@ -57,7 +55,7 @@ class Folder:
         self._settings, self._instance, self._presence, self._resources = settings, own, presence, resources
         self._lock, self._bound_anew, self._end, self._tasks = lock, bound_anew, end, tasks
         self._rebinding: asyncio.Task[None] | None = None
-        self._kubelet_up, self._peers_changed, self._late = kubelet_up, peers_changed, late
+        self._kubelet_up, self._late = kubelet_up, late
         self._watch: FolderWatch | None = None
         self.waits_for = ""
         """Why it can't be used, in words, while that is waited for; empty where it isn't."""
@@ -78,11 +76,9 @@ class Folder:
         """Watch it, for ever."""
         self._watch = FolderWatch(
             self._settings.socket_dir,
-            self._settings.socket_dir / instance.FOLDER,
-            lambda: (KUBELET_SOCKET, *(one.state.name for one in self._resources.values())),
+            lambda: (KUBELET_SOCKET, instance.FOLDER, *(one.state.name for one in self._resources.values())),
             kubelet_up=self._kubelet_up,
             name_lost=self._name_lost,
-            peers_changed=self._peers_changed,
             replaced=self._replaced,
             late=self._late,
         )
@@ -92,6 +88,9 @@ class Folder:
         if name.startswith(self._instance.token):  # What the kubelet does to its own files is nothing to us.
             for resource in self._resources.values():
                 resource.feed(events.NameLost(name))
+        elif name == instance.FOLDER:
+            _log.warning("the gateways' folder was removed: binding anew", folder=str(self._settings.socket_dir / name))
+            self._bind_again()
         elif name == KUBELET_SOCKET:
             self._presence.check()
 
@@ -105,6 +104,9 @@ class Folder:
             self._end(EXIT_PINNED)
             return
         _log.warning("the socket directory was replaced: binding anew", folder=str(self._settings.socket_dir))
+        self._bind_again()
+
+    def _bind_again(self) -> None:
         if self._rebinding is not None:
             self._rebinding.cancel()
         self._rebinding = self._tasks.start(self._rebind())

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from devices.model import Device
     from devices.source import DeviceSource, Inventory
     from gateway.configuration.settings import Settings
-    from gateway.handover.peers import Peers
     from gateway.leader.leader import Leader
     from gateway.memory.holdings import Holdings
     from gateway.memory.ledger import Ledger
@@ -73,7 +72,7 @@ class Lists:
         settings: Settings,
         source: DeviceSource,
         holdings: Holdings,
-        others: Leader | Peers,
+        others: Leader,
         resources: dict[str, Resource],
         make: Callable[[str], Resource],
         changed: Callable[[], None],

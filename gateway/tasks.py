@@ -10,8 +10,6 @@ import structlog
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-REGISTERS_FIRST = 0.05
-"""Seconds after this gateway of a pair became the one that serves, at which it begins what isn't for the kubelet."""
 _T = TypeVar("_T")
 _log = structlog.get_logger()
 
@@ -61,20 +59,22 @@ class Background:
 
 
 class Tasks(Background):
-    """All tasks of one gateway, which ``end`` ends with an exit status.
+    """All tasks of one gateway, which ``end`` ends with an exit status."""
 
-    ``active`` waits until this gateway is the one of a pair that serves; None: it is alone.
-    """
-
-    def __init__(self, end: Callable[[int], None], active: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(self, end: Callable[[int], None]) -> None:
         super().__init__()
-        self._end, self._active = end, active
+        self._end = end
 
     def spawn(self, name: str, work: Coroutine[object, object, None]) -> None:
         """Run a task that must never end by itself: if it does, that is a defect, and the gateway ends with it."""
+        _ = self.spawned(name, work)
+
+    def spawned(self, name: str, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Run such a task, and return it: it may be cancelled."""
         task = asyncio.ensure_future(work)
 
         def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
             if not task.cancelled():
                 _log.error(
                     "ending because of a defect: a part ended that must not",
@@ -85,16 +85,4 @@ class Tasks(Background):
 
         task.add_done_callback(ended)
         self._tasks.add(task)
-
-    def spawn_once_active(self, name: str, work: Coroutine[object, object, None]) -> None:
-        """Run such a task for what only one of a pair may do: listen on a port, write at the API server."""
-        self.spawn(name, after(self._once_active, work))
-
-    async def _once_active(self) -> None:
-        if self._active is not None:
-            await self._active()
-            await asyncio.sleep(REGISTERS_FIRST)
-
-    async def settle(self) -> None:
-        """Wait until none of those runs that there are now; not for those that never end."""
-        await asyncio.gather(*(task for task in self._tasks if not task.done()))
+        return task

@@ -287,11 +287,6 @@ class _Address(click.ParamType[tuple[str, int]]):
     help="This is the node's own service: gateways in pods leave the resources to it, and take over when it is gone.",
 )
 @click.option(
-    "--standby",
-    is_flag=True,
-    help="Keep a second gateway beside the one that serves: it takes over within milliseconds when that one dies.",
-)
-@click.option(
     "--log-format", type=click.Choice(observe.FORMATS), default="auto", help="auto: JSON unless on a terminal."
 )
 @click.option("--log-level", type=click.Choice(observe.LEVELS), default="info", help="The least that is logged.")
@@ -383,21 +378,12 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Ma
 
     path = Path(file)
     content = config.read(path)
-    read = _read_safely(file, lambda: config.parse(content, file, strict=strict), standby=options["standby"])
+    read = config.parse(content, file, strict=strict)
     for warning in read.warnings:
         _log.warning("configuration", note=warning)
     policy = config.policy(read, said, backend)
     settings = Settings(**options, policy=policy, config_file=path, strict_config=strict, given=said)
     return settings, {**read.given, **every}
-
-
-def _read_safely(name: str, read: Callable[[], _T], *, standby: bool) -> _T:
-    """Read the configuration file of a pair so that one that crashes who reads it is refused, and named."""
-    if not standby:
-        return read()
-    from gateway.pair.taste import tasted
-
-    return tasted(name, read)
 
 
 def _settings_by_label(

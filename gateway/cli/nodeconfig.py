@@ -83,21 +83,10 @@ def _asked(settings: Settings, choice: Choice, seconds: float) -> str | None:
         return None
 
 
-def _read(settings: Settings, content: bytes, name: str) -> File:
-    def parse() -> File:
-        return config.parse(content, name, strict=settings.strict_config)
-
-    if not settings.standby:
-        return parse()
-    from gateway.pair.taste import tasted
-
-    return tasted(name, parse)
-
-
 def _settled(settings: Settings, choice: Choice, label: str) -> tuple[Settings, File]:
     path = choosing.locate(choice, label)
     content = b"" if path is None else config.read(path)
-    read = _read(settings, content, str(path))
+    read = config.parse(content, str(path), strict=settings.strict_config)
     policy = config.policy(read, settings.given, settings.backend)
     for warning in read.warnings:
         _log.warning("configuration", note=warning)

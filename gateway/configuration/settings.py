@@ -82,8 +82,6 @@ class Settings(Struct, frozen=True):
     """The DRA drivers' names that an operator chose, by the domain of resources."""
     host_service: bool = False
     """Whether this is the node's own service, which every gateway that isn't leaves the resources to."""
-    standby: bool = False
-    """Whether a second gateway stands by in this container, for when the first one dies."""
     policy: Policy = Policy()
     """What the operator decided about devices."""
     config_file: Path | None = None

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from gateway.doctor import collect, containers
 from gateway.doctor.snapshot import Cluster, NvmlSeen, Release, Surveyed
-from gateway.handover import instance
+from gateway.leader import instance
 from gateway.kubelet.watch import CHECKPOINT
 from gateway.telling.status import GatewayStatus
 from gateway.wires.unix import listens

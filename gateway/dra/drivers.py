@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
     from gateway.dra.offer import Offer
     from gateway.dra.publisher import Server
-    from gateway.dra.service import Guard
     from gateway.dra.serving.rivals import Rival
     from gateway.dra.slices import Slice
     from gateway.kubelet.beliefs import Beliefs
@@ -71,8 +70,7 @@ _log = structlog.get_logger()
 class Inside(Struct, frozen=True):
     """What the drivers need of the gateway.
 
-    ``decider`` gives the token of the gateway that decides, where that is another one, and ``guard`` has it noted which request is being
-    answered (``pair.flight``). ``beliefs`` are the kubelet's records, ``held`` what containers hold of a resource by them (None: nobody knows), ``resources``
+    ``led_by`` gives the token of the gateway that leads, where that is another one. ``beliefs`` are the kubelet's records, ``held`` what containers hold of a resource by them (None: nobody knows), ``resources``
     gives the lists of all devices, as the device plugin API would show them; ``update`` brings them up to date. ``presence`` says
     whether a kubelet is there; ``first`` is set once all sources have told of their devices.
     """
@@ -87,8 +85,7 @@ class Inside(Struct, frozen=True):
     update: Callable[[], Awaitable[None]]
     presence: Presence
     first: asyncio.Event
-    decider: Callable[[], str]
-    guard: Guard | None
+    led_by: Callable[[], str]
 
 
 class Drivers:
@@ -129,7 +126,7 @@ class Drivers:
         """The drivers of which that isn't known yet: what they published before stays until it is."""
         self._drivers: dict[str, ClaimsOf] = {}
         self._rivals = Rivals(self._registry, self._claims_with, inside.ledger, self._others, self.registered)
-        own = self._registry, inside.age.token, inside.decider, inside.guard
+        own = self._registry, inside.age.token, inside.led_by
         self._registered = Registered(*own, lambda: self._kubelet, lambda: self.lacking)
         self._news = asyncio.Event()
         self._kubelet: int | None = None
@@ -165,7 +162,11 @@ class Drivers:
     @property
     def not_ready(self) -> str:
         """Say why this gateway could not decide yet; '' where it could. A driver that another process has waits for that one alone."""
-        return self.lacking or not_taken(one for one in self.standings() if not one.rival)
+        if self._kubelet is not None and self._kubelet < sockets.OVERLAP:  # It takes one gateway's drivers only: those of the leader.
+            return ""
+        if self._kubelet is None:
+            return too_old(None)
+        return not_taken(one for one in self.standings() if not one.rival)
 
     def claimed(self) -> None:
         """Take note that a claim got devices, or gave them back."""
@@ -288,7 +289,6 @@ class Drivers:
             _ = [group.create_task(after(listed, one)) for one in later]
             owner = await self._learn()
             await self._until_kubelet_knows()
-            shared = self.alone and not self._settings.standby
             self._publisher = Publisher(
                 self._api,
                 self._current,
@@ -297,7 +297,6 @@ class Drivers:
                 lambda: {
                     name: None if name in self._unknown else list(one.values()) for name, one in self._offers.items()
                 },
-                lambda one: shared and sockets.has_newer(self._registry, one, self._inside.age.token),
                 lambda driver: driver in self._drivers and self._drivers[driver].is_registered,
                 self.update,
                 self._rivals.of,

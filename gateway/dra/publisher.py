@@ -134,7 +134,6 @@ class Publisher:
         node: the node's name.
         owner: its UID, '' where it isn't known.
         offered: gives what each driver offers now, by its name; None if that isn't known yet: its slices stay as they are.
-        leave: whether a driver's slices are another instance's business (with both APIs, who decides is who publishes).
         ready: whether a kubelet took a driver. Until then no more is offered than was: a claim that is prepared before that is asked
             for again only after 60 to 90 s (run on 1.36).
         met: is called when other drivers offer something else.
@@ -149,14 +148,13 @@ class Publisher:
         node: str,
         owner: str,
         offered: Callable[[], Mapping[str, Sequence[Offer] | None]],
-        leave: Callable[[str], bool],
         ready: Callable[[str], bool],
         met: Callable[[], None] = lambda: None,
         rival: Callable[[str], Rival | None] = lambda _: None,
         noticed: Callable[[], None] = lambda: None,
     ) -> None:
         self._api, self._current, self._node, self._owner = api, current, node, owner
-        self._offered, self._leave, self._ready, self._met = offered, leave, ready, met
+        self._offered, self._ready, self._met = offered, ready, met
         self._rival, self._noticed = rival, noticed
         self._there: dict[str, Slice] | None = None
         self._wake = asyncio.Event()
@@ -273,9 +271,6 @@ class Publisher:
         wait = 0.0
         for driver, devices in offered.items():
             if devices is None:
-                continue
-            if self._leave(driver):
-                wait = _PACE
                 continue
             if (rival := self._rival(driver)) is not None and rival.seen.unpublished:
                 await self._make_way(server, driver, rival)

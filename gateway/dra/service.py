@@ -16,7 +16,6 @@ from adapters.dra import health, plugin
 from adapters.dra.plugin import APIS, PluginApi, UnsayableShareError
 from adapters.pluginregistration import PluginInfo
 from devices.claims import Answer, ClaimName, DeviceHealth, Refused
-from devices.model import RefusedError
 from gateway.dra.driver import PATIENCE
 from gateway.wires import rpc
 from gateway.wires.log import Seldom
@@ -55,9 +54,6 @@ _OPTIONS: Final = (
 _TYPE: Final = "DRAPlugin"
 _log = structlog.get_logger()
 
-_Answer = Callable[[Any, bytes, Any], Awaitable[bytes]]
-Guard = Callable[[str, _Answer], _Answer]
-"""Lays something around the answers (api, request, context) to a call of this name."""
 _Work = Callable[[], Awaitable[bytes]]
 _GONE: Final = frozenset({rpc.Code.UNAVAILABLE, rpc.Code.CANCELLED})
 """What a call ends with whose server ends."""
@@ -107,13 +103,10 @@ class Service:
     Args:
         claims: who does the work.
         decider: gives the socket of the instance that decides, where that is another one that lives: it gets all calls.
-        guard: is laid around each Prepare that is answered here.
     """
 
-    def __init__(
-        self, claims: Claims, decider: Callable[[], Path | None] = lambda: None, guard: Guard | None = None
-    ) -> None:
-        self._claims, self._decider, self._guard = claims, decider, guard
+    def __init__(self, claims: Claims, decider: Callable[[], Path | None] = lambda: None) -> None:
+        self._claims, self._decider = claims, decider
         self.name = claims.name
         """The driver's."""
         self._server: rpc.UnixServer | None = None
@@ -169,8 +162,7 @@ class Service:
         return {pluginregistration.GET_INFO: rpc.unary(info), pluginregistration.NOTIFY: rpc.unary(notify)}
 
     def _plugin(self, api: PluginApi) -> dict[str, rpc.Method]:
-        async def prepared(_: Any, data: bytes, __: Any) -> bytes:
-            asked = api.decode_prepare_request(data)
+        async def prepared(asked: Sequence[ClaimName]) -> bytes:
             answers = await asyncio.gather(*(self._prepare(api, one) for one in asked))
             return api.encode_prepare_answer(dict(zip((one.uid for one in asked), answers, strict=True)))
 
@@ -178,18 +170,10 @@ class Service:
             answers = await asyncio.gather(*map(self._unprepare, asked))
             return api.encode_unprepare_answer(dict(zip((one.uid for one in asked), answers, strict=True)))
 
-        guard = self._guard
-        noted: _Answer = prepared if guard is None else guard(f"{plugin.PREPARE} of {self.name}", prepared)
-
         async def prepare(data: bytes, context: rpc.Call) -> bytes:
             asked = await _decoded(api.decode_prepare_request, data, context)
 
-            async def answered() -> bytes:
-                try:
-                    return await noted(api, data, context)
-                except RefusedError as error:
-                    return api.encode_prepare_answer(dict.fromkeys((one.uid for one in asked), Refused(str(error))))
-
+            answered = partial(prepared, asked)
             return await self._here_or_there(f"/{api.service}/{plugin.PREPARE}", data, answered, context)
 
         async def unprepare(data: bytes, context: rpc.Call) -> bytes:

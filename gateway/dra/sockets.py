@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from gateway.handover.instance import TOKEN
+from gateway.leader.instance import TOKEN
 from gateway.wires.unix import listens
 
 FOLDER: Final = "plugins_registry"
@@ -50,14 +50,6 @@ def of_another(folder: Path, driver: str, token: Callable[[], str]) -> Path | No
     """Give the socket of the instance with the token that ``token`` gives, where that lives."""
     path = path_of(folder, driver, token())
     return path if listens(path) else None
-
-
-def has_newer(folder: Path, driver: str, token: str) -> bool:
-    """Whether an instance serves the driver whose socket came later than ours: it has been registered last."""
-    own = _made(path_of(folder, driver, token))
-    return own is not None and any(
-        (made := _made(path)) is not None and made > own for path in others(folder, driver, token)
-    )
 
 
 async def until_alone(

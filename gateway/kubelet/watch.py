@@ -76,23 +76,14 @@ def is_pinned(folder: Path) -> bool:
     return found is not None and found[2]
 
 
-def _names(folder: Path) -> frozenset[str]:
-    try:
-        return frozenset(os.listdir(folder))  # noqa: PTH208 - a third of what paths cost
-    except OSError:
-        return frozenset()
-
-
 class FolderWatch:
-    """Watches one socket directory and the gateways' folder in it, and calls back on the event loop.
+    """Watches one socket directory, and calls back on the event loop.
 
     Args:
         folder: the kubelet's socket directory.
-        shared: the folder in it that all gateways share.
         names: names in ``folder`` of which it must be told that they go.
         kubelet_up: a new kubelet takes connections; called once for each creation of its socket.
         name_lost: a name was deleted from the folder.
-        peers_changed: an entry of ``shared`` came or went; told which came, whether or not they are still there.
         replaced: the folder is another one than before, or is there again.
         late: told how late a poll was, and when it was (seconds, monotonic seconds): a look at the event loop for nothing.
     """
@@ -100,23 +91,21 @@ class FolderWatch:
     def __init__(
         self,
         folder: Path,
-        shared: Path,
         names: Callable[[], Iterable[str]],
         *,
         kubelet_up: Callable[[KubeletId], None],
         name_lost: Callable[[str], None],
-        peers_changed: Callable[[frozenset[str]], None],
         replaced: Callable[[], None],
         late: Callable[[float, float], None] = lambda _late, _now: None,
     ) -> None:
-        self._folder, self._shared, self._own = folder, shared, names
+        self._folder, self._own = folder, names
         self._kubelet_up, self._name_lost = kubelet_up, name_lost
-        self._peers_changed, self._replaced, self._late = peers_changed, replaced, late
+        self._replaced, self._late = replaced, late
         self._inotify: inotify.INotify | None = None
         self._watched: dict[int, Path] = {}
         self._refused: set[Path] = set()
         self._folder_id = folder_id(folder)
-        self._names = (self._there(), _names(shared))
+        self._names = self._there()
         self._seen: KubeletId | None = None
         self._created = True
         """Whether a kubelet.sock may have been created since the one that was seen."""
@@ -188,23 +177,17 @@ class FolderWatch:
 
     @property
     def _poll(self) -> float:
-        return POLL_WITHOUT_INOTIFY if self._unwatched else POLL
-
-    @property
-    def _unwatched(self) -> set[Path]:
-        return {self._folder, self._shared}.difference(self._watched.values())
+        return POLL if self._folder in self._watched.values() else POLL_WITHOUT_INOTIFY
 
     def _there(self) -> frozenset[str]:
         """Look for each name by itself: the folder may hold any number of others."""
         return frozenset(name for name in self._own() if os.path.lexists(self._folder / name))
 
     def _look_at_names(self) -> None:
-        """Find what nobody told: names that went from the folder, gateways that came or went."""
-        before, self._names = self._names, (self._there(), _names(self._shared))
-        for name in before[0] - self._names[0]:
+        """Find what nobody told: names that went from the folder."""
+        before, self._names = self._names, self._there()
+        for name in before - self._names:
             self._name_lost(name)
-        if before[1] != self._names[1]:
-            self._peers_changed(self._names[1] - before[1])
 
     def _check_folder(self) -> None:
         found = folder_id(self._folder)
@@ -214,9 +197,8 @@ class FolderWatch:
             self._replaced()
         elif found is None:
             self._folder_id = None
-        else:  # A watch may have been refused, for a while, and the shared folder may come later.
-            for missing in self._unwatched:
-                self._add(missing, _MASK)
+        elif self._folder not in self._watched.values():  # A watch may have been refused, for a while.
+            self._add(self._folder, _MASK)
 
     def _open_inotify(self) -> None:
         try:
@@ -242,7 +224,6 @@ class FolderWatch:
         self._watched.clear()
         self._add(self._folder.parent, inotify.CREATE | inotify.MOVED_TO)
         self._add(self._folder, _MASK)
-        self._add(self._shared, _MASK)
 
     def _add(self, folder: Path, mask: int) -> None:
         if self._inotify is None or not folder.is_dir():
@@ -259,23 +240,17 @@ class FolderWatch:
     def _read(self) -> None:
         if self._inotify is None:
             return
-        came, peers, published = False, False, frozenset[str]()
+        came = False
         for event in self._inotify.read():
             folder = self._watched.get(event.wd)
             if event.mask & inotify.IGNORED:
                 self._watched.pop(event.wd, None)
-            if folder == self._shared:
-                peers = True
-                if event.mask & inotify.MOVED_TO:
-                    published |= {event.name}
-            elif folder == self._folder and event.mask & (inotify.DELETE | inotify.MOVED_FROM):
+            if folder == self._folder and event.mask & (inotify.DELETE | inotify.MOVED_FROM):
                 self._name_lost(event.name)
                 self._created |= event.name == KUBELET_SOCKET and bool(event.mask & inotify.DELETE)
             elif event.name in {"", KUBELET_SOCKET, self._folder.name}:
                 came = True
                 # One that was moved away and isn't deleted may come back.
                 self._created |= folder != self._folder or not event.mask & inotify.MOVED_TO
-        if peers:
-            self._peers_changed(published)
         if came:
             self.look_now()

@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from devices.model import Fault, RefusedError
-from gateway.handover.ability import Ability
-from gateway.handover.events import Standing, standing
-from gateway.handover.instance import FOLDER, socket_name
-from gateway.handover.machine import register_first
-from gateway.handover.message import sender
-from gateway.handover.peers import ALLOCATES_END
+from gateway.age import Age, plausible
 from gateway.kubelet.watch import kubelet_id
 from gateway.leader import machine
+from gateway.leader.ability import Ability
+from gateway.leader.instance import FOLDER, TOKEN, boot_ns, socket_name
 from gateway.leader.locks import Locks
 from gateway.leader.machine import Stage
 from gateway.memory.scribe import PATIENCE
@@ -30,15 +27,16 @@ from gateway.wires import control, rpc
 from gateway.wires.control import ControlConnection, ControlError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from adapters.dialect import Dialect
-    from gateway.age import Age
+    from devices.source import DeviceSource
     from gateway.configuration.settings import Settings
-    from gateway.handover.instance import Instance
-    from gateway.handover.peers import OfferedLists
+    from gateway.dra.renewed import RenewedDrivers
     from gateway.kubelet.identity import KubeletId
+    from gateway.leader.instance import Instance
+    from gateway.lists import Lists
     from gateway.memory.holdings import Holdings
     from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
@@ -59,6 +57,10 @@ REGISTERS_END: Final = 12.0
 """Seconds within which a Register in flight is answered and called."""
 CONNECT: Final = 0.5
 """Seconds within which a leader takes a connection."""
+ALLOCATES_END: Final = 2.0
+"""Seconds from a handover until the gateway before has answered its last Allocate, and the kubelet has noted that."""
+REGISTER_FIRST: Final = 37
+"""From kubelet 1.37 on, the end of an old stream leaves a newer registration alone (#135437)."""
 PASSES: Final = 10.0
 """Seconds for which a call waits for a gateway that leads."""
 _UNASKED: Final = frozenset({Fault.UNAVAILABLE, Fault.CANCELLED, Fault.DEADLINE_EXCEEDED})
@@ -67,23 +69,17 @@ _FAULTS: Final = {rpc.Code(fault.value): fault for fault in Fault if fault not i
 _log = structlog.get_logger()
 
 
-class NeverLacking:
-    """Nothing is watched for the gateway that leads: its own status says what it lacks."""
-
-    def lacking(self, resource: str, now: float) -> float:  # noqa: ARG002 - as ``handover.standby.Standby``
-        """Say for how many seconds the kubelet's records have lacked a resource."""
-        return 0.0
-
-
 class Leader:
     """Who leads on this node, and this gateway's part in it.
 
     Args:
         settings: the gateway's.
         own: its place on the node.
+        source: where devices come from.
         holdings: what containers hold.
         resources: its resources, by name.
         lists: gives its lists, which depend on who leads, too.
+        drivers: gives its DRA drivers; None: it has none.
         ending: tells whether it is about to end.
         tasks: its tasks.
     """
@@ -92,23 +88,25 @@ class Leader:
         self,
         settings: Settings,
         own: Instance,
+        source: DeviceSource,
         holdings: Holdings,
         resources: Mapping[str, Resource],
-        lists: Callable[[], OfferedLists],
+        lists: Callable[[], Lists],
+        drivers: Callable[[], RenewedDrivers | None],
         ending: Callable[[], bool],
         tasks: Tasks,
     ) -> None:
         self._settings, self._instance, self._holdings = settings, own, holdings
-        self._resources, self._lists, self._ending, self._tasks = resources, lists, ending, tasks
+        self._source, self._resources, self._lists, self._drivers = source, resources, lists, drivers
+        self._ending, self._tasks = ending, tasks
         self._presence, self._scribe, self._beliefs = holdings.presence, holdings.scribe, holdings.beliefs
         self.state = machine.start(own.age)
-        self.standby = NeverLacking()
         self.begun = False
         """Whether this gateway is done with its start: it leads, or stands by and could lead."""
         self.settled = asyncio.Event()
         """Set with ``begun``."""
         self._locks = Locks(settings.socket_dir, settings.state_dir, own.token)
-        self._ability = Ability(settings.api, self._presence, resources, lambda: None, lambda _: None)
+        self._ability = Ability(settings.api, self._presence, resources)
         self._warm = False
         """Whether this process has connected to a kubelet before: its first connection takes milliseconds more."""
         self._timer: asyncio.TimerHandle | None = None
@@ -118,8 +116,14 @@ class Leader:
         """The gateway that made room for this one, until it is told that this one serves."""
         self._changed = asyncio.Event()
         """Set, and made anew, when the stage changes."""
+        self._parts_lead = False
+        """Whether the source and the DRA drivers decide."""
+        self._turn = asyncio.Lock()
+        """Held while that changes."""
         self._answering = 0
         """How many calls are being answered."""
+        self._leaves = False
+        """Whether calls are still answered here, though room is about to be made."""
         self._handed_over_at = -math.inf
         """When the kubelet's streams ended last for another gateway to lead, at the latest (monotonic seconds)."""
         self._opening: asyncio.Future[None] | None = None
@@ -137,6 +141,11 @@ class Leader:
     def leads(self) -> bool:
         """Whether this gateway decides."""
         return self.state.stage in {Stage.TAKING, Stage.LEADING, Stage.YIELDING} and self._locks.held
+
+    @property
+    def led_by(self) -> str:
+        """The token of the gateway that leads, or is about to; '' where that is this one, or nobody is known to."""
+        return "" if self.leads else self._leader_token()
 
     @property
     def could(self) -> bool:
@@ -183,10 +192,13 @@ class Leader:
                         await self._changed.wait()
         for resource in self._resources.values():
             resource.feed(events.Stop())
+        if (drivers := self._drivers()) is not None:
+            await drivers.close()
         if self.leads:
+            await self._source.rest()
             await self._promised()
             await self._streams_end()
-        await self.close()
+        self.free()
 
     async def _follow(self) -> None:
         """Know what the leader wrote: orders, and what it gave."""
@@ -206,7 +218,7 @@ class Leader:
             if reason:
                 self._feed(machine.Lost(reason))
 
-    async def close(self) -> None:
+    def free(self) -> None:
         """Let another gateway lead."""
         faulthandler.cancel_dump_traceback_later()
         if self._timer is not None:
@@ -233,7 +245,7 @@ class Leader:
         async def passed(dialect: Dialect, request: bytes, context: rpc.Call) -> bytes:
             ends = time.monotonic() + PASSES
             while time.monotonic() < ends:
-                if self.state.stage is Stage.LEADING and not self._look_at_locks():
+                if (self.state.stage is Stage.LEADING or self._leaves) and not self._look_at_locks():
                     self._answering += 1
                     try:
                         wire: bytes = await answer(dialect, request, context)
@@ -280,17 +292,11 @@ class Leader:
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
-    def look(self, came: Collection[str] = ()) -> None:
-        """Take note that other gateways came or went: who is concerned is connected."""
-
-    def look_at_peers(self) -> None:
+    def look(self) -> None:
         """Let each resource stand by, also one that is new, unless this gateway leads."""
-        if not self.leads:
+        if not self.leads and self._settings.dra != "only":
             for resource in self._resources.values():
                 resource.feed(events.StandBy(self.state.leader))
-
-    def kubelet_up(self, kubelet: KubeletId) -> None:
-        """Take note of a new kubelet: it knows nobody yet."""
 
     def approach(self, kubelet: KubeletId) -> None:
         """Begin to connect to a kubelet that is there."""
@@ -321,7 +327,7 @@ class Leader:
             self.begun = True
             self.settled.set()
         if self.state.leader is not None and self.state.stage in {Stage.PREPARING, Stage.STANDBY, Stage.ASKING}:
-            self.look_at_peers()
+            self.look()
         for action in actions:
             self._act(action)
 
@@ -349,6 +355,7 @@ class Leader:
             case machine.Rest(by):
                 for resource in self._resources.values():
                     resource.feed(events.StandBy(by))
+                self._tasks.background(self._rest_parts())  # The locks may be lost.
                 for token in self._links.keys() - {"" if by is None else by.token}:
                     self._tell(token, {"leads": False})
             case machine.SetAlarm(seconds):
@@ -459,13 +466,37 @@ class Leader:
             self.approach(self._presence.kubelet)
         await self._scribe.load(patient=True, follows=True)
         news = self._holdings.recall_all(())
+        news |= await self._lead_parts()
         lists = self._lists()
         ready = not news and lists.based_on == self._holdings.ledger.beside_lists() and not lists.unremembered()
         await (lists.announce() if ready else lists.update())
         self._feed(machine.Took())
 
+    async def _lead_parts(self) -> bool:
+        """Let the source and the DRA drivers decide; tell whether lists may be other ones because of that."""
+        async with self._turn:
+            drivers = self._drivers()
+            if not self._parts_lead:
+                self._parts_lead = True
+                await self._source.lead()
+                if drivers is not None:
+                    drivers.now.decide()
+            return drivers is not None
+
+    async def _rest_parts(self) -> None:
+        """Let them decide no more."""
+        async with self._turn:
+            if self._parts_lead:
+                self._parts_lead = False
+                if (drivers := self._drivers()) is not None:
+                    await (drivers.close() if self.state.ending else drivers.rest())
+                await self._source.rest()
+
     def _lead(self) -> None:
         """Register, or go on."""
+        self._tasks.background(self._lead_parts())  # Room may have been made in vain.
+        if self._settings.dra == "only":
+            return
         waited = time.monotonic() - self._handed_over_at
         for resource in self._resources.values():
             resource.feed(events.Ours())
@@ -476,14 +507,21 @@ class Leader:
 
     async def _drain(self, to: Age) -> None:
         """Send nothing new, write what was promised, and end the streams of a kubelet that takes no Register while one lives."""
+        if (drivers := self._drivers()) is not None and not self.state.ending:
+            self._leaves = True
+            await drivers.leave()
+            self._leaves = False
         deadline = time.monotonic() + REGISTERS_END
         while (self._answering or self._is_busy()) and time.monotonic() < deadline:  # noqa: ASYNC110 - many things end these
             await asyncio.sleep(0.001)
+        if not self._yields:
+            return
         first = self._register_first()
+        await self._rest_parts()
         if not await self._promised():
             self._feed(machine.Drained("the state file can't be written"))
             return
-        if self.state.stage is not Stage.YIELDING:
+        if not self._yields:
             return
         if not first:
             for resource in self._resources.values():
@@ -491,6 +529,11 @@ class Leader:
             await self._streams_end()
             self._handed_over_at = time.monotonic()  # Should it lead again at once.
         self._feed(machine.Drained())
+
+    @property
+    def _yields(self) -> bool:
+        """Whether room is still to be made."""
+        return self.state.stage is Stage.YIELDING
 
     async def _promised(self) -> bool:
         for name in self._resources:
@@ -511,7 +554,9 @@ class Leader:
             return "its devices aren't known yet"
         if self.state.leader is None:  # Nobody serves: whatever this one can do is better.
             return ""
-        return lists.unseen.words or await self._ability.unable()
+        drivers = self._drivers()
+        not_ready = "" if drivers is None else drivers.now.not_ready
+        return lists.unseen.words or not_ready or await self._ability.unable()
 
     async def _open_and_try(self) -> None:
         await self._open_locks()
@@ -537,25 +582,38 @@ class Leader:
         return "" if one is None else one.token
 
     def _is_busy(self) -> bool:
-        return any(self._standing(one) is Standing.BUSY for one in self._resources.values())
+        """Whether a Register is in flight, or was accepted and the kubelet hasn't called yet."""
+        return any(one.state.phase in {Phase.OFFERING, Phase.ACCEPTED} for one in self._resources.values())
 
     def _serves(self) -> bool:
         """Whether every resource is served that can be, or no kubelet is there to serve."""
-        if not self._presence.listens():
+        if not self._presence.listens() or self._settings.dra == "only":
             return True
-        waits = {Standing.BUSY, Standing.IDLE, Standing.LEAVING}
-        return not any(self._standing(one) in waits for one in self._resources.values())
-
-    def _standing(self, one: Resource) -> Standing:
-        return standing(one.state.phase, streams=one.plugin.streaming, refused=one.state.refused)
+        return all(one.state.phase is Phase.SERVING or _is_out(one) for one in self._resources.values())
 
     def _register_first(self) -> bool:
         """Whether the kubelet is one that takes a Register while an earlier stream lives."""
         levels = [one.plugin.level for one in self._resources.values() if one.state.phase is Phase.SERVING]
-        return bool(levels) and all(register_first(level, late=False) for level in levels)
+        return bool(levels) and all(level is not None and level.reaches(REGISTER_FIRST) is True for level in levels)
 
     def _others_allocate_for(self) -> float:
         """Return for how many seconds another gateway may be answering an Allocate, of which this one doesn't know (infinite: it leads)."""
         if kubelet_id(self._presence.socket) != self._presence.kubelet or not self.leads:
             return math.inf
         return max(self._handed_over_at + ALLOCATES_END - time.monotonic(), 0.0)
+
+
+def sender(message: Mapping[str, Any]) -> Age | None:
+    """Read who is speaking; None: nobody who can be."""
+    match message.get("from"):
+        case {"born_ns": int(born_ns), "token": str(token)} if TOKEN.fullmatch(token):
+            age = Age(born_ns, token)
+            return age if plausible(age, boot_ns()) else None
+        case _:
+            return None
+
+
+def _is_out(one: Resource) -> bool:
+    """Whether a resource can't be served: its list doesn't fit, or this kubelet refused it."""
+    out = one.state.phase in {Phase.OUT, Phase.STOPPED} or (one.state.phase is Phase.WAITING and one.state.refused)
+    return out and not one.plugin.streaming

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from devices.files import NotPlainError, read_plain
-from gateway.handover.instance import FOLDER, TOKEN
+from gateway.leader.instance import FOLDER, TOKEN
 from gateway.memory import file
 
 if TYPE_CHECKING:

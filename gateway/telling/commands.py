@@ -139,7 +139,6 @@ class Commands:
             stream_since=resource.stream_since,
             standing_by_for=other.token if other is not None else "",
             standing_by_for_host_service=other is not None and other.host_service,
-            lacking_s=self._gateway.standby.lacking(name, time.monotonic()) or None,
             trouble=trouble,
             checked=resource.checked,
             holders=self._holders(name),

@@ -71,7 +71,7 @@ class Listeners:
 
                 routes["/metrics"] = gpumetrics.added(gateway, told.answer)
             answer = self._answer("metrics", self._settings.metrics_address, routes)
-            self._tasks.spawn_once_active("metrics", answer)
+            self._tasks.spawn("metrics", answer)
 
     def open_probes(self, gateway: Subject) -> None:
         """Answer probes, where they are wanted."""
@@ -79,7 +79,7 @@ class Listeners:
             from gateway.telling import probes  # noqa: PLC0415 - as above
 
             answer = self._answer("probes", self._settings.probe_address, probes.routes(gateway))
-            self._tasks.spawn_once_active("probes", answer)
+            self._tasks.spawn("probes", answer)
 
     async def _answer(self, what: str, address: tuple[str, int], routes: Mapping[str, http.Handler]) -> None:
         """Answer those who ask over the network, for ever; an address that can't be had is tried again."""

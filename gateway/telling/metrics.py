@@ -22,7 +22,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from gateway import tally
-from gateway.handover.events import HandoverOutcome
 from gateway.kubelet import drift
 from gateway.registration.events import Phase
 from gateway.sides.side import Side
@@ -115,11 +114,6 @@ _FAMILIES: Final = (
         "bridged_repeated_answers_total",
         "Allocates that were answered as an identical earlier one, while the plugin was away.",
         "resource",
-    ),
-    _counter(
-        "handovers_total",
-        "Handovers between two gateways on the node; side says which of the two this one is, older or newer.",
-        "side outcome",
     ),
     _gauge("ledger_writable", "0 while the last write of the state file failed, else 1."),
     _gauge("ledger_pending_changes", "Changes of the state file that aren't known to be on disk."),
@@ -269,7 +263,7 @@ def _gauges(status: GatewayStatus, *, device_ids: bool) -> dict[str, dict[tuple[
 def _gauges_of(resource: ResourceStatus, *, device_ids: bool) -> Iterator[tuple[str, tuple[str, ...], float | None]]:
     """Give one resource's gauges as family, labels and value. Of the same labels the last value counts."""
     name = (resource.name,)
-    elsewhere = resource.phase in _ELSEWHERE and resource.lacking_s is None
+    elsewhere = resource.phase in _ELSEWHERE
     yield "serving", name, None if elsewhere else resource.phase == Phase.SERVING.value
     for phase in Phase:
         yield "registration_phase", (*name, phase.name.lower()), resource.phase == phase.value
@@ -307,9 +301,6 @@ def _counters(status: GatewayStatus, counted: tally.Tally) -> dict[str, Mapping[
             product(names, (one.value for one in tally.Confirmation)), counted.checks
         ),
         "calls_total": _from_zero(product(names, CALLS, CODES), counted.calls),
-        "handovers_total": _from_zero(
-            product(("older", "newer"), (one.value for one in HandoverOutcome)), counted.handovers
-        ),
         "lost_fields_total": counted.lost_fields,
         "ledger_writes_total": {(): status.ledger.writes},
     }

@@ -41,7 +41,12 @@ def look(gateway: Subject) -> readiness.Verdict:
     kubelet_s = now - since if gateway.presence.listens() else None
     if gateway.drivers is not None and gateway.drivers.alone:
         return readiness.judge_drivers(
-            gateway.drivers.standings(), begun=gateway.begun, kubelet_s=kubelet_s, hindrances=gateway.hindrances()
+            gateway.drivers.standings(),
+            begun=gateway.begun,
+            could_lead=gateway.could_lead,
+            kubelet_s=kubelet_s,
+            hindrances=gateway.hindrances(),
+            waits_for=gateway.waits_for,
         )
     return readiness.judge(
         [_standing(resource, gateway, now) for resource in gateway.resources],
@@ -62,7 +67,6 @@ def _standing(resource: Resource, gateway: Subject, now: float) -> readiness.Res
         stream_s=0.0 if resource.stream_since is None else now - resource.stream_since,
         unserved_s=0.0 if resource.unserved_since is None else now - resource.unserved_since,
         standing_by_for="" if other is None else readiness.HOST_SERVICE if other.host_service else other.token,
-        lacking_s=gateway.standby.lacking(resource.name, now),
         to_take_over=other is not None and other < own and not gateway.could_lead,
         trouble=resource.trouble,
     )

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 PATIENCE: Final = 10.0
 """Seconds that a resource may be without a running kubelet's stream, once the kubelet's records had it: a kubelet may take ten
 to call back (1.25 and later dial for so long)."""
-LACKING: Final = 3.0
-"""Seconds for which the kubelet's records may lack what another gateway is to serve: until then it is taken back."""
 HOST_SERVICE: Final = "host service"
 _MOST_LINES: Final = 32
 _LONGEST: Final = 400
@@ -46,8 +44,6 @@ class ResourceStanding(Struct, frozen=True, kw_only=True):
     """How long it has been neither served nor left to another gateway."""
     standing_by_for: str = ""
     """Who serves it instead: ``HOST_SERVICE``, or a gateway's token."""
-    lacking_s: float = 0.0
-    """For how long the kubelet's records have lacked it, although that one is to serve it."""
     to_take_over: bool = False
     """That one is older: it serves because this gateway, which is to take over from it, didn't get to serve."""
     trouble: str = ""
@@ -97,9 +93,15 @@ def judge(
 
 
 def judge_drivers(
-    drivers: Sequence[DriverStatus], *, begun: bool, kubelet_s: float | None, hindrances: Sequence[Hindrance] = ()
+    drivers: Sequence[DriverStatus],
+    *,
+    begun: bool,
+    kubelet_s: float | None,
+    could_lead: bool = False,
+    hindrances: Sequence[Hindrance] = (),
+    waits_for: str = "",
 ) -> Verdict:
-    """Decide where devices are offered by DRA alone; times and ``hindrances`` are as in ``judge``."""
+    """Decide where devices are offered by DRA alone; arguments are as in ``judge``. ``could_lead``: it stands by, and would lead if the leader ended."""
     lines = _first(kubelet_s, hindrances)
     lines += [
         f"{one.name}: "
@@ -111,8 +113,10 @@ def judge_drivers(
         for one in drivers
     ]
     if not begun:
-        lines.append("starting")
-    done = begun and all(one.registered or one.rival for one in drivers)
+        lines.append(f"starting: waiting for {waits_for}" if waits_for else "starting")
+    if could_lead:
+        lines.append("standby: another gateway leads")
+    done = could_lead or (begun and all(one.registered or one.rival for one in drivers))
     held_up = any(one.held_up for one in hindrances)
     return Verdict((kubelet_s is None or done) and not held_up, tuple(_bounded(lines or ["no devices"])))
 
@@ -128,10 +132,7 @@ def _resource(it: ResourceStanding, kubelet_s: float | None) -> tuple[bool, str]
         words = f"not taken over from {it.standing_by_for}, which is older"
         return False, words + (f"; {it.trouble}" if it.trouble else "")
     if it.phase is Phase.STANDBY or it.standing_by_for:
-        words = f"standby: {it.standing_by_for or 'another gateway'}"
-        if it.lacking_s < LACKING or not it.devices or kubelet_s is None:
-            return True, words
-        return False, f"{words}; but the kubelet's records have shown no device of it for {it.lacking_s:.1f} s"
+        return True, f"standby: {it.standing_by_for or 'another gateway'}"
     if not it.devices:
         return True, "no devices"
     if kubelet_s is None:

@@ -105,7 +105,7 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     ``phase`` is where its registration stands; ``api`` and ``kubelets`` say what the kubelet speaks and which versions of
     it fit the evidence. ``stream_s`` is the age of the kubelet's open stream, null without one. ``standing_by_for`` is the
     token of the gateway that serves it instead of this one, ``standing_by_for_host_service`` whether that is the node's own
-    service, ``lacking_s`` for how long the kubelet's own records have lacked it all the same, null where they don't. ``trouble`` is the last thing that went wrong with its registration, while it doesn't serve.
+    service. ``trouble`` is the last thing that went wrong with its registration, while it doesn't serve.
 
     ``registrations`` counts the accepted ones by cause, ``last_gap_s`` is the last restart gap, ``calls`` counts the answered
     calls by name and status. ``checked`` is what the last look into the kubelet's records told of the registration: held, lacking,
@@ -124,7 +124,6 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     stream_s: float | None = None
     standing_by_for: str = ""
     standing_by_for_host_service: bool = False
-    lacking_s: float | None = None
     trouble: str = ""
     registrations: dict[str, int] = msgspec.field(default_factory=dict)
     last_gap_s: float | None = None
@@ -210,7 +209,6 @@ class ResourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     stream_since: float | None = None
     standing_by_for: str = ""
     standing_by_for_host_service: bool = False
-    lacking_s: float | None = None
     trouble: str = ""
     checked: Confirmation | None = None
     holders: Mapping[str, str] | None = None
@@ -265,7 +263,6 @@ def resource(facts: ResourceFacts, tally: Tally, now: float, *, rows: bool = Tru
         stream_s=age_or_none(facts.stream_since, now),
         standing_by_for=facts.standing_by_for,
         standing_by_for_host_service=facts.standing_by_for_host_service,
-        lacking_s=facts.lacking_s,
         trouble="" if serving else facts.trouble,
         registrations={why: count for (name, why), count in tuple(tally.registrations.items()) if name == facts.name},
         last_gap_s=tally.last_gaps.get(facts.name),

@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from gateway.telling.sides import ByNameStatus, DriverStatus
 
 
-class LookedAfter(Protocol):
-    """The resources that another gateway is to serve."""
-
-    def lacking(self, resource: str, now: float) -> float:
-        """Say for how many seconds the kubelet's records have lacked a resource."""
-
-
 class SubjectDrivers(Protocol):
     """The DRA drivers of a gateway."""
 
@@ -94,10 +87,6 @@ class Subject(Protocol):
     @property
     def presence(self) -> Presence:
         """The kubelet that is there."""
-
-    @property
-    def standby(self) -> LookedAfter:
-        """What is known of the resources that another gateway is to serve."""
 
     @property
     def tally(self) -> Tally:

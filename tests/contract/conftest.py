@@ -54,7 +54,7 @@ _parents: list[Parent] = []
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out what isn't promised by how gateways agree (a switch of ``gateway.daemon``)."""
-    other = "overruled" if os.environ.get("ONE_LEADER") == "1" else "one_leader"
+    other = "overruled"
     items[:] = [item for item in items if item.get_closest_marker(other) is None]
 
 

@@ -14,7 +14,7 @@ from gateway.dra import sockets
 from gateway.dra.service import Service, serve
 
 if TYPE_CHECKING:
-    from gateway.dra.service import Claims, Guard
+    from gateway.dra.service import Claims
     from gateway.dra.serving.rivals import Rival
 
 _log = structlog.get_logger()
@@ -27,7 +27,6 @@ class Registered:
         registry: the kubelet's folder.
         token: the gateway's.
         decider: gives the token of the gateway that decides, if that is another one.
-        guard: as of a ``Service``.
         kubelet: gives the kubelet's minor version; None: it isn't known.
         lacking: says why the kubelet takes no claims; '' if it may.
     """
@@ -37,11 +36,10 @@ class Registered:
         registry: Path,
         token: str,
         decider: Callable[[], str],
-        guard: Guard | None,
         kubelet: Callable[[], int | None],
         lacking: Callable[[], str],
     ) -> None:
-        self._registry, self._token, self._decider, self._guard = registry, token, decider, guard
+        self._registry, self._token, self._decider = registry, token, decider
         self._kubelet, self._lacking = kubelet, lacking
         self._services: list[Service] = []
 
@@ -71,7 +69,7 @@ class Registered:
         path = sockets.path_of(self._registry, driver, self._token)
         while True:
             await rival.until(lambda: not rival.unregistered(prepared()))
-            service = await serve(lambda: Service(claims, elsewhere, self._guard), path)
+            service = await serve(lambda: Service(claims, elsewhere), path)
             self._services.append(service)
             # The kubelet has what we prepared unprepared by us as long as we are registered.
             await rival.until(lambda: bool(rival.words and rival.unregistered(0)) and not prepared())

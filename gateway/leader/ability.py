@@ -2,66 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import TYPE_CHECKING
-
-import structlog
 
 from adapters.registry import by_name
 from gateway.kubelet.watch import kubelet_id
 from gateway.registration.negotiate import CHOICES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from gateway.kubelet.identity import KubeletId
     from gateway.kubelet.presence import Presence
     from gateway.registration.registrar import Resource
 
-PEERS_AGAIN = 0.5
-"""Seconds between two looks whether another gateway still is there."""
 PROBE_TIME = 1.0
 """Seconds within which a kubelet must say which API it speaks, before anything is taken from another gateway."""
-PROBE_AGAIN = 15.0
-"""Seconds until one that didn't say it is asked again, at most."""
-_log = structlog.get_logger()
 
 
 class Ability:
-    """What this gateway could serve, by its choice of APIs (``--api``).
+    """What this gateway could serve, by its choice of APIs (``--api``)."""
 
-    ``living`` gives the other living gateways (None where that can't be told), ``changed`` takes each resource of which more is known.
-    """
-
-    def __init__(
-        self,
-        api: str,
-        presence: Presence,
-        resources: Mapping[str, Resource],
-        living: Callable[[], object],
-        changed: Callable[[str], None],
-    ) -> None:
+    def __init__(self, api: str, presence: Presence, resources: Mapping[str, Resource]) -> None:
         self._api, self._presence, self._resources = api, presence, resources
-        self._living, self._changed = living, changed
         self._speaks: tuple[KubeletId, str | None] | None = None
         """Which kubelet said that it speaks which of our dialects (None: none), where it was asked."""
-
-    async def wait(self) -> None:
-        """Leave all to another gateway, as long as one is there, until the kubelet would take any resource from this one."""
-        told, wait = "", PEERS_AGAIN
-        while self._living() and (reason := await self.unable()):
-            if reason != told:
-                _log.warning("waiting: another gateway serves, and this one could not", reason=reason)
-                for resource in self._resources.values():
-                    resource.trouble = f"another gateway serves, and this one could not: {reason}"
-            told, seen, ends = reason, self._presence.kubelet, time.monotonic() + wait
-            while time.monotonic() < ends and self._presence.kubelet == seen and self._living():  # noqa: ASYNC110 - who goes tells nobody
-                await asyncio.sleep(PEERS_AGAIN)
-            wait = min(2 * wait, PROBE_AGAIN)
-        if told:
-            for resource in self._resources.values():
-                resource.trouble = ""
 
     async def unable(self) -> str:
         """Say why no resource of this gateway could be served by the kubelet that runs; empty where one could, or none runs."""
@@ -84,8 +48,6 @@ class Ability:
             return f"expected the kubelet to answer a Register within {PROBE_TIME:g} s: {found.says}"
         if found.api is not None:  # Of what it says else, nobody knows what it means: a Register will show.
             self._speaks = (kubelet, found.api if found.api in CHOICES[self._api] else None)
-        for name in self._resources:
-            self._changed(name)
         return ""
 
     def unfit(self, resource: Resource) -> str | None:

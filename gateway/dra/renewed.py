@@ -1,0 +1,63 @@
+"""The DRA drivers of a gateway that leads, stands by, and leads again: made anew each time that it stops leading.
+
+So what one that led knew never meets what another gateway decided since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.dra.drivers import Drivers
+    from gateway.tasks import Tasks
+
+
+class RenewedDrivers:
+    """The drivers that this gateway has now.
+
+    Args:
+        make: makes drivers that decide nothing yet; raises AccessError.
+        tasks: the gateway's.
+    """
+
+    def __init__(self, make: Callable[[], Drivers], tasks: Tasks) -> None:
+        self._make, self._tasks = make, tasks
+        self.now = make()
+        """The drivers; other ones after each time that this gateway led."""
+        self._runs: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Serve the kubelet's calls, and pass them on while another gateway leads."""
+        self._runs = self._tasks.spawned("dra", self.now.run())
+
+    async def leave(self) -> None:
+        """Have nobody come by name any more, before another gateway leads. It may take seconds, in which calls are still answered."""
+        if self.now.decides.is_set():
+            await self.now.leave()
+
+    async def rest(self) -> None:
+        """Decide nothing any more: return when all that was decided is with the scribe. What waits is the next leader's."""
+        before = await self._end()
+        if before is not None:
+            self.now = self._make()
+            self._tasks.background(before.finish())
+            self.begin()
+
+    async def close(self) -> None:
+        """End for good, once all calls are answered."""
+        if (before := await self._end()) is not None:
+            await before.finish()
+
+    async def _end(self) -> Drivers | None:
+        before, runs, self._runs = self.now, self._runs, None
+        if runs is None:
+            return None
+        runs.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await runs
+        await before.close()
+        return before

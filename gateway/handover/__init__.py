@@ -1,1 +1,0 @@
-"""Several gateways on one node: who of them serves a resource, and how one takes over from another."""
