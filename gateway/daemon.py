@@ -228,6 +228,8 @@ class Gateway:
         await self._listeners.close_control()
         await self.scribe.close()
         self._instance.remove()
+        if self._drivers is not None:
+            await self._drivers.finish()
         _log.info("ended")
 
     async def _open_control(self) -> None:

@@ -29,6 +29,8 @@ class RenewedDrivers:
         self.now = make()
         """The drivers; other ones after each time that this gateway led."""
         self._runs: asyncio.Task[None] | None = None
+        self._answers: set[asyncio.Future[None]] = set()
+        """The ends of calls that were passed on."""
 
     def begin(self) -> None:
         """Serve the kubelet's calls, and pass them on while another gateway leads."""
@@ -41,23 +43,23 @@ class RenewedDrivers:
 
     async def rest(self) -> None:
         """Decide nothing any more: return when all that was decided is with the scribe. What waits is the next leader's."""
-        before = await self._end()
-        if before is not None:
+        if self._runs is not None:
+            await self.close()
             self.now = self._make()
-            self._tasks.background(before.finish())
             self.begin()
 
     async def close(self) -> None:
-        """End for good, once all calls are answered."""
-        if (before := await self._end()) is not None:
-            await before.finish()
+        """The same, for good."""
+        runs, self._runs = self._runs, None
+        if runs is not None:
+            runs.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await runs
+            await self.now.close()
+            answers = asyncio.ensure_future(self.now.finish())
+            self._answers.add(answers)
+            answers.add_done_callback(self._answers.discard)
 
-    async def _end(self) -> Drivers | None:
-        before, runs, self._runs = self.now, self._runs, None
-        if runs is None:
-            return None
-        runs.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await runs
-        await before.close()
-        return before
+    async def finish(self) -> None:
+        """Wait for the answers to what was passed on."""
+        await asyncio.gather(*self._answers)

@@ -60,19 +60,15 @@ async def until_alone(
     learned: asyncio.Event,
     decides: asyncio.Event,
 ) -> None:
-    """Wait for a kubelet that takes claims, and, where it may be one that takes one instance only, for the others' end.
+    """Wait for a kubelet that takes claims. If it may be one that takes one instance only, that is the one of the gateway that leads.
 
-    ``learned`` is set when it is known which kubelet there is, ``decides`` when this instance is the one that decides: looked at once then.
+    ``learned`` is set when it is known which kubelet there is, ``decides`` when this gateway leads: looked at once then.
     """
     told = False
-    while ((minor := kubelet()) is None or minor < OVERLAP) and (lacking() or others()):
+    while ((minor := kubelet()) is None or minor < OVERLAP) and (lacking() or not decides.is_set() or others()):
         if not told and minor is not None and not lacking():
-            _log.warning(
-                "waiting for the other instance of the DRA driver to end",
-                driver=driver,
-                reason=f"kubelet 1.{minor} takes one only: a second breaks the first",
-                advice="update the DaemonSet without a surge (maxSurge 0)",
-            )
+            reason = f"kubelet 1.{minor} takes one instance only: a second breaks the first"
+            _log.info("the DRA driver is registered once this gateway leads", driver=driver, reason=reason)
             told = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(AGAIN):

@@ -169,7 +169,7 @@ class Leader:
                 await self._guard()
             else:
                 await self._follow()
-                self._feed(machine.Able(reason := await self._unable()))
+                self._feed(machine.Able(reason := await self._unable(beside=self.state.leader is not None)))
                 if not reason and not self._warm and self._presence.listens():
                     self._warm = True
                     await warm_up(self._presence.socket)
@@ -415,9 +415,10 @@ class Leader:
                 machine.HeldElsewhere(why=f"the gateway {holder.token} holds the locks and doesn't say that it leads")
             )
             return
+        unable = await self._unable(beside=True)
         self._links[age.token] = link  # What follows may be said at once.
         self._tasks.background(self._talk(age, link))
-        self._feed(machine.HeldElsewhere(age))
+        self._feed(machine.HeldElsewhere(age, unable=unable))
 
     async def _talk(self, age: Age, link: ControlConnection) -> None:
         """Hear what another gateway says, until one of both ends."""
@@ -547,16 +548,17 @@ class Leader:
 
     # -- details ------------------------------------------------------------------------------------------------------
 
-    async def _unable(self) -> str:
-        """Say why this gateway could not lead; empty where it could."""
+    async def _unable(self, *, beside: bool) -> str:
+        """Say why this gateway could not lead; empty where it could. If none is there ``beside`` it, whatever it can do is better."""
         lists = self._lists()
         if lists.inventory is None and not lists.unseen.none_before:
             return "its devices aren't known yet"
-        if self.state.leader is None:  # Nobody serves: whatever this one can do is better.
+        if not beside:
             return ""
         drivers = self._drivers()
         not_ready = "" if drivers is None else drivers.now.not_ready
-        return lists.unseen.words or not_ready or await self._ability.unable()
+        hindered = lists.unseen.words or not_ready
+        return hindered if hindered or self._settings.dra == "only" else await self._ability.unable()
 
     async def _open_and_try(self) -> None:
         await self._open_locks()

@@ -54,10 +54,14 @@ class Locked(Struct, frozen=True):
 
 
 class HeldElsewhere(Struct, frozen=True):
-    """Another gateway holds the locks; ``leader`` is its age, where it can be talked to, ``why`` else. It is ``leaving``: it went, or made room."""
+    """Another gateway holds the locks; ``leader`` is its age, where it can be talked to, ``why`` else. It is ``leaving``: it went, or made room.
+
+    ``unable`` is what keeps this gateway from leading in that one's place; None: nothing new is known of it.
+    """
 
     leader: Age | None = None
     why: str = ""
+    unable: str | None = None
     leaving: bool = False
 
 
@@ -266,7 +270,7 @@ def step(state: State, event: Event) -> Step:
             return _to(state, Stage.ASKING), (Ask(), SetAlarm(ASK_TIME))
         case Drained(reason) if state.stage is Stage.YIELDING and state.other is not None:
             if reason:
-                return _to(state, Stage.LEADING), (Reply(state.other, reason, AGAIN), Lead())
+                return _made_none(state), (Reply(state.other, reason, AGAIN), Lead())
             return _to(state, Stage.YIELDED), (Reply(state.other), Free(), SetAlarm(REPORT))
         case Serving() if state.stage is Stage.YIELDED:
             return replace(_wait(state), leader=state.other), (Rest(state.other), SetAlarm(None))
@@ -317,6 +321,8 @@ def _held(state: State, event: HeldElsewhere) -> Step:
         if event.leader is None or event.leader == state.other:
             return state, (SetAlarm(REPORT),)
         rest = (Rest(event.leader),)
+    if event.unable is not None:
+        state = replace(state, unable=event.unable)
     state = replace(_wait(state), leader=event.leader, refused=event.why)
     if event.leader is None:
         return state, (*rest, SetAlarm(AGAIN))
@@ -326,7 +332,7 @@ def _held(state: State, event: HeldElsewhere) -> Step:
 
 def _gone(state: State, token: str) -> Step:
     if state.stage is Stage.YIELDING and state.other is not None and state.other.token == token:
-        return _to(state, Stage.LEADING), (Lead(),)
+        return _made_none(state), (Lead(),)
     known = {one.token for one in (state.leader, state.other) if one is not None}
     if token not in known or state.stage in {*_LEADS, Stage.TAKING}:
         return state, ()
@@ -336,6 +342,12 @@ def _gone(state: State, token: str) -> Step:
     if state.unable and stage is not Stage.YIELDED:
         return replace(state, hurry=0), (SetAlarm(AGAIN),)
     return replace(state, hurry=_HURRY, left=token), (Try(),)
+
+
+def _made_none(state: State) -> State:
+    """Lead on, though room was about to be made: that doesn't count."""
+    made_at = state.made_at if state.vain else 0.0
+    return replace(_to(state, Stage.LEADING), vain=max(state.vain - 1, 0), made_at=made_at)
 
 
 def _asked(state: State, age: Age, now: float) -> Step:
