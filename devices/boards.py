@@ -92,18 +92,6 @@ def withheld(claims: Iterable[Claim], devices: Iterable[Device], held: Container
     return found
 
 
-def not_beside(given_out: Iterable[Device], claims: Iterable[Claim]) -> list[Claim]:
-    """Leave out the claims of what another gateway offers on hardware that is given out here already."""
-    ours: dict[str, list[Place]] = {}
-    for place in map(place_of, given_out):
-        ours.setdefault(place.board, []).append(place)
-    return [
-        claim
-        for claim in claims
-        if not claim.offer or not any(claim.place.overlaps(place) for place in ours.get(claim.place.board, ()))
-    ]
-
-
 def are_shared(*device_ids: str) -> bool:
     """Whether all are replicas of the same, which containers share because an operator wants it."""
     shared = {unshared(device_id) for device_id in device_ids}

@@ -5,14 +5,13 @@ from __future__ import annotations
 from msgspec import Struct
 
 HOST_SERVICE_NS = 1 << 62
-"""Nanoseconds (146 years) by which the node's own service is newer than it is."""
+"""When the node's own service was born (146 years after the boot): it is newer than any pod, whoever came first."""
 
 
-class Age(Struct, frozen=True, order=True):
-    """When a gateway started (nanoseconds of the boot clock); the token breaks a tie. Newer is greater.
+class Age(Struct, frozen=True):
+    """When a gateway's pod came to the node (nanoseconds of the boot clock), and the gateway's own token.
 
-    The node's own service says that it was born ``HOST_SERVICE_NS`` later than it was, so that it is the newer of any pod and
-    itself, whoever came first.
+    The containers of a pod are of one age, however often they are started again; so are all host services.
     """
 
     born_ns: int
@@ -21,9 +20,13 @@ class Age(Struct, frozen=True, order=True):
     @property
     def host_service(self) -> bool:
         """Whether this is the node's own service."""
-        return self.born_ns >= HOST_SERVICE_NS
+        return self.born_ns == HOST_SERVICE_NS
+
+    def is_newer_than(self, other: Age) -> bool:
+        """Whether its pod came later."""
+        return self.born_ns > other.born_ns
 
 
 def plausible(age: Age, now_ns: int) -> bool:
-    """Whether a gateway can have started then: after the boot, and not after ``now_ns`` (boot clock)."""
-    return 0 <= age.born_ns - (HOST_SERVICE_NS if age.host_service else 0) <= now_ns
+    """Whether a gateway can have come then: after the boot, and not after ``now_ns`` (boot clock)."""
+    return age.host_service or 0 <= age.born_ns <= now_ns

@@ -71,7 +71,9 @@ class Gateway:
 
     def __init__(self, settings: Settings, source: DeviceSource) -> None:
         self.settings, self.source = settings, source
-        self._instance = instance.Instance(settings.socket_dir, instance.begin(host_service=settings.host_service))
+        self._instance = instance.Instance(
+            settings.socket_dir, host_service=settings.host_service, pod_uid=settings.pod_uid
+        )
         self.ledger = Ledger(settings.state_dir, mend.decode, settings.socket_dir)
         self.scribe = Scribe(self.ledger)
         self.tally, self.config, self._threads = Tally(), reload.FileFate(), GrpcThreads()
@@ -364,7 +366,7 @@ def _drivers(gateway: Gateway, first: asyncio.Event) -> RenewedDrivers:
     except AccessError as error:
         _log.error("giving up: --dra needs the API server", reason=str(error))
         raise _EndedError(1) from error
-    gateway.holdings.let_in = lambda resource: made.now.let_in(resource)
+    gateway.holdings.let_in = made.let_in
     return made
 
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gateway.leader import instance
 from gateway.kubelet.watch import KUBELET_SOCKET, FolderWatch, is_pinned
+from gateway.leader import instance
 from gateway.registration import events
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from gateway.configuration.settings import Settings
-    from gateway.leader.instance import Instance
     from gateway.kubelet.identity import KubeletId
     from gateway.kubelet.presence import Presence
+    from gateway.leader.instance import Instance
     from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
 

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from devices import boards
 from devices.life import merging, states
-from devices.model import Health
 from devices.source import Fate, Listing, listed
 from gateway.kubelet import beliefs
 from gateway.kubelet.outdated import Outdated
@@ -28,7 +27,7 @@ from gateway.telling import changes
 from gateway.unseen import Unseen, fates
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from devices.boards import Claim
@@ -72,7 +71,7 @@ class Lists:
         settings: Settings,
         source: DeviceSource,
         holdings: Holdings,
-        others: Leader,
+        leader: Leader,
         resources: dict[str, Resource],
         make: Callable[[str], Resource],
         changed: Callable[[], None],
@@ -81,13 +80,13 @@ class Lists:
         tasks: Tasks,
         started: float,
     ) -> None:
-        self._settings, self._source, self._others = settings, source, others
+        self._settings, self._source, self._leader = settings, source, leader
         self._ledger, self._scribe = holdings.ledger, holdings.scribe
         self._beliefs, self._presence, self._held = holdings.beliefs, holdings.presence, holdings.held
         self._resources, self._make, self._changed, self._sent = resources, make, changed, sent
         self._away = away
         self._tasks, self._started = tasks, started
-        self._owners = Owners(holdings, source, others.elsewhere)
+        self._owners = Owners(holdings, source)
         self._claims: Sequence[Claim] = ()
         """What of the hardware is taken under IDs that aren't offered here."""
         self.inventory: Inventory | None = None
@@ -118,7 +117,7 @@ class Lists:
         async with self.lock:
             self.inventory, claimed = inventory, self._claimed()
             clock = merging.Clock(began := time.monotonic(), time.time(), self._started)
-            beside = bool(self.only_remembered() and self._others.living())
+            beside = self._leader.stands_by and self.only_remembered
             if beside and self.unseen.names:  # The other gateway may have lost them meanwhile.
                 await self._scribe.load()
             self.unseen.look(inventory, beside=beside)
@@ -136,7 +135,7 @@ class Lists:
             given, asked = self._given(), self._asked(listings, clock)
             merged = await _merged_apart(asked)
             # What isn't sent isn't remembered: what counts is what the gateway that serves it remembers.
-            sent = self._others.to_be_sent(merged)
+            sent = list(merged) if self._leader.leads else []
             if any(merged[name].new for name in sent):
                 for name in sent:
                     devices = self.unseen.to_record(name, [entry.device for entry in merged[name].entries])
@@ -220,17 +219,11 @@ class Lists:
         return on_hardware(self._ledger.claims) if self._settings.dra == "off" else ()
 
     def _heeded(self, claims: Sequence[Claim], ours: Container[str]) -> Sequence[Claim]:
-        """Leave out what newer gateways offer and we do, too: they leave it to us. What others offer outlives a kubelet's restart.
-
-        A checkpoint still names what nobody serves any more: it counts as long as another gateway lives.
-        """
+        """Leave out what isn't so any more. What others offer outlives a kubelet's restart; a checkpoint names what nobody serves now."""
         if not any(claim.offer for claim in (*claims, *self._claims)):
             return claims
-        peers = self._others.living()
-        if peers and all(peer > self._others.age for peer in peers):
-            claims = boards.not_beside(self._given_out(), claims)
         last, since = self._beliefs.last, self._presence.since
-        if peers == {} and (last is None or last.view.allocatable is None):
+        if last is None or last.view.allocatable is None:
             claims = [claim for claim in claims if not claim.offer]
         if last is not None and since is not None and last.at - since >= beliefs.AFTER_START:
             return claims
@@ -241,16 +234,10 @@ class Lists:
             for claim in self._claims
             if claim.offer
             and claim.resource not in served
-            and (claim.resource not in ours or self._others.elsewhere(claim.resource))
+            and claim.resource not in ours
             and (claim.resource, claim.device_id) not in found
         ]
         return [*claims, *kept]
-
-    def _given_out(self) -> Iterator[Device]:
-        """Give the devices that the kubelet may give to a pod because of our lists."""
-        for resource in self._resources.values():
-            if resource.plugin.streaming:
-                yield from (device for device in resource.plugin.devices if device.health is Health.HEALTHY)
 
     def _known(self, name: str, listing: Listing | None) -> merging.Known:
         announced = self._ledger.announced(name)
@@ -299,7 +286,7 @@ class Lists:
         """
         async with self.lock:
             if self.unremembered():
-                for name in self._others.to_be_sent(self._resources):
+                for name in self._resources:
                     devices = self.unseen.to_record(name, self._resources[name].plugin.devices)
                     await _announce(self._ledger, name, devices)
                 await self._scribe.durable()
@@ -310,12 +297,12 @@ class Lists:
 
     def unremembered(self) -> bool:
         """Whether something is about to be sent that the ledger doesn't know."""
-        resources = (self._resources[name] for name in self._others.to_be_sent(self._resources))
-        return any(one.entries.keys() - self._ledger.announced(one.name).keys() for one in resources)
+        return any(one.entries.keys() - self._ledger.announced(one.name).keys() for one in self._resources.values())
 
-    def only_remembered(self) -> Collection[str]:
-        """Return the resources that the ledger knows and nobody here serves."""
-        return set(self._ledger.resources()) - self._resources.keys()
+    @property
+    def only_remembered(self) -> bool:
+        """Whether the ledger knows resources that this gateway hasn't."""
+        return not self._resources.keys() >= set(self._ledger.resources())
 
     def looked(self) -> None:
         """Take note that the kubelet's records were read: what waited for that goes on."""
@@ -330,7 +317,7 @@ class Lists:
             waiting = bool(self._heeded(self._owners.of_others(_offered(told, self._ledger)), self._resources))
         self._changed()
         if waiting:
-            if self._others.registering:
+            if self._leader.registering:
                 self._beliefs.look_within(HANDED_OVER_LOOK)
                 return
             self._tasks.background(self._refresh_remembered())
@@ -348,7 +335,7 @@ class Lists:
         await self.update()
 
     def _refresh(self) -> None:
-        if self._others.registering:
+        if self._leader.registering:
             self.update_again([time.monotonic() + HANDED_OVER_LOOK])
             return
         self._tasks.background(self.update())

@@ -11,9 +11,9 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import structlog
@@ -55,7 +55,6 @@ _FLAGS = [
     for flag in flags.FLAGS
     if flag.option
 ]
-_T = TypeVar("_T")
 _KUBELET_SOCKET = "kubelet.sock"
 _FIRST_KUBELET = 8
 
@@ -362,6 +361,7 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Ma
     strict = bool(said.pop("strict-config", nothing).value)
     file = str(said.pop("config-file", nothing).value)
     options["kubeconfig"] = Path(known) if (known := str(said.pop("kubeconfig", nothing).value)) else None
+    options["pod_uid"] = os.environ.get("POD_UID", "")
     options["node_name"] = str(said.pop("node-name", nothing).value)
     options["dra"], options["dra_drivers"] = dra.taken(said, options["node_name"])
     backend = options["backend"]

@@ -80,6 +80,8 @@ class Settings(Struct, frozen=True):
     """``off``, or ``only``: devices are offered by dynamic resource allocation, and not by the device plugin API."""
     dra_drivers: Mapping[str, str] = field(default_factory=dict)
     """The DRA drivers' names that an operator chose, by the domain of resources."""
+    pod_uid: str = ""
+    """The UID of the gateway's pod (``POD_UID``, by the downward API): the gateways of one pod are of one age. Empty: in no pod."""
     host_service: bool = False
     """Whether this is the node's own service, which every gateway that isn't leaves the resources to."""
     policy: Policy = Policy()

@@ -36,6 +36,10 @@ class RenewedDrivers:
         """Serve the kubelet's calls, and pass them on while another gateway leads."""
         self._runs = self._tasks.spawned("dra", self.now.run())
 
+    async def let_in(self, resource: str) -> None:
+        """Wait, before a pod is given a device, until the kubelet would admit it."""
+        await self.now.let_in(resource)
+
     async def leave(self) -> None:
         """Have nobody come by name any more, before another gateway leads. It may take seconds, in which calls are still answered."""
         if self.now.decides.is_set():

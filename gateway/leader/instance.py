@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from devices.files import NotPlainError, read_plain
 from gateway.age import HOST_SERVICE_NS, Age, plausible
 from gateway.configuration.settings import SOCKET_DIR
 from gateway.kubelet.watch import folder_id
@@ -29,6 +30,10 @@ FOLDER = "gateway"
 _LOCK = "lock"
 TOKEN = re.compile(r"[0-9a-f]{8}")
 _BORN = re.compile(rb"[0-9]{1,20}\n")
+_UID = re.compile(r"[0-9A-Za-z-]{1,64}")
+_POD = "pod-"
+_MOST_PODS = 16
+"""Pods of which it is remembered when they came."""
 _MAX_PEERS = 512
 """Folders that may be a gateway's: those of the dead are swept."""
 
@@ -67,24 +72,24 @@ def boot_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def begin(*, host_service: bool = False, born_ns: int | None = None) -> Age:
-    """Give the age of a gateway that starts now, or is as old as one that started at ``born_ns``, with a token of its own."""
-    rank = HOST_SERVICE_NS if host_service else 0
-    return Age(rank + (born_ns or boot_ns()), os.urandom(4).hex())
-
-
 class Instance:
-    """This gateway's own folder and lock. Built unseen and published by one rename, with every socket in it."""
+    """This gateway's own folder and lock. Built unseen and published by one rename, with every socket in it.
 
-    def __init__(self, socket_dir: Path, age: Age | None = None) -> None:
-        self.age = age or begin()
+    Args:
+        socket_dir: the kubelet's socket directory.
+        host_service: whether this is the node's own service.
+        pod_uid: the UID of its pod, by which it is as old as that; empty: it is in none.
+    """
+
+    def __init__(self, socket_dir: Path, *, host_service: bool = False, pod_uid: str = "") -> None:
+        self.age = Age(HOST_SERVICE_NS if host_service else boot_ns(), os.urandom(4).hex())
+        """Its age: that of its pod, from ``create`` on."""
         self._shared = socket_dir / FOLDER
         self._unseen = self._shared / f".{self.age.token}"
+        self._pod = pod_uid if _UID.fullmatch(pod_uid) and not host_service else ""
         self.folder = self._unseen
         self._lock = -1
         self.published = False
-        self.over: set[str] = set()
-        """The tokens of others that are dying: the kernel is about to let go of their locks."""
 
     @property
     def token(self) -> str:
@@ -102,6 +107,8 @@ class Instance:
             OSError: the socket directory is missing or not writable.
         """
         self._shared.mkdir(mode=0o750, exist_ok=True)
+        if self._pod:
+            self.age = Age(_born(self._shared, self._pod, self.age.born_ns), self.token)
         self.folder = self._unseen
         self.folder.mkdir(mode=0o750)
         self._lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
@@ -122,13 +129,28 @@ class Instance:
             os.close(self._lock)
             self._lock = -1
 
-    def peers(self) -> dict[Age, Path]:
-        """Return the other living gateways of this socket directory, with their folders.
 
-        Raises:
-            OSError: no descriptor is left to look with, so that nothing can be said.
-        """
-        return {age: folder for folder, age in _alive(self._shared) if age.token not in {self.token, *self.over}}
+def _born(shared: Path, pod: str, now_ns: int) -> int:
+    """Say when a pod came to the node: the first of its gateways writes that down."""
+    path = shared / f"{_POD}{pod}"
+    said = _said(path, now_ns)
+    if said is None:
+        others = sorted(shared.glob(f"{_POD}*"), key=lambda one: _said(one, now_ns) or 0)
+        for old in {path, *others[:-_MOST_PODS]}:
+            old.unlink(missing_ok=True)
+        with contextlib.suppress(FileExistsError), path.open("x") as file:
+            file.write(f"{now_ns}\n")
+        said = _said(path, now_ns)
+    return now_ns if said is None else said
+
+
+def _said(path: Path, now_ns: int) -> int | None:
+    """Read when a pod came, if that was in this boot."""
+    try:
+        said = read_plain(path, 32)
+    except (OSError, NotPlainError):
+        return None
+    return int(said) if _BORN.fullmatch(said) and int(said) <= now_ns else None
 
 
 def alive(socket_dir: Path) -> frozenset[str]:

@@ -27,8 +27,7 @@ from gateway.wires import control, rpc
 from gateway.wires.control import ControlConnection, ControlError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
 
     from adapters.dialect import Dialect
     from devices.source import DeviceSource
@@ -163,6 +162,7 @@ class Leader:
 
     async def run(self) -> None:
         """Look, for ever, whether this gateway could lead, and whether its locks are where others look for them."""
+        self.state = machine.start(self.age)  # By now it is known how old its pod is.
         while True:
             faulthandler.dump_traceback_later(HANGS, exit=True)
             if self.leads and not self._look_at_locks():
@@ -272,18 +272,10 @@ class Leader:
 
     # -- for the lists ------------------------------------------------------------------------------------------------
 
-    def living(self) -> dict[Age, Path]:
-        """Return the gateway that leads, with its folder, unless that is this one."""
-        other = None if self.leads else self.state.leader
-        return {} if other is None else {other: self._settings.socket_dir / FOLDER / other.token}
-
-    def elsewhere(self, resource: str) -> bool:  # noqa: ARG002 - the same of all
-        """Whether another gateway serves a resource."""
-        return not self.leads
-
-    def to_be_sent(self, names: Iterable[str]) -> list[str]:
-        """Choose the resources that this gateway serves, or is about to: all or none."""
-        return list(names) if self.leads else []
+    @property
+    def stands_by(self) -> bool:
+        """Whether another gateway leads."""
+        return not self.leads and self.state.leader is not None
 
     @property
     def registering(self) -> bool:
@@ -469,7 +461,8 @@ class Leader:
         news = self._holdings.recall_all(())
         news |= await self._lead_parts()
         lists = self._lists()
-        ready = not news and lists.based_on == self._holdings.ledger.beside_lists() and not lists.unremembered()
+        news |= lists.only_remembered or lists.unremembered()
+        ready = not news and lists.based_on == self._holdings.ledger.beside_lists()
         await (lists.announce() if ready else lists.update())
         self._feed(machine.Took())
 
@@ -515,14 +508,14 @@ class Leader:
         deadline = time.monotonic() + REGISTERS_END
         while (self._answering or self._is_busy()) and time.monotonic() < deadline:  # noqa: ASYNC110 - many things end these
             await asyncio.sleep(0.001)
-        if not self._yields:
+        if not self._yields():
             return
         first = self._register_first()
         await self._rest_parts()
         if not await self._promised():
             self._feed(machine.Drained("the state file can't be written"))
             return
-        if not self._yields:
+        if not self._yields():
             return
         if not first:
             for resource in self._resources.values():
@@ -531,7 +524,6 @@ class Leader:
             self._handed_over_at = time.monotonic()  # Should it lead again at once.
         self._feed(machine.Drained())
 
-    @property
     def _yields(self) -> bool:
         """Whether room is still to be made."""
         return self.state.stage is Stage.YIELDING

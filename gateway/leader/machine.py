@@ -305,7 +305,7 @@ def _able(state: State, reason: str) -> Step:
 
 def _ask_or_stay(state: State) -> Step:
     """Ask the leader to make room, if this gateway is newer, could lead, and stays."""
-    if state.leader is None or state.unable or state.ending or state.own <= state.leader:
+    if state.leader is None or state.unable or state.ending or not state.own.is_newer_than(state.leader):
         return state, (SetAlarm(None),)
     return _to(state, Stage.ASKING), (Ask(), SetAlarm(ASK_TIME))
 
@@ -355,8 +355,8 @@ def _asked(state: State, age: Age, now: float) -> Step:
         return state, (Reply(age, STARTING, AGAIN),)
     if state.ending:
         return replace(_to(state, Stage.YIELDING), other=age), (Drain(age),)
-    if age <= state.own:
-        return state, (Reply(age, "the gateway that leads is newer", SERVED),)
+    if not age.is_newer_than(state.own):
+        return state, (Reply(age, "the gateway that leads is as new", SERVED),)
     vain = state.vain + 1 if state.made_at and now - state.made_at < SERVED else 0
     if vain and (left := state.made_at + held_back(vain) - now) > 0:
         times = "once" if vain == 1 else f"{vain} times"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from devices import boards
 from devices.life.merging import HELD_UNKNOWN_S
-from devices.model import Device, Health
+from devices.model import Device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
     from devices.boards import Claim, Place
@@ -24,11 +24,11 @@ _FORGOTTEN = "{:.80}, perhaps: the kubelet forgot who; when it has ended, run `g
 
 
 class Owners:
-    """The claims on a node's hardware; ``elsewhere`` says whether another gateway serves a resource."""
+    """The claims on a node's hardware."""
 
-    def __init__(self, holdings: Holdings, source: DeviceSource, elsewhere: Callable[[str], bool]) -> None:
+    def __init__(self, holdings: Holdings, source: DeviceSource) -> None:
         self._ledger, self._beliefs, self._held = holdings.ledger, holdings.beliefs, holdings.held
-        self._source, self._elsewhere = source, elsewhere
+        self._source = source
 
     def claims(self, remaining: Mapping[str, Iterable[Device]], offered: Mapping[str, AbstractSet[str]]) -> list[Claim]:
         """Give the claims of what is offered no longer and may be held, by resource of ours, and of what others have.
@@ -39,7 +39,7 @@ class Owners:
         return [*ours, *self.of_others(offered)]
 
     def of_others(self, offered: Mapping[str, AbstractSet[str]]) -> list[Claim]:
-        """Give the claims of what others have, and had: another gateway, another plugin, this one before it lost its memory."""
+        """Give the claims of what others have, and had: another plugin, a gateway before this one, this one before it lost its memory."""
         return [*self._of_others(offered), *self._unheard_of(offered), *self._offered_elsewhere(offered)]
 
     def held(self, resource: str) -> frozenset[str] | None:
@@ -69,7 +69,7 @@ class Owners:
             yield boards.held(resource, device.id, self._place(device), holder)
 
     def _of_others(self, ours: Mapping[str, object]) -> Iterable[Claim]:
-        """Claim what is held of resources that only another gateway serves."""
+        """Claim what is held of resources that only a gateway before this one served."""
         for name in self._ledger.resources():
             if name not in ours:
                 devices, held = self._ledger.announced(name), self.held(name) or frozenset()
@@ -95,29 +95,23 @@ class Owners:
                     yield boards.held(name, one, place, holder)
 
     def _offered_elsewhere(self, offered: Mapping[str, AbstractSet[str]]) -> Iterable[Claim]:
-        """Claim what the kubelet gives out and this gateway doesn't offer: also under a name that both have, and the other serves."""
+        """Claim what the kubelet gives out under a name that this gateway doesn't offer."""
         for name, ids in sorted(self._offers().items()):
-            if name in offered and not self._elsewhere(name):
+            if name in offered:
                 continue
             announced, held = self._ledger.announced(name), self.held(name) or frozenset()
-            for one in sorted(ids - offered.get(name, frozenset()) - held):
+            for one in sorted(ids - held):
                 place = self._place(announced[one]) if one in announced else self._source.place(one)
                 if place is not None:
                     yield boards.offered_elsewhere(name, one, place)
 
     def _offers(self) -> Mapping[str, frozenset[str]]:
-        """What the kubelet gives out; before 1.23 it doesn't say it, but its checkpoint does, before 1.9 the other gateway's list."""
+        """What the kubelet gives out; before 1.23 it doesn't say it, but its checkpoint does from 1.9 on."""
         last = self._beliefs.last
         if last is None:
             return {}
         said = last.view.registered if last.view.allocatable is None else last.view.allocatable
-        if said is not None:
-            return said
-        return {
-            name: frozenset(one.id for one in self._ledger.announced(name).values() if one.health is Health.HEALTHY)
-            for name in self._ledger.resources()
-            if self._elsewhere(name)
-        }
+        return said or {}
 
     def _place(self, device: Device) -> Place:
         """Say where a device is that isn't offered here. A partition that nobody sees may be anywhere on its GPU by now."""

@@ -58,7 +58,7 @@ def look(gateway: Subject) -> readiness.Verdict:
 
 
 def _standing(resource: Resource, gateway: Subject, now: float) -> readiness.ResourceStanding:
-    own, other = gateway.age, resource.standing_by_for
+    other = resource.standing_by_for
     return readiness.ResourceStanding(
         name=resource.name,
         devices=len(resource.entries),
@@ -67,6 +67,6 @@ def _standing(resource: Resource, gateway: Subject, now: float) -> readiness.Res
         stream_s=0.0 if resource.stream_since is None else now - resource.stream_since,
         unserved_s=0.0 if resource.unserved_since is None else now - resource.unserved_since,
         standing_by_for="" if other is None else readiness.HOST_SERVICE if other.host_service else other.token,
-        to_take_over=other is not None and other < own and not gateway.could_lead,
+        to_take_over=other is not None and not other.is_newer_than(gateway.age) and not gateway.could_lead,
         trouble=resource.trouble,
     )

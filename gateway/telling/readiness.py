@@ -45,7 +45,7 @@ class ResourceStanding(Struct, frozen=True, kw_only=True):
     standing_by_for: str = ""
     """Who serves it instead: ``HOST_SERVICE``, or a gateway's token."""
     to_take_over: bool = False
-    """That one is older: it serves because this gateway, which is to take over from it, didn't get to serve."""
+    """That one isn't newer, and this gateway could not take over from it."""
     trouble: str = ""
     """What went wrong with its registration last."""
 
@@ -129,7 +129,7 @@ def _first(kubelet_s: float | None, hindrances: Sequence[Hindrance]) -> list[str
 def _resource(it: ResourceStanding, kubelet_s: float | None) -> tuple[bool, str]:
     # Or an update would end the one that serves, for one that can't.
     if it.to_take_over and it.devices and kubelet_s is not None:
-        words = f"not taken over from {it.standing_by_for}, which is older"
+        words = f"another gateway leads ({it.standing_by_for}), and this one could not take over"
         return False, words + (f"; {it.trouble}" if it.trouble else "")
     if it.phase is Phase.STANDBY or it.standing_by_for:
         return True, f"standby: {it.standing_by_for or 'another gateway'}"
