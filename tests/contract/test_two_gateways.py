@@ -12,6 +12,7 @@ import pytest
 
 from adapters.registry import by_name
 from devices.model import ContainerRequest
+from tests.contract.claiming import A, both, cross, sides
 from tests.contract.hardware import Host
 from tests.contract.node import GPU, PREFIX, Caller, Gateway, Node, Refused, gpus
 
@@ -576,3 +577,32 @@ async def test_three_gateways_come_go_and_stand_still_in_any_order(node: Node, s
         pods.append(f"pod-{number}")
     await node.pass_time(60)
     await node.allocatable_is(8)
+
+
+@pytest.mark.parametrize("version", ["1.32", "1.33", "1.36", "1.37"])
+@pytest.mark.parametrize("ends", ["killed", "ended"])
+async def test_with_both_apis_pods_and_claims_keep_their_gpus_whichever_gateway_leads(
+    node: Node, version: str, ends: str
+) -> None:
+    async with both(node, version) as cluster:
+        older = node.gateways[-1]
+        await node.pass_time(5)
+        await cross(cluster, "dra", A)
+        await sides(cluster, "dra", "plugin")
+        claim = cluster.claim("claim", "gpu-0")
+        got = await cluster.prepare(claim)
+        newer = cluster.gateway("--dra", "on")
+        await node.until(lambda: older.said("leader", stage="made room"), "the newer one to lead")
+        for number, goes in enumerate((newer, older)):
+            await node.pass_time(20)
+            await cluster.connected()
+            assert await cluster.prepare(claim) == got
+            await serves(node, f"by-name-{number}", 5)
+            node.remove(f"by-name-{number}")
+            await sides(cluster, "dra", "plugin")
+            if goes is newer:
+                newer.kill() if ends == "killed" else await newer.terminate()
+                node.gateways.reverse()  # The last one is asked.
+        await cluster.end(claim)
+        await cross(cluster, "plugin")
+        await node.allocatable_is(2)
