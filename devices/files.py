@@ -14,12 +14,15 @@ import re
 import stat
 import time
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import structlog
 
 from devices import inotify
 from devices.inotify import INotify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _POLL_S: Final = 5.0
 _POLL_ALONE_S: Final = 1.0
@@ -56,7 +59,9 @@ def _without_waiting(path: str, mode: int) -> int:
     return os.open(path, mode | os.O_NONBLOCK)
 
 
-def replace(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True) -> os.stat_result:
+def replace(
+    path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True, check: Callable[[], None] = lambda: None
+) -> os.stat_result:
     """Put a file in the place of another, as a whole: a crash leaves the old one or the new one. It blocks: for a thread.
 
     A link in its place is replaced, not followed. Until it is whole it is a draft beside it, ``.NAME.XXXXXXXX.new``: none that a
@@ -67,6 +72,7 @@ def replace(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True)
         data: all of it.
         mode: who may read and write it, whatever this process's mask says.
         durable: the file and its name are on the disk when this returns, which takes two flushes.
+        check: is called right before the old file goes; what it raises is raised, and the old file stays.
 
     Returns:
         What the new file is known by.
@@ -83,6 +89,7 @@ def replace(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True)
         os.fchmod(descriptor, mode)
         if durable:
             os.fsync(descriptor)
+        check()
         os.replace(draft, path)  # noqa: PTH105 - beside the other calls of one write
         written = os.fstat(descriptor)  # A rename changes the time, so only now.
     except OSError:

@@ -26,7 +26,6 @@ from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
 from gateway.leader import instance
 from gateway.leader.leader import Leader
 from gateway.lists import Lists
-from gateway.memory import mend
 from gateway.memory.holdings import Holdings
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
@@ -36,6 +35,7 @@ from gateway.registration.registrar import Node, Resource
 from gateway.registration.turns import Turns
 from gateway.tally import Tally
 from gateway.tasks import Tasks
+from gateway.telling import orders
 from gateway.telling.commands import Commands
 from gateway.telling.listeners import Listeners
 from gateway.wires import notify
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from gateway.kubernetes.features import Features
     from gateway.wires.control import Handler
 
+START = 5.0
+"""Seconds of a start that are waited for until this gateway leads, or could."""
 FIRST_LOOK = 1.0
 """Seconds that the source's first inventory is waited for, before what the ledger knows is served from memory."""
 
@@ -74,8 +76,8 @@ class Gateway:
         self._instance = instance.Instance(
             settings.socket_dir, host_service=settings.host_service, pod_uid=settings.pod_uid
         )
-        self.ledger = Ledger(settings.state_dir, mend.decode, settings.socket_dir)
-        self.scribe = Scribe(self.ledger)
+        self.ledger = Ledger(settings.state_dir, settings.socket_dir)
+        self.scribe = Scribe(self.ledger, self._writes, lambda: self.leader.writing())  # noqa: PLW0108 - they need each other
         self.tally, self.config, self._threads = Tally(), reload.FileFate(), GrpcThreads()
         self._features = _features(settings) if settings.asks_api_server else None
         self._tasks = Tasks(self._end)
@@ -188,7 +190,9 @@ class Gateway:
         if self._drivers is not None:
             self._drivers.begin()
         self._tasks.spawn("leader", self.leader.run())
-        await self._unless_ended(self.leader.settled.wait())
+        with contextlib.suppress(TimeoutError):  # systemd ends a unit whose start lasts.
+            async with asyncio.timeout(START):
+                await self._unless_ended(self.leader.settled.wait())
         await asyncio.sleep(0)  # The Registers go first.
         notify.tell(notify.READY)
         if (seconds := notify.watchdog()) is not None:
@@ -213,6 +217,10 @@ class Gateway:
         finally:
             task.cancel()
 
+    def _writes(self) -> bool:
+        """Whether this gateway writes the state file: it leads, or waits for the folder in which others would be met."""
+        return self.leader.leads or bool(self._folder.waits_for)
+
     def _end(self, status: int) -> None:
         if not self._exit.done():
             self._exit.set_result(status)
@@ -236,7 +244,7 @@ class Gateway:
 
     async def _open_control(self) -> None:
         commands = Commands(self)
-        await self._listeners.open_control({**commands.handlers, **_met(self, commands)})
+        await self._listeners.open_control(_met(self, commands))
         self._listeners.open_metrics(commands.taken, self.tally, self)
 
     # What happens.
@@ -335,22 +343,20 @@ def _features(settings: Settings) -> Features:
 
 
 def _met(gateway: Gateway, commands: Commands) -> Mapping[str, Handler]:
-    """Return who meets the orders of other gateways, ``doctor``, and orders about what DRA has."""
+    """Return who meets which order. An order about a device is the leader's."""
 
     async def doctor(*talk: Any) -> None:
         from gateway.doctor import server  # noqa: PLC0415 - only a gateway that is asked pays for it
 
         await server.meet(gateway.source.name, commands.taken(rows=False)(), gateway.settings, *talk)
 
-    def of_drivers(order: str) -> Handler:
-        async def met(*talk: Any) -> None:
-            drivers = gateway.drivers  # Other ones after each time that the gateway led.
-            await (commands.handlers if drivers is None else drivers.handlers)[order](*talk)
+    async def crossed(*talk: Any) -> None:
+        drivers = gateway.drivers  # Other ones after each time that the gateway led.
+        await (commands.handlers if drivers is None else {**commands.handlers, **drivers.handlers})["cross"](*talk)
 
-        return met
-
-    orders = () if gateway.drivers is None else gateway.drivers.handlers
-    return {"doctor": doctor, **gateway.leader.handlers, **{order: of_drivers(order) for order in orders}}
+    handlers = {**commands.handlers, "cross": crossed}
+    forwarded = {order: gateway.leader.forwarding(handlers[order]) for order in ("cross", *orders.ORDERS)}
+    return {**handlers, **forwarded, **gateway.leader.handlers, "doctor": doctor}
 
 
 def _drivers(gateway: Gateway, first: asyncio.Event) -> RenewedDrivers:

@@ -118,8 +118,6 @@ class Lists:
             self.inventory, claimed = inventory, self._claimed()
             clock = merging.Clock(began := time.monotonic(), time.time(), self._started)
             beside = self._leader.stands_by and self.only_remembered
-            if beside and self.unseen.names:  # The other gateway may have lost them meanwhile.
-                await self._scribe.load()
             self.unseen.look(inventory, beside=beside)
             self.based_on, known = self._ledger.beside_lists(), self._ledger.resources()
             if beside:
@@ -320,7 +318,7 @@ class Lists:
             if self._leader.registering:
                 self._beliefs.look_within(HANDED_OVER_LOOK)
                 return
-            self._tasks.background(self._refresh_remembered())
+            self._tasks.background(self.update())
             self._beliefs.look_within(self._rest(HOLDERS_AGAIN if self._claims else LOOK_AGAIN))
             if (last := self._beliefs.last) is not None and self._outdated.is_due(last.view, last.at):
                 served = [one.plugin for one in self._resources.values() if one.plugin.streaming]
@@ -328,11 +326,6 @@ class Lists:
                     plugin.send_again()
         elif self._settings.metrics_address is not None:
             self._beliefs.look_within(LOOK_FOR_METRICS)
-
-    async def _refresh_remembered(self) -> None:
-        """Bring the lists up to date by what another gateway remembers, too: it may have given a device just before it handed over."""
-        await self._scribe.load()
-        await self.update()
 
     def _refresh(self) -> None:
         if self._leader.registering:

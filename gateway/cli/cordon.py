@@ -165,6 +165,7 @@ class _Noted(msgspec.Struct, frozen=True):
 
 def _note(order: Order, state_dir: Path) -> tuple[Order, _Noted]:
     """Write a cordon, or its end, into the ledger; return what was written, with the device's whole ID."""
+    from gateway.leader.locks import Locks
     from gateway.memory.file import LedgerError
     from gateway.memory.ledger import Ledger
     from gateway.memory.rows import Cordon
@@ -198,7 +199,7 @@ def _note(order: Order, state_dir: Path) -> tuple[Order, _Noted]:
         ledger.cordon(order.device_id, Cordon(order.reason, time.time()))
     if changed:
         try:
-            ledger.save(ledger.snapshot())
+            _ = ledger.save(ledger.snapshot(), Locks(Path(), state_dir, "").writing)
         except LedgerError as error:
             raise ControlError(str(error)) from error
     return order, _Noted(ledger.path, changed)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +16,9 @@ from gateway.cli.devices import exact, look
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from gateway.wires.log import escaped
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 ANSWER_TIME = 25.0
 """Seconds within which the gateway must answer: it waits for pods and tells the API server first (``gateway.dra.desk.WITHIN``)."""
@@ -56,15 +61,9 @@ def cross(*, to: str, dry_run: bool, as_json: bool, state_dir: Path, ids: tuple[
         raise click.ClickException(str(error)) from error
     if not paths:
         raise click.ClickException(places.nobody(state_dir, "cross"))
-    if len(paths) > 1:
-        raise click.ClickException(
-            f"expected one gateway on {state_dir}, found {len(paths)}: while one takes over from another, try again in a minute. Two that "
-            "stay (those of --standby, say) run with --dra off: nothing can cross there, start the gateway with --dra on"
-        )
     try:
         wanted = exact(ids, asyncio.run(look(state_dir))[0]) if ids else []
-        request = {"op": "cross", "to": to, "ids": wanted, "dry_run": dry_run}
-        answer = asyncio.run(control.ask(paths[0], request, ANSWER_TIME))
+        answer = asyncio.run(_told({"op": "cross", "to": to, "ids": wanted, "dry_run": dry_run}, paths))
     except ControlError as error:
         raise click.ClickException(escaped(str(error))) from error
     refused = answer["refused"]
@@ -76,3 +75,12 @@ def cross(*, to: str, dry_run: bool, as_json: bool, state_dir: Path, ids: tuple[
         click.echo(escaped(f"{row['id']}: {row['side']}{then}: {row['words']}"))
     if refused:
         raise click.ClickException(escaped(f"the order would be refused: {refused}"))
+
+
+async def _told(request: Mapping[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
+    """Tell the first gateway that answers: one that stands by passes it on to the leader."""
+    *others, last = paths
+    for path in others:
+        with contextlib.suppress(ControlError):
+            return await control.ask(path, request, ANSWER_TIME)
+    return await control.ask(last, request, ANSWER_TIME)

@@ -255,11 +255,6 @@ def _tolerated(result: Result, offer: Offer) -> bool:
     return bool(result.admin) or any(one.covers(key) for one in result.tolerations or ())
 
 
-def beside(uid: str, row: Claimed, others: Mapping[str, Claimed]) -> str:
-    """Say which other claim has something of what a claim has; '' where none has."""
-    return next((said for one in row.devices if not one.admin and (said := _holder(one, uid, others))), "")
-
-
 def _holder(offer: Offer | ClaimedDevice, uid: str, others: Mapping[str, Claimed]) -> str:
     """Say which other claim has the same hardware, by whichever driver's name; '' where none has."""
     for other, row in others.items():

@@ -172,7 +172,6 @@ class ClaimsOf:
         async with self._turn(claim.uid):
             if not self.decides.is_set():
                 return _ANOTHER
-            await self._scribe.load()  # Another instance may have prepared it.
             key = claims.key(self.name, claim.uid)
             before = self._ledger.claims.get(key)
             if another := claims.another(claim, before):
@@ -194,11 +193,6 @@ class ClaimsOf:
                     "it could not be written down, so after a crash its devices might be given away twice: see the gateway's "
                     f"log for what is wrong with {self._ledger.path.parent}"
                 )
-            if row is not before and (other := claims.beside(claim.uid, row, self._ledger.claims)):
-                self._forget(key, before)
-                return Refused(
-                    f"another gateway on this node gave its devices away in this moment: {other}; the kubelet asks again"
-                )
             return self._told(claim.uid, row, answers)
 
     async def unprepare(self, claim: ClaimName) -> Refused | None:
@@ -206,7 +200,6 @@ class ClaimsOf:
         async with self._turn(claim.uid):
             if not self.decides.is_set():
                 return _ANOTHER
-            await self._scribe.load()
             key = claims.key(self.name, claim.uid)
             if another := claims.another(claim, row := self._ledger.claims.get(key)):
                 return another
@@ -276,7 +269,6 @@ class ClaimsOf:
 
     async def restore(self) -> None:
         """Write the specifications of all prepared claims anew, which a boot deletes, and remove those of others."""
-        await self._scribe.load()
         rows = self.rows()
         swept = await asyncio.to_thread(cdi.sweep, (self.name,), frozenset(rows), self._folder)
         if swept:
@@ -359,7 +351,6 @@ class ClaimsOf:
                 return Refused(f"{decision.reason}; waited {self._patience:g} s. The kubelet asks again in 60 to 90 s")
             self._stock.missed(self.name, (one.device for one in results))
             await self._until(news, deadline)
-            await self._scribe.load()
 
     async def _until(self, news: asyncio.Event, deadline: float) -> None:
         """Wait for a device to be offered or given back; not for long, because another instance may have given it back."""

@@ -60,6 +60,8 @@ ALLOCATES_END: Final = 2.0
 """Seconds from a handover until the gateway before has answered its last Allocate, and the kubelet has noted that."""
 REGISTER_FIRST: Final = 37
 """From kubelet 1.37 on, the end of an old stream leaves a newer registration alone (#135437)."""
+ORDER: Final = 30.0
+"""Seconds within which the leader carries out an order that was passed on to it."""
 PASSES: Final = 10.0
 """Seconds for which a call waits for a gateway that leads."""
 _UNASKED: Final = frozenset({Fault.UNAVAILABLE, Fault.CANCELLED, Fault.DEADLINE_EXCEEDED})
@@ -105,12 +107,15 @@ class Leader:
         self.settled = asyncio.Event()
         """Set with ``begun``."""
         self._locks = Locks(settings.socket_dir, settings.state_dir, own.token)
+        self.writing = self._locks.writing
         self._ability = Ability(settings.api, self._presence, resources)
         self._warm = False
         """Whether this process has connected to a kubelet before: its first connection takes milliseconds more."""
         self._timer: asyncio.TimerHandle | None = None
         self._links: dict[str, ControlConnection] = {}
         """The conversations with the other gateways, by token."""
+        self._ages: dict[str, Age] = {}
+        """How old those are."""
         self._before = ""
         """The gateway that made room for this one, until it is told that this one serves."""
         self._changed = asyncio.Event()
@@ -121,8 +126,8 @@ class Leader:
         """Held while that changes."""
         self._answering = 0
         """How many calls are being answered."""
-        self._leaves = False
-        """Whether calls are still answered here, though room is about to be made."""
+        self._leaves = self._ended = False
+        """Whether calls are still answered here, though room is about to be made; and whether none is any more."""
         self._handed_over_at = -math.inf
         """When the kubelet's streams ended last for another gateway to lead, at the latest (monotonic seconds)."""
         self._opening: asyncio.Future[None] | None = None
@@ -145,6 +150,11 @@ class Leader:
     def led_by(self) -> str:
         """The token of the gateway that leads, or is about to; '' where that is this one, or nobody is known to."""
         return "" if self.leads else self._leader_token()
+
+    @property
+    def _answers(self) -> bool:
+        """Whether calls are answered here."""
+        return self.leads and (self.state.stage is Stage.LEADING or self._leaves) and not self._ended
 
     @property
     def could(self) -> bool:
@@ -192,10 +202,12 @@ class Leader:
                         await self._changed.wait()
         for resource in self._resources.values():
             resource.feed(events.Stop())
+        self._ended = True
         if (drivers := self._drivers()) is not None:
             await drivers.close()
         if self.leads:
             await self._source.rest()
+            await self._answered(OFFERS)
             await self._promised()
             await self._streams_end()
         self.free()
@@ -203,13 +215,13 @@ class Leader:
     async def _follow(self) -> None:
         """Know what the leader wrote: orders, and what it gave."""
         if self.state.leader is not None and not self._holdings.ledger.current:
-            await self._scribe.load(follows=True)
+            await self._scribe.load()
             self._holdings.recall_all(())
             await self._lists().update()
 
     async def _guard(self) -> None:
         """Lock the state directory, once it can be: another gateway may have it by now, and then that one leads."""
-        if self._locks.unguarded:
+        if not self._locks.whole:
             await self._open_locks()
             try:
                 reason = "" if self._locks.take() else "another gateway has the lock of the state directory"
@@ -245,7 +257,7 @@ class Leader:
         async def passed(dialect: Dialect, request: bytes, context: rpc.Call) -> bytes:
             ends = time.monotonic() + PASSES
             while time.monotonic() < ends:
-                if (self.state.stage is Stage.LEADING or self._leaves) and not self._look_at_locks():
+                if self._answers and not self._look_at_locks():
                     self._answering += 1
                     try:
                         wire: bytes = await answer(dialect, request, context)
@@ -269,6 +281,25 @@ class Leader:
             )
 
         return passed
+
+    def forwarding(self, handler: Handler) -> Handler:
+        """Meet an order while this gateway leads; else pass it on to the one that does."""
+
+        async def met(connection: ControlConnection, request: dict[str, Any]) -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PASSES):
+                    while not self.leads and not self.stands_by:
+                        await self._changed.wait()
+            if self.leads:
+                return await handler(connection, request)
+            if not self.stands_by:
+                raise ControlError(f"no gateway leads on this node within {PASSES:g} s: give the order again")
+            path = control.socket_path(self._settings.state_dir, self._leader_token())
+            answer = await control.ask(path, request, ORDER)
+            await self._follow()
+            return await connection.send(answer)
+
+        return met
 
     # -- for the lists ------------------------------------------------------------------------------------------------
 
@@ -389,7 +420,7 @@ class Leader:
             self._feed(machine.HeldElsewhere(why=why))
             return
         if not holder.token or holder.token in self._links:
-            self._feed(machine.HeldElsewhere(self.state.leader))
+            self._feed(machine.HeldElsewhere(self._ages.get(holder.token)))
             return
         path = control.socket_path(self._settings.state_dir, holder.token)
         try:
@@ -408,13 +439,13 @@ class Leader:
             )
             return
         unable = await self._unable(beside=True)
-        self._links[age.token] = link  # What follows may be said at once.
+        self._links[age.token], self._ages[age.token] = link, age  # What follows may be said at once.
         self._tasks.background(self._talk(age, link))
         self._feed(machine.HeldElsewhere(age, unable=unable))
 
     async def _talk(self, age: Age, link: ControlConnection) -> None:
         """Hear what another gateway says, until one of both ends."""
-        self._links[age.token] = link
+        self._links[age.token], self._ages[age.token] = link, age
         try:
             while (said := await link.receive()) is not None:
                 match said:
@@ -435,7 +466,7 @@ class Leader:
                         pass
         finally:
             if self._links.get(age.token) is link:
-                del self._links[age.token]
+                del self._links[age.token], self._ages[age.token]
             link.abort()
             self._feed(machine.Gone(age.token))
 
@@ -457,7 +488,7 @@ class Leader:
         self._handed_over_at = time.monotonic()
         if self._presence.kubelet is not None:
             self.approach(self._presence.kubelet)
-        await self._scribe.load(patient=True, follows=True)
+        await self._scribe.load(patient=True)
         news = self._holdings.recall_all(())
         news |= await self._lead_parts()
         lists = self._lists()
@@ -498,6 +529,8 @@ class Leader:
             if self._presence.kubelet is not None and resource.state.kubelet is None:
                 resource.feed(events.KubeletUp(self._presence.kubelet))
         self._beliefs.look_within(ALLOCATES_END)
+        if self._holdings.ledger.pending:  # What it saw while it stood by.
+            self._scribe.soon()
 
     async def _drain(self, to: Age) -> None:
         """Send nothing new, write what was promised, and end the streams of a kubelet that takes no Register while one lives."""
@@ -505,9 +538,7 @@ class Leader:
             self._leaves = True
             await drivers.leave()
             self._leaves = False
-        deadline = time.monotonic() + REGISTERS_END
-        while (self._answering or self._is_busy()) and time.monotonic() < deadline:  # noqa: ASYNC110 - many things end these
-            await asyncio.sleep(0.001)
+        await self._answered(REGISTERS_END)
         if not self._yields():
             return
         first = self._register_first()
@@ -527,6 +558,12 @@ class Leader:
     def _yields(self) -> bool:
         """Whether room is still to be made."""
         return self.state.stage is Stage.YIELDING
+
+    async def _answered(self, seconds: float) -> None:
+        """Wait, so long at most, until no call is being answered, and no Register either."""
+        deadline = time.monotonic() + seconds
+        while (self._answering or self._is_busy()) and time.monotonic() < deadline:  # noqa: ASYNC110 - many things end these
+            await asyncio.sleep(0.001)
 
     async def _promised(self) -> bool:
         for name in self._resources:

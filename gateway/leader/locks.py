@@ -8,6 +8,7 @@ A lock whose name leads to another file guards nothing (``rm -rf``, an overlay),
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ from gateway.leader.instance import FOLDER, TOKEN
 from gateway.memory import file
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 NAME: Final = "leader.lock"
@@ -60,6 +62,11 @@ class Locks:
     def held(self) -> bool:
         """Whether this gateway may lead."""
         return self._first in self._held
+
+    @property
+    def whole(self) -> bool:
+        """Whether both are held."""
+        return self._second in self._held
 
     def open(self) -> None:
         """Open the second. It blocks: for a thread."""
@@ -105,9 +112,32 @@ class Locks:
             self._sign()
         return True
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Callable[[], None]]:
+        """Guard a write of the state file. In a thread; what is given raises OSError if the locks guard nothing any more.
+
+        Raises:
+            OSError: the second lock can't be had.
+        """
+        passing = -1
+        if self.held and self._second not in self._held:
+            raise OSError(errno.ENOLCK, self.unguarded)
+        if not self.held and (passing := file.hold(self._second)) < 0:
+            raise OSError(errno.ENOLCK, "another gateway has the lock of the state directory")
+
+        def check() -> None:
+            if reason := self.lost():
+                raise OSError(errno.ENOLCK, reason)
+
+        try:
+            yield check
+        finally:
+            if passing >= 0:
+                os.close(passing)
+
     def lost(self) -> str:
         """Say which lock isn't where others look for it any more; '' where all that are held are."""
-        for path, descriptor in self._held.items():
+        for path, descriptor in [*self._held.items()]:
             try:
                 there = os.path.samestat(os.fstat(descriptor), path.lstat())
             except OSError as error:

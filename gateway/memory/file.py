@@ -7,8 +7,6 @@ import errno
 import fcntl
 import os
 import stat
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,15 +15,10 @@ import msgspec
 from gateway.memory import mend, rows
 
 _MAX_ASIDE = 8
-LOCK = "ledger.lock"
-LOCK_WAIT = 1.0
-_LOCK_POLL = 0.005
 _NOT_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Why a sound file may be unreadable for a moment: it is left where it is."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Identity: TypeAlias = tuple[int, int, int, int]
-Decode: TypeAlias = Callable[[bytes], tuple[rows.Content, str]]
-"""What is sound in a file's bytes, and what is wrong with the rest."""
 
 
 class LedgerError(Exception):
@@ -60,7 +53,7 @@ def identity_of(path: Path) -> Identity | None:
         return None
 
 
-def read(path: Path, decode: Decode = mend.decode) -> ReadFile | None:
+def read(path: Path) -> ReadFile | None:
     """Read the file; None where there is none. Links are not followed, and a pipe isn't waited for.
 
     Raises:
@@ -77,7 +70,7 @@ def read(path: Path, decode: Decode = mend.decode) -> ReadFile | None:
                     os.fchmod(descriptor, 0o600)
                     info = os.fstat(descriptor)
             with os.fdopen(descriptor, "rb", closefd=False) as file:
-                content, complaint = decode(file.read(mend.MAX_BYTES + 1))
+                content, complaint = mend.decode(file.read(mend.MAX_BYTES + 1))
         finally:
             os.close(descriptor)
     except FileNotFoundError:
@@ -131,26 +124,6 @@ def locks(descriptor: int) -> bool:
 def unlock(descriptor: int) -> None:
     """Let go of a lock, and keep the file open."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-@contextlib.contextmanager
-def locked(path: Path, seconds: float) -> Iterator[str]:
-    """Hold the lock of the state directory. Yields why it is not held, or nothing."""
-    unlocked, descriptor = "", -1
-    deadline = time.monotonic() + seconds
-    try:
-        while (descriptor := hold(path)) < 0:
-            if time.monotonic() >= deadline:
-                unlocked = f"{path.name} was held by another process for {seconds:g} s"
-                break
-            time.sleep(_LOCK_POLL)
-    except OSError as error:
-        unlocked = f"{path.name}: {error.strerror}"
-    try:
-        yield unlocked
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
 
 
 def close_to_others(folder: Path) -> str:

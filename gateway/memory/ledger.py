@@ -3,10 +3,10 @@
 One JSON file in ``--state-dir`` (0700, root only). By resource name it holds every device ID that was ever announced and
 how it was announced last, which of them are lost, the illnesses that stick, what Allocate handed out, and whom the kubelet
 forgot; besides them the operator's cordons, what was prepared for ResourceClaims, to which API each board belongs where both are
-served, the dialect that the kubelet accepted last, and which kubelet was looked at last. Two gateways share it while one replaces the other. So what a gateway keeps is the file and its own *changes* since its last write, and a write never undoes what the other wrote: it takes the lock, reads
-the file anew where somebody else wrote it, applies the changes, and replaces it as a whole (write, fsync, rename, fsync
-of the folder). A crash at any moment leaves the old file or the new one. Fields that this release doesn't know are kept. One that is older
-than what was written last in this boot is known by a number (``witness``).
+served, the dialect that the kubelet accepted last, and which kubelet was looked at last. Only the gateway that leads writes it, as a whole
+(write, fsync, rename, fsync of the folder); one that stands by reads it again when it changes. A crash at any moment leaves the old file or
+the new one. Fields that this release doesn't know are kept. One that is older than what was written last in this boot is known by a number
+(``witness``).
 A file that can't be read in full is put aside, never deleted; what is sound in it is kept, cordons even from a newer
 format; and nothing about it stops the gateway: the kubelet's devices come first.
 """
@@ -16,9 +16,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -44,10 +45,11 @@ from gateway.memory.rows import (
     illness_row,
     row_of,
 )
-from gateway.memory.tables import Changes, Tables, apply, beside_lists, combine
+from gateway.memory.tables import Tables, beside_lists, laid_over
 from gateway.memory.witness import Witness, generation_of
 from gateway.sides.side import Side
 
+Guard: TypeAlias = Callable[[], contextlib.AbstractContextManager[Callable[[], None]]]
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -55,21 +57,14 @@ class LedgerSnapshot(msgspec.Struct, frozen=True):
     """The ledger at one moment, to be written elsewhere than on the event loop."""
 
     data: bytes
-    changes: Changes
-    base: file.Identity | None
     revision: int
     generation: int
     claims: Content
 
 
-class Written(msgspec.Struct, frozen=True):
-    """What a write did, for ``Ledger.settle``. ``content`` is set where the file held more than the snapshot."""
-
-    identity: file.Identity
-    generation: int
-    content: Content | None = None
-    aside: str = ""
-    complaint: str = ""
+def unguarded() -> contextlib.AbstractContextManager[Callable[[], None]]:
+    """Guard a write of which it is known that nobody else writes."""
+    return contextlib.nullcontext(lambda: None)
 
 
 def boot_id() -> str:
@@ -83,8 +78,8 @@ def boot_id() -> str:
 class Ledger:
     """The ledger in memory, over one file. Belongs to one thread, but for ``save``, which may run in any."""
 
-    def __init__(self, state_dir: Path, decode: file.Decode = mend.decode, socket_dir: Path | None = None) -> None:
-        self.path, self._decode, self._witness = state_dir / "ledger.json", decode, Witness(socket_dir, boot_id())
+    def __init__(self, state_dir: Path, socket_dir: Path | None = None) -> None:
+        self.path, self._witness = state_dir / "ledger.json", Witness(socket_dir, boot_id())
         self.aside = ""
         """The file that was put aside last, by name."""
         self.exposure = ""
@@ -96,10 +91,9 @@ class Ledger:
     # Reading and writing.
 
     def load(self) -> None:
-        """Read the file, at the start and again before taking over from another gateway: what that one wrote is ours then.
+        """Read the file, at the start and while another gateway leads: what that one wrote counts.
 
-        This gateway's own changes that aren't written yet stay. A missing file changes nothing, and one that nobody else
-        wrote isn't read again. Blocks: about 20 ms for 10 000 devices.
+        A missing file changes nothing, and one that nobody else wrote isn't read again. Blocks: about 20 ms for 10 000 devices.
 
         Raises:
             LedgerError: it is unreadable, damaged or of a newer format; what is sound of it is in the ledger.
@@ -111,7 +105,7 @@ class Ledger:
         self.exposure = file.close_to_others(self.path.parent)
         files.sweep(self.path.parent)
         try:
-            return None if self.current else self._witness.held_against(partial(file.read, self.path, self._decode))
+            return None if self.current else self._witness.held_against(partial(file.read, self.path))
         except OSError as error:
             return error
 
@@ -131,8 +125,9 @@ class Ledger:
             ) from found
         if found is None:
             return
-        self._tables.replace(combine(found, self._tables.content, self._tables.changes))
-        self._base = None if found.complaint else found.identity
+        content = found.content
+        self._tables.replace(laid_over(content, self._tables.content) if found.complaint else content)
+        self._base, self._saved = None if found.complaint else found.identity, self._tables.revision
         if found.complaint:
             self._tables.revision += 1
             raise LedgerError(
@@ -141,53 +136,39 @@ class Ledger:
 
     def snapshot(self) -> LedgerSnapshot:
         """Return what ``save`` needs. The only part of a write that must run on the event loop."""
-        tables, content = self._tables, self._tables.spelled()
-        if generation := generation_of(content, tables.changes):
-            content = content | {"generation": generation}
-        claims = dict(content.get("claims", {}))
-        return LedgerSnapshot(
-            file.encode(content), dict(tables.changes), self._base, tables.revision, generation, claims
-        )
+        tables = self._tables
+        if generation := generation_of(tables.content, tables.touched):
+            tables.content["generation"] = generation
+        tables.touched.clear()
+        claims = dict(tables.content.get("claims", {}))
+        return LedgerSnapshot(file.encode(tables.spelled()), tables.revision, generation, claims)
 
-    def save(self, snapshot: LedgerSnapshot) -> Written:
-        """Replace the file, durably. Blocks: about 0.4 ms on a good disk, and at most a second for the other gateway.
+    def save(self, snapshot: LedgerSnapshot, guard: Guard) -> file.Identity:
+        """Replace the file, durably. Blocks: about 0.4 ms on a good disk.
 
-        Where the lock can't be had in that time, its holder is stopped or no gateway, and what must be durable can't wait
-        for it: the file is written all the same, and the error has it written once more, until that was under the lock.
+        Args:
+            snapshot: what it is to have.
+            guard: is held meanwhile; what it gives is called right before the old file goes. Both raise OSError if another gateway leads.
 
         Raises:
-            LedgerError: the disk is full, the folder read-only or gone (the file is as it was), or the lock is taken.
+            LedgerError: the disk is full, the folder read-only or gone, or another gateway leads: the file is as it was.
         """
-        lock = self.path.with_name(file.LOCK)
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with file.locked(lock, file.LOCK_WAIT) as unlocked:
-                written = _write(self.path, self._decode, self._witness, snapshot)
+            _require_size(snapshot.data)
+            with guard() as check:
+                written = file.identity(files.replace(self.path, snapshot.data, check=check))
+                self._witness.write(snapshot.generation, snapshot.claims)
         except OSError as error:
             raise LedgerError(
                 f"could not write {self.path}: {error.strerror}. Devices are served all the same, but a device that "
                 "vanishes while the gateway is down will not be remembered: make the state directory writable"
             ) from error
-        if unlocked:
-            raise LedgerError(
-                f"wrote {self.path} without its lock: {unlocked}. Expected {lock.name} to be held by gateways only, for "
-                "milliseconds; another gateway may undo what was written, so it will be written again: end what holds it"
-            )
         return written
 
-    def settle(self, snapshot: LedgerSnapshot, written: Written) -> None:
-        """Take note of a ``save`` that succeeded: its changes are on disk, and what another gateway wrote is ours, too."""
-        done = snapshot.changes
-        self._tables.changes = {
-            at: row for at, row in self._tables.changes.items() if at not in done or done[at] != row
-        }
-        if written.content is not None:
-            self._tables.replace(apply(written.content, self._tables.changes))
-        if written.generation:
-            self._tables.content["generation"] = written.generation
-        self._base = written.identity
-        self._saved = snapshot.revision
-        self.aside = written.aside or self.aside
+    def settle(self, snapshot: LedgerSnapshot, written: file.Identity) -> None:
+        """Take note of a ``save`` that succeeded."""
+        self._base, self._saved = written, snapshot.revision
 
     @property
     def revision(self) -> int:
@@ -271,9 +252,10 @@ class Ledger:
         self._tables.change({("cordons", device_id): row_of(cordon)})
 
     def uncordon(self, device_id: str) -> bool:
-        """Lift a cordon; True where there was one. It is lifted on disk in either case: another gateway may have set it."""
+        """Lift a cordon; True where there was one."""
         known = device_id in self._tables.content.get("cordons", {})
-        self._tables.change({("cordons", device_id): None})
+        if known:
+            self._tables.change({("cordons", device_id): None})
         return known
 
     @property
@@ -373,23 +355,6 @@ class Ledger:
         return f"it was put aside as {self.aside}, and what is sound of it is used"
 
 
-def _write(path: Path, decode: file.Decode, witness: Witness, snapshot: LedgerSnapshot) -> Written:
-    """Write the snapshot, or, where the file isn't the one it is built on, what the file holds and its changes."""
-    data, content, aside, complaint = snapshot.data, None, "", ""
-    generation, claims = snapshot.generation, snapshot.claims
-    if (
-        file.identity_of(path) not in {None, snapshot.base}
-        and (found := witness.held_against(partial(file.read, path, decode))) is not None
-    ):
-        ours = msgspec.json.decode(data) if found.complaint else {}
-        content = combine(found, ours, snapshot.changes)
-        if generation := max(generation, generation_of(content, snapshot.changes)):
-            content["generation"] = generation
-        claims, data = content.get("claims", {}), file.encode(content)
-        if complaint := found.complaint:
-            aside = file.put_aside(path)
+def _require_size(data: bytes) -> None:
     if len(data) > mend.MAX_BYTES:
         raise OSError(errno.EFBIG, f"expected at most {mend.MAX_BYTES} bytes to write, and there are {len(data)}")
-    written = Written(file.identity(files.replace(path, data)), generation, content, aside, complaint)
-    witness.write(generation, claims)
-    return written

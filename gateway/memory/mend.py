@@ -58,11 +58,6 @@ def decode(data: bytes) -> tuple[rows.Content, str]:
     return content, complaint or "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
 
 
-def cordons(data: bytes) -> tuple[rows.Content, str]:
-    """Do as ``decode`` does with a file that ended a gateway: field by field, and nothing but the cordons."""
-    return _only_cordons(_mend(data)), "a gateway crashed while it read it, so only its cordons are taken"
-
-
 def _mend(data: bytes) -> Any:
     """Decode the whole fields that a damaged file begins with, in a second or so; None where nothing makes sense.
 

@@ -11,7 +11,7 @@ from devices.life.merging import Sticky
 from devices.model import Device, Health, Trouble, TroubleKind
 from gateway.kubelet.drift import MOST_EARLIER, Earlier
 
-FORMAT = 1
+FORMAT = 2
 MAX_TEXT = 1024
 
 Content: TypeAlias = dict[str, Any]

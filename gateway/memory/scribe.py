@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import structlog
 
-from gateway.memory.file import LedgerError, ReadFile
-from gateway.memory.ledger import Ledger
-from gateway.memory.rows import Cordon, FileState
+from gateway.memory.file import LedgerError
+from gateway.memory.ledger import Guard, Ledger, unguarded
+from gateway.memory.rows import FileState
 
 SOON = 0.075
 """Seconds until a change is written that need not be durable at once."""
@@ -26,16 +26,17 @@ RETRY_FIRST, RETRY_MAX = 0.1, 30.0
 """Seconds until a failed write is tried again, at first and at most. They double: it is on disk after at most as long
 again as the disk was ill."""
 
-_MOST_TOLD = 16
-
 _log = structlog.get_logger()
 
 
 class Scribe:
-    """Writes one ledger, which nobody else may save, on the event loop that it is used on."""
+    """Writes one ledger on the event loop that it is used on, as long as its gateway leads.
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    ``writes`` tells whether that is so. ``guard`` is held in the thread during a write (``Ledger.save``).
+    """
+
+    def __init__(self, ledger: Ledger, writes: Callable[[], bool] = lambda: True, guard: Guard = unguarded) -> None:
+        self._ledger, self._writing, self._guard = ledger, writes, guard
         self._write: asyncio.Task[tuple[int, bool]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._retry = RETRY_FIRST
@@ -58,54 +59,33 @@ class Scribe:
             pending=self._ledger.pending,
         )
 
-    async def load(self, *, patient: bool = False, follows: bool = False) -> None:
-        """Read the ledger, at the start and before taking over from another gateway; what is wrong with it is logged.
+    async def load(self, *, patient: bool = False) -> None:
+        """Read the ledger, at the start and while another gateway leads; what is wrong with it is logged.
 
         A disk that doesn't answer is waited for where that is ``patient``: nobody is to start without what was cordoned.
-        Otherwise what was known before has to do, after ``PATIENCE``. One that ``follows`` another gateway took no orders yet: cordons were lifted without it.
+        Otherwise what was known before has to do, after ``PATIENCE``.
         """
         if self._ledger.current:  # A thread's turn would be up to 12 ms of a takeover.
             return
-        looking = asyncio.ensure_future(self._look())
+        looking = asyncio.ensure_future(asyncio.to_thread(self._ledger.look))
         if not (await asyncio.wait({looking}, timeout=PATIENCE))[0]:
             reason = f"{self._ledger.path} is not read after {PATIENCE:g} s: expected a disk that answers"
             _log.error("state file not read", reason=reason, waits=patient)
             if not patient:
                 return
-        before, found = self._ledger.cordons, await looking
+        found = await looking
         try:
             self._ledger.take(found)
         except LedgerError as error:
             _log.error("state file not read in full", reason=str(error))
             self.soon()
-        if not follows:
-            self._tell_lifted(before)
         if self._ledger.exposure:
             _log.warning("the state directory is not private", reason=self._ledger.exposure)
-
-    async def _look(self) -> ReadFile | OSError | None:
-        """Read the file in a thread, once more where this gateway has written it meanwhile: that is newer."""
-        while True:
-            writes = self._writes
-            found = await asyncio.to_thread(self._ledger.look)
-            if writes == self._writes:
-                return found
-
-    def _tell_lifted(self, before: Mapping[str, Cordon]) -> None:
-        """Say which cordons went by somebody else's file: an order to lift one comes to each gateway by itself."""
-        if lifted := sorted(before.keys() - self._ledger.cordons.keys()):
-            _log.warning(
-                "cordons lifted by a changed state file",
-                path=str(self._ledger.path),
-                devices=lifted[:_MOST_TOLD],
-                count=len(lifted),
-                advice="if nobody lifted them, the file was replaced (restored?): cordon these devices again",
-            )
 
     async def durable(self) -> bool:
         """Wait until all changes up to now are on disk; False where they may not be, which was reported then."""
         wanted = self._ledger.revision
-        if self._stuck:
+        if self._stuck or not self._writing():
             return self._ledger.written >= wanted
         try:
             async with asyncio.timeout(PATIENCE):
@@ -121,7 +101,7 @@ class Scribe:
 
     def soon(self) -> None:
         """Have all changes up to now on disk within 100 ms; after a failure, with the next try."""
-        if self._timer is None and not self._closed:
+        if self._timer is None and not self._closed and self._writing():
             self._timer = asyncio.get_running_loop().call_later(SOON, self._on_time)
 
     async def close(self) -> None:
@@ -145,10 +125,7 @@ class Scribe:
         ledger, covered, on_disk = self._ledger, self._ledger.revision, False
         try:
             snapshot = ledger.snapshot()
-            written = await asyncio.to_thread(ledger.save, snapshot)
-            before = ledger.cordons
-            ledger.settle(snapshot, written)
-            self._tell_lifted(before)
+            ledger.settle(snapshot, await asyncio.to_thread(ledger.save, snapshot, self._guard))
         except LedgerError as error:
             self._failed(str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, devices are served and it is tried again
@@ -157,8 +134,6 @@ class Scribe:
         else:
             on_disk = True
             self._succeeded()
-            if written.complaint:
-                _log.error("state file damaged by another program", reason=written.complaint, put_aside=written.aside)
         finally:
             self._write, self._stuck = None, False
         self._go_on(on_disk=on_disk)
@@ -178,7 +153,7 @@ class Scribe:
 
     def _go_on(self, *, on_disk: bool) -> None:
         """See to what is left: at once what came during the write, and later what failed."""
-        if self._closed or not self._ledger.pending:
+        if self._closed or not self._ledger.pending or not self._writing():
             return
         if not on_disk:
             if self._timer is not None:

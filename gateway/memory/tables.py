@@ -1,4 +1,4 @@
-"""The ledger's content in memory: tables of rows by resource and device, and what changed in them since the last write. Pure."""
+"""The ledger's content in memory: tables of rows by resource and device. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from gateway.memory.file import ReadFile
 from gateway.memory.rows import Content
 
 Changes: TypeAlias = dict[tuple[str, ...], Any]
@@ -16,11 +15,12 @@ _V = TypeVar("_V")
 
 
 class Tables:
-    """The content, and this gateway's own changes that aren't written yet."""
+    """The content, and which parts of it changed since the last write."""
 
     def __init__(self) -> None:
         self.content: Content = {}
-        self.changes: Changes = {}
+        self.touched: set[str] = set()
+        """The fields of the file that changed since the last write."""
         self.revision = 0
         """A number that grows with each change."""
         self._values: dict[tuple[str, ...], Any] = {}
@@ -107,7 +107,7 @@ class Tables:
 
     def change(self, changes: Changes) -> bool:
         """Carry changes out; True where there are any."""
-        self.changes |= changes
+        self.touched |= {at[0] for at in changes}
         self.revision += len(changes)
         apply(self.content, changes)
         for place in {at[:-1] for at in changes}:
@@ -129,7 +129,7 @@ def apply(content: Content, changes: Changes) -> Content:
         for leaf, row in rows.items():
             if row is None:
                 table.pop(leaf, None)
-            else:  # Never in place: the changes have the same rows.
+            else:  # Never in place: who was given a row keeps it as it was.
                 known = table.get(leaf)
                 table[leaf] = known | row if isinstance(known, dict) and isinstance(row, dict) else row
         for key in reversed(parents):
@@ -149,16 +149,10 @@ def beside_lists(content: Content) -> bytes:
     return msgspec.json.encode((rest, {name: tables for name, tables in kept.items() if tables}), order="sorted")
 
 
-def combine(found: ReadFile, ours: Content, changes: Changes) -> Content:
-    """Return what is to be remembered: a sound file and our changes; under a damaged one's remains lies all we know."""
-    content = apply(_laid_over(found.content, ours) if found.complaint else found.content, changes)
-    newest = max(one.get("generation", 0) for one in (found.content, ours))
-    return content | {"generation": newest} if newest else content
-
-
-def _laid_over(under: Content, over: Content) -> Content:
+def laid_over(under: Content, over: Content) -> Content:
+    """Lay what is known over what a damaged file still has."""
     merged = under | over
     for key in under.keys() & over.keys():
         if isinstance(under[key], dict) and isinstance(over[key], dict):
-            merged[key] = _laid_over(under[key], over[key])
+            merged[key] = laid_over(under[key], over[key])
     return merged

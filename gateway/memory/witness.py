@@ -7,7 +7,7 @@ wrote.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -18,7 +18,6 @@ from gateway.memory import mend
 from gateway.memory.claimed import Claimed
 from gateway.memory.file import ReadFile
 from gateway.memory.rows import Content
-from gateway.memory.tables import Changes
 
 PATH: Final = Path("gateway-state", "claims.json")
 """Where it is in the kubelet's folder: in a folder of its own, because a kubelet deletes files, and gateways watch their other one."""
@@ -35,11 +34,11 @@ class Last(msgspec.Struct, frozen=True):
     claims: dict[str, Claimed] = {}
 
 
-def generation_of(content: Content, changes: Changes) -> int:
-    """Number a state file that is written with changes, which are in its content; 0 where it says nothing of owners, and never did."""
+def generation_of(content: Content, touched: Collection[str]) -> int:
+    """Number a state file of which some fields are ``touched``; 0 where it says nothing of owners, and never did."""
     before: int = content.get(_GENERATION, 0)
     unnumbered = not before and any(content.get(one) for one in _OWNERS)
-    return before + (unnumbered or any(at[0] in _OWNERS for at in changes))
+    return before + (unnumbered or not _OWNERS.isdisjoint(touched))
 
 
 def judged(found: ReadFile | None, last: Last) -> ReadFile | None:

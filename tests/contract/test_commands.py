@@ -267,10 +267,10 @@ async def test_every_gateway_is_told_and_a_script_reads_what_each_did(node: Node
     assert set(found["gateways"]) == {(await each.status())["token"] for each in (one, two)}
     for each in (one, two):
         assert (await each.states())[B] == "cordoned"
-    two.process.stop()
+    one.process.stop()
     found = await shell.json("uncordon", B, status=1)
     assert [bool(each.get("error")) for each in found["gateways"].values()].count(True) == 1
-    two.process.go_on()
+    one.process.go_on()
 
 
 @pytest.mark.parametrize("command", ["cordon", "uncordon", "forget"])
