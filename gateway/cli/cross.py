@@ -58,8 +58,8 @@ def cross(*, to: str, dry_run: bool, as_json: bool, state_dir: Path, ids: tuple[
         raise click.ClickException(places.nobody(state_dir, "cross"))
     if len(paths) > 1:
         raise click.ClickException(
-            f"expected one gateway on {state_dir}, found {len(paths)}: while one takes over from another, try again in a minute. Two that "
-            "stay (those of --standby, say) run with --dra off: nothing can cross there, start the gateway with --dra on"
+            f"expected one gateway on {state_dir}, found {len(paths)}: while one takes over from another, try again in a minute. "
+            f"With a standby, annotate the node instead: kubectl annotate node NODE device-plugin-gateway/cross-to={to}"
         )
     try:
         wanted = exact(ids, asyncio.run(look(state_dir))[0]) if ids else []

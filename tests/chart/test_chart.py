@@ -284,7 +284,8 @@ def test_a_standby_differs_in_its_name_and_ports_only() -> None:
     gateway, standby = found["DaemonSet", "nvidia"]["spec"]["template"]["spec"]["containers"]
     assert (gateway["name"], standby["name"]) == ("gateway", "standby")
     said = yaml.safe_dump({**gateway, "name": "standby"})
-    for ours, theirs in (("probes", "standby-probes"), ("metrics", "standby-metrics"), ("8081", "8082"), ("9400", "9401")):
+    ports = {"probes": "standby-probes", "metrics": "standby-metrics", "8081": "8082", "9400": "9401"}
+    for ours, theirs in ports.items():
         said = said.replace(f": {ours}\n", f": {theirs}\n").replace(f": :{ours}\n", f": :{theirs}\n")
     assert yaml.safe_load(said) == standby
     [monitor] = [one for (kind, _), one in found.items() if kind == "PodMonitor"]
