@@ -127,6 +127,16 @@ def test_gateways_of_one_pod_know_that_they_are(name: str) -> None:
     assert uid == {"fieldRef": {"fieldPath": "metadata.uid"}}
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_the_component_standby_finds_what_it_replaces(name: str) -> None:
+    path = ROOT / "deploy" / "kustomize" / "components" / "standby" / "container.yaml"
+    for patch in yaml.safe_load(path.read_text(encoding="utf-8"))[1:]:
+        one: Any = {"1": container(name)}
+        for key in patch["path"].removeprefix("/spec/template/spec/containers/").split("/"):
+            one = one[int(key) if isinstance(one, list) else key]
+    assert [port["name"] for port in container(name)["ports"]] == ["probes", "metrics"]
+
+
 @pytest.mark.parametrize("name", [name for name in ALL if "amd" not in name])
 def test_the_pod_may_do_nothing_but_be_root(name: str) -> None:
     assert container(name)["securityContext"] == {
