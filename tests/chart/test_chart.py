@@ -278,6 +278,22 @@ def _same(document: dict[str, Any]) -> dict[str, Any]:
     return spec if spec["template"]["metadata"] else {**spec, "template": {"spec": pod}}
 
 
+def test_a_standby_differs_in_its_name_and_ports_only() -> None:
+    values = {"gateway.standby": True, "gateway.dra": "on", "podMonitor.enabled": True, "networkPolicy.enabled": True}
+    found = rendered(values)
+    gateway, standby = found["DaemonSet", "nvidia"]["spec"]["template"]["spec"]["containers"]
+    assert (gateway["name"], standby["name"]) == ("gateway", "standby")
+    said = yaml.safe_dump({**gateway, "name": "standby"})
+    ports = {"probes": "standby-probes", "metrics": "standby-metrics", "8081": "8082", "9400": "9401"}
+    for ours, theirs in ports.items():
+        said = said.replace(f": {ours}\n", f": {theirs}\n").replace(f": :{ours}\n", f": :{theirs}\n")
+    assert yaml.safe_load(said) == standby
+    [monitor] = [one for (kind, _), one in found.items() if kind == "PodMonitor"]
+    assert [one["port"] for one in monitor["spec"]["podMetricsEndpoints"]] == ["metrics", "standby-metrics"]
+    [policy] = [one for (kind, _), one in found.items() if kind == "NetworkPolicy"]
+    assert policy["spec"]["ingress"][0]["ports"] == [{"port": 9400}, {"port": 9401}]
+
+
 ROWS: dict[str, tuple[dict[str, object], dict[str, str | None]]] = {
     "mig": ({"migStrategy": "mixed"}, {"MIG_STRATEGY": "mixed", "NVIDIA_MIG_MONITOR_DEVICES": "all"}),
     "no-mig": ({"migStrategy": "none"}, {"MIG_STRATEGY": "none", "NVIDIA_MIG_MONITOR_DEVICES": None}),
@@ -289,11 +305,6 @@ ROWS: dict[str, tuple[dict[str, object], dict[str, str | None]]] = {
     "switches": (
         {"failOnInitError": False, "compatWithCPUManager": True, "gdsEnabled": True},
         {"FAIL_ON_INIT_ERROR": "false", "PASS_DEVICE_SPECS": "true", "GDS_ENABLED": "true", "MOFED_ENABLED": None},
-    ),
-    "standby": ({"gateway.standby": True}, {"GATEWAY_STANDBY": "true"}),
-    "standby-and-dra": (
-        {"gateway.standby": True, "gateway.dra": "only"},
-        {"GATEWAY_STANDBY": "true", "GATEWAY_DRA": "only"},
     ),
     "gpu-metrics": ({"gateway.gpuMetrics": True}, {"GATEWAY_GPU_METRICS": "true"}),
     "excluded": ({"gateway.excludeDevices": [3, "NVIDIA T400*"]}, {"GATEWAY_EXCLUDE_DEVICES": "3,NVIDIA T400*"}),

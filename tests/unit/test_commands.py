@@ -34,6 +34,7 @@ ENVIRONMENT = {
     "CONFIG_FILE_SRCDIR": "/available-configs",
     "DEFAULT_CONFIG": "plain",
     "FALLBACK_STRATEGIES": "named,single",
+    "POD_UID": None,
     "NODE_NAME": None,
 }
 """What the chart makes of ``VALUES``: tests/chart holds that. None: the kubelet fills it in."""

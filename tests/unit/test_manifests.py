@@ -70,7 +70,7 @@ def mounts(name: str) -> dict[str, tuple[str, str, bool]]:
 
 
 def variables(name: str) -> dict[str, str]:
-    return {row["name"]: row["value"] for row in container(name)["env"]}
+    return {row["name"]: row["value"] for row in container(name)["env"] if "value" in row}
 
 
 def settings(name: str, monkeypatch: pytest.MonkeyPatch) -> Settings:
@@ -119,6 +119,22 @@ def test_a_control_plane_that_knows_no_surge_updates_one_node_after_the_other(na
 def test_two_gateways_of_a_node_have_nothing_to_fight_over(name: str) -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod(name))
     assert not [port for port in container(name)["ports"] if "hostPort" in port]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_gateways_of_one_pod_know_that_they_are(name: str) -> None:
+    [uid] = [row["valueFrom"] for row in container(name)["env"] if row["name"] == "POD_UID"]
+    assert uid == {"fieldRef": {"fieldPath": "metadata.uid"}}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_component_standby_finds_what_it_replaces(name: str) -> None:
+    path = ROOT / "deploy" / "kustomize" / "components" / "standby" / "container.yaml"
+    for patch in yaml.safe_load(path.read_text(encoding="utf-8"))[1:]:
+        one: Any = {"1": container(name)}
+        for key in patch["path"].removeprefix("/spec/template/spec/containers/").split("/"):
+            one = one[int(key) if isinstance(one, list) else key]
+    assert [port["name"] for port in container(name)["ports"]] == ["probes", "metrics"]
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if "amd" not in name])

@@ -265,20 +265,20 @@ readOnlyRootFilesystem: true
 {{- end -}}
 
 {{- define "gateway.env" -}}
-{{- $env := list (dict "name" "GATEWAY_PROBE_ADDRESS" "value" ":8081") (dict "name" "GATEWAY_METRICS_ADDRESS" "value" ":9400") (dict "name" "GATEWAY_BACKEND" "value" .Values.gateway.backend) -}}
-{{- if .Values.gateway.logLevel -}}{{- $env = append $env (dict "name" "GATEWAY_LOG_LEVEL" "value" .Values.gateway.logLevel) -}}{{- end -}}
-{{- with .Values.gateway.excludeDevices -}}{{- $env = append $env (dict "name" "GATEWAY_EXCLUDE_DEVICES" "value" (join "," .)) -}}{{- end -}}
-{{- with include "gateway.dra" . -}}{{- $env = append $env (dict "name" "GATEWAY_DRA" "value" .) -}}{{- end -}}
-{{- if .Values.gateway.standby -}}{{- $env = append $env (dict "name" "GATEWAY_STANDBY" "value" "true") -}}{{- end -}}
-{{- if .Values.gateway.gpuMetrics -}}{{- $env = append $env (dict "name" "GATEWAY_GPU_METRICS" "value" "true") -}}{{- end -}}
-{{- if eq .Values.gateway.backend "nvidia" -}}{{- $env = concat $env (include "gateway.nvidiaEnv" . | fromJsonArray) -}}{{- end -}}
-{{- if eq .Values.gateway.backend "simulated" -}}{{- $env = append $env (dict "name" "GATEWAY_SIMULATE" "value" "/etc/device-plugin-gateway/profile.yaml") -}}{{- end -}}
-{{- if include "gateway.configMap" . -}}{{- $env = concat $env (include "gateway.configEnv" . | fromJsonArray) -}}{{- end -}}
-{{- if .Values.nodeReadiness.condition -}}{{- $env = append $env (dict "name" "GATEWAY_NODE_CONDITION" "value" "true") -}}{{- end -}}
-{{- if .Values.nodeReadiness.events -}}{{- $env = append $env (dict "name" "GATEWAY_NODE_EVENTS" "value" "true") -}}{{- end -}}
-{{- with .Values.nodeReadiness.startupTaint -}}{{- $env = append $env (dict "name" "GATEWAY_STARTUP_TAINT" "value" .) -}}{{- end -}}
-{{- if or .Values.gateway.gpuMetrics (include "gateway.asksApi" .) -}}{{- $env = append $env (dict "name" "NODE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "spec.nodeName"))) -}}{{- end -}}
-{{- $more := default list (dig "containers" "main" "env" list .Values.devicePlugin) -}}
+{{- $root := .root -}}
+{{- $env := list (dict "name" "GATEWAY_PROBE_ADDRESS" "value" (printf ":%d" .probes)) (dict "name" "GATEWAY_METRICS_ADDRESS" "value" (printf ":%d" .metrics)) (dict "name" "GATEWAY_BACKEND" "value" $root.Values.gateway.backend) (dict "name" "POD_UID" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.uid"))) -}}
+{{- if $root.Values.gateway.logLevel -}}{{- $env = append $env (dict "name" "GATEWAY_LOG_LEVEL" "value" $root.Values.gateway.logLevel) -}}{{- end -}}
+{{- with $root.Values.gateway.excludeDevices -}}{{- $env = append $env (dict "name" "GATEWAY_EXCLUDE_DEVICES" "value" (join "," .)) -}}{{- end -}}
+{{- with include "gateway.dra" $root -}}{{- $env = append $env (dict "name" "GATEWAY_DRA" "value" .) -}}{{- end -}}
+{{- if $root.Values.gateway.gpuMetrics -}}{{- $env = append $env (dict "name" "GATEWAY_GPU_METRICS" "value" "true") -}}{{- end -}}
+{{- if eq $root.Values.gateway.backend "nvidia" -}}{{- $env = concat $env (include "gateway.nvidiaEnv" $root | fromJsonArray) -}}{{- end -}}
+{{- if eq $root.Values.gateway.backend "simulated" -}}{{- $env = append $env (dict "name" "GATEWAY_SIMULATE" "value" "/etc/device-plugin-gateway/profile.yaml") -}}{{- end -}}
+{{- if include "gateway.configMap" $root -}}{{- $env = concat $env (include "gateway.configEnv" $root | fromJsonArray) -}}{{- end -}}
+{{- if $root.Values.nodeReadiness.condition -}}{{- $env = append $env (dict "name" "GATEWAY_NODE_CONDITION" "value" "true") -}}{{- end -}}
+{{- if $root.Values.nodeReadiness.events -}}{{- $env = append $env (dict "name" "GATEWAY_NODE_EVENTS" "value" "true") -}}{{- end -}}
+{{- with $root.Values.nodeReadiness.startupTaint -}}{{- $env = append $env (dict "name" "GATEWAY_STARTUP_TAINT" "value" .) -}}{{- end -}}
+{{- if or $root.Values.gateway.gpuMetrics (include "gateway.asksApi" $root) -}}{{- $env = append $env (dict "name" "NODE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "spec.nodeName"))) -}}{{- end -}}
+{{- $more := default list (dig "containers" "main" "env" list $root.Values.devicePlugin) -}}
 {{- $names := list -}}
 {{- range $more -}}{{- $names = append $names .name -}}{{- end -}}
 {{- $kept := list -}}
