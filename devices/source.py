@@ -301,6 +301,14 @@ class DeviceSource(Protocol):
     def adopt(self, policy: Policy) -> None:
         """Go by what an operator decides now: ``watch`` yields what follows from it. Must not block, and never raises."""
 
+    async def lead(self) -> None:
+        """Learn that this gateway decides from now on. Lists that are made after it returns are whole."""
+        return
+
+    async def rest(self) -> None:
+        """Learn that this gateway decides no more. When it returns, another gateway may use what this one had open."""
+        return
+
     async def release(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - as above
         """Let go of the hardware beneath these devices (none means all), so that it can be reset or partitioned.
 
