@@ -106,7 +106,7 @@ class Gateway:
         if _one_leads(settings, role):
             from gateway.leader.leader import Leader  # noqa: PLC0415 - only who has it pays for it
 
-            self.leader = leader = Leader(*around, self._tasks)
+            self.leader = leader = Leader(*around, self._tasks, source)
             self.others: Leader | Peers = leader
         else:
             self.others = self._peers = Peers(*around, self.tally, self._tasks)
@@ -405,7 +405,7 @@ def _guard(role: Role) -> Callable[..., Any]:
 
 def _one_leads(settings: Settings, role: Role | None) -> bool:
     """Whether the gateway that holds the locks leads: behind a switch, until all modes have it."""
-    return role is None and settings.dra == "off" and not settings.policy.bridge and os.environ.get("ONE_LEADER") == "1"
+    return role is None and settings.dra == "off" and os.environ.get("ONE_LEADER") == "1"
 
 
 def _alone(gateway: Gateway, role: Role | None, in_vain: int) -> Alone | None:

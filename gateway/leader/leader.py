@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.dialect import Dialect
+    from devices.source import DeviceSource
     from gateway.age import Age
     from gateway.configuration.settings import Settings
     from gateway.handover.instance import Instance
@@ -86,6 +87,7 @@ class Leader:
         lists: gives its lists, which depend on who leads, too.
         ending: tells whether it is about to end.
         tasks: its tasks.
+        source: its devices.
     """
 
     def __init__(
@@ -97,7 +99,9 @@ class Leader:
         lists: Callable[[], OfferedLists],
         ending: Callable[[], bool],
         tasks: Tasks,
+        source: DeviceSource,
     ) -> None:
+        self._source = source
         self._settings, self._instance, self._holdings = settings, own, holdings
         self._resources, self._lists, self._ending, self._tasks = resources, lists, ending, tasks
         self._presence, self._scribe, self._beliefs = holdings.presence, holdings.scribe, holdings.beliefs
@@ -185,6 +189,7 @@ class Leader:
             resource.feed(events.Stop())
         if self.leads:
             await self._promised()
+            await self._source.rest()
             await self._streams_end()
         await self.close()
 
@@ -284,8 +289,8 @@ class Leader:
         """Take note that other gateways came or went: who is concerned is connected."""
 
     def look_at_peers(self) -> None:
-        """Let each resource stand by, also one that is new, unless this gateway leads."""
-        if not self.leads:
+        """Let each resource stand by, also one that is new, unless this gateway leads or its streams go on until the next one serves."""
+        if not self.leads and self.state.stage is not Stage.YIELDED:
             for resource in self._resources.values():
                 resource.feed(events.StandBy(self.state.leader))
 
@@ -349,6 +354,7 @@ class Leader:
             case machine.Rest(by):
                 for resource in self._resources.values():
                     resource.feed(events.StandBy(by))
+                self._tasks.background(self._source.rest())
                 for token in self._links.keys() - {"" if by is None else by.token}:
                     self._tell(token, {"leads": False})
             case machine.SetAlarm(seconds):
@@ -459,6 +465,7 @@ class Leader:
             self.approach(self._presence.kubelet)
         await self._scribe.load(patient=True, follows=True)
         news = self._holdings.recall_all(())
+        await self._source.lead()
         lists = self._lists()
         ready = not news and lists.based_on == self._holdings.ledger.beside_lists() and not lists.unremembered()
         await (lists.announce() if ready else lists.update())
@@ -466,6 +473,7 @@ class Leader:
 
     def _lead(self) -> None:
         """Register, or go on."""
+        self._tasks.background(self._source.lead())
         waited = time.monotonic() - self._handed_over_at
         for resource in self._resources.values():
             resource.feed(events.Ours())
@@ -480,9 +488,14 @@ class Leader:
         while (self._answering or self._is_busy()) and time.monotonic() < deadline:  # noqa: ASYNC110 - many things end these
             await asyncio.sleep(0.001)
         first = self._register_first()
+        if self._answering:
+            self._feed(machine.Drained("a call isn't answered yet"))
+            return
         if not await self._promised():
             self._feed(machine.Drained("the state file can't be written"))
             return
+        if self.state.stage is Stage.YIELDING:
+            await self._source.rest()
         if self.state.stage is not Stage.YIELDING:
             return
         if not first:
