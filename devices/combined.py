@@ -61,6 +61,9 @@ class Combined:
         self._given_up: dict[DeviceSource, GiveUpError] = {}
         self._rivals: frozenset[tuple[str, str]] = frozenset()
         """Resources, each with a source that lists it in vain."""
+        self._news, self._told = asyncio.Event(), asyncio.Event()
+        """That a source said something, and that the next inventory was taken."""
+        self._told.set()
 
     async def watch(self) -> AsyncGenerator[Inventory]:
         """Yield what the sources list together as soon as one has looked, and again after each change of one.
@@ -68,27 +71,23 @@ class Combined:
         Raises:
             GiveUpError: one can't go on, and the process must be started anew for it (status 75), or no other has a device.
         """
-        news = asyncio.Event()
-        following = [asyncio.ensure_future(self._follow(source, news.set)) for source in self._sources]
+        told = self._told = asyncio.Event()
+        following = [asyncio.ensure_future(self._follow(source, self._news.set)) for source in self._sources]
         try:
             while True:
-                await news.wait()
-                news.clear()
+                await self._news.wait()
+                self._news.clear()
+                told, self._told = self._told, asyncio.Event()
                 self._mind()
                 if self._said:
                     yield self._merged()
+                told.set()
         finally:
+            told.set()
+            self._told.set()
             for one in following:
                 one.cancel()
             await asyncio.gather(*following, return_exceptions=True)
-
-    async def lead(self) -> None:
-        """Have all of them decide."""
-        await asyncio.gather(*(source.lead() for source in self._sources))
-
-    async def rest(self) -> None:
-        """Have none of them decide."""
-        await asyncio.gather(*(source.rest() for source in self._sources))
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
         """Let the resource's own source answer.
@@ -172,6 +171,19 @@ class Combined:
         from devices.telemetry import Measured  # noqa: PLC0415 - who wants no gauges needn't pay for it
 
         return [one for source in self._sources if isinstance(source, Measured) for one in source.readings()]
+
+    async def lead(self) -> None:
+        """Tell every source, and wait until what they say to it was taken."""
+        before = dict(self._said)
+        await asyncio.gather(*(source.lead() for source in self._sources))
+        if any(said is not before.get(source) for source, said in self._said.items()):
+            told = self._told
+            self._news.set()
+            await told.wait()
+
+    async def rest(self) -> None:
+        """Tell every source."""
+        await asyncio.gather(*(source.rest() for source in self._sources))
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:
         """Let go of the hardware beneath these devices, whosever it is."""

@@ -244,14 +244,6 @@ class DeviceSource(Protocol):
             GiveUpError: the process can't go on.
         """
 
-    async def lead(self) -> None:
-        """Decide from now on: the gateway leads. Returns when what the gateway before left is read."""
-        return
-
-    async def rest(self) -> None:
-        """Decide no more: another gateway will. Returns when nothing goes on that only one may do."""
-        return
-
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
         """Say how a container gets the devices of ``request`` (all known, no duplicates), using only ``sayable`` fields.
 
@@ -308,6 +300,14 @@ class DeviceSource(Protocol):
 
     def adopt(self, policy: Policy) -> None:
         """Go by what an operator decides now: ``watch`` yields what follows from it. Must not block, and never raises."""
+
+    async def lead(self) -> None:
+        """Learn that this gateway decides from now on. Lists that are made after it returns are whole."""
+        return
+
+    async def rest(self) -> None:
+        """Learn that this gateway decides no more. When it returns, another gateway may use what this one had open."""
+        return
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - as above
         """Let go of the hardware beneath these devices (none means all), so that it can be reset or partitioned.

@@ -84,8 +84,17 @@ class SavedPlugins(Struct, frozen=True):
     plugins: Annotated[tuple[Plugin, ...], Meta(max_length=MOST_PLUGINS)]
 
 
-def load(folder: Path) -> tuple[tuple[Plugin, ...], str]:
-    """Read what is remembered, and say what was wrong with it (empty: nothing). Blocks."""
+def written(folder: Path) -> object:
+    """Tell one write of the file from another; None: it can't be told. Blocks."""
+    try:
+        found = (folder / NAME).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def load(folder: Path, *, aside: bool = True) -> tuple[tuple[Plugin, ...], str]:
+    """Read what is remembered, and say what was wrong with it (empty: nothing); put it ``aside`` then. Blocks."""
     path = folder / NAME
     try:
         content = read_plain(path, _MAX_BYTES)
@@ -98,9 +107,10 @@ def load(folder: Path) -> tuple[tuple[Plugin, ...], str]:
             raise ValueError("it is too large")  # noqa: TRY301 - one way out for all that is wrong with it
         return msgspec.json.decode(content, type=SavedPlugins).plugins, ""
     except (ValueError, RecursionError) as error:
-        with contextlib.suppress(OSError):
-            path.replace(path.with_suffix(".damaged"))
-        return (), f"{path} is damaged ({error}) and put aside: plugins are known again once they register"
+        if aside:
+            with contextlib.suppress(OSError):
+                path.replace(path.with_suffix(".damaged"))
+        return (), f"{path} is damaged ({error}): plugins are known again once they register"
 
 
 def save(folder: Path, plugins: tuple[Plugin, ...]) -> None:
@@ -122,14 +132,11 @@ class PluginsFile:
 
     Args:
         state_dir: where it is written.
-        is_ours: whether this gateway has the folder, and with it the right to write.
         remembered: says what there is to write.
     """
 
-    def __init__(
-        self, state_dir: Path, is_ours: Callable[[], bool], remembered: Callable[[], tuple[Plugin, ...]]
-    ) -> None:
-        self._state_dir, self._is_ours, self._remembered = state_dir, is_ours, remembered
+    def __init__(self, state_dir: Path, remembered: Callable[[], tuple[Plugin, ...]]) -> None:
+        self._state_dir, self._remembered = state_dir, remembered
         self._unsaved, self._urgent, self._saved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         """That there is something to write, that somebody waits for it, and that the write after this one is over."""
 
@@ -152,8 +159,6 @@ class PluginsFile:
         while True:
             await self._unsaved.wait()
             self._unsaved.clear()
-            if not self._is_ours():
-                continue
             saved, self._saved = self._saved, asyncio.Event()
             self._urgent.clear()
             rows = self._remembered()

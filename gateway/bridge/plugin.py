@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import OrderedDict
 from functools import partial
@@ -20,6 +19,7 @@ from adapters.registry import DIALECTS, by_name
 from devices.model import ContainerAnswer
 from gateway.bridge import judge, shield
 from gateway.bridge.peer import AwayError, Peer
+from gateway.bridge.recall import answers_of
 from gateway.kubelet.watch import socket_id
 from gateway.tasks import Background
 from gateway.wires.log import Seldom
@@ -95,8 +95,6 @@ class Bridged:
         self.registrations = self.returns = self.absences = self.repeated = 0
         self.since = time.monotonic()
         """When it came or went last (monotonic seconds)."""
-        self.is_lent = False
-        """Whether its registration is another gateway's, so that only calls are made from here."""
         self._turn = asyncio.Lock()
         """One Allocate at a time."""
         self._back = asyncio.Event()
@@ -130,9 +128,7 @@ class Bridged:
             self._cancel_emptied()  # It was the other one's farewell.
             self._last = b""
         self._old += [one for one in (self.peer, self._hung) if one is not None and not one.ended.is_set()]
-        if self.is_lent and self.peer is not None:
-            self._tasks.background(self.peer.leave())
-        self.peer, self._hung, self.is_lent = peer, None, False
+        self.peer, self._hung = peer, None
         while len(self._old) > OLD_STREAMS:
             self._tasks.background(self._old.pop(0).leave())
         self.path, self.api = peer.path, peer.dialect.name
@@ -229,33 +225,14 @@ class Bridged:
         return kept
 
     def recall(self, word: Word, path: Path, row: memory.Plugin) -> None:
-        """Take over what was remembered of it, before it was heard of."""
+        """Take over what was remembered of it."""
         self.word, self.path, self.folder, self.api, self.registered_on = word, path, row.folder, row.api, row.socket
+        self.answers, self.trouble = answers_of(row), ""
 
     @property
     def endpoint(self) -> str:
         """The name of its socket."""
         return self.path.name.removeprefix(KEPT) if self.path is not None else ""
-
-    async def borrow(self, word: Word, path: Path, row: memory.Plugin, *, again: bool) -> None:
-        """Go by what the gateway remembers that has the plugin: its stream is the other's, and calls reach it from here, too.
-
-        ``again``: that is what it remembered at the last look, too. Then what was noticed here stands until the plugin can be
-        reached: a restart may be over before the other one has written of it.
-        """
-        before = self.word
-        self.recall(before if again else word, path, row)
-        if self.peer is not None and (self.word.away_since is not None or self.peer.identity != socket_id(path)):
-            peer, self.peer = self.peer, None
-            self._tasks.background(peer.leave())
-        if self.peer is None and word.away_since is None and socket_id(path) is not None:
-            peer = self.registration(path, by_name(row.api), word.options)
-            with contextlib.suppress(AwayError):
-                await peer.dial(CALL_TIME)
-                self.word, self.peer, self.is_lent = word, peer, True
-                self._back.set()
-        if self.word != before:
-            self._changed()
 
     # That it is away, and what brings it back.
 
@@ -263,10 +240,6 @@ class Bridged:
         """The plugin is away: shield its devices, and try to have it back."""
         self._cancel_emptied()
         self._heard.set()
-        if self.is_lent:
-            hung = None
-            if self.peer is not None:
-                self._tasks.background(self.peer.leave())
         self.peer, self._hung = None, hung
         now = time.monotonic()
         if self.word.away_since is None:
@@ -277,8 +250,7 @@ class Bridged:
             self._log.warning("the plugin is away", endpoint=self.endpoint, reason=why, grace_s=grace, more_before=more)
         self._changed()
         self._stop_recovery()
-        if not self.is_lent:
-            self._recovery = self._tasks.start(self._recover())
+        self._recovery = self._tasks.start(self._recover())
 
     def _woke(self, peer: Peer) -> None:
         """One that hung answers again: its registration holds, and so does its last list."""
@@ -349,13 +321,14 @@ class Bridged:
         return socket is not None and socket in {self.registered_on, self.peer.identity if self.peer else None}
 
     async def close(self) -> None:
-        """Let go of the plugin."""
-        self._cancel_emptied()
+        """Let go of the plugin. It may be called again."""
         await self._tasks.close()
-        for peer in (*self._old, self.peer, self._hung):
+        self._cancel_emptied()
+        peers = (*self._old, self.peer, self._hung)
+        self.peer, self._hung, self._old = None, None, []  # First: a call that is open finds nobody to go.
+        for peer in peers:
             if peer is not None:
                 await peer.close()
-        self.peer, self._hung, self._old = None, None, []
 
 
 def _there(path: Path | None, kept: str) -> Path | None:

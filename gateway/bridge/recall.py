@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from devices.model import Device, Health, Options
@@ -10,8 +11,6 @@ from gateway.bridge import judge, memory
 from gateway.bridge.shield import Word
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from devices.model import ContainerAnswer
     from gateway.bridge.plugin import Bridged
 
@@ -49,11 +48,8 @@ def _rows(one: Bridged) -> tuple[memory.DeviceRow, ...]:
     return one.rows[1]
 
 
-def recalled(row: memory.Plugin, *, lent: bool = False) -> Word:
-    """Say what was remembered. Its plugin is away until it answers, and its time begins now, unless another gateway has it.
-
-    While the bridge or the node was down, no plugin could come back. One that was away before that still is, since then.
-    """
+def recalled(row: memory.Plugin) -> Word:
+    """Say what was remembered. One that was away still is, since then."""
     listed = tuple(
         judge.placed(
             row.resource, Device(one.id, Health.HEALTHY if one.well else Health.UNHEALTHY, judge.numa_nodes(one.numa))
@@ -62,14 +58,12 @@ def recalled(row: memory.Plugin, *, lent: bool = False) -> Word:
     )
     devices = listed if row.listed else None
     options = Options(row.pre_start, row.preferred)
-    if lent and row.away_since is None:
+    if row.away_since is None:
         return Word(devices, options)
-    since = time.monotonic()
-    if row.away_since is not None:
-        since -= max(0.0, time.time() - row.away_since)
-    return Word(devices, options, since, row.why or "the gateway was started anew")
+    since = time.monotonic() - max(0.0, time.time() - row.away_since)
+    return Word(devices, options, since, row.why)
 
 
-def answers_of(row: memory.Plugin) -> Mapping[frozenset[str], ContainerAnswer]:
+def answers_of(row: memory.Plugin) -> OrderedDict[frozenset[str], ContainerAnswer]:
     """Give the answers that were remembered, by what was asked for."""
-    return {frozenset(one.devices): one.given for one in row.answers}
+    return OrderedDict((frozenset(one.devices), one.given) for one in row.answers)

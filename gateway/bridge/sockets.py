@@ -3,7 +3,7 @@
 Both folders lie below ``--bridge DIR``, and whoever can write into them can register: so no socket is opened in a folder that anybody but
 root (or this process's own user) can write into. Sockets are opened as a kubelet opens its own: what earlier plugins
 left is removed, and kubelet.sock is unlinked and bound, in this order and never renamed, because some plugins wait to see it go.
-That makes every plugin register anew, so it is done once, at the start, and when the folder or the socket went.
+That makes every plugin register anew, so it is done when this gateway begins to lead, and when the folder or the socket went.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from devices.model import Fault, Options, RefusedError
 from gateway.bridge import judge
 from gateway.bridge.peer import LIST_LIMIT
 from gateway.kubelet.watch import socket_id
-from gateway.memory import file
 from gateway.wires import rpc
 from gateway.wires.log import Seldom
 from gateway.wires.unix import listens
@@ -116,7 +115,6 @@ class Sockets:
     def __init__(self, folder: Path, host: Host, spared: Callable[[], Collection[Path]] = tuple) -> None:
         self.folder = folder
         self._host, self._spared = host, spared
-        self._lock = -1
         self._server: rpc.UnixServer | None = None
         self._bound: SocketId | None = None
         self.registry = Registry(folder / REGISTRY, folder, host)
@@ -128,17 +126,12 @@ class Sockets:
         return self.folder / REGISTRATION / judge.KUBELET_SOCKET
 
     @property
-    def is_ours(self) -> bool:
-        """Whether the folder is this gateway's."""
-        return self._lock >= 0
-
-    @property
     def is_open(self) -> bool:
         """Whether plugins can register."""
         return self._bound is not None
 
     def hinders(self) -> str:
-        """Make the folders and take the lock; say why plugins can't come in now (empty: they can). Blocks a moment."""
+        """Make the folders; say why plugins can't come in now (empty: they can). Blocks a moment."""
         try:
             self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
@@ -146,13 +139,7 @@ class Sockets:
         for folder in (self.folder, self.folder / REGISTRATION, self.folder / REGISTRY):
             if reason := folder_error(folder):
                 return reason
-        return "" if self._locked() else "another gateway has this folder: this one takes over when that one ends"
-
-    def _locked(self) -> bool:
-        """Whether the folder is ours alone: two bridges would take kubelet.sock from each other for ever."""
-        if self._lock < 0:
-            self._lock = file.hold(self.folder / ".lock")
-        return self._lock >= 0
+        return ""
 
     async def keep_open(self) -> None:
         """Open kubelet.sock unless it is the one that was bound here; a socket or folder that went is made anew.
@@ -191,9 +178,6 @@ class Sockets:
         """Close the socket, and leave the folder to others. The socket stays behind, as a kubelet's does."""
         await self._stop()
         await self.registry.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
 
     async def _stop(self) -> None:
         server, self._server, self._bound = self._server, None, None
@@ -272,7 +256,9 @@ class Registry:
         del self._asking[name]
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Ask nobody any more, and all when the next ``look`` comes."""
+        self._seen.clear()
+        self._ask_at.clear()
         tasks = [*self._asking.values()]
         for task in tasks:
             task.cancel()

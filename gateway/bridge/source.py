@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from gateway.bridge.admission import Admission
 from gateway.bridge.calls import BridgedResource
 from gateway.bridge.pace import ListPace
 from gateway.bridge.plugin import DEADLINE
-from gateway.bridge.recall import answers_of, recalled, remembered
+from gateway.bridge.recall import recalled, remembered
 from gateway.bridge.sockets import LOOK_EVERY, REGISTRATION, Sockets
 
 FIRST_CALLS: Final = 2.0
@@ -61,12 +61,19 @@ class Bridge(DeviceSource):
         self.plugins: dict[str, BridgedResource] = {}
         """By the name that the plugin registered."""
         self._taken, self._pace = taken, ListPace()
-        self._keeper = memory.PluginsFile(state_dir, lambda: self._sockets.is_ours, self._remembered)
+        self._keeper = memory.PluginsFile(state_dir, self._remembered)
         self._admission = Admission(self.plugins, self._bridged, self._occupied, self._keeper.durable)
         self._sockets = Sockets(folder, self._admission, self._kept)
-        self._lent: dict[str, memory.Plugin] = {}
-        """What another gateway remembers, where it has the folder."""
-        self._news = asyncio.Event()
+        self._news, self._told = asyncio.Event(), asyncio.Event()
+        """That there is something to announce, and that the next inventory was taken."""
+        self._told.set()
+        self._leads = False
+        """Whether this gateway decides."""
+        self._began: bool | None = None
+        """Whether the tasks that run are those of one that leads; None: none run."""
+        self._tasks: list[asyncio.Future[Any]] = []
+        self._written: object = None
+        """Which write of the file was read last."""
         self._hinders = ""
         self.adopt(policy)
 
@@ -84,34 +91,71 @@ class Bridge(DeviceSource):
 
     async def watch(self) -> AsyncGenerator[Inventory]:
         """Yield what is remembered, and the inventory again after each change."""
-        tasks: list[asyncio.Future[Any]] = []
+        told = asyncio.Event()
         try:
-            with contextlib.suppress(OSError):
-                self._sockets.hinders()  # From now on nobody else writes of plugins, or what they wrote is read again.
-            await self._recall()
-            tasks += map(asyncio.ensure_future, (self._keep_sockets(), self._keeper.run()))
             while True:
                 self._news.clear()
+                told, self._told = self._told, asyncio.Event()
+                if self._began is not self._leads:
+                    await self._change()
+                if not self._leads:
+                    told.set()  # What was open is closed.
                 inventory = self._inventory()
                 await asyncio.sleep(0)  # Of many plugins it takes milliseconds, and so does what is made of it.
                 yield inventory
+                told.set()
                 waits = asyncio.ensure_future(self._news.wait())
-                await asyncio.wait({waits, *tasks}, timeout=self._until_change(), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {waits, *self._tasks}, timeout=self._until_change(), return_when=asyncio.FIRST_COMPLETED
+                )
                 waits.cancel()
-                for task in tasks:
+                for task in self._tasks:
                     if task.done():
                         task.result()
                         raise RuntimeError("a task of the bridge ended, but none may end by itself")
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            if self._sockets.is_ours:
-                with contextlib.suppress(OSError):  # TimeoutError is one.
-                    async with asyncio.timeout(memory.SAVE_TIME):
-                        await asyncio.to_thread(memory.save, self._state_dir, self._remembered())
+            await self._close()
+            told.set()
+            self._told.set()
+
+    async def lead(self) -> None:
+        """Have plugins register here: return when what the gateway before wrote of them is announced."""
+        await self._become(leads=True)
+
+    async def rest(self) -> None:
+        """Let go of all plugins, and announce what the gateway that leads writes of them."""
+        await self._become(leads=False)
+
+    async def _become(self, *, leads: bool) -> None:
+        self._leads = leads
+        if self._began is not leads:
+            told = self._told
+            self._news.set()
+            await told.wait()
+
+    async def _change(self) -> None:
+        """Begin to lead, or to stand by."""
+        await self._close()
+        leads = self._leads
+        await self._read(leads=leads)
+        for one in self.plugins.values() if leads else ():
+            one.word = shield.went(one.word, one.word.why or "not reached since this gateway leads", time.monotonic())
+        work = (self._keep_sockets(), self._keeper.run()) if leads else (self._follow(),)
+        self._tasks = [asyncio.ensure_future(one) for one in work]
+        self._began = leads
+
+    async def _close(self) -> None:
+        """Let go of all plugins, and write what is remembered of them if this gateway led."""
+        led, self._began, self._hinders = self._began, None, ""
+        tasks, self._tasks = self._tasks, []
+        try:
+            await _end(tasks[:1])
             await self._sockets.close()
             await asyncio.gather(*(one.close() for one in self.plugins.values()))
+            if led:
+                await self._keeper.durable()
+        finally:
+            await _end(tasks)
 
     def _inventory(self) -> Inventory:
         now, allow = time.monotonic(), self._policy.bridging.allow
@@ -153,34 +197,39 @@ class Bridge(DeviceSource):
 
     # The sockets and the memory.
 
-    async def _recall(self) -> None:
-        plugins, problem = await asyncio.to_thread(memory.load, self._state_dir)
-        if problem:
+    async def _follow(self) -> None:
+        """Know what the gateway that leads writes of plugins, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            if await asyncio.to_thread(memory.written, self._state_dir) != self._written:
+                await self._read(leads=False)
+                self._news.set()
+
+    async def _read(self, *, leads: bool) -> None:
+        self._written = await asyncio.to_thread(memory.written, self._state_dir)
+        rows, problem = await asyncio.to_thread(memory.load, self._state_dir, aside=leads)
+        if problem and leads:
             _log.warning("what was remembered of plugins can't be read", reason=problem)
-        for row in plugins:
-            if (
-                row.resource not in self.plugins
-                and judge.resource_error(row.resource, self._policy.bridging.allow) is None
-            ):
-                one = self.plugins[row.resource] = self._bridged(row.resource)
-                one.recall(recalled(row), self._sockets.folder / row.folder / row.endpoint, row)
-                one.answers.update(answers_of(row))
+        known = {
+            one.resource: one for one in rows if judge.resource_error(one.resource, self._policy.bridging.allow) is None
+        }
+        for name in self.plugins.keys() - known.keys() if rows else ():
+            del self.plugins[name]
+        for name, row in known.items():
+            one = self.plugins.get(name) or self._bridged(name)
+            self.plugins[name] = one
+            one.recall(recalled(row), self._sockets.folder / row.folder / row.endpoint, row)
 
     async def _keep_sockets(self) -> None:
-        """Open the sockets, and keep them open, for ever. Plugins that are remembered are called first.
-
-        While another gateway has the folder, its plugins are called on its behalf.
-        """
-        called, waited = False, not self._sockets.is_ours
+        """Open the sockets, and keep them open, for ever. Plugins that are remembered are called first."""
+        called = False
         while True:
             try:
                 hinders = self._sockets.hinders()
-                if not hinders and not called:
-                    called = True
-                    if waited:  # What the one that ended wrote last.
-                        await self._borrow()
-                    await self._call_remembered()
                 if not hinders:
+                    if not called:
+                        called = True
+                        await self._call_remembered()
                     await self._sockets.keep_open()
                     self._sockets.registry.look()
             except (OSError, RuntimeError) as error:
@@ -188,32 +237,19 @@ class Bridge(DeviceSource):
             if hinders and hinders != self._hinders:
                 _log.warning("plugins can't register here", reason=hinders)
             self._hinders = hinders
-            if not self._sockets.is_ours:
-                await self._borrow()
             await asyncio.sleep(LOOK_EVERY)
 
     async def _call_remembered(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_CALLS):
-                await asyncio.gather(*(one.call() for one in self.plugins.values() if one.peer is None or one.is_lent))
+                await asyncio.gather(*(one.call() for one in self.plugins.values()))
         for one in self.plugins.values():
-            if one.peer is None or one.is_lent:
-                one.went(one.word.why or "the gateway was started anew")
+            if one.peer is None:
+                one.went(one.word.why)
 
     def _kept(self) -> Collection[Path]:
         found = (one.keep() for one in self.plugins.values() if one.folder == REGISTRATION)
         return [path for path in found if path is not None]
-
-    async def _borrow(self) -> None:
-        """Serve what another gateway has, by what it remembers: it may be about to end, or to leave the resources to this one."""
-        plugins, _ = await asyncio.to_thread(memory.load, self._state_dir)
-        for row in plugins:
-            if judge.resource_error(row.resource, self._policy.bridging.allow) is None:
-                one = self.plugins.get(row.resource) or self._bridged(row.resource)
-                self.plugins[row.resource] = one
-                path = self._sockets.folder / row.folder / row.endpoint
-                again, self._lent[row.resource] = self._lent.get(row.resource) == row, row
-                await one.borrow(recalled(row, lent=True), path, row, again=again)
 
     def _remembered(self) -> tuple[memory.Plugin, ...]:
         return tuple(row for one in self.plugins.values() if (row := remembered(one)) is not None)
@@ -302,3 +338,9 @@ class Bridge(DeviceSource):
         for one in self.plugins.values():
             self._settle(one)
         self._news.set()
+
+
+async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

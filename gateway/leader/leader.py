@@ -316,8 +316,8 @@ class Leader:
     # -- what happens -------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Let each resource stand by, also one that is new, unless this gateway leads."""
-        if not self.leads and self._settings.dra != "only":
+        """Let each resource stand by, also one that is new, unless this gateway leads or its streams go on until the next one serves."""
+        if not self.leads and self.state.stage is not Stage.YIELDED and self._settings.dra != "only":
             for resource in self._resources.values():
                 resource.feed(events.StandBy(self.state.leader))
 
@@ -540,6 +540,9 @@ class Leader:
             self._leaves = False
         await self._answered(REGISTERS_END)
         if not self._yields():
+            return
+        if self._answering:
+            self._feed(machine.Drained("a call isn't answered yet"))
             return
         first = self._register_first()
         await self._rest_parts()

@@ -96,7 +96,7 @@ async def bridged(
     taken: Callable[[str], bool] = lambda _: False,
     opens: bool = True,
 ) -> AsyncIterator[Watched]:
-    """A bridge in ``folder``; open, unless another one has it."""
+    """A bridge in ``folder``; open, unless another gateway leads."""
     policy = Policy(bridge=str(folder), bridge_grace=grace, bridge_withdraw=withdraw, bridging=bridging)
     state = folder / "state"
     state.mkdir(exist_ok=True, mode=0o700)
@@ -104,6 +104,7 @@ async def bridged(
     watched.begin()
     try:
         if opens:
+            await watched.bridge.lead()
             await watched.open()
         yield watched
     finally:

@@ -8,16 +8,18 @@ import threading
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from devices.combined import Combined
 from devices.model import Device
 from devices.policy import Bridging, Policy
+from devices.source import Inventory, hear
 from gateway.bridge import memory, shield
 from gateway.bridge.calls import BridgedResource
-from gateway.bridge.recall import recalled
 from gateway.kubelet.watch import socket_id
 from gateway.lab.plugins.played import Habits
 from gateway.lab.waiting import until
@@ -116,47 +118,6 @@ async def test_an_empty_list_of_one_that_was_replaced_says_nothing_of_the_next(
             await bridge.lists()
 
 
-async def test_a_restart_that_only_a_second_gateway_noticed_is_over_when_the_plugin_can_be_reached(
-    folder: Path,
-) -> None:
-    async with bridged(folder) as first, plugin(folder) as played:
-        await first.lists("a", "b")
-        async with bridged(folder, opens=False) as second:
-            await second.lists("a", "b")
-            await second.allocate("a")
-            second.one().went("its connection broke")
-            await second.until(lambda _: second.one().word.away_since is None)
-            await second.allocate("b")
-            assert (played.allocated, played.lists) == ([("a",), ("b",)], 1)
-
-
-@pytest.mark.parametrize("again", [True, False])
-async def test_what_a_second_gateway_noticed_counts_until_the_first_one_writes_anew(
-    folder: Path, *, again: bool
-) -> None:
-    async with bridged(folder) as first, plugin(folder):
-        await first.lists("a", "b")
-        async with bridged(folder, opens=False) as second:
-            await second.lists("a", "b")
-            await until(lambda: second.one().peer is not None, GUARD_S)
-            second.one().went("it died")
-            row = second.bridge._lent[NIC]
-            await second.one().borrow(recalled(row, lent=True), folder / "none", row, again=again)
-            assert (second.one().word.away_since is not None) is again
-
-
-async def test_what_a_second_gateway_noticed_counts_while_the_first_one_writes_the_same(folder: Path) -> None:
-    async with bridged(folder) as first, plugin(folder) as played:
-        await first.lists("a", "b")
-        async with bridged(folder, opens=False) as second:
-            await second.lists("a", "b")
-            await until(lambda: second.one().peer is not None, GUARD_S)
-            played.path.rename(folder / "elsewhere")  # Nobody can call it.
-            second.one().went("it died")
-            await second.bridge._borrow()
-            assert second.one().word.away_since is not None
-
-
 async def test_a_plugin_that_registers_once_outlives_every_start_of_the_bridge(folder: Path) -> None:
     async with bridged(folder) as first, plugin(folder) as played:
         await first.lists("a", "b")
@@ -232,7 +193,7 @@ async def test_a_disk_that_fails_is_told_of_once_until_it_works_again(
 
     monkeypatch.setattr(memory, "save", save)
     monkeypatch.setattr(memory, "SAVE_SOON", 0.0)
-    one = memory.PluginsFile(folder, lambda: True, lambda: ())
+    one = memory.PluginsFile(folder, lambda: ())
     running = asyncio.ensure_future(one.run())
     with capture_logs() as told:
         for _ in range(5):
@@ -260,9 +221,10 @@ async def test_what_is_under_way_ends_before_the_sockets_are_closed(
             ended.append("sockets")
             await close()
 
-        monkeypatch.setattr(bridge.bridge._keeper, "run", under_way)
+        await bridge.until(lambda _: bridge.count)
+        monkeypatch.setattr(bridge.bridge, "_keep_sockets", under_way)
+        await bridge.bridge.lead()
         monkeypatch.setattr(bridge.bridge._sockets, "close", closed)
-        await bridge.open()
     assert ended == ["task", "sockets"]
 
 
@@ -273,26 +235,10 @@ async def test_who_takes_over_knows_what_came_last(folder: Path) -> None:
             await second.lists("a", "b")
             async with plugin(folder, resource=OTHER, endpoint="other.sock") as late:
                 await first.lists("a", "b", resource=OTHER)
-                await first.close()
-                await second.lists("a", "b", resource=OTHER)
+                await first.bridge.rest()
+                await second.bridge.lead()
+                assert second.told.keys() == {NIC, OTHER}
                 await until(lambda: late.lists >= 2, GUARD_S)
-
-
-async def test_an_allocate_that_is_open_when_a_second_gateway_takes_over_is_asked_once(folder: Path) -> None:
-    async with bridged(folder) as first, plugin(folder) as played:
-        await first.lists("a", "b")
-        async with bridged(folder, opens=False) as second:
-            await second.lists("a", "b")
-            played.free.clear()
-            call = asyncio.create_task(second.allocate("a"))
-            await until(lambda: bool(played.allocated), GUARD_S)
-            await first.close()
-            await second.open()
-            await until(lambda: played.lists == 2, GUARD_S)
-            played.free.set()
-            async with asyncio.timeout(GUARD_S):
-                await call
-            assert played.allocated == [("a",)]
 
 
 async def test_an_allocate_that_is_open_when_its_plugin_ends_its_stream_is_asked_once(folder: Path) -> None:
@@ -311,13 +257,38 @@ async def test_an_allocate_that_is_open_when_its_plugin_ends_its_stream_is_asked
 
 async def test_who_takes_over_knows_what_it_had_never_heard_of(folder: Path) -> None:
     async with bridged(folder) as first, bridged(folder, opens=False) as second:
-        await until(lambda: bool(second.bridge.hindrances()), GUARD_S)
+        await second.until(lambda _: second.count)
         async with plugin(folder):
             await first.lists("a", "b")
-            await first.close()
+            await first.bridge.rest()
             assert not first.bridge.is_open
-            await second.lists("a", "b")
+            await second.bridge.lead()
+            assert second.told.keys() == {NIC}
             await second.allocate("a")
+
+
+async def test_with_several_sources_too_lists_are_whole_once_this_gateway_leads(folder: Path) -> None:
+    taken: list[Inventory] = []
+
+    async def take(inventory: Inventory) -> None:
+        await asyncio.sleep(0.05)
+        taken.append(inventory)
+
+    async with bridged(folder) as first, bridged(folder, opens=False) as second:
+        await second.close()
+        combined: Any = Combined([second.bridge])
+        following = asyncio.ensure_future(hear(combined, take))
+        await until(lambda: bool(taken), GUARD_S)
+        async with plugin(folder):
+            await first.lists("a", "b")
+            await first.bridge.rest()
+            await combined.lead()
+            assert taken[-1].keys() == {NIC}
+            await second.open()
+            await combined.rest()
+            assert not second.bridge.is_open
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
 
 async def test_a_plugin_that_was_given_another_name_is_not_called_by_the_old_one(
@@ -393,6 +364,7 @@ async def test_a_defect_of_a_part_is_the_end_of_the_bridge(folder: Path, monkeyp
 
     monkeypatch.setattr(memory.PluginsFile, "run", broken)
     async with bridged(folder, opens=False) as bridge, asyncio.timeout(GUARD_S):
+        await bridge.bridge.lead()
         with pytest.raises(ZeroDivisionError):
             await bridge._following
 

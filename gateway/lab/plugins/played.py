@@ -92,6 +92,8 @@ class PlayedPlugin:
     """How often ListAndWatch was called."""
     listening: int = 0
     """How many of these calls are open."""
+    most_listening: int = 0
+    """How many were open at once."""
 
     def __post_init__(self) -> None:
         self.dialect: Dialect = by_name(self.api)
@@ -179,6 +181,7 @@ class PlayedPlugin:
     async def _list(self, _request: bytes, _context: Context) -> AsyncIterator[bytes]:
         self.lists += 1
         self.listening += 1
+        self.most_listening = max(self.most_listening, self.listening)
         told = self._changes
         try:
             if not (self.habits.silent_again and self.lists > 1):
