@@ -6,7 +6,7 @@ import asyncio
 import faulthandler
 import math
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -27,7 +27,7 @@ from gateway.wires import control, rpc
 from gateway.wires.control import ControlConnection, ControlError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from adapters.dialect import Dialect
     from devices.source import DeviceSource
@@ -258,12 +258,9 @@ class Leader:
             ends = time.monotonic() + PASSES
             while time.monotonic() < ends:
                 if self._answers and not self._look_at_locks():
-                    self._answering += 1
-                    try:
+                    with self._one_more():
                         wire: bytes = await answer(dialect, request, context)
                         return wire
-                    finally:
-                        self._answering -= 1
                 if (other := self._leader_token()) and self.state.stage is not Stage.YIELDING:
                     path = self._settings.socket_dir / FOLDER / other / socket_name(resource)
                     try:
@@ -282,16 +279,26 @@ class Leader:
 
         return passed
 
+    @contextmanager
+    def _one_more(self) -> Iterator[None]:
+        """Count a call, or an order, while it is being answered."""
+        self._answering += 1
+        try:
+            yield
+        finally:
+            self._answering -= 1
+
     def forwarding(self, handler: Handler) -> Handler:
         """Meet an order while this gateway leads; else pass it on to the one that does."""
 
         async def met(connection: ControlConnection, request: dict[str, Any]) -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PASSES):
-                    while not self.leads and not self.stands_by:
+                    while not self._answers and not self.stands_by:
                         await self._changed.wait()
-            if self.leads:
-                return await handler(connection, request)
+            if self._answers:
+                with self._one_more():
+                    return await handler(connection, request)
             if not self.stands_by:
                 raise ControlError(f"no gateway leads on this node within {PASSES:g} s: give the order again")
             path = control.socket_path(self._settings.state_dir, self._leader_token())
