@@ -107,7 +107,8 @@ class Lists:
 
     async def update(self) -> None:
         """Bring every resource's list up to date, because something else than the source has news."""
-        await self.take(self.inventory)
+        async with self.lock:
+            await self._take(self.inventory)
 
     async def take(self, inventory: Inventory | None) -> None:
         """Bring every list up to what the source says (None: not looked yet). New IDs are durable before they are sent.
@@ -115,75 +116,78 @@ class Lists:
         What only the ledger knows is left to another gateway, as long as one lives: it may have other devices than this one.
         """
         async with self.lock:
-            self.inventory, claimed = inventory, self._claimed()
-            clock = merging.Clock(began := time.monotonic(), time.time(), self._started)
-            beside = self._leader.stands_by and self.only_remembered
-            self.unseen.look(inventory, beside=beside)
-            self.based_on, known = self._ledger.beside_lists(), self._ledger.resources()
-            if beside:
-                known = tuple(name for name in known if name in self._resources)
-            listings: dict[str, Listing | None] = dict.fromkeys(known)
-            if inventory is not None:
-                listings |= _told(inventory, (*known, *inventory), self._ledger, self._source)
-                for name in self.unseen.names.keys() - self._resources.keys() if beside else ():
-                    listings.pop(name, None)
-                if self._beliefs.last is None and self._has_unheard_of(inventory):
-                    await self._beliefs.look()  # Somebody may hold them under other IDs.
-            illnesses = {name: self._ledger.sticky(name) for name in listings}
-            given, asked = self._given(), self._asked(listings, clock)
-            merged = await _merged_apart(asked)
-            # What isn't sent isn't remembered: what counts is what the gateway that serves it remembers.
-            sent = list(merged) if self._leader.leads else []
-            if any(merged[name].new for name in sent):
-                for name in sent:
-                    devices = self.unseen.to_record(name, [entry.device for entry in merged[name].entries])
-                    await _announce(self._ledger, name, devices)
-                    if name not in self.unseen.names:  # Known IDs inherit none.
-                        self._ledger.set_sticky(name, merged[name].sticky, since=illnesses[name])
-                await self._scribe.durable()
-            before, again = frozenset(self._resources), list[float]()
-            for name in merged.keys() - before:
-                resource = self._make(name)
-                if self._settings.dra == "only":  # Its devices are offered by DRA alone.
-                    self._resources[name] = resource
-                    resource.feed(events.StandBy(None))
-                    continue
-                try:
-                    await resource.bound.bind()
-                except (OSError, RuntimeError) as error:  # No descriptor is left, or the folder went: the others go on.
-                    _log.error("can't be bound", resource=name, reason=str(error), retry_s=BIND_AGAIN)
-                    again.append(time.monotonic() + BIND_AGAIN)
-                    del merged[name]
-                else:
-                    self._resources[name] = resource
-            sent = [name for name in sent if name in merged]
-            if self._given() != given:  # Somebody got a device meanwhile, by the lists of before.
-                merged = _merged(self._asked({name: listings[name] for name in merged}, clock))
-            shown = {name: self._resources[name].entries for name in merged}
-            for name, one in merged.items():
-                self._resources[name].publish(listings[name], one.entries)
-            self._changed()
-            try:
-                await asyncio.sleep(0)  # The streams come first: to note thousands of devices takes milliseconds.
-            finally:
-                news = [remember(self._ledger, self.unseen, name, merged[name], illnesses[name]) for name in sent]
-                if news:
-                    self._scribe.soon()
-                if any(news):
-                    self._tasks.background(self._scribe.durable())
-            await asyncio.sleep(0)
+            await self._take(inventory)
+
+    async def _take(self, inventory: Inventory | None) -> None:
+        self.inventory, claimed = inventory, self._claimed()
+        clock = merging.Clock(began := time.monotonic(), time.time(), self._started)
+        beside = self._leader.stands_by and self.only_remembered
+        self.unseen.look(inventory, beside=beside)
+        self.based_on, known = self._ledger.beside_lists(), self._ledger.resources()
+        if beside:
+            known = tuple(name for name in known if name in self._resources)
+        listings: dict[str, Listing | None] = dict.fromkeys(known)
+        if inventory is not None:
+            listings |= _told(inventory, (*known, *inventory), self._ledger, self._source)
+            for name in self.unseen.names.keys() - self._resources.keys() if beside else ():
+                listings.pop(name, None)
+            if self._beliefs.last is None and self._has_unheard_of(inventory):
+                await self._beliefs.look()  # Somebody may hold them under other IDs.
+        illnesses = {name: self._ledger.sticky(name) for name in listings}
+        given, asked = self._given(), self._asked(listings, clock)
+        merged = await _merged_apart(asked)
+        # What isn't sent isn't remembered: what counts is what the gateway that serves it remembers.
+        sent = list(merged) if self._leader.leads else []
+        if any(merged[name].new for name in sent):
             for name in sent:
-                changes.tell(name, shown[name], self._resources[name].entries)
-            await asyncio.sleep(0)
-            # With --dra on, an older gateway's list may be what the kubelet has: nothing differs from ours yet.
-            for name in {"off": merged, "on": sent, "only": ()}[self._settings.dra]:
-                self._beliefs.listed(name, self._resources[name].plugin.devices)
-            self._took = time.monotonic() - began
-            if beside and self.unseen.names:
-                again.append(time.monotonic() + HOLDERS_AGAIN)
-            self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
-            self._look_for(claimed)
-            await self._sent(any(name not in before for name in self._resources))
+                devices = self.unseen.to_record(name, [entry.device for entry in merged[name].entries])
+                await _announce(self._ledger, name, devices)
+                if name not in self.unseen.names:  # Known IDs inherit none.
+                    self._ledger.set_sticky(name, merged[name].sticky, since=illnesses[name])
+            await self._scribe.durable()
+        before, again = frozenset(self._resources), list[float]()
+        for name in merged.keys() - before:
+            resource = self._make(name)
+            if self._settings.dra == "only":  # Its devices are offered by DRA alone.
+                self._resources[name] = resource
+                resource.feed(events.StandBy(None))
+                continue
+            try:
+                await resource.bound.bind()
+            except (OSError, RuntimeError) as error:  # No descriptor is left, or the folder went: the others go on.
+                _log.error("can't be bound", resource=name, reason=str(error), retry_s=BIND_AGAIN)
+                again.append(time.monotonic() + BIND_AGAIN)
+                del merged[name]
+            else:
+                self._resources[name] = resource
+        sent = [name for name in sent if name in merged]
+        if self._given() != given:  # Somebody got a device meanwhile, by the lists of before.
+            merged = _merged(self._asked({name: listings[name] for name in merged}, clock))
+        shown = {name: self._resources[name].entries for name in merged}
+        for name, one in merged.items():
+            self._resources[name].publish(listings[name], one.entries)
+        self._changed()
+        try:
+            await asyncio.sleep(0)  # The streams come first: to note thousands of devices takes milliseconds.
+        finally:
+            news = [remember(self._ledger, self.unseen, name, merged[name], illnesses[name]) for name in sent]
+            if news:
+                self._scribe.soon()
+            if any(news):
+                self._tasks.background(self._scribe.durable())
+        await asyncio.sleep(0)
+        for name in sent:
+            changes.tell(name, shown[name], self._resources[name].entries)
+        await asyncio.sleep(0)
+        # With --dra on, an older gateway's list may be what the kubelet has: nothing differs from ours yet.
+        for name in {"off": merged, "on": sent, "only": ()}[self._settings.dra]:
+            self._beliefs.listed(name, self._resources[name].plugin.devices)
+        self._took = time.monotonic() - began
+        if beside and self.unseen.names:
+            again.append(time.monotonic() + HOLDERS_AGAIN)
+        self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
+        self._look_for(claimed)
+        await self._sent(any(name not in before for name in self._resources))
 
     def _asked(self, listings: Mapping[str, Listing | None], clock: merging.Clock) -> Asked:
         """Say what is to be merged: what is remembered and what is there, by resource; hardware that is held is given once."""

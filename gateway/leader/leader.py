@@ -206,8 +206,8 @@ class Leader:
         if (drivers := self._drivers()) is not None:
             await drivers.close()
         if self.leads:
-            await self._source.rest()
             await self._answered(OFFERS)
+            await self._source.rest()
             await self._promised()
             await self._streams_end()
         self.free()
