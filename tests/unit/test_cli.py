@@ -256,6 +256,17 @@ from gateway.__main__ import {entry}
     assert (ended.returncode, "version" in ended.stdout) == (0, True), ended.stderr
 
 
+def test_a_hangup_while_the_settings_are_read_does_not_end_it() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # Who is run by nohup would ignore it.
+        "import gateway.cli.main as command\n"
+        "command._settings = lambda *_: (os.kill(os.getpid(), signal.SIGHUP), sys.exit(7))\n"
+        "command.gateway()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 7
+
+
 def test_a_command_meets_a_hangup_as_it_was_started() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

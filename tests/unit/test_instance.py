@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gateway.age import HOST_SERVICE_NS
-from gateway.handover import instance as instances
-from gateway.handover.instance import FOLDER, Instance, make_folder, socket_name, sweep
+from gateway.leader import instance as instances
+from gateway.leader.instance import FOLDER, Instance, make_folder, socket_name, sweep
 
 
 @pytest.fixture
