@@ -112,8 +112,8 @@ unit: $(VENV) ## the tests that need no genuine kubelet
 	$(PYTEST) -m 'not genuine' tests/compat tests/contract tests/unit $(TEST)
 
 # Tables of decisions and wires, and what is promised of words, pages and folders: these start no gateway.
-TABLES := adapters* again architecture contributing docs doctor_nodes dra_adapters dra_decisions drift explored flags handover_machine \
-	layout lean negotiate plan registration spelled tally wire words
+TABLES := adapters* again architecture contributing docs doctor_nodes dra_adapters dra_decisions drift explored flags \
+	layout leader_machine lean negotiate plan registration spelled tally wire words
 .PHONY: quick
 quick: lint imports types ## lint, types, and the tests that are pure tables, in less than a minute: for while you write
 	$(RUN)python -m pytest --quiet --numprocesses=2 --dist=loadfile $(TABLES:%=tests/unit/test_%.py) $(wildcard tests/contract)

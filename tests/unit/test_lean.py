@@ -58,7 +58,6 @@ def loaded() -> frozenset[str]:
         "adapters.dra",
         "devices.gpu.cdi",
         "devices.gpu.nvidia",
-        "gateway.pair",
         "gateway.cli.nodeconfig",
         "pynvml",
         "yaml",
