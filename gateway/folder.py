@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gateway.leader import instance
 from gateway.kubelet.watch import KUBELET_SOCKET, FolderWatch, is_pinned
+from gateway.leader import instance
 from gateway.registration import events
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from gateway.configuration.settings import Settings
-    from gateway.leader.instance import Instance
     from gateway.kubelet.identity import KubeletId
     from gateway.kubelet.presence import Presence
+    from gateway.leader.instance import Instance
     from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
 
@@ -127,7 +127,7 @@ class Folder:
             try:
                 self._instance.create()
                 for resource in self._resources.values() if self._settings.dra != "only" else ():
-                    await resource.bound.bind()
+                    await resource.bind()
                 if self._instance.published:  # One that is still starting takes nothing over yet.
                     self._instance.publish()
             except (OSError, RuntimeError) as error:  # It went again, or there is no descriptor left for it.
