@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from msgspec import Struct
 
+TOKEN = re.compile(r"[0-9a-f]{8}")
 HOST_SERVICE_NS = 1 << 62
 """Nanoseconds (146 years) by which the node's own service is newer than it is."""
 

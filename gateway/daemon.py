@@ -364,7 +364,7 @@ def _drivers(gateway: Gateway, first: asyncio.Event) -> RenewedDrivers:
     except AccessError as error:
         _log.error("giving up: --dra needs the API server", reason=str(error))
         raise _EndedError(1) from error
-    gateway.holdings.let_in = lambda resource: made.now.let_in(resource)
+    gateway.holdings.let_in = lambda resource: made.now.let_in(resource)  # noqa: PLW0108 - each time that this gateway led there are others
     return made
 
 

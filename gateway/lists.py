@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 from msgspec.structs import replace
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from devices.boards import Claim
     from devices.model import Device
     from devices.source import DeviceSource, Inventory
+    from gateway.age import Age
     from gateway.configuration.settings import Settings
-    from gateway.leader.leader import Leader
     from gateway.memory.holdings import Holdings
     from gateway.memory.ledger import Ledger
     from gateway.registration.registrar import Resource
@@ -59,6 +59,26 @@ _WAITING = frozenset({states.State.WITHDRAWN, states.State.LOST})
 _log = structlog.get_logger()
 
 
+class WhoLeads(Protocol):
+    """What the lists depend on of who leads on the node."""
+
+    @property
+    def age(self) -> Age:
+        """This gateway's own age."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this gateway decides: what it doesn't send isn't remembered."""
+
+    @property
+    def other(self) -> Age | None:
+        """The gateway that leads, unless that is this one."""
+
+    @property
+    def registering(self) -> bool:
+        """Whether a Register is on its way: what takes seconds waits until it is answered by a call."""
+
+
 class Lists:
     """What is on offer of each resource; new ones are added to ``resources``.
 
@@ -72,7 +92,7 @@ class Lists:
         settings: Settings,
         source: DeviceSource,
         holdings: Holdings,
-        others: Leader,
+        leader: WhoLeads,
         resources: dict[str, Resource],
         make: Callable[[str], Resource],
         changed: Callable[[], None],
@@ -81,13 +101,13 @@ class Lists:
         tasks: Tasks,
         started: float,
     ) -> None:
-        self._settings, self._source, self._others = settings, source, others
+        self._settings, self._source, self._leader = settings, source, leader
         self._ledger, self._scribe = holdings.ledger, holdings.scribe
         self._beliefs, self._presence, self._held = holdings.beliefs, holdings.presence, holdings.held
         self._resources, self._make, self._changed, self._sent = resources, make, changed, sent
         self._away = away
         self._tasks, self._started = tasks, started
-        self._owners = Owners(holdings, source, others.elsewhere)
+        self._owners = Owners(holdings, source, lambda: not leader.leads)
         self._claims: Sequence[Claim] = ()
         """What of the hardware is taken under IDs that aren't offered here."""
         self.inventory: Inventory | None = None
@@ -101,11 +121,6 @@ class Lists:
         self._boot_id, self._outdated = boot_id(), Outdated()
         self._again: asyncio.TimerHandle | None = None
 
-    @property
-    def withholds(self) -> bool:
-        """Whether something of the hardware is taken under IDs that aren't offered here."""
-        return bool(self._claims)
-
     async def update(self) -> None:
         """Bring every resource's list up to date, because something else than the source has news."""
         await self.take(self.inventory)
@@ -118,7 +133,7 @@ class Lists:
         async with self.lock:
             self.inventory, claimed = inventory, self._claimed()
             clock = merging.Clock(began := time.monotonic(), time.time(), self._started)
-            beside = bool(self.only_remembered() and self._others.living())
+            beside = bool(self.only_remembered() and self._leader.other)
             if beside and self.unseen.names:  # The other gateway may have lost them meanwhile.
                 await self._scribe.load()
             self.unseen.look(inventory, beside=beside)
@@ -135,8 +150,7 @@ class Lists:
             illnesses = {name: self._ledger.sticky(name) for name in listings}
             given, asked = self._given(), self._asked(listings, clock)
             merged = await _merged_apart(asked)
-            # What isn't sent isn't remembered: what counts is what the gateway that serves it remembers.
-            sent = self._others.to_be_sent(merged)
+            sent = [*merged] if self._leader.leads else []
             if any(merged[name].new for name in sent):
                 for name in sent:
                     devices = self.unseen.to_record(name, [entry.device for entry in merged[name].entries])
@@ -152,7 +166,7 @@ class Lists:
                     resource.feed(events.StandBy(None))
                     continue
                 try:
-                    await resource.bound.bind()
+                    await resource.bind()
                 except (OSError, RuntimeError) as error:  # No descriptor is left, or the folder went: the others go on.
                     _log.error("can't be bound", resource=name, reason=str(error), retry_s=BIND_AGAIN)
                     again.append(time.monotonic() + BIND_AGAIN)
@@ -226,11 +240,11 @@ class Lists:
         """
         if not any(claim.offer for claim in (*claims, *self._claims)):
             return claims
-        peers = self._others.living()
-        if peers and all(peer > self._others.age for peer in peers):
+        other = self._leader.other
+        if other is not None and other > self._leader.age:
             claims = boards.not_beside(self._given_out(), claims)
         last, since = self._beliefs.last, self._presence.since
-        if peers == {} and (last is None or last.view.allocatable is None):
+        if other is None and (last is None or last.view.allocatable is None):
             claims = [claim for claim in claims if not claim.offer]
         if last is not None and since is not None and last.at - since >= beliefs.AFTER_START:
             return claims
@@ -241,7 +255,7 @@ class Lists:
             for claim in self._claims
             if claim.offer
             and claim.resource not in served
-            and (claim.resource not in ours or self._others.elsewhere(claim.resource))
+            and (claim.resource not in ours or not self._leader.leads)
             and (claim.resource, claim.device_id) not in found
         ]
         return [*claims, *kept]
@@ -299,7 +313,7 @@ class Lists:
         """
         async with self.lock:
             if self.unremembered():
-                for name in self._others.to_be_sent(self._resources):
+                for name in self._resources:
                     devices = self.unseen.to_record(name, self._resources[name].plugin.devices)
                     await _announce(self._ledger, name, devices)
                 await self._scribe.durable()
@@ -310,8 +324,10 @@ class Lists:
 
     def unremembered(self) -> bool:
         """Whether something is about to be sent that the ledger doesn't know."""
-        resources = (self._resources[name] for name in self._others.to_be_sent(self._resources))
-        return any(one.entries.keys() - self._ledger.announced(one.name).keys() for one in resources)
+        known = self._ledger.announced
+        return self._leader.leads and any(
+            one.entries.keys() - known(one.name).keys() for one in self._resources.values()
+        )
 
     def only_remembered(self) -> Collection[str]:
         """Return the resources that the ledger knows and nobody here serves."""
@@ -330,7 +346,7 @@ class Lists:
             waiting = bool(self._heeded(self._owners.of_others(_offered(told, self._ledger)), self._resources))
         self._changed()
         if waiting:
-            if self._others.registering:
+            if self._leader.registering:
                 self._beliefs.look_within(HANDED_OVER_LOOK)
                 return
             self._tasks.background(self._refresh_remembered())
@@ -348,7 +364,7 @@ class Lists:
         await self.update()
 
     def _refresh(self) -> None:
-        if self._others.registering:
+        if self._leader.registering:
             self.update_again([time.monotonic() + HANDED_OVER_LOOK])
             return
         self._tasks.background(self.update())

@@ -11,9 +11,9 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import structlog
@@ -55,7 +55,6 @@ _FLAGS = [
     for flag in flags.FLAGS
     if flag.option
 ]
-_T = TypeVar("_T")
 _KUBELET_SOCKET = "kubelet.sock"
 _FIRST_KUBELET = 8
 

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from gateway.doctor import collect, containers
 from gateway.doctor.snapshot import Cluster, NvmlSeen, Release, Surveyed
-from gateway.leader import instance
 from gateway.kubelet.watch import CHECKPOINT
+from gateway.leader import instance
 from gateway.telling.status import GatewayStatus
 from gateway.wires.unix import listens
 

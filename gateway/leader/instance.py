@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.age import HOST_SERVICE_NS, Age, plausible
+from gateway.age import HOST_SERVICE_NS, TOKEN, Age, plausible
 from gateway.configuration.settings import SOCKET_DIR
 from gateway.kubelet.watch import folder_id
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 FOLDER = "gateway"
 """The sub-folder of the socket directory that all gateways share."""
 _LOCK = "lock"
-TOKEN = re.compile(r"[0-9a-f]{8}")
 _BORN = re.compile(rb"[0-9]{1,20}\n")
 _MAX_PEERS = 512
 """Folders that may be a gateway's: those of the dead are swept."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from devices.model import Fault, RefusedError
-from gateway.age import Age, plausible
+from gateway.age import TOKEN, Age, plausible
 from gateway.kubelet.watch import kubelet_id
 from gateway.leader import machine
 from gateway.leader.ability import Ability
-from gateway.leader.instance import FOLDER, TOKEN, boot_ns, socket_name
+from gateway.leader.instance import FOLDER, boot_ns, socket_name
 from gateway.leader.locks import Locks
 from gateway.leader.machine import Stage
 from gateway.memory.scribe import PATIENCE
@@ -27,8 +27,7 @@ from gateway.wires import control, rpc
 from gateway.wires.control import ControlConnection, ControlError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
 
     from adapters.dialect import Dialect
     from devices.source import DeviceSource
@@ -272,18 +271,10 @@ class Leader:
 
     # -- for the lists ------------------------------------------------------------------------------------------------
 
-    def living(self) -> dict[Age, Path]:
-        """Return the gateway that leads, with its folder, unless that is this one."""
-        other = None if self.leads else self.state.leader
-        return {} if other is None else {other: self._settings.socket_dir / FOLDER / other.token}
-
-    def elsewhere(self, resource: str) -> bool:  # noqa: ARG002 - the same of all
-        """Whether another gateway serves a resource."""
-        return not self.leads
-
-    def to_be_sent(self, names: Iterable[str]) -> list[str]:
-        """Choose the resources that this gateway serves, or is about to: all or none."""
-        return list(names) if self.leads else []
+    @property
+    def other(self) -> Age | None:
+        """The gateway that leads, unless that is this one."""
+        return None if self.leads else self.state.leader
 
     @property
     def registering(self) -> bool:
@@ -515,14 +506,14 @@ class Leader:
         deadline = time.monotonic() + REGISTERS_END
         while (self._answering or self._is_busy()) and time.monotonic() < deadline:  # noqa: ASYNC110 - many things end these
             await asyncio.sleep(0.001)
-        if not self._yields:
+        if not self._yields():
             return
         first = self._register_first()
         await self._rest_parts()
         if not await self._promised():
             self._feed(machine.Drained("the state file can't be written"))
             return
-        if not self._yields:
+        if not self._yields():
             return
         if not first:
             for resource in self._resources.values():
@@ -531,7 +522,6 @@ class Leader:
             self._handed_over_at = time.monotonic()  # Should it lead again at once.
         self._feed(machine.Drained())
 
-    @property
     def _yields(self) -> bool:
         """Whether room is still to be made."""
         return self.state.stage is Stage.YIELDING

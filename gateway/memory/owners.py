@@ -24,9 +24,9 @@ _FORGOTTEN = "{:.80}, perhaps: the kubelet forgot who; when it has ended, run `g
 
 
 class Owners:
-    """The claims on a node's hardware; ``elsewhere`` says whether another gateway serves a resource."""
+    """The claims on a node's hardware; ``elsewhere`` says whether another gateway serves all resources."""
 
-    def __init__(self, holdings: Holdings, source: DeviceSource, elsewhere: Callable[[str], bool]) -> None:
+    def __init__(self, holdings: Holdings, source: DeviceSource, elsewhere: Callable[[], bool]) -> None:
         self._ledger, self._beliefs, self._held = holdings.ledger, holdings.beliefs, holdings.held
         self._source, self._elsewhere = source, elsewhere
 
@@ -97,7 +97,7 @@ class Owners:
     def _offered_elsewhere(self, offered: Mapping[str, AbstractSet[str]]) -> Iterable[Claim]:
         """Claim what the kubelet gives out and this gateway doesn't offer: also under a name that both have, and the other serves."""
         for name, ids in sorted(self._offers().items()):
-            if name in offered and not self._elsewhere(name):
+            if name in offered and not self._elsewhere():
                 continue
             announced, held = self._ledger.announced(name), self.held(name) or frozenset()
             for one in sorted(ids - offered.get(name, frozenset()) - held):
@@ -116,7 +116,7 @@ class Owners:
         return {
             name: frozenset(one.id for one in self._ledger.announced(name).values() if one.health is Health.HEALTHY)
             for name in self._ledger.resources()
-            if self._elsewhere(name)
+            if self._elsewhere()
         }
 
     def _place(self, device: Device) -> Place:
