@@ -130,20 +130,20 @@ def _leader_events(state: leader.State) -> Mapping[str, Any]:
     return {
         "it could lead": leader.Able(),
         "it could not lead": leader.Able("it has no devices"),
-        "the locks are free, and taken": leader.Locked(),
+        "it took the locks": leader.Locked(),
         "an older gateway has the locks": leader.HeldElsewhere(_OLDER),
         "a newer gateway has the locks": leader.HeldElsewhere(_NEWER),
         "a gateway that can't be talked to has the locks": leader.HeldElsewhere(why="it doesn't answer"),
-        "the other one still has the locks, and is about to let go": leader.HeldElsewhere(leaving=True),
+        "the other one still has the locks, and is about to release them": leader.HeldElsewhere(leaving=True),
         "the other one ends": leader.Gone("" if other is None else other.token),
-        "the other one makes room": leader.Yours(),
-        "the other one makes none": leader.No("it is newer"),
+        "the other one yields": leader.Yours(),
+        "the other one refuses": leader.No("it is newer"),
         "the other one is about to end": leader.Invited(),
         "the other one serves": leader.Serving(),
         "it has read what the leader before left": leader.Took(),
-        "a newer gateway asks for room": leader.RoomWanted(_NEWER, 1e4),
-        "a newer gateway asks for room soon after another one": leader.RoomWanted(_NEWER, 1.0),
-        "an older gateway asks for room": leader.RoomWanted(_OLDER, 1e4),
+        "a newer gateway asks it to yield": leader.RoomWanted(_NEWER, 1e4),
+        "a newer gateway asks it to yield soon after another one": leader.RoomWanted(_NEWER, 1.0),
+        "an older gateway asks it to yield": leader.RoomWanted(_OLDER, 1e4),
         "what was promised is on disk": leader.Drained(),
         "what was promised can't be written": leader.Drained("the disk is full"),
         "a lock is replaced": leader.Lost("it is another file"),
@@ -207,20 +207,20 @@ _DONE: Final[Mapping[type, str]] = {
     told.SendRegister: "register",
     told.Verify: "look into the kubelet's records",
     leader.Try: "try to take the locks",
-    leader.Ask: "ask for room",
-    leader.Withdraw: "ask no more",
+    leader.Ask: "ask the other one to yield",
+    leader.Withdraw: "take the question back",
     leader.Take: "read what the leader before left",
     leader.Lead: "register and answer",
-    leader.Invite: "tell the others to ask for room",
+    leader.Invite: "tell the others to ask",
     leader.Drain: "write what was promised",
-    leader.Free: "let go of the locks",
-    leader.Rest: "serve no more",
+    leader.Free: "release the locks",
+    leader.Rest: "stop serving",
 }
 
 
 def _said(action: Any) -> str:
     if isinstance(action, leader.Reply):
-        return "make no room" if action.reason else "make room"
+        return "refuse" if action.reason else "yield"
     return _DONE.get(type(action), "")
 
 

@@ -395,8 +395,8 @@ MUTANTS = (
         "T5",
         "an own name is not among those that are looked for",
         "gateway/folder.py",
-        "(KUBELET_SOCKET, *(one.state.name for one in self._resources.values()))",
-        "(KUBELET_SOCKET,)",
+        "(KUBELET_SOCKET, instance.FOLDER, *(one.state.name for one in self._resources.values()))",
+        "(KUBELET_SOCKET, instance.FOLDER)",
         "tests/contract/test_registration.py::test_without_inotify_it_is_served_a_moment_later",
     ),
     Mutant(

@@ -21,10 +21,9 @@ from gateway.registration.api import Probed
         pytest.param([], "v1beta1", "", id="nothing to ask for yet"),
         pytest.param([(8, "")], "v1beta1", "", id="a list that fits"),
         pytest.param([(8, "")], None, "speaks none", id="a kubelet that refuses it"),
-        pytest.param([(0, "")], "v1beta1", "it has no devices", id="nothing to serve"),
+        pytest.param([(0, "")], "v1beta1", "", id="nothing to serve, on purpose"),
         pytest.param([(8, "too large")], "v1beta1", "too large for v1beta1", id="a list that is too large"),
         pytest.param([(8, "too large"), (8, "")], "v1beta1", "", id="one of two lists fits"),
-        pytest.param([(0, ""), (8, "too large")], "v1beta1", "it has no devices", id="of two reasons the first"),
     ],
 )
 async def test_only_who_could_serve_asks(

@@ -56,7 +56,6 @@ def test_flag_and_variable(given: list[Settings], flag: str, text: str, field: s
 SWITCHES = [
     ("--metrics-device-ids", "metrics_device_ids"),
     ("--host-service", "host_service"),
-    ("--standby", "standby"),
     ("--node-condition", "node_condition"),
     ("--node-events", "node_events"),
     ("--gpu-metrics", "gpu_metrics"),
@@ -201,11 +200,6 @@ def test_two_ports_that_anybody_may_choose_are_two(monkeypatch: pytest.MonkeyPat
 def test_the_host_service_is_not_started_again_where_that_does_not_help() -> None:
     unit = Path(__file__).parents[2] / "deploy/systemd/device-plugin-gateway@.service"
     assert f"RestartPreventExitStatus=2 {EX_CONFIG}\n" in unit.read_text()
-
-
-def test_of_a_host_service_that_is_a_pair_the_other_one_goes_on_where_one_is_killed_for_memory() -> None:
-    unit = Path(__file__).parents[2] / "deploy/systemd/device-plugin-gateway@.service"
-    assert "OOMPolicy=continue\n" in unit.read_text()
 
 
 @pytest.mark.parametrize(
