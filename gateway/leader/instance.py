@@ -66,10 +66,10 @@ def boot_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def begin(*, host_service: bool = False, born_ns: int | None = None) -> Age:
-    """Give the age of a gateway that starts now, or is as old as one that started at ``born_ns``, with a token of its own."""
+def begin(*, host_service: bool = False) -> Age:
+    """Give the age of a gateway that starts now, with a token of its own."""
     rank = HOST_SERVICE_NS if host_service else 0
-    return Age(rank + (born_ns or boot_ns()), os.urandom(4).hex())
+    return Age(rank + boot_ns(), os.urandom(4).hex())
 
 
 class Instance:
@@ -82,8 +82,6 @@ class Instance:
         self.folder = self._unseen
         self._lock = -1
         self.published = False
-        self.over: set[str] = set()
-        """The tokens of others that are dying: the kernel is about to let go of their locks."""
 
     @property
     def token(self) -> str:
@@ -121,18 +119,14 @@ class Instance:
             os.close(self._lock)
             self._lock = -1
 
-    def peers(self) -> dict[Age, Path]:
-        """Return the other living gateways of this socket directory, with their folders.
-
-        Raises:
-            OSError: no descriptor is left to look with, so that nothing can be said.
-        """
-        return {age: folder for folder, age in _alive(self._shared) if age.token not in {self.token, *self.over}}
-
 
 def alive(socket_dir: Path) -> frozenset[str]:
-    """Name the gateways that live, by their tokens."""
-    return frozenset(age.token for _, age in _alive(socket_dir / FOLDER))
+    """Name the gateways that live, by their tokens.
+
+    Raises:
+        OSError: no descriptor is left to look with, so that nothing can be said.
+    """
+    return frozenset(_alive(socket_dir / FOLDER))
 
 
 def sweep(socket_dir: Path) -> list[str]:
@@ -165,18 +159,17 @@ def _instances(shared: Path) -> Iterator[os.DirEntry[str]]:
     yield from sorted(found, key=lambda entry: entry.name)[:_MAX_PEERS]
 
 
-def _alive(shared: Path) -> Iterator[tuple[Path, Age]]:
-    """Find those that live. Texts instead of paths: it is asked for again and again while a gateway takes over."""
+def _alive(shared: Path) -> Iterator[str]:
     now_ns = boot_ns()
     for entry in _instances(shared):
         folder = entry.path
         if entry.name.startswith(".") or not (_is_a_gateways(folder) and _locked(folder)):
             continue
         with contextlib.suppress(FileNotFoundError):
-            with open(f"{folder}/{_LOCK}", "rb") as file:  # noqa: PTH123 - see above
+            with (Path(folder) / _LOCK).open("rb") as file:
                 said = file.read(32)
-            if _BORN.fullmatch(said) and plausible(age := Age(int(said), entry.name), now_ns):
-                yield Path(folder), age
+            if _BORN.fullmatch(said) and plausible(Age(int(said), entry.name), now_ns):
+                yield entry.name
 
 
 def _is_a_gateways(folder: str) -> bool:
