@@ -112,8 +112,8 @@ unit: $(VENV) ## the tests that need no genuine kubelet
 	$(PYTEST) -m 'not genuine' tests/compat tests/contract tests/unit $(TEST)
 
 # Tables of decisions and wires, and what is promised of words, pages and folders: these start no gateway.
-TABLES := adapters* again architecture contributing docs doctor_nodes dra_adapters dra_decisions drift explored flags handover_machine \
-	layout lean negotiate plan registration spelled tally wire words
+TABLES := adapters* again architecture contributing docs doctor_nodes dra_adapters dra_decisions drift explored flags \
+	layout leader_machine lean negotiate plan registration spelled tally wire words
 .PHONY: quick
 quick: lint imports types ## lint, types, and the tests that are pure tables, in less than a minute: for while you write
 	$(RUN)python -m pytest --quiet --numprocesses=2 --dist=loadfile $(TABLES:%=tests/unit/test_%.py) $(wildcard tests/contract)
@@ -235,12 +235,6 @@ mutants: $(VENV) ## break each rule on purpose; a test must notice
 .PHONY: bench
 bench: $(VENV) ## measure the promises that have a figure
 	$(RUN)python -m gateway.lab.bench
-
-# RIVALS: more options, as "--rivals stopped" or "--kubelets 1.28 --no-genuine".
-RIVALS ?=
-.PHONY: rivals
-rivals: $(VENV) ## what other gateways that don't serve cost the kubelet's records, on emulated and built genuine kubelets
-	@$(RUN)python -m gateway.lab.trials.rivals $(RIVALS)
 
 # WALKS: more options. "--walks 200" for fewer, "--seed 1000" for others, "--steps ..." for one again.
 WALKS ?= --walks 2000

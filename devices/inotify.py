@@ -31,9 +31,6 @@ _AT_ONCE = 64 * 1024
 """Bytes of one read. What is left makes the descriptor ready again."""
 _EVENT = struct.Struct("iIII")
 
-kept: list[int] = []
-"""Descriptors that instances take the place of, to have their numbers (``gateway.pair.parent``)."""
-
 
 class FolderEvent(Struct, frozen=True):
     """What happened (``mask``) to ``name`` in the folder with the watch ``wd``; '' is the folder itself."""
@@ -52,9 +49,6 @@ class INotify:
 
     def __init__(self) -> None:
         self._fd = _called(_libc().inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
-        if kept:
-            made, self._fd = self._fd, os.dup2(self._fd, kept.pop(0), inheritable=False)
-            os.close(made)
 
     def fileno(self) -> int:
         """Give the descriptor, for a selector."""

@@ -6,8 +6,8 @@ whole lists, as ListAndWatch does, and answers three questions. It never sees a 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from contextlib import aclosing
 from enum import Enum
 from functools import cached_property
 from typing import Final, Protocol
@@ -115,34 +115,6 @@ class Unusable(Struct, frozen=True):
         """What people call it: ``GPU 3 (0000:4c:00.0)``."""
         first, *others = [one for one in (self.index, self.pci, self.id) if one] or ["?"]
         return f"GPU {first}" + (f" ({', '.join(others)})" if others else "")
-
-
-class Attempts(Protocol):
-    """What may end the process that tries it, noted where that outlives the process: the next one leaves it out."""
-
-    def begin(self, what: str, about: bytes = b"") -> str:
-        """Note that something is tried, in any thread; return why it isn't to be, and then nothing is noted.
-
-        Blocks while another process tries the same, for a second at most: of two, one is to live.
-
-        Args:
-            what: for people, too: "the look at GPU-5f3a".
-            about: what tells this attempt from others of the name: a file's bytes.
-        """
-
-    def end(self, what: str, about: bytes = b"") -> None:
-        """Note that it is over."""
-
-
-@contextmanager
-def noted(attempts: Attempts | None, what: str, about: bytes = b"") -> Iterator[str]:
-    """Note an attempt while it lasts; yield why it isn't to be made, empty where it is."""
-    reason = "" if attempts is None else attempts.begin(what, about)
-    try:
-        yield reason
-    finally:
-        if attempts is not None and not reason:
-            attempts.end(what, about)
 
 
 def unclaimed(resource: str) -> RefusedError:

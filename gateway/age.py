@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from msgspec import Struct
 
+TOKEN = re.compile(r"[0-9a-f]{8}")
 HOST_SERVICE_NS = 1 << 62
 """When the node's own service was born (146 years after the boot): it is newer than any pod, whoever came first."""
 

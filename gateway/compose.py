@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from devices.gpu.asked import NodeTraits
     from devices.gpu.backend import Sight
     from devices.policy import Policy
-    from devices.source import Attempts, DeviceSource
+    from devices.source import DeviceSource
     from gateway.configuration.settings import Settings
 
 _VENDORS: Final = {"0x10de": "nvidia", "0x1002": "amd"}
@@ -28,15 +28,15 @@ class NoBackendError(Exception):
     """No device source fits the settings. The message says what was looked for and what to do."""
 
 
-def source(settings: Settings, sys: Path = _SYS, attempts: Attempts | None = None) -> DeviceSource:
-    """Construct the device source that ``settings`` ask for; ``sys`` is where sysfs is, ``attempts`` notes what is looked at.
+def source(settings: Settings, sys: Path = _SYS) -> DeviceSource:
+    """Construct the device source that ``settings`` ask for; ``sys`` is where sysfs is.
 
     Raises:
         NoBackendError: nothing was found (``auto`` takes real hardware only, never a simulation).
         ValueError: the settings ask for no source, or the profile is not usable; the message says what was expected.
     """
     wanted = hardware(sys) if settings.backend == "auto" else [settings.backend] if settings.backend != "none" else []
-    sources = [_MAKERS[name](settings, attempts) for name in wanted]
+    sources = [_MAKERS[name](settings) for name in wanted]
     # Also without a rule, where rules may come: the configuration file can be edited.
     if settings.policy.globbed or (sources and settings.config_file is not None):
         from devices.generic import GenericSource
@@ -95,7 +95,7 @@ def nvml(root: str) -> str:
     return next((str(path) for path in there if path.exists()), _NVML)
 
 
-def _nvidia(settings: Settings, attempts: Attempts | None) -> DeviceSource:
+def _nvidia(settings: Settings) -> DeviceSource:
     from devices.gpu.nvidia.backend import NvidiaBackend
     from devices.gpu.nvidia.vendor import NVIDIA
     from devices.gpu.source import GPUSource
@@ -106,13 +106,12 @@ def _nvidia(settings: Settings, attempts: Attempts | None) -> DeviceSource:
     nvidia = NvidiaBackend(
         policy,
         library=nvml(policy.container_driver_root),
-        attempts=attempts,
         without_uvm=not given & {"all", "compute"},
     )
     return GPUSource(nvidia, policy, (NVIDIA,), _survey, tell=nvidia.judge_by)
 
 
-def _amd(settings: Settings, _: Attempts | None) -> DeviceSource:
+def _amd(settings: Settings) -> DeviceSource:
     from devices.gpu.amd.backend import AmdBackend
     from devices.gpu.amd.vendor import AMD
     from devices.gpu.source import GPUSource
@@ -120,11 +119,11 @@ def _amd(settings: Settings, _: Attempts | None) -> DeviceSource:
     return GPUSource(AmdBackend(), settings.policy, (AMD,))
 
 
-def _simulated(settings: Settings, attempts: Attempts | None) -> DeviceSource:
+def _simulated(settings: Settings) -> DeviceSource:
     from devices.gpu.simulated.backend import VENDORS, SimulatedBackend
     from devices.gpu.source import GPUSource
 
-    simulated = SimulatedBackend(settings.profile or "default", attempts)
+    simulated = SimulatedBackend(settings.profile or "default")
     return GPUSource(simulated, settings.policy, VENDORS, partial(_survey, simulated=True))
 
 
@@ -135,7 +134,7 @@ def _survey(sight: Sight, policy: Policy, *, simulated: bool = False) -> NodeTra
     return keep(sight, policy, driver=DriverFiles(()) if simulated else None)
 
 
-_MAKERS: Final[Mapping[str, Callable[[Settings, Attempts | None], DeviceSource]]] = {
+_MAKERS: Final[Mapping[str, Callable[[Settings], DeviceSource]]] = {
     "nvidia": _nvidia,
     "amd": _amd,
     "simulated": _simulated,

@@ -127,7 +127,7 @@ class Folder:
             try:
                 self._instance.create()
                 for resource in self._resources.values() if self._settings.dra != "only" else ():
-                    await resource.bound.bind()
+                    await resource.bind()
                 if self._instance.published:  # One that is still starting takes nothing over yet.
                     self._instance.publish()
             except (OSError, RuntimeError) as error:  # It went again, or there is no descriptor left for it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 from msgspec.structs import replace
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from devices.model import Device
     from devices.source import DeviceSource, Inventory
     from gateway.configuration.settings import Settings
-    from gateway.leader.leader import Leader
     from gateway.memory.holdings import Holdings
     from gateway.memory.ledger import Ledger
     from gateway.registration.registrar import Resource
@@ -58,6 +57,22 @@ _WAITING = frozenset({states.State.WITHDRAWN, states.State.LOST})
 _log = structlog.get_logger()
 
 
+class WhoLeads(Protocol):
+    """What the lists depend on of who leads on the node."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this gateway decides: what it doesn't send isn't remembered."""
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether another gateway leads."""
+
+    @property
+    def registering(self) -> bool:
+        """Whether a Register is on its way: what takes seconds waits until it is answered by a call."""
+
+
 class Lists:
     """What is on offer of each resource; new ones are added to ``resources``.
 
@@ -71,7 +86,7 @@ class Lists:
         settings: Settings,
         source: DeviceSource,
         holdings: Holdings,
-        leader: Leader,
+        leader: WhoLeads,
         resources: dict[str, Resource],
         make: Callable[[str], Resource],
         changed: Callable[[], None],
@@ -99,11 +114,6 @@ class Lists:
         """Held while the lists, or the sockets behind them, change."""
         self._boot_id, self._outdated = boot_id(), Outdated()
         self._again: asyncio.TimerHandle | None = None
-
-    @property
-    def withholds(self) -> bool:
-        """Whether something of the hardware is taken under IDs that aren't offered here."""
-        return bool(self._claims)
 
     async def update(self) -> None:
         """Bring every resource's list up to date, because something else than the source has news."""
@@ -153,7 +163,7 @@ class Lists:
                 resource.feed(events.StandBy(None))
                 continue
             try:
-                await resource.bound.bind()
+                await resource.bind()
             except (OSError, RuntimeError) as error:  # No descriptor is left, or the folder went: the others go on.
                 _log.error("can't be bound", resource=name, reason=str(error), retry_s=BIND_AGAIN)
                 again.append(time.monotonic() + BIND_AGAIN)

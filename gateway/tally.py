@@ -117,7 +117,6 @@ class Tally:
         """Messages that went out without a field that the dialect can't say: dialect, field."""
         self.checks = Counts()
         """Looks into the kubelet's records: resource, result."""
-        """Handovers between two gateways that ended: our side, outcome."""
         self._window, self._worst, self._worst_before = 0, 0.0, 0.0
 
     def restart_gap(self, resource: str, seconds: float) -> None:

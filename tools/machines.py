@@ -13,10 +13,9 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace
 
 from gateway.age import Age
-from gateway.handover import machine as handover
-from gateway.handover.events import Heard, RegisterAgain, Say, Standing, Stood, Tell, Unserved, WaitOver, Wanted
-from gateway.handover.machine import Newer, Older
 from gateway.kubelet.identity import KubeletId
+from gateway.leader import machine as leader
+from gateway.leader.machine import Stage
 from gateway.registration import events as told
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase, Timer
@@ -37,14 +36,12 @@ REGISTRATION: Final = """
 `gateway/registration/machine.py`: one for each resource.
 
 """
-HANDOVER: Final = """
-## Handover of one resource
+LEADER: Final = """
+## Which gateway leads
 
-`gateway/handover/machine.py`: one for each resource and each other gateway on the node. The words in quotes are what the gateways say
-to each other.
+`gateway/leader/machine.py`: one for each gateway. "It" is this gateway, and "the other one" is the gateway that it is connected to.
 
 """
-SIDES: Final = {Older: "### On the side of the older gateway\n\n", Newer: "\n### On the side of the newer gateway\n\n"}
 
 State = TypeVar("State", bound=Hashable)
 Step = tuple[State, tuple[Any, ...]]
@@ -57,10 +54,9 @@ def page() -> str:
         INTRODUCTION,
         REGISTRATION,
         *table(("it is", "what happens", "then it is", "what is done"), _registration(list(Phase))),
-        HANDOVER,
+        LEADER,
+        *table(("it is", "what happens", "then it is", "what is done"), _leader(list(Stage))),
     ]
-    for side, head in SIDES.items():
-        parts += [head, *table(("it is", "what happens", "then it is", "what it says and does"), _handover(list(side)))]
     return "".join(parts)
 
 
@@ -121,27 +117,49 @@ def _registration_events(state: registration.State) -> Mapping[str, Any]:
     }
 
 
-def _handover(stages: list[Enum]) -> Iterator[tuple[str, ...]]:
-    beginnings = [handover.older(own) for own in Standing] + [handover.newer(own)[0] for own in Standing]
-    events: dict[str, Any] = {
-        "it asks for the resource": Wanted(first=False, could_serve=True),
-        "it asks, and we couldn't serve": Wanted(first=False, could_serve=False),
-        "it asks, and registers first": Wanted(first=True, could_serve=True),
-        **{f'it says "{say.value}"': Heard(say) for say in Say if say is not Say.ASK},
-        'it says "revoke", and we ask a newer one still': Heard(Say.REVOKE, soon=True),
-        **{f"our registration is {own.value}": Stood(own) for own in Standing},
-        "the wait is over, and we could serve": WaitOver(could_serve=True),
-        "the wait is over, and we couldn't serve": WaitOver(could_serve=False),
-        "the kubelet's records lack the resource": Unserved(),
+def _leader(stages: list[Enum]) -> Iterator[tuple[str, ...]]:
+    beginning = _simple(leader.start(_OWN))
+    return _rows(_followed([beginning], _leader_events, leader.step, _simple, lambda state: state.stage), stages)
+
+
+_OLDER, _OWN, _NEWER = Age(1, "older"), Age(2, "own"), Age(3, "newer")
+
+
+def _leader_events(state: leader.State) -> Mapping[str, Any]:
+    other = state.leader or state.other
+    return {
+        "it could lead": leader.Able(),
+        "it could not lead": leader.Able("it has no devices"),
+        "it took the locks": leader.Locked(),
+        "an older gateway has the locks": leader.HeldElsewhere(_OLDER),
+        "a newer gateway has the locks": leader.HeldElsewhere(_NEWER),
+        "a gateway that can't be talked to has the locks": leader.HeldElsewhere(why="it doesn't answer"),
+        "the other one still has the locks, and is about to release them": leader.HeldElsewhere(leaving=True),
+        "the other one ends": leader.Gone("" if other is None else other.token),
+        "the other one yields": leader.Yours(),
+        "the other one refuses": leader.No("it is newer"),
+        "the other one is about to end": leader.Invited(),
+        "the other one serves": leader.Serving(),
+        "it has read what the leader before left": leader.Took(),
+        "a newer gateway asks it to yield": leader.RoomWanted(_NEWER, 1e4),
+        "a newer gateway asks it to yield soon after another one": leader.RoomWanted(_NEWER, 1.0),
+        "an older gateway asks it to yield": leader.RoomWanted(_OLDER, 1e4),
+        "what was promised is on disk": leader.Drained(),
+        "what was promised can't be written": leader.Drained("the disk is full"),
+        "a lock is replaced": leader.Lost("it is another file"),
+        "the wait is over": leader.Rung(1.0),
+        "it is about to end": leader.Ending(),
     }
-    return _rows(_followed(beginnings, lambda _: events, handover.step, _alike, lambda state: state.stage), stages)
 
 
-def _alike(state: handover.State) -> handover.State:
+def _simple(state: leader.State) -> leader.State:
     return replace(
         state,
-        failures=min(state.failures, 1),
-        asked=0 if state.asked * handover.BUSY_AGAIN < handover.BUSY_WAIT else 1000,
+        refused="",
+        hurry=min(state.hurry, 1),
+        left="",
+        made_at=min(state.made_at, 1.0),
+        vain=min(state.vain, 1),
     )
 
 
@@ -188,13 +206,21 @@ _DONE: Final[Mapping[type, str]] = {
     told.LinkSocket: "give the socket its name again",
     told.SendRegister: "register",
     told.Verify: "look into the kubelet's records",
-    RegisterAgain: "register once more",
+    leader.Try: "try to take the locks",
+    leader.Ask: "ask the other one to yield",
+    leader.Withdraw: "take the question back",
+    leader.Take: "read what the leader before left",
+    leader.Lead: "register and answer",
+    leader.Invite: "tell the others to ask",
+    leader.Drain: "write what was promised",
+    leader.Free: "release the locks",
+    leader.Rest: "stop serving",
 }
 
 
 def _said(action: Any) -> str:
-    if isinstance(action, Tell):
-        return f'"{action.say.value}"'
+    if isinstance(action, leader.Reply):
+        return "refuse" if action.reason else "yield"
     return _DONE.get(type(action), "")
 
 

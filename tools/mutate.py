@@ -28,7 +28,7 @@ TESTS: Final = (
 """The tests of tables: no process, no socket, no waiting."""
 ONCE: Final = "tests/unit/test_dra_decisions.py::test_settings_that_cannot_be_gone_by"
 """mutmut runs tests several times in one process, and these rows hold only the first time."""
-APART: Final = ("gateway.doctor", "gateway.cli", "gateway.handover", "gateway.sides")
+APART: Final = ("gateway.doctor", "gateway.cli", "gateway.leader", "gateway.sides")
 """Pure modules whose tests are of another kind."""
 LEAST_NOTICED: Final = 0.75
 NOTICED: Final = ("killed", "timeout", "segfault")

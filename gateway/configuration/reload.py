@@ -19,14 +19,11 @@ from msgspec.structs import fields, replace
 
 from devices.files import FileWatch
 from devices.policy import Policy
-from devices.source import noted
 from gateway.configuration.kinds import unknown_hooks
 from gateway.configuration.settings import ConfigError, Settings
 
 if TYPE_CHECKING:
-    from devices.source import Attempts
     from gateway.configuration.choice import Label
-    from gateway.configuration.file import File
     from gateway.configuration.settings import Choice
 
 _AT_START: Final = ("fail_on_init_error", "container_driver_root", "bridge")
@@ -53,7 +50,6 @@ async def follow(
     adopt: Callable[[Policy], None],
     fate: FileFate,
     label: Label | None = None,
-    attempts: Attempts | None = None,
 ) -> None:
     """Call ``adopt`` with each new policy, for ever; tell ``fate`` what became of the file. ``label`` is the one that chooses it.
 
@@ -70,15 +66,13 @@ async def follow(
     loop.add_signal_handler(signal.SIGHUP, hung_up)
     try:
         if settings.choice is not None and label is not None:
-            await _follow_label(
-                settings, settings.choice, label, _Current(settings, None, adopt, fate, attempts), hangup
-            )
+            await _follow_label(settings, settings.choice, label, _Current(settings, None, adopt, fate), hangup)
         if settings.config_file is None:
             while True:
                 await hangup.wait()
                 hangup.clear()
                 _log.info("SIGHUP, but there is nothing to reload: no --config-file was given")
-        current = _Current(settings, settings.config_file, adopt, fate, attempts)
+        current = _Current(settings, settings.config_file, adopt, fate)
         asked = False
         with FileWatch(settings.config_file) as watch:
             while True:
@@ -140,9 +134,8 @@ class _Current:
         path: Path | None,
         adopt: Callable[[Policy], None],
         fate: FileFate,
-        attempts: Attempts | None = None,
     ) -> None:
-        self._settings, self.path, self._adopt, self._fate, self._attempts = settings, path, adopt, fate, attempts
+        self._settings, self.path, self._adopt, self._fate = settings, path, adopt, fate
         self._policy = settings.policy
         self._content: bytes | None = None
         self._missed = 0
@@ -169,7 +162,7 @@ class _Current:
                 self._fate.error = self.fault  # It may have been gone in between.
                 return True
             self._content, self.fault = content, ""
-            file = await asyncio.to_thread(self._parsed, content)  # It may wait for the other one of a pair.
+            file = await asyncio.to_thread(config.parse, content, str(self.path), strict=settings.strict_config)
             policy = config.policy(file, settings.given, settings.backend)
         except config.UnreadableConfigError as error:
             self._missed += 1
@@ -184,14 +177,6 @@ class _Current:
         self._fate.error, self._fate.accepted_at = "", time.monotonic()
         self._take(policy, file.warnings, aloud=asked or not first)
         return True
-
-    def _parsed(self, content: bytes) -> File:
-        from gateway.configuration.file import parse  # noqa: PLC0415 - see above
-
-        with noted(self._attempts, f"the configuration file {self.path}", content) as reason:
-            if reason:
-                raise ConfigError(reason)
-            return parse(content, str(self.path), strict=self._settings.strict_config)
 
     def _reject(self, error: ConfigError) -> None:
         self._fate.error = str(error)

@@ -162,9 +162,8 @@ class Drivers:
     @property
     def not_ready(self) -> str:
         """Say why this gateway could not decide yet; '' where it could. A driver that another process has waits for that one alone."""
-        if (
-            self._kubelet is not None and self._kubelet < sockets.OVERLAP
-        ):  # It takes one gateway's drivers only: those of the leader.
+        # It takes one gateway's drivers only: those of the leader.
+        if self._kubelet is not None and self._kubelet < sockets.OVERLAP:
             return ""
         if self._kubelet is None:
             return too_old(None)

@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from gateway.leader.instance import TOKEN
+from gateway.age import TOKEN
 from gateway.wires.unix import listens
 
 FOLDER: Final = "plugins_registry"

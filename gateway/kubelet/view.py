@@ -16,7 +16,6 @@ import math
 import os
 import threading
 import time
-from enum import Enum
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
@@ -222,39 +221,6 @@ async def held(pod_resources: Path) -> Holders | None:
     return None
 
 
-class Untold(Enum):
-    """Why it isn't known which resources a kubelet would give devices of."""
-
-    NOW = "it doesn't answer now"
-    AT_ALL = "it tells nobody"
-    SINCE = "its file is from before"
-
-
-async def shown(pod_resources: Path, checkpoint_file: Path, since_ns: int) -> frozenset[str] | Untold:
-    """Tell which resources the kubelet would give devices of, to whoever registered them.
-
-    Where it doesn't say so itself (it is older than 1.23, or its socket isn't there), its checkpoint does, once it was written
-    after ``since_ns`` (unix time, nanoseconds): kubelets 1.9 and later write it for each list that they get. So a file from before
-    shows that none came since.
-    """
-    if listens(pod_resources):
-        try:
-            async with asyncio.timeout(_SHOWN_DEADLINE), _channel(pod_resources) as channel:
-                found = await _ask(channel, podresources.GET_ALLOCATABLE, podresources.decode_allocatable)
-        except (TimeoutError, MalformedError):
-            return Untold.NOW
-        except rpc.CallError as error:
-            if error.code is not rpc.Code.UNIMPLEMENTED and "disabled" not in error.details:
-                return Untold.NOW
-        else:
-            return frozenset(resource for resource, ids in found.items() if ids)
-    try:
-        async with asyncio.timeout(_SHOWN_DEADLINE):
-            return await asyncio.to_thread(_registered, checkpoint_file, since_ns)
-    except TimeoutError:
-        return Untold.AT_ALL
-
-
 async def holds(socket: Path, resource: str, devices: Sequence[Device], patience: float = 0.5) -> bool | None:
     """Tell whether the kubelet behind ``socket`` would give out just the healthy ones of ``devices``.
 
@@ -352,18 +318,6 @@ def _alone(decode: Callable[[bytes], _Found], data: bytes) -> _Found:
         return decode(data)
     finally:
         _decoding.release()
-
-
-def _registered(path: Path, since_ns: int) -> frozenset[str] | Untold:
-    """Read which resources have healthy devices by a checkpoint; runs in a thread, because a disk may be slow.
-
-    Where there is none that shows nothing: kubelets 1.16 to 1.20 take lists and write it with the first pod (run on 1.16, 1.18, 1.20).
-    """
-    found, file = _checkpoint(path)
-    if found is None or not found.registered:
-        return Untold.AT_ALL  # 1.8 has no such list, and a file of 1.9 may be half written.
-    with_devices = frozenset(name for name, ids in found.registered.items() if ids)
-    return with_devices if file.written_ns >= since_ns else Untold.SINCE
 
 
 def _checkpoint(path: Path) -> tuple[checkpoint.Checkpoint | None, FileId]:

@@ -52,8 +52,6 @@ class Ability:
 
     def unfit(self, resource: Resource) -> str | None:
         """Say why a resource could not be served by the kubelet that runs; None where it could, as far as that is known."""
-        if not resource.entries:
-            return "it has no devices"
         if self._speaks is None or self._speaks[0] != kubelet_id(self._presence.socket):
             return None
         api = self._speaks[1]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devices.files import NotPlainError, read_plain
-from gateway.age import HOST_SERVICE_NS, Age, plausible
+from gateway.age import HOST_SERVICE_NS, TOKEN, Age, plausible
 from gateway.configuration.settings import SOCKET_DIR
 from gateway.kubelet.watch import folder_id
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 FOLDER = "gateway"
 """The sub-folder of the socket directory that all gateways share."""
 _LOCK = "lock"
-TOKEN = re.compile(r"[0-9a-f]{8}")
 _BORN = re.compile(rb"[0-9]{1,20}\n")
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _POD = "pod-"
@@ -154,8 +153,12 @@ def _said(path: Path, now_ns: int) -> int | None:
 
 
 def alive(socket_dir: Path) -> frozenset[str]:
-    """Name the gateways that live, by their tokens."""
-    return frozenset(age.token for _, age in _alive(socket_dir / FOLDER))
+    """Name the gateways that live, by their tokens.
+
+    Raises:
+        OSError: no descriptor is left to look with, so that nothing can be said.
+    """
+    return frozenset(_alive(socket_dir / FOLDER))
 
 
 def sweep(socket_dir: Path) -> list[str]:
@@ -188,18 +191,17 @@ def _instances(shared: Path) -> Iterator[os.DirEntry[str]]:
     yield from sorted(found, key=lambda entry: entry.name)[:_MAX_PEERS]
 
 
-def _alive(shared: Path) -> Iterator[tuple[Path, Age]]:
-    """Find those that live. Texts instead of paths: it is asked for again and again while a gateway takes over."""
+def _alive(shared: Path) -> Iterator[str]:
     now_ns = boot_ns()
     for entry in _instances(shared):
         folder = entry.path
         if entry.name.startswith(".") or not (_is_a_gateways(folder) and _locked(folder)):
             continue
         with contextlib.suppress(FileNotFoundError):
-            with open(f"{folder}/{_LOCK}", "rb") as file:  # noqa: PTH123 - see above
+            with (Path(folder) / _LOCK).open("rb") as file:
                 said = file.read(32)
-            if _BORN.fullmatch(said) and plausible(age := Age(int(said), entry.name), now_ns):
-                yield Path(folder), age
+            if _BORN.fullmatch(said) and plausible(Age(int(said), entry.name), now_ns):
+                yield entry.name
 
 
 def _is_a_gateways(folder: str) -> bool:

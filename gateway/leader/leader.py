@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from devices.model import Fault, RefusedError
-from gateway.age import Age, plausible
+from gateway.age import TOKEN, Age, plausible
 from gateway.kubelet.watch import kubelet_id
 from gateway.leader import machine
 from gateway.leader.ability import Ability
-from gateway.leader.instance import FOLDER, TOKEN, boot_ns, socket_name
+from gateway.leader.instance import FOLDER, boot_ns, socket_name
 from gateway.leader.locks import Locks
 from gateway.leader.machine import Stage
 from gateway.memory.scribe import PATIENCE

@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from devices.files import NotPlainError, read_plain
-from gateway.leader.instance import FOLDER, TOKEN
+from gateway.age import TOKEN
+from gateway.leader.instance import FOLDER
 from gateway.memory import file
 
 if TYPE_CHECKING:

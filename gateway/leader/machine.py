@@ -36,11 +36,11 @@ class Stage(Enum):
 
     PREPARING = "preparing"
     STANDBY = "standing by"
-    ASKING = "asking the leader to make room"
+    ASKING = "asking the leader to yield"
     TAKING = "taking over"
     LEADING = "leading"
-    YIELDING = "making room"
-    YIELDED = "made room"
+    YIELDING = "yielding"
+    YIELDED = "yielded"
 
 
 class Able(Struct, frozen=True):

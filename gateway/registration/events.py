@@ -87,7 +87,7 @@ class Verified(Struct, frozen=True):
 
 
 class Lacking(Struct, frozen=True):
-    """The kubelet may have lost the resource: a look into its records for another reason found nothing of it, or a rival has gone."""
+    """The kubelet may have lost the resource: a look into its records for another reason found nothing of it."""
 
 
 class Withhold(Struct, frozen=True):

@@ -131,7 +131,7 @@ class State(Struct, frozen=True):
     standing_by_for: Age | None = None
     """The gateway that serves the resource instead of this one."""
     refused: bool = False
-    """Whether the kubelet refused the last Register (the handover gives the resource back then)."""
+    """Whether the kubelet refused the last Register."""
 
 
 def start(token: str, choice: str, last_accepted: str) -> State:

@@ -23,7 +23,6 @@ from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import kubelet_id
 from gateway.registration import events
 from gateway.registration import machine as registration
-from gateway.registration.bound import Bound
 from gateway.registration.cause import cause
 from gateway.registration.events import Phase, Timer
 from gateway.registration.negotiate import NOBODY, UNFIT
@@ -117,7 +116,7 @@ class Node(Struct, frozen=True, kw_only=True):
     register_at: Callable[[], float]
     """Tells when the next Register may be sent at the earliest (monotonic seconds)."""
     guard: Callable[..., Any] | None = None
-    """What is laid around answers to the kubelet, in a pair."""
+    """What is laid around answers to the kubelet."""
 
 
 class _Ahead(Struct, frozen=True):
@@ -161,7 +160,6 @@ class Resource:
         self._offer_task: asyncio.Task[None] | None = None
         self._last_report: events.Report | None = None
         self._tasks = Background(self._log)
-        self.bound = Bound(self.plugin, lambda: node.own_socket(name))
         self._ahead: _Ahead | None = None
         """A channel for the next Register, made when a stream ended: to make one takes most of a millisecond, in which nobody
         would serve. It connects when a kubelet is there (``approach``). (One that is there all the time keeps gRPC's threads
@@ -186,6 +184,20 @@ class Resource:
     def entries(self) -> dict[str, states.Entry]:
         """What is on its list, by device ID."""
         return self.plugin.list.entries
+
+    async def bind(self) -> None:
+        """Bind the socket, with a server of its own.
+
+        Raises:
+            OSError: the folder went, or no descriptor is left.
+            RuntimeError: the path can't be bound.
+        """
+        path = self._node.own_socket(self.name)
+        made = path.with_suffix(
+            ".made"
+        )  # When a server ends, gRPC removes the name that it bound, whoever has it then.
+        await self.plugin.bind(made)
+        made.rename(path)
 
     def publish(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> None:
         """Put a new list before the kubelet, and register once more where what Register said is no longer true."""
@@ -307,7 +319,6 @@ class Resource:
         if kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet:  # Else another one came in between.
             return NOBODY, f"nobody takes connections on {socket}"
         own = self._node.own_socket(self.name)
-        await self.bound.wake()
         if not own.is_socket():
             return NOBODY, f"our own socket {own} is gone: the folder was replaced"
         self.feed(events.Reached(offer.attempt, kubelet))
@@ -388,5 +399,4 @@ class Resource:
         await self._tasks.close()
         if self._ahead is not None:
             await self._ahead.channel.close()
-        self.bound.close()
         await self.plugin.close()

@@ -117,8 +117,8 @@ class DevicePlugin:
     """The device plugin of one resource name.
 
     ``emit`` takes the registration events that calls cause (a stream opened, ended, a list too large). ``kubelet_minor`` is the
-    kubelet's version, where an operator vouches for it. ``grace`` is as of ``DeviceList``; ``guard`` is laid around each answer of a
-    gateway beside others, by call and resource (``gateway.pair.flight``, ``gateway.leader``).
+    kubelet's version, where an operator vouches for it. ``grace`` is as of ``DeviceList``; ``guard`` is laid around each answer, by call and
+    resource (``gateway.leader``).
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The control socket: how a node's commands, and another gateway, talk to this one.
 
 A Unix socket in the state directory, ``<token>.sock``; JSON objects both ways, one a line: ``{"v": 1, "op": ...}``. The
-first message's ``op`` chooses a handler, which may answer at once or keep the connection and go on talking (a lease).
+first message's ``op`` chooses a handler, which may answer at once or keep the connection and go on talking.
 The format only grows: unknown fields are ignored, an unknown op is answered with an error and nothing else happens.
 
 Only our own user and root are heard, by the kernel's word (SO_PEERCRED), whatever the file's mode. Whoever is heard is

@@ -14,27 +14,23 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 READY: Final = "READY=1"
 ALIVE: Final = "WATCHDOG=1"
 STOPPING: Final = "STOPPING=1"
-parent: Final[list[socket.socket]] = []
-"""Who is told in place of a manager, where there is one: the parent of a pair."""
 _MICROSECONDS: Final = r"0*[1-9][0-9]{0,14}"
 _SHORTEST: Final = 0.05
 """Seconds: a manager that wants one more often wants a busy event loop."""
 
 
-def tell(word: str, environment: Mapping[str, str] = os.environ, descriptors: Sequence[int] = ()) -> None:
-    """Tell the manager, if there is one; give a parent copies of open descriptors, too.
+def tell(word: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Tell the manager, if there is one.
 
     Never waits and never raises: a manager that doesn't listen is no trouble of ours.
     """
     with contextlib.suppress(OSError):
-        if parent:
-            socket.send_fds(parent[0], [word.encode()], descriptors)
-        elif name := environment.get("NOTIFY_SOCKET", ""):
+        if name := environment.get("NOTIFY_SOCKET", ""):
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(0)
                 sender.connect(f"\0{name[1:]}" if name.startswith("@") else name)

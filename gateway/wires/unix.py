@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -25,13 +24,3 @@ def connect_error(path: Path) -> OSError | None:
     except OSError as error:
         return None if isinstance(error, BlockingIOError) else error
     return None
-
-
-def listening(path: Path) -> socket.socket:
-    """Give a socket that only listens at ``path``, in place of what is there; at no path where its folder is gone."""
-    place = socket.socket(socket.AF_UNIX)
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
-        place.bind(os.fspath(path))
-        place.listen()
-    return place

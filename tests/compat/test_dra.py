@@ -68,7 +68,7 @@ async def test_a_node_crosses_over_and_back_with_its_pods(
     async with _node(server, monkeypatch, "abc") as (made, place):
         server.put(f"{API}/namespaces/x/resourceclaims/other")
         kubelet = await made.start_kubelet(version)
-        both = Node.beside(place)
+        both = Node(place)
         async with both.gateway():
             await kubelet.wait(RESOURCE, 3)
             await kubelet.admit("a", RESOURCE, 1)

@@ -52,12 +52,6 @@ _parents: list[Parent] = []
 """The parent of this session's rows. Empty if the session has no row."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what isn't promised by how gateways agree (a switch of ``gateway.daemon``)."""
-    other = "overruled"
-    items[:] = [item for item in items if item.get_closest_marker(other) is None]
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fork the parent of the rows before any test starts gRPC's threads: a fork made after that may crash or hang."""
     if rows := {item.nodeid: item for item in session.items if _is_row(item)}:

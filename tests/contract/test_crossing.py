@@ -386,3 +386,23 @@ async def test_on_the_way_back_a_pod_by_name_counts_and_its_gpu_goes_to_the_next
         assert node.allocatable() == 2
         await cluster.end(claims[1])
         await node.admit("last")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_newer_gateway_takes_both_apis_over_and_nobody_loses_a_gpu(node: Node, version: str) -> None:
+    async with both(node, version) as cluster:
+        [held] = (await node.admit("pod")).devices[GPU]
+        await cross(cluster, "dra")
+        await node.until(lambda: len(cluster.published()) == 1, "one GPU to go over")
+        claim = cluster.claim("claim")
+        got = await cluster.prepare(claim)
+        newer = cluster.gateway("--dra", "on")
+        await node.eventually(newer.is_ready, "the newer one")
+        await node.pass_time(5)
+        assert await cluster.prepare(claim) == got
+        await cluster.end(claim)
+        node.remove("pod")
+        await cluster.published_is(gpu_0=[], gpu_1=[])  # The order still counts.
+        node.gateways[0].kill()
+        await node.pass_time(5)
+        assert (await cluster.prepare(cluster.claim("other", "gpu-0" if held == A else "gpu-1"))).gpus == {held}

@@ -38,14 +38,13 @@ async def test_a_newer_gateway_takes_over(node: Node, version: str) -> None:
     await node.admit("third")
 
 
-@pytest.mark.overruled
 @pytest.mark.also_real
 async def test_a_stopped_gateway_goes_on(node: Node) -> None:
     await node.start_kubelet()
     one = node.gateway()
     await node.allocatable_is(8)
     one.process.stop()
-    await node.pass_time(30)
+    await node.pass_time(5)
     one.process.go_on()
     await node.admit("pod")
 

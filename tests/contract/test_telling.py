@@ -248,7 +248,6 @@ async def test_what_another_pod_holds_now_is_told_at_once(node: Node) -> None:
         assert f"pod-{number}" in holders[device]
 
 
-@pytest.mark.overruled
 async def test_a_gateway_that_stood_still_is_not_alive_and_says_so_for_a_while(node: Node) -> None:
     await node.start_kubelet()
     one = node.gateway()
@@ -256,12 +255,12 @@ async def test_a_gateway_that_stood_still_is_not_alive_and_says_so_for_a_while(n
     assert await one.get("probes", "/healthz") == (200, "alive\n")
     one.process.stop()
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(8):
             await one.get("probes", "/healthz")
     one.process.go_on()
     assert await one.get("probes", "/healthz") == (200, "alive\n")
-    assert (await one.status())["lag_s"] > 20
-    assert (await one.metrics())[f"{PREFIX}loop_lag_seconds"] > 20
+    assert (await one.status())["lag_s"] > 2
+    assert (await one.metrics())[f"{PREFIX}loop_lag_seconds"] > 2
     await node.pass_time(150)
     assert (await one.status())["lag_s"] < 1
 
@@ -300,7 +299,7 @@ async def test_no_counter_falls_or_begins_above_zero(node: Node) -> None:
     assert total("registration_checks_total", "held") >= 3
     new = {name for name in counts if _is_counter(name) and name not in begun}
     assert not [name for name in new if "calls_total" in name and "Options" not in name]
-    assert not [name for name in new if "registrations_total" in name or "handovers_total" in name]
+    assert not [name for name in new if "registrations_total" in name]
 
 
 async def _counted(node: Node, one: Gateway, before: dict[str, float]) -> dict[str, float]:
@@ -342,7 +341,6 @@ async def test_device_ids_are_in_metrics_only_if_asked_for(node: Node) -> None:
     assert sum(given in row and "pod" in row for row in rows) == 1
 
 
-@pytest.mark.overruled
 async def test_a_service_manager_is_told_of_start_life_and_end(node: Node) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(node.folder / "notify"))
@@ -365,7 +363,7 @@ async def test_a_service_manager_is_told_of_start_life_and_end(node: Node) -> No
         assert max(later - before for before, later in itertools.pairwise([*alive, loop.time()])) < 8
         one.process.stop()
         heard.clear()
-        await node.pass_time(30)
+        await node.pass_time(8)
         assert not heard
         one.process.go_on()
         await node.pass_time(1)

@@ -127,8 +127,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "XR4",
         "without inotify nobody polls",
         "gateway/kubelet/watch.py",
-        "        return POLL_WITHOUT_INOTIFY if self._unwatched else POLL",
-        "        return POLL * 60 if self._unwatched else POLL",
+        "        return POLL if self._folder in self._watched.values() else POLL_WITHOUT_INOTIFY",
+        "        return POLL if self._folder in self._watched.values() else POLL * 60",
         f"{_REGISTRATION}::test_without_inotify_it_is_served_a_moment_later",
     ),
     Mutant(

@@ -57,14 +57,6 @@ MUTANTS = (
         f"{_LOOK}::test_until_all_pods_are_known_none_has_ended",
     ),
     Mutant(
-        "K2",
-        "a kubelet without a checkpoint counts as one that holds no list",
-        "gateway/kubelet/view.py",
-        "    if found is None or not found.registered:\n",
-        "    if found is None:\n        return frozenset()\n    if not found.registered:\n",
-        f"{_VIEW}::test_what_the_records_show",
-    ),
-    Mutant(
         "K3",
         "v1alpha1 is asked after any failure",
         "gateway/kubelet/view.py",

@@ -218,7 +218,7 @@ MUTANTS = (
     Mutant(
         "S3",
         "the server is bound where kubelets clean",
-        "gateway/handover/instance.py",
+        "gateway/leader/instance.py",
         '        self._shared = socket_dir / FOLDER\n        self._unseen = self._shared / f".{self.age.token}"',
         "        self._shared = socket_dir / FOLDER\n        self._unseen = socket_dir",
         "tests/unit/test_instance.py",
@@ -234,7 +234,7 @@ MUTANTS = (
     Mutant(
         "S5",
         "names of anybody are swept",
-        "gateway/handover/instance.py",
+        "gateway/leader/instance.py",
         'socket_dir.glob(f"{token}-*.sock")',
         'socket_dir.glob("*.sock")',
         "tests/contract/test_two_gateways.py::test_dead_gateways_leave_nothing_behind",
@@ -257,11 +257,19 @@ MUTANTS = (
     ),
     Mutant(
         "S8",
-        "the newer yields",
-        "gateway/age.py",
-        "if peer > own",
-        "if peer < own",
-        "tests/unit/test_handover_machine.py::test_the_older_yields",
+        "nobody asks the older one to yield",
+        "gateway/leader/machine.py",
+        "or state.own <= state.leader:",
+        "or state.own >= state.leader:",
+        "tests/contract/test_life.py::test_a_newer_gateway_takes_over",
+    ),
+    Mutant(
+        "S8",
+        "the older one yields and keeps the locks",
+        "gateway/leader/machine.py",
+        "(Reply(state.other), Free(), SetAlarm(REPORT))",
+        "(Reply(state.other), SetAlarm(REPORT))",
+        "tests/unit/test_leader_machine.py::test_of_two_one_leads_at_most_and_one_can_always_lead_again",
     ),
     Mutant(
         "S8",
@@ -387,8 +395,8 @@ MUTANTS = (
         "T5",
         "an own name is not among those that are looked for",
         "gateway/folder.py",
-        "(KUBELET_SOCKET, *(one.state.name for one in self._resources.values()))",
-        "(KUBELET_SOCKET,)",
+        "(KUBELET_SOCKET, instance.FOLDER, *(one.state.name for one in self._resources.values()))",
+        "(KUBELET_SOCKET, instance.FOLDER)",
         "tests/contract/test_registration.py::test_without_inotify_it_is_served_a_moment_later",
     ),
     Mutant(

@@ -119,7 +119,6 @@ def counted() -> Tally:
         tally.call(RESOURCE, "Allocate", 0.0002, "FAILED_PRECONDITION")
     tally.lost_fields.add("v1alpha2", "topology")
     tally.checks.add(RESOURCE, Confirmation.HELD.value)
-    tally.handovers.add("newer", "completed")
     tally.late(0.0021, NOW - 1)
     return tally
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.handover.machine import Newer, Older
+from gateway.leader.machine import Stage
 from gateway.registration.events import Phase
 from tools import machines
 
@@ -79,7 +79,7 @@ def test_the_code_has_what_the_glossary_says_of_it() -> None:
 
 def test_the_tables_have_every_state_of_both_machines() -> None:
     page = machines.page()
-    for states in (Phase, Older, Newer):
+    for states in (Phase, Stage):
         assert [one.value for one in states if f"\n| {one.value} |" not in page] == (
             ["stopped"] if states is Phase else []  # Nothing happens any more.
         )

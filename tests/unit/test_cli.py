@@ -56,7 +56,6 @@ def test_flag_and_variable(given: list[Settings], flag: str, text: str, field: s
 SWITCHES = [
     ("--metrics-device-ids", "metrics_device_ids"),
     ("--host-service", "host_service"),
-    ("--standby", "standby"),
     ("--node-condition", "node_condition"),
     ("--node-events", "node_events"),
     ("--gpu-metrics", "gpu_metrics"),
@@ -203,11 +202,6 @@ def test_the_host_service_is_not_started_again_where_that_does_not_help() -> Non
     assert f"RestartPreventExitStatus=2 {EX_CONFIG}\n" in unit.read_text()
 
 
-def test_of_a_host_service_that_is_a_pair_the_other_one_goes_on_where_one_is_killed_for_memory() -> None:
-    unit = Path(__file__).parents[2] / "deploy/systemd/device-plugin-gateway@.service"
-    assert "OOMPolicy=continue\n" in unit.read_text()
-
-
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["probe", "--help"], ["demo", "--help"], ["dev", "kubelet", "--help"], ["config", "show", "--help"]],
@@ -254,6 +248,17 @@ from gateway.__main__ import {entry}
 """
     ended = subprocess.run([sys.executable, "-c", program, "--version"], check=False, capture_output=True, text=True)
     assert (ended.returncode, "version" in ended.stdout) == (0, True), ended.stderr
+
+
+def test_a_hangup_while_the_settings_are_read_does_not_end_it() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # Who is run by nohup would ignore it.
+        "import gateway.cli.main as command\n"
+        "command._settings = lambda *_: (os.kill(os.getpid(), signal.SIGHUP), sys.exit(7))\n"
+        "command.gateway()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 7
 
 
 def test_a_command_meets_a_hangup_as_it_was_started() -> None:

@@ -72,14 +72,6 @@ def test_a_plugin_behind_the_bridge_takes_no_name_of_ours(tmp_path: Path, monkey
     bridge.return_value.claims.assert_not_called()
 
 
-@pytest.mark.parametrize("made", ["nvidia.backend.NvidiaBackend", "simulated.backend.SimulatedBackend"])
-def test_what_a_backend_looks_at_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str) -> None:
-    """Else a pair that dies of what it reads dies of it again and again."""
-    monkeypatch.setattr(f"devices.gpu.{made}", backend := Mock())
-    source(Settings(backend=made.partition(".")[0]), tmp_path, attempts := Mock())
-    assert attempts in {*backend.call_args.args[1:], *backend.call_args.kwargs.values()}
-
-
 def test_auto_takes_what_is_there(tmp_path: Path) -> None:
     both = pci(tmp_path, ("0x1002", "0x030000"), ("0x10de", "0x030200"))
     assert source(Settings(), both).name == "nvidia+amd"

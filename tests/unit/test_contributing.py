@@ -159,7 +159,7 @@ class _Pretend(Vendor):
 PRETEND = _Pretend()
 """
 MAKER = """
-def _pretend(settings: Settings, _: Attempts | None) -> DeviceSource:
+def _pretend(settings: Settings) -> DeviceSource:
     from devices.gpu.pretend.backend import PretendBackend
     {imported}
     from devices.gpu.source import GPUSource

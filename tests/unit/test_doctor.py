@@ -45,7 +45,7 @@ from gateway.doctor.snapshot import (
     StateDir,
     Surveyed,
 )
-from gateway.handover.instance import Instance
+from gateway.leader.instance import Instance
 from gateway.memory.rows import FileState
 from gateway.telling.sides import ByNameStatus, DriverStatus, SideStatus
 from gateway.telling.status import (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -64,19 +63,6 @@ def test_many_events_take_several_reads_and_none_is_lost(tmp_path: Path, watch: 
     reads = list(iter(watch.read, []))
     assert len(reads) > 1
     assert [event.name for events in reads for event in events] == names
-
-
-def test_instances_take_the_numbers_that_were_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(inotify, "kept", [*os.pipe(), *os.pipe()])
-    with socket.socket() as connection:
-        for number in range(5):
-            with closing(INotify()) as one:
-                if number < 4:
-                    assert one.fileno() < connection.fileno()
-                assert not os.get_inheritable(one.fileno())
-                one.add_watch(tmp_path, inotify.CREATE)
-                (tmp_path / str(number)).write_text("")
-                assert [event.name for event in one.read()] == [str(number)]
 
 
 def test_what_can_not_be_watched(tmp_path: Path, watch: INotify) -> None:

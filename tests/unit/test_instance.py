@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gateway.age import HOST_SERVICE_NS
-from gateway.handover import instance as instances
-from gateway.handover.instance import FOLDER, Instance, make_folder, socket_name, sweep
+from gateway.leader import instance as instances
+from gateway.leader.instance import FOLDER, Instance, alive, make_folder, socket_name, sweep
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def living(tmp_path: Path, made: list[Instance]) -> Instance:
     return instance
 
 
-@pytest.mark.parametrize("opens", ["os.scandir", "os.open", "builtins.open"])
+@pytest.mark.parametrize("opens", ["os.scandir", "os.open", "pathlib.Path.open"])
 def test_without_a_descriptor_it_is_not_known_who_lives(
     tmp_path: Path, made: list[Instance], monkeypatch: pytest.MonkeyPatch, opens: str
 ) -> None:
@@ -78,12 +78,11 @@ def test_without_a_descriptor_it_is_not_known_who_lives(
     def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    first = living(tmp_path, made)
     living(tmp_path, made)
     with monkeypatch.context() as limited:
         limited.setattr(opens, refuse)
         with pytest.raises(OSError, match="Too many open files"):
-            first.peers()
+            alive(tmp_path)
 
 
 def test_who_goes_keeps_nothing_open(tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_what_is_planted_beside_them_hides_no_gateway(
     for number in range(3):
         (tmp_path / FOLDER / f"0000000{number}").touch()
         (tmp_path / FOLDER / f".planted{number}").mkdir()
-    assert first.peers() == {second.age: second.folder}
+    assert alive(tmp_path) == {first.token, second.token}
 
 
 def _nothing(_: Path) -> None:
@@ -150,7 +149,7 @@ def test_what_only_looks_like_a_gateway_is_not_seen(
 ) -> None:
     first, second = living(tmp_path, made), living(tmp_path, made)
     spoil(second.folder)
-    assert [*first.peers().values()] == ([second.folder] if seen else [])
+    assert alive(tmp_path) == {first.token, *([second.token] if seen else [])}
 
 
 @pytest.mark.parametrize(("seconds", "swept"), [(0, []), (60, [".0123abcd"])], ids=["just begun", "long ago"])

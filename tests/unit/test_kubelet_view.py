@@ -18,12 +18,11 @@ from adapters.dialect import MalformedError
 from adapters.pb.podresources import v1_pb2 as pb
 from devices.model import Device, Health
 from gateway.kubelet import view as kubelet_view
-from gateway.kubelet.view import Untold, View
+from gateway.kubelet.view import View
 
 GPU = "nvidia.com/gpu"
 DEVICES = [Device("a"), Device("b"), Device("ill", Health.UNHEALTHY)]
 NOT_THERE = grpc.StatusCode.UNIMPLEMENTED, "unknown service"
-DISABLED = grpc.StatusCode.UNKNOWN, "PodResources API GetAllocatableResources disabled"
 OFF = grpc.StatusCode.UNKNOWN, "the API is off"
 NO_SUCH_POD = grpc.StatusCode.UNKNOWN, "pod p in namespace ns not found"
 TOO_OFTEN = grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"
@@ -93,40 +92,6 @@ def recorded(resource: str, *ids: str) -> bytes:
 async def test_what_the_kubelet_holds(folder: Path, kubelet: Kubelet, answers: list[Answer], held: bool | None) -> None:
     kubelet.answers[podresources.GET_ALLOCATABLE] = answers
     assert await kubelet_view.holds(folder / "k.sock", GPU, DEVICES) is held
-
-
-OLD_NS, NEW_NS = 1_000, 2_000
-NOW, AT_ALL, SINCE = Untold.NOW, Untold.AT_ALL, Untold.SINCE
-WRITTEN = b'{"PodDeviceEntries":null,"RegisteredDevices":{"nvidia.com/gpu":["a"],"amd.com/gpu":[]}}'
-
-
-@pytest.mark.parametrize(
-    ("answers", "file", "written_ns", "shown"),
-    [
-        pytest.param([recorded(GPU, "a")], b"", 0, {GPU}, id="the kubelet says it"),
-        pytest.param(
-            [recorded("amd.com/gpu", "a")], WRITTEN, NEW_NS, {"amd.com/gpu"}, id="and counts more than its file"
-        ),
-        pytest.param([recorded(GPU)], b"", 0, set(), id="it gives no device"),
-        pytest.param([NOT_THERE], WRITTEN, NEW_NS, {GPU}, id="too old to say it: its file"),
-        pytest.param([DISABLED], WRITTEN, NEW_NS, {GPU}, id="its gate is off: its file"),
-        pytest.param([NOT_THERE], WRITTEN, OLD_NS, SINCE, id="a file of before: nobody sent a list since"),
-        pytest.param([NOT_THERE], b"{", NEW_NS, AT_ALL, id="a file that is half written"),
-        pytest.param([NOT_THERE], b'{"Entries":[]}', NEW_NS, AT_ALL, id="1.8 doesn't write what is registered"),
-        pytest.param([NOT_THERE], None, 0, AT_ALL, id="no file: kubelets 1.16 to 1.20 write it with the first pod"),
-        pytest.param([TOO_OFTEN], WRITTEN, NEW_NS, NOW, id="asked too often by everyone"),
-        pytest.param([b"\xff\xff"], WRITTEN, NEW_NS, NOW, id="no such message"),
-    ],
-)
-async def test_what_the_records_show(
-    folder: Path, kubelet: Kubelet, answers: list[Answer], file: bytes | None, written_ns: int, shown: set[str] | Untold
-) -> None:
-    kubelet.answers[podresources.GET_ALLOCATABLE] = answers
-    if file is not None:
-        (folder / "checkpoint").write_bytes(file)
-        os.utime(folder / "checkpoint", ns=(written_ns, written_ns))
-    since_ns = (OLD_NS + NEW_NS) // 2
-    assert await kubelet_view.shown(folder / "k.sock", folder / "checkpoint", since_ns) == shown
 
 
 async def test_no_kubelet_to_ask(tmp_path: Path) -> None:

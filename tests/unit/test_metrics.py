@@ -102,7 +102,6 @@ def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
         ("drift_devices", {"resource": RESOURCE, "kind": "doubled"}, 0),
         ("drift_devices", {"resource": RESOURCE, "kind": "forgotten"}, 1),
         ("drift_devices", {"resource": RESOURCE, "kind": "surplus"}, 0),
-        ("handovers_total", {"side": "newer", "outcome": "completed"}, 1),
         ("ledger_writable", {}, 0),
         ("ledger_pending_changes", {}, 2),
         ("ledger_writes_total", {}, 12),
@@ -133,12 +132,6 @@ def test_a_sample(name: str, labels: dict[str, str], value: float) -> None:
 )
 def test_what_is_not_known_has_no_sample(status: GatewayStatus, name: str) -> None:
     assert [found for found, _ in samples(status) if found == name] == []
-
-
-def test_what_another_gateway_is_to_serve_and_nobody_does_is_not_served() -> None:
-    status = document(replace(STANDBY, lacking_s=2.5))
-    assert samples(status)[key("serving", resource=RESOURCE)] == 0
-    assert status.resources[0].lacking_s == 2.5
 
 
 def test_what_keeps_a_source_from_telling_is_counted() -> None:

@@ -8,8 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Final
 
 import pytest
 
@@ -20,7 +19,6 @@ from gateway.configuration import choice
 from gateway.configuration import file as configuration
 from gateway.configuration.settings import Choice, ConfigError
 from gateway.dra import cdi
-from gateway.handover.alone import LOCK, Alone
 from gateway.kubelet import view
 from gateway.kubernetes import access
 from gateway.memory import file as ledger
@@ -28,11 +26,6 @@ from gateway.memory import witness
 
 LARGE: Final = 1 << 40
 """Bytes: more than there is memory."""
-
-
-def _decider(path: Path) -> str:
-    waiting = cast("Any", SimpleNamespace(_state_dir=path.parent, _lock=-1))
-    return Alone.decider(waiting)
 
 
 def _specify(path: Path) -> None:
@@ -43,7 +36,6 @@ READERS: Final[dict[str, tuple[str, Callable[[Path], object]]]] = {
     "the ledger": ("ledger.json", ledger.read),
     "the bridge's memory": (plugins.NAME, lambda path: plugins.load(path.parent)),
     "the remembered label": (choice.MEMORY, lambda path: choice.remembered(Choice(path, "x/y"), path.parent)),
-    "the lock of who decides": (LOCK, _decider),
     "the kubelet's checkpoint": ("kubelet_internal_checkpoint", view.read_record),
     "a claim's specification": (cdi.path_of("d", "u", Path()).name, _specify),
     "the configuration": ("config.yaml", configuration.read),

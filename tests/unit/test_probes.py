@@ -62,12 +62,12 @@ async def test_a_pod_beside_the_host_service() -> None:
 
 
 async def test_an_update_to_one_that_can_not_serve_stops_there() -> None:
-    """The older one serves again, and is not to be ended."""
+    """The kubelet has the older one's list still."""
     async with probed() as made:
         kubelet = await made.start_kubelet("1.37")
         await until(await port_of(await made.start_gateway()), 200, f"{RESOURCE}: served")
         await kubelet.fault(Faults(never_calls_back=True))
         newer = await port_of(await made.start_gateway())
-        await until(newer, 503, f"{RESOURCE}: not taken over from")
+        await until(newer, 503, f"{RESOURCE}: not served")
         await kubelet.fault(Faults())
         await until(newer, 200, f"{RESOURCE}: served")

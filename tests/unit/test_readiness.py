@@ -96,34 +96,6 @@ def standing(phase: Phase, checked: Confirmation | None = Confirmation.HELD, **f
             id="the host service has it",
         ),
         pytest.param(
-            standing(Phase.STANDBY, None, standing_by_for="3f9a2c1d", lacking_s=2.9),
-            60.0,
-            True,
-            "standby: 3f9a2c1d",
-            id="the records lack it for a moment",
-        ),
-        pytest.param(
-            standing(Phase.STANDBY, None, standing_by_for="3f9a2c1d", lacking_s=3.0),
-            60.0,
-            False,
-            "no device of it for 3.0 s",
-            id="nobody serves it",
-        ),
-        pytest.param(
-            standing(Phase.STANDBY, None, standing_by_for="3f9a2c1d", lacking_s=9.0),
-            None,
-            True,
-            "standby",
-            id="nobody could, without a kubelet",
-        ),
-        pytest.param(
-            standing(Phase.STANDBY, None, standing_by_for="3f9a2c1d", lacking_s=9.0, devices=0),
-            60.0,
-            True,
-            "no devices",
-            id="and of nothing nothing is missing",
-        ),
-        pytest.param(
             standing(Phase.OFFERING, None, standing_by_for="3f9a2c1d"), 60.0, True, "standby", id="about to stand by"
         ),
         pytest.param(standing(Phase.STANDBY), 60.0, True, "standby: another gateway", id="about to take over"),
@@ -233,7 +205,5 @@ def test_an_answer_is_short_and_each_line_is_ours(resources: list[tuple[str, str
 
 @pytest.mark.parametrize("to_take_over", [False, True])
 def test_of_a_resource_without_devices_nothing_is_missing_beside_one_that_is_served(*, to_take_over: bool) -> None:
-    empty = standing(
-        Phase.STANDBY, None, standing_by_for="3f9a2c1d", lacking_s=9.0, devices=0, to_take_over=to_take_over
-    )
+    empty = standing(Phase.STANDBY, None, standing_by_for="3f9a2c1d", devices=0, to_take_over=to_take_over)
     assert readiness.judge((standing(Phase.SERVING), empty), begun=True, kubelet_s=60.0).ready

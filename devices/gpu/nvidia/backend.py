@@ -28,7 +28,6 @@ from devices.policy import Policy
 from devices.source import GiveUpError
 
 if TYPE_CHECKING:
-    from devices.source import Attempts
     from devices.telemetry import Reading
 
 _LOGGED_AGAIN_S: Final = 60.0
@@ -65,7 +64,6 @@ class NvidiaBackend:
         proc: where its ``/proc`` is seen.
         dev: where the host's ``/dev`` is seen.
         pace: how often, and how long.
-        attempts: where it is noted what is looked at.
         without_uvm: as in ``KernelFacts``.
     """
 
@@ -80,10 +78,9 @@ class NvidiaBackend:
         proc: Path = Path("/proc"),
         dev: Path = Path("/dev"),
         pace: Pace = Pace(),
-        attempts: Attempts | None = None,
         without_uvm: bool = False,
     ) -> None:
-        self._policy, self._pace, self._attempts = policy, pace, attempts
+        self._policy, self._pace = policy, pace
         self._checks = _checks(policy)
         self._node = KernelFacts(sys, proc, dev, without_uvm)
         self._library = library
@@ -115,7 +112,7 @@ class NvidiaBackend:
                 the library has not fitted the driver for ``Pace.grace``, and only a new container can have another.
         """
         nvml = Nvml(self._library)
-        looker = Looker(nvml, self._node, self._pace, self._let, self._guests, self._attempts)
+        looker = Looker(nvml, self._node, self._pace, self._let, self._guests)
         self._looker = looker
         self._defect = None
         if self._scan is None:
@@ -168,7 +165,7 @@ class NvidiaBackend:
         silent = {uuid for uuid, look in scan.looks.items() if look.failed is not None or look.lost} | {self._stuck}
         left_out = self._released() | silent
         gpus = [one for one in scan.gpus if one.board not in left_out]
-        return telemetry.read(self._library, self._guests, gpus, self._attempts)
+        return telemetry.read(self._library, self._guests, gpus)
 
     def judge_by(self, policy: Policy) -> None:
         """Judge health as the operator says it now. Must not block, and never raises."""

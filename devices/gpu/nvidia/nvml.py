@@ -50,10 +50,6 @@ class LostError(NvmlError):
     """The GPU doesn't answer any more, and won't until it is reset."""
 
 
-class CrashedError(NvmlError):
-    """A process ended while it asked this: it isn't asked again."""
-
-
 class UnsupportedError(NvmlError):
     """The driver or the GPU doesn't know this question."""
 

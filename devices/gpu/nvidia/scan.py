@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.nvidia.health import Looked
 from devices.gpu.nvidia.kernel import KernelFacts
-from devices.gpu.nvidia.nvml import Board, CrashedError, DeniedError, LostError, MigDevice, Nvml, NvmlError
+from devices.gpu.nvidia.nvml import Board, DeniedError, LostError, MigDevice, Nvml, NvmlError
 from devices.model import Trouble, TroubleKind
-from devices.source import Attempts, Unusable
+from devices.source import Unusable
 
 _VENDOR: Final = "nvidia"
 _RESOURCE: Final = "nvidia.com/gpu"
@@ -85,40 +85,18 @@ class Session(Struct):
 
 
 class Busy:
-    """What a thread is at, and since when (monotonic seconds): a call of NVML may hang there, or end the process.
+    """What a thread is at, and since when (monotonic seconds): a call of NVML may hang there."""
 
-    Args:
-        attempts: where it is noted, too, so that what ended a process isn't tried again.
-    """
-
-    def __init__(self, attempts: Attempts | None = None) -> None:
+    def __init__(self) -> None:
         self.at: tuple[float, str] | None = None
-        self._attempts, self._noted = attempts, ""
 
     def on(self, what: str) -> None:
-        """Begin with a step; ``what`` is a GPU's UUID or the step's name.
-
-        Raises:
-            CrashedError: a process ended at this step.
-        """
-        self.off()
-        if self._attempts is not None:
-            if reason := self._attempts.begin(f"the look at {what}"):
-                raise CrashedError(reason)
-            self._noted = what
-        self.at = time.monotonic(), what
-
-    def on_all_the_same(self, what: str) -> None:
-        """Begin with a step that can't be left out."""
-        self.off()
+        """Begin with a step; ``what`` is a GPU's UUID or the step's name."""
         self.at = time.monotonic(), what
 
     def off(self) -> None:
         """Have nothing to do."""
         self.at = None
-        if self._attempts is not None and self._noted:
-            self._attempts.end(f"the look at {self._noted}")
-            self._noted = ""
 
 
 class Scanner:
@@ -154,7 +132,7 @@ class Scanner:
         known = dict(sorted(known.items(), key=lambda item: item[1][0].index))
         known = {u: (replace(g, links=self._links(session, g, known)), *rest) for u, (g, *rest) in known.items()}
         self._known = {uuid: gpus for uuid, gpus in self._known.items() if uuid in let.uuids} | known
-        failed = any(seat.error is not None and not isinstance(seat.error, CrashedError) for seat in seats)
+        failed = any(seat.error is not None for seat in seats)
         unheard = {seat.uuid for seat in seats if seat.error is None} - session.heard
         lost = failed or bool(unheard) or any(look.lost for look in looks.values())
         session.lost = lost or (not let.uuids and self._is_short(session))

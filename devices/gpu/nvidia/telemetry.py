@@ -13,33 +13,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from devices.gpu.model import GPU
 from devices.gpu.nvidia.nvml import Nvml, NvmlError
 from devices.gpu.nvidia.watch import Guests
-from devices.source import Attempts, noted
 from devices.telemetry import Reading
 
 
-def read(library: str, guests: Guests, gpus: Sequence[GPU], attempts: Attempts | None = None) -> tuple[Reading, ...]:
-    """Read the gauges of these GPUs and MIG instances, as far as they can be; note in ``attempts`` whose. Blocks."""
+def read(library: str, guests: Guests, gpus: Sequence[GPU]) -> tuple[Reading, ...]:
+    """Read the gauges of these GPUs and MIG instances, as far as they can be. Blocks."""
     with guests.let_in() as welcome:
         if not welcome:
             return ()
         nvml = Nvml(library)
         try:
             nvml.open()
-            return tuple(_each(nvml, gpus, attempts))
+            return tuple(_each(nvml, gpus))
         except NvmlError:
             return ()
         finally:
             nvml.close()
 
 
-def _each(nvml: Nvml, gpus: Sequence[GPU], attempts: Attempts | None) -> Iterator[Reading]:
+def _each(nvml: Nvml, gpus: Sequence[GPU]) -> Iterator[Reading]:
     for board in gpus:
         if board.parent:
             continue
         parts = [one for one in gpus if one.parent == board.uuid]
-        with contextlib.suppress(NvmlError), noted(attempts, f"the gauges of {board.uuid}") as reason:
-            if not reason:
-                yield from _board(nvml, board, parts)
+        with contextlib.suppress(NvmlError):
+            yield from _board(nvml, board, parts)
 
 
 def _board(nvml: Nvml, board: GPU, parts: Iterable[GPU]) -> Iterator[Reading]:

@@ -23,7 +23,6 @@ from msgspec.structs import replace
 from devices.gpu.nvidia.health import Event
 from devices.gpu.nvidia.kernel import KernelFacts
 from devices.gpu.nvidia.nvml import (
-    CrashedError,
     DeniedError,
     MismatchError,
     NotLoadedError,
@@ -33,7 +32,6 @@ from devices.gpu.nvidia.nvml import (
     UnsupportedError,
 )
 from devices.gpu.nvidia.scan import Busy, Let, Scan, Scanner, Session
-from devices.source import Attempts
 
 _AFTER_S: Final = 0.05
 """Between an error and the look that it asks for, in seconds: the error itself is told first."""
@@ -131,15 +129,13 @@ class Guests:
 class Looker:
     """The two threads. ``start``, ``renew``, ``end`` and ``stuck`` are for the loop; the rest runs in the looking thread."""
 
-    def __init__(
-        self, nvml: Nvml, node: KernelFacts, pace: Pace, let: Let, guests: Guests, attempts: Attempts | None = None
-    ) -> None:
+    def __init__(self, nvml: Nvml, node: KernelFacts, pace: Pace, let: Let, guests: Guests) -> None:
         self._nvml, self._node, self._pace, self._let = nvml, node, pace, let
         self._guests = guests
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._session: Session | None = None
         self._old: threading.Thread | None = None
-        self._busy = Busy(attempts)
+        self._busy = Busy()
         self._scanner = Scanner(nvml, node, self._busy)
         self._waiting: float | None = None
         self._opens_anyway: frozenset[int] = frozenset()
@@ -311,7 +307,7 @@ class Looker:
             if self._old.is_alive():
                 return False
             self._old = None
-        self._busy.on_all_the_same("nvmlShutdown")
+        self._busy.on("nvmlShutdown")
         self._nvml.close()
         self._busy.off()
         return self._guests.gone()
@@ -350,8 +346,6 @@ class Looker:
                 self._nvml.listen(uuid)
                 told = True
                 heard.add(uuid)
-            except CrashedError:
-                heard.add(uuid)  # Opened anew, it would be left out again.
             except (UnsupportedError, DeniedError) as error:
                 heard.add(uuid)
                 self._scanner.tell_once(uuid, "no errors of this GPU are told", error)

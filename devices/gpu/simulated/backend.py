@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
@@ -20,10 +20,6 @@ from devices.gpu.simulated.document import ProfileError
 from devices.gpu.simulated.profile import Described, UnreadableProfileError, find, parse, read
 from devices.gpu.vendor import Vendor
 from devices.model import ContainerAnswer
-from devices.source import noted
-
-if TYPE_CHECKING:
-    from devices.source import Attempts
 
 
 class _Others(Vendor):
@@ -52,7 +48,6 @@ class SimulatedBackend:
 
     Args:
         profile: its name or path.
-        attempts: where it is noted that it is read.
 
     Raises:
         ProfileError: there is neither such a shipped profile nor such a file.
@@ -60,9 +55,8 @@ class SimulatedBackend:
 
     name = "simulated"
 
-    def __init__(self, profile: str = "default", attempts: Attempts | None = None) -> None:
+    def __init__(self, profile: str = "default") -> None:
         self._path, self._edited = find(profile)
-        self._attempts = attempts
         self._content: bytes | None = None
         self._rejected = ""
         self._profile: Mapping[str, Described] | None = None
@@ -124,7 +118,7 @@ class SimulatedBackend:
             if content == self._content:
                 return True
             self._content = content
-            self._profile = self._parsed(content)
+            self._profile = parse(content, str(self._path))
         except ProfileError as error:
             self._content = None
             if str(error) != self._rejected:
@@ -134,12 +128,6 @@ class SimulatedBackend:
         self._rejected = ""
         _log.info("profile read", path=str(self._path), gpus=self._counts())
         return True
-
-    def _parsed(self, content: bytes) -> Mapping[str, Described]:
-        with noted(self._attempts, f"the profile {self._path}", content) as reason:
-            if reason:
-                raise ProfileError(reason)
-            return parse(content, str(self._path))
 
     def _counts(self) -> dict[str, int]:
         return {resource: len(one.gpus) for resource, one in (self._profile or {}).items()}
