@@ -236,12 +236,6 @@ mutants: $(VENV) ## break each rule on purpose; a test must notice
 bench: $(VENV) ## measure the promises that have a figure
 	$(RUN)python -m gateway.lab.bench
 
-# RIVALS: more options, as "--rivals stopped" or "--kubelets 1.28 --no-genuine".
-RIVALS ?=
-.PHONY: rivals
-rivals: $(VENV) ## what other gateways that don't serve cost the kubelet's records, on emulated and built genuine kubelets
-	@$(RUN)python -m gateway.lab.trials.rivals $(RIVALS)
-
 # WALKS: more options. "--walks 200" for fewer, "--seed 1000" for others, "--steps ..." for one again.
 WALKS ?= --walks 2000
 .PHONY: walks

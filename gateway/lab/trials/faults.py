@@ -36,7 +36,6 @@ from gateway.lab.kubelets.kubelet import Faults, Kubelet, KubeletError
 from gateway.lab.matrix.witness import logs
 from gateway.lab.namespaces import Namespaces, NamespacesError
 from gateway.lab.trials.invariants import given_twice, holdings
-from gateway.lab.trials.rivals import MOST, RIVALS
 from gateway.lab.trials.scenarios import PATIENCE, RESOURCE, BrokenPromiseError, Node, device_ids, must, node
 from gateway.lab.waiting import until
 from gateway.wires.unix import listens
@@ -59,8 +58,6 @@ CHECKPOINT = "kubelet_internal_checkpoint"
 FAR_SECONDS = 10 * 365 * 86400
 """How far the wall clock jumps."""
 STORM, STORM_SECONDS = 20, 10.0
-RIVAL_SECONDS = 0.3
-"""How long another gateway is there before the node must be right: by then it took what it would take."""
 PENDING_UPDATES, PENDING_MIB = 100, 8.0
 """So many lists that nobody reads may cost the gateway so much more memory. (Sent out, they would be twice that.)"""
 
@@ -526,17 +523,6 @@ async def _rolled(g: Ground, _: int, *, back: bool) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _rival(g: Ground, _: int, *, name: str, seconds: float = RIVAL_SECONDS) -> AsyncIterator[None]:
-    """Another gateway comes and doesn't serve; it leaves as a crash does."""
-    if g.answering is None:
-        yield
-        return
-    async with RIVALS[name](g.node):
-        await asyncio.sleep(seconds)
-        yield
-
-
-@asynccontextmanager
 async def _name_removed(g: Ground, _: int) -> AsyncIterator[None]:
     for line in g.node.gateway.lines("registered")[-1:]:
         with contextlib.suppress(OSError):
@@ -899,30 +885,6 @@ FAULTS: Mapping[str, Fault] = {
             partial(_rolled, back=True),
             serves=True,
             lasts=2,
-        ),
-        Fault(
-            "rival-refused",
-            "a newer gateway, with a state directory of its own, may speak only what this kubelet doesn't",
-            RESTART,
-            partial(_rival, name="refused, its own state", seconds=COLD_START + RIVAL_SECONDS),
-            why="it asks for nothing",
-            serves=True,
-        ),
-        Fault(
-            "rival-stopped",
-            "a newer gateway, with a state directory of its own, stands still (SIGSTOP) once the others see it",
-            MOST,
-            partial(_rival, name="stopped, its own state"),
-            why="the kubelet's records must lack the devices for a while, before they are taken back",
-            serves=True,
-        ),
-        Fault(
-            "rival-planted",
-            "a folder looks like a newer gateway, with a lock that is held and a socket that nobody answers on",
-            MOST,
-            partial(_rival, name="planted, deaf"),
-            why="as above",
-            serves=True,
         ),
         Fault(
             "name-removed",

@@ -59,7 +59,6 @@ RARE: Final[Mapping[str, float]] = {
     **dict.fromkeys(("restart-storm", "gateway-killed", "gateway-restarted", "gateway-absent"), 0.1),
     **dict.fromkeys(("gateway-rolled-out", "gateway-rolled-back"), 0.2),
     **dict.fromkeys(("register-lost", "never-calls"), 0.2),
-    **dict.fromkeys(("rival-refused", "rival-stopped", "rival-planted"), 0.2),
     "several-at-once": 0.5,
 }
 """How often a fault is chosen, where that isn't 1: what takes long, and what ends the gateway that is watched for growth."""
