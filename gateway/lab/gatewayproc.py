@@ -85,6 +85,11 @@ class GatewayProcess(Spawned):
             if number >= skip and all(line.get(key, ...) == value for key, value in wanted.items())
         ]
 
+    @property
+    def stage(self) -> str:
+        """Whether it leads, by its log: the ``gateway.leader.machine.Stage`` that it was in last; '' before the first."""
+        return next((str(line["stage"]) for line in reversed(self._lines) if line["event"] == "leader"), "")
+
     async def wait_for(self, event: str, *, since: int = 0, seconds: float = 30, **fields: Any) -> Line:
         """Wait for a line with this ``event`` and these fields, also one that came already (after the mark ``since``).
 
