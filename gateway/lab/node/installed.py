@@ -211,6 +211,7 @@ class DaemonSet:
     """Ours, from its image, by deploy/kustomize/overlays/simulated."""
 
     kind = "DaemonSet"
+    containers: Sequence[str] = ("gateway",)
 
     def __init__(self, node: Node, api: Api, seen: Recorder, image: str) -> None:
         self._node, self._api, self._seen, self._image = node, api, seen, image
@@ -244,7 +245,8 @@ class DaemonSet:
         """Have another image rolled out, and wait until the last pod of the old one is gone."""
         self._image = image
         name = await self._name()
-        change = {"spec": {"template": {"spec": {"containers": [{"name": "gateway", "image": image}]}}}}
+        containers = [{"name": name, "image": image} for name in self.containers]
+        change = {"spec": {"template": {"spec": {"containers": containers}}}}
         old = {pod.uid for pod in self._pods(self._seen)}
         await self._api.strategic(f"{DAEMONSETS}/{name}", change)
         await self._seen.until(
