@@ -38,6 +38,7 @@ from gateway.lab.namespaces import Namespaces, NamespacesError
 from gateway.lab.trials.invariants import given_twice, holdings
 from gateway.lab.trials.scenarios import PATIENCE, RESOURCE, BrokenPromiseError, Node, device_ids, must, node
 from gateway.lab.waiting import until
+from gateway.leader.leader import HANGS, LIVES
 from gateway.wires.unix import listens
 
 GPUS = 8
@@ -58,6 +59,8 @@ CHECKPOINT = "kubelet_internal_checkpoint"
 FAR_SECONDS = 10 * 365 * 86400
 """How far the wall clock jumps."""
 STORM, STORM_SECONDS = 20, 10.0
+DIES_SECONDS = 1.0
+"""So soon after it goes on, a gateway that was stopped for long has ended itself."""
 PENDING_UPDATES, PENDING_MIB = 100, 8.0
 """So many lists that nobody reads may cost the gateway so much more memory. (Sent out, they would be twice that.)"""
 
@@ -427,12 +430,26 @@ async def _beside(g: Ground, _: int, *, stopped: bool = False, newer_ends: bool 
 
 @asynccontextmanager
 async def _gateway_stopped(g: Ground, _: int) -> AsyncIterator[None]:
-    gateway = g.node.gateway
+    """Nobody overrules it. If it was stopped for long, its own timer ends it, and it is started again."""
+    gateway, began = g.node.gateway, time.monotonic()
     if gateway.alive:
         os.kill(gateway.pid, signal.SIGSTOP)
     yield
+    if gateway.alive and await _dies(gateway, time.monotonic() - began):
+        await g.start_gateway()
+
+
+async def _dies(gateway: GatewayProcess, stopped: float) -> bool:
+    """Let a gateway go on that was stopped for so many seconds; tell whether its timer ends it."""
+    told, gateway.told_to_end = gateway.told_to_end, True
+    os.kill(gateway.pid, signal.SIGCONT)
+    if stopped > HANGS - LIVES:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DIES_SECONDS):
+                await gateway.exited()
     if gateway.alive:
-        os.kill(gateway.pid, signal.SIGCONT)
+        gateway.told_to_end = told
+    return not gateway.alive
 
 
 @asynccontextmanager
@@ -508,8 +525,8 @@ async def _stays_allocatable(g: Ground) -> None:
 
 
 @asynccontextmanager
-async def _rolled(g: Ground, _: int, *, back: bool) -> AsyncIterator[None]:
-    """A newer gateway beside the one that serves; then the older one ends, or all but the older one do."""
+async def _rolled(g: Ground, _: int, *, back: bool, crash: bool = False) -> AsyncIterator[None]:
+    """A newer gateway takes over from the one that leads; then the older one ends, or all but the older one do."""
     older = g.node.gateway
     await g.start_gateway()
     yield
@@ -517,7 +534,7 @@ async def _rolled(g: Ground, _: int, *, back: bool) -> AsyncIterator[None]:
     for one in ending:
         if one.alive:
             os.kill(one.pid, signal.SIGCONT)
-            await one.terminate()
+            await (one.kill() if crash else one.terminate())
     if back:
         g.node.gateways[:] = [older]
 
@@ -845,8 +862,8 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "gateway-stopped",
-            "the gateway stands still (SIGSTOP) for longer than any deadline, while the kubelet is killed and a device becomes unhealthy",
-            1.0,
+            "the gateway stands still (SIGSTOP) until its own timer ends it, while the kubelet is killed and a device becomes unhealthy",
+            COLD_START,
             _gateway_stopped,
             lasts=17,
             meanwhile=("kubelet-killed", "device-ill"),
@@ -883,6 +900,22 @@ FAULTS: Mapping[str, Fault] = {
             "a second gateway starts beside the first and takes over; then it ends, and the first takes over again",
             COLD_START,
             partial(_rolled, back=True),
+            serves=True,
+            lasts=2,
+        ),
+        Fault(
+            "leader-killed",
+            "a second gateway takes over from the first and is killed; the first, which stands by, takes over",
+            RESTART,
+            partial(_rolled, back=True, crash=True),
+            serves=True,
+            lasts=2,
+        ),
+        Fault(
+            "standby-killed",
+            "a second gateway takes over from the first; then the first, which stands by, is killed",
+            RESTART,
+            partial(_rolled, back=False, crash=True),
             serves=True,
             lasts=2,
         ),
