@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from gateway.lab.spawned import Spawned, spawn
+from gateway.leader.instance import FOLDER
+from gateway.leader.locks import NAME as LOCK
+from gateway.wires import control
 
 LINES = 10_000
 """How many of the newest log lines are kept."""
@@ -43,6 +46,15 @@ def gateway_command(
         *(("--simulate", str(profile)) if profile else ()),
         *options,
     ]
+
+
+def leader_socket(socket_dir: Path, state_dir: Path) -> Path:
+    """Give the control socket of the gateway that leads, or led last, by the name in its lock."""
+    try:
+        said = json.loads((socket_dir / FOLDER / LOCK).read_text())
+    except (OSError, ValueError):
+        said = {}
+    return control.socket_path(state_dir, said.get("token", ""))
 
 
 class GatewayProcess(Spawned):

@@ -17,14 +17,12 @@ import yaml
 
 from gateway.kubelet.view import look
 from gateway.lab.bench.standby import BOTH
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.gatewayproc import GatewayProcess, gateway_command, leader_socket
 from gateway.lab.node import Node, pods
 from gateway.lab.node.api import Api, ApiError, Object
 from gateway.lab.node.installed import DEVICES, GPUS, NAMESPACE, STATE, write_profile
 from gateway.lab.trials.scenarios import RESOURCE
 from gateway.lab.waiting import until
-from gateway.leader.instance import FOLDER
-from gateway.leader.locks import NAME as LOCK
 from gateway.leader.machine import Stage
 from gateway.wires import control
 from gateway.wires.unix import listens
@@ -185,19 +183,11 @@ class DraNode:
 
     async def cross(self, to: str, *ids: str, dry_run: bool = False) -> dict[str, str]:
         """Order GPUs to an API; give where each is by its UUID."""
-        await until(lambda: listens(self._leader()), PATIENCE)
-        path = self._leader()
+        places = self.node.plugins, self.node.root / STATE
+        await until(lambda: listens(leader_socket(*places)), PATIENCE)
         asked = {"op": "cross", "to": to, "ids": list(ids), "dry_run": dry_run}
-        answer = await control.ask(path, asked, PATIENCE)
+        answer = await control.ask(leader_socket(*places), asked, PATIENCE)
         return {row["id"]: row["side"] for row in answer["boards"]}
-
-    def _leader(self) -> Path:
-        """Give the control socket of the gateway that leads, or led last."""
-        try:
-            said = json.loads((self.node.plugins / FOLDER / LOCK).read_text())
-        except (OSError, ValueError):
-            said = {}
-        return control.socket_path(self.node.root / STATE, said.get("token", ""))
 
     async def stand(self, sides: Mapping[str, str], seconds: float = PATIENCE) -> None:
         """Wait until GPUs are where they are to be."""
