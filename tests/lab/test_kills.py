@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import yaml
 
 from gateway.lab.node import kills
 from gateway.lab.node.kills import GPUS, Kill
@@ -115,19 +114,6 @@ def test_who_leads_is_told_by_the_containers_logs() -> None:
     assert kills.stage(said) == "leading"
     assert kills.stage("") == ""
     assert [kills.took(said, datetime(2026, 11, 23, 20, 7, second, tzinfo=UTC)) for second in (2, 3)] == [1, 0]
-
-
-def test_the_standby_has_ports_of_its_own() -> None:
-    base = Path(__file__).parents[2] / "deploy" / "kustomize" / "base" / "daemonset.yaml"
-    [first] = yaml.safe_load(base.read_text())["spec"]["template"]["spec"]["containers"]
-    second = kills.beside(first)
-    for one in (first, second):
-        env = {it["name"]: it.get("value") for it in one["env"]}
-        ports = {it["name"]: f":{it['containerPort']}" for it in one["ports"]}
-        assert [*ports.values()] == [env["GATEWAY_PROBE_ADDRESS"], env["GATEWAY_METRICS_ADDRESS"]]
-        assert {one[probe]["httpGet"]["port"] for probe in ("livenessProbe", "readinessProbe")} == {next(iter(ports))}
-    assert not {it["containerPort"] for it in first["ports"]} & {it["containerPort"] for it in second["ports"]}
-    assert first["name"] != second["name"]
 
 
 def test_the_interpreter_is_the_images() -> None:

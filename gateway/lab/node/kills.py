@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import copy
 import json
 import math
 import os
@@ -49,15 +48,12 @@ DEVICES: Final[Mapping[str, str]] = {
 }
 KILLS: Final = 4
 """Of one pod, two of each container: a kubelet starts it again at once, then after 10 s, and after twice as long each time."""
-STANDBY: Final = "standby"
-"""The second container's name."""
 PYTHON: Final = "/usr/bin/python3.13"
 """The image's interpreter."""
 PATIENCE: Final = 60.0
 MOMENTS: Final = (0.0, 0.1, 0.5)
 """Seconds after a kill at which a pod comes. The first one comes while nobody serves, and may be refused."""
 _EVERY: Final = 0.05
-_PORTS: Final = {"GATEWAY_PROBE_ADDRESS": 8082, "GATEWAY_METRICS_ADDRESS": 9401}
 _CHANGE: Final = re.compile(
     r"I(?P<time>\d{4} [\d:.]+) .*\"(?:Mark all resources Unhealthy|Processed device updates) for resource\" "
     rf'resourceName="{re.escape(RESOURCE)}"(?: totalCount=\d+ healthyCount=(?P<healthy>\d+))?'
@@ -150,9 +146,9 @@ def judge(
 
 
 class Two(DaemonSet):
-    """The DaemonSet with a standby: a second container with the same arguments, and ports of its own."""
+    """The DaemonSet with the component ``standby``: a second container with the same arguments, and ports of its own."""
 
-    containers = (*DaemonSet.containers, STANDBY)
+    components = ("standby",)
 
     def __init__(self, node: Node, api: Api, seen: Recorder, *, slow_look: bool) -> None:
         super().__init__(node, api, seen, IMAGE)
@@ -161,11 +157,9 @@ class Two(DaemonSet):
 
     def _fitted(self, wanted: dict[str, Any]) -> Object:
         fitted = super()._fitted(wanted)
-        if fitted["kind"] == "DaemonSet":
-            containers = fitted["spec"]["template"]["spec"]["containers"]
-            if self._slow_look:
-                containers[0]["command"] = [PYTHON, "-P", "-c", SLOW]
-            containers.append(beside(containers[0]))
+        if fitted["kind"] == "DaemonSet" and self._slow_look:
+            for container in fitted["spec"]["template"]["spec"]["containers"]:
+                container["command"] = [PYTHON, "-P", "-c", SLOW]
         return fitted
 
     async def change(self) -> None:
@@ -207,19 +201,6 @@ class Two(DaemonSet):
         """Read a container's logs, the newest last."""
         folder = self._node.root / "var/log/pods" / f"{pod.namespace}_{pod.name}_{pod.uid}" / container
         return [path.read_text(errors="replace") for path in sorted(folder.glob("*.log"), key=lambda it: int(it.stem))]
-
-
-def beside(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the standby's container of the first one."""
-    made = copy.deepcopy({**container, "name": STANDBY})
-    for one in made["env"]:
-        if one["name"] in _PORTS:
-            one["value"] = f":{_PORTS[one['name']]}"
-    for port in made["ports"]:
-        port["name"], port["containerPort"] = f"{port['name']}-2", port["containerPort"] + 1
-    for probe in ("livenessProbe", "readinessProbe"):
-        made[probe]["httpGet"]["port"] += "-2"
-    return made
 
 
 def stage(said: str) -> str:
