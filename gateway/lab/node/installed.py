@@ -214,7 +214,7 @@ class DaemonSet:
 
     kind = "DaemonSet"
     components: Sequence[str] = ()
-    """Those of deploy/kustomize that it has besides."""
+    """Those of deploy/kustomize that it has besides, each of which adds a container of its name."""
 
     def __init__(self, node: Node, api: Api, seen: Recorder, image: str) -> None:
         self._node, self._api, self._seen, self._image = node, api, seen, image
