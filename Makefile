@@ -190,7 +190,7 @@ crossings: $(VENV) ## a node crosses to DRA and back again and again while pods 
 # KILLS: more options, as "--slow-look".
 KILLS ?=
 .PHONY: kills
-kills: e2e-made ## kill the gateway that serves of a pair in a pod, 50 times: what the kubelet and the API server see of it
+kills: e2e-made ## kill the gateway that leads of two in a pod, 50 times: what the kubelet and the API server see of it
 	@$(RUN)python -m gateway.lab.node -- .venv/bin/python -m gateway.lab.node.kills $(KILLS)
 
 # Those of the kubelets that `make kubelets` builds are played by CI, too (tests/compat/test_bugs.py). This builds all: `make nightly` does.

@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from gateway.lab.spawned import Spawned, spawn
+from gateway.leader.instance import FOLDER
+from gateway.leader.locks import NAME as LOCK
+from gateway.wires import control
 
 LINES = 10_000
 """How many of the newest log lines are kept."""
@@ -43,6 +46,15 @@ def gateway_command(
         *(("--simulate", str(profile)) if profile else ()),
         *options,
     ]
+
+
+def leader_socket(socket_dir: Path, state_dir: Path) -> Path:
+    """Give the control socket of the gateway that leads, or led last, by the name in its lock."""
+    try:
+        said = json.loads((socket_dir / FOLDER / LOCK).read_text())
+    except (OSError, ValueError):
+        said = {}
+    return control.socket_path(state_dir, said.get("token", ""))
 
 
 class GatewayProcess(Spawned):
@@ -84,6 +96,11 @@ class GatewayProcess(Spawned):
             for number, line in enumerate(self._lines)
             if number >= skip and all(line.get(key, ...) == value for key, value in wanted.items())
         ]
+
+    @property
+    def stage(self) -> str:
+        """Whether it leads, by its log: the ``gateway.leader.machine.Stage`` that it was in last; '' before the first."""
+        return next((str(line["stage"]) for line in reversed(self._lines) if line["event"] == "leader"), "")
 
     async def wait_for(self, event: str, *, since: int = 0, seconds: float = 30, **fields: Any) -> Line:
         """Wait for a line with this ``event`` and these fields, also one that came already (after the mark ``since``).

@@ -1,6 +1,6 @@
 """Whatever happens at once to a node whose gateway serves both APIs (--dra on): no GPU is ever with two, and in the end none is lost.
 
-The gateway is a process that is killed and started, or a pair, either of which is killed; the kubelet is an emulated 1.37 that restarts, the API server a stand-in that
+The gateway is a process that is killed and started, or two, of which one stands by and either is killed; the kubelet is an emulated 1.37 that restarts, the API server a stand-in that
 goes away, refuses, or answers late and wrong. GPUs become time-sliced and whole again. Pods, claims, orders to cross, the node's annotation, cordons and
 faults come when a seed says so. For more of it:
 
@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import os
 import random
-import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -27,12 +26,12 @@ import pytest
 from adapters import pluginregistration
 from adapters.dra.plugin import V1
 from devices.claims import ClaimName, Refused
-from gateway.lab.bench.standby import children
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.gatewayproc import GatewayProcess, gateway_command, leader_socket
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.devicemanager import DeviceManager
 from gateway.lab.kubelets.kubelet import Demand, KubeletError
 from gateway.lab.waiting import until
+from gateway.leader.machine import Stage
 from gateway.sides.table import ANNOTATION
 from gateway.wires import control
 from gateway.wires.control import ControlError
@@ -73,8 +72,7 @@ ENDS = 90.0
 # CDI specifications go where any user may write.
 _RUN = (
     "import sys, pathlib; from devices.gpu import cdi_files; from gateway.dra import cdi; "
-    "cdi_files.FOLDER = cdi.FOLDER = pathlib.Path(sys.argv.pop(1)); from gateway.__main__ import main; "
-    "from gateway.pair import policy; policy.YOUNG = 0.0; main()"  # They die young here.
+    "cdi_files.FOLDER = cdi.FOLDER = pathlib.Path(sys.argv.pop(1)); from gateway.__main__ import main; main()"
 )
 
 
@@ -115,7 +113,8 @@ class Storm:
         server.put(f"{API}/namespaces/x/resourceclaims/other")
         self.manager = DeviceManager(behaviour("1.37"), self.plugins)
         self.drivers: dict[Path, Kubelet] = {}
-        self.gateway: GatewayProcess
+        self.gateways: tuple[int, list[GatewayProcess]] = 0, []
+        """The newest pod of the gateway: its number, and its containers' processes."""
         self.holders: dict[str, tuple[str, ...]] = {}
         """What runs, and the GPUs that it has."""
         self.asked: dict[str, str] = {}
@@ -238,12 +237,16 @@ class Storm:
         path.with_suffix(".new").write_text(config)
         path.with_suffix(".new").replace(path)
 
-    async def start_gateway(self) -> None:
+    async def start_pod(self) -> None:
+        number = self.gateways[0] + 1
+        self.gateways = number, [await self.launch(number) for _ in range(1 + self.standby)]
+
+    async def launch(self, pod: int) -> GatewayProcess:
         options = ["--dra", "on", "--node-name", "n1", "--kubeconfig", str(self.folder / "kubeconfig")]
-        options += ["--config-file", str(self.folder / "config.yaml"), *(["--standby"] if self.standby else [])]
+        options += ["--config-file", str(self.folder / "config.yaml")]
         command = gateway_command(self.plugins, self.folder / "state", self.profile, options=options)
-        command = [sys.executable, "-c", _RUN, str(self.folder / "cdi"), *command[3:]]
-        self.gateway = await GatewayProcess.launch(command, self.folder / "log")
+        command = ["env", f"POD_UID={pod}", sys.executable, "-c", _RUN, str(self.folder / "cdi"), *command[3:]]
+        return await GatewayProcess.launch(command, self.folder / "log")
 
     async def start_kubelet(self) -> None:
         """Start the next kubelet; it deletes the node's slices."""
@@ -259,15 +262,15 @@ class Storm:
     async def fault(self) -> None:
         what = self.random.choice(FAULTS)
         self.saw[what] += 1
-        if what == "killed" and self.standby and (pair := children(self.gateway.pid)):
-            os.kill(self.random.choice(pair), signal.SIGKILL)
-            self.saw[f"killed, of {len(pair)}"] += 1
-        elif what == "killed":
-            await self.gateway.kill()
-            await self.start_gateway()
+        if what == "killed":
+            number, pod = self.gateways
+            at = self.random.randrange(len(pod))
+            self.saw[f"killed, {pod[at].stage}"] += 1
+            await pod[at].kill()
+            pod[at] = await self.launch(number)
         elif what == "ended":
-            await self.gateway.terminate()
-            await self.start_gateway()
+            await asyncio.gather(*(one.terminate() for one in self.gateways[1]))
+            await self.start_pod()
         elif what == "rolled":
             await self.roll()
         elif what == "kubelet":
@@ -291,13 +294,14 @@ class Storm:
             self.unhealthy(*self.random.sample(IDS, self.random.choice((0, 1))))
 
     async def roll(self) -> None:
-        """Start a newer gateway beside the older one, and end one of them, at any moment of the handover."""
-        older = self.gateway
-        await self.start_gateway()
+        """Start a newer pod beside the older one, and end one of them, at any moment of the handover."""
+        older = self.gateways
+        await self.start_pod()
         await asyncio.sleep(self.random.uniform(0.0, ROLLS))
-        self.gateway, goes = self.random.sample((older, self.gateway), 2)
-        await (goes.kill() if self.random.random() < 0.5 else goes.terminate())
-        self.saw["made room"] += bool(older.lines("making room for a newer gateway"))
+        self.gateways, (_, goes) = self.random.sample((older, self.gateways), 2)
+        crash = self.random.random() < 0.5
+        await asyncio.gather(*(one.kill() if crash else one.terminate() for one in goes))
+        self.saw["made room"] += any(one.lines("leader", stage=Stage.YIELDED.value) for one in older[1])
 
     def annotate(self, to: str | None) -> None:
         """Have the node's annotation want all GPUs at a side; None: it wants nothing."""
@@ -307,8 +311,7 @@ class Storm:
     async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Ask the gateway; {} where it refuses, or there is none."""
         try:
-            [path] = control.sockets(self.folder / "state")
-            return await control.ask(path, request, 5)
+            return await control.ask(leader_socket(self.plugins, self.folder / "state"), request, 5)
         except (ControlError, OSError, ValueError) as error:  # No gateway, or one that is too young.
             self.saw[f"refused: {request['op']}: {error!s:.80}"] += 1
             return {}
@@ -399,7 +402,7 @@ class Storm:
     async def node(self) -> AsyncIterator[None]:
         self.server.kubeconfig(self.folder / "kubeconfig")
         await self.manager.start()
-        await self.start_gateway()
+        await self.start_pod()
         watching = asyncio.ensure_future(self.watch())
         try:
             await self.manager.wait(GPU, len(IDS), 30)
@@ -407,7 +410,7 @@ class Storm:
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-            await self.gateway.kill()
+            await asyncio.gather(*(one.kill() for one in self.gateways[1]))
             await self.manager.stop()
             for driver in self.drivers.values():
                 await driver.channel.close()
@@ -420,7 +423,7 @@ def _device_id(shown: dict[str, Any]) -> str:
     return f"{uuid}::{number}" if is_shared else uuid
 
 
-@pytest.mark.parametrize("standby", [False, True], ids=["alone", "a pair"])
+@pytest.mark.parametrize("standby", [False, True], ids=["alone", "with a standby"])
 @pytest.mark.parametrize("seed", range(STORMS))
 async def test_no_gpu_is_with_two_and_none_is_lost(seed: int, folder: Path, server: ApiServer, standby: bool) -> None:
     storm = Storm(seed, folder, server, standby=standby)
@@ -438,22 +441,21 @@ async def test_no_gpu_is_with_two_and_none_is_lost(seed: int, folder: Path, serv
     assert storm.saw.keys() >= RAN, storm.saw
 
 
-async def test_who_made_room_serves_again_when_the_newer_one_dies(folder: Path, server: ApiServer) -> None:
+async def test_who_made_room_leads_again_when_the_newer_one_dies(folder: Path, server: ApiServer) -> None:
     storm = Storm(0, folder, server)
     async with storm.node():
-        older = storm.gateway
+        first = storm.gateways
+        _, [older] = first
         await until(storm.has_begun, ENDS, every=0.2)
-        mark = older.seen
-        await storm.start_gateway()
+        await storm.start_pod()
+        _, [newer] = storm.gateways
         try:
-            await older.wait_for("making room for a newer gateway", since=mark, seconds=ENDS)
-            await storm.gateway.begun(seconds=ENDS)
-            waits = "the other gateway on this node to end: with --dra on one decides"
-            await older.wait_for("waiting to be alone on this node", since=mark, seconds=ENDS, reason=waits)
-            assert older.lines("serving", since=mark) == []
-            await storm.gateway.kill()
-            await older.wait_for("serving", since=mark, seconds=ENDS)
+            await older.wait_for("leader", seconds=ENDS, stage=Stage.YIELDED.value)
+            await older.wait_for("leader", seconds=ENDS, why="Serving")
+            mark = older.seen
+            await newer.kill()
+            await older.wait_for("leader", since=mark, seconds=ENDS, stage=Stage.LEADING.value)
             await until(lambda: storm.all_at("dra"), ENDS, every=0.2)
         finally:
-            storm.gateway, newer = older, storm.gateway
+            storm.gateways = first
             await newer.kill()

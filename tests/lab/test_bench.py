@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import mmap
 import os
-import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -20,7 +18,7 @@ import pytest
 from gateway.lab.bench.against import UnfitError, command_for
 from gateway.lab.bench.caller import Caller, CallError
 from gateway.lab.bench.calls import in_turns
-from gateway.lab.bench.footprint import Footprint, family, footprint, weight
+from gateway.lab.bench.footprint import Footprint, family, footprint
 from gateway.lab.bench.handovers import Looks
 from gateway.lab.bench.measure import Bar, Report, counted, document, others, percentile, spread
 from gateway.lab.bench.node import file_system
@@ -126,22 +124,6 @@ def test_the_footprint_of_a_process() -> None:
     assert 0 < now.pss <= now.rss
     assert now.since(before).cpu >= 0
     assert now.since(before).switches >= 0
-
-
-def test_what_processes_share_is_weighed_once() -> None:
-    page = mmap.mmap(-1, 64 << 20)
-    page.write(bytes(64 << 20))
-    alone = weight([os.getpid()])
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-        os._exit(0)
-    try:
-        both = weight([os.getpid(), child])
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert 64 < alone <= both < alone + 32
 
 
 def test_footprints_are_compared() -> None:

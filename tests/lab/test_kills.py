@@ -1,6 +1,7 @@
-"""What follows from a kubelet's log, a container's log and what the API server showed, when who serves of a pair is killed."""
+"""What follows from a kubelet's log, a container's log and what the API server showed, when who leads of two is killed."""
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -69,13 +70,15 @@ RECORDS = [seen(0, 8), seen(12, 0), seen(30, 8), seen(62, 0), seen(80, 8), seen(
     ("kills_", "records", "shown", "missed"),
     [
         (ONCE, RECORDS, WHOLE, []),
-        (ONCE, [seen(0, 8), seen(12, 0), seen(32, 8), seen(62, 0), seen(82, 8)], WHOLE, ["median"]),
+        (ONCE, [seen(0, 8), seen(12, 0), seen(42, 8), seen(62, 0), seen(92, 8)], WHOLE, ["median"]),
         (ONCE, [*RECORDS[:-1], seen(212, 8)], WHOLE, ["worst"]),
         (ONCE, RECORDS[:-1], WHOLE, ["worst"]),
         (ONCE, RECORDS, [seen(0, 8), seen(65, 0), seen(10_065, 8)], ["saw"]),
         (ONCE, RECORDS, [seen(0, 8), seen(65, 7)], ["saw"]),
         (ONCE, RECORDS, [seen(0, 8), seen(55, 0), seen(10_055, 8)], []),  # No kill's, but told as a figure.
-        ([*ONCE[:-1], kill(110, 150, 0.0)], RECORDS, WHOLE, ["ran"]),
+        ([*ONCE[:-1], kill(110, 150, 0.0)], RECORDS, WHOLE, []),  # While nobody leads.
+        ([*ONCE[:-1], kill(110, 150, 0.1)], RECORDS, WHOLE, ["ran"]),
+        ([*ONCE[:-1], replace(kill(110, 150), changes=2)], RECORDS, WHOLE, ["leader"]),
     ],
 )
 def test_what_is_held_to_the_bars(
@@ -88,42 +91,29 @@ def test_what_is_held_to_the_bars(
 
 def test_fewer_kills_than_were_asked_for_are_no_success() -> None:
     assert kills.judge(3, ONCE, RECORDS, WHOLE).passed
-    assert [bar.passed for bar in kills.judge(4, ONCE, RECORDS, WHOLE).bars] == [False, True, True, True, True]
+    assert [bar.passed for bar in kills.judge(4, ONCE, RECORDS, WHOLE).bars] == [False, True, True, True, True, True]
     assert not kills.judge(3, [], RECORDS, WHOLE).passed
 
 
 def test_pods_that_failed_are_counted_by_their_moment() -> None:
     report = kills.judge(2, [kill(10, 50, 0.0, 0.5), kill(60, 100, 0.0)], RECORDS, WHOLE)
-    [bar] = [bar for bar in report.bars if bar.name == "pods of that second that ran"]
-    assert (bar.measured, bar.limit) == (5, 8)
+    [bar] = [bar for bar in report.bars if bar.name == "pods that came later and ran"]
+    assert (bar.measured, bar.limit) == (3, 4)
     assert bar.note == "2 failed that came after 0 s, 1 failed that came after 0.5 s"
     assert report.figures["why pods failed"] == {"Refused: by the kubelet": 3}
 
 
-@pytest.mark.parametrize(
-    ("kubelet", "failed", "passed"),
-    [
-        ("1.36", (0.0,), True),  # The kubelet refuses what comes while it still asks the dead gateway.
-        ("1.36", (0.25,), False),
-        ("1.37", (0.0,), False),
-        ("1.37", (), True),
-    ],
-)
-def test_a_pod_that_comes_with_the_kill_runs_from_kubelet_1_37_on(
-    kubelet: str, failed: tuple[float, ...], passed: bool
-) -> None:
-    report = kills.judge(1, [kill(10, 50, *failed)], RECORDS, WHOLE, kills.moments(kubelet))
-    assert next(bar.passed for bar in report.bars if bar.name == "pods of that second that ran") is passed
-
-
-def test_who_is_ready_is_told_by_the_parents_log() -> None:
+def test_who_leads_is_told_by_the_containers_logs() -> None:
     said = (
-        '2026-11-23T20:07:01.1Z stdout F {"event": "ready", "gateway": 8, "serves": true}\n'
-        '2026-11-23T20:07:01.2Z stdout F {"event": "registered", "why": "ready"}\n'
-        '2026-11-23T20:07:02.1Z stderr F {"event": "ready", "gateway": 15, "serves": false}\n'
-        '2026-11-23T20:07:03.1Z stderr F {"event": "ready", "gatew'  # It is being written.
+        '2026-11-23T20:07:01.123456789Z stderr F {"event": "leader", "stage": "standing by", "why": "Able"}\n'
+        '2026-11-23T20:07:02.123456789Z stderr F {"event": "leader", "stage": "taking over", "why": "Locked"}\n'
+        '2026-11-23T20:07:02.2Z stderr F {"event": "leader", "stage": "leading", "why": "Took"}\n'
+        '2026-11-23T20:07:03.1Z stdout F {"event": "registered", "peer": "leader"}\n'
+        '2026-11-23T20:07:04.1Z stderr F {"event": "leader", "sta'  # It is being written.
     )
-    assert kills.told_ready(said) == {8, 15}
+    assert kills.stage(said) == "leading"
+    assert kills.stage("") == ""
+    assert [kills.took(said, datetime(2026, 11, 23, 20, 7, second, tzinfo=UTC)) for second in (2, 3)] == [1, 0]
 
 
 def test_the_interpreter_is_the_images() -> None:

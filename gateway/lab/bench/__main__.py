@@ -34,7 +34,7 @@ SECTIONS: Final = (
     "propagation",
 )
 LONG: Final = ("stuck", "busy-node", "bridge", "checkpoints", "strangers", "standby")
-"""Measured only when it is asked for; a pair takes ten minutes with 50 runs, a busy node wants root and cgroups, the bridge two minutes, checkpoints a second for each start."""
+"""Measured only when it is asked for; a standby takes ten minutes with 50 runs, a busy node wants root and cgroups, the bridge two minutes, checkpoints a second for each start."""
 RESTARTED: Final = "1.10,1.20,1.32,1.37"
 HANDED_OVER: Final = "1.10,1.20,1.24,1.28,1.32,1.37"
 

@@ -6,7 +6,6 @@ Linux only. CPU time comes from schedstat, in nanoseconds, because an idle daemo
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -72,31 +71,6 @@ def family(leader: int) -> Footprint:
             if pid != leader and os.getpgid(pid) == leader:
                 cost = cost.plus(footprint(pid))
     return cost
-
-
-def weight(pids: Iterable[int]) -> float:
-    """Give the MiB that processes hold between them where no other process runs the same programs.
-
-    That is their proportional set size on a node of their own: what they share counts once, and what a file's pages are
-    shared with beside them (this Python, another gateway) doesn't make them lighter.
-
-    Raises:
-        OSError: there is no such process, or it is another user's.
-    """
-    own, files = 0, Counter[tuple[str, str]]()
-    for pid in pids:
-        mapping: tuple[str, str] | None = None
-        resident = 0
-        for line in Path("/proc", str(pid), "smaps").read_text().splitlines():
-            name, *words = line.split()
-            if not name.endswith(":"):  # A mapping: addresses, permissions, offset, device, inode, path.
-                mapping = (" ".join(words[4:]), words[1]) if words[3] != "0" else None
-            elif name == "Rss:":
-                resident = int(words[0])
-            elif name == "Anonymous:" and mapping is not None:
-                files[mapping] = max(files[mapping], resident - int(words[0]))
-        own += _fields(Path("/proc", str(pid), "smaps_rollup").read_text().splitlines()[1:])["Pss_Anon"]
-    return (own + files.total()) / MIB
 
 
 def _fields(lines: Iterable[str]) -> dict[str, int]:

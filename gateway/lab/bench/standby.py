@@ -1,9 +1,8 @@
-"""A pair (``--standby``): the gateway that serves is killed, again and again; and what the second one costs.
+"""A standby: of two gateways with the same arguments the one that leads is killed, again and again.
 
 What counts is how long the kubelet's records were short of GPUs, by its own clock: from the moment that they had none to the
-one at which they had all again; 0 where they had all of them all the time, looked at every 0.5 ms. After each kill a pod must get a
-GPU, and the next kill waits until another one stands by.
-A few kills end a pair's patience (``gateway.pair.policy``): then a new one is started on a new node.
+one at which they had all again; 0 where they had all of them all the time, looked at every 0.5 ms. A pod that comes 100 ms
+after the kill must run. The other gateway leads from then on, also when the one that was killed is there again.
 """
 
 from __future__ import annotations
@@ -13,29 +12,27 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Final
 
-from gateway.lab.bench.footprint import weight
+from gateway.lab.bench.handovers import LATER_SECONDS, runs
 from gateway.lab.bench.load import busy_loops
 from gateway.lab.bench.measure import Report, line, spread
 from gateway.lab.bench.node import GPUS, RESOURCE, Node
-from gateway.lab.bench.presence import IDLE_SECONDS, idle_cost
 from gateway.lab.gatewayproc import GatewayProcess
 from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
+from gateway.lab.waiting import until
+from gateway.leader.machine import Stage
 
 ON: Final = "1.37"
-MEDIAN_MS: Final = 20.0
+MEDIAN_MS: Final = 30.0
 WORST_MS: Final = 100.0
 BUSY_MEDIAN_MS: Final = 60.0
-TIMES: Final = 1.5
-"""How many times what one gateway costs a pair may cost, in memory and in idle CPU time."""
-KILLS: Final = 3
-"""Of one pair: the fifth young death in a row would end it, and each is followed by a longer wait."""
-IDLE_ROUNDS: Final = 3
+PATIENCE: Final = 30.0
 GONE_WITHIN: Final = 1.0
 """Seconds in which the kubelet's records have no GPU after a kill, if they do at all: the kernel ends a connection in a hundredth."""
+BOTH: Final = frozenset({Stage.LEADING.value, Stage.STANDBY.value})
 
 SLOW: Final = """
 import asyncio
@@ -53,95 +50,95 @@ gateway()
 
 
 async def standby(report: Report, python: Path, runs: int) -> None:
-    """Kill who serves ``runs`` times: as it is, with a slow look at the hardware, and with every processor busy."""
+    """Kill who leads ``runs`` times: as it is, with a slow look at the hardware, and with every processor busy."""
 
     def slow(node: Node) -> list[str]:
-        return [str(python), "-P", "-c", SLOW, *_command(node)[1:]]
+        return [str(python), "-P", "-c", SLOW, *node.gateway_command()[1:]]
 
-    await _killed(report, python, "a pair", runs, _command, MEDIAN_MS)
-    await _killed(report, python, "a pair, a look takes 2 s", runs, slow, MEDIAN_MS)
+    await _killed(report, python, "a standby", runs, Node.gateway_command, MEDIAN_MS)
+    await _killed(report, python, "a standby, a look takes 2 s", runs, slow, MEDIAN_MS)
     with ExitStack() as stack:
         stack.enter_context(busy_loops(1))
-        await _killed(report, python, "a pair, every processor busy", runs, _command, BUSY_MEDIAN_MS)
-    await _cost(report, python)
-
-
-def _command(node: Node) -> list[str]:
-    return node.gateway_command(["--standby"])
+        await _killed(report, python, "a standby, every processor busy", runs, Node.gateway_command, BUSY_MEDIAN_MS)
 
 
 async def _killed(
-    report: Report, python: Path, name: str, runs: int, command: Callable[[Node], list[str]], limit: float
+    report: Report, python: Path, name: str, times: int, command: Callable[[Node], list[str]], limit: float
 ) -> None:
-    short: list[float] = []
-    served, note = 0, ""
-    while len(short) < runs:
-        async with Node.make(python) as node:
-            kubelet = await node.kubelet(ON, genuine=True)
-            await kubelet.start()
-            pair = await node.plugin(command(node))
-            mark = 0
-            for number in range(min(KILLS, runs - len(short))):
-                stands_by = int((await pair.wait_for("ready", since=mark, serves=False))["gateway"])
-                await kubelet.wait(RESOURCE, GPUS)
-                mark = pair.seen
-                try:
-                    short.append(await _kill(kubelet, pair, stands_by, f"pod-{number}"))
-                    served += 1
-                except KubeletError as error:
-                    short += [float("inf")] if len(short) < runs else []
-                    note = error.message.splitlines()[0]
-    times = spread(short)
-    report.figures[f"{name}, who serves is killed, genuine {ON}: records short of GPUs (ms)"] = times
-    report.keep("a pair, records short (ms)", name, short)
-    report.bar(f"{name}, killed: median", times["median"], limit, "ms", line(times))
+    kills: list[_Kill] = []
+    async with Node.make(python) as node:
+        kubelet = await node.kubelet(ON, genuine=True)
+        await kubelet.start()
+        argv = ["env", "POD_UID=0", *command(node)]  # The containers of one pod are of one age.
+        two = [await _started(node, argv) for _ in range(2)]
+        for number in range(times):
+            await until(lambda two=two: {one.stage for one in two} == BOTH, PATIENCE)  # type: ignore[misc]
+            two.sort(key=lambda one: one.stage == Stage.LEADING.value)
+            other, leads = two
+            mark = other.seen
+            short, ran = await _kill(kubelet, leads, other, f"pod-{number}")
+            after = _took(other, mark)
+            await leads.kill()
+            again, mark = await _started(node, argv), other.seen
+            await until(lambda two=(again, other): {one.stage for one in two} == BOTH, PATIENCE)  # type: ignore[misc]
+            kills.append(_Kill(short, ran, after, _took(again) + _took(other, mark)))
+            two = [again, other]
+    figures = spread([one.short_ms for one in kills])
+    report.figures[f"{name}, who leads is killed, genuine {ON}: records short of GPUs (ms)"] = figures
+    report.keep("a standby, records short (ms)", name, [one.short_ms for one in kills])
+    report.bar(f"{name}, killed: median", figures["median"], limit, "ms", line(figures))
     if limit == MEDIAN_MS:
-        report.bar(f"{name}, killed: worst", times["max"], WORST_MS, "ms")
-    report.bar(f"{name}, killed: a pod got a GPU right after", served, runs, f"of {runs}", note, exact=True)
+        report.bar(f"{name}, killed: worst", figures["max"], WORST_MS, "ms")
+    later = f"{name}, killed: a pod ran {LATER_SECONDS * 1000:g} ms later"
+    report.bar(later, sum(one.ran for one in kills), times, f"of {times}", exact=True)
+    report.bar(f"{name}, killed: another one leads", sum(one.after for one in kills), times, "", exact=True)
+    report.bar(f"{name}, back: another one leads", sum(one.back for one in kills), 0, "", exact=True)
 
 
-async def _kill(kubelet: Kubelet, pair: GatewayProcess, stands_by: int, pod: str) -> float:
-    """Kill who serves, and admit a pod when the other one does; give the ms for which the kubelet's records were short."""
-    [serves] = {*children(pair.pid)} - {stands_by}
+@dataclass(frozen=True, slots=True)
+class _Kill:
+    """What one kill did."""
+
+    short_ms: float
+    ran: bool
+    """Whether a pod ran that came a moment later."""
+    after: int
+    """How often another gateway began to lead after the kill."""
+    back: int
+    """The same, once the one that was killed was there again."""
+
+
+async def _started(node: Node, argv: list[str]) -> GatewayProcess:
+    one = await node.plugin(argv)
+    await one.begun()
+    return one
+
+
+def _took(gateway: GatewayProcess, since: int = 0) -> int:
+    """Count how often a gateway began to lead."""
+    return len(gateway.lines("leader", since, stage=Stage.LEADING.value, why="Took"))
+
+
+async def _kill(kubelet: Kubelet, leads: GatewayProcess, other: GatewayProcess, pod: str) -> tuple[float, bool]:
+    """Kill who leads; give the ms for which the kubelet's records were short, and whether a pod ran that came a moment later."""
+    await kubelet.wait(RESOURCE, GPUS)
     gone = asyncio.create_task(kubelet.wait(RESOURCE, 0, GONE_WITHIN))
     await asyncio.sleep(0.05)  # The kubelet is asked before.
-    mark = pair.seen
-    os.kill(serves, signal.SIGKILL)
-    await pair.wait_for("registered", since=mark)
+    mark = other.seen
+    os.kill(leads.pid, signal.SIGKILL)
+    coming = asyncio.create_task(_come(kubelet, pod))
+    await other.wait_for("registered", since=mark)
     whole = (await kubelet.wait(RESOURCE, GPUS)).monotonic_ns
-    await kubelet.admit(pod, RESOURCE, 1)
+    ran = await coming
     try:
         began = (await gone).monotonic_ns
     except KubeletError:
-        return 0.0
+        return 0.0, ran
     if began > whole:
         whole = (await kubelet.wait(RESOURCE, GPUS)).monotonic_ns
-    return (whole - began) / 1e6
+    return (whole - began) / 1e6, ran
 
 
-def children(pid: int) -> list[int]:
-    """Give the processes that a process with one thread started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-async def _cost(report: Report, python: Path) -> None:
-    """What a pair and one alone cost in the same idle seconds."""
-    rounds = [await _idle(python) for _ in range(IDLE_ROUNDS)]
-    cpu = f"CPU in {IDLE_SECONDS:g} idle seconds"
-    for at, (what, unit) in enumerate((("memory (proportional set size)", "MiB"), (cpu, "ms"))):
-        alone, pair = (median(one[which][at] for one in rounds) for which in (0, 1))
-        note = f"{pair:.1f} {unit}, one {alone:.1f} {unit}"
-        report.bar(f"a pair: {what}, times one alone", pair / alone, TIMES, "", note)
-
-
-async def _idle(python: Path) -> list[tuple[float, float]]:
-    """Give the MiB and the ms of CPU of one alone, and of a pair, its parent included."""
-    async with Node.make(python) as single, Node.make(python) as double:
-        for node in (single, double):
-            await (await node.kubelet(ON, genuine=True)).start()
-        alone, pair = await single.gateway(), await double.plugin(_command(double))
-        await alone.begun()
-        await pair.wait_for("ready", serves=False)
-        used = await idle_cost({"alone": alone, "pair": pair})
-        families = ("alone", [alone.pid]), ("pair", [pair.pid, *children(pair.pid)])
-        return [(weight(pids), used[name].cpu) for name, pids in families]
+async def _come(kubelet: Kubelet, pod: str) -> bool:
+    await asyncio.sleep(LATER_SECONDS)
+    return await runs(kubelet, pod)

@@ -4,7 +4,7 @@
 
 Short pods come all the time, by name and with claims, and others hold their GPUs through it. In half of the crossings there and back
 the kubelet is restarted in mid-way, by turns as another version; in a quarter the gateway is killed, in a quarter a newer one takes over. With
---undisturbed nothing of that happens, and no pod may fail. All is judged by what the pods' containers themselves could open. With --standby the gateway is a pair, of which the one that serves is killed. With --by-name all pods ask by name: a DeviceClass has the resource's, so they get GPUs of either API. The last line is the summary, as JSON, also
+--undisturbed nothing of that happens, and no pod may fail. All is judged by what the pods' containers themselves could open. With --standby a second gateway stands by, and the one that leads is killed. With --by-name all pods ask by name: a DeviceClass has the resource's, so they get GPUs of either API. The last line is the summary, as JSON, also
 where a signal cuts it off; the exit status is 1 then, and where a GPU was given twice, a holder was touched, or a pod failed.
 """
 
@@ -225,7 +225,7 @@ class Crossings:
     async def _kill_gateway(self) -> None:
         began = time.time()
         if self._dra.standby:
-            await self._dra.kill_serving(self._dra.gateways[-1])
+            await self._dra.kill_leader()
         else:
             await self._dra.kill(self._dra.gateways[-1])
             await self._dra.start("on")
@@ -311,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of what happens by chance (default: %(default)s)")
     parser.add_argument("--by-name", action="store_true", help="all pods ask by name, whichever API gives them GPUs")
     parser.add_argument(
-        "--standby", action="store_true", help="the gateway is a pair, of which the one that serves is killed"
+        "--standby", action="store_true", help="a second gateway stands by, and the one that leads is killed"
     )
     parser.add_argument("--undisturbed", action="store_true", help="nothing happens to the node meanwhile")
     parser.add_argument(

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,14 +16,16 @@ from typing import Any, Final, Self
 import yaml
 
 from gateway.kubelet.view import look
-from gateway.lab.bench.standby import children
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.bench.standby import BOTH
+from gateway.lab.gatewayproc import GatewayProcess, gateway_command, leader_socket
 from gateway.lab.node import Node, pods
 from gateway.lab.node.api import Api, ApiError, Object
 from gateway.lab.node.installed import DEVICES, GPUS, NAMESPACE, STATE, write_profile
 from gateway.lab.trials.scenarios import RESOURCE
 from gateway.lab.waiting import until
+from gateway.leader.machine import Stage
 from gateway.wires import control
+from gateway.wires.unix import listens
 
 DRIVER: Final = "gpu.nvidia.com"
 RESOURCES: Final = "/apis/resource.k8s.io/v1"
@@ -55,12 +55,15 @@ _PLACES: Final[Mapping[str, str]] = {
 class DraNode:
     """The node, its claims, and the gateways on it; ``gateways`` are those that run, the newest last, in ``mode``.
 
-    With ``standby`` each of them is a pair (``--standby``).
+    With ``standby`` each of them has a standby beside it, as two containers of a pod have.
     """
 
     def __init__(self, node: Node, *, standby: bool = False) -> None:
         self.node, self.api, self.standby = node, Api.of(node), standby
         self.gateways: list[GatewayProcess] = []
+        self._standbys: dict[GatewayProcess, GatewayProcess] = {}
+        self._pods = 0
+        """How many were started, each as if in a pod of its own."""
         self.token = self.mode = ""
         self._uids: dict[str, str] = {}
         """Of the pods that were started, by name: the kubelet keeps an ended pod's log for a while."""
@@ -111,47 +114,56 @@ class DraNode:
 
     async def start(self, dra: str = "only") -> GatewayProcess:
         """Start one more gateway, with DRA ``only``, ``off`` or ``on``; return when the kubelet has taken its registrations."""
+        self.mode = dra
+        self._pods += 1
+        one = await self._launch()
+        self.gateways.append(one)
+        for event in {"off": ("registered",), "only": (_DRIVER_SERVES,), "on": ("registered", _DRIVER_SERVES)}[dra]:
+            await one.wait_for(event, seconds=PATIENCE)
+        if self.standby:
+            self._standbys[one] = await self._launch()
+        return one
+
+    async def _launch(self) -> GatewayProcess:
         root, state = self.node.root, self.node.root / STATE
         state.mkdir(parents=True, exist_ok=True)
         (root / "run/cdi").mkdir(parents=True, exist_ok=True)
         kubeconfig = self.node.folder / "run" / "gateway.kubeconfig"
         kubeconfig.write_text(json.dumps(self._kubeconfig()))
-        options = ["--dra", dra, "--node-name", self.node.name, "--kubeconfig", str(kubeconfig)]
-        options += ["--standby"] if self.standby else []
+        options = ["--dra", self.mode, "--node-name", self.node.name, "--kubeconfig", str(kubeconfig)]
         command = gateway_command(self.node.plugins, state, write_profile(self.node), options=options)
         # The runtime's folder of specifications is the node's: the gateway sees it where a pod or a host service does.
         enter = f'mkdir -p /run/cdi && mount --bind "{root}/run/cdi" /run/cdi && exec "$@"'
-        one = await GatewayProcess.launch(
-            ["unshare", "--mount", "sh", "-c", enter, "sh", *command], self.node.logs / "gateway.log"
+        pod = f"POD_UID={self._pods}"
+        return await GatewayProcess.launch(
+            ["env", pod, "unshare", "--mount", "sh", "-c", enter, "sh", *command], self.node.logs / "gateway.log"
         )
-        self.gateways.append(one)
-        self.mode = dra
-        for event in {"off": ("registered",), "only": (_DRIVER_SERVES,), "on": ("registered", _DRIVER_SERVES)}[dra]:
-            await one.wait_for(event, seconds=PATIENCE)
-        return one
 
     async def end(self, one: GatewayProcess) -> None:
         """End a gateway in an orderly way."""
         self.gateways.remove(one)
+        if (standby := self._standbys.pop(one, None)) is not None:
+            await standby.terminate()
         await one.terminate()
 
-    async def kill_serving(self, one: GatewayProcess) -> None:
-        """Kill the gateway of a pair that serves, once the other one stands by; return when that one serves by name."""
-
-        def stands_by() -> bool:
-            told, pair = one.lines("ready", serves=False), children(one.pid)
-            return len(pair) == 2 and bool(told) and told[-1]["gateway"] in pair
-
-        await until(stands_by, PATIENCE)
-        mark, [serves] = one.seen, {*children(one.pid)} - {one.lines("ready", serves=False)[-1]["gateway"]}
-        os.kill(serves, signal.SIGKILL)
-        await one.wait_for("registered", since=mark, seconds=PATIENCE)
+    async def kill_leader(self) -> None:
+        """Kill which of the newest gateway and its standby leads, once the other one could; return when that one serves by name."""
+        two = self.gateways[-1], self._standbys[self.gateways[-1]]
+        await until(lambda: {one.stage for one in two} == BOTH, PATIENCE)
+        other, leads = sorted(two, key=lambda one: one.stage == Stage.LEADING.value)
+        mark = other.seen
+        del self._standbys[self.gateways.pop()]
+        self.gateways.append(other)
+        await leads.kill()
+        await other.wait_for("registered", since=mark, seconds=PATIENCE)
+        self._standbys[other] = await self._launch()
 
     async def kill(self, one: GatewayProcess) -> None:
-        """Kill a gateway, or both of a pair."""
+        """Kill a gateway, and its standby."""
         self.gateways.remove(one)
-        os.killpg(one.pid, signal.SIGKILL)
-        await one.exited()
+        if (standby := self._standbys.pop(one, None)) is not None:
+            await standby.kill()
+        await one.kill()
 
     async def close(self) -> None:
         """End all of them."""
@@ -170,11 +182,11 @@ class DraNode:
         }
 
     async def cross(self, to: str, *ids: str, dry_run: bool = False) -> dict[str, str]:
-        """Order GPUs to an API; give where each is by its UUID. One gateway runs."""
-        await until(lambda: len(control.sockets(self.node.root / STATE)) == 1, PATIENCE)
-        [path] = control.sockets(self.node.root / STATE)
+        """Order GPUs to an API; give where each is by its UUID."""
+        places = self.node.plugins, self.node.root / STATE
+        await until(lambda: listens(leader_socket(*places)), PATIENCE)
         asked = {"op": "cross", "to": to, "ids": list(ids), "dry_run": dry_run}
-        answer = await control.ask(path, asked, PATIENCE)
+        answer = await control.ask(leader_socket(*places), asked, PATIENCE)
         return {row["id"]: row["side"] for row in answer["boards"]}
 
     async def stand(self, sides: Mapping[str, str], seconds: float = PATIENCE) -> None:

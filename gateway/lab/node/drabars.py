@@ -36,6 +36,7 @@ from gateway.lab.node.dra import EVERY, PATIENCE, POD, RESOURCES, DraNode
 from gateway.lab.node.installed import DEVICES, GPUS, write_profile
 from gateway.lab.trials.scenarios import RESOURCE
 from gateway.lab.waiting import until
+from gateway.leader.machine import Stage
 
 AT_REST, COUNTED = 20.0, 20.0
 """Seconds until a gateway is at rest, and for which its processor time is counted."""
@@ -186,7 +187,7 @@ async def roll_on(dra: DraNode, times: int) -> dict[str, Any]:
     everyone = await _rolled(dra, "on", times, [come_and_go(kind) for kind in ran])
     gaps = []
     for older, newer in itertools.pairwise(everyone):
-        [leaves], comes = older.lines("making room for a newer gateway")[-1:], newer.lines("registered")[0]
+        [leaves], comes = older.lines("leader", stage=Stage.YIELDING.value)[-1:], newer.lines("registered")[0]
         gaps.append(crossed.unix(comes["timestamp"]) - crossed.unix(leaves["timestamp"]))
     return {
         "rolls": times,

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,7 +42,8 @@ RESTART_SECONDS = 0.1
 START_SECONDS = 10.0
 """TimeoutStartSec of the unit."""
 NAMESPACE = "device-plugin-gateway"
-OVERLAY = Path(__file__).parents[3] / "deploy" / "kustomize" / "overlays" / "simulated"
+_KUSTOMIZE = Path(__file__).parents[3] / "deploy" / "kustomize"
+OVERLAY, COMPONENTS = _KUSTOMIZE / "overlays" / "simulated", _KUSTOMIZE / "components"
 DAEMONSETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
 
 
@@ -211,6 +213,8 @@ class DaemonSet:
     """Ours, from its image, by deploy/kustomize/overlays/simulated."""
 
     kind = "DaemonSet"
+    components: Sequence[str] = ()
+    """Those of deploy/kustomize that it has besides, each of which adds a container of its name."""
 
     def __init__(self, node: Node, api: Api, seen: Recorder, image: str) -> None:
         self._node, self._api, self._seen, self._image = node, api, seen, image
@@ -244,7 +248,9 @@ class DaemonSet:
         """Have another image rolled out, and wait until the last pod of the old one is gone."""
         self._image = image
         name = await self._name()
-        change = {"spec": {"template": {"spec": {"containers": [{"name": "gateway", "image": image}]}}}}
+        containers = ("gateway", *self.components)
+        images = [{"name": container, "image": image} for container in containers]
+        change = {"spec": {"template": {"spec": {"containers": images}}}}
         old = {pod.uid for pod in self._pods(self._seen)}
         await self._api.strategic(f"{DAEMONSETS}/{name}", change)
         await self._seen.until(
@@ -273,9 +279,15 @@ class DaemonSet:
         return names[0]
 
     def _rendered(self) -> list[Object]:
-        done = subprocess.run(
-            [self._node.kubectl, "kustomize", str(OVERLAY)], check=True, stdout=subprocess.PIPE, text=True
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            wanted = {
+                "resources": [os.path.relpath(OVERLAY, folder)],
+                "components": [os.path.relpath(COMPONENTS / one, folder) for one in self.components],
+            }
+            Path(folder, "kustomization.yaml").write_text(yaml.safe_dump(wanted))
+            done = subprocess.run(
+                [self._node.kubectl, "kustomize", folder], check=True, stdout=subprocess.PIPE, text=True
+            )
         return [self._fitted(one) for one in yaml.safe_load_all(done.stdout)]
 
     def _fitted(self, wanted: dict[str, Any]) -> Object:
@@ -286,7 +298,8 @@ class DaemonSet:
                 if volume["name"] == "profile":
                     volume.pop("configMap", None)
                     volume["hostPath"] = {"path": f"/{FOLDER}", "type": "Directory"}
-            spec["containers"][0]["image"] = self._image
+            for container in spec["containers"]:
+                container["image"] = self._image
         return wanted
 
 

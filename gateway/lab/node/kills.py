@@ -1,4 +1,4 @@
-"""Kills the gateway that serves of a pair (``--standby``) in its pod, again and again, and has pods come in that second.
+"""Kills the gateway that leads of the two in a pod (a standby is a second container), again and again, and has pods come then.
 
     python -m gateway.lab.node -- python -m gateway.lab.node.kills --times 50
 
@@ -7,8 +7,8 @@ pod-resources API, which may be asked 100 times a second at most, must agree in 
 On a real cluster the control plane is on other machines: it and this command have one processor here, and the node (kubelet, containerd,
 gateway, pods) has the others; ``--shared`` leaves them together.
 A pod that the kubelet admits while its records are short, or while it still asks the one that was killed, is refused by the kubelet.
-The fifth young death in a row would end the container (``gateway.pair.policy``): after four kills the DaemonSet is rolled to another image,
-and the next ones meet a new pair. The exit status is 1 where a bar is missed.
+A kubelet starts a container that ended again and again later and later: after four kills the DaemonSet is rolled to another image, and the
+next ones meet new containers. The exit status is 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from packaging.version import Version
-
 from gateway.kubelet.view import look
-from gateway.lab.bench.measure import Report, describe, document, line, spread
-from gateway.lab.bench.standby import MEDIAN_MS, SLOW, WORST_MS, children
+from gateway.lab.bench.measure import Report, describe, document, line, others, spread
+from gateway.lab.bench.standby import BOTH, MEDIAN_MS, SLOW, WORST_MS
 from gateway.lab.node import Node, pods, processors
 from gateway.lab.node.api import Api, Object
 from gateway.lab.node.continuity import IMAGE, ROLLED
@@ -42,21 +40,19 @@ from gateway.lab.node.stage import POD
 from gateway.lab.node.watch import NodeSeen, PodSeen, Recorder, drops
 from gateway.lab.trials.scenarios import RESOURCE, device_ids
 from gateway.lab.waiting import cut_off, until
-from gateway.pair.policy import MOST_YOUNG
+from gateway.leader.machine import Stage
 
 GPUS: Final = 8
 DEVICES: Final[Mapping[str, str]] = {
     uuid: f"/dev/nvidia{index}" for index, uuid in enumerate(device_ids({RESOURCE: GPUS})[RESOURCE])
 }
-KILLS: Final = MOST_YOUNG - 1
-"""Of one pair, each followed by a longer wait."""
+KILLS: Final = 4
+"""Of one pod, two of each container: a kubelet starts it again at once, then after 10 s, and after twice as long each time."""
 PYTHON: Final = "/usr/bin/python3.13"
 """The image's interpreter."""
 PATIENCE: Final = 60.0
-MOMENTS: Final = (0.0, 0.25, 0.5, 0.75)
-"""Seconds after a kill at which a pod comes: the first one while nobody serves."""
-_CALLS_AGAIN: Final = Version("1.37")
-"""From this kubelet on, a call to the dead gateway is made again; earlier ones refuse the pod (docs/standby.md)."""
+MOMENTS: Final = (0.0, 0.1, 0.5)
+"""Seconds after a kill at which a pod comes. The first one comes while nobody serves, and may be refused."""
 _EVERY: Final = 0.05
 _CHANGE: Final = re.compile(
     r"I(?P<time>\d{4} [\d:.]+) .*\"(?:Mark all resources Unhealthy|Processed device updates) for resource\" "
@@ -74,6 +70,8 @@ class Kill:
     ended_ns: int
     failed: Mapping[float, str]
     """Why pods of that second failed, by the moment at which they came; the others ran."""
+    changes: int = 1
+    """How often a gateway began to lead, until the killed one was there again."""
     way_ms: float = 0.0
     """For how long the pod that came with the kill was on its way to the kubelet."""
 
@@ -107,17 +105,11 @@ def short_ms(history: Sequence[NodeSeen], kill: Kill) -> float:
     return sum((one.ms for one in found if kill.began_ns <= one.began_ns < kill.ended_ns), 0.0)
 
 
-def moments(kubelet: str) -> Sequence[float]:
-    """Say after which moments a pod has to run on a kubelet of this minor version."""
-    return MOMENTS if Version(kubelet) >= _CALLS_AGAIN else MOMENTS[1:]
-
-
 def judge(
     times: int,
     kills: Sequence[Kill],
     recorded: Sequence[NodeSeen],
     shown: Sequence[NodeSeen],
-    held: Sequence[float] = MOMENTS,
 ) -> Report:
     """Hold what was seen after each kill to the bars.
 
@@ -126,7 +118,6 @@ def judge(
         kills: those that there were.
         recorded: what the kubelet's records had.
         shown: what the API server had.
-        held: after which moments a pod has to run.
     """
     report = Report()
     report.bar("kills", len(kills), times, f"of {times}", exact=True)
@@ -134,16 +125,18 @@ def judge(
         return report
     short = [short_ms(recorded, one) for one in kills]
     sums = spread(short)
-    report.keep("records short of GPUs (ms)", "a pair in a pod", short)
+    report.keep("records short of GPUs (ms)", "a standby in a pod", short)
     report.bar("the kubelet's records short of GPUs: median", sums["median"], MEDIAN_MS, "ms", line(sums))
     report.bar("the kubelet's records short of GPUs: worst", sums["max"], WORST_MS, "ms")
     seen = sum(short_ms(shown, one) > 0 for one in kills)
     report.bar("kills that the API server saw", seen, 0, f"of {len(kills)}", exact=True)
+    changed = Counter(one.changes for one in kills)
+    report.bar("kills with just one change of the leader", changed[1], len(kills), "", others(changed), exact=True)
     failed = Counter(moment for one in kills for moment in one.failed)
-    expected = len(kills) * len(held)
-    ran = expected - sum(failed[one] for one in held)
+    expected = len(kills) * len(MOMENTS[1:])
+    ran = expected - sum(failed[one] for one in MOMENTS[1:])
     note = ", ".join(f"{failed[one]} failed that came after {one:g} s" for one in sorted(failed))
-    report.bar("pods of that second that ran", ran, expected, f"of {expected}", note, exact=True)
+    report.bar("pods that came later and ran", ran, expected, f"of {expected}", note, exact=True)
     report.figures["ms from a kill until the kubelet knew of the pod that came with it"] = spread(
         [one.way_ms for one in kills]
     )
@@ -152,8 +145,10 @@ def judge(
     return report
 
 
-class Pair(DaemonSet):
-    """The DaemonSet with ``--standby``."""
+class Two(DaemonSet):
+    """The DaemonSet with the component ``standby``: a second container with the same arguments, and ports of its own."""
+
+    components = ("standby",)
 
     def __init__(self, node: Node, api: Api, seen: Recorder, *, slow_look: bool) -> None:
         super().__init__(node, api, seen, IMAGE)
@@ -161,73 +156,76 @@ class Pair(DaemonSet):
         self._slow_look = slow_look
 
     def _fitted(self, wanted: dict[str, Any]) -> Object:
-        if wanted["kind"] == "DaemonSet":
-            [container] = wanted["spec"]["template"]["spec"]["containers"]
-            container["env"].append({"name": "GATEWAY_STANDBY", "value": "true"})
-            if self._slow_look:
+        fitted = super()._fitted(wanted)
+        if fitted["kind"] == "DaemonSet" and self._slow_look:
+            for container in fitted["spec"]["template"]["spec"]["containers"]:
                 container["command"] = [PYTHON, "-P", "-c", SLOW]
-        return super()._fitted(wanted)
+        return fitted
 
     async def change(self) -> None:
-        """Have a new pair, which takes over from this one: roll to the other image."""
+        """Have a new pod, which takes over from this one: roll to the other image."""
         await self.roll(ROLLED if self._image == IMAGE else IMAGE)
 
     async def ready(self) -> int:
-        """Wait until one gateway serves and another one stands by; give the process that serves."""
-        await self._seen.until(
-            lambda seen: [pod.runs for pod in self._pods(seen)] == [True], "one pod of the gateway", PATIENCE
-        )
+        """Wait until one gateway leads and the other one stands by; give the process that leads."""
+        leads = 0
+
+        async def both() -> bool:
+            nonlocal leads
+            if [pod.runs and not pod.ending for pod in self._pods(self._seen)] != [True]:
+                return False
+            [pod] = self._pods(self._seen)
+            tasks = (line.split() for line in (await self._node.ctr("tasks", "ls")).splitlines())
+            pids = {name: pid for name, pid, *_ in tasks}
+            found = {
+                stage(self._said(pod, name)): pids.get(one.id.removeprefix("containerd://"))
+                for name, one in pod.containers.items()
+            }
+            if found.keys() != BOTH or None in found.values():
+                return False
+            leads = int(found[Stage.LEADING.value] or 0)
+            return True
+
+        await until(both, PATIENCE, every=_EVERY)
+        return leads
+
+    def took(self, since: datetime) -> int:
+        """Count how often a gateway of the pod began to lead."""
         [pod] = self._pods(self._seen)
-        [container] = pod.containers.values()
-        parent = await self._process(container.id.removeprefix("containerd://"))
-        await until(lambda: both_are_ready(parent, self._said(pod)), PATIENCE, every=_EVERY)
-        return max(children(parent), key=_score)
+        return sum(took(text, since) for name in pod.containers for text in self._logs(pod, name))
 
-    async def _process(self, container: str) -> int:
-        """Give a container's first process."""
-        tasks = (line.split() for line in (await self._node.ctr("tasks", "ls")).splitlines())
-        return next(int(pid) for name, pid, *_ in tasks if name == container)
+    def _said(self, pod: PodSeen, container: str) -> str:
+        return next(reversed(self._logs(pod, container)), "")
 
-    def _said(self, pod: PodSeen) -> str:
-        folder = self._node.root / "var/log/pods" / f"{pod.namespace}_{pod.name}_{pod.uid}"
-        return "".join(path.read_text(errors="replace") for path in folder.glob("gateway/*.log"))
+    def _logs(self, pod: PodSeen, container: str) -> list[str]:
+        """Read a container's logs, the newest last."""
+        folder = self._node.root / "var/log/pods" / f"{pod.namespace}_{pod.name}_{pod.uid}" / container
+        return [path.read_text(errors="replace") for path in sorted(folder.glob("*.log"), key=lambda it: int(it.stem))]
 
 
-def both_are_ready(parent: int, said: str) -> bool:
-    """Tell whether two gateways run, have said so in the container's log, and one of them alone serves: its score is higher."""
-    try:
-        pair = children(parent)
-        return (
-            len(pair) == 2
-            and len({_score(pid) for pid in pair}) == 2
-            and {_inside(pid) for pid in pair} <= told_ready(said)
-        )
-    except (FileNotFoundError, ProcessLookupError):  # It has just died.
-        return False
+def stage(said: str) -> str:
+    """Give the last stage that a gateway's log in a container tells; the runtime puts three words before each line."""
+    return next((str(found["stage"]) for _, found in reversed([*_leading(said)])), "")
 
 
-def told_ready(said: str) -> set[int]:
-    """Give which gateways (process IDs in the container) the parent's log calls ready; the runtime puts three words before each line."""
-    whole = said.rpartition("\n")[0].splitlines()
-    lines = (json.loads(found.split(" ", 3)[3]) for found in whole if '"ready"' in found)
-    return {found["gateway"] for found in lines if found["event"] == "ready"}
+def took(said: str, since: datetime) -> int:
+    """Count how often a gateway began to lead since then."""
+    return sum(found["why"] == "Took" and at >= since for at, found in _leading(said))
 
 
-def _score(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
-
-
-def _inside(pid: int) -> int:
-    """Give a process's ID in its container."""
-    [found] = re.findall(r"^NSpid:.*?(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return int(found)
+def _leading(said: str) -> Iterator[tuple[datetime, Mapping[str, Any]]]:
+    """Give what a log tells of who leads, with the runtime's time (UTC)."""
+    for told in said.rpartition("\n")[0].splitlines():
+        at, _, _, words = told.split(" ", 3)
+        if '"leader"' in words and (found := json.loads(words))["event"] == "leader":
+            yield datetime.fromisoformat(f"{at[:26].rstrip('Z')}+00:00"), found
 
 
 class Killing:
     """The kills on a node."""
 
-    def __init__(self, node: Node, api: Api, seen: Recorder, pair: Pair, *, shared: bool) -> None:
-        self._node, self._api, self._seen, self._pair = node, api, seen, pair
+    def __init__(self, node: Node, api: Api, seen: Recorder, two: Two, *, shared: bool) -> None:
+        self._node, self._api, self._seen, self._two = node, api, seen, two
         self._processors = set() if shared else os.sched_getaffinity(0)
         self._log = node.logs / "kubelet.log"
         self._offset_ns = time.monotonic_ns() - time.time_ns()
@@ -237,10 +235,10 @@ class Killing:
         """Who has which processor."""
 
     async def run(self, times: int) -> None:
-        """Kill so often, each pair as often as it may be."""
+        """Kill so often, each pod's as often as may be."""
         for number in range(times):
             if number and number % KILLS == 0:
-                await self._pair.change()
+                await self._two.change()
             one = await self._once(f"k{number}")
             self.kills.append(one)
             took = f"short of GPUs for {short_ms(self.recorded(), one):.1f} ms, the first pod came after {one.way_ms:.1f} ms"
@@ -256,11 +254,11 @@ class Killing:
             return file.read().decode(errors="replace")
 
     async def _once(self, name: str) -> Kill:
-        """Kill who serves while pods come; return when each has run or failed and is gone, and the GPUs are all there."""
-        serves, mark = await self._pair.ready(), self._log.stat().st_size
+        """Kill who leads while pods come; return when each has run or failed and is gone, and all is as before."""
+        leads, mark = await self._two.ready(), self._log.stat().st_size
         self.parted = processors.part(self._node, self._processors)
-        began = time.monotonic_ns()
-        os.kill(serves, signal.SIGKILL)
+        began, at = time.monotonic_ns(), datetime.now(UTC)
+        os.kill(leads, signal.SIGKILL)
         whys = await asyncio.gather(*(self._come(f"{name}-{number}", after) for number, after in enumerate(MOMENTS)))
         await until(lambda: self._back(mark), PATIENCE, every=_EVERY)
         await until(self._agrees, PATIENCE, every=_EVERY)
@@ -270,9 +268,10 @@ class Killing:
         )
         heard = came(self._told(mark), f"{name}-0", datetime.now(UTC), self._offset_ns)
         way_ms = math.nan if heard is None else (heard - began) / 1e6
-        return Kill(
-            began, time.monotonic_ns(), {after: why for after, why in zip(MOMENTS, whys, strict=True) if why}, way_ms
-        )
+        failed = {after: why for after, why in zip(MOMENTS, whys, strict=True) if why}
+        ended = time.monotonic_ns()
+        await self._two.ready()
+        return Kill(began, ended, failed, self._two.took(at), way_ms)
 
     async def _come(self, name: str, after: float) -> str:
         """Have a pod after so many seconds, for a moment; say why it failed, or nothing."""
@@ -306,25 +305,24 @@ async def run(times: int, images: Sequence[Path], *, slow_look: bool, shared: bo
         node.make_device(path)
     api = Api.of(node)
     async with Recorder(api) as seen:
-        pair = Pair(node, api, seen, slow_look=slow_look)
-        killing = Killing(node, api, seen, pair, shared=shared)
-        await pair.start()
+        two = Two(node, api, seen, slow_look=slow_look)
+        killing = Killing(node, api, seen, two, shared=shared)
+        await two.start()
         try:
-            await pair.ready()
+            await two.ready()
             await seen.until(
                 lambda seen: seen.node.allocatable.get(RESOURCE, 0) == GPUS, "all GPUs at the API server", PATIENCE
             )
             first = len(seen.nodes) - 1
             broke = await cut_off(killing.run(times))
-            held = moments(node.kubelet.version)
-            report = judge(times, killing.kills, killing.recorded(), seen.nodes[first:], held)
+            report = judge(times, killing.kills, killing.recorded(), seen.nodes[first:])
             report.figures["processors"] = killing.parted
             print(*map(describe, report.bars), document(report), sep="\n", flush=True)
             if isinstance(broke, Exception):
                 raise broke
             return report.passed
         finally:
-            await pair.stop()
+            await two.stop()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

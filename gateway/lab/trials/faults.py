@@ -36,9 +36,9 @@ from gateway.lab.kubelets.kubelet import Faults, Kubelet, KubeletError
 from gateway.lab.matrix.witness import logs
 from gateway.lab.namespaces import Namespaces, NamespacesError
 from gateway.lab.trials.invariants import given_twice, holdings
-from gateway.lab.trials.rivals import MOST, RIVALS
 from gateway.lab.trials.scenarios import PATIENCE, RESOURCE, BrokenPromiseError, Node, device_ids, must, node
 from gateway.lab.waiting import until
+from gateway.leader.leader import HANGS, LIVES
 from gateway.wires.unix import listens
 
 GPUS = 8
@@ -59,8 +59,8 @@ CHECKPOINT = "kubelet_internal_checkpoint"
 FAR_SECONDS = 10 * 365 * 86400
 """How far the wall clock jumps."""
 STORM, STORM_SECONDS = 20, 10.0
-RIVAL_SECONDS = 0.3
-"""How long another gateway is there before the node must be right: by then it took what it would take."""
+DIES_SECONDS = 1.0
+"""So soon after it goes on, a gateway that was stopped for long has ended itself."""
 PENDING_UPDATES, PENDING_MIB = 100, 8.0
 """So many lists that nobody reads may cost the gateway so much more memory. (Sent out, they would be twice that.)"""
 
@@ -430,12 +430,26 @@ async def _beside(g: Ground, _: int, *, stopped: bool = False, newer_ends: bool 
 
 @asynccontextmanager
 async def _gateway_stopped(g: Ground, _: int) -> AsyncIterator[None]:
-    gateway = g.node.gateway
+    """Nobody overrules it. If it was stopped for long, its own timer ends it, and it is started again."""
+    gateway, began = g.node.gateway, time.monotonic()
     if gateway.alive:
         os.kill(gateway.pid, signal.SIGSTOP)
     yield
+    if gateway.alive and await _dies(gateway, time.monotonic() - began):
+        await g.start_gateway()
+
+
+async def _dies(gateway: GatewayProcess, stopped: float) -> bool:
+    """Let a gateway go on that was stopped for so many seconds; tell whether its timer ends it."""
+    told, gateway.told_to_end = gateway.told_to_end, True
+    os.kill(gateway.pid, signal.SIGCONT)
+    if stopped > HANGS - LIVES:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DIES_SECONDS):
+                await gateway.exited()
     if gateway.alive:
-        os.kill(gateway.pid, signal.SIGCONT)
+        gateway.told_to_end = told
+    return not gateway.alive
 
 
 @asynccontextmanager
@@ -511,8 +525,8 @@ async def _stays_allocatable(g: Ground) -> None:
 
 
 @asynccontextmanager
-async def _rolled(g: Ground, _: int, *, back: bool) -> AsyncIterator[None]:
-    """A newer gateway beside the one that serves; then the older one ends, or all but the older one do."""
+async def _rolled(g: Ground, _: int, *, back: bool, crash: bool = False) -> AsyncIterator[None]:
+    """A newer gateway takes over from the one that leads; then the older one ends, or all but the older one do."""
     older = g.node.gateway
     await g.start_gateway()
     yield
@@ -520,20 +534,9 @@ async def _rolled(g: Ground, _: int, *, back: bool) -> AsyncIterator[None]:
     for one in ending:
         if one.alive:
             os.kill(one.pid, signal.SIGCONT)
-            await one.terminate()
+            await (one.kill() if crash else one.terminate())
     if back:
         g.node.gateways[:] = [older]
-
-
-@asynccontextmanager
-async def _rival(g: Ground, _: int, *, name: str, seconds: float = RIVAL_SECONDS) -> AsyncIterator[None]:
-    """Another gateway comes and doesn't serve; it leaves as a crash does."""
-    if g.answering is None:
-        yield
-        return
-    async with RIVALS[name](g.node):
-        await asyncio.sleep(seconds)
-        yield
 
 
 @asynccontextmanager
@@ -859,8 +862,8 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "gateway-stopped",
-            "the gateway stands still (SIGSTOP) for longer than any deadline, while the kubelet is killed and a device becomes unhealthy",
-            1.0,
+            "the gateway stands still (SIGSTOP) until its own timer ends it, while the kubelet is killed and a device becomes unhealthy",
+            COLD_START,
             _gateway_stopped,
             lasts=17,
             meanwhile=("kubelet-killed", "device-ill"),
@@ -901,28 +904,20 @@ FAULTS: Mapping[str, Fault] = {
             lasts=2,
         ),
         Fault(
-            "rival-refused",
-            "a newer gateway, with a state directory of its own, may speak only what this kubelet doesn't",
+            "leader-killed",
+            "a second gateway takes over from the first and is killed; the first, which stands by, takes over",
             RESTART,
-            partial(_rival, name="refused, its own state", seconds=COLD_START + RIVAL_SECONDS),
-            why="it asks for nothing",
+            partial(_rolled, back=True, crash=True),
             serves=True,
+            lasts=2,
         ),
         Fault(
-            "rival-stopped",
-            "a newer gateway, with a state directory of its own, stands still (SIGSTOP) once the others see it",
-            MOST,
-            partial(_rival, name="stopped, its own state"),
-            why="the kubelet's records must lack the devices for a while, before they are taken back",
+            "standby-killed",
+            "a second gateway takes over from the first; then the first, which stands by, is killed",
+            RESTART,
+            partial(_rolled, back=False, crash=True),
             serves=True,
-        ),
-        Fault(
-            "rival-planted",
-            "a folder looks like a newer gateway, with a lock that is held and a socket that nobody answers on",
-            MOST,
-            partial(_rival, name="planted, deaf"),
-            why="as above",
-            serves=True,
+            lasts=2,
         ),
         Fault(
             "name-removed",

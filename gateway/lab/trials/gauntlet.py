@@ -53,13 +53,12 @@ TRIES: Final = 3
 """How often the end of a script that failed is played before more of it is."""
 AT_ONCE: Final = 1 + (os.cpu_count() or 1)
 ROUNDS: Final = 5000
-"""How long a script is; a soak plays as much of it as it has time for."""
+"""How long a script is at most; a soak plays as much of it as it has time for."""
 MOST_PODS: Final = 3
 RARE: Final[Mapping[str, float]] = {
     **dict.fromkeys(("restart-storm", "gateway-killed", "gateway-restarted", "gateway-absent"), 0.1),
-    **dict.fromkeys(("gateway-rolled-out", "gateway-rolled-back"), 0.2),
+    **dict.fromkeys(("gateway-rolled-out", "gateway-rolled-back", "leader-killed", "standby-killed"), 0.2),
     **dict.fromkeys(("register-lost", "never-calls"), 0.2),
-    **dict.fromkeys(("rival-refused", "rival-stopped", "rival-planted"), 0.2),
     "several-at-once": 0.5,
 }
 """How often a fault is chosen, where that isn't 1: what takes long, and what ends the gateway that is watched for growth."""
@@ -441,7 +440,7 @@ def pairs(
 
     Each on one emulated and one genuine kubelet, the versions taking turns; with ``every`` on all of them.
     """
-    real = [version for version in kubelets if version in genuine]
+    real = [version for version in kubelets or genuine if version in genuine]
     chosen = []
     for number, fault in enumerate(faults):
         for versions, is_genuine in ((kubelets, False), (real, True)):
@@ -489,16 +488,17 @@ async def soak(
     faults: Collection[str],
     seeds: int,
     minutes: float,
+    length: int,
     folder: Path,
     say: Callable[[str], None],
 ) -> None:
-    """Play a script for each seed, sharing the time; what fails is made shorter and written to ``folder``."""
+    """Play a script of ``length`` rounds for each seed, sharing the time; what fails is made shorter and written to ``folder``."""
     for number in range(seeds):
         seed = result.seed + number
         result.seeds.append(seed)
         share = minutes * 60 / seeds
-        say(f"soak, seed {seed}, for {share:.0f} s:")
-        steps, began = script(seed, kubelets, faults), time.monotonic()
+        say(f"soak, seed {seed}, for {share:.0f} s or {length} rounds:")
+        steps, began = script(seed, kubelets, faults, length), time.monotonic()
         played = await player.play(steps, began + share)
         result.take(played)
         result.soaked_seconds += time.monotonic() - began
@@ -620,14 +620,14 @@ async def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Resu
         return result
     chosen = [FAULTS[name] for name in arguments.faults]
     say(f"seed {result.seed}; each fault alone, {AT_ONCE} nodes at a time:")
-    struck = pairs(arguments.kubelets, genuine, chosen, every=arguments.every)
+    emulated = [] if arguments.genuine == "only" else arguments.kubelets
+    struck = pairs(emulated, genuine, chosen, every=arguments.every)
     result.outcomes = await each_alone(struck, genuine, say, arguments.behind)
     if arguments.minutes > 0:
-        kinds = [f"{version} emulated" for version in arguments.kubelets] + [
-            f"{version} genuine" for version in genuine
-        ]
+        kinds = [f"{version} emulated" for version in emulated] + [f"{version} genuine" for version in genuine]
         names = [name for name in await _possible(arguments.behind) if name in arguments.faults]
-        await soak(result, player, kinds, names, arguments.seeds, arguments.minutes, arguments.folder, say)
+        length = arguments.rounds, arguments.folder
+        await soak(result, player, kinds, names, arguments.seeds, arguments.minutes, *length, say)
     return result
 
 
@@ -653,8 +653,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="what the soak is made from")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds share the minutes, from --seed on")
     parser.add_argument("--minutes", type=float, default=SOAK_MINUTES, help="how long the soak takes; 0: none")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="end the soak of a seed after so many, too")
     parser.add_argument("--kubelets", type=words, default=[*KUBELETS], metavar="1.9,1.28", help="which versions")
-    parser.add_argument("--genuine", choices=("yes", "no", "built"), default="built", help="yes builds them first")
+    parser.add_argument(
+        "--genuine",
+        choices=("yes", "no", "built", "only"),
+        default="built",
+        help="yes builds them first; only: nothing on emulated ones",
+    )
     parser.add_argument("--faults", type=words, default=[*FAULTS], metavar="NAME,NAME", help="only these")
     parser.add_argument(
         "--behind",

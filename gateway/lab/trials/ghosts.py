@@ -13,7 +13,6 @@ import signal
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from gateway.lab.gatewayproc import GatewayError
 from gateway.lab.kubelets import build
 from gateway.lab.kubelets.kubelet import Demand, KubeletError
 from gateway.lab.trials.scenarios import RESOURCE, BrokenPromiseError, Node, must, node
+from gateway.leader.machine import Stage
 
 VERSIONS: Final = ("1.12", "1.20", "1.28", "1.36", "1.37")
 GPUS: Final = 6
@@ -77,7 +77,7 @@ async def _ended_before(made: Node, version: str) -> tuple[str, int]:
 async def _killed_after_admissions(made: Node, version: str) -> tuple[str, int]:
     """The gateway that serves is killed right after admissions; the pods end; the kubelet restarts a second later."""
     newer = await made.start_gateway()
-    await newer.wait_for("handover", side="newer", outcome="done")
+    await newer.wait_for("leader", stage=Stage.LEADING.value)
     await made.the_kubelet.wait(RESOURCE, GPUS)
     await _admit(made, "a", "b", "c")
     await newer.kill()
@@ -93,7 +93,7 @@ async def _killed_after_admissions(made: Node, version: str) -> tuple[str, int]:
 async def _stopped(made: Node, version: str, edit: str, resource: str, count: int) -> tuple[str, int]:
     """All gateways are stopped for 3 s, in which pods end and the kubelet restarts."""
     newer = await made.start_gateway()
-    await newer.wait_for("handover", side="newer", outcome="done")
+    await newer.wait_for("leader", stage=Stage.LEADING.value)
     await made.the_kubelet.wait(RESOURCE, GPUS)
     await _admit(made, "a", "b", "c")
     for one in made.gateways:
@@ -211,42 +211,6 @@ async def _free_by_allocate(made: Node, resource: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def storm(version: str, genuine: Callable[[str], Path | None], pods: int) -> Counter[str]:
-    """Admit pods one after the other while gateways replace each other; count how each ended, by the error's words."""
-    ended: Counter[str] = Counter()
-    async with node(genuine, gpus={RESOURCE: GPUS}) as made:
-        await made.start_kubelet(version)
-        await made.start_gateway()
-        await made.the_kubelet.wait(RESOURCE, GPUS)
-        rolling = asyncio.create_task(_replace_for_ever(made))
-        living: list[str] = []
-        for number in range(pods):
-            if len(living) == GPUS - 1:
-                await made.the_kubelet.remove(living.pop(0))
-            await made.the_kubelet.wait(RESOURCE, GPUS)
-            try:
-                await made.the_kubelet.admit(f"p{number}", RESOURCE, 1)
-            except KubeletError as error:
-                ended[error.message.splitlines()[0][:160]] += 1
-            else:
-                living.append(f"p{number}")
-                ended["admitted"] += 1
-        rolling.cancel()
-        await asyncio.gather(rolling, return_exceptions=True)
-    return ended
-
-
-async def _replace_for_ever(made: Node) -> None:
-    while True:
-        await asyncio.sleep(0.5)
-        older = made.gateway
-        newer = await made.start_gateway()
-        await newer.wait_for("registered")
-        await asyncio.sleep(0.5)
-        await older.terminate()
-        made.gateways.remove(older)
-
-
 async def _all(names: list[str], versions: list[str], times: int, ways: list[bool]) -> bool:
     kept = True
     for version in versions:
@@ -280,15 +244,7 @@ def main() -> int:
     parser.add_argument("--sequences", default=";".join(SEQUENCES), help="only these, with ; between them")
     parser.add_argument("--times", type=int, default=20, help="how often each")
     parser.add_argument("--pod-resources", choices=("with", "without", "both"), default="both")
-    parser.add_argument(
-        "--storm", type=int, default=0, help="instead: admit so many pods while gateways replace each other"
-    )
     arguments = parser.parse_args()
-    if arguments.storm:
-        for version in arguments.kubelets.split(","):
-            ended = asyncio.run(storm(version, build.built, arguments.storm))
-            print(version, *(f"{times} {how}" for how, times in ended.items()), sep="\n  ", flush=True)
-        return 0
     names = [name.strip() for name in arguments.sequences.split(";")]
     ways = {"with": [True], "without": [False], "both": [True, False]}[arguments.pod_resources]
     return 0 if asyncio.run(_all(names, arguments.kubelets.split(","), arguments.times, ways)) else 1
