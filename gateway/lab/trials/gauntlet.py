@@ -388,6 +388,9 @@ class _Admissions:
             self._refused.append(demand.pod)
             return
         got = admission.devices.get(RESOURCE, ())
+        if not got and minor_version(kubelet.version) == 8:  # It has just started, and has never heard of the resource.
+            self._refused.append(demand.pod)
+            return
         must([] if len(got) == demand.count else [f"pod {demand.pod} asked for {demand.count}, it got {len(got)}"])
         must(mistold(demand.pod, RESOURCE, got, admission))
         made.pods[demand.pod] = demand
