@@ -143,7 +143,7 @@ class Ledger:
         claims = dict(tables.content.get("claims", {}))
         return LedgerSnapshot(file.encode(tables.spelled()), tables.revision, generation, claims)
 
-    def save(self, snapshot: LedgerSnapshot, guard: Guard) -> file.Identity:
+    def save(self, snapshot: LedgerSnapshot, guard: Guard = unguarded) -> file.Identity:
         """Replace the file, durably. Blocks: about 0.4 ms on a good disk.
 
         Args:
