@@ -281,8 +281,7 @@ class Gateway:
             self._tell_kubelet(self.resources)
         for name in self._resources:
             self.holdings.note(name)  # It was given before this kubelet's start.
-        ours = (name for name, resource in self._resources.items() if resource.standing_by_for is None)
-        self.beliefs.restarted(ours, kubelet.mtime_ns / 1e9)
+        self.beliefs.restarted(self._resources if self.leader.leads else (), kubelet.mtime_ns / 1e9)
         if first:
             self.holdings.recall(self.ledger.resources())
         _log.info("kubelet found", socket=str(self.presence.socket))
@@ -304,6 +303,11 @@ class Gateway:
     def drivers(self) -> Drivers | None:
         """Its DRA drivers, where devices are offered by them."""
         return None if self._drivers is None else self._drivers.now
+
+    @property
+    def led_by(self) -> Age | None:
+        """The gateway that leads, unless that is this one, or nobody is known to."""
+        return None if self.leader.leads else self.leader.state.leader
 
     @property
     def could_lead(self) -> bool:

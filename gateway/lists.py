@@ -160,7 +160,7 @@ class Lists:
             resource = self._make(name)
             if self._settings.dra == "only":  # Its devices are offered by DRA alone.
                 self._resources[name] = resource
-                resource.feed(events.StandBy(None))
+                resource.feed(events.StandBy())
                 continue
             try:
                 await resource.bind()

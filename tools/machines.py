@@ -80,7 +80,6 @@ def _same(state: registration.State) -> registration.State:
         heals=0,
         verified=0 if state.verified < registration.FIRST_LOOKS else registration.FIRST_LOOKS,
         accepted="",
-        standing_by_for=None,
         told=state.told and KubeletId(0, 0, 0 if state.told == state.kubelet else 1),
         kubelet=state.kubelet and KubeletId(0, 0, 0),
         negotiation=replace(state.negotiation, refused=()),

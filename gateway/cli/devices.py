@@ -79,7 +79,7 @@ def rows(answers: Iterable[NodeDevices]) -> list[Row]:
     told_by: dict[str, tuple[NodeDevices, ResourceStatus]] = {}
     for answer in answers:
         for resource in answer.status.resources:
-            if resource.name not in told_by or not resource.standing_by_for:
+            if resource.name not in told_by or not answer.status.led_by:
                 told_by[resource.name] = answer, resource
     found = []
     for name in sorted(told_by):

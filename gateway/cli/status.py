@@ -171,9 +171,7 @@ def render(found: Answers, state_dir: Path, width: int) -> Iterator[str]:
     if not found.read and not found.silent:
         yield from page.text("", places.nobody(state_dir, "status"))
     # Who serves comes first.
-    for number, one in enumerate(
-        sorted(found.read, key=lambda one: any(each.standing_by_for for each in one.resources))
-    ):
+    for number, one in enumerate(sorted(found.read, key=lambda one: bool(one.led_by))):
         yield from ([""] if number else [])
         yield from page.gateway(one)
     for number, (path, why) in enumerate(found.silent.items()):
@@ -205,6 +203,8 @@ class _Page:
         kind = ", host service" if one.host_service else ""
         yield f"{title}  {_clean(one.build.gateway)}{kind}, process {one.pid}, up {age(one.uptime_s)}"
         yield from self.text("  waiting  ", one.waits_for and f"for {one.waits_for}", "red")
+        leader = f"gateway {_clean(one.led_by)}" + (", the host service," if one.led_by_host_service else "")
+        yield from self.text("  standby  ", one.led_by and f"{leader} leads", "cyan")
         if one.kubelet.present:
             yield from self.text("  kubelet  ", f"found {age(one.kubelet.age_s or 0)} ago, {one.socket_dir}")
         else:
@@ -272,12 +272,6 @@ class _Page:
     def resource(self, one: ResourceStatus) -> Iterator[str]:
         """Write all about one resource."""
         name = click.style(_clean(one.name), bold=True)
-        if one.standing_by_for:
-            served_by = f"gateway {_clean(one.standing_by_for)}"
-            if one.standing_by_for_host_service:
-                served_by = f"the host service, {served_by}"
-            yield f"{name}  {click.style(f'standing by for {served_by}', fg='cyan')}"
-            return
         held = "" if one.held is None else f", {one.held} held"
         held += "" if one.free is None else f", {one.free} free"
         yield f"{name}  {_bar(one)}{one.allocatable} of {one.listed} allocatable{held}"

@@ -182,7 +182,7 @@ def _late(seen: Surveyed) -> str:
 def _resources(seen: Surveyed) -> Iterator[ResourceStatus]:
     """Those that a gateway serves, or should: who stands by for another knows less."""
     for status in seen.statuses:
-        yield from (one for one in status.resources if not one.standing_by_for)
+        yield from () if status.led_by else status.resources
 
 
 CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {

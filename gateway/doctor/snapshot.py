@@ -267,6 +267,4 @@ def joined(found: Iterable[str]) -> str:
 
 def offered(seen: Surveyed) -> dict[str, int]:
     """Say what the serving gateways say that the kubelet can give out, by resource."""
-    return {
-        one.name: one.allocatable for status in seen.statuses for one in status.resources if not one.standing_by_for
-    }
+    return {one.name: one.allocatable for status in seen.statuses if not status.led_by for one in status.resources}

@@ -102,9 +102,9 @@ class Keeper:
 
     def _verdict(self, own: NodeObject, *, was: bool) -> NodeReadiness | None:
         """Judge; None where another gateway serves, and says so."""
-        standings = list(self._standings())
-        if standings and all(one.elsewhere for one in standings):
+        if self._gateway.led_by is not None:
             return None
+        standings = list(self._standings())
         if any(one.withheld or ready.allocatable(own, one.name) < one.healthy for one in standings):
             self._gateway.beliefs.look_within(LOOK)  # The kubelet may be late, or another plugin may have the resource.
         return ready.judge(standings, own, hindrance=self._hindrance(), was=was)
@@ -145,7 +145,7 @@ class Keeper:
         for resource in self._gateway.resources:
             entries = resource.entries
             healthy = {one for one, entry in entries.items() if entry.device.health is Health.HEALTHY}
-            findings = self._gateway.beliefs.findings(resource.name) if resource.standing_by_for is None else ()
+            findings = self._gateway.beliefs.findings(resource.name)
             yield ready.NodeResource(
                 resource.name,
                 len(entries),
@@ -153,7 +153,6 @@ class Keeper:
                 served=resource.state.phase is Phase.SERVING,
                 looked=resource.checked is not None,
                 lacking=resource.checked is Confirmation.LACKING,
-                elsewhere=resource.standing_by_for is not None,
                 withheld=sum(
                     len(healthy.intersection(one.device_ids)) for one in findings if one.kind is MismatchKind.WITHHELD
                 ),
@@ -168,7 +167,7 @@ class Keeper:
         now, unix = time.monotonic(), time.time()
         for resource in self._gateway.resources:
             name, entries = resource.name, resource.entries
-            if resource.standing_by_for is not None:
+            if self._gateway.led_by is not None:
                 self._entries.pop(name, None)
                 continue
             findings = tuple(self._gateway.beliefs.findings(name))

@@ -32,7 +32,7 @@ _FACTORS: Final = {None: 1, "k": 1000, "M": 1_000_000}
 class NodeResource(Struct, frozen=True):
     """Where a resource stands: its devices, how many of them are healthy, and the way to the kubelet.
 
-    ``elsewhere``: another gateway on the node serves it. ``served``: the kubelet's stream is open. ``lacking``: the kubelet's
+    ``served``: the kubelet's stream is open. ``lacking``: the kubelet's
     records lack it; ``looked``: they were looked into since the start, if they can be. ``withheld``: how many healthy devices the
     kubelet would not give by its own records.
     """
@@ -43,7 +43,6 @@ class NodeResource(Struct, frozen=True):
     served: bool = False
     looked: bool = False
     lacking: bool = False
-    elsewhere: bool = False
     withheld: int = 0
 
 
@@ -79,7 +78,7 @@ def judge(resources: Sequence[NodeResource], node: NodeObject, *, hindrance: str
     for reason, wrong, words in (
         (
             "NotRegistered",
-            [one for one in there if not (one.served or one.elsewhere)],
+            [one for one in there if not one.served],
             "isn't registered with the kubelet",
         ),
         ("NotVerified", [one for one in there if one.lacking], "the kubelet's records lack it"),
@@ -90,7 +89,7 @@ def judge(resources: Sequence[NodeResource], node: NodeObject, *, hindrance: str
         ),
         (
             "NotVerified",
-            [one for one in there if not (one.looked or one.elsewhere)],
+            [one for one in there if not one.looked],
             "the kubelet's records aren't read yet",
         ),
     ):

@@ -326,11 +326,11 @@ class Leader:
         """Let each resource stand by, also one that is new, unless this gateway leads or its streams go on until the next one serves."""
         if not self.leads and self.state.stage is not Stage.YIELDED and self._settings.dra != "only":
             for resource in self._resources.values():
-                resource.feed(events.StandBy(self.state.leader))
+                resource.feed(events.StandBy())
 
     def approach(self, kubelet: KubeletId) -> None:
-        """Begin to connect to a kubelet that is there."""
-        for resource in self._resources.values():
+        """Begin to connect to a kubelet that is there, if this gateway leads."""
+        for resource in self._resources.values() if self.leads and self._settings.dra != "only" else ():
             resource.approach(kubelet)
 
     def stood(self, resource: Resource) -> None:  # noqa: ARG002 - it is asked of all
@@ -376,15 +376,15 @@ class Leader:
             case machine.Invite():
                 for token in self._links:
                     self._tell(token, {"offer": True})
-            case machine.Drain(to):
-                self._tasks.background(self._drain(to))
+            case machine.Drain():
+                self._tasks.background(self._drain())
             case machine.Reply(to, reason, seconds):
                 self._tell(to.token, {"no": reason, "again_s": seconds} if reason else {"yours": True})
             case machine.Free():
                 self._locks.free()
             case machine.Rest(by):
                 for resource in self._resources.values():
-                    resource.feed(events.StandBy(by))
+                    resource.feed(events.StandBy())
                 self._tasks.background(self._rest_parts())  # The locks may be lost.
                 for token in self._links.keys() - {"" if by is None else by.token}:
                     self._tell(token, {"leads": False})
@@ -531,7 +531,6 @@ class Leader:
             return
         waited = time.monotonic() - self._handed_over_at
         for resource in self._resources.values():
-            resource.feed(events.Ours())
             resource.feed(events.Resume(waited))
             if self._presence.kubelet is not None and resource.state.kubelet is None:
                 resource.feed(events.KubeletUp(self._presence.kubelet))
@@ -539,7 +538,7 @@ class Leader:
         if self._holdings.ledger.pending:  # What it saw while it stood by.
             self._scribe.soon()
 
-    async def _drain(self, to: Age) -> None:
+    async def _drain(self) -> None:
         """Send nothing new, write what was promised, and end the streams of a kubelet that takes no Register while one lives."""
         if (drivers := self._drivers()) is not None and not self.state.ending:
             self._leaves = True
@@ -560,7 +559,7 @@ class Leader:
             return
         if not first:
             for resource in self._resources.values():
-                resource.feed(events.StandBy(to))
+                resource.feed(events.StandBy())
             await self._streams_end()
             self._handed_over_at = time.monotonic()  # Should it lead again at once.
         self._feed(machine.Drained())

@@ -166,9 +166,7 @@ class Invite(Struct, frozen=True):
 
 
 class Drain(Struct, frozen=True):
-    """Make room for this gateway: send nothing new, write what was promised."""
-
-    to: Age
+    """Make room: send nothing new, write what was promised."""
 
 
 class Reply(Struct, frozen=True):
@@ -354,7 +352,7 @@ def _asked(state: State, age: Age, now: float) -> Step:
     if state.stage is not Stage.LEADING:
         return state, (Reply(age, STARTING, AGAIN),)
     if state.ending:
-        return replace(_to(state, Stage.YIELDING), other=age), (Drain(age),)
+        return replace(_to(state, Stage.YIELDING), other=age), (Drain(),)
     if not age.is_newer_than(state.own):
         return state, (Reply(age, "the gateway that leads is as new", SERVED),)
     vain = state.vain + 1 if state.made_at and now - state.made_at < SERVED else 0
@@ -362,7 +360,7 @@ def _asked(state: State, age: Age, now: float) -> Step:
         times = "once" if vain == 1 else f"{vain} times"
         why = f"room was made {times} for one that ended again, and is made next in {left:.0f} s: see why it ended"
         return state, (Reply(age, why, left),)
-    return replace(_to(state, Stage.YIELDING), other=age, made_at=now, vain=vain), (Drain(age),)
+    return replace(_to(state, Stage.YIELDING), other=age, made_at=now, vain=vain), (Drain(),)
 
 
 def _waited(state: State) -> Step:

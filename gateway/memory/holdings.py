@@ -97,9 +97,7 @@ class Holdings:
                 named = (look.view.held or {}).get(name, {})
                 who = {device_id: named.get(device_id, "") for device_id in holders}
                 news = self.ledger.rebuild_handed_out(name, who, look.unix - RECORDED_WITHIN, time.time()) or news
-        served = all(
-            one.state.phase is Phase.SERVING for one in self._resources.values() if one.standing_by_for is None
-        )
+        served = all(one.state.phase is Phase.SERVING for one in self._resources.values())
         since = self.presence.since
         if served and look.view.held is not None and since is not None and look.at >= since:
             news = self.ledger.compared_with(self.kubelet_named()) or news
@@ -112,9 +110,8 @@ class Holdings:
         return f"{self._boot_id} {one.device}:{one.inode}:{one.mtime_ns}" if one is not None else ""
 
     def remember_forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> None:
-        """Whom the kubelet forgot is to outlive this gateway; of what another one serves, that one remembers it."""
-        one = self._resources.get(resource)
-        if (one is None or one.standing_by_for is None) and self.ledger.set_forgotten(resource, forgotten):
+        """Whom the kubelet forgot is to outlive this gateway."""
+        if self.ledger.set_forgotten(resource, forgotten):
             self._tasks.background(self.scribe.durable())
 
     def recall(self, resources: Iterable[str] | None = None, *, fresh: bool = False) -> bool:

@@ -6,7 +6,6 @@ from enum import Enum
 
 from msgspec import Struct
 
-from gateway.age import Age
 from gateway.kubelet.identity import KubeletId
 
 
@@ -103,17 +102,11 @@ class Renew(Struct, frozen=True):
 
 
 class StandBy(Struct, frozen=True):
-    """Another gateway on this node serves the resource; None: DRA does."""
-
-    peer: Age | None
-
-
-class Ours(Struct, frozen=True):
-    """The gateway that serves the resource is gone: it is made ready here, until ``Resume``."""
+    """Nothing is offered until ``Resume``: another gateway leads, or DRA offers the resource."""
 
 
 class Resume(Struct, frozen=True):
-    """What held the resource back (another gateway, a list too large) is gone, for ``waited`` seconds already."""
+    """What held the resource back is gone, for ``waited`` seconds already."""
 
     waited: float = 0.0
 
@@ -124,7 +117,7 @@ class Stop(Struct, frozen=True):
 
 Event = (
     KubeletUp | Reached | Replied | StreamOpened | StreamEnded | Fired | NameLost | Verified | Lacking | Withhold
-    | StandBy | Ours | Renew | Resume | Stop
+    | StandBy | Renew | Resume | Stop
 )  # fmt: skip
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.age import Age
 from gateway.kubelet.identity import KubeletId
 from gateway.registration import negotiate
 from gateway.registration.events import (
@@ -33,7 +32,6 @@ from gateway.registration.events import (
     Lacking,
     LinkSocket,
     NameLost,
-    Ours,
     Phase,
     Reached,
     Renew,
@@ -128,8 +126,6 @@ class State(Struct, frozen=True):
     """Why what the last Register said is no longer true; empty where it is."""
     renewed: bool = False
     """Whether it was sent anew for that within ``RENEW_WAIT``."""
-    standing_by_for: Age | None = None
-    """The gateway that serves the resource instead of this one."""
     refused: bool = False
     """Whether the kubelet refused the last Register."""
 
@@ -178,11 +174,8 @@ def step(state: State, event: Event) -> Step:
         case Renew(reason):
             state = replace(state, stale=reason)
             return _renew(state) if state.phase is Phase.SERVING else (state, ())
-        case StandBy(peer):
-            state = replace(state, standing_by_for=peer)
-            return _hold_back(state, Phase.STANDBY, Report("info", "standing by", "" if peer is None else peer.token))
-        case Ours():
-            return replace(state, standing_by_for=None), ()
+        case StandBy():
+            return _hold_back(state, Phase.STANDBY, Report("info", "standing by"))
         case Resume(waited):
             return _resume(state, waited)
         case Stop():

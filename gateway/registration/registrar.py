@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from devices.life import states
     from devices.source import DeviceSource, Listing
-    from gateway.age import Age
     from gateway.configuration.settings import Settings
     from gateway.kubelet.beliefs import Look
     from gateway.kubelet.identity import KubeletId
@@ -176,11 +175,6 @@ class Resource:
         return self._node.settings.socket_dir / self.state.name
 
     @property
-    def standing_by_for(self) -> Age | None:
-        """The gateway that serves the resource instead of this one."""
-        return self.state.standing_by_for
-
-    @property
     def entries(self) -> dict[str, states.Entry]:
         """What is on its list, by device ID."""
         return self.plugin.list.entries
@@ -209,11 +203,10 @@ class Resource:
             self.feed(events.Resume())
 
     def approach(self, kubelet: KubeletId) -> None:
-        """Begin to connect to a kubelet that is there, while the Register to it is made ready, unless another gateway serves."""
-        if self.state.standing_by_for is None:
-            channel = self._channel_to(kubelet)
-            channel.connect()
-            self._ahead = _Ahead(channel, kubelet)
+        """Begin to connect to a kubelet that is there, while the Register to it is made ready."""
+        channel = self._channel_to(kubelet)
+        channel.connect()
+        self._ahead = _Ahead(channel, kubelet)
 
     def _channel_to(self, kubelet: KubeletId | None) -> rpc.Channel:
         """Take the channel that was made ahead, unless it leads to another kubelet; then a new one."""

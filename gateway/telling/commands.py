@@ -81,6 +81,7 @@ class Commands:
         from gateway.telling import sides, status  # noqa: PLC0415 - only a gateway that is asked pays for it
 
         gateway, now = self._gateway, time.monotonic()
+        leader = gateway.led_by
         self._build = self._build or status.build()
         last, since, config, drivers = gateway.beliefs.last, gateway.presence.since, gateway.config, gateway.drivers
         path, policy = str(config.path or gateway.settings.config_file or ""), config.policy or gateway.settings.policy
@@ -92,6 +93,8 @@ class Commands:
             host_service=gateway.settings.host_service,
             uptime_s=status.age(gateway.started, now),
             socket_dir=str(gateway.settings.socket_dir),
+            led_by="" if leader is None else leader.token,
+            led_by_host_service=leader is not None and leader.host_service,
             waits_for=gateway.waits_for,
             kubelet=status.KubeletStatus(present=since is not None, age_s=status.age_or_none(since, now)),
             books=status.RecordsStatus(source=last.view.source, age_s=status.age(last.at, now))
@@ -127,7 +130,7 @@ class Commands:
     def _resource(self, resource: Resource) -> status.ResourceFacts:
         from gateway.telling import status  # noqa: PLC0415 - as above
 
-        name, other, drivers = resource.name, resource.standing_by_for, self._gateway.drivers
+        name, drivers = resource.name, self._gateway.drivers
         trouble = (
             resource.trouble if self._gateway.settings.dra != "only" else "" if drivers is None else drivers.words(name)
         )
@@ -137,12 +140,10 @@ class Commands:
             entries=resource.entries,
             level=resource.plugin.level,
             stream_since=resource.stream_since,
-            standing_by_for=other.token if other is not None else "",
-            standing_by_for_host_service=other is not None and other.host_service,
             trouble=trouble,
             checked=resource.checked,
             holders=self._holders(name),
-            drift=self._gateway.beliefs.findings(name) if other is None else (),
+            drift=self._gateway.beliefs.findings(name) if self._gateway.led_by is None else (),
             others=self._others(resource),
             behind=self._gateway.source.behind(name),
         )

@@ -39,26 +39,30 @@ def look(gateway: Subject) -> readiness.Verdict:
     now = time.monotonic()
     since = gateway.presence.since if gateway.presence.since is not None else now
     kubelet_s = now - since if gateway.presence.listens() else None
+    leader, hindrances = _leader(gateway), gateway.hindrances()
     if gateway.drivers is not None and gateway.drivers.alone:
         return readiness.judge_drivers(
-            gateway.drivers.standings(),
-            begun=gateway.begun,
-            could_lead=gateway.could_lead,
-            kubelet_s=kubelet_s,
-            hindrances=gateway.hindrances(),
-            waits_for=gateway.waits_for,
+            gateway.drivers.standings(), begun=gateway.begun, kubelet_s=kubelet_s, leader=leader, hindrances=hindrances
         )
     return readiness.judge(
-        [_standing(resource, gateway, now) for resource in gateway.resources],
+        [_standing(resource, now) for resource in gateway.resources],
         begun=gateway.begun,
         kubelet_s=kubelet_s,
-        hindrances=gateway.hindrances(),
+        leader=leader,
+        hindrances=hindrances,
         waits_for=gateway.waits_for,
     )
 
 
-def _standing(resource: Resource, gateway: Subject, now: float) -> readiness.ResourceStanding:
-    other = resource.standing_by_for
+def _leader(gateway: Subject) -> readiness.LeaderSeen | None:
+    one = gateway.led_by
+    if one is None:
+        return None
+    name = readiness.HOST_SERVICE if one.host_service else one.token
+    return readiness.LeaderSeen(name, to_take_over=not one.is_newer_than(gateway.age) and not gateway.could_lead)
+
+
+def _standing(resource: Resource, now: float) -> readiness.ResourceStanding:
     return readiness.ResourceStanding(
         name=resource.name,
         devices=len(resource.entries),
@@ -66,7 +70,5 @@ def _standing(resource: Resource, gateway: Subject, now: float) -> readiness.Res
         checked=resource.checked,
         stream_s=0.0 if resource.stream_since is None else now - resource.stream_since,
         unserved_s=0.0 if resource.unserved_since is None else now - resource.unserved_since,
-        standing_by_for="" if other is None else readiness.HOST_SERVICE if other.host_service else other.token,
-        to_take_over=other is not None and not other.is_newer_than(gateway.age) and not gateway.could_lead,
         trouble=resource.trouble,
     )

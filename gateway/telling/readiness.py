@@ -42,12 +42,20 @@ class ResourceStanding(Struct, frozen=True, kw_only=True):
     """The age of the kubelet's stream."""
     unserved_s: float = 0.0
     """How long it has been neither served nor left to another gateway."""
-    standing_by_for: str = ""
-    """Who serves it instead: ``HOST_SERVICE``, or a gateway's token."""
-    to_take_over: bool = False
-    """That one isn't newer, and this gateway could not take over from it."""
     trouble: str = ""
     """What went wrong with its registration last."""
+
+
+class LeaderSeen(Struct, frozen=True):
+    """Another gateway, which leads: ``HOST_SERVICE``, or its token. This one is ``to_take_over`` from it, and could not."""
+
+    name: str
+    to_take_over: bool = False
+
+    @property
+    def words(self) -> str:
+        """Say it to people."""
+        return f"standby: {self.name} leads" + (", and this gateway could not" if self.to_take_over else "")
 
 
 class Verdict(Struct, frozen=True):
@@ -67,6 +75,7 @@ def judge(
     *,
     begun: bool,
     kubelet_s: float | None,
+    leader: LeaderSeen | None = None,
     hindrances: Sequence[Hindrance] = (),
     waits_for: str = "",
 ) -> Verdict:
@@ -76,6 +85,7 @@ def judge(
         resources: all that the gateway has.
         begun: whether it is done with its start.
         kubelet_s: seconds since the kubelet that runs was found; None: none runs.
+        leader: another gateway, which leads; None: none does.
         hindrances: what keeps the sources of devices from telling of them, or from offering some.
         waits_for: what the start waits for, in words; empty where it doesn't.
     """
@@ -87,6 +97,11 @@ def judge(
         return Verdict(kubelet_s is None and not held_up, tuple(_bounded([*lines, starting, *troubles])))
     if not any(one.devices for one in resources):
         return Verdict(not held_up, tuple(_bounded([*lines, "no devices"])))
+    if leader is not None:
+        # Or an update would end the one that leads, for one that can't.
+        waits = leader.to_take_over and kubelet_s is not None
+        troubles = [f"{one.name}: {one.trouble}" for one in resources if one.trouble and waits]
+        return Verdict(not held_up and not waits, tuple(_bounded([*lines, leader.words, *troubles])))
     found = sorted(((*_resource(one, kubelet_s), one.name) for one in resources), key=lambda row: (row[0], row[2]))
     told = [f"{name}: {words}" for _, words, name in found]
     return Verdict(not held_up and all(ready for ready, *_ in found), tuple(_bounded([*lines, *told])))
@@ -97,11 +112,10 @@ def judge_drivers(
     *,
     begun: bool,
     kubelet_s: float | None,
-    could_lead: bool = False,
+    leader: LeaderSeen | None = None,
     hindrances: Sequence[Hindrance] = (),
-    waits_for: str = "",
 ) -> Verdict:
-    """Decide where devices are offered by DRA alone; arguments are as in ``judge``. ``could_lead``: it stands by, and would lead if the leader ended."""
+    """Decide where devices are offered by DRA alone; arguments are as in ``judge``."""
     lines = _first(kubelet_s, hindrances)
     lines += [
         f"{one.name}: "
@@ -113,10 +127,12 @@ def judge_drivers(
         for one in drivers
     ]
     if not begun:
-        lines.append(f"starting: waiting for {waits_for}" if waits_for else "starting")
-    if could_lead:
-        lines.append("standby: another gateway leads")
-    done = could_lead or (begun and all(one.registered or one.rival for one in drivers))
+        lines.append("starting")
+    if leader is not None:
+        lines.append(leader.words)
+        done = not leader.to_take_over
+    else:
+        done = begun and all(one.registered or one.rival for one in drivers)
     held_up = any(one.held_up for one in hindrances)
     return Verdict((kubelet_s is None or done) and not held_up, tuple(_bounded(lines or ["no devices"])))
 
@@ -127,12 +143,6 @@ def _first(kubelet_s: float | None, hindrances: Sequence[Hindrance]) -> list[str
 
 
 def _resource(it: ResourceStanding, kubelet_s: float | None) -> tuple[bool, str]:
-    # Or an update would end the one that serves, for one that can't.
-    if it.to_take_over and it.devices and kubelet_s is not None:
-        words = f"another gateway leads ({it.standing_by_for}), and this one could not take over"
-        return False, words + (f"; {it.trouble}" if it.trouble else "")
-    if it.phase is Phase.STANDBY or it.standing_by_for:
-        return True, f"standby: {it.standing_by_for or 'another gateway'}"
     if not it.devices:
         return True, "no devices"
     if kubelet_s is None:

@@ -103,9 +103,7 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One resource. ``behind`` is the other plugin that it is of, null where it is the gateway's own.
 
     ``phase`` is where its registration stands; ``api`` and ``kubelets`` say what the kubelet speaks and which versions of
-    it fit the evidence. ``stream_s`` is the age of the kubelet's open stream, null without one. ``standing_by_for`` is the
-    token of the gateway that serves it instead of this one, ``standing_by_for_host_service`` whether that is the node's own
-    service. ``trouble`` is the last thing that went wrong with its registration, while it doesn't serve.
+    it fit the evidence. ``stream_s`` is the age of the kubelet's open stream, null without one. ``trouble`` is the last thing that went wrong with its registration, while it doesn't serve.
 
     ``registrations`` counts the accepted ones by cause, ``last_gap_s`` is the last restart gap, ``calls`` counts the answered
     calls by name and status. ``checked`` is what the last look into the kubelet's records told of the registration: held, lacking,
@@ -122,8 +120,6 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     api: str = ""
     kubelets: str = ""
     stream_s: float | None = None
-    standing_by_for: str = ""
-    standing_by_for_host_service: bool = False
     trouble: str = ""
     registrations: dict[str, int] = msgspec.field(default_factory=dict)
     last_gap_s: float | None = None
@@ -155,7 +151,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway.
 
-    ``host_service``: it is the node's own service, not a pod. ``waits_for`` says what its start waits for, ``crossing`` why the node's
+    ``host_service``: it is the node's own service, not a pod. ``led_by`` is the token of the gateway that leads instead of it, ``led_by_host_service``
+    whether that is the node's own service. ``waits_for`` says what its start waits for, ``crossing`` why the node's
     annotation ``device-plugin-gateway/cross-to`` isn't followed; both are mostly empty. ``by_name`` is what is wrong for pods that ask by
     name, ``lag_s`` the worst lateness of its event loop in the last minute or two, ``list_strategies`` how containers are told their GPUs.
     ``unusable`` are the GPUs that no resource lists. ``warnings`` say which settings do nothing on this node.
@@ -168,6 +165,8 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     host_service: bool = False
     uptime_s: float
     socket_dir: str
+    led_by: str = ""
+    led_by_host_service: bool = False
     waits_for: str = ""
     kubelet: KubeletStatus
     books: RecordsStatus
@@ -207,8 +206,6 @@ class ResourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     level: Level | None = None
     """Which kubelets fit the evidence, while there is a dialect to speak of."""
     stream_since: float | None = None
-    standing_by_for: str = ""
-    standing_by_for_host_service: bool = False
     trouble: str = ""
     checked: Confirmation | None = None
     holders: Mapping[str, str] | None = None
@@ -261,8 +258,6 @@ def resource(facts: ResourceFacts, tally: Tally, now: float, *, rows: bool = Tru
         api=facts.state.dialect,
         kubelets=span(facts.level) if facts.level is not None else "",
         stream_s=age_or_none(facts.stream_since, now),
-        standing_by_for=facts.standing_by_for,
-        standing_by_for_host_service=facts.standing_by_for_host_service,
         trouble="" if serving else facts.trouble,
         registrations={why: count for (name, why), count in tuple(tally.registrations.items()) if name == facts.name},
         last_gap_s=tally.last_gaps.get(facts.name),

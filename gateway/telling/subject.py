@@ -109,6 +109,10 @@ class Subject(Protocol):
         """Whether it is done with its start."""
 
     @property
+    def led_by(self) -> Age | None:
+        """The gateway that leads, unless that is this one, or nobody is known to."""
+
+    @property
     def could_lead(self) -> bool:
         """Whether it stands by, and would lead as soon as the other gateway ends."""
 

@@ -21,12 +21,12 @@ def unserved(statuses: Iterable[GatewayStatus]) -> dict[str, str]:
 
     Who stands by for another gateway says nothing. What is offered by DRA is served once the kubelet took the driver.
     """
-    all_of = [one for status in statuses for one in status.resources]
+    all_of = [one for status in statuses if not status.led_by for one in status.resources]
     served = {one.name for one in all_of if one.phase == Phase.SERVING.value or _is_claimed(one)}
     return {
         one.name: f"{one.phase}{f': {one.trouble}' if one.trouble else ''}"
         for one in all_of
-        if one.listed and one.name not in served and not one.standing_by_for
+        if one.listed and one.name not in served
     }
 
 
