@@ -51,7 +51,6 @@ async def _ended(node: Node, *options: str, environment: Mapping[str, str] = {})
         (["--probe-address=:9400", "--metrics-address=:9400"], {}, USAGE, ("--probe-address", "--metrics-address")),
         (["--socket-dir=/" + "x" * 100], {}, USAGE, ("--socket-dir", "107")),
         (["--node-condition"], {}, USAGE, ("--node-condition", "NODE_NAME")),
-        (["--standby", "--bridge=/folder"], {}, USAGE, ("--standby", "bridge")),
         (["--no-such-flag"], {}, USAGE, ("--no-such-flag",)),
         (["--config-file=/no/such/file"], {}, 1, ("/no/such/file",)),
     ],
