@@ -109,8 +109,7 @@ def _registration_events(state: registration.State) -> Mapping[str, Any]:
         "the kubelet's records lack it": told.Verified(held=False),
         "its options change": told.Renew("options"),
         "it can't be offered": told.Withhold("too large"),
-        "another gateway serves it": told.StandBy(Age(1, "peer")),
-        "that gateway is gone": told.Ours(),
+        "another gateway leads": told.StandBy(),
         "nothing holds it back any more": told.Resume(),
         "the gateway ends": told.Stop(),
     }

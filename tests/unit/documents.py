@@ -79,7 +79,7 @@ REFUSED = ResourceFacts(
     entries={"MIG-1": states.Entry(Device("MIG-1"), State.PRESENT)},
     trouble="Register was refused: the ResourceName is invalid",
 )
-STANDBY = ResourceFacts(name=RESOURCE, state=state(Phase.STANDBY), entries=_entries(), standing_by_for=SERVING)
+STANDBY = ResourceFacts(name=RESOURCE, state=state(Phase.STANDBY), entries=_entries())
 GOOD_LEDGER = FileState(path="/var/lib/device-plugin-gateway/ledger.json", written_s=185.2, writes=12)
 BAD_LEDGER = replace(GOOD_LEDGER, writable=False, error="No space left on device", pending=2)
 
@@ -146,5 +146,5 @@ def document(
 
 FULL = document(TROUBLED, REFUSED, tally=counted(), ledger=BAD_LEDGER)
 """Trouble of every kind."""
-OTHER = document(STANDBY, token=WAITING)
+OTHER = document(STANDBY, token=WAITING, led_by=SERVING)
 """A gateway that stands by for the one before."""

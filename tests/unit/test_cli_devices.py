@@ -42,7 +42,7 @@ Says = dict[str, Any] | Handled | ControlError
 Rows = Mapping[str, tuple[State, str, TroubleKind | None, int | None]]
 
 
-def plugin(name: str, rows: Rows, holders: Mapping[str, str] | None = None, waits_for: str = "") -> ResourceFacts:
+def plugin(name: str, rows: Rows, holders: Mapping[str, str] | None = None) -> ResourceFacts:
     entries = {
         device_id: states.Entry(
             Device(
@@ -56,9 +56,7 @@ def plugin(name: str, rows: Rows, holders: Mapping[str, str] | None = None, wait
         )
         for device_id, (where, reason, kind, numa) in rows.items()
     }
-    return ResourceFacts(
-        name=name, state=state(Phase.SERVING), entries=entries, holders=holders, standing_by_for=waits_for, level=None
-    )
+    return ResourceFacts(name=name, state=state(Phase.SERVING), entries=entries, holders=holders, level=None)
 
 
 def well(*device_ids: str, numa: int | None = None) -> Rows:
@@ -287,7 +285,7 @@ def test_no_success(folder: Path, says: Mapping[str, Says], arguments: list[str]
 
 @pytest.mark.parametrize("first", [0, 1], ids=["the one that waits comes first", "and last"])
 def test_who_serves_a_resource_tells_of_it(first: int) -> None:
-    waiting = answer(document(plugin(RESOURCE, well("GPU-old"), {}, waits_for=SERVING), token=WAITING))
+    waiting = answer(document(plugin(RESOURCE, well("GPU-old"), {}), token=WAITING, led_by=SERVING))
     both = [waiting, FULL] if first == 0 else [FULL, waiting]
     assert {row.gateway for row in rows(*both)} == {SERVING}
 

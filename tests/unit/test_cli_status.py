@@ -56,10 +56,10 @@ def seen(*documents: GatewayStatus, width: int = 96, silent: Mapping[str, str] |
 
 def test_a_host_service_is_named(folder: Path) -> None:
     host = document(TROUBLED, host_service=True)
-    pod = document(replace(STANDBY, standing_by_for_host_service=True), token=WAITING)
+    pod = document(STANDBY, token=WAITING, led_by=SERVING, led_by_host_service=True)
     with showing(folder, {SERVING: host, WAITING: pod}):
         result = call(folder)
-    assert f"standing by for the host service, gateway {SERVING}" in result.output
+    assert f"gateway {SERVING}, the host service, leads" in result.output
     assert result.output.count(", host service, process") == 1
 
 

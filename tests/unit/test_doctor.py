@@ -146,6 +146,10 @@ class Fake:
     def resource(self, **changes: Any) -> None:
         self.status = replace(self.status, resources=(replace(SERVED, **changes),))
 
+    def led_by(self, token: str, **changes: Any) -> None:
+        self.resource(**changes)
+        self.status = replace(self.status, led_by=token)
+
     def look(self) -> Surveyed:
         places = Places(
             root=self.root,
@@ -598,8 +602,8 @@ QUIET: Mapping[str, Callable[[Fake], None]] = {
     "all GPUs have gone to DRA": lambda fake: fake.resource(
         healthy=0, devices=(replace(DEVICES[0], state="elsewhere"),)
     ),
-    "who stands by says nothing of a resource": lambda fake: fake.resource(
-        phase="standing by for another gateway", standing_by_for=WAITING, allocatable=0
+    "who stands by says nothing of a resource": lambda fake: fake.led_by(
+        WAITING, phase="standing by for another gateway", allocatable=0
     ),
     "devices are offered by DRA alone": lambda fake: fake.resource(
         phase="standing by for another gateway", allocatable=0, trouble="offered by DRA: the driver d is registered"

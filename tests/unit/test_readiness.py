@@ -10,7 +10,7 @@ from devices.source import Hindrance
 from gateway.registration.events import Phase
 from gateway.tally import Confirmation
 from gateway.telling import readiness
-from gateway.telling.readiness import HOST_SERVICE, PATIENCE, ResourceStanding, judge
+from gateway.telling.readiness import PATIENCE, ResourceStanding, judge
 
 GPU = "nvidia.com/gpu"
 LONG = PATIENCE + 1
@@ -85,43 +85,6 @@ def standing(phase: Phase, checked: Confirmation | None = Confirmation.HELD, **f
         pytest.param(standing(Phase.WAITING, Confirmation.LACKING), None, True, "no kubelet", id="none any more"),
         pytest.param(standing(Phase.ABSENT, None), 0.0, False, "waiting for a kubelet", id="a kubelet, unseen yet"),
         pytest.param(standing(Phase.WAITING, None, devices=0), 60.0, True, "no devices", id="no devices"),
-        pytest.param(
-            standing(Phase.STANDBY, None, standing_by_for="3f9a2c1d"), 60.0, True, "standby: 3f9a2c1d", id="standby"
-        ),
-        pytest.param(
-            standing(Phase.STANDBY, None, standing_by_for=HOST_SERVICE),
-            60.0,
-            True,
-            "standby: host service",
-            id="the host service has it",
-        ),
-        pytest.param(
-            standing(Phase.OFFERING, None, standing_by_for="3f9a2c1d"), 60.0, True, "standby", id="about to stand by"
-        ),
-        pytest.param(standing(Phase.STANDBY), 60.0, True, "standby: another gateway", id="about to take over"),
-        pytest.param(
-            standing(
-                Phase.STANDBY, None, standing_by_for="3f9a2c1d", to_take_over=True, trouble="no answer to Register"
-            ),
-            60.0,
-            False,
-            "not taken over from 3f9a2c1d, which is older; no answer to Register",
-            id="it took over and had to give back",
-        ),
-        pytest.param(
-            standing(Phase.STANDBY, None, standing_by_for="3f9a2c1d", to_take_over=True),
-            None,
-            True,
-            "standby: 3f9a2c1d",
-            id="nothing to take over: no kubelet",
-        ),
-        pytest.param(
-            standing(Phase.STANDBY, None, devices=0, standing_by_for="3f9a2c1d", to_take_over=True),
-            60.0,
-            True,
-            "no devices",
-            id="nothing to take over: no devices",
-        ),
     ],
 )
 def test_a_resource(it: ResourceStanding, kubelet_s: float | None, ready: bool, words: str) -> None:
@@ -203,7 +166,23 @@ def test_an_answer_is_short_and_each_line_is_ours(resources: list[tuple[str, str
     assert len(verdict.lines) <= readiness._MOST_LINES + 1
 
 
-@pytest.mark.parametrize("to_take_over", [False, True])
-def test_of_a_resource_without_devices_nothing_is_missing_beside_one_that_is_served(*, to_take_over: bool) -> None:
-    empty = standing(Phase.STANDBY, None, standing_by_for="3f9a2c1d", devices=0, to_take_over=to_take_over)
-    assert readiness.judge((standing(Phase.SERVING), empty), begun=True, kubelet_s=60.0).ready
+OTHER = readiness.LeaderSeen("3f9a2c1d")
+FAILS = readiness.LeaderSeen("3f9a2c1d", to_take_over=True)
+
+
+@pytest.mark.parametrize(
+    ("leader", "devices", "kubelet_s", "ready", "words"),
+    [
+        pytest.param(OTHER, 8, 60.0, True, "standby: 3f9a2c1d leads", id="standby"),
+        pytest.param(FAILS, 8, 60.0, False, "no answer to Register", id="it is newer and could not lead"),
+        pytest.param(FAILS, 8, None, True, "standby", id="nothing to take over: no kubelet"),
+        pytest.param(FAILS, 0, 60.0, True, "no devices", id="nothing to take over: no devices"),
+    ],
+)
+def test_beside_a_gateway_that_leads(
+    leader: readiness.LeaderSeen, devices: int, kubelet_s: float | None, words: str, *, ready: bool
+) -> None:
+    resource = standing(Phase.STANDBY, None, devices=devices, trouble="no answer to Register")
+    verdict = judge([resource], begun=True, kubelet_s=kubelet_s, leader=leader)
+    assert verdict.ready is ready
+    assert words in verdict.text

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.age import Age
 from gateway.kubelet import identity
 from gateway.registration import events as e
 from gateway.registration import machine as r
@@ -299,17 +298,15 @@ REGISTERED_AGAIN: list[e.Event] = [
             [],
             id="other options after it: at once",
         ),
-        pytest.param([*SERVING, e.StandBy(Age(1, "b"))], Phase.STANDBY, [], id="a newer gateway: yield"),
+        pytest.param([*SERVING, e.StandBy()], Phase.STANDBY, [], id="a newer gateway: yield"),
         pytest.param(
-            [*SERVING, e.StandBy(Age(1, "b")), e.KubeletUp(K2)],
+            [*SERVING, e.StandBy(), e.KubeletUp(K2)],
             Phase.STANDBY,
             [],
             id="yielded: not on a restart either",
         ),
-        pytest.param(
-            [*SERVING, e.StandBy(Age(1, "b")), e.Resume()], Phase.WAITING, [], id="the newer one is gone: take over"
-        ),
-        pytest.param([e.StandBy(Age(1, "b")), e.Resume()], Phase.ABSENT, [], id="no kubelet yet when it takes over"),
+        pytest.param([*SERVING, e.StandBy(), e.Resume()], Phase.WAITING, [], id="the newer one is gone: take over"),
+        pytest.param([e.StandBy(), e.Resume()], Phase.ABSENT, [], id="no kubelet yet when it takes over"),
         pytest.param([*SERVING, e.Withhold("too large")], Phase.OUT, [], id="the list grew too large: out"),
         pytest.param(
             [
@@ -345,7 +342,7 @@ def test_rule(events: list[e.Event], phase: Phase, offered: list[str]) -> None:
     ],
 )
 def test_a_takeover_waits_for_the_kubelet(waited: float, left: float) -> None:
-    _, actions = play([*SERVING, e.StandBy(Age(1, "b")), e.Resume(waited)])
+    _, actions = play([*SERVING, e.StandBy(), e.Resume(waited)])
     assert timers(actions)[Timer.RETRY] == pytest.approx(left)
 
 
@@ -382,7 +379,7 @@ def test_a_takeover_waits_for_the_kubelet(waited: float, left: float) -> None:
         pytest.param([*SERVING, e.Stop()], e.UnlinkSocket("token-1.sock"), id="stop: own name removed"),
         pytest.param([*UP, e.Stop()], e.CancelRegister(), id="stop while a Register hangs"),
         pytest.param(
-            [*SERVING, e.StandBy(Age(1, "b")), e.StreamOpened(5)],
+            [*SERVING, e.StandBy(), e.StreamOpened(5)],
             e.EndStreams(),
             id="standing by: a late call is ended",
         ),
@@ -444,7 +441,7 @@ def test_nothing_is_done(events: list[e.Event]) -> None:
 @pytest.mark.parametrize("timer", Timer)
 def test_a_timer_that_fires_while_another_gateway_serves_begins_nothing(timer: Timer) -> None:
     """The loop stood still: it was due before it was cancelled."""
-    state, _ = play([*SERVING, e.StandBy(Age(1, "b"))])
+    state, _ = play([*SERVING, e.StandBy()])
     after, actions = r.step(state, e.Fired(timer))
     assert (after.phase, actions) == (Phase.STANDBY, ())
 
@@ -657,7 +654,7 @@ def test_other_options_are_said_in_their_time_though_the_stream_was_cut_meanwhil
     assert e.CancelTimer(Timer.RENEW) not in actions
 
 
-@pytest.mark.parametrize("away", [e.StandBy(Age(1, "b")), e.Withhold("too large")])
+@pytest.mark.parametrize("away", [e.StandBy(), e.Withhold("too large")])
 def test_who_was_held_back_says_other_options_at_once(away: e.Event) -> None:
     """Its timer is gone with all others."""
     back: list[e.Event] = [
@@ -703,7 +700,7 @@ EVENTS = st.one_of(
             e.KubeletUp(K2),
             e.Stop(),
             e.Resume(),
-            e.StandBy(Age(1, "b")),
+            e.StandBy(),
             e.Withhold("x"),
             e.Renew("x"),
             e.Lacking(),
