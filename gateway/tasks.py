@@ -63,7 +63,7 @@ class Tasks(Background):
 
     def __init__(self, end: Callable[[int], None]) -> None:
         super().__init__()
-        self._end = end
+        self.end = end
 
     def spawn(self, name: str, work: Coroutine[object, object, None]) -> None:
         """Run a task that must never end by itself: if it does, that is a defect, and the gateway ends with it."""
@@ -81,7 +81,7 @@ class Tasks(Background):
                     task=name,
                     exc_info=task.exception() or False,
                 )
-                self._end(1)
+                self.end(1)
 
         task.add_done_callback(ended)
         self._tasks.add(task)

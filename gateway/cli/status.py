@@ -238,7 +238,7 @@ class _Page:
         if not (one.resources or one.drivers or one.waits_for):
             none = "none can be used" if one.unusable else "none was found yet"
             yield from self.text("  devices  ", f"{none}: nothing is offered to the kubelet", "yellow")
-        for resource in one.resources:
+        for resource in () if one.led_by else one.resources:  # The leader knows more of them.
             yield ""
             yield from self.resource(resource)
 

@@ -62,6 +62,8 @@ REGISTER_FIRST: Final = 37
 """From kubelet 1.37 on, the end of an old stream leaves a newer registration alone (#135437)."""
 ORDER: Final = 30.0
 """Seconds within which the leader carries out an order that was passed on to it."""
+SERVES: Final = 15.0
+"""Seconds within which a gateway that took over must be served, as long as a Register may last."""
 PASSES: Final = 10.0
 """Seconds for which a call waits for a gateway that leads."""
 _UNASKED: Final = frozenset({Fault.UNAVAILABLE, Fault.CANCELLED, Fault.DEADLINE_EXCEEDED})
@@ -177,6 +179,7 @@ class Leader:
             faulthandler.dump_traceback_later(HANGS, exit=True)
             if self.leads and not self._look_at_locks():
                 await self._guard()
+                self._judge()
             else:
                 await self._follow()
                 self._feed(machine.Able(reason := await self._unable(beside=self.state.leader is not None)))
@@ -186,6 +189,15 @@ class Leader:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LIVES if self.leads else ABLE_AGAIN):
                     await self._changed.wait()
+
+    def _judge(self) -> None:
+        """End, if this gateway took over from another one and the kubelet calls nothing of it: that one leads again."""
+        waited = time.monotonic() - self._handed_over_at
+        is_to_serve = self.state.stage is Stage.LEADING and self._before in self._links
+        if is_to_serve and waited >= SERVES and not self._serves():
+            why = [f"{one.name}: {one.state.phase.value}" for one in self._resources.values()]
+            _log.error("ending: this gateway took over, and isn't served", waited_s=round(waited, 1), resources=why)
+            self._tasks.end(1)
 
     @property
     def handlers(self) -> Mapping[str, Handler]:

@@ -549,3 +549,18 @@ async def test_with_both_apis_pods_and_claims_keep_their_gpus_whichever_gateway_
         await cluster.end(claim)
         await cross(cluster, "plugin")
         await node.allocatable_is(2)
+
+
+@pytest.mark.parametrize("version", ["1.28", "1.37"])
+async def test_a_gateway_that_took_over_and_is_not_served_leaves_it_to_the_one_before(node: Node, version: str) -> None:
+    await node.start_kubelet(version)
+    older = node.gateway()
+    await node.allocatable_is(8)
+    node.fault(never_calls_back=True)
+    newer = node.gateway()
+    await node.until(lambda: newer.said("leader", stage="leading"), "the newer one to lead")
+    await node.until(lambda: not newer.alive, "the newer one to end")
+    node.fault()
+    await node.allocatable_is(8)
+    await serves(node, "after", 5)
+    assert older.alive

@@ -36,7 +36,6 @@ def node(
         ([standing(), standing(OTHER, 2, 2)], {GPU: "4", OTHER: "2"}, "Ready"),
         ([standing(healthy=3)], {GPU: "3"}, "Ready"),
         ([standing(), standing(OTHER, 0, 0, served=False)], {GPU: "4"}, "Ready"),
-        ([standing(served=False, looked=False, elsewhere=True)], {GPU: "4"}, "Ready"),
         ([standing(devices=2000, healthy=2000)], {GPU: "2k"}, "Ready"),
         ([standing(), standing(OTHER, healthy=0)], {GPU: "4"}, "Ready"),
         ([], {}, "NoDevices"),
@@ -52,7 +51,6 @@ def node(
         ([standing()], {GPU: "many"}, "NotAllocatable"),
         ([standing(devices=2001, healthy=2001)], {GPU: "2k"}, "NotAllocatable"),
         ([standing(), standing(OTHER)], {GPU: "4"}, "NotAllocatable"),
-        ([standing(served=False, elsewhere=True)], {}, "NotAllocatable"),
     ],
 )
 def test_a_node_is_ready_when_all_of_it_is(

@@ -55,7 +55,7 @@ async def test_a_pod_beside_the_host_service() -> None:
         await host.wait_for("registered")
         pod = await made.start_gateway()
         here, there = await port_of(host), await port_of(pod)
-        await until(there, 200, f"{RESOURCE}: standby: host service")
+        await until(there, 200, "standby: host service leads")
         await until(here, 200, f"{RESOURCE}: served")
         await host.kill()
         await until(there, 200, f"{RESOURCE}: served")
