@@ -112,7 +112,7 @@ async def test_a_newer_gateway_that_goes_while_room_is_made_leaves_the_plugin_to
     await node.pass_time(3)
     node.disk.hang(writers=True)
     newer = bridging(node)
-    await node.until(lambda: older.said("leader", stage="making room"), "the handover")
+    await node.until(lambda: older.said("leader", stage="yielding"), "the handover")
     await node.pass_time(0.5)
     assert plugin.played.listening == 0
     newer.kill()

@@ -136,7 +136,7 @@ async def test_the_one_that_serves_a_resource_tells_of_it_and_who_is_silent_is_n
     tokens = {(await each.status())["resources"][0]["phase"]: (await each.status())["token"] for each in (one, two)}
     assert {row["gateway"] for row in (await shell.json("devices"))["devices"]} == {tokens["serving"]}
     shown = await shell("status")
-    assert shown.index(f"gateway {tokens['serving']}") < shown.index("standing by for gateway")
+    assert shown.index(f"gateway {tokens['serving']}") < shown.index(f"standby  gateway {tokens['serving']} leads")
     two.process.stop()
     assert "did not answer" in await shell("devices")
     assert len((await shell.json("devices"))["silent"]) == 1

@@ -535,7 +535,7 @@ async def test_with_both_apis_pods_and_claims_keep_their_gpus_whichever_gateway_
         claim = cluster.claim("claim", "gpu-0")
         got = await cluster.prepare(claim)
         newer = cluster.gateway("--dra", "on")
-        await node.until(lambda: older.said("leader", stage="made room"), "the newer one to lead")
+        await node.until(lambda: older.said("leader", stage="yielded"), "the newer one to lead")
         for number, goes in enumerate((newer, older)):
             await node.pass_time(20)
             await cluster.connected()

@@ -405,7 +405,9 @@ class Walk:
         for one in tuple(self.node.gateways):
             if not one.alive and one not in self.killed:
                 status = one.process.ended.result()
-                if one.process.hung:  # It stood still for too long, and its container is started again.
+                if one.process.hung or one.said(
+                    "ending: this gateway took over, and isn't served"
+                ):  # Its container is started again.
                     self.killed.append(one)
                     self.node.gateway()
                     continue

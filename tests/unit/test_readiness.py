@@ -151,7 +151,9 @@ def test_what_a_start_waits_for_is_told() -> None:
 
 def test_one_that_is_not_ready_counts_and_is_told_first() -> None:
     failing = standing(Phase.WAITING, name="z.com/z", trouble="refused")
-    verdict = judge([standing(Phase.SERVING), failing, standing(Phase.SERVING, name="a.com/a")], begun=True, kubelet_s=60.0)
+    verdict = judge(
+        [standing(Phase.SERVING), failing, standing(Phase.SERVING, name="a.com/a")], begun=True, kubelet_s=60.0
+    )
     assert not verdict.ready
     assert verdict.lines[0].startswith("z.com/z: not served for 11.0 s")
     assert len(verdict.lines) == 3
