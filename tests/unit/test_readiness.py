@@ -105,8 +105,8 @@ def standing(phase: Phase, checked: Confirmation | None = Confirmation.HELD, **f
             ),
             60.0,
             False,
-            "not taken over from 3f9a2c1d, which is older; no answer to Register",
-            id="it took over and had to give back",
+            "another gateway leads (3f9a2c1d), and this one could not take over; no answer to Register",
+            id="it could not take over",
         ),
         pytest.param(
             standing(Phase.STANDBY, None, standing_by_for="3f9a2c1d", to_take_over=True),
