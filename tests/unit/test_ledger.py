@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource as limits
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,10 @@ from devices.life.merging import Sticky
 from devices.model import Device, Health, Trouble, TroubleKind
 from gateway.kubelet.drift import Earlier
 from gateway.memory import file, mend
-from gateway.memory import ledger as module
 from gateway.memory.claimed import Claimed
 from gateway.memory.file import LedgerError
-from gateway.memory.ledger import Ledger, boot_id
-from gateway.memory.rows import FORMAT, Cordon, HandedOut
+from gateway.memory.ledger import Ledger
+from gateway.memory.rows import FORMAT, Cordon
 from gateway.sides.side import Side
 
 GPU = "nvidia.com/gpu"
@@ -83,64 +81,49 @@ def everything(ledger: Ledger) -> dict[str, Any]:
     }
 
 
+def failing(code: int) -> Callable[..., Any]:
+    """A call that fails."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
 # What is remembered.
-
-
-def test_what_was_noted_is_read_back(tmp_path: Path) -> None:
-    write(filled(tmp_path / "new"))
-    assert everything(loaded(tmp_path / "new")) == {
-        "accepted": "v1alpha2",
-        "cordons": {"GPU-1": SMELLS},
-        "claims": {"uid": CLAIMED},
-        "sides": {"GPU-1": Side.DRA},
-        "announced": {GPU: {"GPU-1": WELL, "GPU-2": OTHER}},
-        "sticky": {GPU: {"GPU-2": XID}},
-        "lost": {GPU: {"GPU-2": 5.0}},
-        "handed out": {GPU: {"GPU-1": HandedOut("0.1", 4.0)}},
-    }
 
 
 @pytest.mark.parametrize(
     ("note", "news"),
     [
-        pytest.param(lambda ledger: ledger.announce(GPU, (Device("GPU-3"),)), True, id="a new ID"),
-        pytest.param(lambda ledger: ledger.announce(GPU, (WELL, OTHER)), False, id="the same list"),
-        pytest.param(lambda ledger: ledger.announce(GPU, (ILL, OTHER)), True, id="another health"),
-        pytest.param(
-            lambda ledger: ledger.announce(GPU, (Device("GPU-2", numa_nodes=(1,)),)), True, id="another place"
-        ),
-        pytest.param(lambda ledger: ledger.announce(GPU, (WELL,)), False, id="an ID less: it stays known"),
-        pytest.param(lambda ledger: ledger.withdraw(GPU, ["GPU-1"]), True, id="an ID withdrawn"),
-        pytest.param(lambda ledger: ledger.withdraw(GPU, ["GPU-9"]), False, id="an unknown ID withdrawn"),
-        pytest.param(lambda ledger: ledger.accept("v1beta1"), True, id="another dialect"),
-        pytest.param(lambda ledger: ledger.accept("v1alpha2"), False, id="the same dialect"),
-        pytest.param(lambda ledger: ledger.set_sticky(GPU, {"GPU-2": XID}), False, id="the same illness"),
-        pytest.param(lambda ledger: ledger.set_sticky(GPU, {"GPU-1": XID, "GPU-2": XID}), True, id="an illness"),
-        pytest.param(lambda ledger: ledger.set_sticky(GPU, {}), True, id="a recovery"),
-        pytest.param(lambda ledger: ledger.set_lost_since(GPU, {"GPU-2": 5.0}), False, id="lost as before"),
-        pytest.param(
-            lambda ledger: ledger.set_lost_since(GPU, {"GPU-1": 6.0, "GPU-2": 5.0}), True, id="one more is lost"
-        ),
-        pytest.param(lambda ledger: ledger.set_lost_since(GPU, {}), True, id="a lost one is back"),
-        pytest.param(lambda ledger: ledger.uncordon("GPU-1"), True, id="a cordon lifted"),
-        pytest.param(lambda ledger: ledger.uncordon("GPU-2"), False, id="no cordon to lift"),
-        pytest.param(lambda ledger: ledger.rebuild_handed_out(GPU, {"GPU-1": ""}, 9.0), False, id="the kubelet agrees"),
-        pytest.param(lambda ledger: ledger.rebuild_handed_out(GPU, {}, 9.0), True, id="the kubelet has it back"),
-        pytest.param(
-            lambda ledger: ledger.rebuild_handed_out(GPU, {}, 4.0), False, id="handed out since the kubelet said"
-        ),
-        pytest.param(
-            lambda ledger: ledger.rebuild_handed_out(GPU, {"GPU-1": "", "GPU-2": ""}, 9.0), True, id="a record was lost"
-        ),
+        pytest.param(lambda one: one.announce(GPU, (Device("GPU-3"),)), True, id="a new ID"),
+        pytest.param(lambda one: one.announce(GPU, (WELL,)), False, id="an ID less: it stays known"),
+        pytest.param(lambda one: one.announce(GPU, (ILL, OTHER)), True, id="another health"),
+        pytest.param(lambda one: one.announce(GPU, (Device("GPU-2", numa_nodes=(1,)),)), True, id="another place"),
+        pytest.param(lambda one: one.withdraw(GPU, ["GPU-1"]), True, id="an ID withdrawn"),
+        pytest.param(lambda one: one.withdraw(GPU, ["GPU-9"]), False, id="an unknown ID withdrawn"),
+        pytest.param(lambda one: one.accept("v1beta1"), True, id="another dialect"),
+        pytest.param(lambda one: one.accept("v1alpha2"), False, id="the same dialect"),
+        pytest.param(lambda one: one.set_sticky(GPU, {"GPU-2": XID}), False, id="the same illness"),
+        pytest.param(lambda one: one.set_sticky(GPU, {"GPU-1": XID, "GPU-2": XID}), True, id="an illness"),
+        pytest.param(lambda one: one.set_sticky(GPU, {}), True, id="a recovery"),
+        pytest.param(lambda one: one.set_lost_since(GPU, {"GPU-2": 5.0}), False, id="lost as before"),
+        pytest.param(lambda one: one.set_lost_since(GPU, {"GPU-1": 6.0, "GPU-2": 5.0}), True, id="one more is lost"),
+        pytest.param(lambda one: one.set_lost_since(GPU, {}), True, id="a lost one is back"),
+        pytest.param(lambda one: one.uncordon("GPU-1"), True, id="a cordon lifted"),
+        pytest.param(lambda one: one.uncordon("GPU-2"), False, id="no cordon to lift"),
+        pytest.param(lambda one: one.rebuild_handed_out(GPU, {"GPU-1": ""}, 9.0), False, id="the kubelet agrees"),
+        pytest.param(lambda one: one.rebuild_handed_out(GPU, {}, 9.0), True, id="the kubelet has it back"),
+        pytest.param(lambda one: one.rebuild_handed_out(GPU, {}, 4.0), False, id="handed out since the kubelet said"),
+        pytest.param(lambda one: one.rebuild_handed_out(GPU, {"GPU-2": ""}, 4.0), True, id="a record was lost"),
     ],
 )
-def test_what_is_news(tmp_path: Path, note: Callable[[Ledger], bool], news: bool) -> None:
+def test_what_is_news_and_read_back(tmp_path: Path, note: Callable[[Ledger], bool], news: bool) -> None:
     ledger = write(filled(tmp_path))
     before = everything(ledger)
     assert note(ledger) is news
     assert (everything(ledger) != before) is news
-    write(ledger)
-    assert everything(loaded(tmp_path)) == everything(ledger)
+    assert everything(loaded(write(ledger).path.parent)) == everything(ledger)
 
 
 def test_texts_are_kept_within_what_a_file_can_hold(tmp_path: Path) -> None:
@@ -165,14 +148,6 @@ def test_what_came_or_went_since_is_not_undone(tmp_path: Path) -> None:
     assert ledger.sticky(GPU) == {"GPU-1": XID, "GPU-3": XID}
     assert ledger.set_sticky(GPU, {}, ledger.sticky(GPU)) is True
     assert ledger.sticky(GPU) == {}
-
-
-@pytest.mark.parametrize("data", [pytest.param(None, id="missing"), pytest.param(b"\xff", id="no text")])
-def test_a_boot_without_a_name_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes | None) -> None:
-    if data is not None:
-        (tmp_path / "boot_id").write_bytes(data)
-    monkeypatch.setattr(module, "_BOOT_ID", tmp_path / "boot_id")
-    assert boot_id() == ""
 
 
 # Damage.
@@ -206,34 +181,25 @@ OPEN = f'{{"format": {FORMAT}, "cordons": {{"GPU-1": {{"reason": "smells", "at":
     [
         pytest.param("", "truncated", {}, set(), id="empty"),
         pytest.param(WHOLE[:110] + "\0" * 4096, "malformed", CORDONED, set(), id="a tail of zeros, as after a power cut"),
-        pytest.param(WHOLE + "}", "trailing", CORDONED, TWO, id="something after the end"),
         pytest.param(WHOLE.encode().replace(b"v1beta1", b"\xff"), "utf-8", CORDONED, TWO, id="no text"),
         pytest.param(WHOLE.replace("v1beta1", "\\ud800"), "", CORDONED, TWO, id="half a character"),
         pytest.param(OPEN, "truncated", {"GPU-1": LOST}, set(), id="cut off in a cordon"),
         pytest.param(OPEN + '}, "GPU-2": {"reason": "}]}}\x01', "malformed", CORDONED | {"GPU-2": LOST}, set(), id="cut off in a text that looks like an end"),
-        pytest.param("[]", "no object with a format", {}, set(), id="another shape"),
         pytest.param(content(format="1"), "no object with a format", CORDONED, set(), id="the format is a text"),
         pytest.param(content(format=FORMAT + 1, cordons={"GPU-1": "smells", "GPU-2": {"reason": "hums", "at": 10**400}}), "newer gateway", {"GPU-1": Cordon("smells", 0.0), "GPU-2": Cordon("hums", 0.0)}, set(), id="newer cordons"),
-        pytest.param(content(format=FORMAT + 1, cordons=["GPU-1"]), "newer gateway", {}, set(), id="newer cordons, unknown"),
         pytest.param(content(cordons={"GPU-1": {"reason": 7, "at": "noon"}}), "cordons.GPU-1", {"GPU-1": LOST}, TWO, id="a cordon without its reason"),
-        pytest.param(content(cordons=[]), "cordons: expected an object", {}, TWO, id="cordons are no object"),
         pytest.param(content(accepted=1, kubelet=1), "accepted: expected a text; kubelet: expected a text", CORDONED, TWO, id="no texts"),
-        pytest.param(content(resources=[]), "resources: expected an object", CORDONED, set(), id="resources are no object"),
-        pytest.param(content(resources={GPU: 1}), GPU, CORDONED, set(), id="a resource is no object"),
+        pytest.param(content(cordons=[], resources={GPU: 1}), "cordons: expected an object", {}, set(), id="no objects"),
         pytest.param(content({"announced": []}), "announced: expected an object", CORDONED, set(), id="announced is no object"),
         pytest.param(content({"announced": {"a": {"health": "so-so", "numa": []}, "b": {"health": "Healthy"}, "c": {"health": "Healthy", "numa": [2**63]}, "GPU-2": ROW}}), "announced.c", CORDONED, {"GPU-2"}, id="no devices"),
         pytest.param(content({"announced": {f"{n}": 1 for n in range(7)} | {"GPU-2": ROW}}), "and 4 more", CORDONED, {"GPU-2"}, id="many rows"),
         pytest.param(content({"announced": {f"{n}": 1 for n in range(1001)} | {"GPU-2": ROW}}), "and 998 more", CORDONED, set(), id="more than are looked through"),
         pytest.param(content({"sticky": {"GPU-2": {"reason": "Xid 79"}}}), "sticky.GPU-2", CORDONED, TWO, id="an illness without its kind"),
-        pytest.param(content({"handed_out": {"GPU-2": {"dialect": 1, "at": 2}}}), "handed_out.GPU-2", CORDONED, TWO, id="a record that is none"),
         pytest.param(content({"forgotten": {"GPU-2": {"boot_id": "b", "pods": []}}}), "forgotten.GPU-2", CORDONED, TWO, id="nobody is forgotten"),
         pytest.param(content(resources=content()["resources"] | {"../../etc": {"announced": {"a": ROW}}}), "'../../etc' is no resource name", CORDONED, TWO, id="a resource that can have no socket"),
         pytest.param(WHOLE.replace('"v1beta1"', "[" * 40 + "]" * 40), "levels deep", CORDONED, set(), id="deeper than it may be"),
-        pytest.param("[" * 100_000, "recursion", {}, set(), id="deeper than can be read"),
         pytest.param(WHOLE[:-1] + ',"x":' + '{"a":' * 10_000, "recursion", CORDONED, TWO, id="what follows is too deep"),
         pytest.param(WHOLE[:-1] + f',"x":{"[" * 40}{"]" * 40},"broken', "truncated", CORDONED, TWO, id="deeper than it may be, before the end breaks off"),
-        pytest.param(WHOLE[:-1] + ',"x":1e999', "out of range", CORDONED, TWO, id="a number that is none follows"),
-        pytest.param(WHOLE[:-1] + ',"\\q":1', "malformed", CORDONED, TWO, id="a name that is none follows"),
         pytest.param(WHOLE[:-1] + "," + "[" * 2**22, "more than 500000 lists", CORDONED, TWO, id="a salvage that ends"),
         pytest.param(WHOLE + " " * 2**24, "larger than", CORDONED, TWO, id="larger than it may be"),
     ],
@@ -293,10 +259,7 @@ def test_what_is_known_is_laid_over_a_file_that_is_damaged_meanwhile(tmp_path: P
 
 
 def test_a_damaged_file_that_can_not_be_put_aside_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: Path) -> str:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(file, "put_aside", refuse)
+    monkeypatch.setattr(file, "put_aside", failing(errno.EROFS))
     ledger = placed(tmp_path, WHOLE + "}")
     assert "it could not be put aside (Read-only file system)" in salvaged(ledger)
     assert ledger.cordons == CORDONED
@@ -341,48 +304,20 @@ def test_what_a_crash_left_is_swept(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["ledger.json"]
 
 
-def failing(call: str, code: int) -> Callable[[], AbstractContextManager[None]]:
-    """A system call that fails."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    @contextmanager
-    def trouble() -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, call, fail)
-            yield
-
-    return trouble
-
-
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    soft, hard = limits.getrlimit(limits.RLIMIT_NOFILE)
-    limits.setrlimit(limits.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        limits.setrlimit(limits.RLIMIT_NOFILE, (soft, hard))
-
-
 @pytest.mark.parametrize(
-    ("trouble", "words"),
-    [
-        pytest.param(failing("write", errno.ENOSPC), "No space left", id="disk full"),
-        pytest.param(failing("fsync", errno.EIO), "Input/output error", id="disk broken"),
-        pytest.param(failing("replace", errno.ENOSPC), "No space left", id="no room in the folder"),
-        pytest.param(no_descriptors, "Too many open files", id="descriptors exhausted"),
-    ],
+    ("call", "code"),
+    [("write", errno.EDQUOT), ("fsync", errno.EIO), ("replace", errno.ENOSPC), ("open", errno.EMFILE)],
 )
 def test_a_write_that_fails_leaves_the_file_as_it_was(
-    tmp_path: Path, trouble: Callable[[], AbstractContextManager[None]], words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
     ledger = write(filled(tmp_path))
     before = ledger.path.read_bytes()
     ledger.cordon("GPU-2", HUMS)
-    with trouble(), pytest.raises(LedgerError, match=words):
-        write(ledger)
+    with monkeypatch.context() as trouble:
+        trouble.setattr(os, call, failing(code))
+        with pytest.raises(LedgerError, match=os.strerror(code)):
+            write(ledger)
     assert ledger.path.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["ledger.json"]
     write(ledger)  # When the trouble is over, nothing is missing.
@@ -394,11 +329,8 @@ def test_a_write_that_the_locks_no_longer_guard_leaves_the_file_as_it_was(tmp_pa
     before = ledger.path.read_bytes()
     ledger.cordon("GPU-2", HUMS)
 
-    def lost() -> None:
-        raise OSError(errno.ENOLCK, "the lock is another file by now")
-
-    with pytest.raises(LedgerError, match="the lock is another file by now"):
-        ledger.save(ledger.snapshot(), lambda: nullcontext(lost))
+    with pytest.raises(LedgerError, match="No locks available"):
+        ledger.save(ledger.snapshot(), lambda: nullcontext(failing(errno.ENOLCK)))
     assert (ledger.path.read_bytes(), ledger.pending) == (before, 1)
 
 
@@ -416,12 +348,12 @@ def test_a_ledger_too_large_to_be_read_again_is_not_written(tmp_path: Path) -> N
         write(ledger)
 
 
-def test_a_sound_file_that_cannot_be_opened_now_is_left(tmp_path: Path) -> None:
-    write(filled(tmp_path))
-    ledger = Ledger(tmp_path)
-    with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
-        ledger.load()
-    assert not ledger.pending
-    ledger.load()
-    assert everything(ledger) == everything(filled(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["ledger.json"]
+def test_a_sound_file_that_cannot_be_opened_now_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, again = write(filled(tmp_path)), Ledger(tmp_path)
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(os, "open", failing(errno.EMFILE))
+        with pytest.raises(OSError, match="Too many open files"):
+            again.load()
+    assert not again.pending
+    again.load()
+    assert everything(again) == everything(ledger)
