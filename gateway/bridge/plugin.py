@@ -19,7 +19,6 @@ from adapters.registry import DIALECTS, by_name
 from devices.model import ContainerAnswer
 from gateway.bridge import judge, shield
 from gateway.bridge.peer import AwayError, Peer
-from gateway.bridge.recall import answers_of
 from gateway.kubelet.watch import socket_id
 from gateway.tasks import Background
 from gateway.wires.log import Seldom
@@ -227,7 +226,8 @@ class Bridged:
     def recall(self, word: Word, path: Path, row: memory.Plugin) -> None:
         """Take over what was remembered of it."""
         self.word, self.path, self.folder, self.api, self.registered_on = word, path, row.folder, row.api, row.socket
-        self.answers, self.trouble = answers_of(row), ""
+        self.answers = OrderedDict((frozenset(each.devices), each.given) for each in row.answers)
+        self.trouble = ""
 
     @property
     def endpoint(self) -> str:

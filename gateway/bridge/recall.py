@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from devices.model import Device, Health, Options
@@ -11,7 +10,6 @@ from gateway.bridge import judge, memory
 from gateway.bridge.shield import Word
 
 if TYPE_CHECKING:
-    from devices.model import ContainerAnswer
     from gateway.bridge.plugin import Bridged
 
 
@@ -62,8 +60,3 @@ def recalled(row: memory.Plugin) -> Word:
         return Word(devices, options)
     since = time.monotonic() - max(0.0, time.time() - row.away_since)
     return Word(devices, options, since, row.why)
-
-
-def answers_of(row: memory.Plugin) -> OrderedDict[frozenset[str], ContainerAnswer]:
-    """Give the answers that were remembered, by what was asked for."""
-    return OrderedDict((frozenset(one.devices), one.given) for one in row.answers)

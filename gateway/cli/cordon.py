@@ -182,6 +182,8 @@ def _note(order: Order, state_dir: Path) -> tuple[Order, _Noted]:
         ledger.load()
     except LedgerError as error:  # It was put aside; what could be saved of it is in memory.
         click.echo(printable(str(error)), err=True)
+    except OSError as error:
+        raise ControlError(f"could not read {ledger.path}: {error.strerror}. Nothing was done") from error
     known = {device_id for resource in ledger.resources() for device_id in ledger.announced(resource)}
     order = replace(order, device_id=named.meant(order.device_id, dict.fromkeys(sorted(known | {*ledger.cordons}), "")))
     if order.device_id.isdecimal() and order.device_id not in known | {*ledger.cordons}:

@@ -130,14 +130,15 @@ class Instance:
 
 
 def _born(shared: Path, pod: str, now_ns: int) -> int:
-    """Say when a pod came to the node: the first of its gateways writes that down."""
+    """Return when a pod came to the node, which its first gateway writes down; now, if that can't be read or written."""
     path = shared / f"{_POD}{pod}"
     said = _said(path, now_ns)
     if said is None:
         others = sorted(shared.glob(f"{_POD}*"), key=lambda one: _said(one, now_ns) or 0)
-        for old in {path, *others[:-_MOST_PODS]}:
-            old.unlink(missing_ok=True)
-        with contextlib.suppress(FileExistsError), path.open("x") as file:
+        for old in {path, *others[: 1 - _MOST_PODS]}:
+            with contextlib.suppress(OSError):
+                old.unlink()
+        with contextlib.suppress(OSError), path.open("x") as file:
             file.write(f"{now_ns}\n")
         said = _said(path, now_ns)
     return now_ns if said is None else said

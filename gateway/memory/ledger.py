@@ -97,8 +97,11 @@ class Ledger:
 
         Raises:
             LedgerError: it is unreadable, damaged or of a newer format; what is sound of it is in the ledger.
+            OSError: descriptors or memory are exhausted: it can't be read now. Don't write before it was read.
         """
-        self.take(self.look())
+        if isinstance(found := self.look(), OSError):
+            raise found
+        self.take(found)
 
     def look(self) -> ReadFile | OSError | None:
         """Read the file: the part of ``load`` that blocks, which may run in any thread. None: there is nothing new."""
@@ -116,13 +119,8 @@ class Ledger:
             return self._base is not None and self._base == file.identity_of(self.path)
         return False
 
-    def take(self, found: ReadFile | OSError | None) -> None:
+    def take(self, found: ReadFile | None) -> None:
         """Take what ``look`` found: the other part of ``load``."""
-        if isinstance(found, OSError):
-            self._tables.revision += 1
-            raise LedgerError(
-                f"could not read {self.path}: {found.strerror}. It stays, and is read again before the next write"
-            ) from found
         if found is None:
             return
         content = found.content

@@ -56,7 +56,7 @@ class HandedOut(msgspec.Struct, frozen=True):
 class _Announced(msgspec.Struct, frozen=True):
     """A row of ``announced`` as it must be. The numbers are what an int64 on the wire can say.
 
-    ``part_of`` is there of partitions only, ``pci`` if it is known; rows of releases before them lack them.
+    ``part_of`` is there of partitions only, ``pci`` if it is known.
     """
 
     health: Literal["Healthy", "Unhealthy"]

@@ -62,8 +62,8 @@ class Scribe:
     async def load(self, *, patient: bool = False) -> None:
         """Read the ledger, at the start and while another gateway leads; what is wrong with it is logged.
 
-        A disk that doesn't answer is waited for where that is ``patient``: nobody is to start without what was cordoned.
-        Otherwise what was known before has to do, after ``PATIENCE``.
+        A disk that doesn't answer, and descriptors that are exhausted, are waited for where that is ``patient``: nobody is to
+        start without what was cordoned, and to write over it. Otherwise what was known before has to do, after ``PATIENCE``.
         """
         if self._ledger.current:  # A thread's turn would be up to 12 ms of a takeover.
             return
@@ -74,6 +74,14 @@ class Scribe:
             if not patient:
                 return
         found = await looking
+        if isinstance(found, OSError):
+            reason = f"could not read {self._ledger.path}: {found.strerror}"
+            _log.error("state file not read", reason=reason, waits=patient)
+        while patient and isinstance(found, OSError):
+            await asyncio.sleep(RETRY_FIRST)
+            found = await asyncio.to_thread(self._ledger.look)
+        if isinstance(found, OSError):
+            return
         try:
             self._ledger.take(found)
         except LedgerError as error:

@@ -1,8 +1,8 @@
 """A second file, by which a state file that is older than the newest one is known: it lacks the claims that were prepared since.
 
 It is in the kubelet's folder, which no backup of the state directory brings back, and counts in the boot in which it was written: no
-container lives longer. It is written after the state file and read before it. So it is never ahead of a state file that only gateways
-wrote.
+container lives longer. The gateway that leads writes it after the state file, and all read it before that. So it is never ahead of a state file
+that only gateways wrote.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ class Last(msgspec.Struct, frozen=True):
 
 
 def generation_of(content: Content, touched: Collection[str]) -> int:
-    """Number a state file of which some fields are ``touched``; 0 where it says nothing of owners, and never did."""
+    """Number a state file of which some fields are ``touched``; 0 while it never said anything of owners."""
     before: int = content.get(_GENERATION, 0)
-    unnumbered = not before and any(content.get(one) for one in _OWNERS)
-    return before + (unnumbered or not _OWNERS.isdisjoint(touched))
+    return before + (not _OWNERS.isdisjoint(touched))
 
 
 def judged(found: ReadFile | None, last: Last) -> ReadFile | None:

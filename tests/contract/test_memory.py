@@ -327,6 +327,28 @@ async def test_a_start_waits_for_a_disk_that_does_not_answer(node: Node) -> None
     assert node.allocatable() == 1
 
 
+async def test_without_a_descriptor_to_read_the_state_file_a_start_waits_and_writes_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(2)
+    await one.order("cordon", id="GPU-0", reason="smells")
+    one.kill()
+    with monkeypatch.context() as exhausted:
+
+        def refuse(_: Path) -> None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        exhausted.setattr("gateway.memory.file.read", refuse)
+        again = node.gateway()
+        await node.pass_time(30)
+        assert (node.allocatable(), len(again.said("state file not read"))) == (0, 1)
+    await node.allocatable_is(1)
+    assert await again.states() == {"GPU-0": "cordoned", "GPU-1": "present"}
+
+
 @pytest.mark.parametrize("damage", ["cut", "empty", "nonsense", "newer release's"])
 async def test_a_damaged_state_file_is_kept_aside_and_cordons_outlive_it(node: Node, damage: str) -> None:
     node.simulate(gpus(*range(40)))

@@ -100,6 +100,23 @@ async def test_a_lock_that_was_removed_leaves_one_gateway_that_gives_gpus(node: 
         await serves(node, "other", 5)
 
 
+async def test_a_container_that_starts_again_takes_over_from_no_leader_of_its_own_pod(node: Node) -> None:
+    await node.start_kubelet("1.28")
+    pod = {"POD_UID": "0d1e"}
+    leader = node.gateway(environment=pod)
+    await node.allocatable_is(8)
+    for _ in range(3):
+        standby = node.gateway(environment=pod)
+        await node.pass_time(20)
+        assert (node.registers[GPU], await standby.is_ready()) == (1, True)
+        standby.kill()
+    standby = node.gateway(environment=pod)
+    await node.pass_time(20)
+    leader.kill()
+    await serves(node, "pod", 2)
+    assert standby.said("registered")
+
+
 async def test_a_kubelet_whose_streams_were_cut_has_a_moment_before_the_next_register(node: Node) -> None:
     await node.start_kubelet("1.28")
     node.gateway()

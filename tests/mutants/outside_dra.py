@@ -46,7 +46,7 @@ RULES = {
     "OD28": "condition and taint say what the API server shows",
     "OD29": "events are few, and each is tried",
     "OD30": "the node's label chooses the configuration",
-    "OD31": "two gateways give a GPU to one claim, and what is unprepared is free",
+    "OD31": "what is unprepared is free",
     "OD32": "an unhealthy GPU is for nobody, also where the API server knows no taints",
     "OD33": "claims of another process with the driver's name are its own",
     "OD34": "what is prepared for a claim, or still offered by a slice, is not the device plugin API's",
@@ -494,14 +494,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "    return found.value if found.name == choice.label else None",
         "    return None",
         _CLUSTER,
-    ),
-    Mutant(
-        "OD31",
-        "two gateways give one GPU to two claims",
-        "gateway/dra/driver.py",
-        "if row is not before and (other := claims.beside(claim.uid, row, self._ledger.claims)):",
-        "if row is None and (other := claims.beside(claim.uid, row, self._ledger.claims)):",
-        f"{_CLAIMS}::test_of_two_claims_that_are_asked_for_at_once_one_gets_the_gpu",
     ),
     Mutant(
         "OD31",

@@ -12,7 +12,7 @@ from devices.model import (
     Device,
 )
 
-GPUS, RENAMED = "nvidia.com/gpu", "nvidia.com/a100"
+GPUS = "nvidia.com/gpu"
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,6 @@ def test_what_is_withheld(offered: str, claimed: str, held: Sequence[str], withh
     others = Claim("r", "X", Place("X"), "why not")
     found = boards.withheld([others, claim], [Device(offered)], held)
     assert found == ({offered: "why"} if withheld else {})
-
-
-def test_what_a_pod_holds_is_claimed_whatever_is_given_out_beside_it() -> None:
-    """What another gateway offers isn't, where we gave the same hardware out before."""
-    holds, offers = boards.held(GPUS, "G", Place("G"), "pod"), boards.offered_elsewhere(RENAMED, "G", Place("G"))
-    assert boards.not_beside([Device("G::0")], [holds, offers]) == [holds]
-    assert boards.not_beside([Device("H")], [holds, offers]) == [holds, offers]
 
 
 def test_a_claim_says_who_holds_what() -> None:

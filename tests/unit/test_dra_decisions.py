@@ -807,16 +807,12 @@ def test_what_pods_got_that_asked_by_name(said: str, ids: set[str]) -> None:
 
 
 def test_what_supervises_has_nothing() -> None:
-    """Neither its board, nor what another claim is prepared beside."""
     named = Claimed("ns", "n", "d", 0.0, [replace(COPY, board="GPU-2", device_id="GPU-2::0")], by_name=True)
     rows = {OTHER: row(replace(HELD, admin=True), replace(HELD, board="GPU-1", device_id="GPU-1")), "n@d": named}
     assert claims.by_board(rows) == (
         {"GPU-1": "claim ns/other", "GPU-2": "claim ns/n"},
         frozenset({"GPU-2::0"}),
     )
-    second = replace(HELD, board="GPU-1", device_id="GPU-1")
-    assert claims.beside("u", row(HELD, second), rows) == "claim ns/other has gpu-0"
-    assert claims.beside("u", row(HELD, replace(second, admin=True)), rows) == ""
 
 
 def test_claims_hold_hardware_against_the_other_api() -> None:

@@ -202,3 +202,89 @@ def test_removal_takes_sockets_and_the_lock_and_nothing_else(tmp_path: Path, mad
 def test_socket_names_are_short_and_differ() -> None:
     names = {socket_name(resource) for resource in ("nvidia.com/gpu", "amd.com/gpu", "x" * 300)}
     assert (len(names), {len(name) for name in names}) == (3, {13})
+
+
+# How old the gateways of a pod are.
+
+HOUR_NS = 3600 * 10**9
+
+
+@pytest.fixture
+def boot(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The boot clock, which goes on by a second with each look."""
+    clock = [HOUR_NS]
+
+    def now() -> int:
+        clock[0] += 10**9
+        return clock[0]
+
+    monkeypatch.setattr(instances, "boot_ns", now)
+    return clock
+
+
+def born(tmp_path: Path, pod: str) -> int:
+    """Return when a gateway was born that starts now, and ends."""
+    one = Instance(tmp_path, pod_uid=pod)
+    one.create()
+    one.remove()
+    return one.age.born_ns
+
+
+@pytest.mark.usefixtures("boot")
+def test_gateways_of_one_pod_are_of_one_age_however_often_they_start(tmp_path: Path) -> None:
+    first, other, again = (born(tmp_path, pod) for pod in ("a", "b", "a"))
+    assert first == again < other
+    assert born(tmp_path, "") > other
+    assert born(tmp_path, "../a") > other  # No UID.
+
+
+@pytest.mark.usefixtures("boot")
+def test_a_host_service_is_of_no_pod(tmp_path: Path) -> None:
+    one = Instance(tmp_path, host_service=True, pod_uid="a")
+    one.create()
+    one.remove()
+    assert one.age.host_service
+    assert not list((tmp_path / FOLDER).iterdir())
+
+
+def _linked(path: Path) -> None:
+    path.symlink_to(path.with_name("target"))
+    path.with_name("target").touch()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "replaced"),
+    [
+        pytest.param(lambda path: path.write_text(f"{2 * HOUR_NS}\n"), True, id="of an earlier boot"),
+        pytest.param(lambda path: path.write_text(""), True, id="empty"),
+        pytest.param(lambda path: path.write_text("5"), True, id="cut off"),
+        pytest.param(lambda path: path.write_text("-5\n"), True, id="below zero"),
+        pytest.param(_linked, True, id="a link"),
+        pytest.param(lambda path: path.symlink_to("nowhere"), True, id="a link to nowhere"),
+        pytest.param(os.mkfifo, True, id="a pipe"),
+        pytest.param(Path.mkdir, False, id="a directory"),
+    ],
+)
+def test_what_says_no_age_does_not_count(
+    tmp_path: Path, boot: list[int], spoil: Callable[[Path], object], replaced: bool
+) -> None:
+    path = tmp_path / FOLDER / "pod-a"
+    path.parent.mkdir()
+    spoil(path)
+    began = boot[0]
+    first, again = born(tmp_path, "a"), born(tmp_path, "a")
+    assert began < first <= again
+    assert (first == again, path.is_file()) == (replaced, replaced)
+    assert not path.is_symlink()
+    assert {one.read_bytes() for one in path.parent.glob("target")} <= {b""}
+
+
+@pytest.mark.usefixtures("boot")
+def test_the_pods_that_came_last_are_remembered(tmp_path: Path) -> None:
+    pods = [f"{number:02}" for number in range(20)]
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "pod-planted").mkdir()
+    for pod in pods:
+        born(tmp_path, pod)
+    there = {path.name for path in (tmp_path / FOLDER).iterdir() if path.is_file()}
+    assert there == {f"pod-{pod}" for pod in pods[-16:]}
