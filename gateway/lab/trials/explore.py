@@ -26,7 +26,6 @@ from typing import Final, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from adapters.registry import DIALECTS, by_name
-from gateway.age import Age
 from gateway.kubelet.identity import KubeletId
 from gateway.registration import events, negotiate
 from gateway.registration import machine as registration
@@ -417,7 +416,7 @@ class Surroundings:
         if phase is Phase.STANDBY:
             yield Move("the newer gateway goes", it, events.Resume())
         elif "standby" in it.may:
-            yield Move("a newer gateway comes", self._wrong(it, "standby"), events.StandBy(Age(1, "newer")), calm=False)
+            yield Move("a newer gateway comes", self._wrong(it, "standby"), events.StandBy(), calm=False)
         if phase is Phase.OUT:
             yield Move("the list shrinks", it, events.Resume())
         elif "unfit" in it.may and any(end.open and end.kept for end in it.streams):

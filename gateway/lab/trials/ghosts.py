@@ -23,7 +23,6 @@ from gateway.lab.gatewayproc import GatewayError
 from gateway.lab.kubelets import build
 from gateway.lab.kubelets.kubelet import Demand, KubeletError
 from gateway.lab.trials.scenarios import RESOURCE, BrokenPromiseError, Node, must, node
-from gateway.leader.machine import Stage
 
 VERSIONS: Final = ("1.12", "1.20", "1.28", "1.36", "1.37")
 GPUS: Final = 6
@@ -77,7 +76,7 @@ async def _ended_before(made: Node, version: str) -> tuple[str, int]:
 async def _killed_after_admissions(made: Node, version: str) -> tuple[str, int]:
     """The gateway that serves is killed right after admissions; the pods end; the kubelet restarts a second later."""
     newer = await made.start_gateway()
-    await newer.wait_for("leader", stage=Stage.LEADING.value)
+    await newer.wait_for("registered")
     await made.the_kubelet.wait(RESOURCE, GPUS)
     await _admit(made, "a", "b", "c")
     await newer.kill()
@@ -93,7 +92,7 @@ async def _killed_after_admissions(made: Node, version: str) -> tuple[str, int]:
 async def _stopped(made: Node, version: str, edit: str, resource: str, count: int) -> tuple[str, int]:
     """All gateways are stopped for 3 s, in which pods end and the kubelet restarts."""
     newer = await made.start_gateway()
-    await newer.wait_for("leader", stage=Stage.LEADING.value)
+    await newer.wait_for("registered")
     await made.the_kubelet.wait(RESOURCE, GPUS)
     await _admit(made, "a", "b", "c")
     for one in made.gateways:
