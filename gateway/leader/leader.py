@@ -435,7 +435,10 @@ class Leader:
         """Connect to the gateway that holds the locks, and stay connected."""
         holder = self._locks.holder()
         if holder.state and holder.state != self._locks.state():
-            why = f"the gateway {holder.token} leads with another state directory: give both the same --state-dir"
+            why = (
+                f"the gateway {holder.token} leads with another state directory ({holder.path}; this one has "
+                f"{self._settings.state_dir}): give both the same --state-dir, on the same mount"
+            )
             self._feed(machine.HeldElsewhere(why=why))
             return
         if not holder.token or holder.token in self._links:

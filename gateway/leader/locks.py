@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME: Final = "leader.lock"
-_MOST_BYTES: Final = 128
+_MOST_BYTES: Final = 8192
 
 
 class Signature(Struct, frozen=True):
-    """Who wrote its name into the first lock: its token, and its state directory's device and inode."""
+    """Who wrote its name into the first lock: its token, and its state directory, by device and inode and as it knows it."""
 
     token: str = ""
     state: str = ""
+    path: str = ""
 
 
 class Locks:
@@ -188,7 +189,7 @@ class Locks:
 
     def _sign(self) -> None:
         """Say who leads, for those that are to ask it. On a full disk they try the locks instead."""
-        said = msgspec.json.encode(Signature(self._token, self.state()))
+        said = msgspec.json.encode(Signature(self._token, self.state(), str(self._second.parent)))
         with contextlib.suppress(OSError):
             os.pwrite(self._held[self._first], said, 0)
             os.ftruncate(self._held[self._first], len(said))
