@@ -214,14 +214,13 @@ async def test_a_disk_without_room_holds_no_pod_up_and_is_told(node: Node, troub
     node.simulate(gpus(0, 1, 2))
     await node.start_kubelet()
     if begins == "later":
-        one = node.gateway()
+        node.gateway()
         await node.allocatable_is(3)
         await node.pass_time(5)
     if trouble == "hangs":
         node.disk.hang(writers=True)
     node.disk.fails = {"full": errno.ENOSPC, "read-only": errno.EROFS}.get(trouble, 0)
-    if begins == "at the start":
-        one = node.gateway()
+    one = node.gateways[0] if begins == "later" else node.gateway()
     await node.allocatable_is(3, seconds=10)
     await node.admit("pod-a")
     with pytest.raises(OrderError, match="forgotten when the gateway restarts"):
