@@ -236,7 +236,7 @@ class Gateway:
         await asyncio.gather(*(resource.close() for resource in self._resources.values()), self.beliefs.close())
         self.presence.close()
         await self._listeners.close_control()
-        await self.scribe.close()
+        self.scribe.close()
         self._instance.remove()
         if self._drivers is not None:
             await self._drivers.finish()

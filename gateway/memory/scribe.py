@@ -112,12 +112,11 @@ class Scribe:
         if self._timer is None and not self._closed and self._writing():
             self._timer = asyncio.get_running_loop().call_later(SOON, self._on_time)
 
-    async def close(self) -> None:
-        """Write what isn't on disk yet, once. Nothing is written by itself from now on."""
+    def close(self) -> None:
+        """Write nothing by itself from now on: the gateway that led has written what it promised."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        await self.durable()
 
     def _on_time(self) -> None:
         self._timer = None

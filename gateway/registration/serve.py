@@ -204,7 +204,6 @@ class DevicePlugin:
 
     async def close(self) -> None:
         """End the streams, then the servers: a server waits out its grace while a stream is open."""
-        self.note_handed_out()
         self.end_streams()
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.stop(grace=0.2) for server in servers))

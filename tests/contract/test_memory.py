@@ -209,13 +209,18 @@ async def test_an_illness_that_needs_a_reset_outlives_that_its_gpu_is_not_offere
 
 
 @pytest.mark.parametrize("trouble", ["full", "read-only", "hangs"])
-async def test_a_disk_without_room_holds_no_pod_up_and_is_told(node: Node, trouble: str) -> None:
+@pytest.mark.parametrize("begins", ["at the start", "later"])
+async def test_a_disk_without_room_holds_no_pod_up_and_is_told(node: Node, trouble: str, begins: str) -> None:
     node.simulate(gpus(0, 1, 2))
     await node.start_kubelet()
+    if begins == "later":
+        node.gateway()
+        await node.allocatable_is(3)
+        await node.pass_time(5)
     if trouble == "hangs":
         node.disk.hang(writers=True)
     node.disk.fails = {"full": errno.ENOSPC, "read-only": errno.EROFS}.get(trouble, 0)
-    one = node.gateway()
+    one = node.gateways[0] if begins == "later" else node.gateway()
     await node.allocatable_is(3, seconds=10)
     await node.admit("pod-a")
     with pytest.raises(OrderError, match="forgotten when the gateway restarts"):
