@@ -65,10 +65,6 @@ class WhoLeads(Protocol):
         """Whether this gateway decides: what it doesn't send isn't remembered."""
 
     @property
-    def stands_by(self) -> bool:
-        """Whether another gateway leads."""
-
-    @property
     def registering(self) -> bool:
         """Whether a Register is on its way: what takes seconds waits until it is answered by a call."""
 
@@ -121,26 +117,18 @@ class Lists:
             await self._take(self.inventory)
 
     async def take(self, inventory: Inventory | None) -> None:
-        """Bring every list up to what the source says (None: not looked yet). New IDs are durable before they are sent.
-
-        What only the ledger knows is left to another gateway, as long as one lives: it may have other devices than this one.
-        """
+        """Bring every list up to what the source says (None: not looked yet). New IDs are durable before they are sent."""
         async with self.lock:
             await self._take(inventory)
 
     async def _take(self, inventory: Inventory | None) -> None:
         self.inventory, claimed = inventory, self._claimed()
         clock = merging.Clock(began := time.monotonic(), time.time(), self._started)
-        beside = self._leader.stands_by and self.only_remembered
-        self.unseen.look(inventory, beside=beside)
+        self.unseen.look(inventory)
         self.based_on, known = self._ledger.beside_lists(), self._ledger.resources()
-        if beside:
-            known = tuple(name for name in known if name in self._resources)
         listings: dict[str, Listing | None] = dict.fromkeys(known)
         if inventory is not None:
             listings |= _told(inventory, (*known, *inventory), self._ledger, self._source)
-            for name in self.unseen.names.keys() - self._resources.keys() if beside else ():
-                listings.pop(name, None)
             if self._beliefs.last is None and self._has_unheard_of(inventory):
                 await self._beliefs.look()  # Somebody may hold them under other IDs.
         illnesses = {name: self._ledger.sticky(name) for name in listings}
@@ -193,8 +181,6 @@ class Lists:
         for name in {"off": merged, "on": sent, "only": ()}[self._settings.dra]:
             self._beliefs.listed(name, self._resources[name].plugin.devices)
         self._took = time.monotonic() - began
-        if beside and self.unseen.names:
-            again.append(time.monotonic() + HOLDERS_AGAIN)
         self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
         self._look_for(claimed)
         await self._sent(any(name not in before for name in self._resources))

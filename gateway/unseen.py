@@ -6,7 +6,6 @@ them as lost. If it sees some, the others are lost, and the update goes on.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +17,7 @@ from devices.source import Fate, Hindrance
 from gateway.memory.ledger import boot_id
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from devices.model import Device
     from devices.source import DeviceSource, Inventory
@@ -45,12 +44,11 @@ class Unseen:
         self._served_in_boot: str | None = None
         """The boot in which a gateway served here last, as it was at the start; empty: nobody knows."""
 
-    def look(self, inventory: Inventory | None, *, beside: bool) -> None:
+    def look(self, inventory: Inventory | None) -> None:
         """Compare what the sources list with what was served. What worked before a reboot need not work after it.
 
         Args:
             inventory: what the sources list; None: nothing yet.
-            beside: whether another gateway lives.
         """
         ledger, source = self._ledger, self._source
         if self._served_in_boot is None:
@@ -58,7 +56,7 @@ class Unseen:
         healthy = {source.source_of(name) for name in inventory or () if next(seen(inventory, name), "")}
         usable = {
             name: self._usable(name, inventory)
-            for name in (ledger.resources() if beside or self._served_in_boot in {"", self._boot_id} else ())
+            for name in (ledger.resources() if self._served_in_boot in {"", self._boot_id} else ())
             # A name that a source with healthy devices doesn't know was withdrawn by a setting.
             if source.source_of(name) not in self._sighted and (source.claims(name) or not healthy)
         }
@@ -66,7 +64,7 @@ class Unseen:
         self.names = unseen(usable, known, inventory, source.source_of)
         self.none_before = not (self._sighted or any(usable.values())) and bool(ledger.resources())
         self._sighted |= healthy - set(self.names.values())
-        self._hindrances = hindrances(self.names, usable, beside=beside)
+        self._hindrances = hindrances(self.names, usable)
 
     def _usable(self, resource: str, inventory: Inventory | None) -> list[str]:
         """Return what was healthy last, without what a setting withdrew and what the kernel no longer has."""
@@ -84,12 +82,6 @@ class Unseen:
     def words(self) -> str:
         """Say what isn't seen; empty if nothing is missing."""
         return "; ".join(one.reason for one in self._hindrances)
-
-    async def offer(self, run: Callable[[], Awaitable[None]], others: Callable[[], object]) -> None:
-        """Offer devices, but not as long as one of the ``others`` lives that has some while this one sees none."""
-        while self.names and others():  # noqa: ASYNC110 - who goes tells nobody
-            await asyncio.sleep(_LOOK_AGAIN)
-        await run()
 
     def to_record(self, resource: str, devices: Sequence[Device]) -> tuple[Device, ...]:
         """Leave out what isn't seen: it stays in the record as it was, so that a second start waits, too."""
@@ -144,20 +136,16 @@ def unseen(
     return {name: source for name, source in sources.items() if source not in sighted}
 
 
-def hindrances(
-    missing: Mapping[str, str], usable: Mapping[str, Collection[str]], *, beside: bool
-) -> tuple[Hindrance, ...]:
-    """Say what each source doesn't see, and what to do; ``beside``: another gateway lives."""
+def hindrances(missing: Mapping[str, str], usable: Mapping[str, Collection[str]]) -> tuple[Hindrance, ...]:
+    """Say what each source doesn't see, and what to do."""
     found = []
     for source in dict.fromkeys(missing.values()):
         names = sorted(name for name in missing if missing[name] == source)
         count = sum(len(usable[name]) for name in names)
         what = f"it sees none of the {count} usable device{'' if count == 1 else 's'} of {', '.join(names)}"
         then = (
-            "another gateway keeps serving them. Did this release lose a capability, its runtime class or a device node?"
-            if beside
-            else "the gateway before this one served them. Did this release lose a capability, its runtime class or a device "
-            "node? If the devices are gone for good: `gateway forget ID`, or reboot the node"
+            "the gateway before this one served them. Did this release lose a capability, its runtime class or a device node? If the devices are "
+            "gone for good: `gateway forget ID`, or reboot the node"
         )
         found.append(Hindrance(source, f"{what}; {then}", held_up=True))
     return tuple(found)
