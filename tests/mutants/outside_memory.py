@@ -303,7 +303,7 @@ MUTANTS = (
         "devices/life/merging.py",
         "spells=spells, free=clock.now >= until)",
         "spells=spells, free=clock.now <= until)",
-        f"{_RECORDS}::test_a_withdrawn_gpu_stays_listed_while_a_pod_has_it",
+        f"{_RECORDS}::test_while_nobody_can_say_who_has_a_withdrawn_gpu_it_stays_for_ten_minutes",
     ),
     Mutant(
         "OM2",
@@ -311,7 +311,7 @@ MUTANTS = (
         "devices/life/admission.py",
         "        elif entry.device.id in held and row.held:",
         "        elif entry.device.id in held and row.lenient:",
-        f"{_RECORDS}::test_a_pod_that_comes_as_its_gpu_falls_ill_is_let_in_and_a_later_one_not",
+        "tests/contract/test_kubelets.py::test_the_first_kubelets_are_given_again_what_has_fallen_ill_and_later_ones_are_not",
     ),
     Mutant(
         "OM2",

@@ -313,7 +313,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gateway/lists.py",
         "self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])",
         "self.update_again(again)",
-        f"{_KUBELETS}::test_what_may_still_turn_up_after_a_start_is_kept_for_a_while",
+        "tests/contract/test_records.py::test_with_a_grace_a_gpu_may_turn_up_late_after_a_start",
     ),
     Mutant(
         "XR10",
