@@ -191,5 +191,10 @@ class Locks:
         """Say who leads, for those that are to ask it. On a full disk they try the locks instead."""
         said = msgspec.json.encode(Signature(self._token, self.state(), str(self._second.parent)))
         with contextlib.suppress(OSError):
-            os.pwrite(self._held[self._first], said, 0)
-            os.ftruncate(self._held[self._first], len(said))
+            descriptor = os.open(self._first, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                if os.path.samestat(os.fstat(descriptor), os.fstat(self._held[self._first])):
+                    os.pwrite(descriptor, said, 0)
+                    os.ftruncate(descriptor, len(said))
+            finally:
+                os.close(descriptor)

@@ -100,12 +100,12 @@ def hold(path: Path) -> int:
 
 
 def opened(path: Path) -> int:
-    """Open a file that is to be locked, and make it where it is missing.
+    """Open a file that is to be locked, and make it where it is missing. Only to read: its file system can be made read-only meanwhile.
 
     Raises:
         OSError: it can't be opened.
     """
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def locks(descriptor: int) -> bool:
