@@ -60,6 +60,8 @@ ALLOCATES_END: Final = 2.0
 """Seconds from a handover until the gateway before has answered its last Allocate, and the kubelet has noted that."""
 REGISTER_FIRST: Final = 37
 """From kubelet 1.37 on, the end of an old stream leaves a newer registration alone (#135437)."""
+UPDATE_AGAIN: Final = 5.0
+"""Seconds until lists that could not be brought up to date are tried again."""
 ORDER: Final = 30.0
 """Seconds within which the leader carries out an order that was passed on to it."""
 SERVES: Final = 15.0
@@ -347,6 +349,10 @@ class Leader:
 
     def stood(self, resource: Resource) -> None:  # noqa: ARG002 - it is asked of all
         """Take note that a resource's registration may stand elsewhere now."""
+        self._report()
+
+    def _report(self) -> None:
+        """Tell the gateway that made room as soon as this one serves."""
         if self._before and self.state.stage is Stage.LEADING and self._serves():
             self._tell(self._before, {"serving": True})
             self._before = ""
@@ -511,12 +517,14 @@ class Leader:
         if self._presence.kubelet is not None:
             self.approach(self._presence.kubelet)
         await self._scribe.load(patient=True)
-        news = self._holdings.recall_all(())
-        news |= await self._lead_parts()
-        lists = self._lists()
-        news |= lists.only_remembered or lists.unremembered()
-        ready = not news and lists.based_on == self._holdings.ledger.beside_lists()
-        await (lists.announce() if ready else lists.update())
+        news, lists = self._holdings.recall_all(()), self._lists()
+        try:
+            news |= await self._lead_parts() or lists.only_remembered or lists.unremembered()
+            ready = not news and lists.based_on == self._holdings.ledger.beside_lists()
+            await (lists.announce() if ready else lists.update())
+        except Exception:  # noqa: BLE001 - nobody else serves, and the lists of before are better than none
+            _log.exception("the lists could not be brought up to date: serving the last ones", retry_s=UPDATE_AGAIN)
+            lists.update_again([time.monotonic() + UPDATE_AGAIN])
         self._feed(machine.Took())
 
     async def _lead_parts(self) -> bool:
@@ -542,6 +550,7 @@ class Leader:
     def _lead(self) -> None:
         """Register, or go on."""
         self._tasks.background(self._lead_parts())  # Room may have been made in vain.
+        self._report()
         if self._settings.dra == "only":
             return
         waited = time.monotonic() - self._handed_over_at

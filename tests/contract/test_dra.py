@@ -445,3 +445,13 @@ async def test_what_a_pod_has_by_name_is_offered_when_it_ended(node: Node, phase
             cluster.server.remove("/api/v1/namespaces/default/pods/pod")
         await node.until(lambda: len(cluster.published()) == 2, "both GPUs to be offered", 5)
         await cluster.prepare(cluster.claim("other"))
+
+
+async def test_an_order_to_a_gateway_that_stands_by_is_carried_out_by_the_one_that_leads(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        older = await started(cluster)
+        newer = cluster.gateway("--dra", "only")
+        await node.until(lambda: newer.said("leader", stage="leading"), "the newer one to lead")
+        await older.order("cordon", id=A, reason="smells")
+        await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
+        assert await older.is_ready()
