@@ -140,14 +140,15 @@ class _Process:
         os.killpg(self._process.pid, signal.SIGKILL)
 
     async def roll(self, image: str) -> None:  # noqa: ARG002 - a host service has none
-        """Start another one beside it, and end it when that one serves."""
+        """Start another one beside it, and end it when that one could lead: host services ask each other for nothing."""
         older = self._process
         await self._let_go()
         await self.start()
         assert self._process is not None
-        await self._process.wait_for("registered")
+        await self._process.wait_for("serving")
         if older is not None:
             await older.terminate()
+        await self._process.wait_for("registered")
 
     async def off(self) -> None:
         """Kill it for good."""
