@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -110,6 +111,8 @@ class Service:
         self.name = claims.name
         """The driver's."""
         self._server: rpc.UnixServer | None = None
+        self._path: Path | None = None
+        """Where it is found."""
         self._ending = asyncio.Event()
         self._successor: Path | None = None
         """The socket of the instance that the kubelet calls from now on."""
@@ -128,17 +131,24 @@ class Service:
             methods |= self._plugin(api)
         for version in health.VERSIONS:
             methods |= self._health(version)
-        server = rpc.UnixServer(path, methods.get, _OPTIONS, MAX_CALLS)
+        # When a server ends, gRPC removes the name that it bound, whoever has it then: the next one of this gateway, perhaps.
+        made = path.with_name(f".{path.name}.{os.urandom(2).hex()}")
+        server = rpc.UnixServer(made, methods.get, _OPTIONS, MAX_CALLS)
         self._server = server  # Whoever is cancelled from now on stops it.
         await server.start()
+        made.rename(path)
+        self._path = path
 
     async def stop(self, successor: Path | None = None) -> None:
-        """Take the socket away (gRPC does), so that the kubelet calls another instance; end streams, finish calls under way.
+        """Take the socket away, so that the kubelet calls another instance; end streams, finish calls under way.
 
         Returns when nothing is decided here any more. What waits is passed on to the successor: ``finish`` waits for its answers.
         """
         self._successor = successor
         self._ending.set()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+            self._path = None
         if self._server is not None:
             self._stopping = asyncio.ensure_future(self._server.stop(GRACE if successor is None else PASSED_ON))
             if successor is None:
@@ -290,6 +300,7 @@ async def serve(make: Callable[[], Service], path: Path) -> Service:
             await service.start(path)
         except (OSError, RuntimeError) as error:
             _log.error("the DRA driver's socket can't be bound", driver=service.name, path=str(path), reason=str(error))
+            await service.stop()
             await asyncio.sleep(BIND_AGAIN)
         except asyncio.CancelledError:
             await service.stop()

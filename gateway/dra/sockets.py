@@ -85,7 +85,7 @@ def is_gateways(path: Path, folder: Path, driver: str) -> bool:
 def sweep(folder: Path, driver: str) -> list[str]:
     """Remove the sockets that dead instances left; return their names."""
     removed = []
-    for path in _all(folder, driver):
+    for path in (*_all(folder, driver), *folder.glob(f".{_stem(driver)}-*.sock.*")):
         if not listens(path):
             with contextlib.suppress(OSError):
                 path.unlink()

@@ -325,11 +325,16 @@ class Storm:
 
     async def watch(self) -> None:
         """Do what a kubelet and a scheduler do all the time: find drivers, and look at slices."""
+        known: dict[Path, int] = {}
         while True:
-            there = set(self.registry.glob("*.sock"))
-            for path in self.drivers.keys() - there:
+            before, known = known, {}
+            for path in self.registry.glob("*.sock"):
+                with contextlib.suppress(FileNotFoundError):
+                    known[path] = path.lstat().st_ino
+            gone = {path for path in self.drivers if known.get(path) != before.get(path)}
+            for path in gone:
                 await self.drivers.pop(path).channel.close()
-            for path in there - self.drivers.keys():
+            for path in known.keys() - self.drivers.keys():
                 driver = Kubelet(path, GIVES_UP)
                 try:
                     await driver.call(pluginregistration.GET_INFO)

@@ -530,6 +530,8 @@ async def _rolled(g: Ground, _: int, *, back: bool, crash: bool = False) -> Asyn
     older = g.node.gateway
     await g.start_gateway()
     yield
+    if back and not older.alive:  # Another fault killed it: there is nothing to go back to.
+        return
     ending = [one for one in g.node.gateways if one is not older] if back else [older]
     for one in ending:
         if one.alive:
