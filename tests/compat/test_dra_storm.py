@@ -325,12 +325,12 @@ class Storm:
 
     async def watch(self) -> None:
         """Do what a kubelet and a scheduler do all the time: find drivers, and look at slices."""
-        known: dict[Path, int] = {}
+        known: dict[Path, tuple[int, int]] = {}
         while True:
             before, known = known, {}
             for path in self.registry.glob("*.sock"):
                 with contextlib.suppress(FileNotFoundError):
-                    known[path] = path.lstat().st_ino
+                    known[path] = path.lstat().st_ino, path.lstat().st_ctime_ns  # Inodes are used again.
             gone = {path for path in self.drivers if known.get(path) != before.get(path)}
             for path in gone:
                 await self.drivers.pop(path).channel.close()
