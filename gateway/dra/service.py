@@ -132,7 +132,7 @@ class Service:
         for version in health.VERSIONS:
             methods |= self._health(version)
         # When a server ends, gRPC removes the name that it bound, whoever has it then: the next one of this gateway, perhaps.
-        made = path.with_name(f".{path.name}.{os.urandom(2).hex()}")
+        made = path.with_name(f".{os.urandom(4).hex()}")  # Kubelets look at no name with a dot.
         server = rpc.UnixServer(made, methods.get, _OPTIONS, MAX_CALLS)
         self._server = server  # Whoever is cancelled from now on stops it.
         await server.start()

@@ -85,7 +85,8 @@ def is_gateways(path: Path, folder: Path, driver: str) -> bool:
 def sweep(folder: Path, driver: str) -> list[str]:
     """Remove the sockets that dead instances left; return their names."""
     removed = []
-    for path in (*_all(folder, driver), *folder.glob(f".{_stem(driver)}-*.sock.*")):
+    made = (path for path in folder.glob(".*") if TOKEN.fullmatch(path.name[1:]) and path.is_socket())
+    for path in (*_all(folder, driver), *made):
         if not listens(path):
             with contextlib.suppress(OSError):
                 path.unlink()
