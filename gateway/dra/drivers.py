@@ -393,10 +393,9 @@ class Drivers:
         inside, rival = self._inside, self._rivals.of(driver) or self._rivals.add(driver)
         known = inside.source, inside.ledger, inside.scribe, self._read, cdi.FOLDER
         claims = self._drivers[driver] = ClaimsOf(driver, self._settings.node_name, self, *known, rival=rival)
-        if self.decides.is_set():
-            await claims.restore()
-        else:  # Another one writes and removes specifications now.
-            self._tasks.background(after(self.decides.wait, claims.restore()))
+        self._tasks.background(
+            after(self.decides.wait, claims.restore())
+        )  # Until then another gateway may write and remove them.
         await self._registered.serve(claims, rival, lambda: claims.prepared, claims.withdrawn, self._learned)
 
     async def _read(self, claim: ClaimName) -> ResourceClaim:

@@ -107,8 +107,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "OD5",
         "the specifications are not written again at a start",
         "gateway/dra/drivers.py",
-        "            await claims.restore()\n        else:",
-        "            pass\n        else:",
+        "after(self.decides.wait, claims.restore())",
+        "after(self.decides.wait, asyncio.sleep(0))",
         _DRA,
     ),
     Mutant(
