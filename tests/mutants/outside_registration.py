@@ -101,22 +101,6 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "XR4",
-        "a new folder that can't be used yet is given up",
-        "gateway/folder.py",
-        "        while not await self._bind_anew(told=wait > REBIND_FIRST):\n            await asyncio.sleep(wait)\n            wait = min(wait * 2, REBIND_MAX)\n",
-        "        await self._bind_anew(told=wait > REBIND_FIRST)\n",
-        f"{_REGISTRATION}::test_a_new_folder_that_can_not_be_used_yet_is_tried_again",
-    ),
-    Mutant(
-        "XR4",
-        "the gateway isn't published in a new folder",
-        "gateway/folder.py",
-        "                if self._instance.published:  # One",
-        "                if not self._instance.published:  # One",
-        f"{_REGISTRATION}::test_a_folder_that_is_replaced_while_the_kubelet_starts_is_served_in",
-    ),
-    Mutant(
-        "XR4",
         "the folder before stays watched",
         "gateway/kubelet/watch.py",
         "            self._folder_id = found\n            self._rewatch()\n",
