@@ -186,7 +186,6 @@ class Gateway:
             await self.lists.take(None)
         await self._open_control()
         self._tasks.spawn("watch", self._folder.run())
-        self._instance.publish()
         if self._drivers is not None:
             self._drivers.begin()
         self._tasks.spawn("leader", self.leader.run())

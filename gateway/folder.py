@@ -128,8 +128,6 @@ class Folder:
                 self._instance.create()
                 for resource in self._resources.values() if self._settings.dra != "only" else ():
                     await resource.bind()
-                if self._instance.published:  # One that is still starting takes nothing over yet.
-                    self._instance.publish()
             except (OSError, RuntimeError) as error:  # It went again, or there is no descriptor left for it.
                 if not told:
                     _log.warning("the new socket directory can't be used yet", reason=str(error))

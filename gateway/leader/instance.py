@@ -72,7 +72,7 @@ def boot_ns() -> int:
 
 
 class Instance:
-    """This gateway's own folder and lock. Built unseen and published by one rename, with every socket in it.
+    """This gateway's own folder and lock.
 
     Args:
         socket_dir: the kubelet's socket directory.
@@ -84,11 +84,9 @@ class Instance:
         self.age = Age(HOST_SERVICE_NS if host_service else boot_ns(), os.urandom(4).hex())
         """Its age: that of its pod, from ``create`` on."""
         self._shared = socket_dir / FOLDER
-        self._unseen = self._shared / f".{self.age.token}"
+        self.folder, self._unseen = self._shared / self.token, self._shared / f".{self.token}"
         self._pod = pod_uid if _UID.fullmatch(pod_uid) and not host_service else ""
-        self.folder = self._unseen
         self._lock = -1
-        self.published = False
 
     @property
     def token(self) -> str:
@@ -100,7 +98,7 @@ class Instance:
         return self.folder / socket_name(resource)
 
     def create(self) -> None:
-        """Make the folder, lock it and write our age into it; after ``remove``, too.
+        """Make the folder, with a lock that has our age; after ``remove``, too. It is seen once it is locked.
 
         Raises:
             OSError: the socket directory is missing or not writable.
@@ -108,22 +106,16 @@ class Instance:
         self._shared.mkdir(mode=0o750, exist_ok=True)
         if self._pod:
             self.age = Age(_born(self._shared, self._pod, self.age.born_ns), self.token)
-        self.folder = self._unseen
-        self.folder.mkdir(mode=0o750)
-        self._lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        self._unseen.mkdir(mode=0o750)
+        self._lock = os.open(self._unseen / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.write(self._lock, f"{self.age.born_ns}\n".encode())
-
-    def publish(self) -> None:
-        """Let the other gateways see this one, with the sockets that are bound by now."""
-        self.published, published = True, self._shared / self.token
-        with contextlib.suppress(FileNotFoundError):  # It has gone: it is published in the next socket directory.
-            self.folder.rename(published)
-            self.folder = published
+        self._unseen.rename(self.folder)
 
     def remove(self) -> None:
         """Take the folder away and let go of the lock. Never raises: it happens at the end."""
         _remove_folder(self.folder)
+        _remove_folder(self._unseen)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

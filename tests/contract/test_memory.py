@@ -341,12 +341,15 @@ async def test_without_a_descriptor_to_read_the_state_file_a_start_waits_and_wri
     await node.allocatable_is(2)
     await one.order("cordon", id="GPU-0", reason="smells")
     one.kill()
+    opens = os.open
     with monkeypatch.context() as exhausted:
 
-        def refuse(_: Path) -> None:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        def refuse(path: Any, *how: Any, **more: Any) -> int:
+            if Path(path).name == "ledger.json":
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return opens(path, *how, **more)
 
-        exhausted.setattr("gateway.memory.file.read", refuse)
+        exhausted.setattr(os, "open", refuse)
         again = node.gateway()
         await node.pass_time(30)
         assert (node.allocatable(), len(again.said("state file not read"))) == (0, 1)

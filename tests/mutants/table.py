@@ -219,8 +219,8 @@ MUTANTS = (
         "S3",
         "the server is bound where kubelets clean",
         "gateway/leader/instance.py",
-        '        self._shared = socket_dir / FOLDER\n        self._unseen = self._shared / f".{self.age.token}"',
-        "        self._shared = socket_dir / FOLDER\n        self._unseen = socket_dir",
+        "self.folder, self._unseen = self._shared / self.token,",
+        "self.folder, self._unseen = socket_dir / self.token,",
         "tests/unit/test_instance.py",
     ),
     Mutant(

@@ -284,7 +284,6 @@ def apart(fake: Fake) -> None:
     """Another gateway lives by its lock, and has no control socket here."""
     other = Instance(fake.sockets)
     other.create()
-    other.publish()
     fake.stack.callback(other.remove)
 
 

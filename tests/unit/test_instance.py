@@ -65,7 +65,6 @@ def living(tmp_path: Path, made: list[Instance]) -> Instance:
     instance = Instance(tmp_path)
     made.append(instance)
     instance.create()
-    instance.publish()
     return instance
 
 
