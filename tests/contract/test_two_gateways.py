@@ -16,7 +16,7 @@ import pytest
 from adapters.registry import by_name
 from devices.model import ContainerRequest
 from tests.contract.claiming import A, both, cross, sides
-from tests.contract.node import GPU, PREFIX, Caller, Gateway, Node, Refused, gpus
+from tests.contract.node import GPU, PREFIX, VERSION, Caller, Gateway, Node, Refused, gpus
 
 OTHER = "example.com/accelerator"
 VERSIONS = ["1.8", "1.10", "1.20", "1.28", "1.37"]
@@ -34,6 +34,16 @@ async def serves(node: Node, pod: str, seconds: float = 60.0) -> None:
             await asyncio.sleep(0.5)
         else:
             break
+
+
+async def handed_over(node: Node, version: str = VERSION) -> tuple[Gateway, Gateway]:
+    """Start two gateways, one after the other; return the first one, which stands by, and the second one, which leads."""
+    await node.start_kubelet(version)
+    standby = node.gateway()
+    await node.until(lambda: node.allocatable() > 0, "the first one to serve")
+    leader = node.gateway()
+    await node.until(lambda: leader.said("registered"), "its registration")
+    return standby, leader
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -120,11 +130,7 @@ async def test_a_container_that_starts_again_takes_over_from_no_leader_of_its_ow
 
 
 async def test_a_kubelet_whose_streams_were_cut_has_a_moment_before_the_next_register(node: Node) -> None:
-    await node.start_kubelet("1.28")
-    node.gateway()
-    await node.allocatable_is(8)
-    newer = node.gateway()
-    await node.until(lambda: newer.said("registered"), "its registration")
+    _, newer = await handed_over(node, "1.28")
     await node.pass_time(5)
     registers, now = node.registers[GPU], asyncio.get_running_loop().time
     newer.kill()
@@ -151,11 +157,7 @@ async def test_a_late_call_at_a_gateway_that_made_room_is_answered_by_the_one_th
 
 
 async def test_from_1_37_on_a_gateway_that_ends_leaves_no_gap_if_another_one_stands_by(node: Node) -> None:
-    await node.start_kubelet("1.37")
-    node.gateway()
-    await node.allocatable_is(8)
-    newer = node.gateway()
-    await node.until(lambda: newer.said("registered"), "its registration")
+    _, newer = await handed_over(node, "1.37")
     await node.pass_time(5)
     ending, seen = asyncio.ensure_future(newer.terminate()), set()
     while not ending.done():
@@ -170,11 +172,7 @@ async def test_from_1_37_on_a_gateway_that_ends_leaves_no_gap_if_another_one_sta
 async def test_an_older_gateway_that_ends_as_the_newer_one_begins_leaves_it_registered(
     node: Node, version: str
 ) -> None:
-    await node.start_kubelet(version)
-    older = node.gateway()
-    await node.allocatable_is(8)
-    newer = node.gateway()
-    await node.until(lambda: newer.said("registered"), "its registration")
+    older, _ = await handed_over(node, version)
     assert await older.terminate() == 0
     await node.allocatable_is(8, seconds=5)
     await node.pass_time(20)
@@ -186,11 +184,7 @@ async def test_an_older_gateway_that_ends_as_the_newer_one_begins_leaves_it_regi
 @pytest.mark.also_real
 async def test_what_one_gateway_was_told_the_other_one_knows(node: Node) -> None:
     node.simulate(gpus(0, 1, 2, 3))
-    await node.start_kubelet()
-    older = node.gateway()
-    await node.allocatable_is(4)
-    newer = node.gateway()
-    await node.until(lambda: newer.said("registered"), "its registration")
+    older, newer = await handed_over(node)
     await node.allocatable_is(4)
     await newer.order("cordon", id="GPU-1", reason="smells")
     await older.order("cordon", id="GPU-2", reason="smells")
@@ -208,11 +202,7 @@ async def test_what_one_gateway_was_told_the_other_one_knows(node: Node) -> None
 
 async def test_orders_to_two_gateways_at_once_all_count(node: Node) -> None:
     node.simulate(gpus(0, 1, 2, 3))
-    await node.start_kubelet()
-    older = node.gateway()
-    await node.allocatable_is(4)
-    newer = node.gateway()
-    await node.until(lambda: newer.said("registered"), "its registration")
+    older, newer = await handed_over(node)
     await node.pass_time(5)
     for first, second in ((older, newer), (newer, older)):
         node.disk.hang(writers=True)
