@@ -306,7 +306,7 @@ class Gateway:
     @property
     def led_by(self) -> Age | None:
         """The gateway that leads, unless that is this one, or nobody is known to."""
-        return None if self.leader.leads else self.leader.state.leader
+        return self.leader.led_by
 
     @property
     def could_lead(self) -> bool:
@@ -354,8 +354,10 @@ def _met(gateway: Gateway, commands: Commands) -> Mapping[str, Handler]:
         await server.meet(gateway.source.name, commands.taken(rows=False)(), gateway.settings, *talk)
 
     async def crossed(*talk: Any) -> None:
-        drivers = gateway.drivers  # Other ones after each time that the gateway led.
-        await (commands.handlers if drivers is None else {**commands.handlers, **drivers.handlers})["cross"](*talk)
+        of_drivers = (
+            {} if gateway.drivers is None else gateway.drivers.handlers
+        )  # Other ones after each time that the gateway led.
+        await {**commands.handlers, **of_drivers}["cross"](*talk)
 
     handlers = {**commands.handlers, "cross": crossed}
     forwarded = {order: gateway.leader.forwarding(handlers[order]) for order in ("cross", *orders.ORDERS)}
@@ -369,7 +371,7 @@ def _drivers(gateway: Gateway, first: asyncio.Event) -> RenewedDrivers:
     memory = gateway.ledger, gateway.scribe, gateway.beliefs, gateway.holdings.held
     lists = (lambda: gateway.resources), gateway.update
     known = gateway.age, gateway.source, *memory, *lists
-    inside = drivers.Inside(*known, gateway.presence, first, lambda: gateway.leader.led_by)
+    inside = drivers.Inside(*known, gateway.presence, first, lambda: gateway.leader.passes_to)
     try:
         made = renewed.RenewedDrivers(lambda: drivers.Drivers(gateway.settings, inside), gateway._tasks)  # noqa: SLF001 - its parts
     except AccessError as error:

@@ -177,7 +177,7 @@ class Lists:
         for name in sent:
             changes.tell(name, shown[name], self._resources[name].entries)
         await asyncio.sleep(0)
-        # With --dra on, an older gateway's list may be what the kubelet has: nothing differs from ours yet.
+        # With --dra on, the leader's list is what the kubelet has: from one that stands by nothing differs yet.
         for name in {"off": merged, "on": sent, "only": ()}[self._settings.dra]:
             self._beliefs.listed(name, self._resources[name].plugin.devices)
         self._took = time.monotonic() - began
@@ -280,7 +280,7 @@ class Lists:
     async def announce(self) -> None:
         """Make durable what is about to be sent, as it is; to bring thousands of devices up to date takes seconds, and comes later.
 
-        What is in the way of them mostly goes with the gateway that has handed over: that is looked at, then.
+        What is in the way of them mostly goes with the gateway that led before: that is looked at, then.
         """
         async with self.lock:
             if self.unremembered():

@@ -78,10 +78,10 @@ def not_taken(drivers: Iterable[DriverStatus]) -> str:
 
 
 async def leave(crossing: Crossing | None, ledger: Ledger) -> None:
-    """Have nobody come by name any more, before room is made.
+    """Have nobody come by name any more, before this gateway yields.
 
     While a pod has DRA's GPU by name that can't be said: a kubelet counts such pods, too, and would refuse others that it admits then, or
-    admits anew because it starts (``OutOfnvidia.com/gpu``, run on 1.37). So room is made when nobody is on the way.
+    admits anew because it starts (``OutOfnvidia.com/gpu``, run on 1.37). So it yields when nobody is on the way.
     """
     if crossing is None:
         return

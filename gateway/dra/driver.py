@@ -44,8 +44,8 @@ OVER_AGAIN: Final = 300.0
 _ASKED_AGAIN_S: Final = 120.0
 """Seconds within which a kubelet asks again for a refused claim: 60 to 90 (run on 1.37)."""
 _MOST_REFUSED: Final = 16
-_ANOTHER: Final = Refused(
-    "an older gateway on this node has not made room for this one: `gateway status` and its log say why; the kubelet asks again"
+_NOBODY_LEADS: Final = Refused(
+    "no gateway leads on this node now: `gateway status` and the gateways' logs say why; the kubelet asks again"
 )
 _SAYABLE: Final = Sayable(frozenset(Field))
 """A CDI specification can say all that an answer to Allocate can."""
@@ -171,7 +171,7 @@ class ClaimsOf:
         deadline = asyncio.get_running_loop().time() + self._patience
         async with self._turn(claim.uid):
             if not self.decides.is_set():
-                return _ANOTHER
+                return _NOBODY_LEADS
             key = claims.key(self.name, claim.uid)
             before = self._ledger.claims.get(key)
             if another := claims.another(claim, before):
@@ -199,7 +199,7 @@ class ClaimsOf:
         """Take a claim's devices back; None also where there are none, and only once that is on disk."""
         async with self._turn(claim.uid):
             if not self.decides.is_set():
-                return _ANOTHER
+                return _NOBODY_LEADS
             key = claims.key(self.name, claim.uid)
             if another := claims.another(claim, row := self._ledger.claims.get(key)):
                 return another
@@ -353,7 +353,7 @@ class ClaimsOf:
             await self._until(news, deadline)
 
     async def _until(self, news: asyncio.Event, deadline: float) -> None:
-        """Wait for a device to be offered or given back; not for long, because another instance may have given it back."""
+        """Wait for a device to be offered or given back; look anew twice a second, too."""
         waits = [asyncio.ensure_future(one.wait()) for one in (news, self._unprepared)]
         try:
             left = max(deadline - asyncio.get_running_loop().time(), 0.0)

@@ -70,7 +70,7 @@ _log = structlog.get_logger()
 class Inside(Struct, frozen=True):
     """What the drivers need of the gateway.
 
-    ``led_by`` gives the token of the gateway that leads, where that is another one. ``beliefs`` are the kubelet's records, ``held`` what containers hold of a resource by them (None: nobody knows), ``resources``
+    ``passes_to`` gives the token of the gateway that gets calls in this one's place. ``beliefs`` are the kubelet's records, ``held`` what containers hold of a resource by them (None: nobody knows), ``resources``
     gives the lists of all devices, as the device plugin API would show them; ``update`` brings them up to date. ``presence`` says
     whether a kubelet is there; ``first`` is set once all sources have told of their devices.
     """
@@ -85,7 +85,7 @@ class Inside(Struct, frozen=True):
     update: Callable[[], Awaitable[None]]
     presence: Presence
     first: asyncio.Event
-    led_by: Callable[[], str]
+    passes_to: Callable[[], str]
 
 
 class Drivers:
@@ -126,7 +126,7 @@ class Drivers:
         """The drivers of which that isn't known yet: what they published before stays until it is."""
         self._drivers: dict[str, ClaimsOf] = {}
         self._rivals = Rivals(self._registry, self._claims_with, inside.ledger, self._others, self.registered)
-        own = self._registry, inside.age.token, inside.led_by
+        own = self._registry, inside.age.token, inside.passes_to
         self._registered = Registered(*own, lambda: self._kubelet, lambda: self.lacking)
         self._news = asyncio.Event()
         self._kubelet: int | None = None

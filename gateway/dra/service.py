@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 BIND_AGAIN: Final = 1.0
 """Seconds until a socket that can't be bound is tried again."""
 DIES, DIES_MAX = 0.005, 0.25
-"""Seconds until a call is passed on anew where the instance that decided broke it off, or is gone: it dies, or makes room. Doubled
-each time, up to the second."""
+"""Seconds until a call is passed on anew if the leader broke it off, or is gone: it dies, or yields. Doubled each time, up to the
+second."""
 HEALTH_AGAIN: Final = 20.0
 """Seconds between two lists of devices' health where nothing changed."""
 HEALTH_VALID: Final = 60

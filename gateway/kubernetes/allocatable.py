@@ -32,7 +32,7 @@ TELLS: Final = 10.0
 HEARD: Final = 0.15
 """Seconds until a kubelet has heard of a number that was just told, and at most for which it is told meanwhile."""
 LEAVES: Final = 6.0
-"""Seconds for which one that makes room puts that off, so that nobody comes by name meanwhile, or was given to the node before."""
+"""Seconds for which a leader puts off to yield, so that nobody comes by name meanwhile, or was given to the node before."""
 _log = structlog.get_logger()
 
 

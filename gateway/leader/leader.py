@@ -121,7 +121,7 @@ class Leader:
         self._ages: dict[str, Age] = {}
         """How old those are."""
         self._before = ""
-        """The gateway that made room for this one, until it is told that this one serves."""
+        """The gateway that yielded to this one, until it is told that this one serves."""
         self._changed = asyncio.Event()
         """Set, and made anew, when the stage changes."""
         self._parts_lead = False
@@ -131,7 +131,7 @@ class Leader:
         self._answering = 0
         """How many calls are being answered."""
         self._leaves = self._ended = False
-        """Whether calls are still answered here, though room is about to be made; and whether none is any more."""
+        """Whether calls are still answered here, though this gateway yields; and whether none is any more."""
         self._handed_over_at = -math.inf
         """When the kubelet's streams ended last for another gateway to lead, at the latest (monotonic seconds)."""
         self._opening: asyncio.Future[None] | None = None
@@ -151,8 +151,13 @@ class Leader:
         return self.state.stage in {Stage.TAKING, Stage.LEADING, Stage.YIELDING} and self._locks.held
 
     @property
-    def led_by(self) -> str:
-        """The token of the gateway that leads, or is about to; '' where that is this one, or nobody is known to."""
+    def led_by(self) -> Age | None:
+        """The gateway that leads, unless that is this one, or nobody is known to."""
+        return None if self.leads else self.state.leader
+
+    @property
+    def passes_to(self) -> str:
+        """The token of the gateway that gets a call in this one's place: it leads, or is about to; '' where that is this one, or nobody."""
         return "" if self.leads else self._leader_token()
 
     @property
@@ -308,14 +313,14 @@ class Leader:
         async def met(connection: ControlConnection, request: dict[str, Any]) -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PASSES):
-                    while not self._answers and not self.stands_by:
+                    while not self._answers and self.led_by is None:
                         await self._changed.wait()
             if self._answers:
                 with self._one_more():
                     return await handler(connection, request)
-            if not self.stands_by:
+            if (leader := self.led_by) is None:
                 raise ControlError(f"no gateway leads on this node within {PASSES:g} s: give the order again")
-            path = control.socket_path(self._settings.state_dir, self._leader_token())
+            path = control.socket_path(self._settings.state_dir, leader.token)
             answer = await control.ask(path, request, ORDER)
             await self._follow()
             return await connection.send(answer)
@@ -323,11 +328,6 @@ class Leader:
         return met
 
     # -- for the lists ------------------------------------------------------------------------------------------------
-
-    @property
-    def stands_by(self) -> bool:
-        """Whether another gateway leads."""
-        return not self.leads and self.state.leader is not None
 
     @property
     def registering(self) -> bool:
@@ -352,7 +352,7 @@ class Leader:
         self._report()
 
     def _report(self) -> None:
-        """Tell the gateway that made room as soon as this one serves."""
+        """Tell the gateway that yielded as soon as this one serves."""
         if self._before and self.state.stage is Stage.LEADING and self._serves():
             self._tell(self._before, {"serving": True})
             self._before = ""
@@ -549,7 +549,7 @@ class Leader:
 
     def _lead(self) -> None:
         """Register, or go on."""
-        self._tasks.background(self._lead_parts())  # Room may have been made in vain.
+        self._tasks.background(self._lead_parts())  # It may have been about to yield.
         self._report()
         if self._settings.dra == "only":
             return
@@ -589,7 +589,7 @@ class Leader:
         self._feed(machine.Drained())
 
     def _yields(self) -> bool:
-        """Whether room is still to be made."""
+        """Whether this gateway is still to yield."""
         return self.state.stage is Stage.YIELDING
 
     async def _answered(self, seconds: float) -> None:

@@ -1,6 +1,6 @@
 """Whether this gateway leads on its node, as a pure state machine: events in, the next state and actions out.
 
-Who holds the locks leads; all others stand by, connected to the leader's control socket. The newest asks it to make room, as soon as it
+Who holds the locks leads; all others stand by, connected to the leader's control socket. The newest asks it to yield, as soon as it
 could lead itself. Age is the pod's, so that a container that was started again asks nobody of its own pod.
 Waiting is a state, not a sleep: ``SetAlarm`` asks for a ``Rung``, and each step replaces the wait before.
 """
@@ -15,13 +15,13 @@ from msgspec.structs import replace
 from gateway.age import Age
 
 AT_ONCE = 0.001
-"""Seconds between two tries to take the locks while their holder dies or makes room."""
+"""Seconds between two tries to take the locks while their holder dies or yields."""
 AGAIN = 1.0
 """The same, while another gateway holds them; and how much longer one waits that could not lead."""
 HURRY = 2.0
 """Seconds for which the locks are tried at once."""
 ASK_TIME = 15.0
-"""Seconds that a leader has to make room: a Register in flight takes up to 11."""
+"""Seconds that a leader has to yield: a Register in flight takes up to 11."""
 REPORT = 2.0
 """Seconds that a new leader has to say that it serves."""
 HOLDS_BACK, HOLDS_BACK_MAX = 30.0, 900.0
@@ -54,7 +54,7 @@ class Locked(Struct, frozen=True):
 
 
 class HeldElsewhere(Struct, frozen=True):
-    """Another gateway holds the locks; ``leader`` is its age, where it can be talked to, ``why`` else. It is ``leaving``: it went, or made room.
+    """Another gateway holds the locks; ``leader`` is its age, where it can be talked to, ``why`` else. It is ``leaving``: it ended, or yielded.
 
     ``unable`` is what keeps this gateway from leading in that one's place; None: nothing new is known of it.
     """
@@ -72,11 +72,11 @@ class Gone(Struct, frozen=True):
 
 
 class Yours(Struct, frozen=True):
-    """The leader made room."""
+    """The leader yielded."""
 
 
 class No(Struct, frozen=True):
-    """The leader makes none, for so many seconds."""
+    """The leader doesn't yield, for so many seconds."""
 
     reason: str
     seconds: float = AGAIN
@@ -98,7 +98,7 @@ class Ending(Struct, frozen=True):
 
 
 class Invited(Struct, frozen=True):
-    """The leader is about to end, and makes room for whoever asks."""
+    """The leader is about to end, and yields to whoever asks."""
 
 
 class Drained(Struct, frozen=True):
@@ -146,7 +146,7 @@ class Try(Struct, frozen=True):
 
 
 class Ask(Struct, frozen=True):
-    """Ask the leader to make room."""
+    """Ask the leader to yield."""
 
 
 class Withdraw(Struct, frozen=True):
@@ -162,15 +162,15 @@ class Lead(Struct, frozen=True):
 
 
 class Invite(Struct, frozen=True):
-    """Tell those that stand by that room is made for whoever asks."""
+    """Tell those that stand by that this gateway yields to whoever asks."""
 
 
 class Drain(Struct, frozen=True):
-    """Make room: send nothing new, write what was promised."""
+    """Get ready to yield: send nothing new, write what was promised."""
 
 
 class Reply(Struct, frozen=True):
-    """Reply the gateway that asked; ``reason`` says why no room is made, for so many seconds."""
+    """Reply the gateway that asked; ``reason`` says why this one doesn't yield, for so many seconds."""
 
     to: Age
     reason: str = ""
@@ -205,17 +205,17 @@ class State(Struct, frozen=True):
     leader: Age | None = None
     """The other gateway that leads, where this one is connected to it."""
     other: Age | None = None
-    """The gateway that this one makes room for, or made room for."""
+    """The gateway that this one yields to, or yielded to."""
     refused: str = ""
-    """Why the leader made no room, or can't be asked."""
+    """Why the leader doesn't yield, or can't be asked."""
     hurry: int = 0
     """How many tries follow at once."""
     left: str = ""
-    """The token of the last leader, if it ended or made room: while it still holds the locks, they will be free at any moment."""
+    """The token of the last leader, if it ended or yielded: while it still holds the locks, they will be free at any moment."""
     made_at: float = 0.0
-    """When room was made last (monotonic seconds)."""
+    """When this gateway yielded last (monotonic seconds)."""
     vain: int = 0
-    """How often in a row room was made in vain."""
+    """How often in a row it yielded in vain."""
     ending: bool = False
     """Whether this gateway is about to end."""
 
@@ -232,7 +232,7 @@ def start(own: Age) -> State:
 
 
 def held_back(vain: int) -> float:
-    """Say for how many seconds no room is made, after it was made so often in vain."""
+    """Say for how many seconds a gateway doesn't yield that yielded so often in vain."""
     return min(HOLDS_BACK * 2.0 ** min(vain - 1, 20), HOLDS_BACK_MAX) if vain else 0.0
 
 
@@ -302,7 +302,7 @@ def _able(state: State, reason: str) -> Step:
 
 
 def _ask_or_stay(state: State) -> Step:
-    """Ask the leader to make room, if this gateway is newer, could lead, and stays."""
+    """Ask the leader to yield, if this gateway is newer, could lead, and stays."""
     if state.leader is None or state.unable or state.ending or not state.own.is_newer_than(state.leader):
         return state, (SetAlarm(None),)
     return _to(state, Stage.ASKING), (Ask(), SetAlarm(ASK_TIME))
@@ -315,7 +315,7 @@ def _held(state: State, event: HeldElsewhere) -> Step:
         return replace(state, hurry=state.hurry - 1), (SetAlarm(AT_ONCE),)
     rest: tuple[Action, ...] = ()
     if state.stage is Stage.YIELDED:
-        # Our streams go on until the one that room was made for serves or ends.
+        # Our streams go on until the one that we yielded to serves or ends.
         if event.leader is None or event.leader == state.other:
             return state, (SetAlarm(REPORT),)
         rest = (Rest(event.leader),)
@@ -343,7 +343,7 @@ def _gone(state: State, token: str) -> Step:
 
 
 def _made_none(state: State) -> State:
-    """Lead on, though room was about to be made: that doesn't count."""
+    """Lead on, after all: what was not completed doesn't count as yielded."""
     made_at = state.made_at if state.vain else 0.0
     return replace(_to(state, Stage.LEADING), vain=max(state.vain - 1, 0), made_at=made_at)
 
@@ -358,7 +358,7 @@ def _asked(state: State, age: Age, now: float) -> Step:
     vain = state.vain + 1 if state.made_at and now - state.made_at < SERVED else 0
     if vain and (left := state.made_at + held_back(vain) - now) > 0:
         times = "once" if vain == 1 else f"{vain} times"
-        why = f"room was made {times} for one that ended again, and is made next in {left:.0f} s: see why it ended"
+        why = f"the leader yielded {times} to one that ended again, and yields next in {left:.0f} s: see why it ended"
         return state, (Reply(age, why, left),)
     return replace(_to(state, Stage.YIELDING), other=age, made_at=now, vain=vain), (Drain(),)
 
