@@ -662,6 +662,8 @@ class Leader:
 
     def _others_allocate_for(self) -> float:
         """Return for how many seconds another gateway may be answering an Allocate, of which this one doesn't know (infinite: it leads)."""
+        if self._settings.dra == "only":  # No gateway answers any.
+            return 0.0
         if kubelet_id(self._presence.socket) != self._presence.kubelet or not self.leads:
             return math.inf
         return max(self._handed_over_at + ALLOCATES_END - time.monotonic(), 0.0)

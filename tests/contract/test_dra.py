@@ -456,3 +456,12 @@ async def test_an_order_to_a_gateway_that_stands_by_is_carried_out_by_the_one_th
         await older.order("cordon", id=A, reason="smells")
         await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
         assert await older.is_ready()
+
+
+async def test_a_gateway_that_takes_over_prepares_claims_at_once(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        newer = cluster.gateway("--dra", "only")
+        await node.until(lambda: newer.said("leader", stage="leading"), "the newer one to lead")
+        async with asyncio.timeout(0.5):
+            assert (await cluster.prepare(cluster.allocate("one", "gpu-0"))).gpus == {A}
