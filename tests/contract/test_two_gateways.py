@@ -16,7 +16,7 @@ import pytest
 from adapters.registry import by_name
 from devices.model import ContainerRequest
 from tests.contract.claiming import A, both, cross, sides
-from tests.contract.node import GPU, PREFIX, VERSION, Caller, Gateway, Node, Refused, gpus
+from tests.contract.node import GPU, PREFIX, Caller, Gateway, Node, Refused, gpus
 
 OTHER = "example.com/accelerator"
 VERSIONS = ["1.8", "1.10", "1.20", "1.28", "1.37"]
@@ -36,9 +36,9 @@ async def serves(node: Node, pod: str, seconds: float = 60.0) -> None:
             break
 
 
-async def handed_over(node: Node, version: str = VERSION) -> tuple[Gateway, Gateway]:
+async def handed_over(node: Node, *version: str) -> tuple[Gateway, Gateway]:
     """Start two gateways, one after the other; return the first one, which stands by, and the second one, which leads."""
-    await node.start_kubelet(version)
+    await node.start_kubelet(*version)
     standby = node.gateway()
     await node.until(lambda: node.allocatable() > 0, "the first one to serve")
     leader = node.gateway()

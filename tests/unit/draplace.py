@@ -142,8 +142,8 @@ class Place:
 
     async def kubelet(self) -> Kubelet:
         registry = self.folder / "plugins_registry"
-        await until(lambda: list(registry.iterdir()))
-        [path] = registry.iterdir()
+        await until(lambda: list(registry.glob("[!.]*")))
+        [path] = registry.glob("[!.]*")
         return Kubelet(path)
 
 
