@@ -176,7 +176,7 @@ class Leader:
         if self.begun or self.leads:
             return ""
         other = self.state.leader
-        who = f"the gateway {other.token}, which leads" if other else "the gateway that leads"
+        who = f"the gateway {other.token}, which leads" if other else "the locks of the gateway that leads"
         return f"{who}: {why}" if (why := self.state.refused or self.state.unable) else who
 
     async def run(self) -> None:
@@ -422,6 +422,10 @@ class Leader:
             return
         if not self._locks.ready:
             self._tasks.background(self._open_and_try())
+            return
+        if self._locks.unguarded and self._settings.dra != "off":  # Nothing could be given: what DRA has must be on disk.
+            self._locks.ready = False
+            self._feed(machine.HeldElsewhere(why=self._locks.unguarded))
             return
         try:
             taken = self._locks.take()

@@ -21,7 +21,7 @@ from gateway.leader.instance import FOLDER
 from gateway.memory import file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 NAME: Final = "leader.lock"
@@ -126,9 +126,11 @@ class Locks:
             raise OSError(errno.ENOLCK, self.unguarded)
         if not self.held and (passing := file.hold(self._second)) < 0:
             raise OSError(errno.ENOLCK, "another gateway has the lock of the state directory")
+        guards = {**self._held} if passing < 0 else {self._second: passing}
 
         def check() -> None:
-            if reason := self.lost():
+            freed = "" if passing >= 0 or guards == self._held else "another gateway may lead by now"
+            if reason := freed or _replaced(guards):
                 raise OSError(errno.ENOLCK, reason)
 
         try:
@@ -139,14 +141,7 @@ class Locks:
 
     def lost(self) -> str:
         """Say which lock isn't where others look for it any more; '' where all that are held are."""
-        for path, descriptor in [*self._held.items()]:
-            try:
-                there = os.path.samestat(os.fstat(descriptor), path.lstat())
-            except OSError as error:
-                return f"{path}: {error.strerror}"
-            if not there:
-                return f"{path} is another file by now"
-        return ""
+        return _replaced(self._held)
 
     def free(self) -> None:
         """Let another gateway lead. The second stays open, so that it can be locked again without the disk."""
@@ -198,3 +193,15 @@ class Locks:
                     os.ftruncate(descriptor, len(said))
             finally:
                 os.close(descriptor)
+
+
+def _replaced(held: Mapping[Path, int]) -> str:
+    """Say which of these locks another file took the place of; '' for none."""
+    for path, descriptor in [*held.items()]:
+        try:
+            there = os.path.samestat(os.fstat(descriptor), path.lstat())
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        if not there:
+            return f"{path} is another file by now"
+    return ""

@@ -42,7 +42,12 @@ def look(gateway: Subject) -> readiness.Verdict:
     leader, hindrances = _leader(gateway), gateway.hindrances()
     if gateway.drivers is not None and gateway.drivers.alone:
         return readiness.judge_drivers(
-            gateway.drivers.standings(), begun=gateway.begun, kubelet_s=kubelet_s, leader=leader, hindrances=hindrances
+            gateway.drivers.standings(),
+            begun=gateway.begun,
+            kubelet_s=kubelet_s,
+            leader=leader,
+            hindrances=hindrances,
+            waits_for=gateway.waits_for,
         )
     return readiness.judge(
         [_standing(resource, now) for resource in gateway.resources],

@@ -92,9 +92,8 @@ def judge(
     lines = _first(kubelet_s, hindrances)
     held_up = any(one.held_up for one in hindrances)
     if not begun:
-        starting = f"starting: waiting for {waits_for}" if waits_for else "starting"
         troubles = [f"{one.name}: {one.trouble}" for one in resources if one.trouble]
-        return Verdict(kubelet_s is None and not held_up, tuple(_bounded([*lines, starting, *troubles])))
+        return Verdict(kubelet_s is None and not held_up, tuple(_bounded([*lines, _starting(waits_for), *troubles])))
     if not any(one.devices for one in resources):
         return Verdict(not held_up, tuple(_bounded([*lines, "no devices"])))
     if leader is not None:
@@ -114,6 +113,7 @@ def judge_drivers(
     kubelet_s: float | None,
     leader: LeaderSeen | None = None,
     hindrances: Sequence[Hindrance] = (),
+    waits_for: str = "",
 ) -> Verdict:
     """Decide where devices are offered by DRA alone; arguments are as in ``judge``."""
     lines = _first(kubelet_s, hindrances)
@@ -127,7 +127,7 @@ def judge_drivers(
         for one in drivers
     ]
     if not begun:
-        lines.append("starting")
+        lines.append(_starting(waits_for))
     if leader is not None:
         lines.append(leader.words)
         done = not leader.to_take_over
@@ -135,6 +135,10 @@ def judge_drivers(
         done = begun and all(one.registered or one.rival for one in drivers)
     held_up = any(one.held_up for one in hindrances)
     return Verdict((kubelet_s is None or done) and not held_up, tuple(_bounded(lines or ["no devices"])))
+
+
+def _starting(waits_for: str) -> str:
+    return f"starting: waiting for {waits_for}" if waits_for else "starting"
 
 
 def _first(kubelet_s: float | None, hindrances: Sequence[Hindrance]) -> list[str]:

@@ -23,6 +23,8 @@ class Disk:
         """The error number that every write gets (``errno.ENOSPC``); 0: none."""
         self.refused = 0
         """How many files were not opened because of it."""
+        self.meanwhile: Callable[[], object] | None = None
+        """What happens, once, while the next file is flushed."""
         self._hangs = 0
         self._waiting: list[Callable[[], object]] = []
         self._flushed: dict[int, bytes] = {}
@@ -75,6 +77,9 @@ class Disk:
         def flushed(number: int) -> None:
             real(number)
             path = str(Path(f"/proc/self/fd/{number}").readlink())
+            if self._is_here(path) and (happens := self.meanwhile):
+                self.meanwhile = None
+                happens()
             if path == self._folder:
                 self._names = {entry.name: entry.inode() for entry in os.scandir(path) if entry.is_file()}
             elif self._is_here(path):

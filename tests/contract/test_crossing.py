@@ -406,3 +406,13 @@ async def test_a_newer_gateway_takes_both_apis_over_and_nobody_loses_a_gpu(node:
         node.gateways[0].kill()
         await node.pass_time(5)
         assert (await cluster.prepare(cluster.claim("other", "gpu-0" if held == A else "gpu-1"))).gpus == {held}
+
+
+async def test_before_a_handover_no_pod_is_on_its_way_to_a_gateway_that_ends(node: Node) -> None:
+    async with both(node, "1.34") as cluster:
+        await node.pass_time(5)
+        [older] = node.gateways
+        cluster.gateway("--dra", "on")
+        await node.until(lambda: cluster.allocatable == 0, "the API server to show none")
+        assert not older.said("leader", stage="yielded")
+        await node.until(lambda: cluster.allocatable == 2, "the API server to show both", 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 
 import pytest
@@ -465,3 +466,18 @@ async def test_a_gateway_that_takes_over_prepares_claims_at_once(node: Node) -> 
         await node.until(lambda: newer.said("leader", stage="leading"), "the newer one to lead")
         async with asyncio.timeout(0.5):
             assert (await cluster.prepare(cluster.allocate("one", "gpu-0"))).gpus == {A}
+
+
+@pytest.mark.parametrize("dra", ["on", "only"])
+async def test_a_gateway_that_can_write_nothing_down_waits_is_not_ready_and_says_why(node: Node, dra: str) -> None:
+    async with Cluster(node) as cluster:
+        simulate(node)
+        await cluster.start_kubelet()
+        node.disk.fails = errno.EROFS
+        one = cluster.gateway("--dra", dra)
+        await node.pass_time(60)
+        code, words = await one.get("probes", "/readyz")
+        assert (code, os.strerror(errno.EROFS) in words) == (503, True)
+        assert not node.allocatable()
+        node.disk.fails = 0
+        await node.eventually(one.is_ready, "that it is ready", 30)

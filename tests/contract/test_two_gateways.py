@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import json
+import os
 import shutil
 from contextlib import suppress
 from functools import partial
@@ -220,6 +222,33 @@ async def test_orders_to_two_gateways_at_once_all_count(node: Node) -> None:
     third = node.gateway()
     await node.allocatable_is(3)
     assert await third.states() == {"GPU-0": "present", "GPU-1": "cordoned", "GPU-2": "present", "GPU-3": "present"}
+
+
+@pytest.mark.parametrize("lock", ["state/leader.lock", "gateway/leader.lock"])
+async def test_a_gateway_whose_lock_goes_while_it_writes_replaces_no_file(node: Node, lock: str) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    one = node.gateway()
+    await node.allocatable_is(2)
+    path = (node.state if lock.startswith("state") else node.sockets / "gateway") / "leader.lock"
+    others: list[int] = []
+
+    def goes() -> None:
+        path.unlink()
+        others.append(os.open(path, os.O_CREAT | os.O_RDWR))
+        fcntl.flock(others[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    before = {each.name: each.stat().st_ino for each in node.state.iterdir() if each.is_file() and each != path}
+    node.disk.meanwhile = goes
+    try:
+        order = asyncio.ensure_future(one.order("cordon", id="GPU-0", reason="smells"))
+        await node.pass_time(5)
+        assert others
+        order.cancel()
+        now = {each.name: each.stat().st_ino for each in node.state.iterdir() if each.is_file() and each != path}
+        assert now.items() >= before.items()
+    finally:
+        os.close(others[0])
 
 
 async def test_what_only_the_newer_one_sees_is_on_disk_before_it_takes_over(node: Node) -> None:
