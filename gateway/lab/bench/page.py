@@ -52,17 +52,17 @@ def write(report: Report, path: Path) -> None:
             name = f"{section.title.lower().replace(' ', '-')}.svg"
             (plots / name).write_text(plot)
             parts.append(f"![{section.title}]({plots.name}/{name})\n")
-        parts += [_table(bars)] if bars else []
+        parts += [_table(bars, section.bars)] if bars else []
         parts += [tables] if tables else []
     path.write_text("\n".join(parts))
 
 
 _HEAD: Final = """# Benchmarks
 
-What this project promises in figures, and what one run of `make bench` found: made by
-`python -m gateway.lab.bench --page docs/benchmarks.md`, and by nothing else. The daemon runs in an environment that holds the
-run-time lock alone; kubelets are the genuine device managers where a version says so. Machines differ: ratios and bars are
-worth more than times.
+The figures that this project promises, and what one run found. `make bench` measures them; this run was written by
+`python -m gateway.lab.bench --page docs/benchmarks.md`. The daemon's environment holds the run-time lock alone. A *genuine* kubelet is the
+real device manager of its version. Machines differ, so ratios and bars say more than times. A bar is in the head of its column, or in
+brackets. **Bold**: not kept.
 """
 
 
@@ -74,9 +74,45 @@ def _machine(report: Report) -> str:
     )
 
 
-def _table(bars: Sequence[Bar]) -> str:
-    rows = [f"| {bar.name} | {_measured(bar)} | {limit(bar)} | {'yes' if bar.passed else '**no**'} |" for bar in bars]
-    return "\n".join(["| promise | measured | bar | kept |", "|---|---|---|---|", *rows, ""])
+def _table(bars: Sequence[Bar], about: Sequence[str] = ()) -> str:
+    """Write a row for each thing that was measured, and a column for each of its bars; ``about`` is left out before a thing's name."""
+    rows: dict[str, dict[str, Bar]] = {}
+    for bar in bars:
+        thing, _, figure = bar.name.rpartition(": ")
+        rows.setdefault(thing, {})[figure] = bar
+    if len(rows) == 1 or "" in rows:
+        rows = {bar.name: {"": bar} for bar in bars}
+    columns = {
+        figure: [found[figure] for found in rows.values() if figure in found]
+        for found in rows.values()
+        for figure in found
+    }
+    alike = {figure: limit(of[0]) for figure, of in columns.items() if len({limit(bar) for bar in of}) == 1}
+    counts = {
+        figure for figure, of in columns.items() if figure in alike and all(bar.exact and bar.passed for bar in of)
+    }
+    counts = counts if len(counts) < len(columns) else set()
+    shown = [figure for figure in columns if figure not in counts]
+    heads = (f"{figure or 'measured'} {alike.get(figure, '')}".strip() for figure in shown)
+    lines = [f"|  | {' | '.join(heads)} |", "|---" * (len(shown) + 1) + "|"]
+    for thing, found in rows.items():
+        cells = (_cell(found[figure], told=figure in alike) if figure in found else "" for figure in shown)
+        lines.append(f"| {_short(thing, about)} | {' | '.join(cells)} |")
+    if counts:
+        told = (f"{figure}: {_measured(of[0])}" for figure, of in columns.items() if figure in counts)
+        lines += ["", f"In each row: {'; '.join(told)}."]
+    return "\n".join([*lines, ""])
+
+
+def _cell(bar: Bar, *, told: bool) -> str:
+    measured = _measured(bar) if told else f"{_measured(bar)} ({limit(bar)})"
+    return measured if bar.passed else f"**{measured}**"
+
+
+def _short(name: str, about: Sequence[str]) -> str:
+    for one in about:
+        name = name.removeprefix(f"{one}, ").removeprefix(f"{one}: ")
+    return name
 
 
 def _measured(bar: Bar) -> str:
@@ -84,19 +120,24 @@ def _measured(bar: Bar) -> str:
 
 
 def _tables(report: Report, beginning: str) -> str:
-    """Write each figure with this beginning as a table: a row for each thing, a column for each figure of it."""
-    tables = []
+    """Write the figures with this beginning as tables: a row for each thing, a column for each figure of it."""
+    tables: dict[tuple[str, ...], list[tuple[str, list[str]]]] = {}
     for name, found in report.figures.items():
         if name.startswith(beginning) and isinstance(found, dict):
             rows = {row: cells for row, cells in found.items() if isinstance(cells, dict)} or {"": found}
-            columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
+            columns = tuple(dict.fromkeys(column for cells in rows.values() for column in cells))
             lines = [
-                f"| {row} | {' | '.join(_number(cells.get(column, math.nan)) for column in columns)} |"
+                f"{row} | {' | '.join(_number(cells.get(column, math.nan)) for column in columns)} |"
                 for row, cells in rows.items()
             ]
-            head = f"| {name} | {' | '.join(columns)} |"
-            tables.append("\n".join([head, "|---" * (len(columns) + 1) + "|", *lines, ""]))
-    return "\n".join(tables)
+            tables.setdefault(columns, []).append((name, lines))
+    written = []
+    for columns, alike in tables.items():
+        one = len(alike) == 1
+        head = [f"| {alike[0][0] if one else beginning} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+        body = [f"| {'' if one else f'{_short(name, [beginning])}, '}{line}" for name, lines in alike for line in lines]
+        written.append("\n".join([*head, *body, ""]))
+    return "\n".join(written)
 
 
 def _number(value: Any) -> str:
@@ -259,33 +300,31 @@ SECTIONS: Final = (
     Section(
         "Restart gap",
         ("restart gap",),
-        "The kubelet is killed (SIGKILL) and started again. From the first moment that its socket takes connections until its own "
-        "records show all 8 GPUs. The curves tell which share of the restarts took at most so long; the dashed lines are the bars. "
-        "Most of a gap is the kubelet's own: the trivial plugin, in turns with the gateway, registers with whoever comes, and does "
-        "nothing else.",
+        "The kubelet is killed (SIGKILL) and started again. The time from the first possible connection to its socket until its records show "
+        "all 8 GPUs. Most of it is the kubelet's own: in turns with the gateway, a trivial plugin registers and does nothing else. The "
+        "curves show which share of the restarts took at most so long; dashed lines are the bars.",
         _restarts,
         figures="restart gap",
     ),
     Section(
         "A busy node",
         ("a busy node",),
-        "The same on a node whose pods use every processor, by the gateway's CPU request. A kubelet tells the API server of its "
-        "node 100 ms after its socket is there.",
+        "The same on a node whose pods use every processor, with the gateway's CPU request. A kubelet reports its node to the API server "
+        "100 ms after its socket exists.",
         figures="a busy node",
     ),
     Section(
         "Handover",
         ("handover",),
-        "A second gateway starts on the node, takes over, and the first one ends. The longest time in which the kubelet's records "
-        "don't show all GPUs, from the last look that had them to the first that has them again, with a look about every "
-        "millisecond; 0 where no look missed any.",
+        "A second gateway starts on the node and takes over; the first one ends. The longest time in which the kubelet's records lack a GPU: "
+        "from the last look that had all to the first that has them again, with a look about every millisecond. 0: no look missed any.",
         _handovers,
     ),
     Section(
         "Stuck registrations",
         ("stuck",),
-        "Kubelets 1.25 to 1.36 can be left with a live stream on an endpoint that they have stopped, so that every Allocate "
-        "fails. After each of many registrations anew and handovers a pod asks at once.",
+        "Kubelets 1.25 to 1.36 can end up with a live stream on an endpoint that they have stopped. Then every Allocate fails. After each of many "
+        "registrations and handovers a pod asks at once.",
         figures="registered anew",
     ),
     Section(
@@ -297,39 +336,38 @@ SECTIONS: Final = (
     Section(
         "Calls",
         ("Allocate", "GetPreferredAllocation"),
-        "As a kubelet calls, one call after another, in turns with a trivial plugin that is written with the same library and "
-        "answers whatever is asked. The gateway checks the devices, logs, and writes down what it gave.",
+        "One call after another, as from a kubelet, in turns with a trivial plugin that uses the same library and accepts everything. "
+        "The gateway checks the devices, logs, and writes down what it gave.",
         _calls,
         figures="calls",
     ),
     Section(
         "A health change",
         (),
-        "A GPU becomes unhealthy in the profile: until the kubelet's records show one less (median). The list is always sent whole.",
+        "A GPU becomes unhealthy in the profile: the time until the kubelet's records show one less. The list is always sent whole. The plot has medians.",
         _health,
         figures="a health change",
     ),
     Section(
         "Idle",
         ("idle",),
-        "What the gateway costs more than the trivial plugin in the same 20 seconds, in which nothing happens (with metrics on: "
-        "but for a scrape every 15 seconds). The marks are the bars.",
+        "How much more the gateway costs than the trivial plugin, in the same 20 seconds in which nothing happens (with metrics on: a "
+        "scrape every 15 seconds). The marks are the bars.",
         _idle,
         figures="in 20 idle seconds",
     ),
-    Section("Start", ("cold start",), "From the spawn of the process until the kubelet's records show its first list."),
+    Section("Start", ("cold start",), "From the start of the process until the kubelet's records show its first list."),
     Section(
         "Imports",
         (),
-        "What the daemon imports until it serves, by what each top-level package takes of that (`python -X importtime`, which "
-        "makes everything slower).",
+        "What the daemon imports until it serves, by top-level package (`python -X importtime`, which makes everything slower).",
         _imports,
     ),
     Section(
         "Long lists", ("a list", "beside", "its error"), "A list is one message, and kubelets receive at most 4 MiB."
     ),
     Section(
-        "Beside another plugin",
+        "Compared with another plugin",
         (),
         "Measured in the same minutes, in turns; below 1 is less than the other.",
         figures="against",

@@ -178,6 +178,11 @@ def _versions(report: Report) -> list[str]:
     return [one.version for one in report.about.kubelets]
 
 
+def _shown(report: Report) -> Mapping[str, str]:
+    """Give each kubelet as Markdown shows it: emulated ones in italics."""
+    return {one.version: f"*{one.version}*" if one.kind == "emulated" else one.version for one in report.about.kubelets}
+
+
 def _emulated(report: Report) -> set[str]:
     return {one.version for one in report.about.kubelets if one.kind == "emulated"}
 
@@ -220,7 +225,7 @@ def _markdown(report: Report, heading: str) -> Iterator[str]:
     yield from _table(["", "what was run"], _facts(report))
     why = {one.version: one.why_emulated for one in report.about.kubelets if one.why_emulated}
     if why:
-        yield from ("", *(f"- kubelet {version} is emulated: {reason}" for version, reason in why.items()))
+        yield from ("", *(f"- kubelet *{version}* is emulated: {reason}" for version, reason in why.items()))
     if report.cells:
         yield from _markdown_grid(report, heading)
     if report.hops:
@@ -230,64 +235,66 @@ def _markdown(report: Report, heading: str) -> Iterator[str]:
         yield from (f"- {_inline(one)}" for one in second)
     if report.cluster:
         yield from (f"\n{heading} A cluster of all of them at once\n",)
-        yield from _table(
-            ["kubelet", "kind", "API", "Registers", ""],
-            [
-                [one.version, one.kind, one.api, _registers(one.registers), _verdict(one)]
-                for one in report.cluster.nodes
-            ],
-        )
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for node in report.cluster.nodes:
+            seen = node.api, _registers(node.registers), _verdict(node)
+            alike.setdefault(seen, []).append(_shown(report)[node.version])
+        yield from _table(["kubelet", "API", "Registers", ""], [[", ".join(on), *seen] for seen, on in alike.items()])
 
 
 def _markdown_grid(report: Report, heading: str) -> Iterator[str]:
-    versions, emulated = _versions(report), _emulated(report)
     yield f"\n{heading} Scenarios\n"
-    legend = " · ".join(f"{_SIGNS[status]} {status}" for status in _STATUSES)
-    yield f"{legend}{' · *emulated* kubelets in italics' if emulated else ''}\n"
-    cells = {(cell.scenario, cell.version): cell for cell in report.cells}
+    shown = _shown(report)
+    found: dict[tuple[str, Status], list[str]] = {}
+    for cell in report.cells:
+        on = shown[cell.version] + (SECOND_TRY if cell.first else "")
+        found.setdefault((cell.scenario, cell.status), []).append(on)
+    statuses = [status for status in _STATUSES if any(status == cell.status for cell in report.cells)]
     yield from _table(
-        ["scenario", *(f"*{version}*" if version in emulated else version for version in versions)],
+        ["scenario", "promise", *statuses],
         [
-            [
-                row.name,
-                *(
-                    _sign(cells[row.name, version], _SIGNS) if (row.name, version) in cells else ""
-                    for version in versions
-                ),
-            ]
+            [row.name, row.promise, *("all" if on == [*shown.values()] else ", ".join(on) for on in each)]
             for row in report.scenarios
+            if any(each := [found.get((row.name, status), []) for status in statuses])
         ],
-        centred=True,
     )
-    yield ""
-    yield from (f"- **{row.name}**: {row.promise}" for row in report.scenarios)
     reasons: dict[tuple[str, Status, str], list[str]] = {}
     for cell in report.cells:
         if cell.status != "passed":
             about = f"{cell.bug} ({cell.reference}): " if cell.bug else ""
             reasons.setdefault((cell.scenario, cell.status, about + cell.reason), []).append(cell.version)
     for status in ("failed", "known kubelet bug", "not applicable"):
-        found = [(scenario, why, where) for (scenario, one, why), where in reasons.items() if one == status]
-        if found:
+        why = [(scenario, why, where) for (scenario, one, why), where in reasons.items() if one == status]
+        if why:
             yield f"\n{status.capitalize()}:\n"
-            yield from (f"- {scenario} on {', '.join(where)}: {_inline(why)}" for scenario, why, where in found)
+            yield from (f"- {scenario} on {', '.join(where)}: {_inline(text)}" for scenario, text, where in why)
 
 
 def _markdown_hops(report: Report, heading: str) -> Iterator[str]:
     yield f"\n{heading} Hops\n"
     yield "Gap: from the first possible connect to the new kubelet's socket until all devices are allocatable again.\n"
+    shown = _shown(report)
     yield from _table(
-        ["hop", "kind", "", *_SEEN],
-        [[f"{hop.old} → {hop.new}", hop.kind, _sign(hop, _SIGNS), *_seen(hop)] for hop in report.hops],
+        ["hop", "", *_HOP_SEEN],
+        [[f"{shown[hop.old]} → {shown[hop.new]}", _sign(hop, _SIGNS), *_hop_seen(hop)] for hop in report.hops],
     )
     forgets = dict.fromkeys(hop.forgets for hop in report.hops if hop.forgets)
     if forgets:
-        yield "\nWhere the kubelet forgets its pods (seen, not assumed), they were drained before the hop:\n"
+        yield "\nPods were drained before a hop if the kubelet forgets them (seen, not assumed):\n"
         yield from (f"- {why}" for why in forgets)
     failed = [hop for hop in report.hops if hop.status != "passed"]
     if failed:
         yield "\nFailed:\n"
         yield from (f"- {hop.old} → {hop.new}: {_inline(hop.reason)}" for hop in failed)
+
+
+_HOP_SEEN = ("API", "recognized as", "pods' devices", "gap", "Registers")
+
+
+def _hop_seen(hop: Hop) -> Sequence[str]:
+    """Give what a page says of a hop: a row of its table, whose head is ``_HOP_SEEN``. The other forms say more."""
+    pods = "drained first" if hop.forgets else "records lost" if hop.checkpoint_kept is False else _same(hop)
+    return (hop.api_after, hop.level_after, pods, _gap(hop), _registers(hop.registers))
 
 
 def _verdict(one: NodeFact) -> str:
@@ -299,9 +306,9 @@ def _inline(text: str) -> str:
     return "`" + " ".join(text.replace("`", "'").split())[:400] + "`" if "\n" in text else text.replace("|", "\\|")
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, centred: bool = False) -> Iterator[str]:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield f"| {' | '.join(head)} |"
-    yield f"| --- | {' | '.join(':-:' if centred else '---' for _ in head[1:])} |"
+    yield f"| {' | '.join('---' for _ in head)} |"
     for row in rows:
         yield f"| {' | '.join(row)} |"
 

@@ -64,6 +64,7 @@ def write(page: Path, part: str, text: str) -> None:
 def table(outcomes: Sequence[Outcome], words: Mapping[str, str], ways: Sequence[str] = _WAYS) -> str:
     """Write a table: a row for each scenario and kubelet, and for each way to install what was seen of GPUs and of pods.
 
+    Kubelets that did the same share a row.
     ``words`` says what happens, by the name of the scenario, in the order of the rows; those without are changes of the kubelet.
     """
     rows = [("what happens", "kubelet", *(f"{way}: {what}" for way in ways for what in ("GPUs", "pods")))]
@@ -76,7 +77,11 @@ def table(outcomes: Sequence[Outcome], words: Mapping[str, str], ways: Sequence[
         for way in ways:
             runs = [one for one in outcomes if (one.scenario, one.kubelet, one.installed) == (name, kubelet, way)]
             cells += [_gpus(runs), _pods(runs)] if runs else ["-", "-"]
-        rows.append(tuple(cells))
+        what, version, *seen = rows[-1]
+        if [what, *seen] == [cells[0], *cells[2:]]:
+            rows[-1] = (what, f"{version}, {kubelet}", *seen)
+        else:
+            rows.append(tuple(cells))
     rows.insert(1, ("---",) * len(rows[0]))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows) + _facts(outcomes, order)
 

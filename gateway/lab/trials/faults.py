@@ -745,14 +745,14 @@ FAULTS: Mapping[str, Fault] = {
     for fault in (
         Fault(
             "kubelet-restarted",
-            "the kubelet ends in order (TERM) and starts again",
+            "the kubelet ends (TERM) and starts again",
             RESTART,
             partial(_kubelet_ends, crash=False),
         ),
         Fault("kubelet-killed", "the kubelet is killed and starts again", RESTART, partial(_kubelet_ends, crash=True)),
         Fault(
             "kubelet-absent",
-            "there is no kubelet for a while, and the gateway starts meanwhile",
+            "there is no kubelet for a while, and the gateway starts in that time",
             RESTART,
             partial(_kubelet_ends, crash=True, absent=True),
             meanwhile=("gateway-killed",),
@@ -760,7 +760,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "kubelet-listens-late",
-            "kubelet.sock is there for half a second before anybody listens on it; counted from then",
+            "kubelet.sock exists for half a second before the kubelet listens; counted from then",
             RESTART,
             _listens_late,
             emulated=True,
@@ -776,7 +776,7 @@ FAULTS: Mapping[str, Fault] = {
             "Register isn't answered until the fault ends",
             1.0,
             partial(_lies, register_hangs=True),
-            why="a Register that is pending is answered then; else the next is sent after a wait that grew with each that failed",
+            why="a pending Register is answered then; else the next one waits longer after each failure",
             lasts=17,
             meanwhile=("kubelet-killed",),
             emulated=True,
@@ -784,10 +784,10 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "register-lost",
-            "Register is never answered; the next one would be",
+            "one Register is never answered",
             16.0,
             partial(_lies, register_lost=True),
-            why="the deadline of a Register is 15 s: a kubelet may take 10 s to connect back before it answers",
+            why="the deadline of a Register is 15 s: a kubelet may take 10 s to connect before it answers",
             lasts=1,
             meanwhile=("kubelet-killed",),
             emulated=True,
@@ -798,7 +798,7 @@ FAULTS: Mapping[str, Fault] = {
             "Register fails three times",
             1.0,
             partial(_lies, register_errors=3),
-            why="waits of 50, 100 and 200 ms, and up to a quarter more",
+            why="waits of 50, 100 and 200 ms, up to a quarter more",
             meanwhile=("kubelet-killed",),
             emulated=True,
             shows="told to fail",
@@ -808,7 +808,7 @@ FAULTS: Mapping[str, Fault] = {
             "Register is answered with OK, and the kubelet never connects",
             15.0,
             partial(_lies, never_calls_back=True),
-            why="11 s and up to a quarter more: a kubelet may take 10 s to connect, and two Registers must not race",
+            why="11 s, up to a quarter more: a kubelet may take 10 s to connect, and two Registers must not race",
             lasts=1,
             meanwhile=("kubelet-killed",),
             emulated=True,
@@ -816,7 +816,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "stream-cut",
-            "the kubelet ends the stream of lists and nothing else",
+            "the kubelet ends only the stream of lists",
             RESTART,
             _stream_cut,
             emulated=True,
@@ -825,7 +825,7 @@ FAULTS: Mapping[str, Fault] = {
         Fault(
             "lists-not-read",
             f"the kubelet doesn't read its stream of lists: {PENDING_UPDATES} lists of 2 000 devices cost the gateway less "
-            f"than {PENDING_MIB:g} MiB, and the newest comes when it reads again",
+            f"than {PENDING_MIB:g} MiB, and the kubelet then gets the newest",
             1.0,
             partial(_lies, reads_no_lists=True),
             meanwhile=("device-ill",),
@@ -835,7 +835,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "kubelet-stopped",
-            "the kubelet stands still (SIGSTOP) for longer than any deadline, while a gateway starts and a device becomes unhealthy",
+            "the kubelet is stopped (SIGSTOP) for longer than any deadline, while a gateway starts and a device becomes unhealthy",
             1.0,
             _kubelet_stopped,
             lasts=17,
@@ -843,14 +843,14 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "half-open",
-            "the kubelet stands still with its connections open, and another takes its place on the directory",
+            "the kubelet is stopped with open connections, and another kubelet starts on its directory",
             RESTART,
             partial(_beside, stopped=True),
             serves=True,
         ),
         Fault(
             "two-kubelets",
-            "a second kubelet starts on the directory of a living one, which ends later",
+            "a second kubelet starts on the directory of a living one; the first ends later",
             RESTART,
             _beside,
             serves=True,
@@ -864,7 +864,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "gateway-stopped",
-            "the gateway stands still (SIGSTOP) until its own timer ends it, while the kubelet is killed and a device becomes unhealthy",
+            "the gateway is stopped (SIGSTOP) until its own timer ends it, while the kubelet is killed and a device becomes unhealthy",
             COLD_START,
             _gateway_stopped,
             lasts=17,
@@ -878,7 +878,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "gateway-restarted",
-            "the gateway ends in order (TERM) and is started again; counted from then",
+            "the gateway ends (TERM) and is started again; counted from then",
             COLD_START,
             partial(_gateway_ends, crash=False),
         ),
@@ -891,7 +891,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "gateway-rolled-out",
-            "a second gateway starts beside the first (a DaemonSet with maxSurge) and takes over; then the first ends",
+            "a second gateway starts (a DaemonSet with maxSurge) and takes over; then the first ends",
             COLD_START,
             partial(_rolled, back=False),
             serves=True,
@@ -899,7 +899,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "gateway-rolled-back",
-            "a second gateway starts beside the first and takes over; then it ends, and the first takes over again",
+            "a second gateway starts, takes over and ends; the first takes over again",
             COLD_START,
             partial(_rolled, back=True),
             serves=True,
@@ -907,7 +907,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "leader-killed",
-            "a second gateway takes over from the first and is killed; the first, which stands by, takes over",
+            "a second gateway takes over and is killed; the first takes over again",
             RESTART,
             partial(_rolled, back=True, crash=True),
             serves=True,
@@ -915,7 +915,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "standby-killed",
-            "a second gateway takes over from the first; then the first, which stands by, is killed",
+            "a second gateway takes over; then the first is killed",
             RESTART,
             partial(_rolled, back=False, crash=True),
             serves=True,
@@ -923,7 +923,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "name-removed",
-            "the gateway's socket name is deleted from the kubelet's directory: it is put back, without registering",
+            "the gateway's socket name in the kubelet's directory is deleted: the gateway restores it, without registering",
             RESTART,
             _name_removed,
             serves=True,
@@ -956,7 +956,7 @@ FAULTS: Mapping[str, Fault] = {
             "the disk of the state directory is full",
             1.0,
             _disk_full,
-            why="what the state file couldn't take is tried again after waits that grow",
+            why="writes of the state file are tried again after longer and longer waits",
             serves=True,
             meanwhile=("device-ill", "kubelet-killed"),
             inside_namespaces=True,
@@ -968,7 +968,7 @@ FAULTS: Mapping[str, Fault] = {
             "the state directory is on a file system that turned read-only",
             1.0,
             _read_only,
-            why="as above",
+            why="as `disk-full`",
             serves=True,
             meanwhile=("device-ill", "kubelet-killed"),
             inside_namespaces=True,
@@ -980,7 +980,7 @@ FAULTS: Mapping[str, Fault] = {
             "the gateway may open no more descriptors than it has",
             2.0,
             _no_descriptors,
-            why="whatever needs a descriptor is tried again after waits that grow",
+            why="what needs a descriptor is tried again after longer and longer waits",
             lasts=1,
             meanwhile=("kubelet-killed", "device-ill"),
             shows="Too many open files",
@@ -991,7 +991,7 @@ FAULTS: Mapping[str, Fault] = {
             "the kernel gives the gateway no inotify instance when it starts",
             2.0,
             partial(_limited, names=("max_inotify_instances",)),
-            why="the kubelet's directory is looked at every 250 ms, files every second",
+            why="the gateway looks at the kubelet's directory every 250 ms, at files every second",
             serves=True,
             meanwhile=("gateway-killed", "kubelet-killed", "device-ill", "directory-replaced"),
             inside_namespaces=True,
@@ -1002,7 +1002,7 @@ FAULTS: Mapping[str, Fault] = {
             "the kernel gives the gateway no more inotify watches",
             2.0,
             partial(_limited, names=("max_inotify_watches",)),
-            why="as above",
+            why="as `no-inotify`",
             serves=True,
             meanwhile=("directory-replaced", "kubelet-killed", "device-ill"),
             inside_namespaces=True,
@@ -1020,7 +1020,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "clock-jumps",
-            "the gateway's wall clock jumps by ten years, one way and the other, and its files are from the future",
+            "the gateway's wall clock jumps ten years forward and back, and its files are from the future",
             RESTART,
             _clock_jumps,
             serves=True,
@@ -1028,7 +1028,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "plugin-restarted",
-            "a plugin behind the bridge ends in order (TERM) and starts again",
+            "a plugin behind the bridge ends (TERM) and starts again",
             COLD_START,
             partial(_plugin_ends, crash=False),
             serves=True,
@@ -1048,7 +1048,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "plugin-absent",
-            "a plugin behind the bridge is away for a while, and the kubelet and the gateway start anew meanwhile",
+            "a plugin behind the bridge is away for a while, and the kubelet and the gateway restart in that time",
             COLD_START,
             partial(_plugin_ends, crash=True, absent=True),
             meanwhile=("kubelet-killed", "gateway-killed"),
@@ -1057,7 +1057,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "plugin-fewer",
-            "a plugin behind the bridge is killed and comes back without a device that a pod holds: it stays listed, Unhealthy",
+            "a plugin behind the bridge is killed and returns without a device that a pod holds: the device stays listed, Unhealthy",
             COLD_START,
             _plugin_fewer,
             serves=True,
@@ -1066,7 +1066,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "plugin-stopped",
-            "a plugin behind the bridge stands still (SIGSTOP)",
+            "a plugin behind the bridge is stopped (SIGSTOP)",
             RESTART,
             _plugin_stopped,
             lasts=2,
@@ -1160,43 +1160,42 @@ INTRODUCTION = f"""\
 <!-- Generated from gateway/lab/trials/faults.py by `make docs`. Do not edit. -->
 # What the gateway survives, and how soon
 
-`make gauntlet` makes a node go through every fault below: each alone, on emulated and genuine kubelets, then all of them
-mixed by chance. After each the node must be *right* again within the bound: the kubelet's own records show what the hardware
-is, a pod gets a device of it, no device is in two living pods, no pod lost one, and the state file is on disk. All that in the
-same gateway process, but where the fault is that process's own end.
+    make gauntlet
 
-A bound is for an idle machine and counts from the fault's end. For a busy one the check allows {SLOWER:g} times the bound, but
-no more than {SLOWEST:g} s above it, and {SLACK:g} s on top; the summary names the worst recovery beside the bound. A fault that
-*serves* must leave the node right while it lasts, too. Where a bound has *and as long again*, waits between two tries grow
-with each failure: it is longer by as long as the fault lasted.
+strikes a node with every fault below: each alone, on emulated and real kubelets, then all of them mixed by chance. After each the node must be *right* again
+within the bound, in the same gateway process unless the fault ends it:
 
-What this environment can't do (namespaces of our own, say) is reported as not applicable, with the reason, never as passed.
+- the kubelet's records show the hardware as it is, and a pod gets a device of it,
+- no device is in two living pods, and no pod lost one,
+- the state file is on disk.
+
+A bound is for an idle machine and counts from the fault's end. On a busy one the check allows {SLOWER:g} times the bound, at most {SLOWEST:g} s above it, and
+{SLACK:g} s on top; the summary reports the worst recovery.
+
+- *serves*: the node must be right during the fault also.
+- *and as long again*: waits between two tries grow with each failure, so the bound is longer by the duration of the fault.
+- *emulated*: only on emulated kubelets, because a real one can't be made to lie.
+
+A fault that the environment can't strike (it has no namespaces, for example) is reported as not applicable, with the reason.
 """
 
 NOTES = """\
-## What is not as it would be
+## What is simulated
 
-- The wall clock jumps inside the gateway's process only, for its own code: a real jump would be everybody's on the machine.
-  gRPC and the event loop measure time by the monotonic clock, which no one can set.
-- Full disks, read-only file systems, refused links and limits of inotify are real ones, in user and mount namespaces that
-  hold the gateway alone.
-- A genuine kubelet can't be made to lie. What it does when it stands still, dies, or has another beside it, is real.
+- The wall clock jumps in the gateway's process only, for its own code. gRPC and the event loop measure time by the monotonic clock.
+- Full disks, read-only file systems, refused links and limits of inotify are real, in namespaces that hold the gateway alone.
+- Real kubelets are really stopped and killed, and really run next to each other.
 """
 
 
 def page() -> str:
     """Write docs/faults.md, in Markdown."""
-    rows = [
-        (
-            f"`{fault.name}`",
-            fault.what,
-            f"{fault.bound:g} s" + (" and as long again" if fault.lingers else ""),
-            "yes" if fault.serves else "no",
-            "emulated" if fault.emulated else "emulated, genuine",
-            fault.why,
-        )
-        for fault in FAULTS.values()
-    ]
-    head = ("fault", "what happens", "right again within", "serves", "kubelets", "why so long")
+    rows = [(f"`{fault.name}`", fault.what, _bound(fault), fault.why) for fault in FAULTS.values()]
+    head = ("fault", "what happens", "right again within", "why so long")
     lines = [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows)]
     return "\n".join([INTRODUCTION, *lines, "", NOTES])
+
+
+def _bound(fault: Fault) -> str:
+    notes = {"and as long again": fault.lingers, "*serves*": fault.serves, "*emulated*": fault.emulated}
+    return ", ".join([f"{fault.bound:g} s", *(note for note, holds in notes.items() if holds)])
