@@ -135,7 +135,7 @@ TABLE: Final[Mapping[State, Consequence]] = {
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
         held=True,
-        way_out="start the pod anew so that it gets another device; after the reset say `gateway devices --acquire`",
+        way_out="start the pod anew so that it gets another device; after the reset say `gateway acquire`",
     ),
 }
 SPELLS: Final = 3

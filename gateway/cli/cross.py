@@ -13,6 +13,7 @@ import click
 
 from gateway.cli import places
 from gateway.cli.devices import exact, look
+from gateway.cli.options import Words
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from gateway.wires.log import escaped
@@ -36,17 +37,12 @@ Exit status: 0 where the gateway took the order, or would take it (--dry-run); 1
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option("--to", type=click.Choice(["dra", "plugin"]), required=True, help="The API that is to give them away.")
+@click.option("--to", type=Words(("dra", "plugin")), required=True, help="The API that is to give them away.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; say where they are, and what they would wait for.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object: `boards`, each with id, side, then and words; `refused`.",
-)
+@places.output("one object: `boards`, each with id, side, then and words; `refused`")
 @places.state_dir
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-def cross(*, to: str, dry_run: bool, as_json: bool, state_dir: Path, ids: tuple[str, ...]) -> None:
+def cross(*, to: str, dry_run: bool, output: str, state_dir: Path, ids: tuple[str, ...]) -> None:
     """Move GPUs to the other API: those that are named, or all.
 
     ID is a GPU's ID, as much of it as no other begins with, or its index (`gateway devices` shows both).
@@ -67,7 +63,7 @@ def cross(*, to: str, dry_run: bool, as_json: bool, state_dir: Path, ids: tuple[
     except ControlError as error:
         raise click.ClickException(escaped(str(error))) from error
     refused = answer["refused"]
-    if as_json:
+    if output == "json":
         click.echo(json.dumps(answer))
         sys.exit(1 if refused else 0)
     for row in answer["boards"]:

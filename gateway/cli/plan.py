@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import click
 
+from gateway.cli import places
 from gateway.cli.page import Page, count
 from gateway.wires.log import escaped
 
@@ -56,8 +57,8 @@ _WHEN: Final = {
     help="The kubelet to go to, newer or older; or dra: the GPUs go to claims, the kubelets stay.",
 )
 @click.option("--direct", is_flag=True, help="In one jump, rather than one minor version at a time.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with the source of each statement.")
-def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool, as_json: bool) -> None:
+@places.output("one document, with the source of each statement")
+def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool, output: str) -> None:
     """Say what a GPU node goes through when its kubelet becomes another version, hop by hop.
 
     With --nodes: what each node of a cluster goes through, which must be drained, and in which order.
@@ -88,7 +89,7 @@ def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool,
         )
     except advice.PlanError as error:
         raise click.UsageError(str(error)) from error
-    if as_json:
+    if output == "json":
         click.echo(escaped(msgspec.json.format(msgspec.json.encode(document), indent=2).decode()))
     else:
         click.echo("\n".join(lines))

@@ -20,6 +20,7 @@ from adapters.dialect import Level, span
 from devices import source
 from devices.life import states
 from devices.model import Health
+from gateway import VERSION
 from gateway.kubelet.drift import MismatchKind
 from gateway.memory.rows import FileState
 from gateway.registration.events import Phase
@@ -230,7 +231,7 @@ def build() -> Build:
     from importlib import metadata  # noqa: PLC0415 - 0.7 MiB that only a gateway which is asked should pay
 
     return Build(
-        gateway=metadata.version("device-plugin-gateway"),
+        gateway=VERSION,
         python=platform.python_version(),
         grpcio=metadata.version("grpcio"),
         protobuf=metadata.version("protobuf"),

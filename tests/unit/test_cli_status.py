@@ -319,7 +319,9 @@ def test_of_many_devices_those_with_something_to_say_are_shown() -> None:
         text = seen(told)
         rows = [line.split()[0] for line in text.splitlines() if line.startswith("  GPU-")]
         assert rows == ["GPU-0", "GPU-1", "GPU-2"]
-        assert "997 more of 1000 devices: --json has them all" in text
+        assert "997 more of 1000 devices: -o wide has them all" in text
+    wide = list(cli.render(cli.Answers(read=[whole]), STATE_DIR, 96, whole=True))
+    assert len([line for line in wide if line.startswith("  GPU-")]) == 1000
 
 
 def test_colours_are_for_terminals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from devices.gpu.simulated.profile import parse
 from devices.policy import ListStrategy, Policy
-from gateway.cli import main
+from gateway.cli import main, run
 from gateway.configuration.flags import FLAGS
 from gateway.configuration.settings import SOCKET_DIR, STATE_DIR, Settings
 from gateway.wires import log as observe
@@ -81,9 +81,10 @@ def settings(name: str, monkeypatch: pytest.MonkeyPatch) -> Settings:
         runs.append(found)
         return 0
 
-    monkeypatch.setattr(main, "serve", serve)
+    monkeypatch.setattr(run, "serve", serve)
     monkeypatch.setattr(observe, "configure", lambda *_: None)
-    done = CliRunner().invoke(main.gateway, container(name).get("args", []), env=variables(name))
+    assert container(name)["args"] == ["run"]
+    done = CliRunner().invoke(main.gateway, container(name)["args"], env=variables(name))
     assert done.exit_code == 0, done.output
     [one] = runs
     return one
@@ -226,7 +227,7 @@ def test_the_gateway_understands_what_it_is_told(name: str, monkeypatch: pytest.
     assert said.backend == name.removeprefix("legacy-").removesuffix("-cdi")
     assert said.metrics_address == ("", 9400)
     assert said.probe_address == ("", 8081)
-    options = [option for option in main.gateway.params if isinstance(option, click.Option)]
+    options = [option for option in run.run.params if isinstance(option, click.Option)]
     known = {str(option.envvar or f"GATEWAY_{option.name}".upper()) for option in options}
     known |= {variable for flag in FLAGS for variable in flag.variables}
     # These two are for NVIDIA's runtime.
