@@ -27,7 +27,7 @@ COMMANDS = {
     "uncordon": ("orders", "gateway.cli.cordon:uncordon", "Give a cordoned device back to pods."),
     "release": ("orders", "gateway.cli.release:release", "Close GPUs, so that they can be reset or partitioned."),
     "acquire": ("orders", "gateway.cli.release:acquire", "Open released GPUs again."),
-    "cross": ("orders", "gateway.cli.cross:cross", "Move GPUs between the device plugin API and DRA."),
+    "move": ("orders", "gateway.cli.move:move", "Move GPUs between the device plugin API and DRA."),
     "forget": ("orders", "gateway.cli.cordon:forget", "Forget that a device is lost, unhealthy or still held."),
     "plan": ("tools", "gateway.cli.plan:plan", "Say what a kubelet upgrade does to a GPU node, hop by hop."),
     "compat": ("tools", "gateway.cli.compat:compat", "Run the compatibility matrix on many kubelets."),

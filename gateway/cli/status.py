@@ -268,7 +268,7 @@ class _Page:
             since = "" if each.moving_s is None else f", for {age(each.moving_s)}"
             yield from self.text("           ", f"{each.id} {each.side}{since}: {each.words}", "yellow")
         if (more := len(moving) - _MOST_MOVING) > 0:
-            yield from self.text("           ", f"{more} more: gateway cross --to dra --dry-run has them")
+            yield from self.text("           ", f"{more} more: gateway move --to dra --dry-run has them")
 
     def resource(self, one: ResourceStatus) -> Iterator[str]:
         """Write all about one resource."""

@@ -116,7 +116,7 @@ def test_without_any_flag_the_defaults_are_a_nodes(given: list[Settings]) -> Non
         ),
         (["demo", "--pace", "nan"], ["--pace: 'nan' is not a number from 0 to 60"]),
         (["cordon", "GPU-5f3a"], ["Missing option '--reason'", "or set GATEWAY_CORDON_REASON"]),
-        (["cross"], ["Missing option '--to'. Choose from: dra, plugin. Give it, or set GATEWAY_CROSS_TO."]),
+        (["move"], ["Missing option '--to'. Choose from: dra, plugin. Give it, or set GATEWAY_MOVE_TO."]),
         (["dance"], ["No such command 'dance'"]),
         (["stauts"], ["No such command 'stauts'", "'status'"]),
     ],

@@ -256,7 +256,7 @@ def test_a_person_reads_on_which_side_gpus_are_and_what_those_between_wait_for()
     assert "sides" not in seen(FULL)
     many = seen(document(sides=documents.SIDES[1:2] * 10))
     assert many.count("GPU-b to-dra") == 8
-    assert "2 more: gateway cross --to dra --dry-run" in many
+    assert "2 more: gateway move --to dra --dry-run" in many
 
 
 def test_a_person_reads_what_is_wrong_for_pods_that_ask_by_name() -> None:

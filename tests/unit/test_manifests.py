@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CURRENT = ("nvidia", "nvidia-cdi", "amd", "simulated")
 LEGACY = ("legacy-nvidia", "legacy-amd", "legacy-simulated")
 ALL = (*CURRENT, *LEGACY)
-HOST_SERVICE = {"key": "device-plugin-gateway/host-service", "operator": "NotIn", "values": ["true"]}
+HOST_SERVICE = {"key": "device-plugin-gateway.io/host-service", "operator": "NotIn", "values": ["true"]}
 CRITICAL = {"key": "CriticalAddonsOnly", "operator": "Exists"}
 
 
@@ -290,7 +290,7 @@ LABELS = {
     "amd": {f"{NFD}/amd-gpu"}
     | {f"{NFD}/pci-{vendor}.present" for vendor in ("1002", "0300_1002", "0302_1002", "0380_1002", "1200_1002")},
     # A simulation lands on no node that nobody named for it.
-    "simulated": {"device-plugin-gateway/simulated"},
+    "simulated": {"device-plugin-gateway.io/simulated"},
 }
 
 

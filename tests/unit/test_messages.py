@@ -94,7 +94,7 @@ ROWS: dict[str, tuple[str, str, int]] = {
             "devices",
             "cordon GPU-1 --reason x",
             "forget GPU-1",
-            "cross --to dra",
+            "move --to dra",
         )
     },
     "status, no right to connect": ("gateway status --state-dir {}/guarded", closed("{}/guarded"), 1),

@@ -160,7 +160,7 @@ def test_a_kubelet_that_admits_its_pods_has_what_goes_to_dra_and_nothing_of_dras
         (Side.TO_PLUGIN, Seen(allocated="claim ns/d"), "it comes back from DRA as soon as no claim has it: claim ns/d has it"),
         (Side.TO_PLUGIN, Seen(unsaid="403"), "it comes back from DRA as soon as no claim has it, and the API server doesn't say which do: 403"),
         (Side.TO_PLUGIN, Seen(claim="claim ns/c", unsaid="403"), "it comes back from DRA as soon as no claim has it: claim ns/c has it"),
-        (Side.PLUGIN, FREE, "offered by the device plugin API; `gateway cross --to dra` moves it"),
+        (Side.PLUGIN, FREE, "offered by the device plugin API; `gateway move --to dra` moves it"),
         (Side.RECLAIMED, FREE, "called back by DRA for a claim that was allocated it"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""``gateway cross``: GPUs go to the other API, one by one, when nobody holds them. For ``--dra on``."""
+"""``gateway move``: GPUs go to the other API, one by one, when nobody holds them. For ``--dra on``."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ANSWER_TIME = 25.0
 _EXAMPLES = """\
 \b
 Examples:
-  gateway cross --to dra                     every GPU of this node
-  gateway cross --to dra GPU-5f3a            this one, and the others stay
-  gateway cross --to plugin --dry-run        where they are, and what they would wait for
+  gateway move --to dra                      every GPU of this node
+  gateway move --to dra GPU-5f3a             this one, and the others stay
+  gateway move --to plugin --dry-run         where they are, and what they would wait for
 
 Exit status: 0 where the gateway took the order, or would take it (--dry-run); 1 where not, or where there was none to ask;
 2 for a wrong flag.
@@ -42,7 +42,7 @@ Exit status: 0 where the gateway took the order, or would take it (--dry-run); 1
 @places.output("one object: `boards`, each with id, side, then and words; `refused`")
 @places.state_dir
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-def cross(*, to: str, dry_run: bool, output: str, state_dir: Path, ids: tuple[str, ...]) -> None:
+def move(*, to: str, dry_run: bool, output: str, state_dir: Path, ids: tuple[str, ...]) -> None:
     """Move GPUs to the other API: those that are named, or all.
 
     ID is a GPU's ID, as much of it as no other begins with, or its index (`gateway devices` shows both).
@@ -56,10 +56,10 @@ def cross(*, to: str, dry_run: bool, output: str, state_dir: Path, ids: tuple[st
     except ControlError as error:
         raise click.ClickException(str(error)) from error
     if not paths:
-        raise click.ClickException(places.nobody(state_dir, "cross"))
+        raise click.ClickException(places.nobody(state_dir, "move"))
     try:
         wanted = exact(ids, asyncio.run(look(state_dir))[0]) if ids else []
-        answer = asyncio.run(_told({"op": "cross", "to": to, "ids": wanted, "dry_run": dry_run}, paths))
+        answer = asyncio.run(_told({"op": "move", "to": to, "ids": wanted, "dry_run": dry_run}, paths))
     except ControlError as error:
         raise click.ClickException(escaped(str(error))) from error
     refused = answer["refused"]
