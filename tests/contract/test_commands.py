@@ -125,7 +125,7 @@ async def test_replicas_are_one_line_unless_each_is_wanted(node: Node) -> None:
     await node.pass_time(2)
     said = lines(await shell("devices"))
     assert sum("\u00d74 present" in line and "2 held" in line for line in said) == 3
-    assert sum("present" in line for line in lines(await shell("devices", "--all"))) == 13
+    assert sum("present" in line for line in lines(await shell("devices", "-o", "wide"))) == 13
     assert len(await shell.ids(A)) == 4
 
 

@@ -157,10 +157,10 @@ async def test_without_a_label_the_default_and_the_strategies_decide(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--config-file", "x"), "leave one of them out"),
+        (("--config-file", "x"), "Leave one of them out"),
         (("--node-name", ""), "NODE_NAME"),
         (("--kubeconfig", "/nowhere"), "/nowhere"),
-        ((FALLBACKS, "first"), "expected named, single, empty"),
+        ((FALLBACKS, "first"), "Allowed: named, single, empty"),
     ],
 )
 async def test_settings_of_the_label_that_cannot_be_gone_by_end_the_start(
