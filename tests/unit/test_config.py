@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from devices.policy import (
     Bridging,
     CdiFallback,
-    Globbed,
     IdStrategy,
     ListStrategy,
     MigStrategy,
@@ -42,41 +41,6 @@ def slicing(text: str) -> str:
 
 def resources(text: str) -> str:
     return slicing(f"resources:\n    - {text}")
-
-
-MEASURED = """\
-version: v1
-flags:
-  migStrategy: none
-  failOnInitError: false
-  nvidiaDriverRoot: /run/nvidia/driver
-  plugin:
-    passDeviceSpecs: true
-    deviceListStrategy: [envvar, volume-mounts]
-    deviceIDStrategy: index
-"""
-
-
-def test_a_file_as_people_have_it() -> None:
-    assert policy(MEASURED) == Policy(
-        driver_root="/run/nvidia/driver",
-        pass_device_specs=True,
-        list_strategies=frozenset({ListStrategy.ENVVAR, ListStrategy.VOLUME_MOUNTS}),
-        id_strategy=IdStrategy.INDEX,
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "patterns"),
-    [
-        pytest.param("[0, '1:0', 0000:05:00.0, T400*, 0, '']", ("0", "1:0", "0000:05:00.0", "T400*"), id="each once"),
-        pytest.param("3", ("3",), id="an index alone"),
-        pytest.param("GPU-5f3a", ("GPU-5f3a",), id="a text alone"),
-        pytest.param("[]", (), id="none"),
-    ],
-)
-def test_gpus_to_leave_out(text: str, patterns: tuple[str, ...]) -> None:
-    assert policy(f"gateway: {{excludeDevices: {text}}}").excluded == patterns
 
 
 def test_the_example_in_the_documentation_is_one() -> None:
@@ -231,32 +195,6 @@ def test_time_slicing(text: str, slices: dict[str, Slices]) -> None:
     assert (made.slices, made.fail_requests_greater_than_one) == (slices, False)
 
 
-def test_requests_for_more_than_one_can_be_refused() -> None:
-    assert policy(
-        resources("{name: gpu, replicas: 3}\n    failRequestsGreaterThanOne: true")
-    ).fail_requests_greater_than_one
-
-
-@pytest.mark.parametrize(
-    ("more", "shown"),
-    [
-        ("", "nvidia.com/gpu"),
-        ("\n    renameByDefault: true", "nvidia.com/gpu.shared"),
-        ("\ngateway: {honourResourceNames: true}", "nvidia.com/mine"),
-        ("\n    renameByDefault: true\ngateway: {honourResourceNames: true}", "nvidia.com/mine"),
-    ],
-)
-def test_rename_counts_where_it_is_honoured(more: str, shown: str) -> None:
-    assert policy(resources("{name: gpu, replicas: 2, rename: mine}" + more)).slices == {
-        "nvidia.com/gpu": Slices(2, shown)
-    }
-
-
-def test_a_name_by_default_stays_where_renames_are_honoured() -> None:
-    text = "{name: gpu, replicas: 2}\n    renameByDefault: true\ngateway: {honourResourceNames: true}"
-    assert policy(resources(text)).slices == {"nvidia.com/gpu": Slices(2, "nvidia.com/gpu.shared")}
-
-
 SOME = "{name: gpu, replicas: 2, devices: [0, GPU-1, '0:1']}"
 
 
@@ -292,15 +230,6 @@ def test_devices_count_where_they_are_honoured(text: str, replicas: int, portion
     assert honoured.slices == {"nvidia.com/gpu": Slices(replicas, "nvidia.com/gpu", portions)}
     plain = policy(resources(text)).slices["nvidia.com/gpu"]
     assert (plain.replicas > 1, plain.portions) == (True, ())
-
-
-def test_names_by_pattern_where_they_are_honoured() -> None:
-    text = "gateway: {honourResourceNames: true}\nresources: {gpus: [{pattern: A*, name: a}], mig: [{pattern: 1g*, name: x.io/b}]}"
-    file = config.parse(text.encode(), "c.yaml")
-    names = (("A*", "nvidia.com/a"),), (("1g*", "x.io/b"),)
-    assert (file.gpu_names, file.mig_names) == names
-    made = config.policy(file, {}, "nvidia")
-    assert (made.gpu_names, made.mig_names) == names
 
 
 BRIDGE = """
@@ -346,19 +275,6 @@ def test_the_file_configures_the_bridge() -> None:
 def test_what_is_wrong_of_the_bridge_is_refused(key: str, says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         policy(f"gateway: {{bridge: {{{key}}}}}")
-
-
-def test_devices_by_path() -> None:
-    text = """\
-gateway:
-  devices:
-  - {resource: x.io/fuse, paths: [/dev/fuse], count: 20}
-  - {resource: x.io/rdma, paths: [/dev/infiniband/uverbs*], shared: [/dev/infiniband/rdma_cm], permissions: r}
-"""
-    assert policy(text).globbed == (
-        Globbed("x.io/fuse", ("/dev/fuse",), count=20),
-        Globbed("x.io/rdma", ("/dev/infiniband/uverbs*",), ("/dev/infiniband/rdma_cm",), permissions="r"),
-    )
 
 
 WARNED = [
@@ -422,18 +338,6 @@ def test_what_is_ignored_is_said_and_an_unknown_key_refused_where_that_is_wanted
             config.parse(text.encode(), "c.yaml", strict=True)
     else:
         assert config.parse(text.encode(), "c.yaml", strict=True).warnings == (warning,)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        resources("{name: gpu, replicas: 2, devices: all}"),
-        resources("{name: gpu, replicas: 2, rename: gpu.shared}\n    renameByDefault: true"),
-        resources("{name: gpu, replicas: 2, rename: gpu}"),
-    ],
-)
-def test_what_says_what_is_so_anyway_needs_no_warning(text: str) -> None:
-    assert config.parse(text.encode(), "c.yaml").warnings == ()
 
 
 def test_a_thousand_wrong_keys_are_summed_up() -> None:
@@ -588,13 +492,6 @@ DEEP = "a0: &a0 []\n" + "".join(f"a{level + 1}: &a{level + 1} [*a{level}]\n" for
 def test_it_is_bounded(content: bytes, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         config.parse(content, "c.yaml")
-
-
-@pytest.mark.parametrize("loader", [yaml.SafeLoader, yaml.CSafeLoader])
-def test_an_escape_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, loader: object) -> None:
-    monkeypatch.setattr(document, "_LOADER", loader)
-    with pytest.raises(ConfigError, match="expected YAML"):
-        document.read(b'a: "\\UFFFFFFFF"', "c.yaml")
 
 
 def test_a_number_of_a_million_digits_is_text() -> None:
