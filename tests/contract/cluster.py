@@ -20,7 +20,7 @@ from adapters.dra import health
 from adapters.dra.plugin import PREPARE, UNPREPARE, V1, V1BETA1, PluginApi
 from adapters.pb.dra import health_pb2
 from adapters.pb.pluginregistration.v1_pb2 import RegistrationStatus
-from gateway.lab.kubelets.kubelet import KubeletError
+from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract import wire
 from tests.contract.clock import Process
 from tests.contract.node import GPU, Gateway, Kubelet, Node

@@ -15,7 +15,7 @@ from devices.combined import Combined
 from devices.source import Inventory, hear
 from gateway.bridge import memory
 from gateway.bridge.calls import BridgedResource
-from gateway.lab.waiting import until
+from gateway_lab.waiting import until
 from tests.unit.bridging import GUARD_S, NIC, bridged, plugin
 
 OTHER = "other.example/fpga"
