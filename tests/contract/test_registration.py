@@ -197,10 +197,12 @@ async def test_a_kubelet_that_connects_and_never_calls_is_registered_with_again_
 
 
 @pytest.mark.parametrize(("version", "api"), [("1.9", "v1alpha2"), ("1.20", "v1beta1")])
-async def test_a_kubelet_that_calls_and_never_answers_is_not_registered_with_again(
-    node: Node, version: str, api: str
+@pytest.mark.parametrize("answers", [False, True])
+async def test_a_kubelet_that_calls_is_not_registered_with_again_though_it_answers_late_with_an_error_or_never(
+    node: Node, version: str, api: str, *, answers: bool
 ) -> None:
-    node.fault(register_lost=True)
+    late = {"register_late_ms": 2000, "register_errors": 1, "register_code": "UNKNOWN"}
+    node.fault(**(late if answers else {"register_lost": True}))
     await node.start_kubelet(version)
     one = node.gateway()
     await node.until(lambda: node.registers[GPU], "a Register")

@@ -393,7 +393,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gateway/registration/machine.py",
         "            if state.stream is not None:  # It never answered",
         "            if False:  # It never answered",
-        f"{_REGISTRATION}::test_a_kubelet_that_calls_and_never_answers_is_not_registered_with_again",
+        f"{_REGISTRATION}::test_a_kubelet_that_calls_is_not_registered_with_again_though_it_answers_late_with_an_error_or_never",
     ),
     Mutant(
         "XR8",
