@@ -449,6 +449,12 @@ class Node:
         await self.allocatable_is(count, resource)
         return one
 
+    async def registered(self, *options: str) -> Gateway:
+        """Start one more gateway, and wait until it is registered."""
+        one = self.gateway(*options)
+        await self.until(lambda: one.said("registered"), "its registration")
+        return one
+
     async def command(self, *words: str) -> tuple[int, str]:
         """Run a command of the command line; return its exit status and what it printed."""
         process = Process("command")

@@ -57,16 +57,14 @@ async def test_an_order_is_in_force_and_on_disk_before_it_is_answered(node: Node
     assert outcome["changed"] is True
     assert [(each["before"], each["now"]) for each in outcome["found"]] == [("present", "cordoned")]
     one.kill()
-    two = node.gateway()
-    await node.until(lambda: two.said("registered"), "its registration")
+    two = await node.registered()
     await node.allocatable_is(7)
     assert (await _devices(two))[first]["state"] == "cordoned"
     assert "smells" in (await _devices(two))[first]["reason"]
     await two.order("cordon", id=second, reason="smells, too")
     await two.order("uncordon", id=first)
     two.kill()
-    three = node.gateway()
-    await node.until(lambda: three.said("registered"), "its registration")
+    three = await node.registered()
     await node.allocatable_is(7)
     assert {name: each["state"] for name, each in (await _devices(three)).items() if each["state"] != "present"} == {
         second: "cordoned"
@@ -113,8 +111,7 @@ async def test_an_order_that_can_not_be_written_down_says_so_and_is_in_force(nod
     away.rename(node.state)
     assert (await one.order("cordon", id=first, reason="smells"))["changed"] is False
     one.kill()
-    two = node.gateway()
-    await node.until(lambda: two.said("registered"), "its registration")
+    await node.registered()
     await node.allocatable_is(7)
     await node.truthful()
 
@@ -162,8 +159,7 @@ async def test_what_is_lost_is_forgotten_once_no_pod_holds_it(node: Node) -> Non
     assert (outcome["changed"], outcome["found"][0]["now"]) == (True, "forgotten")
     assert free not in await _devices(one)
     one.kill()
-    two = node.gateway()
-    await node.until(lambda: two.said("registered"), "its registration")
+    two = await node.registered()
     await node.allocatable_is(2)
     assert free not in await _devices(two)
     held = (await node.admit("pod", count=2)).devices[GPU]

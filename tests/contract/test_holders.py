@@ -131,8 +131,7 @@ async def test_an_edit_gives_nobody_what_a_pod_has(
     assert {name: len(ids) if isinstance(left.get(name), int) else ids for name, ids in found.items()} == left
     assert given[0] not in found.get(SMALL, ())
     one.kill()
-    one = node.gateway(*configure(node, after))
-    await node.until(lambda: one.said("registered"), "its registration")
+    one = await node.registered(*configure(node, after))
     await node.pass_time(4)
     assert await free(one) == found
     node.remove("pod")
@@ -424,8 +423,7 @@ async def test_what_the_kubelet_forgot_is_withheld_under_every_name_until_an_ope
     assert await free(one) == {GPU: ["GPU-1::0", "GPU-1::1"]}
     assert "the kubelet forgot who; when it has ended, run `gateway forget ID`" in (await reasons(one, GPU))["GPU-0::0"]
     one.kill()
-    one = node.gateway(*configure(node, shared(2)))
-    await node.until(lambda: one.said("registered"), "its registration")
+    one = await node.registered(*configure(node, shared(2)))
     await node.pass_time(5)
     assert await free(one) == {GPU: ["GPU-1::0", "GPU-1::1"]}
     await one.order("forget", id="GPU-0")
@@ -509,8 +507,7 @@ async def test_what_the_kubelet_forgot_beside_another_gateway_is_withheld_by_the
     older = await node.served(2, *configure(node, {}))
     assert (await node.admit("pod")).devices[GPU] == ("GPU-0",)
     await node.pass_time(5)
-    newer = node.gateway(*configure(node, {}))
-    await node.until(lambda: newer.said("registered"), "its registration")
+    newer = await node.registered(*configure(node, {}))
     await node.pass_time(5)
     configure(node, shared(2, rename=OTHER))
     await node.allocatable_is(2, OTHER)

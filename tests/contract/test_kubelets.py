@@ -570,8 +570,7 @@ async def test_one_that_sees_none_of_the_devices_takes_nothing_over_and_loses_no
 async def test_an_update_that_sees_some_of_the_devices_goes_on(node: Node) -> None:
     await node.served(8)
     node.simulate({GPU: {"gpus": 1}})
-    second = node.gateway()
-    await node.until(lambda: second.said("registered"), "its registration")
+    second = await node.registered()
     await node.allocatable_is(1)
     await node.eventually(second.is_ready, "readiness")
     await node.pass_time(60)

@@ -13,8 +13,7 @@ async def test_what_was_given_survives_a_kill_of_the_gateway(node: Node, version
     first = await node.served(8, version=version)
     given = await node.admit("pod")
     first.kill()
-    second = node.gateway()
-    await node.until(lambda: second.said("registered"), "its registration")
+    second = await node.registered()
     await node.allocatable_is(8)
     for number in range(7):
         await node.admit(f"other-{number}")
@@ -26,8 +25,7 @@ async def test_what_was_given_survives_a_kill_of_the_gateway(node: Node, version
 async def test_a_newer_gateway_takes_over(node: Node, version: str) -> None:
     first = await node.served(8, version=version)
     await node.admit("pod")
-    second = node.gateway()
-    await node.until(lambda: second.said("registered"), "the newer one's registration")
+    await node.registered()
     await node.admit("other")
     assert await first.terminate() == 0
     await node.allocatable_is(8)

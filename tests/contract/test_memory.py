@@ -171,8 +171,7 @@ async def test_an_illness_is_told_at_once_and_remembered(node: Node, disk: str) 
     await node.pass_time(0.05)
     one.kill()
     node.simulate(gpus(0, 1))
-    again = node.gateway()
-    await node.until(lambda: again.said("registered"), "its registration")
+    again = await node.registered()
     await node.pass_time(5)
     assert await again.states() == {"GPU-0": "unhealthy", "GPU-1": "present"}
 
@@ -341,8 +340,7 @@ async def test_a_damaged_state_file_is_kept_aside_and_cordons_outlive_it(node: N
     newer = json.dumps({**json.loads(whole), "format": 1000, "new": {}}).encode()
     damaged = {"cut": whole[:700], "empty": b"", "nonsense": b"\0\xff" * 900, "newer release's": newer}[damage]
     file.write_bytes(damaged)
-    again = node.gateway()
-    await node.until(lambda: again.said("registered"), "its registration")
+    again = await node.registered()
     await node.pass_time(5)
     aside = file.with_name((await state_file(again))["put_aside"])
     assert aside.read_bytes() == damaged

@@ -172,8 +172,7 @@ async def test_what_was_given_is_remembered_where_the_kubelet_forgets_it(node: N
         await one.terminate()
     node.forget_checkpoint()
     node.simulate(gpus(0, unhealthy={"GPU-0": "hot"}))
-    second = node.gateway()
-    await node.until(lambda: second.said("registered"), "its registration")
+    await node.registered()
     await node.pass_time(3)
     await node.restart_container("pod-a")
 
@@ -334,8 +333,7 @@ async def test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_
     await node.pass_time(15)
     assert await drift(two) == {"forgotten": 2}
     two.kill()
-    three = node.gateway()
-    await node.until(lambda: three.said("registered"), "its registration")
+    three = await node.registered()
     await node.allocatable_is(4)
     await node.admit("new-c")
     await node.admit("new-d")  # The oracle sees that both got the other two.
@@ -375,8 +373,7 @@ async def test_a_gpu_in_two_pods_is_told_until_an_operator_has_looked_after_it(
     older = one
     if then != "replaced":
         older.kill() if then == "killed" else await older.terminate()
-    one = node.gateway()
-    await node.until(lambda: one.said("registered"), "its registration")
+    one = await node.registered()
     if older.alive:
         await older.terminate()
     await node.allocatable_is(2)
@@ -391,8 +388,7 @@ async def test_a_gpu_in_two_pods_is_told_until_an_operator_has_looked_after_it(
     await node.pass_time(1)
     assert await drift(one) == {}
     one.kill()
-    again = node.gateway()
-    await node.until(lambda: again.said("registered"), "its registration")
+    again = await node.registered()
     await node.pass_time(15)
     assert await drift(again) == {}
 
@@ -760,8 +756,7 @@ async def test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_o
         for file in node.state.iterdir():
             file.unlink()
     node.simulate(gpus(0, 1, 2, name=OTHER))
-    two = node.gateway()
-    await node.until(lambda: two.said("registered"), "its registration")
+    await node.registered()
     await node.pass_time(30)
     assert node.allocatable(OTHER) == (1 if memory == "lost" else 0)
     with pytest.raises(Refused):

@@ -445,8 +445,7 @@ async def test_a_folder_that_is_replaced_while_the_kubelet_starts_is_served_in(n
     await node.allocatable_is(8, seconds=0.1)
     await node.admit("pod")
     # A newer gateway finds the one that is there.
-    second = node.gateway()
-    await node.until(lambda: second.said("registered"), "the newer one's registration")
+    second = await node.registered()
     await node.pass_time(400)
     assert accepted(node.kubelet) == 2
     second.kill()

@@ -321,8 +321,7 @@ async def test_under_an_old_name_only_the_source_that_has_the_hardware_answers(n
     assert again.answer.envs == {"NVIDIA_VISIBLE_DEVICES": "GPU-a"}
     one.kill()
     configure(node)
-    two = node.gateway(*configure(node))
-    await node.until(lambda: two.said("registered"), "its registration")
+    await node.registered(*configure(node))
     await node.pass_time(30)
     with pytest.raises(Refused):
         await node.restart_container("file")

@@ -309,8 +309,7 @@ async def test_device_ids_are_in_metrics_only_if_asked_for(node: Node) -> None:
     (given,) = (await node.admit("pod")).devices[GPU]
     assert "GPU-" not in (await plain.get("metrics", "/metrics"))[1]
     await plain.terminate()
-    asked = node.gateway("--metrics-device-ids")
-    await node.until(lambda: asked.said("registered"), "its registration")
+    asked = await node.registered("--metrics-device-ids")
     await node.truthful()
     rows = [name for name in await asked.metrics() if name.startswith(f"{PREFIX}device_info")]
     assert len(rows) == 8

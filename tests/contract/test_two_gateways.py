@@ -43,8 +43,7 @@ async def handed_over(node: Node, *version: str) -> tuple[Gateway, Gateway]:
     await node.start_kubelet(*version)
     standby = node.gateway()
     await node.until(lambda: node.allocatable() > 0, "the first one to serve")
-    leader = node.gateway()
-    await node.until(lambda: leader.said("registered"), "its registration")
+    leader = await node.registered()
     return standby, leader
 
 
@@ -139,8 +138,7 @@ async def test_a_late_call_at_a_gateway_that_made_room_is_answered_by_the_one_th
     node.simulate(gpus(0, 1))
     await node.served(2, version="1.37")
     (before,) = node.sockets.glob("gateway/*/*.sock")
-    newer = node.gateway()
-    await node.until(lambda: newer.said("registered"), "its registration")
+    newer = await node.registered()
     await node.pass_time(5)
     late = Caller(str(before), "v1beta1.DevicePlugin", "grpc-go/1.72.1")
     request = by_name("v1beta1").encode_allocate_request
@@ -157,8 +155,7 @@ async def test_from_1_37_on_a_gateway_that_ends_leaves_no_gap_if_another_one_sta
     node.gateway()
     await node.pass_time(4)
     node.fault()
-    newer = node.gateway()
-    await node.until(lambda: newer.said("registered"), "its registration")
+    newer = await node.registered()
     await node.pass_time(5)
     ending, seen = asyncio.ensure_future(newer.terminate()), set()
     while not ending.done():
@@ -313,8 +310,7 @@ async def test_a_newer_gateway_that_sees_no_gpu_takes_none_over(node: Node) -> N
     await node.allocatable_is(3)
     older.kill()
     profile.write_text(json.dumps({"resources": gpus()}))
-    alone = node.gateway("--backend", "simulated", "--simulate", str(profile))
-    await node.until(lambda: alone.said("registered"), "its registration")
+    alone = await node.registered("--backend", "simulated", "--simulate", str(profile))
     await node.pass_time(400)
     assert (node.capacity(), node.allocatable(), await alone.is_ready()) == (3, 0, False)
     again = node.gateway()
@@ -381,8 +377,7 @@ async def test_a_gateway_that_stood_still_and_goes_on_gives_nothing_away_that_an
 ) -> None:
     older = await node.served(8, version=version)
     await node.admit("first")
-    newer = node.gateway()
-    await node.until(lambda: newer.said("registered"), "its registration")
+    newer = await node.registered()
     await node.pass_time(5)
     for one in (newer, older):
         one.process.stop()
