@@ -423,8 +423,8 @@ class Leader:
         if not self._locks.ready:
             self._tasks.background(self._open_and_try())
             return
-        if self._locks.unguarded and self._settings.dra != "off":  # Nothing could be given: what DRA has must be on disk.
-            self._locks.ready = False
+        if self._locks.unguarded and self._settings.dra != "off":
+            self._locks.ready = False  # Nothing could be given: what DRA has must be on disk.
             self._feed(machine.HeldElsewhere(why=self._locks.unguarded))
             return
         try:
