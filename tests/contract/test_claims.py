@@ -259,7 +259,7 @@ async def test_a_claim_that_cannot_have_what_it_was_allocated_again_keeps_what_i
 NVIDIAS, AMDS = "resource.nvidia.com/v1beta1", "gpu.resource.amd.com/v1alpha1"
 
 
-def gpu(sharing: Any = None, kind: str = "GpuConfig", **more: Any) -> dict[str, Any]:
+def gpu(sharing: Any = None, kind: Any = "GpuConfig", **more: Any) -> dict[str, Any]:
     """Return parameters as a claim for NVIDIA's driver has them."""
     return {"apiVersion": NVIDIAS, "kind": kind, **({} if sharing is None else {"sharing": sharing}), **more}
 
@@ -316,7 +316,7 @@ async def test_parameters_that_ask_for_nothing_are_accepted(node: Node, paramete
         await started(cluster)
         claim = with_parameters(cluster, cluster.claim("claim", "gpu-0"), config(parameters))
         got = await cluster.prepare(claim)
-        assert (got.gpus, got.nodes) == ({A}, ("/dev/nvidia0",))
+        assert (*got.gpus, *got.nodes) == (A, "/dev/nvidia0")
         assert await cluster.prepare(claim) == got
         assert not (await driver(cluster))["refused"]
 
@@ -367,7 +367,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a list": ([gpu()], "Expected `object`, got `array`"),
     "a text": ("GpuConfig", "Expected `object`, got `str`"),
     "a list within": (gpu([]), "Expected `object | null`, got `array`"),
-    "a kind that is a number": (gpu(kind=7), "Expected `str`, got `int`"),  # type: ignore[arg-type]
+    "a kind that is a number": (gpu(kind=7), "Expected `str`, got `int`"),
     "a screen's": (gpu(kind="\x1b[2J"), "'?[2J' are unknown"),
     "a surrogate": (gpu(**{"\ud800": 1}), "expected to read claim"),
 }
