@@ -18,6 +18,7 @@ from adapters.dra.plugin import MAX_BYTES, PREPARE, V1
 from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract import wire
 from tests.contract.claiming import A, B, asked, driver, simulate, started
+from tests.contract.clock import spoiled
 from tests.contract.cluster import Claim, Cluster, UnschedulableError
 from tests.contract.node import GPU, Node, OrderError
 
@@ -54,6 +55,7 @@ async def test_a_container_sees_all_gpus_of_its_request(node: Node) -> None:
 async def test_a_claims_specification_can_be_read_by_container_runtimes(node: Node) -> None:
     async with Cluster(node) as cluster:
         os.umask(0o077)
+        spoiled.append("umask")
         first, _ = await of_amd(cluster)
         await cluster.prepare(cluster.claim("claim", first, driver=OF_AMD))
         [file] = node.cdi.glob("*claim*")

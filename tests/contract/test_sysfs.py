@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import threading
@@ -17,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.contract import wire
+from tests.contract.clock import patches
 from tests.contract.hardware import Amd
 from tests.contract.node import Gateway, Node
 from tests.contract.test_amd import FIRST, GPU, SECOND, THIRD, parted, reasons, three
@@ -563,7 +563,7 @@ class Exporter:
             self.asked.append(time.monotonic())
             return words()
 
-        setattr(importlib.import_module("devices.gpu.amd.exporter"), "grpc", wire.Grpc(host.node.clock))  # noqa: B010
+        patches.setattr("devices.gpu.amd.exporter.grpc", wire.Grpc(host.node.clock))
         handlers: dict[str, Any] = {"List": grpc.unary_unary_rpc_method_handler(say)}
         self.server = wire.Server([grpc.method_handlers_generic_handler("metricssvc.MetricsService", handlers)])
         self.server.add_insecure_port(f"unix:{host.root / 'exporter.sock'}")

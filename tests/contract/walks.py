@@ -239,7 +239,11 @@ class Walk:
     async def _wrong(self, chance: Random) -> None:
         """Ask the plugin for what it may not give."""
         await self._all_done()
-        if not self.runs or not self.node.allocatable() or any(one.process.stopped for one in self._alive()):
+        if (
+            not self.runs
+            or not self.node.allocatable()
+            or any(one.alive and one.process.stopped for one in self.node.gateways)
+        ):
             return
         kinds = [("GPU-nobody",), (self.ids[0], self.ids[0])]
         kinds += [(one,) for one in sorted((self.gone | self.cordoned) - self.given - self.unsure)]
@@ -270,6 +274,7 @@ class Walk:
             self.cordoned ^= {one}
             await self._told(op, one)
             return
+        self.doubtful.add(one)  # An operator says that nobody uses it.
         for gateway in self._listening():
             with suppress(OrderError, ConnectionError, ValueError):
                 await gateway.order("forget", id=one)
@@ -331,6 +336,8 @@ class Walk:
             self.trail.append(f"  {self._now():.6f} {pod} refused: {str(error)[:150]}")
             self.wanting[pod] = count
             self.node.remove(pod)
+            if not self.runs:  # The kubelet ended, perhaps after it was given one of these.
+                self.doubtful |= self._well() - frozenset().union(*self.holds.values())
             return
         self.wanting.pop(pod, None)
         ids = frozenset(given.devices.get(GPU, ()))
@@ -571,7 +578,7 @@ def walk(seed: int, steps: Sequence[Step]) -> str:
             error.add_note(taken.tale())
             raise
 
-    return apart(history, {}, seed, _REAL_S)
+    return apart(history, seed, _REAL_S)
 
 
 def shrunk(seed: int, steps: Sequence[Step], say: Callable[[str], None]) -> tuple[list[Step], str]:
