@@ -368,10 +368,9 @@ def _drivers(gateway: Gateway, first: asyncio.Event) -> RenewedDrivers:
     from gateway.dra import drivers, renewed  # noqa: PLC0415 - its imports are paid only where DRA is wanted
     from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
 
-    memory = gateway.ledger, gateway.scribe, gateway.beliefs, gateway.holdings.held
     lists = (lambda: gateway.resources), gateway.update
-    known = gateway.age, gateway.source, *memory, *lists
-    inside = drivers.Inside(*known, gateway.presence, first, lambda: gateway.leader.passes_to)
+    passes_to = lambda: gateway.leader.passes_to  # noqa: E731 - it changes
+    inside = drivers.Inside(gateway.age, gateway.source, gateway.holdings, *lists, first, passes_to)
     try:
         made = renewed.RenewedDrivers(lambda: drivers.Drivers(gateway.settings, inside), gateway._tasks)  # noqa: SLF001 - its parts
     except AccessError as error:

@@ -16,7 +16,7 @@ from devices import boards
 from devices.claims import ClaimName, Prepared, Refused
 from gateway.dra.offer import Ailment, Offer
 from gateway.dra.slices import TAINTS
-from gateway.memory.claimed import Claimed, ClaimedDevice
+from gateway.memory.claimed import Claimed, ClaimedDevice, given, holds
 
 MOST: Final = 32
 """Devices of a claim (AllocationResultsMaxSize of k8s.io/api/resource/v1)."""
@@ -234,7 +234,7 @@ def granted(
         withheld: why other devices of it aren't offered, by name, as far as that is known.
         others: what is prepared, by ``key``; the claim itself may be in it.
     """
-    given = []
+    given, held = [], [*holds(others, besides=asked.uid)]
     for result in results:
         offer = offers.get(result.device)
         if offer is None:
@@ -242,8 +242,9 @@ def granted(
             return Wait(f"{result.device} can't be handed out: {reason}")
         if offer.ailment is not None and not _tolerated(result, offer):
             return Wait(f"{result.device} is {offer.ailment.value}: {offer.reason or 'no reason is known'}")
-        if not result.admin and (holder := _holder(offer, asked.uid, others)):
-            return Wait(f"{result.device} is still in use: {holder}")
+        hindrance = None if result.admin else boards.may_give(offer.device_id, offer.place, held, shares=True)
+        if hindrance is not None:
+            return Wait(f"{result.device} is in use: {hindrance.words}")
         given.append((result, offer))
     return Grant(tuple(given))
 
@@ -253,18 +254,6 @@ def _tolerated(result: Result, offer: Offer) -> bool:
         return True
     key = f"{TAINTS}{offer.ailment.value}" if offer.ailment is not None else ""
     return bool(result.admin) or any(one.covers(key) for one in result.tolerations or ())
-
-
-def _holder(offer: Offer | ClaimedDevice, uid: str, others: Mapping[str, Claimed]) -> str:
-    """Say which other claim has the same hardware, by whichever driver's name; '' where none has."""
-    for other, row in others.items():
-        for device in row.devices if uid_of(other) != uid else ():
-            if device.admin:
-                continue
-            apart = boards.are_shared(device.device_id, offer.device_id) and device.device_id != offer.device_id
-            if device.place.overlaps(offer.place) and not apart:
-                return f"{row.words} has {device.name}"
-    return ""
 
 
 def pods(claim: ResourceClaim) -> list[str]:
@@ -399,10 +388,6 @@ def got_by_name(
 def by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], frozenset[str]]:
     """Say by board for which claim it is prepared, and which devices are prepared for pods that asked by name."""
     names: dict[str, str] = {}
-    by_name: set[str] = set()
-    for row in rows.values():
-        for one in row.devices:
-            if not one.admin:
-                names.setdefault(one.board, row.words)
-                by_name |= {one.device_id} if row.by_name else set()
-    return names, frozenset(by_name)
+    for _, row, one in given(rows):
+        names.setdefault(one.board, row.words)
+    return names, frozenset(one.device_id for _, row, one in given(rows) if row.by_name)

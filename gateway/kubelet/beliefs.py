@@ -82,6 +82,8 @@ class Beliefs:
         """Whether somebody waits for the look that is under way: then it isn't dropped."""
         self.asked = kubelet_view.OpenAllocates(self._drop)
         """The Allocates that are open: looks are put off meanwhile, those that somebody waits for no longer than ``WHILE_ASKED``."""
+        self.leads: Callable[[], bool] = lambda: True
+        """Tells whether the list that the kubelet has is this gateway's."""
         self.lists_after: Callable[[], float] = lambda: 0.0
         """Tells for how many seconds List must not be called, as another gateway may be answering an Allocate."""
         self._is_quiet = False
@@ -167,7 +169,7 @@ class Beliefs:
             self.known = look if view.held is not None else self.known
             if not self.waits_for_own:
                 for drift in [*self._drifts.values()]:
-                    self._become(drift.look(view, at, unix))
+                    self._become(drift.look(view, at, unix, ours=self.leads()))
             self._looked(self.last)
             if 0 < quiet_for < math.inf:
                 self.look_within(quiet_for)

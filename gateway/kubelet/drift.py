@@ -204,15 +204,16 @@ class Drift(Struct, frozen=True):
         """Take note of an Allocate that was answered: somebody holds these from now on, whatever the last look showed."""
         return replace(self, _given={**self._given, **dict.fromkeys(device_ids, (now, unix))})
 
-    def look(self, view: View, now: float, unix: float = 0.0) -> Drift:
+    def look(self, view: View, now: float, unix: float = 0.0, *, ours: bool = True) -> Drift:
         """Compare what was seen of the kubelet's records with ours.
 
         Args:
             view: the kubelet's records, seen while it served our list.
             now: when the look began.
             unix: the same by the wall clock.
+            ours: whether the list that the kubelet has is this gateway's. Nothing differs from another one's.
         """
-        return self._with_pods(view, now)._judged(view, now, unix)  # noqa: SLF001 - it is one of us
+        return self._with_pods(view, now)._judged(view, now, unix, ours=ours)  # noqa: SLF001 - it is one of us
 
     def forget(self, device_id: str) -> Drift:
         """Take note that an operator has looked after a device: nothing uses it that the kubelet doesn't know of."""
@@ -292,14 +293,14 @@ class Drift(Struct, frozen=True):
         }
         return replace(self, _named=named, _absent=absent)
 
-    def _judged(self, view: View, now: float, unix: float) -> Drift:
+    def _judged(self, view: View, now: float, unix: float, *, ours: bool) -> Drift:
         before, forgotten = self._compared_with_before(view, now)
         left = {device_id: self._left(device_id, earlier, view, now) for device_id, earlier in forgotten.items()}
         known = view.held is not None
         return replace(
             self,
             forgotten={device_id: earlier for device_id, earlier in left.items() if earlier},
-            _differs=tuple(self._compared(view, now)),
+            _differs=tuple(self._compared(view, now)) if ours else (),
             _seen=view if known else self._seen,
             _seen_at=unix if known else self._seen_at,
             _given={

@@ -143,7 +143,7 @@ class Commands:
             trouble=trouble,
             checked=resource.checked,
             holders=self._holders(name),
-            drift=self._gateway.beliefs.findings(name) if self._gateway.led_by is None else (),
+            drift=self._gateway.beliefs.findings(name),
             others=self._others(resource),
             behind=self._gateway.source.behind(name),
         )
@@ -163,9 +163,7 @@ class Commands:
 
     def _holders(self, resource: str) -> dict[str, str] | None:
         """Say who has which device, by the kubelet's records and by what is prepared for ResourceClaims."""
-        holders, prepared = self._gateway.beliefs.holders(resource), holding(self._gateway.ledger.claims, resource)
-        if holders is not None and (drivers := self._gateway.drivers) is not None:
-            holders = {one: holder for one, holder in holders.items() if not drivers.has_ended(holder)}
+        holders, prepared = self._gateway.holdings.recorded(resource), holding(self._gateway.ledger.claims, resource)
         return holders if not prepared else {**(holders or {}), **prepared}
 
     async def _status(self, connection: ControlConnection, request: dict[str, Any]) -> None:

@@ -131,8 +131,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "OD6",
         "a claim does not wait for a device that is still in use",
         "gateway/dra/claims.py",
-        "        if not result.admin and (holder := _holder(offer, asked.uid, others)):",
-        "        if result.admin and (holder := _holder(offer, asked.uid, others)):",
+        "        hindrance = None if result.admin else boards.may_give(offer",
+        "        hindrance = None if not result.admin else boards.may_give(offer",
         _DRA,
     ),
     Mutant(
@@ -562,9 +562,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "OD37",
         "an administrator's claim holds its GPU",
-        "gateway/dra/claims.py",
-        "            if device.admin:\n                continue\n",
-        "",
+        "gateway/memory/claimed.py",
+        "for one in row.devices if not one.admin)",
+        "for one in row.devices)",
         f"{_CLAIMS}::test_an_administrators_claim_gets_what_another_has_and_holds_nothing",
     ),
 )

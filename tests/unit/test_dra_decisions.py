@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,13 +26,11 @@ from gateway.dra.records import Pod
 from gateway.dra.slices import Pool, Slice
 from gateway.kubelet.beliefs import Look
 from gateway.kubelet.view import View
-from gateway.memory.claimed import Claimed, ClaimedDevice, holding, on_hardware
+from gateway.memory.claimed import Claimed, ClaimedDevice, holding, holds
+from gateway.memory.holdings import remembered_only
 from gateway.sides.table import Offered
 from gateway.telling.readiness import judge_drivers
 from gateway.telling.sides import DriverStatus
-
-if TYPE_CHECKING:
-    from gateway.kubelet.beliefs import Beliefs
 
 COMPONENT = Path(__file__).parents[2] / "deploy" / "kustomize" / "components" / "dra"
 GPU, MIG, AMD, FILE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "amd.com/gpu", "example.com/fpga"
@@ -300,18 +297,16 @@ def view(held: dict[str, str], remembered: dict[str, str], source: Any = "pod-re
 
 
 @pytest.mark.parametrize(
-    ("shown", "ended", "held"),
+    ("shown", "found"),
     [
-        (view({"a": "ns/p/c"}, {}), {"u"}, {"a"}),
-        (view({}, {"a": "u/c"}), set(), {"a"}),
-        (view({}, {"a": "u/c"}), {"u"}, set()),
-        (view({}, {"a": "u/c", "b": "v/c"}), {"u"}, {"b"}),
-        (view({"a": "ns/p/c"}, {"a": "u/c"}), {"u"}, {"a"}),
-        (view({"a": "u/c"}, {"a": "u/c"}, source="checkpoint"), {"u"}, {"a"}),
+        (view({"a": "ns/p/c"}, {}), {}),
+        (view({}, {"a": "u/c", "b": "v/c"}), {"a": "u", "b": "v"}),
+        (view({"a": "ns/p/c"}, {"a": "u/c"}), {}),
+        (view({"a": "u/c"}, {"a": "u/c"}, source="checkpoint"), {}),
     ],
 )
-def test_what_pods_hold_that_the_checkpoint_alone_names(shown: View, ended: set[str], held: set[str]) -> None:
-    assert records.still_held(sorted(shown.holders(GPU)), shown, GPU, ended) == held
+def test_which_pods_the_checkpoint_alone_names(shown: View, found: dict[str, str]) -> None:
+    assert remembered_only(shown, GPU) == found
 
 
 def pod(uid: str, phase: str = "Running") -> Pod:
@@ -329,23 +324,19 @@ def test_a_pod_that_has_not_ended_lives_and_a_static_one_under_both_its_uids() -
 
 
 @pytest.mark.parametrize(
-    ("held", "taken", "listed", "moves", "says"),
+    ("holders", "listed", "moves", "says"),
     [
-        ("a", "a", "a", True, "ns/p/c"),
-        ("b", "b", "a", True, "a container"),  # It was given since the records were read.
-        ("", "", "ab", True, None),  # The kubelet would give it away still.
-        ("", "", "a", True, ""),
-        ("", "", "ab", False, ""),
-        ("b", "", "a", False, ""),  # Its pod has ended.
-        (None, "", "a", False, None),
-        ("", None, "a", False, None),
+        ({"a": "ns/p/c"}, "a", True, "ns/p/c"),
+        ({"a": ""}, "a", True, "a container"),  # It was given since the records were read.
+        ({}, "a", True, None),  # The kubelet would give it away still.
+        ({}, "", True, ""),
+        ({}, "a", False, ""),
+        (None, "a", False, None),
     ],
 )
-def test_who_holds_a_device(held: str | None, taken: str | None, listed: str, *, moves: bool, says: str | None) -> None:
-    beliefs = cast("Beliefs", SimpleNamespace(holders=lambda _: {"a": "ns/p/c"}))
+def test_who_holds_a_device(holders: dict[str, str] | None, listed: str, *, moves: bool, says: str | None) -> None:
     last = Look(View(allocatable={GPU: frozenset(listed)}), 0.0, 0.0)
-    known = None if held is None else frozenset(held), None if taken is None else Taken(frozenset(taken))
-    assert records.holder(GPU, "a" if held == "a" else "b", known, last, beliefs, moves=moves) == says
+    assert records.first_holder([(GPU, entry("a"))], lambda _: holders, last, moves=moves) == says
 
 
 # Slices.
@@ -731,15 +722,15 @@ def test_what_was_prepared_is_what_is_allocated(had: ClaimedDevice, result: dict
     ("result", "stock", "others", "decision"),
     [
         ({}, gpu(0), {}, Grant),
-        ({}, gpu(0), {OTHER: row(HELD)}, "gpu-0 is still in use: claim ns/other has gpu-0"),
-        ({}, gpu(0), {OTHER: row(PARTED)}, "claim ns/other has gpu-0-mig"),
+        ({}, gpu(0), {OTHER: row(HELD)}, "gpu-0 is in use: still held as nvidia.com/gpu GPU-0 by claim ns/other"),
+        ({}, gpu(0), {OTHER: row(PARTED)}, "by claim ns/other"),
         ({}, gpu(0), {OTHER: row(replace(HELD, board="GPU-1"))}, Grant),
-        ({}, gpu(0), {claims.key("x.example.com", "w"): row(HELD)}, "still in use"),
+        ({}, gpu(0), {claims.key("x.example.com", "w"): row(HELD)}, "is in use"),
         ({}, gpu(0), {KEY: row(HELD)}, Grant),
         ({}, REPLICA, {OTHER: row(COPY)}, Grant),
-        ({}, REPLICA, {OTHER: row(replace(COPY, device_id="GPU-0::1"))}, "still in use"),
-        ({}, REPLICA, {OTHER: row(HELD)}, "still in use"),
-        ({}, gpu(0), {OTHER: row(COPY)}, "still in use"),
+        ({}, REPLICA, {OTHER: row(replace(COPY, device_id="GPU-0::1"))}, "is in use"),
+        ({}, REPLICA, {OTHER: row(HELD)}, "is in use"),
+        ({}, gpu(0), {OTHER: row(COPY)}, "is in use"),
         ({"adminAccess": True}, gpu(0), {OTHER: row(HELD)}, Grant),
         ({}, gpu(0), {OTHER: row(replace(HELD, admin=True))}, Grant),
         ({}, gpu(1), {}, "gpu-0 can't be handed out: a pod holds it"),
@@ -821,11 +812,11 @@ def test_claims_hold_hardware_against_the_other_api() -> None:
     many = Claimed("ns", "c", "d", 0.0, [HELD], ["p", "q", "r", "s", "t"])
     assert many.words == "claim ns/c (pods p, q, r, 2 more)"
     assert holding(prepared, MIG) == {}
-    [one] = on_hardware(prepared)
+    [one] = holds(prepared)
     assert (one.device_id, one.place, one.words) == (
         "GPU-0",
         Place("GPU-0"),
-        "prepared by DRA for claim ns/other",
+        "still held as nvidia.com/gpu GPU-0 by claim ns/other",
     )
 
 
