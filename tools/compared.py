@@ -9,8 +9,8 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from gateway.lab.conformance.report import LEVELS, Level, PluginReport, count, from_yaml, level
-from gateway.lab.trials.conformance import RULES
+from gateway_lab.conformance.report import LEVELS, Level, PluginReport, count, from_yaml, level
+from gateway_lab.trials.conformance import RULES
 from tools.pages import main, table
 
 ROOT: Final = Path(__file__).resolve().parents[1]

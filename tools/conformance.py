@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.lab.conformance.report import LEVELS, Level, level
-from gateway.lab.trials.conformance import RULES, Rule
+from gateway_lab.conformance.report import LEVELS, Level, level
+from gateway_lab.trials.conformance import RULES, Rule
 from tools.pages import between, part
 
 _BEGIN: Final = "<!-- rules: declared, begin -->\n"
@@ -44,4 +44,4 @@ def _text(rule: Rule) -> str:
 
 
 if __name__ == "__main__":
-    part(page, __doc__, "gateway/lab/trials/conformance.py says")
+    part(page, __doc__, "gateway_lab/trials/conformance.py says")

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from gateway.lab.kubelets.kubelet import KubeletError
+from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract.claiming import A, B, both, cross, device_class, sides, simulate, there_and_back, watch_both
 from tests.contract.cluster import AT, NVIDIA, Claim, Cluster, UnschedulableError
 from tests.contract.node import GPU, Node, OrderError

@@ -22,8 +22,8 @@ from contextlib import suppress
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from gateway.lab.kubelets.behaviour import behaviour
-from gateway.lab.kubelets.checkpoint import FILE_NAME, CorruptError, decode
+from gateway_lab.kubelets.behaviour import behaviour
+from gateway_lab.kubelets.checkpoint import FILE_NAME, CorruptError, decode
 from tests.contract.conftest import apart
 from tests.contract.node import GPU, BrokenError, Gateway, Node, OrderError, Refused
 

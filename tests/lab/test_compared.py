@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab.conformance.report import PluginReport, RuleReport, to_yaml
+from gateway_lab.conformance.report import PluginReport, RuleReport, to_yaml
 from tools import compared
 
 

@@ -12,8 +12,8 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from gateway.lab.matrix import record, report
-from gateway.lab.matrix.record import About, Cell, Cluster, Hop, KubeletFact, NodeFact, PodFact, Promise, Report
+from gateway_lab.matrix import record, report
+from gateway_lab.matrix.record import About, Cell, Cluster, Hop, KubeletFact, NodeFact, PodFact, Promise, Report
 from tools.schemas import schema
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "compat-report.schema.json"
