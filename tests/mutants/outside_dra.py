@@ -567,4 +567,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "for one in row.devices)",
         f"{_CLAIMS}::test_an_administrators_claim_gets_what_another_has_and_holds_nothing",
     ),
+    Mutant(
+        "OD15",
+        "a refusal without a reason is none",
+        "adapters/pluginregistration.py",
+        ' or "refused, without a reason"',
+        "",
+        f"{_DRA}::test_nothing_is_offered_while_the_kubelet_takes_no_driver",
+    ),
 )
