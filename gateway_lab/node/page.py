@@ -116,10 +116,10 @@ def _gpus(runs: Sequence[Outcome]) -> str:
     said = (
         f"fewer in {len(dropped)} of {len(runs)}, for {_range(one.drop_ms for one in dropped)}"
         if dropped
-        else f"all, in {len(runs)} of {len(runs)}"
+        else f"all, {len(runs)} of {len(runs)}"
     )
     gaps = [one.gap_ms for one in runs if one.gap_ms]
-    return said + (f"; in the kubelet's records fewer for {_range(gaps)}" if gaps else "")
+    return said + (f"; records: {_range(gaps)}" if gaps else "")
 
 
 def _range(ms: Iterable[float]) -> str:

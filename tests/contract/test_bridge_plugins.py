@@ -16,6 +16,7 @@ from devices.model import ContainerAnswer, Device, DeviceNode, Health, Mount, Op
 from gateway_lab.kubelets.kubelet import KubeletError
 from gateway_lab.plugins.played import Habits
 from tests.contract.bridged import NIC, OTHER, Neighbour, behind, bridging, configured, stays
+from tests.contract.clock import spoiled
 from tests.contract.node import Caller, Gateway, Node, Refused
 
 PREPARES = Options(pre_start_required=True)
@@ -528,6 +529,7 @@ async def test_a_folder_that_a_group_or_everybody_can_write_into_is_not_opened(n
 
 async def test_the_socket_has_a_kubelets_mode(node: Node) -> None:
     os.umask(0o077)
+    spoiled.append("umask")
     bridging(node)
     path = node.bridge / "device-plugins" / "kubelet.sock"
     await node.until(path.exists, "the socket")

@@ -578,7 +578,7 @@ def walk(seed: int, steps: Sequence[Step]) -> str:
             error.add_note(taken.tale())
             raise
 
-    return apart(history, {}, seed, _REAL_S)
+    return apart(history, seed, _REAL_S)
 
 
 def shrunk(seed: int, steps: Sequence[Step], say: Callable[[str], None]) -> tuple[list[Step], str]:
