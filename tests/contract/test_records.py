@@ -248,6 +248,26 @@ async def test_a_gpu_that_keeps_falling_ill_is_held_back_for_a_while(node: Node)
     await node.allocatable_is(2, seconds=5)
 
 
+async def test_a_gpu_that_keeps_falling_ill_is_held_back_for_an_hour_at_most_and_not_after_a_reset(node: Node) -> None:
+    async def falls_ill() -> None:
+        node.simulate(gpus(0, unhealthy={"GPU-0": "hot"}))
+        await node.allocatable_is(0)
+        node.simulate(gpus(0))
+
+    node.simulate(gpus(0))
+    await node.served(1)
+    for _ in range(8):
+        await falls_ill()
+        await node.allocatable_is(1, seconds=2000)
+    await falls_ill()
+    await node.pass_time(3500)
+    assert node.allocatable() == 0
+    await node.allocatable_is(1, seconds=150)
+    await falls_ill()
+    node.simulate(gpus(0, recovered=["GPU-0"]))
+    await node.allocatable_is(1, seconds=5)
+
+
 async def test_a_gpu_that_was_ill_of_late_is_given_last(node: Node) -> None:
     node.simulate(gpus(0, 1, 2, unhealthy={"GPU-0": "hot"}))
     await node.served(2)
@@ -260,7 +280,7 @@ async def test_a_gpu_that_was_ill_of_late_is_given_last(node: Node) -> None:
 
 async def test_a_pod_that_comes_as_its_gpu_falls_ill_is_let_in_and_a_later_one_not(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.served(2)
+    one = await node.served(2)
     node.simulate(gpus(0, 1, unhealthy={"GPU-0": "hot"}))
     await node.allocatable_is(1)
     async with node.plugin() as plugin:
@@ -273,6 +293,11 @@ async def test_a_pod_that_comes_as_its_gpu_falls_ill_is_let_in_and_a_later_one_n
         with pytest.raises(Refused, match="unhealthy"):
             await plugin.allocate("GPU-0")
         await plugin.allocate("GPU-1")
+    one.kill()
+    await node.registered()
+    async with node.plugin() as plugin:
+        with pytest.raises(Refused, match="unhealthy"):  # The gateway before has told so.
+            await plugin.allocate("GPU-0")
 
 
 @pytest.mark.parametrize("reboots", [False, True])

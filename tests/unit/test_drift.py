@@ -173,6 +173,20 @@ def test_what_differs(listed: str, view: View, differs: dict[MismatchKind, str])
     assert found(Drift(R).listed(devices(listed), 0).look(view, RECORDED_AFTER)) == differs
 
 
+@pytest.mark.parametrize(
+    ("drift", "differs"),
+    [
+        pytest.param(Drift(R).listed(devices("ab"), 10), {}, id="a list that was just sent"),
+        pytest.param(Drift(R).listed(devices("ab"), 0).listed(devices("ab"), 10), {MismatchKind.WITHHELD: "ab"}, id="the same list, sent again"),
+        pytest.param(Drift(R).listed(devices("aB"), 0).listed(devices("ab"), 10), {}, id="a device that just came back"),
+        pytest.param(Drift(R).listed(devices("ab"), 0).restarted(10), {}, id="a kubelet that just started"),
+    ],
+)  # fmt: skip
+def test_a_kubelet_takes_a_moment_to_record(drift: Drift, differs: dict[MismatchKind, str]) -> None:
+    assert found(drift.look(seen(allocatable=""), 10.9)) == differs
+    assert found(drift.look(seen(allocatable=""), 11)) == {MismatchKind.WITHHELD: "ab"}
+
+
 def test_words_stay_short() -> None:
     """Names from outside can be of any length, and hold anything."""
     long = "x" * 10_000 + "\n"

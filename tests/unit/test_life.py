@@ -22,7 +22,7 @@ from devices.life.merging import (
     Sticky,
     merge,
 )
-from devices.life.states import Entry, Spells, State
+from devices.life.states import Entry, State
 from devices.model import Device, Fault, Health, RefusedError, Trouble, TroubleKind
 from devices.source import Fate, Listing
 
@@ -298,62 +298,6 @@ def test_a_cordon_wins_and_what_it_covers_is_said(listing: Listing | None, benea
 # Spells of illness.
 
 
-@pytest.mark.parametrize(
-    ("script", "count", "hold"),
-    [
-        pytest.param("", 0, 0, id="never ill"),
-        pytest.param("x", 1, 0, id="ill"),
-        pytest.param("xxxx", 1, 0, id="ill for long: once"),
-        pytest.param("xo", 1, 0, id="once"),
-        pytest.param("xoxo", 2, 0, id="twice"),
-        pytest.param("xoxoxo", 3, 60, id="a third time"),
-        pytest.param("xoxoxoxo", 4, 120, id="twice as long"),
-        pytest.param("xo" * 9, 9, HOUR, id="an hour at most"),
-        pytest.param("xo" * 5000, 5000, HOUR, id="for ever"),
-        pytest.param("xoxo" + "-" * 9 + "x", 1, 0, id="well for long: forgotten"),
-        pytest.param("xoxo" + "-" * 8 + "x", 3, 60, id="well, but not for long"),
-        pytest.param("xoxoxo" + "-" * 9 + "x", 4, 120, id="being held back isn't being well"),
-        pytest.param("xoxoxo" + "-" * 10 + "x", 1, 0, id="held back, then well for long"),
-    ],
-)
-def test_spells(script: str, count: int, hold: float) -> None:
-    """A minute for each character: ``x`` ill, ``o`` well, ``-`` as before."""
-    spells, ill = Spells(), False
-    for minute, character in enumerate(script):
-        ill = {"x": True, "o": False}.get(character, ill)
-        spells = spells.after(ill=ill, now=minute * 60.0)
-    assert (spells.count, spells.hold) == (count, hold)
-
-
-@pytest.mark.parametrize(
-    ("script", "shown"),
-    [
-        pytest.param("oooxxooo", "oooxxooo", id="once: back at once"),
-        pytest.param("oxoxoooo", "oxoxoooo", id="twice: back at once"),
-        pytest.param("xoxoxooooo", "xoxoxxxooo", id="a third time: well for a minute first"),
-        pytest.param("xoxoxoxooooo", "xoxoxxxxxxxo", id="ill while held back: for two"),
-        pytest.param("xoxoxrooooo", "xoxoxoooooo", id="a reset ends it at once"),
-        pytest.param("xoxoxr" + "xo" * 2, "xoxoxo" + "xo" * 2, id="a reset begins the count anew"),
-        pytest.param("apapapap", "oooooooo", id="what an application does never counts"),
-        pytest.param("xoxoxo  ooo", "xoxoxxxxooo", id="vanished while held back"),
-    ],
-)
-def test_a_device_that_keeps_falling_ill_is_held_back(script: str, shown: str) -> None:
-    """Half a minute for each character: ``x`` ill, ``o`` well, ``r`` well and reset, ``a`` an application's, `` `` gone."""
-    entries: Sequence[Entry] = ()
-    seen = ""
-    for number, character in enumerate(script):
-        trouble = {"x": RESTART, "a": Trouble("exit 1", TroubleKind.APPLICATION)}.get(character)
-        recovered = frozenset("g") if character == "r" else frozenset[str]()
-        devices = () if character == " " else (G,)
-        merged = look(ANNOUNCED, listed(*devices, trouble=trouble, recovered=recovered), number * 30.0, entries)
-        entries = merged.entries
-        held_back = character == "o" and entries[0].device.health is ILL
-        assert held_back == (merged.again_at is not None)
-        seen += "o" if entries[0].device.health is WELL else "x"
-    assert seen == shown
-
-
 # The list as a whole.
 
 
@@ -362,31 +306,6 @@ def test_order_is_that_of_the_backend_then_the_others_by_id() -> None:
     merged = look(known, Listing((Device("c"), Device("new"), Device("b"))))
     assert [entry.device.id for entry in merged.entries] == ["c", "new", "b", "a", "z"]
     assert [entry.device.id for entry in look(known, None).entries] == ["a", "b", "c", "z"]
-
-
-@pytest.mark.parametrize(
-    ("announced", "before", "seen", "since"),
-    [
-        pytest.param(None, None, WELL, 100.0, id="new: now"),
-        pytest.param(WELL, None, WELL, None, id="as before the restart: unknown"),
-        pytest.param(ILL, None, ILL, None, id="ill before the restart: did not turn now"),
-        pytest.param(WELL, None, ILL, 100.0, id="fell ill over the restart: now"),
-        pytest.param(WELL, (WELL, 5.0), WELL, 5.0, id="unchanged: since then"),
-        pytest.param(ILL, (ILL, 5.0), ILL, 5.0, id="still ill: since then"),
-        pytest.param(WELL, (WELL, 5.0), ILL, 100.0, id="fell ill: now"),
-        pytest.param(ILL, (ILL, 5.0), WELL, 100.0, id="recovered: now"),
-        pytest.param(WELL, (WELL, 5.0), None, 100.0, id="lost: now"),
-        pytest.param(ILL, (ILL, 5.0), None, 5.0, id="ill, then lost: the list has said Unhealthy since then"),
-        pytest.param(ILL, (ILL, None), ILL, None, id="still as before the restart"),
-    ],
-)
-def test_since_when(
-    announced: Health | None, before: tuple[Health, float | None] | None, seen: Health | None, since: float | None
-) -> None:
-    known = Known({} if announced is None else {"g": Device("g", announced)})
-    last = [] if before is None else [Entry(Device("g", before[0]), State.PRESENT, since=before[1])]
-    [entry] = look(known, listed(*([] if seen is None else [Device("g", seen)])), 100.0, last).entries
-    assert entry.since == since
 
 
 NAMES = st.sampled_from("abcdef")
