@@ -9,6 +9,7 @@ import socket
 
 import pytest
 
+from tests.contract.clock import patches
 from tests.contract.node import GPU, PREFIX, Gateway, Node, Refused
 
 SHARED = "sharing: {{timeSlicing: {{resources: [{{name: nvidia.com/gpu, replicas: {}}}]}}}}\n"
@@ -113,6 +114,7 @@ async def test_readiness_ends_when_the_kubelet_takes_it_no_more(node: Node) -> N
 
 
 async def test_a_list_that_no_kubelet_takes_makes_it_unready_at_once(node: Node) -> None:
+    patches.setattr("gateway.registration.devicelist.LIST_LIMIT", 1 << 16)
     node.simulate({GPU: {"gpus": 2}})
     file = node.folder / "config.yaml"
     file.write_text(SHARED.format(2))
@@ -120,7 +122,7 @@ async def test_a_list_that_no_kubelet_takes_makes_it_unready_at_once(node: Node)
     one = node.gateway("--config-file", str(file))
     await node.allocatable_is(4)
     await node.truthful()
-    file.write_text(SHARED.format(40_000))
+    file.write_text(SHARED.format(640))
     await node.pass_time(4)
     code, text = await one.get("probes", "/readyz")
     assert code == 503
