@@ -21,8 +21,6 @@ from typing import Any, TypeGuard
 import msgspec
 import pytest
 
-import devices
-import gateway
 from tests.contract import clock, wire
 from tests.contract.node import Node
 
@@ -164,7 +162,7 @@ class _Rows:
 
 def _prepare() -> None:
     """Do once what each row would do."""
-    for package in (gateway, devices):
+    for package in map(importlib.import_module, ("gateway", "devices")):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.startswith("gateway_lab.") and not module.name.endswith("__main__"):
                 importlib.import_module(module.name)

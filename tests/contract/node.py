@@ -498,7 +498,7 @@ class Node:
             if passed > seconds:
                 raise BrokenError(f"waited {seconds:g} s for {what}.\n{self.tale()}")
             await asyncio.sleep(pause)
-            pause = min(pause * 1.3, max(0.1, passed / 100))
+            pause = min(pause * 1.3, max(0.1, passed / 40))
         return result
 
     async def eventually(self, found: Callable[[], Awaitable[_T]], what: str, seconds: float = PATIENCE_S) -> _T:
@@ -509,7 +509,7 @@ class Node:
             passed = loop.time() - began
             if passed > seconds:
                 raise BrokenError(f"waited {seconds:g} s for {what}.\n{self.tale()}")
-            await asyncio.sleep(max(0.2, passed / 100))
+            await asyncio.sleep(max(0.2, passed / 40))
         return result
 
     async def pass_time(self, seconds: float) -> None:

@@ -554,7 +554,7 @@ async def test_no_call_does_harm_whatever_its_bytes_and_its_number(node: Node) -
             assert (await cluster.dra.ask(where, bytes(MAX_BYTES + 1)))[0] == "RESOURCE_EXHAUSTED"
         held = cluster.claim("held", "gpu-0")
         await cluster.prepare(held)
-        late = [cluster.allocate(f"late-{number}", "gpu-0") for number in range(250)]
+        late = [cluster.allocate(f"late-{number}", "gpu-0") for number in range(120)]
         waiting = [asyncio.create_task(cluster.dra.prepare(one)) for one in late]
         await node.pass_time(50)
         refused = [one.exception() for one in waiting]

@@ -735,6 +735,7 @@ async def test_while_the_kubelet_asks_for_devices_it_is_not_asked_for_a_list_of_
         await plugin.allocate(free[0])  # The records are to be read two seconds later.
         before, ends = lists(), asyncio.get_running_loop().time() + 4
         while asyncio.get_running_loop().time() < ends:
+            await asyncio.sleep(0.02)
             if call == "Allocate":
                 with pytest.raises(Refused):
                     await plugin.allocate(held)

@@ -137,7 +137,7 @@ async def test_slices_are_written_soon_after_an_outage_that_ends_with_errors(nod
         await started(cluster)
         await cluster.server.stop()
         await cordon(cluster)
-        await node.pass_time(1800)
+        await node.pass_time(300)
         cluster.server.forbidden = "resourceslices"
         await cluster.server.start()
         await node.until(lambda: written(cluster) > 2, "it to be refused")
