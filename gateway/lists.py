@@ -177,8 +177,7 @@ class Lists:
         for name in sent:
             changes.tell(name, shown[name], self._resources[name].entries)
         await asyncio.sleep(0)
-        # With --dra on, the leader's list is what the kubelet has: from one that stands by nothing differs yet.
-        for name in {"off": merged, "on": sent, "only": ()}[self._settings.dra]:
+        for name in merged if self._settings.dra != "only" else ():
             self._beliefs.listed(name, self._resources[name].plugin.devices)
         self._took = time.monotonic() - began
         self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, Phase, settings
 
 from gateway.cli import main
 from gateway.configuration.settings import Settings
-from gateway.lab.kubelets.build import available, built
 from gateway.wires import log as observe
+from gateway_lab.kubelets.build import available, built
 
 PATIENT = settings(deadline=None, suppress_health_check=(HealthCheck.too_slow,))
 settings.register_profile("patient", PATIENT)

@@ -17,8 +17,8 @@ from gateway.cli.main import gateway
 from gateway.cli.options import Seconds, Strict
 
 if TYPE_CHECKING:
-    from gateway.lab.matrix.record import Report
-    from gateway.lab.trials.scenarios import Scenario
+    from gateway_lab.matrix.record import Report
+    from gateway_lab.trials.scenarios import Scenario
 
 _EXAMPLES = """
 \b
@@ -53,7 +53,7 @@ class _Versions(click.ParamType[tuple[str, ...]]):
     name = "1.N,1.M"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from gateway.lab.kubelets.behaviour import NEWEST, OLDEST, behaviour
+        from gateway_lab.kubelets.behaviour import NEWEST, OLDEST, behaviour
 
         if isinstance(value, tuple):
             return value
@@ -229,14 +229,14 @@ def compat(
         raise click.ClickException(
             "expected the extra `lab`, with which calls are read off the wire: pip install 'device-plugin-gateway[lab]'"
         )
-    from gateway.lab.bugs.table import BUGS
+    from gateway_lab.bugs.table import BUGS
 
     if any(name in BUGS for name in only):
         _refuse(given, _OF_GATEWAYS | {"out"}, "expected a bug of --only without {}, which changes nothing there")
         _show(only, kubelets, genuine, kubelet_source)
-    from gateway.lab.kubelets import build
-    from gateway.lab.matrix import report
-    from gateway.lab.matrix import run as matrix
+    from gateway_lab.kubelets import build
+    from gateway_lab.matrix import report
+    from gateway_lab.matrix import run as matrix
 
     chosen = _scenarios(only, daemon["profile"], config_file)
     runs.see_that_it_can_be_written(out, page)
@@ -275,9 +275,9 @@ def _refuse(given: frozenset[click.Parameter], names: frozenset[str], words: str
 def _scenarios(only: tuple[str, ...], profile: str | None, config_file: Path | None) -> tuple[Scenario, ...]:
     """Find the scenarios that were asked for."""
     from gateway.configuration.settings import ConfigError
-    from gateway.lab.bugs.table import BUGS
-    from gateway.lab.matrix import run as matrix
-    from gateway.lab.trials.scenarios import SCENARIOS
+    from gateway_lab.bugs.table import BUGS
+    from gateway_lab.matrix import run as matrix
+    from gateway_lab.trials.scenarios import SCENARIOS
 
     found = dict(SCENARIOS)
     if profile is not None or config_file is not None:
@@ -306,9 +306,9 @@ def _scenarios(only: tuple[str, ...], profile: str | None, config_file: Path | N
 
 def _show(only: tuple[str, ...], kubelets: tuple[str, ...] | None, genuine: str, source: Path | None) -> NoReturn:
     """Show known bugs of kubelets happen, and end."""
-    from gateway.lab.bugs import run
-    from gateway.lab.bugs.table import BUGS
-    from gateway.lab.kubelets.kubelet import KubeletError
+    from gateway_lab.bugs import run
+    from gateway_lab.bugs.table import BUGS
+    from gateway_lab.kubelets.kubelet import KubeletError
 
     if others := [name for name in only if name not in BUGS]:
         raise click.BadParameter(
@@ -328,7 +328,7 @@ def _show(only: tuple[str, ...], kubelets: tuple[str, ...] | None, genuine: str,
 
 
 def _write(found: Report, out: Path, page: Path | None) -> None:
-    from gateway.lab.matrix import report
+    from gateway_lab.matrix import report
 
     try:
         for name, content in report.files(found).items():

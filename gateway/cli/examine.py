@@ -37,10 +37,10 @@ def examine(
         said: what the report says of the plugin.
         how: the further arguments of ``conformance.examine``.
     """
-    from gateway.lab import inplace
-    from gateway.lab.conformance import report as plugin_report
-    from gateway.lab.kubelets import build
-    from gateway.lab.trials import conformance
+    from gateway_lab import inplace
+    from gateway_lab.conformance import report as plugin_report
+    from gateway_lab.kubelets import build
+    from gateway_lab.trials import conformance
 
     rules = {rule.id: rule for rule in conformance.RULES}
     if "help" in only:

@@ -136,7 +136,7 @@ class Leader:
         """When the kubelet's streams ended last for another gateway to lead, at the latest (monotonic seconds)."""
         self._opening: asyncio.Future[None] | None = None
         """The thread that opens a lock: one at most, also on a disk that never answers."""
-        self._beliefs.lists_after = self._others_allocate_for
+        self._beliefs.lists_after, self._beliefs.leads = self._others_allocate_for, lambda: self.leads
 
     # -- for the gateway ----------------------------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ class Commands:
             trouble=trouble,
             checked=resource.checked,
             holders=self._holders(name),
-            drift=self._gateway.beliefs.findings(name) if self._gateway.led_by is None else (),
+            drift=self._gateway.beliefs.findings(name),
             others=self._others(resource),
             behind=self._gateway.source.behind(name),
         )

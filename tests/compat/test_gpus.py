@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gateway.lab.gatewayproc import GatewayProcess
-from gateway.lab.kubelets.build import built
-from gateway.lab.kubelets.kubelet import Kubelet
+from gateway_lab.gatewayproc import GatewayProcess
+from gateway_lab.kubelets.build import built
+from gateway_lab.kubelets.kubelet import Kubelet
 from tests.compat.conftest import GENUINE
 from tests.fakes.nvml import World, dgx
 

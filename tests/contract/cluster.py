@@ -19,7 +19,7 @@ from adapters import pluginregistration
 from adapters.dra import health
 from adapters.dra.plugin import PREPARE, UNPREPARE, V1, V1BETA1, PluginApi
 from adapters.pb.dra import health_pb2
-from gateway.lab.kubelets.kubelet import KubeletError
+from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract import wire
 from tests.contract.clock import Process
 from tests.contract.node import GPU, Gateway, Kubelet, Node

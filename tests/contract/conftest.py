@@ -32,7 +32,7 @@ for _name in (
     "gateway.telling.commands",
     "gateway.telling.metrics",
     "gateway.telling.probes",
-    "gateway.lab.kubelets.podresources",
+    "gateway_lab.kubelets.podresources",
     "devices.gpu.simulated.backend",
     "devices.gpu.source",
     "devices.gpu.nvidia.cdi",
@@ -192,13 +192,13 @@ def _replace_grpc(moved: clock.Clock) -> None:
     grpc = wire.Grpc(moved)
     for name in (
         "gateway.wires.rpc",
-        "gateway.lab.kubelets.devicemanager",
-        "gateway.lab.kubelets.pluginclient",
-        "gateway.lab.kubelets.podresources",
-        "gateway.lab.plugins.played",
+        "gateway_lab.kubelets.devicemanager",
+        "gateway_lab.kubelets.pluginclient",
+        "gateway_lab.kubelets.podresources",
+        "gateway_lab.plugins.played",
     ):
         setattr(importlib.import_module(name), "grpc", grpc)  # noqa: B010 - a module's name
-    setattr(importlib.import_module("gateway.lab.kubelets.devicemanager"), "LateListener", wire.LateListener)  # noqa: B010 - as above
+    setattr(importlib.import_module("gateway_lab.kubelets.devicemanager"), "LateListener", wire.LateListener)  # noqa: B010 - as above
     # Standard error is shared by the processes of a row: ``clock`` tells them apart already.
     setattr(importlib.import_module("gateway.wires.log"), "log_what_others_write", lambda: None)  # noqa: B010
 

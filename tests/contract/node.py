@@ -19,10 +19,10 @@ import grpc.aio
 from adapters.registry import by_name
 from devices.model import ContainerAnswer, Device, Options, PreferredRequest
 from gateway.cli.main import gateway as command_line
-from gateway.lab.kubelets.behaviour import behaviour
-from gateway.lab.kubelets.devicemanager import DeviceManager
-from gateway.lab.kubelets.kubelet import Admission, Demand, Faults, Held, KubeletError, Running
-from gateway.lab.kubelets.pluginclient import CallError, PluginClient
+from gateway_lab.kubelets.behaviour import behaviour
+from gateway_lab.kubelets.devicemanager import DeviceManager
+from gateway_lab.kubelets.kubelet import Admission, Demand, Faults, Held, KubeletError, Running
+from gateway_lab.kubelets.pluginclient import CallError, PluginClient
 from tests.contract import wire
 from tests.contract.clock import Clock, Process
 from tests.contract.disk import Disk

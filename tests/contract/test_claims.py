@@ -15,7 +15,7 @@ import pytest
 from adapters import pluginregistration
 from adapters.dra import health
 from adapters.dra.plugin import MAX_BYTES, PREPARE, V1
-from gateway.lab.kubelets.kubelet import KubeletError
+from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract import wire
 from tests.contract.claiming import A, B, asked, driver, simulate, started
 from tests.contract.cluster import Claim, Cluster, UnschedulableError

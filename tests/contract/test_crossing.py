@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from gateway.lab.kubelets.kubelet import KubeletError
+from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract.claiming import A, B, both, cross, device_class, sides, simulate, there_and_back, watch_both
 from tests.contract.cluster import AT, NVIDIA, Claim, Cluster, UnschedulableError
 from tests.contract.node import GPU, Node, OrderError
@@ -416,3 +416,5 @@ async def test_before_a_handover_no_pod_is_on_its_way_to_a_gateway_that_ends(nod
         await node.until(lambda: cluster.allocatable == 0, "the API server to show none")
         assert not older.said("leader", stage="yielded")
         await node.until(lambda: cluster.allocatable == 2, "the API server to show both", 10)
+        await node.pass_time(30)
+        assert not any(one.said("mismatch") for one in node.gateways)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.lab.kubelets.kubelet import KubeletError
+from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract.claiming import (
     CLAIMS,
     A,

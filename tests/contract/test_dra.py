@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from gateway.lab.kubelets.kubelet import KubeletError
+from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract import wire
 from tests.contract.claiming import A, B, simulate, started
 from tests.contract.cluster import Cluster, UnschedulableError, other_driver

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.lab.kubelets.kubelet import KubeletError
+from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract.claiming import A, B, asked, driver, simulate, started, words
 from tests.contract.claiming import both as serving_both
 from tests.contract.cluster import GROUP, NVIDIA, Cluster, other_driver

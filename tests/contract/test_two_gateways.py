@@ -316,6 +316,7 @@ async def test_a_newer_gateway_that_sees_no_gpu_takes_none_over(node: Node) -> N
         await node.pass_time(20)
         assert (node.allocatable(), await newer.is_ready()) == (3, False)
         await node.admit(f"pod-{number}")
+    assert not newer.said("mismatch")  # The kubelet's list is another gateway's.
     profile.write_text(json.dumps({"resources": gpus(0, 1)}))  # A repair: it sees some.
     await node.until(lambda: (node.capacity(), node.allocatable()) == (3, 2), "what the newer one sees")
     await node.eventually(newer.is_ready, "readiness")

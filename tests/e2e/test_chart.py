@@ -23,16 +23,16 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from gateway.lab.node import Node, pods
-from gateway.lab.node.api import Access, Api, ApiError, Object
-from gateway.lab.node.chart import ACCOUNT, PROFILE, RELEASE, Chart, helm
-from gateway.lab.node.continuity import IMAGE, SCENARIOS, judge, run
-from gateway.lab.node.dra import DRIVER, SLICES, DraNode, slice_of
-from gateway.lab.node.installed import CDI_RESOURCE, DAEMONSETS, DEVICES, IDS, NAMESPACE, DaemonSet
-from gateway.lab.node.stage import POD, Stage
-from gateway.lab.node.watch import PodSeen
-from gateway.lab.trials.scenarios import RESOURCE
-from gateway.lab.waiting import until as waited
+from gateway_lab.node import Node, pods
+from gateway_lab.node.api import Access, Api, ApiError, Object
+from gateway_lab.node.chart import ACCOUNT, PROFILE, RELEASE, Chart, helm
+from gateway_lab.node.continuity import IMAGE, SCENARIOS, judge, run
+from gateway_lab.node.dra import DRIVER, SLICES, DraNode, slice_of
+from gateway_lab.node.installed import CDI_RESOURCE, DAEMONSETS, DEVICES, IDS, NAMESPACE, DaemonSet
+from gateway_lab.node.stage import POD, Stage
+from gateway_lab.node.watch import PodSeen
+from gateway_lab.trials.scenarios import RESOURCE
+from gateway_lab.waiting import until as waited
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 VERSION = "1.37"

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.lab.node.continuity import INF, SCENARIOS, Promise, judge, walk
-from gateway.lab.node.page import table, write
-from gateway.lab.node.stage import Outcome
+from gateway_lab.node.continuity import INF, SCENARIOS, Promise, judge, walk
+from gateway_lab.node.page import table, write
+from gateway_lab.node.stage import Outcome
 
 ALL_KEPT = {"bare": "kept", "deployed": "kept", "static": "kept"}
 SEEN = Outcome("kubelet-term", "host service", "1.37", 0, 0.0, 0.0, ALL_KEPT, [], [])

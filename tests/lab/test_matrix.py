@@ -13,14 +13,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import compat, main, runs
-from gateway.lab.gatewayproc import GatewayError
-from gateway.lab.kubelets import build
-from gateway.lab.matrix import run as matrix
-from gateway.lab.matrix import witness
-from gateway.lab.matrix.report import counted
-from gateway.lab.matrix.run import Bug, Matrix, verdict
-from gateway.lab.trials import hops, scenarios
-from gateway.lab.trials.scenarios import SCENARIOS, Node, Scenario, must
+from gateway_lab.gatewayproc import GatewayError
+from gateway_lab.kubelets import build
+from gateway_lab.matrix import run as matrix
+from gateway_lab.matrix import witness
+from gateway_lab.matrix.report import counted
+from gateway_lab.matrix.run import Bug, Matrix, verdict
+from gateway_lab.trials import hops, scenarios
+from gateway_lab.trials.scenarios import SCENARIOS, Node, Scenario, must
 
 ALL = ("1.8", "1.9", "1.10", "1.11", "1.12", "1.13", "1.16", "1.18", "1.20", "1.24", "1.25", "1.26", "1.28", "1.32", "1.36", "1.37")  # fmt: skip
 BUG = Bug("phantoms", "kubernetes #1", "two-gateways", 8, 11, "they stay")

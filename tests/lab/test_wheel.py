@@ -17,7 +17,7 @@ import pytest
 from gateway.cli.environment import EX_CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("adapters", "devices", "gateway")
+PACKAGES = ("adapters", "devices", "gateway", "gateway_lab")
 
 
 @pytest.fixture(scope="module")

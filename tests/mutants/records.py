@@ -123,7 +123,7 @@ MUTANTS = (
     Mutant(
         "K8",
         "an ill device is allocatable",
-        "gateway/lab/kubelets/records.py",
+        "gateway_lab/kubelets/records.py",
         "[device for name, device in self._devices[resource].items() if name in healthy]",
         "[device for name, device in self._devices[resource].items() if name in healthy or device]",
         f"{_LOOK}::test_a_look_at_each_kubelet",

@@ -25,9 +25,9 @@ from devices.policy import ListStrategy, Policy
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.dra import sockets
-from gateway.lab.gatewayproc import BEGUN
 from gateway.wires import control
 from gateway.wires.rpc import target
+from gateway_lab.gatewayproc import BEGUN
 from tests.fakes.apiserver import ApiServer
 from tests.unit import dracalls
 from tests.unit.kubernetes import until

@@ -21,8 +21,8 @@ from devices.source import Inventory, hear
 from gateway.bridge import memory, shield
 from gateway.bridge.calls import BridgedResource
 from gateway.kubelet.watch import socket_id
-from gateway.lab.plugins.played import Habits
-from gateway.lab.waiting import until
+from gateway_lab.plugins.played import Habits
+from gateway_lab.waiting import until
 from tests.unit.bridging import GUARD_S, NIC, TWO, bridged, plugin
 
 OTHER = "other.example/fpga"

@@ -20,7 +20,7 @@ from gateway.cli import main, serve
 from gateway.cli.argv import first_word
 from gateway.configuration.settings import EX_CONFIG, Settings
 from gateway.folder import EXIT_PINNED
-from gateway.lab.gatewayproc import BEGUN
+from gateway_lab.gatewayproc import BEGUN
 
 pytestmark = pytest.mark.usefixtures("no_logging")
 

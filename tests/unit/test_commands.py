@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gateway.lab.gatewayproc import GatewayProcess
+from gateway_lab.gatewayproc import GatewayProcess
 from tests.fakes.apiserver import ApiServer
 from tests.unit.kubernetes import authority, node, server
 

@@ -28,7 +28,7 @@ from devices.policy import (
 from gateway.configuration import document
 from gateway.configuration import file as config
 from gateway.configuration.settings import ConfigError
-from gateway.lab.trials.faults import descriptors
+from gateway_lab.trials.faults import descriptors
 
 
 def policy(text: str, **said: Any) -> Policy:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.lab.node import crossed
-from gateway.lab.node.crossed import NEVER, Life, Shown
+from gateway_lab.node import crossed
+from gateway_lab.node.crossed import NEVER, Life, Shown
 
 A, B = "GPU-a", "GPU-b"
 

@@ -1,6 +1,6 @@
 """The core, explored: every promise holds in every state of the model, and a core that breaks one is seen to.
 
-The searches here take seconds. ``python -m gateway.lab.trials.explore`` searches more: pairs of faults, any number of them, any
+The searches here take seconds. ``python -m gateway_lab.trials.explore`` searches more: pairs of faults, any number of them, any
 number of kubelets.
 """
 
@@ -14,12 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.kubelet.identity import KubeletId
-from gateway.lab.trials import explore
-from gateway.lab.trials.explore import ERAS, FULL, QUICK, Explored, Resource, Run, Surroundings
 from gateway.registration import events
 from gateway.registration import machine as registration
 from gateway.registration.events import Action, Phase, Timer
 from gateway.registration.machine import State
+from gateway_lab.trials import explore
+from gateway_lab.trials.explore import ERAS, FULL, QUICK, Explored, Resource, Run, Surroundings
 
 OLD, PLAIN, LATE = ERAS
 

@@ -17,7 +17,7 @@ from devices.gpu.model import FARTHEST, GPU, Link, Way
 from devices.gpu.selection import EXACT, SEARCHED
 from devices.model import Fault, PreferredRequest, RefusedError, Trouble
 from devices.policy import Sharing
-from gateway.lab.trials import choice
+from gateway_lab.trials import choice
 
 
 def node_of(*numa: int | None, unhealthy: Sequence[int] = ()) -> dict[str, GPU]:

@@ -35,7 +35,7 @@ def loaded() -> frozenset[str]:
 @pytest.mark.parametrize(
     "module",
     [
-        "gateway.lab",
+        "gateway_lab",
         "gateway.bridge",
         "adapters.pluginregistration",
         "gateway.cli.demo",

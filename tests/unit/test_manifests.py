@@ -21,8 +21,8 @@ from devices.policy import ListStrategy, Policy
 from gateway.cli import main
 from gateway.configuration.flags import FLAGS
 from gateway.configuration.settings import SOCKET_DIR, STATE_DIR, Settings
-from gateway.lab.bench import busy
 from gateway.wires import log as observe
+from gateway_lab.bench import busy
 from tools import manifests
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from gateway.cli.advice import Hop, Interval, Kubelet, Plan, PlanError, kubelet, load, plan, read, route
 from gateway.cli.main import gateway
-from gateway.lab.kubelets.behaviour import SecondRegister, behaviour
-from gateway.lab.trials.scenarios import SCENARIOS, dialect, forgets
+from gateway_lab.kubelets.behaviour import SecondRegister, behaviour
+from gateway_lab.trials.scenarios import SCENARIOS, dialect, forgets
 
 BUILT = [f"1.{minor}" for minor in (8, 9, 10, 11, 12, 13, 16, 18, 20, 24, 25, 26, 28, 32, 36, 37)]
 """The versions whose genuine device managers the matrix runs."""

@@ -9,12 +9,12 @@ import pytest
 
 from devices.life.states import AWAY, TABLE, State
 from devices.model import Health
-from gateway.lab.trials.explore import search
-from gateway.lab.trials.owners import Model, is_settled
 from gateway.sides import table
 from gateway.sides.lent import UNPREPARED, Lent
 from gateway.sides.side import Side
 from gateway.sides.table import Offered, Seen
+from gateway_lab.trials.explore import search
+from gateway_lab.trials.owners import Model, is_settled
 
 _offered, _moved = table.offered, table.moved
 FREE = Seen(pod="", claim="", allocated="")
@@ -201,7 +201,7 @@ def a_pod_of_two_also_by_name() -> Model:
 
 
 def one_gpu_beside_another_driver() -> Model:
-    return Model(beside=True, at_once=True)  # Each step apart: `python -m gateway.lab.trials.owners`.
+    return Model(beside=True, at_once=True)  # Each step apart: `python -m gateway_lab.trials.owners`.
 
 
 def a_pod_of_two() -> Model:
