@@ -24,9 +24,10 @@ from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract import wire
 from tests.contract.clock import Process
 from tests.contract.node import GPU, Gateway, Kubelet, Node
-from tests.fakes.apiserver import Answer, ApiServer, Request
+from tests.fakes.apiserver import Answer, ApiServer, Request, issued
 
 AUTHORITY: Final = trustme.CA()
+issued(AUTHORITY, "127.0.0.1")  # Once for all rows.
 NAME: Final = "n1"
 """The node's."""
 AT: Final = f"/api/v1/nodes/{NAME}"

@@ -492,22 +492,24 @@ class Node:
             BrokenError: it didn't within so many simulated seconds.
         """
         loop = asyncio.get_running_loop()
-        ends, pause = loop.time() + seconds, 0.001
+        began, pause = loop.time(), 0.001
         while not (result := found()):
-            if loop.time() > ends:
+            passed = loop.time() - began
+            if passed > seconds:
                 raise BrokenError(f"waited {seconds:g} s for {what}.\n{self.tale()}")
             await asyncio.sleep(pause)
-            pause = min(pause * 1.3, 0.1)
+            pause = min(pause * 1.3, max(0.1, passed / 40))
         return result
 
     async def eventually(self, found: Callable[[], Awaitable[_T]], what: str, seconds: float = PATIENCE_S) -> _T:
         """Wait as ``until`` does, for what has to be asked for."""
         loop = asyncio.get_running_loop()
-        ends = loop.time() + seconds
+        began = loop.time()
         while not (result := await found()):
-            if loop.time() > ends:
+            passed = loop.time() - began
+            if passed > seconds:
                 raise BrokenError(f"waited {seconds:g} s for {what}.\n{self.tale()}")
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(max(0.2, passed / 40))
         return result
 
     async def pass_time(self, seconds: float) -> None:

@@ -12,6 +12,7 @@ import pytest
 from adapters.pb.v1alpha import v0_1_pb2
 from adapters.registry import by_name
 from devices.model import ContainerRequest, Options
+from tests.contract.clock import patches
 from tests.contract.node import GPU, Gateway, Node, Refused, gpus
 
 OTHER = "example.com/gpu"
@@ -356,15 +357,18 @@ async def test_news_of_a_long_list_reaches_a_kubelet_that_reads_late(node: Node,
     assert len(await listed(node)) == 1290
 
 
-@pytest.mark.parametrize("version", ["1.8", "1.9", "1.34"])
-async def test_a_list_that_no_kubelet_takes_is_not_registered_and_the_others_are(node: Node, version: str) -> None:
+@pytest.mark.parametrize(("version", "limit"), [("1.8", 1 << 16), ("1.9", 1 << 16), ("1.34", 4 << 20)])
+async def test_a_list_that_no_kubelet_takes_is_not_registered_and_the_others_are(
+    node: Node, version: str, limit: int
+) -> None:
     def share(times: int) -> None:
         entry = {"name": OTHER, "replicas": times}
         draft.write_text(json.dumps({"sharing": {"timeSlicing": {"resources": [entry]}}}))
         draft.replace(node.folder / "config.yaml")
 
     draft = node.folder / "draft"
-    share(35_000)
+    patches.setattr("gateway.registration.devicelist.LIST_LIMIT", limit)
+    share(limit // 120)
     node.simulate(gpus(0, 1) | {OTHER: {"gpus": [{"uuid": f"{'x' * 50}{number}"} for number in (0, 1)]}})
     one = await node.served(2, "--config-file", str(node.folder / "config.yaml"), version=version)
     await node.pass_time(5)

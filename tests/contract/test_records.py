@@ -375,6 +375,24 @@ async def test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_
     assert await drift(three) == {"forgotten": 1}
 
 
+async def test_what_one_kubelet_forgot_the_next_one_s_checkpoint_does_not_set_free(node: Node) -> None:
+    node.simulate(gpus(0, 1, 2))
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(3)
+    await node.admit("train-a")
+    await node.pass_time(10)
+    node.kill_kubelet()
+    node.forget_checkpoint()
+    await node.start_kubelet()
+    await node.allocatable_is(3)
+    await node.admit("train-b")
+    node.kill_kubelet()  # Before anything could be seen of its records.
+    await node.start_kubelet()
+    await node.allocatable_is(3)
+    await node.admit("train-c")  # The oracle sees that nobody else has what it gets.
+
+
 @pytest.mark.parametrize("version", ["1.10", "1.22", "1.34", "1.37"])
 @pytest.mark.parametrize("then", ["killed", "terminated", "replaced"])
 async def test_a_gpu_in_two_pods_is_told_until_an_operator_has_looked_after_it(
@@ -717,6 +735,7 @@ async def test_while_the_kubelet_asks_for_devices_it_is_not_asked_for_a_list_of_
         await plugin.allocate(free[0])  # The records are to be read two seconds later.
         before, ends = lists(), asyncio.get_running_loop().time() + 4
         while asyncio.get_running_loop().time() < ends:
+            await asyncio.sleep(0.02)
             if call == "Allocate":
                 with pytest.raises(Refused):
                     await plugin.allocate(held)

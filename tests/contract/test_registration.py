@@ -9,12 +9,14 @@ import faulthandler
 import os
 import shutil
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from tests.contract.clock import patches, spoiled
 from tests.contract.node import GPU, Gateway, Kubelet, Node, gpus
 
 _NEW_USER: Final = 0x10000000
@@ -317,7 +319,7 @@ async def test_without_hard_links_it_is_served_all_the_same(node: Node) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EPERM, "no hard links here")
 
-    setattr(os, "link", refuse)  # noqa: B010 - the kernel's answer
+    patches.setattr(os, "link", refuse)
     await node.served(8, version="1.37")
     await node.start_kubelet("1.37")
     await node.allocatable_is(8)
@@ -488,8 +490,10 @@ async def test_a_folder_that_is_replaced_while_the_kubelet_starts_is_served_in(n
 def _is_without_inotify(lacks: str = "instances") -> bool:
     """Let this process have none of the kernel's inotify instances or watches; False: there are no user namespaces here."""
     faulthandler.cancel_dump_traceback_later()  # Its thread is in the way.
+    assert threading.active_count() == 1
     if ctypes.CDLL(None).unshare(_NEW_USER):
         return False
+    spoiled.append("user namespace")
     Path(f"/proc/sys/user/max_inotify_{lacks}").write_text("0")
     return True
 
@@ -582,7 +586,7 @@ async def test_a_resource_whose_socket_cannot_be_made_holds_up_no_other_and_is_s
         bind(self, path)  # type: ignore[arg-type]
 
     failing = True
-    setattr(socket.socket, "bind", refuse)  # noqa: B010 - the kernel's answer
+    patches.setattr(socket.socket, "bind", refuse)
     both = gpus(0, 1) | gpus(5, 6, name="example.com/late")
     node.simulate(both if name == "at the start" else gpus(0, 1))
     await node.start_kubelet()

@@ -9,6 +9,7 @@ import socket
 
 import pytest
 
+from tests.contract.clock import patches
 from tests.contract.node import GPU, PREFIX, Gateway, Node, Refused
 
 SHARED = "sharing: {{timeSlicing: {{resources: [{{name: nvidia.com/gpu, replicas: {}}}]}}}}\n"
@@ -109,12 +110,13 @@ async def test_readiness_ends_when_the_kubelet_takes_it_no_more(node: Node) -> N
 
 
 async def test_a_list_that_no_kubelet_takes_makes_it_unready_at_once(node: Node) -> None:
+    patches.setattr("gateway.registration.devicelist.LIST_LIMIT", 1 << 16)
     node.simulate({GPU: {"gpus": 2}})
     file = node.folder / "config.yaml"
     file.write_text(SHARED.format(2))
     one = await node.served(4, "--config-file", str(file))
     await node.truthful()
-    file.write_text(SHARED.format(40_000))
+    file.write_text(SHARED.format(640))
     await node.pass_time(4)
     code, text = await one.get("probes", "/readyz")
     assert code == 503

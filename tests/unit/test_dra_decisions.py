@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from devices.boards import Place
 from devices.claims import ClaimName, Refused
+from devices.gpu.nvidia import health
+from devices.gpu.nvidia.health import Checks
 from devices.life.states import Entry, State
 from devices.model import Device, Health
 from devices.replicas import ids, unshared
@@ -251,6 +253,46 @@ def test_a_device_has_no_more_attributes_and_capacities_than_it_may() -> None:
         assert len(change.body["spec"]["devices"][0]["attributes"]) == attributes
 
 
+def test_what_a_device_has_too_much_of_is_not_what_nvidias_driver_says_of_it() -> None:
+    """A replica of a MIG instance that is all of its GPU has 34 attributes and capacities."""
+    traits = dict.fromkeys(
+        ("architecture", "brand", "cudaComputeCapability", "cudaDriverVersion", "addressingMode"), "1"
+    )
+    engines = ("multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines")
+    counts = dict.fromkeys((*engines, *(f"memorySlice{number}" for number in range(8))), 0)
+    part = replace(PART, pci="0000:07:00.0", driver="550.54.15", memory=80 << 30, traits=traits, capacities=counts)
+    [one], _ = offered({MIG: [entry("MIG-x::1", numa_nodes=(0,))]}, {"MIG-x::1": part})
+    [change] = slices.changes(pool(one), {})
+    assert change.body is not None
+    [device] = change.body["spec"]["devices"]
+    assert device["capacity"] == {name: {"value": "0"} for name in counts} | {"memory": {"value": "80Gi"}}
+    assert len(device["attributes"]) == 32 - 15
+    named = ("type", "uuid", "parentUUID", "profile", "productName", "driverVersion", *traits)
+    standard = (f"resource.kubernetes.io/{name}" for name in ("pciBusID", "pcieRoot", "numaNode"))
+    assert {*named, *standard} <= device["attributes"].keys()
+
+
+CAUSES: Mapping[str, dict[str, str]] = {
+    health.judged(79, Checks({})).reason: {"gpu.nvidia.com/xid": "79"},
+    "Xid 9999 (NVIDIA's catalogue names no cure); until it is reset": {"gpu.nvidia.com/xid": "9999"},
+    "it doesn't answer any more: NVML error 15": {"gpu.nvidia.com/gpu-lost": ""},
+    "the driver wants a GPU reset": {},
+    "repair; without the cordon: unhealthy, Xid 79 (x)": {},
+    "": {},
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_what_makes_a_device_unhealthy_is_also_told_as_nvidias_driver_tells_it(cause: str) -> None:
+    [ill], _ = offered({GPU: [entry("a", State.UNHEALTHY, cause)]}, {})
+    assert ill.vendor_taints == CAUSES[cause]
+    covered = replace(entry("a", State.CORDONED, "repair"), beneath=entry("a", State.UNHEALTHY, cause))
+    [ill], _ = offered({GPU: [covered]}, {})
+    assert ill.vendor_taints == CAUSES[cause]
+    [well], _ = offered({GPU: [replace(entry("a", State.CORDONED, cause), beneath=entry("a"))]}, {})
+    assert well.vendor_taints == {}
+
+
 def test_long_names_stay_names() -> None:
     one = replace(pool(), node="n" * 253)
     names = [slices.name_of(one, number) for number in range(3)]
@@ -349,7 +391,6 @@ def claim(*results: dict[str, Any], uid: str = "u", config: Any = None) -> Resou
     [
         (claim({}, uid="v"), "another one by now"),
         (msgspec.convert({"metadata": {"uid": "u"}, "status": {}}, ResourceClaim), "not any more"),
-        (claim({}, config=[{"opaque": {"driver": "gpu.nvidia.com", "parameters": {}}}]), "expected no parameters"),
         (claim({"pool": "n2"}), "expected devices of the pool n1"),
         (claim({}, {"pool": "n2"}), "expected devices of the pool n1"),
         (claim({"driver": "x"}), "expected 1 to 32 devices of gpu.nvidia.com"),
@@ -448,7 +489,7 @@ def test_what_was_prepared_is_what_is_allocated(had: ClaimedDevice, result: dict
 def test_who_gets_a_device(result: dict[str, Any], stock: Offer, others: dict[str, Claimed], decision: Any) -> None:
     results = claims.allocated(claim(result), ASKED, "gpu.nvidia.com", "n1")
     assert not isinstance(results, Refused)
-    found = claims.granted(ASKED, results, {stock.name: stock}, {"gpu-0": "a pod holds it"}, others)
+    found = claims.granted(ASKED, results, (), {stock.name: stock}, {"gpu-0": "a pod holds it"}, others)
     if isinstance(decision, str):
         assert isinstance(found, Wait)
         assert decision in found.reason

@@ -154,7 +154,7 @@ def a_claim_of_two() -> Model:
     return Model(claims=((0, 1),), pods=((0,), (1,)), ghosts=False, at_once=True)
 
 
-SHAPES = [(one_gpu, 20_000), (a_pod_of_two, 30_000), (a_pod_and_a_claim_of_two, 30_000), (a_claim_of_two, 140_000)]
+SHAPES = [(one_gpu, 20_000), (a_pod_of_two, 30_000), (a_pod_and_a_claim_of_two, 15_000), (a_claim_of_two, 70_000)]
 SHAPES += [(one_gpu_beside_another_driver, 7_000), (one_gpu_also_by_name, 90_000), (a_pod_of_two_also_by_name, 70_000)]
 
 
