@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import errno
 import faulthandler
@@ -226,6 +227,16 @@ async def test_a_stream_that_breaks_is_followed_by_one_registration(node: Node, 
     await node.admit("pod")
 
 
+async def test_a_kubelet_that_ends_every_stream_is_registered_with_less_and_less_often(node: Node) -> None:
+    await node.served()
+    ends = asyncio.get_running_loop().time() + 60
+    while asyncio.get_running_loop().time() < ends:
+        if node.allocatable():
+            node.kubelet.manager.cut(GPU)
+        await asyncio.sleep(0.01)
+    assert node.registers[GPU] < 20
+
+
 @pytest.mark.parametrize("version", ["1.25", "1.36"])
 @pytest.mark.parametrize("metrics", [True, False])  # With metrics, the records are read each minute.
 async def test_a_resource_whose_end_a_kubelet_reports_late_is_served_again(
@@ -315,7 +326,27 @@ async def test_without_hard_links_it_is_served_all_the_same(node: Node) -> None:
     await node.admit("pod")
 
 
+async def test_the_kubelet_takes_the_place_of_a_stranger_that_called_before_it(node: Node) -> None:
+    node.fault(register_late_ms=1000)
+    await node.start_kubelet("1.20")
+    node.gateway()
+    await node.until(lambda: node.registers[GPU], "a Register")
+    stranger = node.stranger("v1beta1", "grpc-node-js/1.8")
+    assert await stranger.listen().read()
+    await node.allocatable_is(8)
+    await stranger.close()
+    await node.pass_time(20)
+    assert accepted(node.kubelet) == 1
+
+
 # -- what is at kubelet.sock ------------------------------------------------------------------------------------------
+
+
+async def test_a_kubelet_that_starts_is_registered_with_at_once(node: Node) -> None:
+    node.gateway()
+    await node.pass_time(1)
+    await node.start_kubelet()
+    await node.until(lambda: node.registers[GPU], "a Register", 0.003)
 
 
 @pytest.mark.parametrize("version", ["1.8", "1.34"])

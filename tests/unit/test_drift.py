@@ -187,6 +187,21 @@ def test_a_kubelet_takes_a_moment_to_record(drift: Drift, differs: dict[Mismatch
     assert found(drift.look(seen(allocatable=""), 11)) == {MismatchKind.WITHHELD: "ab"}
 
 
+@pytest.mark.parametrize("views", [[], [seen(None, None)]], ids=["no look since", "a look that knew nothing"])
+def test_who_was_given_it_since_the_last_look_is_unknown(views: list[View]) -> None:
+    """Who had it at that look has ended."""
+    drift = Drift(R).listed(devices("ab"), 0).look(seen("a"), 9, 9.0).allocated("a", 9.5, 9.5)
+    for view in views:
+        drift = drift.look(view, 10, 10.0)
+    assert drift.restarted(11).look(seen(""), 12).forgotten["a"] == (Earlier((), 9.5),)
+
+
+def test_the_same_pod_forgotten_twice_is_one() -> None:
+    before, later = Earlier(("ns/pod-a/main",), 5.0), Earlier(("ns/pod-a/main",), 6.0)
+    drift = Drift(R).listed(devices("a"), 0).recalled({"a": (before,)}, {"a": later})
+    assert drift.restarted(10).look(seen(""), 11).forgotten == {"a": (later,)}
+
+
 def test_words_stay_short() -> None:
     """Names from outside can be of any length, and hold anything."""
     long = "x" * 10_000 + "\n"

@@ -22,6 +22,7 @@ from devices.gpu.nvidia.health import (
     event,
     judged,
     looked,
+    rejudged,
     rested,
     rests_at,
 )
@@ -237,6 +238,14 @@ def test_restart_app_ends_by_quiet_and_nothing_else_does() -> None:
     health = rested(health, 10 + QUIET_S, Recovery.SAFE)
     assert kinds(health, G, M) == [None, TroubleKind.RESET_REQUIRED]
     assert rests_at(health, Recovery.SAFE) is None
+
+
+def test_what_counts_no_longer_has_recovered() -> None:
+    health = after(WITH_PARTS, xid(62, 2), xid(79, 2, gi=1, ci=0), xid(62, 2, uuid=H), ecc(3))
+    health = rejudged(health, Checks.of("62,79"))
+    assert kinds(health, G, M, H) == [TroubleKind.RESET_REQUIRED, None, None]
+    assert health.recovered == {M, H}
+    assert kinds(rejudged(health, Checks.of("all"))) == [None]
 
 
 def test_a_storm_of_different_errors_stays_small() -> None:

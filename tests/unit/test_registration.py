@@ -97,7 +97,10 @@ def test_whatever_happens_no_register_is_sent_beside_a_live_stream(events: list[
     """No Register while a stream of ours is live; none when held back; always a way on."""
     state, live, waiting = r.start("token", "auto", ""), set[int](), set[Timer]()
     for event in events:
+        before = state.phase
         state, actions = r.step(state, event)
+        if isinstance(event, e.Fired) and before is Phase.STANDBY:  # It was due before it was cancelled.
+            assert (state.phase, actions) == (before, ())
         if isinstance(event, e.StreamOpened) and event.likely:
             live.add(event.stream)
         if isinstance(event, e.StreamEnded):
