@@ -161,7 +161,7 @@ class ClaimSupport(_Sourced, frozen=True, kw_only=True):
 
 
 class Crossover(Hazard, frozen=True, kw_only=True):
-    """What pods may suffer on kubelets of these versions while GPUs cross over to claims, or back."""
+    """What pods may suffer on kubelets of these versions while GPUs move to claims, or back."""
 
     affected: tuple[Interval, ...]
 

@@ -13,8 +13,8 @@ from click.core import ParameterSource
 
 from adapters.registry import DIALECTS
 from gateway.cli import runs
-from gateway.cli.main import gateway
-from gateway.cli.options import Seconds, Strict
+from gateway.cli.options import Seconds, Strict, Words
+from gateway.cli.run import run
 
 if TYPE_CHECKING:
     from gateway_lab.matrix.record import Report
@@ -76,7 +76,7 @@ class _Versions(click.ParamType[tuple[str, ...]]):
 )
 @click.option(
     "--genuine",
-    type=click.Choice(("auto", "yes", "built", "no")),
+    type=Words(("auto", "yes", "built", "no")),
     default="auto",
     help="auto builds genuine kubelets where there is Go, and emulates the others; yes insists (and fetches Go if there "
     "is none); built takes those that are built already, and of --kubelets wants each; no emulates all. The report says which "
@@ -165,7 +165,7 @@ class _Versions(click.ParamType[tuple[str, ...]]):
 )
 @click.option(
     "--behind",
-    type=click.Choice(tuple(one.name for one in reversed(DIALECTS))),
+    type=Words(tuple(one.name for one in reversed(DIALECTS))),
     default=None,
     help="Run them through the bridge: a plugin that speaks this API has the GPUs, and the gateways only pass it on.",
 )
@@ -263,7 +263,7 @@ def compat(
 
 
 # The daemon's own options, so that there is one place which says what they mean.
-compat.params.extend(option for option in gateway.params if option.name in PASSED_ON)
+compat.params.extend(option for option in run.params if option.name in PASSED_ON)
 
 
 def _refuse(given: frozenset[click.Parameter], names: frozenset[str], words: str) -> None:
@@ -306,7 +306,7 @@ def _scenarios(only: tuple[str, ...], profile: str | None, config_file: Path | N
 
 def _show(only: tuple[str, ...], kubelets: tuple[str, ...] | None, genuine: str, source: Path | None) -> NoReturn:
     """Show known bugs of kubelets happen, and end."""
-    from gateway_lab.bugs import run
+    from gateway_lab.bugs import run as bugs
     from gateway_lab.bugs.table import BUGS
     from gateway_lab.kubelets.kubelet import KubeletError
 
@@ -316,10 +316,10 @@ def _show(only: tuple[str, ...], kubelets: tuple[str, ...] | None, genuine: str,
         )
     if unshown := [name for name in only if BUGS[name].show is None]:
         raise click.BadParameter(f"{unshown[0]} can't be shown: {BUGS[unshown[0]].why_not}", param_hint="--only")
-    wanted = kubelets or tuple(sorted({one for name in only for one in run.versions(name)}))
+    wanted = kubelets or tuple(sorted({one for name in only for one in bugs.versions(name)}))
     _, binaries, _ = runs.kubelets(wanted, tuple, genuine, source)
     try:
-        sights = asyncio.run(run.look_all(only, kubelets or (), binaries.get, runs.clocked()))
+        sights = asyncio.run(bugs.look_all(only, kubelets or (), binaries.get, runs.clocked()))
     except KubeletError as error:
         raise click.ClickException(f"the kubelet didn't run as it must: {error}") from error
     except KeyboardInterrupt:

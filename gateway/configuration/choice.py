@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from devices import files
+from gateway.configuration.kinds import unknown
 from gateway.configuration.settings import Choice, ConfigError
 
 STRATEGIES: Final = ("named", "single", "empty")
@@ -61,7 +62,7 @@ def strategies(texts: Sequence[str], source: str) -> tuple[str, ...]:
     found = tuple(text for text in texts if text)
     for text in found:
         if text not in STRATEGIES:
-            raise ConfigError(f"{source}: expected {', '.join(STRATEGIES)}, got {text!r:.80}: write some of them")
+            raise ConfigError(f"{source}: {unknown(text, STRATEGIES)}")
     return found
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, MutableMapping
 from typing import Final
 
+from gateway.configuration.kinds import unknown
 from gateway.configuration.settings import ConfigError, Given
 
 MODES: Final = ("off", "on", "only")
@@ -29,7 +30,7 @@ def taken(said: MutableMapping[str, Given], node_name: str) -> tuple[str, Mappin
     if mode is None or mode.value == "off":
         return "off", drivers
     if mode.value not in MODES:
-        raise ConfigError(f"{mode.source}: expected off, on or only, got {str(mode.value)!r:.80}: write one of them")
+        raise ConfigError(f"{mode.source}: {unknown(str(mode.value), ('off', 'on', 'only'))}")
     if not node_name:
         raise ConfigError(f"{mode.source}: needs the node's name. Set --node-name, or NODE_NAME from spec.nodeName.")
     strategy = said.get(_STRATEGY)

@@ -1,4 +1,4 @@
-"""Orders to cross, over the control socket and from the annotation of the own node; and what becomes of pods that ask by name then."""
+"""Orders to move, over the control socket and from the annotation of the own node; and what becomes of pods that ask by name then."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class Names:
 
 
 class Desk:
-    """Takes orders to cross, over the control socket and from the annotation of the node, which counts as long as it is there.
+    """Takes orders to move, over the control socket and from the annotation of the node, which counts as long as it is there.
 
     Args:
         crossing: carries them out.
@@ -255,9 +255,9 @@ class Desk:
     @property
     def handlers(self) -> Mapping[str, Handler]:
         """Who meets which op."""
-        return {"cross": self._cross}
+        return {"move": self._answer}
 
-    async def _cross(self, connection: ControlConnection, request: dict[str, Any]) -> None:
+    async def _answer(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         """Move boards to the other API, or say where they are."""
         crossing, to, ids = self._crossing, request.get("to"), orders.handle_ids(request)
         if to not in _ENDS:
@@ -312,4 +312,4 @@ class Desk:
             ) from error
         except NotWrittenError as error:
             raise ControlError(f"nothing was done, because the state file can't be written: {error}") from error
-        _log.info("order", op="cross", to=to.value, boards=wanted)
+        _log.info("order", op="move", to=to.value, boards=wanted)

@@ -84,7 +84,7 @@ def test_a_folder_that_isnt_there_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["first", "Named", " named"])
 def test_another_strategy_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="FALLBACK_STRATEGIES: expected named, single, empty, got"):
+    with pytest.raises(ConfigError, match="FALLBACK_STRATEGIES: unknown value"):
         choosing.strategies(["named", text], "FALLBACK_STRATEGIES")
 
 

@@ -524,7 +524,7 @@ def said(**texts: Any) -> dict[str, Given]:
 @pytest.mark.parametrize(
     ("given", "node", "message"),
     [
-        (said(dra="yes"), "n1", "expected off, on or only, got 'yes'"),
+        (said(dra="yes"), "n1", "unknown value 'yes'. Allowed: off, on, only"),
         (said(dra="only"), "", "needs the node's name"),
         (said(dra="only", device_list_strategy=("envvar",)), "n1", "expected cdi-cri with --dra"),
         (said(dra="only", dra_drivers=("a.b",)), "n1", "expected DOMAIN=DRIVER"),
