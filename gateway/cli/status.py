@@ -244,7 +244,7 @@ class _Page:
             yield from self.resource(resource)
 
     def _drivers(self, one: GatewayStatus) -> Iterator[str]:
-        """Write how each DRA driver stands with the kubelet, and what keeps its ResourceSlices from being right."""
+        """Write how each DRA driver stands with the kubelet, what keeps its ResourceSlices from being right, and what it refused."""
         for each in one.drivers:
             stands = "registered" if each.registered else "not registered"
             text = f"{each.name}: {stands}, {count(each.devices, 'device')}"
@@ -253,6 +253,8 @@ class _Page:
             yield from self.text("           ", each.rival or each.trouble, "red")
             unpublished = each.unpublished if each.unpublished != each.rival else ""
             yield from self.text("           ", unpublished and f"not published: {unpublished}", "red")
+            for refused in each.refused:
+                yield from self.text("           ", f"refused: {refused}", "red")
 
     def _sides(self, one: GatewayStatus) -> Iterator[str]:
         """Write how many GPUs each API has, and of those on their way what they wait for."""

@@ -337,7 +337,7 @@ SECTIONS: Final = (
         "Calls",
         ("Allocate", "GetPreferredAllocation"),
         "One call after another, as from a kubelet, in turns with a trivial plugin that uses the same library and accepts everything. "
-        "The gateway checks the devices, logs, and writes down what it gave.",
+        "The gateway checks the devices, logs, and writes down what it gave. *Times* is the ratio to that call.",
         _calls,
         figures="calls",
     ),

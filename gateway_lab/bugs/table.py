@@ -78,7 +78,7 @@ BUGS: Final[Mapping[str, Bug]] = {
         "after a kubelet's restart a pod starts with devices that no plugin serves, even unhealthy ones",
         9,
         24,
-        "late 1.25 (#116376), which made `readmission`",
+        "late 1.25 (#116376), which causes `readmission`",
         "registers milliseconds after the kubelet listens",
         shows.admitted_without_a_plugin,
         "1.24",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -216,11 +216,8 @@ def behaviour(version: str) -> Behaviour:
     match = re.fullmatch(r"v?1\.(\d{1,3})(\.\d+)?", version)
     if match is None or (minor := int(match[1])) < OLDEST:
         raise ValueError(f"expected a kubelet version from 1.{OLDEST} on, such as 1.28, but got {version!r}")
-    found = Behaviour()
-    for change in CHANGES:
-        if change.since <= minor:
-            found = replace(found, **change.values)
-    return replace(found, minor=minor, certain=minor <= NEWEST)
+    values = {name: value for change in CHANGES if change.since <= minor for name, value in change.values.items()}
+    return Behaviour(minor=minor, certain=minor <= NEWEST, **values)
 
 
 _NAME_PART = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")

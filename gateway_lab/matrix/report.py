@@ -183,6 +183,20 @@ def _shown(report: Report) -> Mapping[str, str]:
     return {one.version: f"*{one.version}*" if one.kind == "emulated" else one.version for one in report.about.kubelets}
 
 
+def _ranged(some: Sequence[str], every: Sequence[str]) -> str:
+    """Name some of these kubelets: ``1.8, 1.10 to 1.13``, or ``all``."""
+    if some == every:
+        return "all"
+    runs: list[list[str]] = []
+    for one in some:
+        last = runs[-1][-1] if runs else ""
+        if one in every and last in every and every.index(one) == every.index(last) + 1:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
+
+
 def _emulated(report: Report) -> set[str]:
     return {one.version for one in report.about.kubelets if one.kind == "emulated"}
 
@@ -239,7 +253,10 @@ def _markdown(report: Report, heading: str) -> Iterator[str]:
         for node in report.cluster.nodes:
             seen = node.api, _registers(node.registers), _verdict(node)
             alike.setdefault(seen, []).append(_shown(report)[node.version])
-        yield from _table(["kubelet", "API", "Registers", ""], [[", ".join(on), *seen] for seen, on in alike.items()])
+        yield from _table(
+            ["kubelet", "API", "Registers", ""],
+            [[_ranged(on, [*_shown(report).values()]), *seen] for seen, on in alike.items()],
+        )
 
 
 def _markdown_grid(report: Report, heading: str) -> Iterator[str]:
@@ -253,7 +270,7 @@ def _markdown_grid(report: Report, heading: str) -> Iterator[str]:
     yield from _table(
         ["scenario", "promise", *statuses],
         [
-            [row.name, row.promise, *("all" if on == [*shown.values()] else ", ".join(on) for on in each)]
+            [row.name, row.promise, *(_ranged(on, [*shown.values()]) for on in each)]
             for row in report.scenarios
             if any(each := [found.get((row.name, status), []) for status in statuses])
         ],
@@ -267,7 +284,9 @@ def _markdown_grid(report: Report, heading: str) -> Iterator[str]:
         why = [(scenario, why, where) for (scenario, one, why), where in reasons.items() if one == status]
         if why:
             yield f"\n{status.capitalize()}:\n"
-            yield from (f"- {scenario} on {', '.join(where)}: {_inline(text)}" for scenario, text, where in why)
+            yield from (
+                f"- {scenario} on {_ranged(where, _versions(report))}: {_inline(text)}" for scenario, text, where in why
+            )
 
 
 def _markdown_hops(report: Report, heading: str) -> Iterator[str]:
@@ -288,13 +307,13 @@ def _markdown_hops(report: Report, heading: str) -> Iterator[str]:
         yield from (f"- {hop.old} → {hop.new}: {_inline(hop.reason)}" for hop in failed)
 
 
-_HOP_SEEN = ("API", "recognized as", "pods' devices", "gap", "Registers")
+_HOP_SEEN = ("recognized as", "pods' devices", "gap", "Registers")
 
 
 def _hop_seen(hop: Hop) -> Sequence[str]:
     """Give what a page says of a hop: a row of its table, whose head is ``_HOP_SEEN``. The other forms say more."""
     pods = "drained first" if hop.forgets else "records lost" if hop.checkpoint_kept is False else _same(hop)
-    return (hop.api_after, hop.level_after, pods, _gap(hop), _registers(hop.registers))
+    return (hop.level_after, pods, _gap(hop), _registers(hop.registers))
 
 
 def _verdict(one: NodeFact) -> str:

@@ -92,9 +92,13 @@ def _facts(outcomes: Sequence[Outcome], order: Mapping[str, int]) -> str:
     for one in outcomes:
         for fact, value in one.facts.items():
             found.setdefault((one.scenario, one.installed), {}).setdefault(fact, []).append(value)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for (name, way), facts in found.items():
+        text = "; ".join(f"{fact}: {_values(values)}" for fact, values in facts.items())
+        alike.setdefault((name, text), []).append(way)
     lines = [
-        f"- `{name}`, {way}: {'; '.join(f'{fact}: {_values(values)}' for fact, values in facts.items())}\n"
-        for (name, way), facts in sorted(found.items(), key=lambda item: order.get(item[0][0], -1))
+        f"- `{name}`, {' and '.join(ways)}: {text}\n"
+        for (name, text), ways in sorted(alike.items(), key=lambda item: order.get(item[0][0], -1))
     ]
     return "".join(["\n" if lines else "", *lines])
 
@@ -116,10 +120,10 @@ def _gpus(runs: Sequence[Outcome]) -> str:
     said = (
         f"fewer in {len(dropped)} of {len(runs)}, for {_range(one.drop_ms for one in dropped)}"
         if dropped
-        else f"all, in {len(runs)} of {len(runs)}"
+        else f"all, {len(runs)} of {len(runs)}"
     )
     gaps = [one.gap_ms for one in runs if one.gap_ms]
-    return said + (f"; in the kubelet's records fewer for {_range(gaps)}" if gaps else "")
+    return said + (f"; records: {_range(gaps)}" if gaps else "")
 
 
 def _range(ms: Iterable[float]) -> str:

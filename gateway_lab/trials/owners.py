@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from enum import Enum
+from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
 from msgspec import Struct
@@ -138,6 +139,7 @@ class Model:
         """Which states come of which, without an order, a crash, or anybody new who wants a GPU."""
         self._known: dict[tuple[int, GPU, On, bool], tuple[Steps, Steps]] = {}
         self._same: dict[GPU, GPU] = {}
+        self._are_twins = all(map(_is_same_swapped, (claims, pods)))
         self._resting: dict[tuple[GPU, On], GPU] = {}
 
     def check(self, node: Node) -> None:
@@ -152,16 +154,20 @@ class Model:
         steps = [self._steps(node, number) for number in range(len(node.gpus))]
         for number, (news, _) in enumerate(steps):
             for said, one in news:
-                yield said, _put(node, {number: one})
-        yield from self._news(node)
+                yield said, self._sorted(_put(node, {number: one}))
+        for said, after in self._news(node):
+            yield said, self._sorted(after)
         onward = self.onward[node]
-        for number, (_, progress) in enumerate(steps):
-            for said, one in progress:
-                onward.add(after := _put(node, {number: one}))
-                yield said, after
-        for said, after in self._progress(node):
-            onward.add(after)
+        progress = [(said, _put(node, {number: one})) for number, (_, each) in enumerate(steps) for said, one in each]
+        for said, unsorted in chain(progress, self._progress(node)):
+            onward.add(after := self._sorted(unsorted))
             yield said, after
+
+    def _sorted(self, node: Node) -> Node:
+        """Give one of the two states that differ only in which GPU is which."""
+        if self._are_twins and hash(node.gpus[0]) > hash(node.gpus[1]):
+            return replace(node, gpus=node.gpus[::-1])
+        return node
 
     # What may happen, or not.
 
@@ -358,6 +364,11 @@ class Model:
         while frontier:
             frontier = [one for node in frontier for one in before[node] if one not in reached and not reached.add(one)]  # type: ignore[func-returns-value]
         return every - reached
+
+
+def _is_same_swapped(groups: tuple[Group, ...]) -> bool:
+    """True if two GPUs may swap their numbers."""
+    return max(map(max, groups)) == 1 and {tuple(sorted(1 - one for one in group)) for group in groups} == {*groups}
 
 
 def _put(node: Node, changes: dict[int, GPU]) -> Node:

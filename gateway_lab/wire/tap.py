@@ -180,39 +180,38 @@ class Tap:
     ) -> None:
         connection = Connection("registration" if name == KUBELET_SOCKET else "plugin", name)
         self.connections.append(connection)
-        taken.setblocking(False)  # noqa: FBT003  the standard library's signature
-        reader, writer = await asyncio.open_unix_connection(sock=taken)
-        try:
-            # The name of a kubelet that is gone must not lead to the next one, which isn't announced yet.
-            if only not in {None, socket_id(there)}:
-                raise ConnectionRefusedError
-            far_reader, far_writer = await asyncio.open_unix_connection(there)
-        except OSError:
-            # Nobody listens there: nobody shall listen here, either. The name stays, as that of the dead does.
-            if self._listeners.get(name) is listener:
-                self._close(name)
-        else:
+        loop = asyncio.get_running_loop()
+        with taken, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as far:
+            taken.setblocking(False)  # noqa: FBT003  the standard library's signature
             try:
+                # The name of a kubelet that is gone must not lead to the next one, which isn't announced yet.
+                if only not in {None, socket_id(there)}:
+                    raise ConnectionRefusedError
+                await loop.sock_connect(far, os.fspath(there))
+            except OSError:
+                # Nobody listens there: nobody shall listen here, either. The name stays, as that of the dead does.
+                if self._listeners.get(name) is listener:
+                    self._close(name)
+            else:
                 await _first_of(
-                    self._pump(connection, reader, far_writer, from_caller=True),
-                    self._pump(connection, far_reader, writer, from_caller=False),
+                    self._pump(connection, taken, far, from_caller=True),
+                    self._pump(connection, far, taken, from_caller=False),
                 )
             finally:
-                await _let_go(far_writer)
-        finally:
-            connection.reader.close()
-            await self._notify()
-            await _let_go(writer)
+                connection.reader.close()
+                await self._notify()
 
     async def _pump(
-        self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, from_caller: bool
+        self, connection: Connection, source: socket.socket, sink: socket.socket, *, from_caller: bool
     ) -> None:
+        loop = asyncio.get_running_loop()
         with contextlib.suppress(ConnectionError):
-            while data := await reader.read(CHUNK):
+            while data := await loop.sock_recv(source, CHUNK):
                 self._record(connection, data, from_caller=from_caller)
-                writer.write(data)
                 await self._notify()
-                await writer.drain()
+                # If the other end has closed, what it sent before is still to be read.
+                with contextlib.suppress(ConnectionError):
+                    await loop.sock_sendall(sink, data)
 
     def _record(self, connection: Connection, data: bytes, *, from_caller: bool) -> None:
         if connection.fault:
@@ -265,9 +264,3 @@ async def _first_of(*work: Coroutine[Any, Any, None]) -> None:
     for result in results:
         if isinstance(result, Exception):
             raise result
-
-
-async def _let_go(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()

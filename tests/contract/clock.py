@@ -1,6 +1,7 @@
 """A clock that is moved, and processes that share one event loop: what a row of the contract runs on.
 
-``run`` patches ``time``, threads and exits of this Python process for good: it is for a process that was forked for one row.
+``run`` replaces ``time``, threads and exits of this Python process until its row is over. What the row's processes left behind stays: it
+is for a process that was forked for a few rows.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from random import Random
 from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
+import pytest
 
 from tests.contract import threads
 
@@ -39,6 +41,10 @@ _SETTLE_S: Final = 0.002
 _FIRST_PORT: Final = 60000
 _DISK_AGAIN_S: Final = 0.005
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+patches: Final = pytest.MonkeyPatch()
+"""What is replaced in this Python process until the row is over."""
+spoiled: Final[list[str]] = []
+"""What stays of a row in this Python process, which is good for no other one."""
 
 
 class StandstillError(Exception):
@@ -99,11 +105,11 @@ class Clock:
     def install(self) -> None:
         """Make the modules that ask for the time ask this clock."""
         for name in self._began:
-            setattr(time, name, lambda name=name: self._began[name] + self._passed)
-            setattr(time, f"{name}_ns", lambda name=name: int((self._began[name] + self._passed) * 1e9))
-        time.clock_gettime_ns = self._clock_gettime_ns
-        setattr(time, "sleep", self.advance)  # noqa: B010 - a module's name
-        setattr(os, "urandom", Random(0).randbytes)  # noqa: B010, S311 - as above; a row goes the same way each time
+            patches.setattr(time, name, lambda name=name: self._began[name] + self._passed)
+            patches.setattr(time, f"{name}_ns", lambda name=name: int((self._began[name] + self._passed) * 1e9))
+        patches.setattr(time, "clock_gettime_ns", self._clock_gettime_ns)
+        patches.setattr(time, "sleep", self.advance)
+        patches.setattr(os, "urandom", Random(0).randbytes)  # noqa: S311 - a row goes the same way each time
 
     def _clock_gettime_ns(self, which: int) -> int:
         if which == time.CLOCK_BOOTTIME:
@@ -463,8 +469,8 @@ class _StandardError:
 
 def _patch(clock: Clock) -> None:
     clock.install()
-    sys.stderr = _StandardError(sys.stderr)
-    sys.stdout = _StandardError(sys.stdout)
+    patches.setattr(sys, "stderr", _StandardError(sys.stderr))
+    patches.setattr(sys, "stdout", _StandardError(sys.stdout))
     run_handle = events.Handle._run
     real_open, real_init, real_run = os.open, socket.socket.__init__, asyncio.run
     exits, read_text, real_replace = os._exit, Path.read_text, os.replace
@@ -550,14 +556,32 @@ def _patch(clock: Clock) -> None:
         (faulthandler, {"dump_traceback_later": lives, "cancel_dump_traceback_later": hangs_not}),
     ):
         for name, new in others.items():
-            setattr(owner, name, new)
+            patches.setattr(owner, name, new)
 
 
 def run(work: Callable[[Clock], Coroutine[Any, Any, None]], seed: int = 0) -> None:
-    """Run a row on a moved clock. This Python process is good for nothing else afterwards."""
-    clock = Clock(seed)
+    """Run a row on a moved clock."""
+    clock, environment = Clock(seed), dict(os.environ)
     _patch(clock)
     loop = _Loop(clock)
-    threads.install(loop, current)
+    threads.install(loop, current, patches.setattr)
     asyncio.set_event_loop(loop)
-    loop.run_until_complete(work(clock))
+
+    async def row() -> None:
+        try:
+            await work(clock)
+        finally:
+            for process in _processes:
+                process.kill()
+
+    try:
+        loop.run_until_complete(row())
+    finally:
+        # As tasks: what the dead hold must not be collected.
+        _kept.extend((loop, asyncio.all_tasks(loop), tuple(_processes)))
+        _processes.clear()
+        _listeners.clear()
+        threads.forget()
+        patches.undo()
+        os.environ.clear()
+        os.environ.update(environment)

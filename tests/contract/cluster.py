@@ -19,13 +19,15 @@ from adapters import pluginregistration
 from adapters.dra import health
 from adapters.dra.plugin import PREPARE, UNPREPARE, V1, V1BETA1, PluginApi
 from adapters.pb.dra import health_pb2
+from adapters.pb.pluginregistration.v1_pb2 import RegistrationStatus
 from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract import wire
 from tests.contract.clock import Process
 from tests.contract.node import GPU, Gateway, Kubelet, Node
-from tests.fakes.apiserver import Answer, ApiServer, Request
+from tests.fakes.apiserver import Answer, ApiServer, Request, issued
 
 AUTHORITY: Final = trustme.CA()
+issued(AUTHORITY, "127.0.0.1")  # Once for all rows.
 NAME: Final = "n1"
 """The node's."""
 AT: Final = f"/api/v1/nodes/{NAME}"
@@ -93,7 +95,7 @@ class DraManager:
         self.drivers: list[Driver] = []
         """In the order in which they were registered."""
         self.refuses = ""
-        """Why it takes no driver."""
+        """Why it takes no driver; a blank is no reason."""
         self._gone_at: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -138,7 +140,8 @@ class DraManager:
             one for one in (V1, V1BETA1) if one.registered_as in info.versions and (self._minor >= 34 or one is V1BETA1)
         ]
         if info.kind != "DRAPlugin" or not known or self.refuses:
-            status = pluginregistration.encode_status(self.refuses or "no version that this kubelet knows")
+            reason = self.refuses or "no version that this kubelet knows"
+            status = RegistrationStatus(error=reason.strip()).SerializeToString()
         else:
             status = pluginregistration.encode_status("")
             if self._minor <= 32:

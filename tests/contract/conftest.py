@@ -1,4 +1,4 @@
-"""Runs each row in a process of its own, which is forked, on a clock that is moved."""
+"""Runs the rows of each module in a forked process, on a clock that is moved."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib
 import inspect
 import os
 import pickle
+import pkgutil
 import signal
 import socket
 import tempfile
@@ -17,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import msgspec
 import pytest
 
 from tests.contract import clock, wire
@@ -24,23 +26,6 @@ from tests.contract.node import Node
 
 REAL_SECONDS = 100
 """A row that takes longer hangs."""
-for _name in (
-    "gateway.daemon",
-    "gateway.compose",
-    "gateway.dra.drivers",
-    "gateway.kubernetes.features",
-    "gateway.telling.commands",
-    "gateway.telling.metrics",
-    "gateway.telling.probes",
-    "gateway_lab.kubelets.podresources",
-    "devices.gpu.simulated.backend",
-    "devices.gpu.source",
-    "devices.gpu.nvidia.cdi",
-    "devices.gpu.nvidia.survey",
-    "tests.contract.cluster",
-    "h11",
-):
-    importlib.import_module(_name)  # Once for all rows.
 
 
 @pytest.fixture
@@ -48,14 +33,14 @@ def node() -> None:
     """The row's node, which is made in the row's own process."""
 
 
-_parents: list[Parent] = []
+_parents: list[Child] = []
 """The parent of this session's rows. Empty if the session has no row."""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fork the parent of the rows before any test starts gRPC's threads: a fork made after that may crash or hang."""
     if rows := {item.nodeid: item for item in session.items if _is_row(item)}:
-        _parents.append(Parent(rows))
+        _parents.append(Child(_Rows(rows).play))
 
 
 def pytest_sessionfinish() -> None:
@@ -70,7 +55,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not _is_row(pyfuncitem):
         return None
     made = {name: pyfuncitem.funcargs[name] for name in _names(pyfuncitem) if name not in _parameters(pyfuncitem)}
-    if text := _parents[0].run(pyfuncitem.nodeid, made):
+    if text := _parents[0].play((pyfuncitem.nodeid, made)):
         pytest.fail(text, pytrace=False)
     return True
 
@@ -94,78 +79,107 @@ def _names(item: pytest.Function) -> list[str]:
     return [name for name in inspect.signature(_history(item)).parameters if name != "node"]
 
 
-class Parent:
-    """The process that rows are forked from. It has imported their modules and runs one thread only.
+class Child:
+    """A process that is forked from this one, and answers requests with text. None takes longer than ``seconds``."""
 
-    It knows each row's parameters. The values of fixtures are sent to it.
-    """
-
-    def __init__(self, rows: dict[str, pytest.Function]) -> None:
+    def __init__(self, answer: Callable[[Any], str], seconds: int = 0) -> None:
         ours, its = socket.socketpair()
-        self._pid = os.fork()
-        if self._pid == 0:
-            ours.close()
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed with it
+        if (pid := os.fork()) == 0:
             try:
+                ours.close()
+                if seconds:
+                    os.dup2(self._printed.fileno(), 2)
+                    signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 with its.makefile("rwb") as wire, suppress(EOFError, KeyboardInterrupt):
-                    _be_parent(rows, wire)
+                    while not clock.spoiled:
+                        request = pickle.load(wire)  # noqa: S301 - from the process that forked this one
+                        if seconds:
+                            signal.alarm(seconds)
+                            faulthandler.dump_traceback_later(seconds - 1, exit=True)
+                        text = answer(request)
+                        signal.alarm(0)
+                        faulthandler.cancel_dump_traceback_later()
+                        pickle.dump((text, bool(text or clock.spoiled)), wire)
+                        wire.flush()
             finally:
-                _exit(0)
+                _exit(1)
+        self._pid, self.is_over = pid, False
         its.close()
         self._wire = ours.makefile("rwb")
         ours.close()
 
-    def run(self, row: str, made: dict[str, Any]) -> str:
-        """Run a row; return what it raised as text, empty where it was kept."""
-        pickle.dump((row, made), self._wire)
+    def play(self, request: object) -> str:
+        """Have a request answered; what it printed stands below the answer, unless that is empty."""
+        self._printed.truncate(0)
+        self._printed.seek(0)
+        pickle.dump(request, self._wire)
         self._wire.flush()
-        return str(pickle.load(self._wire))  # noqa: S301 - from our own fork
+        try:
+            text, self.is_over = pickle.load(self._wire)  # noqa: S301 - from our own fork
+        except EOFError:
+            self.is_over = True
+            ended = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+            text = f"the row's process ended by itself, with status {ended and ended.si_status}\n"
+        self._printed.seek(0)
+        return text and f"{text}{self._printed.read().decode('utf-8', 'replace')}"
 
     def close(self) -> None:
         """End it."""
         self._wire.close()
         os.waitpid(self._pid, 0)
+        self._printed.close()
 
 
-def _be_parent(rows: dict[str, pytest.Function], wire: Any) -> None:
-    gc.freeze()
-    while True:
-        row, made = pickle.load(wire)  # noqa: S301 - from the process that forked this one
-        item = rows[row]
-        values = _parameters(item) | made
-        text = apart(_history(item), {name: values[name] for name in _names(item)})
-        pickle.dump(text, wire)
-        wire.flush()
+class _Rows:
+    """Plays rows in the process of the row before, if that was kept, is of the same module and spoiled nothing.
+
+    It has imported their modules, runs one thread only, and knows each row's parameters. The values of fixtures are sent to it.
+    """
+
+    def __init__(self, rows: dict[str, pytest.Function]) -> None:
+        self._rows = rows
+        self._child: Child | None = None
+        self._module = Path()
+
+    def play(self, request: tuple[str, dict[str, Any]]) -> str:
+        """Play a row; return what it raised as text, empty where it was kept."""
+        if self._module == Path():
+            _prepare()
+            gc.freeze()
+        module = self._rows[request[0]].path
+        if self._child is not None and (self._child.is_over or module != self._module):
+            self._child.close()
+            self._child = None
+        self._module, self._child = module, self._child or Child(self._played, REAL_SECONDS)
+        return self._child.play(request)
+
+    def _played(self, request: tuple[str, dict[str, Any]]) -> str:
+        row, made = self._rows[request[0]], request[1]
+        values = _parameters(row) | made
+        return _played(_history(row), {name: values[name] for name in _names(row)}, 0)
 
 
-def apart(
-    history: Callable[..., Awaitable[None]], arguments: dict[str, Any], seed: int = 0, seconds: int = REAL_SECONDS
-) -> str:
-    """Run a row in a forked process; return what it raised as text, empty where it was kept."""
-    reader, writer = os.pipe()
-    with tempfile.TemporaryFile() as printed:
-        if (child := os.fork()) == 0:
-            status = 1
-            try:
-                os.close(reader)
-                os.dup2(printed.fileno(), 2)
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(seconds)
-                faulthandler.dump_traceback_later(seconds - 1, exit=True)
-                text = _played(history, arguments, seed)
-                with os.fdopen(writer, "wb") as out:
-                    out.write(text.encode("utf-8", "replace"))
-                status = 0
-            finally:
-                _exit(status)
-        os.close(writer)
-        with os.fdopen(reader, "rb") as found:
-            text = found.read().decode("utf-8", "replace")
-        if status := os.waitpid(child, 0)[1]:
-            text = f"the row's process ended by itself, with status {status}\n"
-        if text:
-            printed.seek(0)
-            text += printed.read().decode("utf-8", "replace")
-    return text
+def _prepare() -> None:
+    """Do once what each row would do."""
+    for package in map(importlib.import_module, ("gateway", "devices")):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.startswith("gateway_lab.") and not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    for name in ("encodings.idna", "gateway_lab.plugins.played", "grpc._utilities", "h11"):
+        importlib.import_module(name)
+    for one in msgspec.Struct.__subclasses__():
+        with suppress(NameError, TypeError):  # Not all can be decoded.
+            msgspec.json.Decoder(one)  # Reads the annotations.
+
+
+def apart(history: Callable[..., Awaitable[None]], seed: int, seconds: int) -> str:
+    """Run a row in a forked process of its own; return what it raised as text, empty where it was kept."""
+    child = Child(lambda _: _played(history, {}, seed), seconds)
+    try:
+        return child.play(None)
+    finally:
+        child.close()
 
 
 _exit = os._exit
@@ -197,14 +211,13 @@ def _replace_grpc(moved: clock.Clock) -> None:
         "gateway_lab.kubelets.podresources",
         "gateway_lab.plugins.played",
     ):
-        setattr(importlib.import_module(name), "grpc", grpc)  # noqa: B010 - a module's name
-    setattr(importlib.import_module("gateway_lab.kubelets.devicemanager"), "LateListener", wire.LateListener)  # noqa: B010 - as above
+        clock.patches.setattr(f"{name}.grpc", grpc)
+    clock.patches.setattr("gateway_lab.kubelets.devicemanager.LateListener", wire.LateListener)
     # Standard error is shared by the processes of a row: ``clock`` tells them apart already.
-    setattr(importlib.import_module("gateway.wires.log"), "log_what_others_write", lambda: None)  # noqa: B010
+    clock.patches.setattr("gateway.wires.log.log_what_others_write", lambda: None)
 
 
 def _move_cdi(folder: Path) -> None:
     """Have CDI files in a folder of the row's own instead of /var/run/cdi."""
-    setattr(importlib.import_module("gateway.dra.cdi"), "FOLDER", folder)  # noqa: B010 - a module's name
-    keep = importlib.import_module("devices.gpu.nvidia.survey").keep
-    keep.__kwdefaults__["folder"] = folder
+    clock.patches.setattr("gateway.dra.cdi.FOLDER", folder)
+    clock.patches.setitem(importlib.import_module("devices.gpu.nvidia.survey").keep.__kwdefaults__, "folder", folder)

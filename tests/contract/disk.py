@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tests.contract.clock import WaitsError
+from tests.contract.clock import WaitsError, patches
 
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _READS: Final = 1 << 40
@@ -32,7 +32,7 @@ class Disk:
         self._names: dict[str, int] = {}
         """The same of the folder: inodes by name."""
         for name in ("open", "fsync", "replace", "link"):
-            setattr(os, name, getattr(self, f"_{name}")(getattr(os, name)))
+            patches.setattr(os, name, getattr(self, f"_{name}")(getattr(os, name)))
 
     def hang(self, *, writers: bool = False) -> None:
         """Let each thread wait that opens a file here, or only those that open it to write."""

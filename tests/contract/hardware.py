@@ -14,7 +14,7 @@ from typing import Any
 import pynvml
 
 from tests.contract import threads
-from tests.contract.clock import current
+from tests.contract.clock import current, patches, spoiled
 from tests.contract.node import Gateway, Node
 from tests.fakes import amd, nvml
 
@@ -26,8 +26,10 @@ def _by_default(of: str, name: str, **values: object) -> None:
         function = getattr(function, part)
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     defaults = dict(zip(reversed(names), reversed(function.__defaults__ or ()), strict=False))
-    function.__defaults__ = tuple(values.get(one, defaults[one]) for one in names if one in defaults) or None
-    function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **{k: v for k, v in values.items() if k not in names}}
+    others = {name: value for name, value in values.items() if name not in names}
+    given = tuple(values.get(one, defaults[one]) for one in names if one in defaults)
+    patches.setattr(function, "__defaults__", given or None)
+    patches.setattr(function, "__kwdefaults__", {**(function.__kwdefaults__ or {}), **others})
 
 
 class Host:
@@ -59,10 +61,11 @@ class Nvidia(Host):
 
     def __init__(self, node: Node, make: Callable[[Path], nvml.World] | None = None) -> None:
         super().__init__(node)
-        importlib.import_module("os").environ["FAKE_NVML_WORLD"] = str(self.root / "nvml")
+        patches.setenv("FAKE_NVML_WORLD", str(self.root / "nvml"))
+        spoiled.append("NVML's library")
         self.world = (make or (lambda path: nvml.dgx(path, 4)))(self.root / "nvml")
         self._libraries: dict[object, ctypes.CDLL] = {}
-        pynvml._nvmlGetFunctionPointer = self._function
+        patches.setattr(pynvml, "_nvmlGetFunctionPointer", self._function)
         self.install()
         self.load()
         self.show()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from devices.model import ContainerAnswer, DeviceNode
 from tests.contract import wire
+from tests.contract.clock import patches
 from tests.contract.hardware import Amd
 from tests.contract.node import Gateway, Node
 from tests.fakes.amd import Board, Sysfs
@@ -179,7 +179,7 @@ async def test_what_the_metrics_exporter_calls_unhealthy_is_so(node: Node) -> No
         ]
         return b"".join(field(1, state) for state in states)
 
-    setattr(importlib.import_module("devices.gpu.amd.exporter"), "grpc", wire.Grpc(node.clock))  # noqa: B010
+    patches.setattr("devices.gpu.amd.exporter.grpc", wire.Grpc(node.clock))
     handlers: dict[str, Any] = {"List": grpc.unary_unary_rpc_method_handler(said)}
     server = wire.Server([grpc.method_handlers_generic_handler("metricssvc.MetricsService", handlers)])
     server.add_insecure_port(f"unix:{host.root / 'exporter.sock'}")

@@ -16,6 +16,7 @@ from devices.model import ContainerAnswer, Device, DeviceNode, Health, Mount, Op
 from gateway_lab.kubelets.kubelet import KubeletError
 from gateway_lab.plugins.played import Habits
 from tests.contract.bridged import NIC, OTHER, Neighbour, behind, bridging, configured, stays
+from tests.contract.clock import patches, spoiled
 from tests.contract.node import Caller, Gateway, Node, Refused
 
 PREPARES = Options(pre_start_required=True)
@@ -468,11 +469,12 @@ async def test_of_many_that_register_at_once_no_more_are_taken_and_one_that_went
 
 
 async def test_all_plugins_together_have_so_many_devices_and_a_list_is_taken_when_there_is_room(node: Node) -> None:
+    patches.setattr("gateway.bridge.judge.MOST_IN_ALL", 600)
     bridging(node)
     many = [
         Neighbour(
             node, resource=f"vendor.example/n{number}", endpoint=f"{number}.sock",
-            devices=tuple(Device(f"d{one}") for one in range(20_000)),
+            devices=tuple(Device(f"d{one}") for one in range(200)),
         )
         for number in range(3)
     ]  # fmt: skip
@@ -481,7 +483,7 @@ async def test_all_plugins_together_have_so_many_devices_and_a_list_is_taken_whe
     last = Neighbour(node, habits=Habits(repeats_s=5.0))
     await last.start()
     [refused] = await node.until(lambda: node.gateways[-1].said("a plugin's list is refused"), "the refusal")
-    assert "at most 60000 devices of all plugins, got 2 besides 60000" in refused["reason"]
+    assert "at most 600 devices of all plugins, got 2 besides 600" in refused["reason"]
     await node.start_kubelet()
     await node.pass_time(20)
     assert node.capacity(NIC) == 0
@@ -528,6 +530,7 @@ async def test_a_folder_that_a_group_or_everybody_can_write_into_is_not_opened(n
 
 async def test_the_socket_has_a_kubelets_mode(node: Node) -> None:
     os.umask(0o077)
+    spoiled.append("umask")
     bridging(node)
     path = node.bridge / "device-plugins" / "kubelet.sock"
     await node.until(path.exists, "the socket")

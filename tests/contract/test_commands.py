@@ -313,16 +313,14 @@ async def test_a_cordon_without_a_gateway_counts_from_its_next_start(
     said = await shell(*words, *reason, status=status)
     assert says in said
     assert ("counts from the gateway's next start" in said) is not status
-    two = node.gateway()
-    await node.until(lambda: two.said("registered"), "its registration")
+    two = await node.registered()
     await node.pass_time(5)
     found = [name for name, state in (await two.states()).items() if state == "cordoned"]
     assert found == [name for name in cordoned if name in {A, B, C}]
     if cordoned == [A]:
         await two.terminate()
         assert "is no longer cordoned" in await shell("uncordon", A)
-        three = node.gateway()
-        await node.until(lambda: three.said("registered"), "its registration")
+        await node.registered()
         await node.allocatable_is(3)
 
 
@@ -336,8 +334,7 @@ async def test_a_cordon_on_a_node_that_no_gateway_ran_on_counts_and_a_damaged_me
     await one.terminate()
     (node.state / "ledger.json").write_text("{")
     assert "put aside" in await shell("cordon", C, "--reason", "ECC")
-    two = node.gateway()
-    await node.until(lambda: two.said("registered"), "its registration")
+    two = await node.registered()
     assert (await two.states())[C] == "cordoned"
 
 

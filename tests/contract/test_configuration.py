@@ -95,9 +95,7 @@ async def test_a_wrong_file_ends_the_start_with_its_line_and_is_no_reason_to_end
     assert status == WRONG, said
     assert all(word in said for word in (str(file), *words)), said
     file.write_text("version: v1\n")
-    await node.start_kubelet()
-    one = node.gateway("--config-file", str(file))
-    await node.allocatable_is(8)
+    one = await node.served(8, "--config-file", str(file))
     file.write_text(text)
     error = await node.eventually(lambda: _error(one), "the complaint")
     assert all(word in error for word in (str(file), *words)), error
@@ -154,9 +152,7 @@ async def test_an_edit_is_adopted_while_pods_run(node: Node, way: str) -> None:
         file.symlink_to("..data/config.yaml")
     else:
         file.write_text(_shared(2))
-    await node.start_kubelet()
-    one = node.gateway("--config-file", str(file), "--device-list-strategy=volume-mounts")
-    await node.allocatable_is(16)
+    one = await node.served(16, "--config-file", str(file), "--device-list-strategy=volume-mounts")
     given = await node.admit("pod")
     _edit(file, way, _shared(3))
     if way == "signal":
@@ -189,9 +185,7 @@ def _edit(file: Path, way: str, text: str) -> None:
 async def test_a_file_that_is_away_for_a_moment_is_no_trouble_and_one_that_stays_away_is_told(node: Node) -> None:
     file = node.folder / "config.yaml"
     file.write_text(_shared(2))
-    await node.start_kubelet()
-    one = node.gateway("--config-file", str(file))
-    await node.allocatable_is(16)
+    one = await node.served(16, "--config-file", str(file))
     file.unlink()
     await node.pass_time(0.01)
     file.write_text(_shared(3))
@@ -210,9 +204,7 @@ async def test_a_file_that_is_away_for_a_moment_is_no_trouble_and_one_that_stays
 async def test_what_is_decided_at_the_start_waits_for_the_next_one(node: Node) -> None:
     file = node.folder / "config.yaml"
     file.write_text(_shared(2))
-    await node.start_kubelet()
-    one = node.gateway("--config-file", str(file))
-    await node.allocatable_is(16)
+    one = await node.served(16, "--config-file", str(file))
     bridge = node.folder / "bridge"
     file.write_text(_shared(3, f"gateway:\n  bridge:\n    folder: {bridge}\n"))
     await node.allocatable_is(24)
@@ -224,9 +216,7 @@ async def test_what_is_decided_at_the_start_waits_for_the_next_one(node: Node) -
 
 
 async def test_a_hangup_without_a_file_ends_nothing(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     one.process.terminate(signal.SIGHUP)
     await node.pass_time(5)
     await node.admit("pod")

@@ -99,9 +99,7 @@ async def test_a_file_of_something_else_is_not_quoted(node: Node) -> None:
 
 async def test_a_wrong_profile_keeps_the_gpus_of_before(node: Node) -> None:
     node.simulate({GPU: {"gpus": 3}})
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(3)
+    one = await node.served(3)
     node.profile.write_text("resources: {nvidia.com/gpu: {gpus: many}}")
     await node.pass_time(10)
     assert node.allocatable() == 3

@@ -529,8 +529,8 @@ async def test_what_is_ordered_while_no_kubelet_is_there_is_withheld_from_none(n
         await cross(cluster, "dra")
         assert set((await node.gateways[-1].states()).values()) == {"present"}
         cluster.server.requests.clear()
-        await node.pass_time(300)
-        assert asked(cluster, "/status", "PATCH") < 20
+        await node.pass_time(60)
+        assert asked(cluster, "/status", "PATCH") < 5
         await cluster.start_kubelet("1.37")
         await node.allocatable_is(2, seconds=10)
         await node.restart_container("pod")
@@ -548,7 +548,7 @@ async def test_a_restart_forgets_no_order_and_no_holder(node: Node) -> None:
         for _ in range(2):
             node.gateways[-1].kill()
             cluster.gateway("--dra", "on")
-            await node.pass_time(400)  # By the kubelet's records alone.
+            await node.pass_time(60)  # By the kubelet's records alone.
             await sides(cluster, "to-dra", "plugin")
             assert not cluster.published()
         node.remove("pod")
@@ -599,9 +599,9 @@ async def test_while_a_gpu_waits_for_a_claim_the_clusters_claims_are_listed_seld
         await cluster.published_is(gpu_0=["leaving"], gpu_1=[])
         await node.pass_time(30)
         cluster.server.requests.clear()
-        await node.pass_time(600)
-        assert asked(cluster, CLAIMS) < 400
-        assert len(cluster.server.requests) < 800
+        await node.pass_time(150)
+        assert asked(cluster, CLAIMS) < 100
+        assert len(cluster.server.requests) < 200
         await words(cluster, A, "claim default/claim has it")
         cluster.forget(claim)
         await node.allocatable_is(1, seconds=5)
@@ -621,8 +621,8 @@ async def test_without_its_state_file_it_asks_seldom_and_says_what_is_not_known(
             cluster, A, "nothing is known of it yet, because the API server hasn't said yet which claims there are"
         )
         cluster.server.requests.clear()
-        await node.pass_time(600)
-        assert asked(cluster, CLAIMS) < 400
+        await node.pass_time(150)
+        assert asked(cluster, CLAIMS) < 100
         assert len(one.said("the API server doesn't say which claims there are: trying again")) == 1
         assert node.allocatable() == 0
         cluster.server.hidden = ""
@@ -650,8 +650,8 @@ async def test_an_annotation_that_cannot_be_followed_is_tried_seldom_and_soon_af
         await node.pass_time(30)
         assert "can't be lowered" in (await node.gateways[-1].status())["crossing"]
         cluster.server.requests.clear()
-        await node.pass_time(600)
-        assert 10 < asked(cluster, "/status", "PATCH") < 60
+        await node.pass_time(150)
+        assert 2 < asked(cluster, "/status", "PATCH") < 15
         cluster.server.forbidden = ""
         await cluster.published_is(45, gpu_0=[], gpu_1=[])
         assert not (await node.gateways[-1].status())["crossing"]
@@ -664,8 +664,8 @@ async def test_an_annotation_that_a_class_keeps_from_being_followed_is_tried_sel
         await node.pass_time(60)
         assert "extendedResourceName" in (await node.gateways[-1].status())["crossing"]
         cluster.server.requests.clear()
-        await node.pass_time(600)
-        assert 10 < asked(cluster, "/deviceclasses") < 60
+        await node.pass_time(150)
+        assert 2 < asked(cluster, "/deviceclasses") < 15
         device_class(cluster, "")
         await cluster.published_is(40, gpu_0=[], gpu_1=[])
 
@@ -674,7 +674,7 @@ async def test_an_annotation_is_followed_soon_after_an_outage(node: Node) -> Non
     async with both(node) as cluster:
         await cluster.server.stop()
         cluster.annotate(move_to="dra")
-        await node.pass_time(1800)
+        await node.pass_time(300)
         await cluster.server.start()
         await cluster.published_is(30, gpu_0=[], gpu_1=[])
 

@@ -27,6 +27,7 @@ CALLS = (
 )
 DESCRIBING = (
     *("nvmlDeviceGetName", "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture", "nvmlDeviceGetCudaComputeCapability"),
+    "nvmlDeviceGetAddressingMode",
     *("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetDriverVersion", "nvmlDeviceGetNvLinkState"),
     *("nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo", "nvmlDeviceGetTopologyCommonAncestor"),
 )
@@ -64,9 +65,9 @@ async def test_what_nvml_tells_of_a_gpu_and_of_an_instance_is_told(node: Node) -
             "cudaComputeCapability": "9.0",
             "cudaDriverVersion": "12.4",
         },
-        "capacities": {},
     }
     assert known[whole.uuid] == same | {
+        "capacities": {},
         "index": "0",
         "pci": whole.pci,
         "parent": "",
@@ -86,6 +87,15 @@ async def test_what_nvml_tells_of_a_gpu_and_of_an_instance_is_told(node: Node) -
         "nodes": ["/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap373", "/dev/nvidia-caps/nvidia-cap374"],
         "minor": 3,
         "memory": 9984 << 20,
+        "capacities": {
+            "multiprocessors": 16,
+            "copyEngines": 1,
+            "decoders": 1,
+            "encoders": 0,
+            "jpegEngines": 1,
+            "ofaEngines": 1,
+            "memorySlice4": 1,
+        },
         "slot": "20-4",
     }
 
@@ -324,22 +334,22 @@ async def test_no_failure_of_one_call_takes_another_gpu_or_a_partition_away(node
     one = await ready(node, nvidia, "--mig-strategy", "mixed", count=2)
     await node.allocatable_is(2, BIG)
     well = await offered(one)
+    hit = {nvidia.uuids[0], nvidia.world.gpus[0].instances[0].uuid, nvidia.uuids[3]}
     for code in (INVALID, UNSUPPORTED, NOT_FOUND, UNKNOWN):
         for gpu in (0, 3):
             nvidia.fails(call, code, gpu=gpu)
-            await node.pass_time(6)
-            now, ill = await offered(one), await told(one)
-            part = nvidia.world.gpus[0].instances[0].uuid if gpu == 0 else ""
-            hit = {nvidia.uuids[gpu], part}
-            assert {uuid: name for uuid, name in well.items() if uuid not in hit}.items() <= now.items(), code
-            assert now.items() <= well.items(), code  # None is offered whole that is partitioned.
-            if call in DESCRIBING:
-                assert now == well, code
-            gone = well.keys() - now.keys() - ill.keys()
-            if (call, code) not in {("nvmlDeviceGetMigDeviceHandleByIndex", no) for no in (INVALID, NOT_FOUND)}:
-                assert not gone, code  # Those two say that there is no instance.
+        await node.pass_time(6)
+        now, ill = await offered(one), await told(one)
+        assert {uuid: name for uuid, name in well.items() if uuid not in hit}.items() <= now.items(), code
+        assert now.items() <= well.items(), code  # None is offered whole that is partitioned.
+        if call in DESCRIBING:
+            assert now == well, code
+        gone = well.keys() - now.keys() - ill.keys()
+        if (call, code) not in {("nvmlDeviceGetMigDeviceHandleByIndex", no) for no in (INVALID, NOT_FOUND)}:
+            assert not gone, code  # Those two say that there is no instance.
+        for gpu in (0, 3):
             nvidia.works(call, gpu=gpu)
-            await node.eventually(lambda: _all(one, well), f"what was there before {call} failed with {code}", 1300)
+        await node.eventually(lambda: _all(one, well), f"what was there before {call} failed with {code}", 1300)
 
 
 async def _all(one: Gateway, well: dict[str, str]) -> bool:

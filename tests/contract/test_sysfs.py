@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import threading
@@ -17,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.contract import wire
+from tests.contract.clock import patches
 from tests.contract.hardware import Amd
 from tests.contract.node import Gateway, Node
 from tests.contract.test_amd import FIRST, GPU, SECOND, THIRD, parted, reasons, three
@@ -111,7 +111,7 @@ async def test_what_sysfs_tells_of_a_gpu_and_of_a_partition_is_told(node: Node) 
         "minor": 128,
         "driver": "6.8.5",
         "memory": 64 << 30,
-        "traits": {},
+        "traits": {"deviceID": "0x74a1"},
         "capacities": {"computeUnits": 101, "simdUnits": 405},
         "slot": "",
     }
@@ -362,7 +362,14 @@ def _of_part(name: str) -> Place:
 FILES: Final[Mapping[str, Place]] = {
     **{
         name: _of_gpu(name)
-        for name in ("current_compute_partition", "current_memory_partition", "numa_node", "product_name", "drm")
+        for name in (
+            "current_compute_partition",
+            "current_memory_partition",
+            "numa_node",
+            "product_name",
+            "device",
+            "drm",
+        )
     },
     "pci:amdgpu/<address>": lambda tree, number: tree.driver / tree.boards[number].pci,
     "nodes/<n>": _of_node(""),
@@ -563,7 +570,7 @@ class Exporter:
             self.asked.append(time.monotonic())
             return words()
 
-        setattr(importlib.import_module("devices.gpu.amd.exporter"), "grpc", wire.Grpc(host.node.clock))  # noqa: B010
+        patches.setattr("devices.gpu.amd.exporter.grpc", wire.Grpc(host.node.clock))
         handlers: dict[str, Any] = {"List": grpc.unary_unary_rpc_method_handler(say)}
         self.server = wire.Server([grpc.method_handlers_generic_handler("metricssvc.MetricsService", handlers)])
         self.server.add_insecure_port(f"unix:{host.root / 'exporter.sock'}")

@@ -106,7 +106,15 @@ class _Queue:
         return self._items.popleft()
 
 
-def install(loop: asyncio.AbstractEventLoop, process: Callable[[], Process | None]) -> None:
+def forget() -> None:
+    """Let the threads that there are wait for ever."""
+    _paused.clear()
+    _known.clear()
+
+
+def install(
+    loop: asyncio.AbstractEventLoop, process: Callable[[], Process | None], replace: Callable[[Any, str, Any], None]
+) -> None:
     """Have the threads that a process starts from now on run on the moved clock."""
     thread, event = threading.Thread, threading.Event
     start, join, is_alive, wait, happens = thread.start, thread.join, thread.is_alive, event.wait, event.set
@@ -144,7 +152,7 @@ def install(loop: asyncio.AbstractEventLoop, process: Callable[[], Process | Non
         (queue, {"SimpleQueue": _Queue}),
     ):
         for name, new in replaced.items():
-            setattr(owner, name, new)
+            replace(owner, name, new)
 
 
 def clocked(library: ctypes.CDLL, passes: Callable[[float], None]) -> None:

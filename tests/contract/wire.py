@@ -639,7 +639,8 @@ class Grpc:
 
     def __init__(self, clock: Clock) -> None:
         _clock[:] = [clock]
-        _listening.clear()
+        for one in (_listening, calls, _late):
+            one.clear()
         self.aio = _Aio()
 
     def __getattr__(self, name: str) -> Any:

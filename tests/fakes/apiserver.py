@@ -15,6 +15,7 @@ import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
@@ -25,6 +26,12 @@ import trustme
 from gateway.kubernetes.access import Access
 
 TOKEN = b"token-1"
+
+
+@cache
+def issued(authority: trustme.CA, name: str) -> trustme.LeafCert:
+    """Return a server's certificate; to make its key takes milliseconds."""
+    return authority.issue_cert(name)
 
 
 @dataclass
@@ -122,7 +129,7 @@ class ApiServer:
     async def start(self, name: str = "127.0.0.1") -> None:
         """Listen; again on the same port, where it was stopped."""
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.authority.issue_cert(name).configure_cert(tls)
+        issued(self.authority, name).configure_cert(tls)
         if self.clients is not None:
             self.clients.configure_trust(tls)
             tls.verify_mode = ssl.CERT_REQUIRED

@@ -55,15 +55,9 @@ def test_a_plugin_that_was_not_examined_has_no_column(monkeypatch: pytest.Monkey
     assert " Not examined: no devices: none. " in page
 
 
-def test_what_all_keep_and_what_was_the_same_on_two_kubelets_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    seen = RuleReport(
-        level="core", result="broken", kubelet="genuine", broken_on={"1.28": "it hung", "1.37": "it hung"}
-    )
-    page = written(monkeypatch, tmp_path, made("v1.0.0", rules={**made("").rules, "allocate": seen}))
+def test_what_all_keep_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = written(monkeypatch, tmp_path, made("v1.0.0"), made("v1.1.0"))
     assert "\nKept by all: [registers](conformance.md#registers).\n" in page
-    assert "| [allocate](conformance.md#allocate) | 1.28, 1.37 | it hung |" in page
 
 
 @pytest.mark.parametrize(
@@ -93,14 +87,12 @@ def test_a_report_that_would_be_more_than_text_is_refused(
         compared.page()
 
 
-def test_what_a_plugin_says_stays_in_its_cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    said = "Allocate gave `x` | <script>alert(1)</script>\n# heading"
-    rule = RuleReport(level="core", result="broken", kubelet="genuine", broken_on={"1.37": said})
-    page = written(
-        monkeypatch, tmp_path, made("v1.0.0", rules={"allocate": rule}, result="broken", levels={"core": "broken"})
-    )
-    assert (
-        "| [allocate](conformance.md#allocate) | 1.37 | `Allocate gave 'x' / <script>alert(1)</script> # heading` |"
-        in page
-    )
+def test_what_a_plugin_says_stays_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = "no devices: `x` | <script>alert(1)</script>\n# heading"
+    page = written(monkeypatch, tmp_path, made("v1.0.0", unexamined={"1.37": said}))
+    assert " Not examined: `no devices: 'x' / <script>alert(1)</script> # heading`. " in page
+
+
+def test_broken_rules_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = written(monkeypatch, tmp_path, made("v1.0.0", **BROKEN, result="broken", levels={"core": "broken"}))
     assert "| [plugin v1.0.0](#plugin-v100) | 0 kept, 1 broken |" in page

@@ -183,7 +183,7 @@ def test_a_checkpoint_that_nobody_looked_at_is_not_lost() -> None:
         "| register | a kubelet finds every device | *1.28* | 1.9 |",
         "register on 1.9: it has no such thing",
         "kubelet *1.28* is emulated: no Go",
-        "| 1.9 → *1.28* | ✅ | v1beta1 |  | the same (1 pod) | 6 ms | 1 |",
+        "| 1.9 → *1.28* | ✅ |  | the same (1 pod) | 6 ms | 1 |",
         "| drained first | 4 ms |",
         "| 1.9 | v1alpha2 |  | ✅ |",
         "| Go | go1.26.6 |",

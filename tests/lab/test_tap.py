@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -247,3 +248,28 @@ async def test_bytes_that_are_no_grpc_are_relayed_and_told_of(directories: tuple
         await writer.wait_closed()
         assert "expected the HTTP/2 preface" in tap.connections[0].fault
         assert any("unreadable" in line for line in transcript(tap.connections))
+
+
+async def test_what_a_plugin_says_before_it_closes_arrives_though_it_hears_nothing_more(
+    directories: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as kubelet:
+        listener.bind(str(directories[1] / "x"))
+        listener.listen()
+        listener.setblocking(False)
+        async with Tap(*directories) as tap:
+            tap._listen("x", *directories)
+            kubelet.connect(str(directories[0] / "x"))
+            kubelet.setblocking(False)
+            plugin, _ = await loop.sock_accept(listener)
+
+            def record(*_: object, from_caller: bool) -> None:
+                if from_caller:  # It is not passed on yet.
+                    plugin.send(b"bye")
+                    plugin.close()
+
+            monkeypatch.setattr(tap, "_record", record)
+            await loop.sock_sendall(kubelet, b"pong")
+            assert await loop.sock_recv(kubelet, 10) == b"bye"
+            assert await loop.sock_recv(kubelet, 10) == b""

@@ -729,4 +729,12 @@ MUTANTS = (
         "        if True:\n",
         f"{_MEMORY}::test_a_lost_gpu_that_is_forgotten_while_new_ones_are_written_stays_forgotten",
     ),
+    Mutant(
+        "OM3",
+        "a kubelet that knows only static pods shows who has gone",
+        "gateway/kubelet/drift.py",
+        'rpartition("-")[2] for pod in pods}) > 1',
+        'rpartition("-")[2] for pod in pods}) > 0',
+        f"{_RECORDS}::test_a_kubelet_that_knows_no_pods_but_static_ones_shows_no_pod_s_end",
+    ),
 )

@@ -270,13 +270,18 @@ def test_a_person_reads_what_is_wrong_for_pods_that_ask_by_name() -> None:
 
 def test_a_person_reads_how_drivers_stand_and_what_another_driver_offers() -> None:
     took = DriverStatus(
-        name="gpu.nvidia.com", devices=2, registered=True, unpublished="PATCH /x: 403 Forbidden", claims=1
+        name="gpu.nvidia.com",
+        devices=2,
+        registered=True,
+        unpublished="PATCH /x: 403 Forbidden",
+        claims=1,
+        refused=("claim ns/c: no",),
     )
     refused = DriverStatus(name="gpu.amd.com", devices=1, registered=False, trouble="no such version")
     strange = {IDS[1]: "dra.example.com offers it as x in theirs"}
     page = seen(document(replace(TROUBLED, strangers=strange), drivers=(took, refused)))
     for words in (
-        "  driver   gpu.nvidia.com: registered, 2 devices, 1 claim prepared\n           not published: PATCH /x: 403 Forbidden\n",
+        "  driver   gpu.nvidia.com: registered, 2 devices, 1 claim prepared\n           not published: PATCH /x: 403 Forbidden\n           refused: claim ns/c: no\n",
         "  driver   gpu.amd.com: not registered, 1 device\n           no such version\n",
         "not offered by DRA here: dra.example.com offers it as x in theirs",
     ):

@@ -19,7 +19,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from adapters.pb.v1beta1 import v1beta1_pb2
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("adapters", "devices", "gateway", "protos")
+COPIED = ("adapters", "devices", "gateway", "gateway_lab", "protos")
 PROOFS = {"tests/mutants/", "tests/fakes/", "docs/", "gateway_lab/kubelets/driver/"}
 """What the how-tos name for proofs alone: it is there already."""
 

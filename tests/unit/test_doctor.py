@@ -469,7 +469,7 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     ),
     "DPG0612": status_of(drivers=(replace(DRIVER, registered=False, rival="another process has the driver"),)),
     "DPG0613": written("var/lib/device-plugin-gateway/ledger.json", json.dumps({"format": 1, "claims": {"u": CLAIM}})),
-    "DPG0614": status_of(drivers=(replace(DRIVER, refused=("claim ns/c: expected no parameters",)),)),
+    "DPG0614": status_of(drivers=(replace(DRIVER, refused=("claim ns/c: Cannot use the parameters",)),)),
 }
 
 
