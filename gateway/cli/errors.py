@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import sys
 from collections.abc import Callable
 
 import click
 from click.core import ParameterSource
+
+from gateway.wires.log import printable_lines
+
+
+def worded(error: click.ClickException | OSError, variable: Callable[[click.Parameter, str | None], str]) -> Exception:
+    """Return the error that ends the command: a full disk's in words, and none that steers the terminal by what it quotes."""
+    if isinstance(error, click.ClickException):
+        found = named(error, variable) if isinstance(error, click.UsageError) else error
+        found.message = printable_lines(found.message)  # type: ignore[misc]
+        return found
+    if error.filename or error.errno != errno.ENOSPC:
+        return error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes its buffer again at the exit.
+    return click.ClickException(f"Cannot write the output: {error.strerror}.")
 
 
 def named(error: click.UsageError, variable: Callable[[click.Parameter, str | None], str]) -> click.UsageError:

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from gateway.configuration.kinds import unknown
-from gateway.wires import log as observe
 
 
 @contextlib.contextmanager
 def _worded_errors() -> Iterator[None]:
-    """Name the variable that an error is about, and keep what somebody wrote from steering the terminal that quotes it."""
+    """Word what ends the command."""
     try:
         yield
-    except click.ClickException as found:
-        from gateway.cli.errors import named
+    except (click.ClickException, OSError) as error:
+        from gateway.cli.errors import worded
 
-        error = named(found, variable) if isinstance(found, click.UsageError) else found
-        error.message = observe.printable_lines(error.message)  # type: ignore[misc]
-        raise error from None
-    except OSError as error:
-        if error.filename or error.errno != errno.ENOSPC:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes its buffer again at the exit.
-        raise click.ClickException(f"Cannot write the output: {error.strerror}.") from None
+        raise worded(error, variable) from None
 
 
 class Program(click.Command):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gateway.daemon import Gateway
 
 # Texts alone: what they mean is settled together with variables and the configuration file, by gateway.configuration.flags.
-_FLAGS = [
+FLAGS = [
     click.Option(
         [f"--{name}" for name in (flag.name, *flag.aliases)] + [flag.parameter],
         multiple=True,
@@ -38,19 +38,17 @@ _FLAGS = [
 ]
 _KUBELET_SOCKET = "kubelet.sock"
 _LONGEST_SOCKET_PATH = 107
-_OF_THE_LOG = frozenset({"log_format", "log_level"})
+OF_THE_LOG = frozenset({"log_format", "log_level"})
 
 _log = structlog.get_logger()
 
 
-class Settled(Program):
-    """A command that takes the daemon's options, to know the settings that a daemon would have."""
+class Run(Program):
+    """A command that takes the daemon's options."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Add the daemon's options to its own."""
-        own = super().get_params(ctx)
-        names = {one.name for one in own}
-        return [*own, *(one for one in run.params if one.name not in names and one.expose_value), *_FLAGS]
+        """Add other plugins' flags to its own options."""
+        return [*super().get_params(ctx), *FLAGS]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse them, spelled as with Go, too. Only ``run`` itself leaves a rest: options in front of another command."""
@@ -116,7 +114,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 @click.command(
-    cls=Settled,
+    cls=Run,
     context_settings={
         "allow_extra_args": True,
         "allow_interspersed_args": False,
@@ -241,10 +239,10 @@ def run(ctx: click.Context, /, log_format: str, log_level: str, **options: Any) 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # What changes before ``reload`` listens is read when it does.
     observe.configure(log_format, log_level)
     try:
-        settings, said = _settings(ctx, options)
+        settings, said = read(ctx, options)
         for note in kinds.unknown_hooks(settings.policy):
             _log.warning("configuration", note=note)
-        changed = {one.name: one.value for one in _effective(ctx, settings, said) if one.source != effective.DEFAULT}
+        changed = {one.name: one.value for one in in_force(ctx, settings, said) if one.source != effective.DEFAULT}
     except ConfigError as error:
         raise wrong(error) from error
     _log.info("starting device-plugin-gateway", version=VERSION, settings=changed)
@@ -261,20 +259,10 @@ def wrong(error: ConfigError) -> click.ClickException:
     return (click.UsageError if error.lasting else click.ClickException)(str(error))
 
 
-def effective_settings(ctx: click.Context) -> list[effective.Setting]:
-    """Return the settings that a daemon would use with this command's options, this process's variables and its file.
-
-    Raises:
-        ConfigError: one of them can't be used.
-    """
-    of_the_daemon = {option.name for option in (*run.params, *_FLAGS)} - _OF_THE_LOG
-    options = {name: value for name, value in ctx.params.items() if name in of_the_daemon}
-    return [*_effective(ctx, *_settings(ctx, options))]
-
-
-def _effective(ctx: click.Context, settings: Settings, said: Mapping[str, Given]) -> Iterator[effective.Setting]:
+def in_force(ctx: click.Context, settings: Settings, said: Mapping[str, Given]) -> Iterator[effective.Setting]:
+    """Say what each setting is, and who said it."""
     for option in run.params:
-        if not hasattr(settings, str(option.name)) and option.name not in _OF_THE_LOG:
+        if not hasattr(settings, str(option.name)) and option.name not in OF_THE_LOG:
             continue
         value = getattr(settings, option.name, ctx.params[option.name])
         how = ctx.get_parameter_source(option.name)
@@ -291,7 +279,7 @@ def _effective(ctx: click.Context, settings: Settings, said: Mapping[str, Given]
     yield from effective.of_devices(settings, said)
 
 
-def _settings(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Mapping[str, Given]]:
+def read(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Mapping[str, Given]]:
     """Put together what command line, variables and configuration file say; and say what wins, by flag name."""
     for note in commandline.unknown_variables(os.environ, map(variable, run.params), COMMANDS.keys() - {"run"}):
         _log.warning("environment", note=note)

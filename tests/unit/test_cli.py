@@ -263,7 +263,7 @@ def test_a_hangup_while_the_settings_are_read_does_not_end_it() -> None:
         "import os, signal, sys\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # Who is run by nohup would ignore it.
         "import gateway.cli.run as command\n"
-        "command._settings = lambda *_: (os.kill(os.getpid(), signal.SIGHUP), sys.exit(7))\n"
+        "command.read = lambda *_: (os.kill(os.getpid(), signal.SIGHUP), sys.exit(7))\n"
         "command.run()\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 7
