@@ -75,9 +75,9 @@ def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool,
     from gateway.cli import advice, fleet
 
     if (start is None) == (nodes is None):
-        raise click.UsageError("expected --from, for one node, or --nodes, for many: name one of them")
+        raise click.UsageError("Give either --from, for one node, or --nodes, for many")
     if goal == _CLAIMS and direct:
-        raise click.UsageError("expected --direct with a kubelet's version, got --to dra, where no kubelet changes")
+        raise click.UsageError("--direct doesn't go with --to dra, where no kubelet changes. Leave it out")
     facts = advice.load()
     width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
     try:
@@ -100,7 +100,7 @@ def _content(nodes: IO[bytes]) -> bytes:
 
     content = nodes.read(fleet.MOST_BYTES + 1)
     if len(content) > fleet.MOST_BYTES:
-        raise click.UsageError(f"expected at most {fleet.MOST_BYTES} bytes of nodes, got more: name fewer nodes")
+        raise click.UsageError(f"--nodes: more than {fleet.MOST_BYTES} bytes. Name fewer nodes")
     return content
 
 

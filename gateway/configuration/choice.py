@@ -106,7 +106,7 @@ def locate(choice: Choice, label: str) -> Path | None:
             names = [entry.name for entry in entries if not entry.name.startswith("..") and not entry.is_dir()]
     except OSError as error:
         raise ChoiceError(
-            f"{choice.folder}: expected a folder of configuration files, and it can't be read ({error.strerror}): mount it"
+            f"{choice.folder}: the folder of configuration files can't be read ({error.strerror}). Mount it"
         ) from error
     name = choose(choice, label, names)
     return None if name is None else choice.folder / name

@@ -36,8 +36,7 @@ def taken(said: MutableMapping[str, Given], node_name: str) -> tuple[str, Mappin
     strategy = said.get(_STRATEGY)
     if strategy is not None and _CDI not in (strategy.value if isinstance(strategy.value, tuple) else ()):
         raise ConfigError(
-            f"{strategy.source}: expected {_CDI} with {mode.source}, because claims' devices reach containers by CDI; got "
-            f"{', '.join(map(str, strategy.value)) if isinstance(strategy.value, tuple) else strategy.value}: leave it out"
+            f"{strategy.source}: needs {_CDI} with {mode.source}, because claims' devices reach containers by CDI. Leave it out"
         )
     said[_STRATEGY] = Given((_CDI,), mode.source)
     return str(mode.value), drivers
@@ -49,8 +48,8 @@ def _drivers(said: Given) -> dict[str, str]:
         domain, equals, driver = str(text).partition("=")
         if not equals or not domain or not re.fullmatch(_DRIVER, driver):
             raise ConfigError(
-                f"{said.source}: expected DOMAIN=DRIVER, such as example.com=devices.example.com, got {str(text)!r:.80}: a driver's "
-                "name is a DNS name in lower case, of at most 63 characters"
+                f"{said.source}: {str(text)!r:.80} is not DOMAIN=DRIVER, such as example.com=devices.example.com. A driver's name "
+                "is a DNS name in lower case, of at most 63 characters"
             )
         found[domain] = driver
     return found

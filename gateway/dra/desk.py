@@ -241,7 +241,7 @@ class Desk:
             return None
         if self._wished not in _ENDS:
             return ControlError(
-                f"expected {ANNOTATION} to be dra or plugin, got {shown(self._wished)}: nothing moves by it; correct it or remove it"
+                f"{ANNOTATION}: unknown value {shown(self._wished)}. Allowed: dra, plugin. No GPU moves by it"
             )
         crossing, to = self._crossing, Side(self._wished)
         away = [one for one in crossing.boards() if table.ordered(crossing.side(one), to) is not crossing.side(one)]
@@ -261,7 +261,7 @@ class Desk:
         """Move boards to the other API, or say where they are."""
         crossing, to, ids = self._crossing, request.get("to"), orders.handle_ids(request)
         if to not in _ENDS:
-            raise ControlError(f"expected dra or plugin, got {shown(to)}")
+            raise ControlError(f"unknown value {shown(to)}. Allowed: dra, plugin")
         there = crossing.boards()
         of = {one: board for board, found in there.items() for one in (board, *(entry.device.id for _, entry in found))}
         if strange := [one for one in ids if one not in of]:

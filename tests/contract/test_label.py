@@ -119,7 +119,7 @@ async def _is_content(one: Gateway) -> bool:
     return not await _complains(one)
 
 
-@pytest.mark.parametrize(("label", "words"), [("nowhere", "'nowhere'"), ("bad", "expected YAML")])
+@pytest.mark.parametrize(("label", "words"), [("nowhere", "'nowhere'"), ("bad", "not YAML")])
 async def test_a_first_start_without_a_good_file_ends_so_that_it_is_tried_again(
     node: Node, label: str, words: str
 ) -> None:

@@ -78,7 +78,7 @@ def test_a_label_reaches_no_other_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_isnt_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ChoiceError, match=f"{tmp_path}/x: expected a folder"):
+    with pytest.raises(ChoiceError, match=f"{tmp_path}/x: the folder of configuration files"):
         locate(rule(folder=tmp_path / "x"), "")
 
 
