@@ -893,7 +893,7 @@ def test_a_person_sees_the_code_what_was_seen_what_follows_and_what_to_do(alone:
 def test_a_code_that_is_none_is_refused(alone: Fake) -> None:
     done = call(alone.root, "--ignore", "DPG9999")
     assert done.exit_code == 2
-    assert "got DPG9999" in done.output
+    assert "unknown code DPG9999" in done.output
 
 
 def test_settings_that_cannot_be_gone_by_are_a_finding(alone: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
