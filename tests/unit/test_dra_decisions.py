@@ -21,7 +21,7 @@ from devices.source import Facts
 from gateway.configuration import dra as settings
 from gateway.configuration.settings import ConfigError, Given
 from gateway.dra import claims, offer, slices, sockets
-from gateway.dra.claims import Grant, ResourceClaim, Toleration, Wait
+from gateway.dra.claims import ResourceClaim, Toleration
 from gateway.dra.offer import Ailment, Offer, Taken, Version
 from gateway.dra.slices import Pool, Slice
 from gateway.memory.claimed import Claimed, ClaimedDevice
@@ -159,12 +159,6 @@ def test_attributes_are_the_vendors() -> None:
 def test_a_value_that_is_too_long_is_left_out(product: str, told: bool) -> None:
     [one], _ = offered({GPU: [entry("GPU-a")]}, {"GPU-a": replace(A100, product=product)})
     assert ("productName" in one.attributes) is told
-
-
-@pytest.mark.parametrize(("nodes", "told"), [((), None), ((1,), 1), ((0, 1), None)])
-def test_a_device_on_several_numa_nodes_is_on_none(nodes: tuple[int, ...], told: int | None) -> None:
-    [one], _ = offered({GPU: [entry("GPU-a", numa_nodes=nodes)]}, {"GPU-a": A100})
-    assert one.attributes.get("resource.kubernetes.io/numaNode") == told
 
 
 @pytest.mark.parametrize(
@@ -377,7 +371,6 @@ def test_hardware_is_known_again_whatever_the_driver_calls_it(name: str) -> None
 # Claims.
 
 ASKED = ClaimName("ns", "c", "u")
-KEY = claims.key("gpu.nvidia.com", "u")
 
 
 def claim(*results: dict[str, Any], uid: str = "u", config: Any = None) -> ResourceClaim:
@@ -416,6 +409,14 @@ def test_a_claim_has_as_many_devices_as_it_may() -> None:
     assert len(results) == claims.MOST
 
 
+def row(*devices: ClaimedDevice) -> Claimed:
+    return Claimed("ns", "other", "gpu.nvidia.com", 1.0, list(devices))
+
+
+HELD = ClaimedDevice("gpu-0", GPU, "GPU-0", "GPU-0", requests=["gpu"])
+SHARE = replace(HELD, share="s")
+
+
 @pytest.mark.parametrize(
     ("results", "has", "unshown", "missing"),
     [
@@ -436,18 +437,6 @@ def test_what_claims_have_of_a_node(results: list[dict[str, Any]], *, has: bool,
     assert found == claims.Allocated(had | {"GPU-1": "a ResourceSlice still offers it"}, frozenset(), unshown, missing)
 
 
-def row(*devices: ClaimedDevice) -> Claimed:
-    return Claimed("ns", "other", "gpu.nvidia.com", 1.0, list(devices))
-
-
-HELD = ClaimedDevice("gpu-0", GPU, "GPU-0", "GPU-0", requests=["gpu"])
-PARTED = ClaimedDevice("gpu-0-mig", MIG, "MIG-1", "GPU-0", "MIG-1")
-COPY = ClaimedDevice("gpu-0-shared-0", GPU, "GPU-0::0", "GPU-0")
-OTHER = claims.key("gpu.nvidia.com", "w")
-REPLICA = replace(gpu(0), device_id="GPU-0::1", name="gpu-0")
-SHARE = replace(HELD, share="s")
-
-
 @pytest.mark.parametrize(
     ("had", "result", "same"),
     [
@@ -460,41 +449,6 @@ def test_what_was_prepared_is_what_is_allocated(had: ClaimedDevice, result: dict
     results = claims.allocated(claim(result), ASKED, "gpu.nvidia.com", "n1")
     assert not isinstance(results, Refused)
     assert claims.has(row(had), results) is same
-
-
-@pytest.mark.parametrize(
-    ("result", "stock", "others", "decision"),
-    [
-        ({}, gpu(0), {}, Grant),
-        ({}, gpu(0), {OTHER: row(HELD)}, "gpu-0 is in use: still held as nvidia.com/gpu GPU-0 by claim ns/other"),
-        ({}, gpu(0), {OTHER: row(PARTED)}, "by claim ns/other"),
-        ({}, gpu(0), {OTHER: row(replace(HELD, board="GPU-1"))}, Grant),
-        ({}, gpu(0), {claims.key("x.example.com", "w"): row(HELD)}, "is in use"),
-        ({}, gpu(0), {KEY: row(HELD)}, Grant),
-        ({}, REPLICA, {OTHER: row(COPY)}, Grant),
-        ({}, REPLICA, {OTHER: row(replace(COPY, device_id="GPU-0::1"))}, "is in use"),
-        ({}, REPLICA, {OTHER: row(HELD)}, "is in use"),
-        ({}, gpu(0), {OTHER: row(COPY)}, "is in use"),
-        ({"adminAccess": True}, gpu(0), {OTHER: row(HELD)}, Grant),
-        ({}, gpu(0), {OTHER: row(replace(HELD, admin=True))}, Grant),
-        ({}, gpu(1), {}, "gpu-0 can't be handed out: a pod holds it"),
-        ({}, gpu(0, ailment=Ailment.UNHEALTHY, reason="XID 79"), {}, "gpu-0 is unhealthy: XID 79"),
-        ({"tolerations": [{"operator": "Exists"}]}, gpu(0, ailment=Ailment.UNHEALTHY), {}, Grant),
-        ({"adminAccess": True}, gpu(0, ailment=Ailment.UNHEALTHY), {}, Grant),
-        ({}, gpu(0, ailment=Ailment.LEAVING), {}, Grant),
-        ({}, gpu(0, ailment=Ailment.BY_NAME), {}, Grant),
-        ({}, gpu(0, ailment=Ailment.CORDONED, reason="hums"), {}, "gpu-0 is cordoned: hums"),
-    ],
-)
-def test_who_gets_a_device(result: dict[str, Any], stock: Offer, others: dict[str, Claimed], decision: Any) -> None:
-    results = claims.allocated(claim(result), ASKED, "gpu.nvidia.com", "n1")
-    assert not isinstance(results, Refused)
-    found = claims.granted(ASKED, results, (), {stock.name: stock}, {"gpu-0": "a pod holds it"}, others)
-    if isinstance(decision, str):
-        assert isinstance(found, Wait)
-        assert decision in found.reason
-    else:
-        assert isinstance(found, decision)
 
 
 @pytest.mark.parametrize(

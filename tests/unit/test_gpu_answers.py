@@ -22,38 +22,10 @@ from devices.model import (
     Mount,
     RefusedError,
     Sayable,
-    Trouble,
 )
 from devices.policy import CdiFallback, IdStrategy, ListStrategy, Policy
 
-GPUS = {
-    gpu.uuid: gpu
-    for gpu in (
-        GPU("GPU-z", 0, 0, numa_node=0, device_nodes=("/dev/null", "/dev/zero")),
-        GPU("GPU-y", 1, 1, numa_node=1, trouble=Trouble("too hot"), device_nodes=("/dev/null",)),
-        GPU("GPU-x", 2, 2),
-    )
-}
 ALL = Sayable(frozenset(Field))
-
-
-@pytest.mark.parametrize(
-    ("asked", "sayable", "says"),
-    [
-        ("GPU-x", Sayable(frozenset()), "by environment variables, which"),
-        ("GPU-x", Sayable(frozenset(), unsure=frozenset({Field.ENVS})), "by environment variables, which"),
-        ("GPU-z", Sayable(frozenset({Field.ENVS})), "by device nodes, which"),
-        ("GPU-z", Sayable(frozenset()), "by environment variables, which"),
-    ],
-)
-def test_no_half_answer(asked: str, sayable: Sayable, says: str) -> None:
-    with pytest.raises(RefusedError) as refused:
-        said(asked, gpus=GPUS, sayable=sayable)
-    assert refused.value.fault is Fault.FAILED_PRECONDITION
-    assert says in str(refused.value)
-
-
-NAMED = {name: GPU(name, index, index, cdi_name=f"v.com/gpu={name}") for index, name in enumerate(("GPU-b", "GPU-a"))}
 
 
 REAL = {
@@ -64,10 +36,7 @@ REAL = {
     )
 }
 CDI_CRI = frozenset({ListStrategy.CDI_CRI})
-CDI = frozenset({ListStrategy.CDI_CRI, ListStrategy.CDI_ANNOTATIONS})
 ENVVAR = frozenset({ListStrategy.ENVVAR})
-WITHOUT_CDI = Sayable(frozenset({Field.ENVS, Field.MOUNTS, Field.DEVICE_NODES}))
-PERHAPS_CDI = Sayable(WITHOUT_CDI.said, frozenset({Field.CDI_DEVICES}))
 VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 FILE = Mount("/usr/lib64/libcuda.so.550.54.15", "/run/nvidia/driver/usr/lib64/libcuda.so.550.54.15", read_only=True)
 
@@ -92,31 +61,18 @@ def around(*, hooks: bool) -> NodeTraits:
     return NodeTraits(specifications=cdi.specifications(REAL.values(), ("/dev/nvidiactl",), policy, driver))
 
 
-@pytest.mark.parametrize(
-    ("policy", "sayable", "there", "says"),
-    [
-        pytest.param(Policy(list_strategies=CDI_CRI), WITHOUT_CDI, NodeTraits(), "by CDI device names, which", id="CDI"),
-        pytest.param(Policy(list_strategies=CDI_CRI), PERHAPS_CDI, NodeTraits(), "by CDI device names, which", id="perhaps"),
-        pytest.param(Policy(list_strategies=CDI), WITHOUT_CDI, NodeTraits(), "CDI device names, annotations", id="both"),
-        pytest.param(
-            Policy(list_strategies=CDI_CRI, cdi_fallback=CdiFallback.EXPAND), WITHOUT_CDI, around(hooks=True), "a hook of",
-            id="a hook",
-        ),
-        pytest.param(
-            Policy(list_strategies=CDI_CRI, cdi_fallback=CdiFallback.EXPAND), WITHOUT_CDI, NodeTraits(),
-            "in no CDI specification", id="no specification",
-        ),
-        pytest.param(
-            Policy(list_strategies=CDI_CRI), ALL, NodeTraits(without_cdi="CDI needs the driver's libraries"),
-            "there is no specification: CDI needs the driver's libraries", id="no libraries",
-        ),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_said_is_refused(policy: Policy, sayable: Sayable, there: NodeTraits, says: str) -> None:
-    with pytest.raises(RefusedError) as refused:
-        said("GPU-a", policy=policy, sayable=sayable, around=there)
-    assert refused.value.fault is Fault.FAILED_PRECONDITION
-    assert says in str(refused.value)
+FIELDS = frozenset({Field.ENVS, Field.MOUNTS, Field.DEVICE_NODES, Field.ANNOTATIONS, Field.CDI_DEVICES})
+POLICIES = st.builds(
+    Policy,
+    list_strategies=st.frozensets(st.sampled_from(ListStrategy), min_size=1),
+    id_strategy=st.sampled_from(IdStrategy),
+    pass_device_specs=st.booleans(),
+    cdi_fallback=st.sampled_from(CdiFallback),
+    gds=st.booleans(),
+)
+
+
+NAMED = {name: GPU(name, index, index, cdi_name=f"v.com/gpu={name}") for index, name in enumerate(("GPU-b", "GPU-a"))}
 
 
 @pytest.mark.parametrize(
@@ -133,45 +89,10 @@ def test_not_looked_yet_is_refused_where_a_name_is_not_enough(policy: Policy, re
     assert refused.value.fault is Fault.FAILED_PRECONDITION
 
 
-def test_a_uuid_that_cdi_cannot_name_is_refused() -> None:
-    with pytest.raises(RefusedError, match="expected a CDI device name"):
-        said("MIG-GPU-1/7/0", policy=Policy(list_strategies=CDI_CRI), gpus={})
-
-
-CARDS = {
-    uuid: GPU(uuid, n, n, resource="amd.com/gpu", device_nodes=nodes)
-    for n, (uuid, nodes) in enumerate(
-        {
-            "0000:03:00.0": ("/dev/dri/card0", "/dev/dri/renderD128"),
-            "0000:83:00.0": ("/dev/dri/card1", "/dev/dri/renderD129"),
-            "none": (),
-        }.items()
-    )
-}
-KFD = NodeTraits(("/dev/kfd",))
-
-
-@pytest.mark.parametrize(
-    ("asked", "sayable", "says"),
-    [
-        (("0000:03:00.0", "none"), ALL, "none has none"),
-        (("0000:03:00.0",), Sayable(frozenset({Field.ENVS})), "by device nodes"),
-    ],
-)
-def test_amd_has_no_half_answer(asked: tuple[str, ...], sayable: Sayable, says: str) -> None:
-    with pytest.raises(RefusedError, match=says):
-        said(*asked, sayable=sayable, around=KFD, gpus=CARDS, resource="amd.com/gpu")
-
-
-FIELDS = frozenset({Field.ENVS, Field.MOUNTS, Field.DEVICE_NODES, Field.ANNOTATIONS, Field.CDI_DEVICES})
-POLICIES = st.builds(
-    Policy,
-    list_strategies=st.frozensets(st.sampled_from(ListStrategy), min_size=1),
-    id_strategy=st.sampled_from(IdStrategy),
-    pass_device_specs=st.booleans(),
-    cdi_fallback=st.sampled_from(CdiFallback),
-    gds=st.booleans(),
-)
+def test_beside_a_gpu_that_nobody_has_seen_no_name_of_its_own_counts() -> None:
+    """Half an answer would start the container with one of its two GPUs."""
+    told = said("GPU-a", "GPU-unseen", gpus=NAMED)
+    assert (told.cdi_devices, told.envs) == ((), {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-unseen"})
 
 
 @given(
@@ -201,12 +122,6 @@ def test_an_answer_uses_what_can_be_said_and_something_is_sure_to_arrive(
     assert used <= can | perhaps
     assert used - {Field.ANNOTATIONS, Field.CDI_DEVICES} <= can
     assert VARIABLE in told.envs or used & can & {Field.ANNOTATIONS, Field.CDI_DEVICES}
-
-
-def test_beside_a_gpu_that_nobody_has_seen_no_name_of_its_own_counts() -> None:
-    """Half an answer would start the container with one of its two GPUs."""
-    told = said("GPU-a", "GPU-unseen", gpus=NAMED)
-    assert (told.cdi_devices, told.envs) == ((), {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-unseen"})
 
 
 # --- GPUs of a vendor that has no rules here ----------------------------------------------------------------------------
