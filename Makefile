@@ -96,7 +96,7 @@ TEST ?=
 PYTEST = $(RUN)python -m pytest $(PARALLEL) $(RERUNS)
 .PHONY: test
 test: $(VENV) ## all tests, on one genuine kubelet of each API (the first time builds them: 2 minutes on two cores)
-	@$(RUN)python -m gateway.lab.kubelets.build 1.8 1.9 1.37
+	@$(RUN)python -m gateway_lab.kubelets.build 1.8 1.9 1.37
 	$(PYTEST) -m 'not other_kubelet' tests/compat tests/contract tests/unit $(TEST)
 
 .PHONY: test-all
@@ -124,7 +124,7 @@ nightly: $(VENV) ## what is too slow for each change, each once: all kubelets, m
 
 .PHONY: kubelets
 kubelets: $(VENV) ## build the genuine kubelet device managers
-	@$(RUN)python -m gateway.lab.kubelets.build
+	@$(RUN)python -m gateway_lab.kubelets.build
 
 # COMPAT: more options. "--genuine yes" builds every kubelet first, "--kubelets 1.28,1.37 --no-hops" runs less.
 COMPAT ?=
@@ -139,7 +139,7 @@ compat-bridge: kubelets ## the same through the bridge, with a plugin of each AP
 
 .PHONY: thirdparty
 thirdparty: kubelets ## genuine plugins of others behind the bridge, ended and killed on kubelets of each API (root or user namespaces; fetches Go modules)
-	$(RUN)python -m gateway.lab.plugins.thirdparty
+	$(RUN)python -m gateway_lab.plugins.thirdparty
 
 # COMPARED: which ones, on which kubelets: "--kubelets 1.32,1.37 sample-device-plugin". All by default.
 COMPARED ?=
@@ -153,7 +153,7 @@ compared: kubelets ## examine genuine plugins of others and our own, and remake 
 KUBELETS ?= 1.32 1.36 1.37
 export KUBELETS
 E2E ?=
-NODE = $(RUN)python -m gateway.lab.node $(addprefix --kubelet ,$(KUBELETS))
+NODE = $(RUN)python -m gateway_lab.node $(addprefix --kubelet ,$(KUBELETS))
 .PHONY: e2e-made
 e2e-made: $(VENV)
 	@$(NODE) --make
@@ -162,41 +162,41 @@ e2e-made: $(VENV)
 .PHONY: e2e
 e2e: e2e-made ## scenarios on a whole genuine node (wants root; the first time builds Kubernetes: 10 minutes or more)
 	$(NODE) -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_continuity.py tests/e2e/test_migration.py $(E2E)
-	@$(RUN)python -m gateway.lab.node --leftovers
+	@$(RUN)python -m gateway_lab.node --leftovers
 
 .PHONY: e2e-chart
 e2e-chart: e2e-made ## the README's five steps, and the Helm chart's rolls and features, on such a node (`.ci/chart` builds Helm first)
 	$(NODE) -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_readme.py tests/e2e/test_chart.py $(E2E)
-	@$(RUN)python -m gateway.lab.node --leftovers
+	@$(RUN)python -m gateway_lab.node --leftovers
 
 .PHONY: e2e-dra
 e2e-dra: $(VENV) ## the same with ResourceClaims, each of the kubelets on a node of its own
 	@for version in $(KUBELETS); do \
-		$(RUN)python -m gateway.lab.node --kubelet $$version --kubelet $(lastword $(KUBELETS)) -- \
+		$(RUN)python -m gateway_lab.node --kubelet $$version --kubelet $(lastword $(KUBELETS)) -- \
 			.venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_dra.py -k $$version $(E2E) || exit 1; done
-	@$(RUN)python -m gateway.lab.node --leftovers
+	@$(RUN)python -m gateway_lab.node --leftovers
 
 .PHONY: e2e-bridge
 e2e-bridge: e2e-made ## a plugin behind the gateway ends, crashes and is upgraded on such a node, and its kubelet is, too
 	$(NODE) -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_bridge.py $(E2E)
-	@$(RUN)python -m gateway.lab.node --leftovers
+	@$(RUN)python -m gateway_lab.node --leftovers
 
 # CROSSINGS: more options. "--times 10 --seed 2" crosses less often, otherwise.
 CROSSINGS ?=
 .PHONY: crossings
 crossings: $(VENV) ## a node crosses to DRA and back again and again while pods come and go; what it costs, as JSON
-	@$(RUN)python -m gateway.lab.node -- .venv/bin/python -m gateway.lab.node.crossings $(CROSSINGS)
+	@$(RUN)python -m gateway_lab.node -- .venv/bin/python -m gateway_lab.node.crossings $(CROSSINGS)
 
 # KILLS: more options, as "--slow-look".
 KILLS ?=
 .PHONY: kills
 kills: e2e-made ## kill the gateway that leads of two in a pod, 50 times: what the kubelet and the API server see of it
-	@$(RUN)python -m gateway.lab.node -- .venv/bin/python -m gateway.lab.node.kills $(KILLS)
+	@$(RUN)python -m gateway_lab.node -- .venv/bin/python -m gateway_lab.node.kills $(KILLS)
 
 # Those of the kubelets that `make kubelets` builds are played by CI, too (tests/compat/test_bugs.py). This builds all: `make nightly` does.
 .PHONY: track-record
 track-record: $(VENV) ## see each known bug happen on a genuine kubelet that has it, and not on one that hasn't
-	@$(RUN)python -m gateway.lab.bugs.run
+	@$(RUN)python -m gateway_lab.bugs.run
 
 # IMAGE: more options. "--tag 0.1.0 --tag 0.1.0-b" makes two archives of one layer, to try a roll with.
 IMAGE ?=
@@ -234,7 +234,7 @@ mutants: $(VENV) ## break each rule on purpose; a test must notice
 
 .PHONY: bench
 bench: $(VENV) ## measure the promises that have a figure
-	$(RUN)python -m gateway.lab.bench
+	$(RUN)python -m gateway_lab.bench
 
 # WALKS: more options. "--walks 200" for fewer, "--seed 1000" for others, "--steps ..." for one again.
 WALKS ?= --walks 2000
@@ -246,7 +246,7 @@ walks: $(VENV) ## random walks over a node (kubelets, gateways, pods, orders, ha
 GAUNTLET ?=
 .PHONY: gauntlet
 gauntlet: $(VENV) ## every fault, alone and mixed by chance, on emulated kubelets and the genuine ones that are built
-	@$(RUN)python -m gateway.lab.trials.gauntlet $(GAUNTLET)
+	@$(RUN)python -m gateway_lab.trials.gauntlet $(GAUNTLET)
 
 .PHONY: docs docs-check
 docs: $(VENV) ## write the tables of docs/ from what the code declares
@@ -304,4 +304,4 @@ locks-check: $(VENV) ## are the locks what pyproject.toml asks for?
 .PHONY: clean
 clean: ## remove what was made here (the cache of built kubelets lies outside and stays)
 	rm -rf .venv .venv-gen .venv-docs build dist compat-report *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find gateway adapters devices tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find gateway gateway_lab adapters devices tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -40,7 +40,7 @@ _RULES: Mapping[Field, Rule] = {
     Field.DEVICE_NODES: Rule(Fidelity.LOSSLESS, source=_SAME),
     Field.ANNOTATIONS: Rule(Fidelity.DEGRADED, source="came with kubelet 1.10; in no released alpha"),
     Field.CDI_DEVICES: Rule(
-        Fidelity.IMPOSSIBLE, source="came with kubelet 1.28; nothing else brings what CDI brings", advice=CDI_ADVICE
+        Fidelity.IMPOSSIBLE, source="came with kubelet 1.28; nothing else does what CDI does", advice=CDI_ADVICE
     ),
     Field.PREFERRED_ALLOCATION: Rule(Fidelity.DEGRADED, source="came with kubelet 1.19; the kubelet chooses by itself"),
     Field.PRE_START: Rule(

@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 _ALWAYS = "since 1.10"
 
 RULES: Mapping[Field, Rule] = {
-    Field.OPTIONS: Rule(Fidelity.LOSSLESS, source="heeded by 1.10 to 1.24; 1.25 and later ask GetDevicePluginOptions"),
-    Field.GET_OPTIONS: Rule(
-        Fidelity.LOSSLESS, source="called by 1.25 and later; before, Register's options say the same"
-    ),
+    Field.OPTIONS: Rule(Fidelity.LOSSLESS, source="used by 1.10 to 1.24; 1.25 and later call GetDevicePluginOptions"),
+    Field.GET_OPTIONS: Rule(Fidelity.LOSSLESS, source="called by 1.25 and later; before, Register has the options"),
     Field.TOPOLOGY: Rule(
         Fidelity.LOSSLESS,
         since=18,

@@ -1,11 +1,8 @@
-"""Which hardware a device ID stands for, and which IDs are withheld because a pod holds the same hardware under another.
+"""Which hardware a device ID stands for, and whether a device may be given while somebody has its hardware. Pure.
 
-A kubelet counts IDs. After an edit of the configuration (shared or not, another name, MIG or not) one GPU has other IDs, and
-what a running pod holds under the old one is free to the kubelet under the new ones. So IDs that are offered no longer and
-that a container holds are *claims* on their hardware; who offers anything on it asks here first. IDs that are offered side by
-side now, replicas for example, are no claim on each other: that is what the operator wants.
-
-Pure: what is held, and what the sources see, comes from whoever asks.
+A kubelet counts IDs, and one GPU has several: after an edit of the configuration (shared or not, another name, MIG or not), under a
+resource of another plugin, in a ResourceSlice. So whoever gives devices asks ``may_give`` with all ``Hold``s of the node, wherever they come
+from. IDs that are offered side by side now, replicas for example, are not in each other's way: that is what the operator wants.
 """
 
 from __future__ import annotations
@@ -33,10 +30,10 @@ class Place(Struct, frozen=True):
         return self.board == other.board and (not self.part or not other.part or self.part == other.part)
 
 
-class Claim(Struct, frozen=True):
-    """That hardware is taken under an ID that isn't on offer here: the ID, where it is, and in words by whom.
+class Hold(Struct, frozen=True):
+    """That somebody has hardware: under which resource and ID, where it is, and in words who has it.
 
-    ``offer``: nobody holds it, but the kubelet may give it to somebody.
+    ``offer``: nobody has it, but the kubelet may give it to somebody.
     """
 
     resource: str
@@ -46,18 +43,34 @@ class Claim(Struct, frozen=True):
     offer: bool = False
 
 
-def held(resource: str, device_id: str, place: Place, holder: str | None) -> Claim:
-    """Claim the hardware of an ID that a container holds; ``holder`` None: it can't be seen who."""
+def held(resource: str, device_id: str, place: Place, holder: str | None) -> Hold:
+    """Say that somebody has a device; ``holder`` None: it can't be seen who."""
     known = f"still held as {resource} {device_id}"
     perhaps = "; who holds it can't be seen now, so it may be free"
-    return Claim(resource, device_id, place, f"{known} by {holder:.160}" if holder is not None else f"{known}{perhaps}")
+    return Hold(resource, device_id, place, f"{known} by {holder:.160}" if holder is not None else f"{known}{perhaps}")
 
 
-def offered_elsewhere(resource: str, device_id: str, place: Place) -> Claim:
-    """Claim the hardware of an ID that another gateway, or a plugin, offers under a resource name of its own."""
-    return Claim(
+def offered_elsewhere(resource: str, device_id: str, place: Place) -> Hold:
+    """Say that another gateway, or a plugin, offers a device under a resource name of its own."""
+    return Hold(
         resource, device_id, place, f"offered as {resource} {device_id} by another gateway or plugin", offer=True
     )
+
+
+def may_give(device_id: str, place: Place, holds: Iterable[Hold], *, shares: bool) -> Hold | None:
+    """Decide whether a device may be given: None, or the first hold that is in the way.
+
+    Args:
+        device_id: the device.
+        place: where it is.
+        holds: what others have; not what the one who asks has.
+        shares: whether it may go beside other replicas of the same hardware.
+    """
+    for hold in holds:
+        beside = shares and device_id != hold.device_id and are_shared(device_id, hold.device_id)
+        if hold.place.overlaps(place) and not beside:
+            return hold
+    return None
 
 
 def place_of(device: Device) -> Place:
@@ -70,25 +83,24 @@ def place_of(device: Device) -> Place:
     return Place(shared)
 
 
-def withheld(claims: Iterable[Claim], devices: Iterable[Device], held: Container[str]) -> dict[str, str]:
+def withheld(holds: Iterable[Hold], devices: Iterable[Device], held: Container[str]) -> dict[str, str]:
     """Say which devices of one resource are not to be given out now, and why, by ID.
 
     Args:
-        claims: what is taken, under whichever resource.
+        holds: what others have, under whichever resource.
         devices: what the resource offers.
         held: the devices of the resource that containers hold. Of a GPU that was shared more often before, they stay as they
             are: whoever shared it goes on sharing it.
     """
-    by_board: dict[str, list[Claim]] = {}
-    for claim in claims:
-        by_board.setdefault(claim.place.board, []).append(claim)
+    by_board: dict[str, list[Hold]] = {}
+    for hold in holds:
+        by_board.setdefault(hold.place.board, []).append(hold)
     found: dict[str, str] = {}
     for device in devices if by_board else ():
         place = place_of(device)
-        for claim in by_board.get(place.board, ()):
-            if claim.place.overlaps(place) and not (device.id in held and are_shared(device.id, claim.device_id)):
-                found[device.id] = claim.words
-                break
+        hindrance = may_give(device.id, place, by_board.get(place.board, ()), shares=device.id in held)
+        if hindrance is not None:
+            found[device.id] = hindrance.words
     return found
 
 

@@ -353,14 +353,14 @@ def _met(gateway: Gateway, commands: Commands) -> Mapping[str, Handler]:
 
         await server.meet(gateway.source.name, commands.taken(rows=False)(), gateway.settings, *talk)
 
-    async def crossed(*talk: Any) -> None:
+    async def moved(*talk: Any) -> None:
         of_drivers = (
             {} if gateway.drivers is None else gateway.drivers.handlers
         )  # Other ones after each time that the gateway led.
-        await {**commands.handlers, **of_drivers}["cross"](*talk)
+        await {**commands.handlers, **of_drivers}["move"](*talk)
 
-    handlers = {**commands.handlers, "cross": crossed}
-    forwarded = {order: gateway.leader.forwarding(handlers[order]) for order in ("cross", *orders.ORDERS)}
+    handlers = {**commands.handlers, "move": moved}
+    forwarded = {order: gateway.leader.forwarding(handlers[order]) for order in ("move", *orders.ORDERS)}
     return {**handlers, **forwarded, **gateway.leader.handlers, "doctor": doctor}
 
 
@@ -368,10 +368,9 @@ def _drivers(gateway: Gateway, first: asyncio.Event) -> RenewedDrivers:
     from gateway.dra import drivers, renewed  # noqa: PLC0415 - its imports are paid only where DRA is wanted
     from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
 
-    memory = gateway.ledger, gateway.scribe, gateway.beliefs, gateway.holdings.held
     lists = (lambda: gateway.resources), gateway.update
-    known = gateway.age, gateway.source, *memory, *lists
-    inside = drivers.Inside(*known, gateway.presence, first, lambda: gateway.leader.passes_to)
+    passes_to = lambda: gateway.leader.passes_to  # noqa: E731 - it changes
+    inside = drivers.Inside(gateway.age, gateway.source, gateway.holdings, *lists, first, passes_to)
     try:
         made = renewed.RenewedDrivers(lambda: drivers.Drivers(gateway.settings, inside), gateway._tasks)  # noqa: SLF001 - its parts
     except AccessError as error:

@@ -18,7 +18,7 @@ from devices.life import merging, states
 from devices.source import Fate, Listing, listed
 from gateway.kubelet import beliefs
 from gateway.kubelet.outdated import Outdated
-from gateway.memory.claimed import on_hardware
+from gateway.memory import claimed
 from gateway.memory.ledger import boot_id
 from gateway.memory.owners import Owners
 from gateway.registration import events
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from devices.boards import Claim
+    from devices.boards import Hold
     from devices.model import Device
     from devices.source import DeviceSource, Inventory
     from gateway.configuration.settings import Settings
@@ -98,8 +98,8 @@ class Lists:
         self._away = away
         self._tasks, self._started = tasks, started
         self._owners = Owners(holdings, source)
-        self._claims: Sequence[Claim] = ()
-        """What of the hardware is taken under IDs that aren't offered here."""
+        self._holds: Sequence[Hold] = ()
+        """Who has hardware under IDs that aren't offered here."""
         self.inventory: Inventory | None = None
         """What the source said last."""
         self.unseen = Unseen(holdings.ledger, source)
@@ -122,7 +122,7 @@ class Lists:
             await self._take(inventory)
 
     async def _take(self, inventory: Inventory | None) -> None:
-        self.inventory, claimed = inventory, self._claimed()
+        self.inventory, known_holds = inventory, self._held_ids()
         clock = merging.Clock(began := time.monotonic(), time.time(), self._started)
         self.unseen.look(inventory)
         self.based_on, known = self._ledger.beside_lists(), self._ledger.resources()
@@ -177,12 +177,11 @@ class Lists:
         for name in sent:
             changes.tell(name, shown[name], self._resources[name].entries)
         await asyncio.sleep(0)
-        # With --dra on, the leader's list is what the kubelet has: from one that stands by nothing differs yet.
-        for name in {"off": merged, "on": sent, "only": ()}[self._settings.dra]:
+        for name in merged if self._settings.dra != "only" else ():
             self._beliefs.listed(name, self._resources[name].plugin.devices)
         self._took = time.monotonic() - began
         self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
-        self._look_for(claimed)
+        self._look_for(known_holds)
         await self._sent(any(name not in before for name in self._resources))
 
     def _asked(self, listings: Mapping[str, Listing | None], clock: merging.Clock) -> Asked:
@@ -191,14 +190,14 @@ class Lists:
         before = {name: self._resources[name].entries if name in self._resources else {} for name in listings}
         grace, asked, on_offer = self._settings.startup_grace, {}, _offered(listings, self._ledger)
         if self.inventory is None:
-            self._claims = list(self._prepared())
+            self._holds = list(self._prepared())
         else:
             remaining = {
                 name: merging.remaining(known[name], listing, before[name], clock, grace)
                 for name, listing in listings.items()
                 if listing is not None
             }
-            self._claims = [*self._heeded(self._owners.claims(remaining, on_offer), listings), *self._prepared()]
+            self._holds = [*self._heeded(self._owners.holds(remaining, on_offer), listings), *self._prepared()]
         cordons = self._owners.cordons(on_offer.values())
         for name, listing in listings.items():
             held = self._held(name) or frozenset()  # Whom the kubelet forgot has nothing that it wouldn't give.
@@ -206,36 +205,36 @@ class Lists:
             one = replace(
                 known[name],
                 cordons={**known[name].cordons, **boards.withheld(cordons, offered, ())},
-                withheld=boards.withheld(self._claims, offered, held),
+                withheld=boards.withheld(self._holds, offered, held),
                 away=self._away(chain(known[name].announced.values(), offered)),
             )
             asked[name] = one, listing, before[name], clock, grace
         return asked
 
-    def _prepared(self) -> Iterable[Claim]:
-        """Claim what is prepared for ResourceClaims from before, when DRA was on; with it on, that is not offered otherwise."""
-        return on_hardware(self._ledger.claims) if self._settings.dra == "off" else ()
+    def _prepared(self) -> Iterable[Hold]:
+        """Give what is prepared for ResourceClaims from before, when DRA was on; with it on, that is not offered otherwise."""
+        return claimed.holds(self._ledger.claims) if self._settings.dra == "off" else ()
 
-    def _heeded(self, claims: Sequence[Claim], ours: Container[str]) -> Sequence[Claim]:
+    def _heeded(self, holds: Sequence[Hold], ours: Container[str]) -> Sequence[Hold]:
         """Leave out what isn't so any more. What others offer outlives a kubelet's restart; a checkpoint names what nobody serves now."""
-        if not any(claim.offer for claim in (*claims, *self._claims)):
-            return claims
+        if not any(hold.offer for hold in (*holds, *self._holds)):
+            return holds
         last, since = self._beliefs.last, self._presence.since
         if last is None or last.view.allocatable is None:
-            claims = [claim for claim in claims if not claim.offer]
+            holds = [hold for hold in holds if not hold.offer]
         if last is not None and since is not None and last.at - since >= beliefs.AFTER_START:
-            return claims
-        found = {(claim.resource, claim.device_id) for claim in claims}
+            return holds
+        found = {(hold.resource, hold.device_id) for hold in holds}
         served = {resource.name for resource in self._resources.values() if resource.plugin.streaming}
         kept = [
-            claim
-            for claim in self._claims
-            if claim.offer
-            and claim.resource not in served
-            and claim.resource not in ours
-            and (claim.resource, claim.device_id) not in found
+            hold
+            for hold in self._holds
+            if hold.offer
+            and hold.resource not in served
+            and hold.resource not in ours
+            and (hold.resource, hold.device_id) not in found
         ]
-        return [*claims, *kept]
+        return [*holds, *kept]
 
     def _known(self, name: str, listing: Listing | None) -> merging.Known:
         announced = self._ledger.announced(name)
@@ -257,13 +256,13 @@ class Lists:
     def _given(self) -> int:
         return sum(resource.plugin.given for resource in self._resources.values())
 
-    def _claimed(self) -> frozenset[tuple[str, str]]:
-        return frozenset((claim.resource, claim.device_id) for claim in self._claims)
+    def _held_ids(self) -> frozenset[tuple[str, str]]:
+        return frozenset((hold.resource, hold.device_id) for hold in self._holds)
 
     def _look_for(self, known: frozenset[tuple[str, str]]) -> None:
-        """Have the kubelet's records read while a claim waits for its end; at once where there are others than ``known``."""
-        if self._claims:
-            self._beliefs.look_within(self._rest(HOLDERS_AGAIN) if self._claimed() <= known else 0)
+        """Have the kubelet's records read while a device waits for the end of a hold; at once where there are others than ``known``."""
+        if self._holds:
+            self._beliefs.look_within(self._rest(HOLDERS_AGAIN) if self._held_ids() <= known else 0)
 
     def _rest(self, seconds: float) -> float:
         return max(seconds, PART * self._took)  # Most of the time is for calls.
@@ -288,7 +287,7 @@ class Lists:
                     devices = self.unseen.to_record(name, self._resources[name].plugin.devices)
                     await _announce(self._ledger, name, devices)
                 await self._scribe.durable()
-        if self._claims:
+        if self._holds:
             self._beliefs.look_within(HANDED_OVER_LOOK)
         else:
             self.update_again([time.monotonic() + HANDED_OVER_LOOK])
@@ -304,7 +303,7 @@ class Lists:
 
     def looked(self) -> None:
         """Take note that the kubelet's records were read: what waited for that goes on."""
-        waiting = bool(self._claims and self._resources) or any(
+        waiting = bool(self._holds and self._resources) or any(
             entry.state in _WAITING
             or (entry.beneath is not None and any(one.state in _WAITING for one in entry.beneath.layers))
             for resource in self._resources.values()
@@ -319,7 +318,7 @@ class Lists:
                 self._beliefs.look_within(HANDED_OVER_LOOK)
                 return
             self._tasks.background(self.update())
-            self._beliefs.look_within(self._rest(HOLDERS_AGAIN if self._claims else LOOK_AGAIN))
+            self._beliefs.look_within(self._rest(HOLDERS_AGAIN if self._holds else LOOK_AGAIN))
             if (last := self._beliefs.last) is not None and self._outdated.is_due(last.view, last.at):
                 served = [one.plugin for one in self._resources.values() if one.plugin.streaming]
                 for plugin in sorted(served, key=lambda one: len(one.devices))[:1]:

@@ -17,10 +17,10 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, Phase, settings
 
-from gateway.cli import main
+from gateway.cli import run
 from gateway.configuration.settings import Settings
-from gateway.lab.kubelets.build import available, built
 from gateway.wires import log as observe
+from gateway_lab.kubelets.build import available, built
 
 PATIENT = settings(deadline=None, suppress_health_check=(HealthCheck.too_slow,))
 settings.register_profile("patient", PATIENT)
@@ -67,7 +67,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
         runs.append(settings)
         return 0
 
-    monkeypatch.setattr(main, "serve", serve)
+    monkeypatch.setattr(run, "serve", serve)
     return runs
 
 

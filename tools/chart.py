@@ -60,14 +60,17 @@ def page(text: str, table: Mapping[str, Sequence[Row]]) -> str:
 
 
 def _nvidia(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    plain = [f"`{row['key']}`" for row in rows if not row["text"]]
     for row in rows:
-        does = "honoured, in part" if row["does"] == "partly" else row["does"]
-        yield f"`{row['key']}`", does, row["text"]
+        if row["text"]:
+            does = "honoured, in part" if row["does"] == "partly" else row["does"]
+            yield f"`{row['key']}`", does, row["text"]
+    yield ", ".join(plain), "honoured", "as in NVIDIA's chart"
 
 
 def _rocm(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    for row in rows:
-        yield f"`{row['key']}`", row["here"]
+    for here in dict.fromkeys(row["here"] for row in rows):
+        yield ", ".join(f"`{row['key']}`" for row in rows if row["here"] == here), here
 
 
 def _ours(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:

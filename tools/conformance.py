@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.lab.conformance.report import LEVELS, Level, level
-from gateway.lab.trials.conformance import RULES, Rule
-from tools.pages import between, part, table
+from gateway_lab.conformance.report import LEVELS, Level, level
+from gateway_lab.trials.conformance import RULES, Rule
+from tools.pages import between, part
 
 _BEGIN: Final = "<!-- rules: declared, begin -->\n"
 _END: Final = "<!-- rules: declared, end -->\n"
 _HEADS: Final[dict[Level, str]] = {
-    "core": "Core: what every node meets",
-    "extended": "Extended: what happens to one node of many",
+    "core": "Core rules: every node meets this",
+    "extended": "Extended rules: a few nodes of many meet this",
 }
 
 
@@ -27,19 +27,21 @@ def _rules() -> Iterator[str]:
         yield f"\n## {_HEADS[name]}\n"
         for rule in RULES:
             if level(rule.id) == name:
-                yield f"\n### {rule.id}\n\n"
-                yield from table(("promise", rule.promise), _rows(rule))
+                yield f"\n### {rule.id}\n\n{_text(rule)}\n"
 
 
-def _rows(rule: Rule) -> Iterator[tuple[str, str]]:
-    yield "rests on", rule.reference
-    kubelet = "emulated: it must misbehave, or tell what it did" if rule.emulated else "genuine, where it is built"
-    yield "kubelet", kubelet + (f"; from 1.{rule.since} on ({rule.why})" if rule.since else "")
+def _text(rule: Rule) -> str:
+    said = [f"{rule.promise[0].upper()}{rule.promise[1:]}.", f"Why: {rule.reference}."]
+    if rule.emulated:
+        said.append("*Emulated.*")
+    if rule.since:
+        said.append(f"From kubelet 1.{rule.since} on: {rule.why}.")
     if rule.devices > 1:
-        yield "devices", f"{rule.devices} healthy ones"
+        said.append(f"Needs {rule.devices} healthy devices.")
     if rule.changes:
-        yield "wants", "`--change`"
+        said.append("Needs `--change`.")
+    return " ".join(said)
 
 
 if __name__ == "__main__":
-    part(page, __doc__, "gateway/lab/trials/conformance.py says")
+    part(page, __doc__, "gateway_lab/trials/conformance.py says")

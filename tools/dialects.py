@@ -21,27 +21,25 @@ INTRODUCTION = """\
 <!-- Generated from the adapters' declarations by `make docs`. Do not edit. -->
 # What each version of the device plugin API can say
 
-The kubelet has spoken three device plugin APIs, here called *dialects*: each has its own version string in Register and
-its own spelling on the wire. One model holds all that any of them can say, and each dialect declares what becomes of
-each part of it:
+The kubelet has spoken three device plugin APIs, here called *dialects*. One model holds all that any of them can say; each dialect declares what becomes
+of each part:
 
-- **lossless**: it is said as it is;
+- **lossless**: it arrives as it is;
 - **degraded**: it is left out, because the pod works without it; counted, and logged once;
-- **impossible**: left out, the pod would start without its device. The request is refused, with a message that says so.
+- **impossible**: without it the pod would start without its device. The request is refused, with a message that explains it.
 """
 
 LEVELS = f"""\
 ## How the kubelet's version is known
 
-`v1beta1` only ever grew, and a kubelet drops what it doesn't know in silence. How much a kubelet knows comes from what
-it does on the live connection:
+A kubelet silently drops fields of `v1beta1` that it doesn't know. The gateway learns the version from the live connection:
 
-- With Register, kubelet 1.{OPTIONS_FIRST} and later call GetDevicePluginOptions before ListAndWatch; earlier ones don't.
-- The `user-agent` of its calls names its grpc-go, as in the table below. A version between two rows means any kubelet of
-  its neighbours; a later one means the newest kubelet here or a later one. Other programs' agents mean nothing.
+- During Register, kubelet 1.{OPTIONS_FIRST} and later call GetDevicePluginOptions before ListAndWatch; earlier ones don't.
+- The `user-agent` of its calls names its grpc-go (table below). A version between two rows means any kubelet of its neighbours. A later one means
+  the newest kubelet here, or a later one. Other programs' agents mean nothing.
 
-Evidence that contradicts itself counts for the older kubelet, and where it leaves a part open, an answer must not rest
-on that part alone. `--kubelet-version` settles it; a vendor's kubelet, built with another grpc-go, needs it.
+If the evidence contradicts itself, the older kubelet counts. If it leaves a part open, a response must not depend on that part alone.
+`--kubelet-version` settles it. A vendor's kubelet that is built with another grpc-go needs that option.
 """
 
 
@@ -61,7 +59,7 @@ def page() -> str:
             ],
         ),
         "\n## Why\n\n`#` numbers are issues and pull requests of kubernetes/kubernetes; versions are the kubelet's.\n\n",
-        *table(("", "dialect", "verdict", "because"), list(_reasons(oldest_first))),
+        *_reasons(oldest_first),
         "\n" + LEVELS + "\n",
         *table(("grpc-go", "kubelet"), list(_agents())),
     ]
@@ -78,14 +76,14 @@ def _verdict(rule: Rule) -> str:
     return f"{rule.verdict.value} from 1.{rule.since}; before, {rule.before.value}"
 
 
-def _reasons(dialects: Iterable[Dialect]) -> Iterator[tuple[str, ...]]:
-    """Give each field its reasons; dialects that share one share a row."""
+def _reasons(dialects: Iterable[Dialect]) -> Iterator[str]:
+    """Give each field its reasons; dialects share one if they declare the same."""
     for field in Field:
         sharing: dict[Rule, list[str]] = {}
         for dialect in dialects:
             sharing.setdefault(dialect.rules[field], []).append(f"`{dialect.name}`")
-        for rule, names in sharing.items():
-            yield field.value, ", ".join(names), _verdict(rule), rule.source
+        reasons = (f"{', '.join(names)}: {rule.source}" for rule, names in sharing.items())
+        yield f"- **{field.value}**. {'. '.join(reasons)}.\n"
 
 
 def _agents() -> Iterator[tuple[str, str]]:

@@ -16,8 +16,8 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Final
 
-from gateway.lab.kubelets.build import BuildError
-from gateway.lab.plugins.thirdparty import built
+from gateway_lab.kubelets.build import BuildError
+from gateway_lab.plugins.thirdparty import built
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 REPORTS: Final = ROOT / "conformance" / "reports"

@@ -5,8 +5,8 @@ With FILE it is written there, with --check compared with what is there (exit st
 
 from __future__ import annotations
 
-from gateway.lab.trials.faults import page
+from gateway_lab.trials.faults import page
 from tools.pages import main
 
 if __name__ == "__main__":
-    main(page, __doc__, "gateway/lab/trials/faults.py says")
+    main(page, __doc__, "gateway_lab/trials/faults.py says")

@@ -6,43 +6,63 @@ counted or timed is cut off where the machine makes no more difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
+from devices.life.states import State as DeviceState
 from gateway.age import Age
+from gateway.bridge.shield import Cover
 from gateway.kubelet.identity import KubeletId
 from gateway.leader import machine as leader
 from gateway.leader.machine import Stage
 from gateway.registration import events as told
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase, Timer
+from gateway.sides.side import Side
 from tools.pages import main, table
 
 INTRODUCTION: Final = """\
 <!-- Generated from the state machines by `make docs`. Do not edit. -->
-# The two state machines
+# The state machines
 
-What decides is pure: `step(state, event)` gives the next state and what is to be done. These tables are printed from that code: every
-state that can be reached, with every event in it. An event that is not listed in a state changes nothing there and does nothing.
-A timer that is set or cancelled, and what is only logged, is left out. *Sometimes* means that it depends on more than the state's name:
-the rules at the head of each module say on what. [architecture.md](architecture.md) says where the machines stand.
+The gateway's decisions are pure: a state and an event give the next state and what to do. `gateway/daemon.py` carries it out.
+The parts around them: [architecture.md](architecture.md).
+
+```mermaid
+flowchart LR
+  socket["kubelet.sock"] -- "a new kubelet" --> registration["registration<br>one for each resource"]
+  leader["leader<br>one for each gateway"] -- "stand by, resume" --> registration
+  registration -- "it serves, or could" --> leader
+  life["device<br>one for each device"] -- "the list" --> registration
+  records["the kubelet's records"] -- "it has the resource, it lacks it" --> registration
+  records -- "holders" --> life
+  records -- "holders" --> side["side<br>one for each board, with --dra on"]
+  side -- "given by DRA" --> life
+  plugin["shield<br>one for each bridged plugin"] -- "devices and their health" --> life
+  leader -- "may write" --> state["state file"]
+```
+
+"""
+STATES: Final = """
+The tables of *registration* and *leader* below are printed from the code. If an event is not listed for a state, nothing happens. They leave out
+timers that are set or cancelled, and what is only logged. *Sometimes* and *or*: it depends on more than the name of the state;
+the rules at the head of the module say on what.
 """
 REGISTRATION: Final = """
 ## Registration of one resource
-
-`gateway/registration/machine.py`: one for each resource.
 
 """
 LEADER: Final = """
 ## Which gateway leads
 
-`gateway/leader/machine.py`: one for each gateway. "It" is this gateway, and "the other one" is the gateway that it is connected to.
+"It" is this gateway.
 
 """
 
+_HEAD: Final = ("what happens", "in which state", "then it is", "what it does")
 State = TypeVar("State", bound=Hashable)
 Step = tuple[State, tuple[Any, ...]]
 Followed = dict[tuple[Enum, str, Enum], list[frozenset[str]]]
@@ -52,12 +72,25 @@ def page() -> str:
     """Write the whole page, in Markdown."""
     parts = [
         INTRODUCTION,
+        *table(("machine", "states", "code"), _machines()),
+        STATES,
         REGISTRATION,
-        *table(("it is", "what happens", "then it is", "what is done"), _registration(list(Phase))),
+        *table(_HEAD, _registration(list(Phase))),
         LEADER,
-        *table(("it is", "what happens", "then it is", "what is done"), _leader(list(Stage))),
+        *table(_HEAD, _leader(list(Stage))),
     ]
     return "".join(parts)
+
+
+def _machines() -> Iterator[tuple[str, str, str]]:
+    for name, states, code in (
+        ("registration", Phase, "gateway/registration/machine.py"),
+        ("leader", Stage, "gateway/leader/machine.py"),
+        ("device", DeviceState, "devices/life/states.py"),
+        ("side", Side, "gateway/sides/table.py"),
+        ("shield", Cover, "gateway/bridge/shield.py"),
+    ):
+        yield name, ", ".join(str(one.value) for one in states), f"`{code}`"
 
 
 def _registration(phases: list[Enum]) -> Iterator[tuple[str, ...]]:
@@ -90,27 +123,27 @@ def _registration_events(state: registration.State) -> Mapping[str, Any]:
     number = state.attempt
     other = 'requested API version "v1" is not supported by kubelet. Supported version is "v1alpha2"'
     return {
-        "a new kubelet.sock": told.KubeletUp(KubeletId(0, 0, 2)),
-        "its Register is sent": told.Reached(number, KubeletId(0, 0, 0)),
+        "new kubelet.sock": told.KubeletUp(KubeletId(0, 0, 2)),
+        "Register is sent": told.Reached(number, KubeletId(0, 0, 0)),
         "Register: accepted": told.Replied(number, "OK"),
         "Register: another version": told.Replied(number, "UNKNOWN", other),
         "Register: no such service": told.Replied(number, "UNIMPLEMENTED"),
         "Register: no answer": told.Replied(number, "UNAVAILABLE"),
-        "Register: refused for another reason": told.Replied(number, "UNKNOWN", "the ResourceName is invalid"),
+        "Register: other error": told.Replied(number, "UNKNOWN", "the ResourceName is invalid"),
         "Register: the dialect can't carry it": told.Replied(number, "UNFIT"),
         "Register: nobody listens": told.Replied(number, "NOBODY"),
-        "ListAndWatch, by a kubelet": told.StreamOpened(2 if state.stream else 1),
-        "ListAndWatch, by somebody else": told.StreamOpened(3, likely=False),
-        "its stream ends": told.StreamEnded(1),
+        "ListAndWatch by a kubelet": told.StreamOpened(2 if state.stream else 1),
+        "ListAndWatch by another caller": told.StreamOpened(3, likely=False),
+        "the stream ends": told.StreamEnded(1),
         "another stream ends": told.StreamEnded(2),
         **{f"timer: {timer.value}": told.Fired(timer) for timer in Timer},
-        "its name is deleted": told.NameLost(state.name),
+        "the socket's name is deleted": told.NameLost(state.name),
         "the kubelet's records have it": told.Verified(held=True),
         "the kubelet's records lack it": told.Verified(held=False),
-        "its options change": told.Renew("options"),
-        "it can't be offered": told.Withhold("too large"),
+        "the options change": told.Renew("options"),
+        "the resource can't be offered": told.Withhold("too large"),
         "another gateway leads": told.StandBy(),
-        "nothing holds it back any more": told.Resume(),
+        "the resource may be offered again": told.Resume(),
         "the gateway ends": told.Stop(),
     }
 
@@ -126,24 +159,24 @@ _OLDER, _OWN, _NEWER = Age(1, "older"), Age(2, "own"), Age(3, "newer")
 def _leader_events(state: leader.State) -> Mapping[str, Any]:
     other = state.leader or state.other
     return {
-        "it could lead": leader.Able(),
-        "it could not lead": leader.Able("it has no devices"),
-        "it took the locks": leader.Locked(),
+        "it can lead": leader.Able(),
+        "it can't lead": leader.Able("it has no devices"),
+        "it has the locks": leader.Locked(),
         "an older gateway has the locks": leader.HeldElsewhere(_OLDER),
         "a newer gateway has the locks": leader.HeldElsewhere(_NEWER),
-        "a gateway that can't be talked to has the locks": leader.HeldElsewhere(why="it doesn't answer"),
-        "the other one still has the locks, and is about to release them": leader.HeldElsewhere(leaving=True),
-        "the other one ends": leader.Gone("" if other is None else other.token),
-        "the other one yields": leader.Yours(),
-        "the other one refuses": leader.No("it is newer"),
-        "the other one is about to end": leader.Invited(),
-        "the other one serves": leader.Serving(),
-        "it has read what the leader before left": leader.Took(),
-        "a newer gateway asks it to yield": leader.RoomWanted(_NEWER, 1e4),
-        "a newer gateway asks it to yield soon after another one": leader.RoomWanted(_NEWER, 1.0),
-        "an older gateway asks it to yield": leader.RoomWanted(_OLDER, 1e4),
-        "what was promised is on disk": leader.Drained(),
-        "what was promised can't be written": leader.Drained("the disk is full"),
+        "an unreachable gateway has the locks": leader.HeldElsewhere(why="it doesn't answer"),
+        "the locks are about to be free": leader.HeldElsewhere(leaving=True),
+        "the other gateway ends": leader.Gone("" if other is None else other.token),
+        "the leader yields": leader.Yours(),
+        "the leader refuses": leader.No("it is newer"),
+        "the leader is about to end": leader.Invited(),
+        "the new leader serves": leader.Serving(),
+        "its lists are ready": leader.Took(),
+        "a newer gateway asks": leader.RoomWanted(_NEWER, 1e4),
+        "a newer gateway asks soon after a yield in vain": leader.RoomWanted(_NEWER, 1.0),
+        "an older gateway asks": leader.RoomWanted(_OLDER, 1e4),
+        "its promises are on disk": leader.Drained(),
+        "its promises can't be written": leader.Drained("the disk is full"),
         "a lock is replaced": leader.Lost("it is another file"),
         "the wait is over": leader.Rung(1.0),
         "it is about to end": leader.Ending(),
@@ -187,30 +220,42 @@ def _followed(
 
 
 def _rows(found: Followed, stages: list[Enum]) -> Iterator[tuple[str, ...]]:
-    """Give the rows of these states; events share one where they have the same result."""
-    for stage in stages:
-        alike: dict[tuple[str, str], list[str]] = {}
-        for (before, event, then), ways in found.items():
-            if before is stage:
-                alike.setdefault(("" if then is stage else then.value, _joined(ways)), []).append(event)
-        for (after, done), events in alike.items():
-            yield stage.value, "; ".join(events), after, done
+    """Give a row for each event and what follows; states share one, and so do events that do the same in the same states."""
+    ways: dict[tuple[str, Enum | None], dict[Enum, list[frozenset[str]]]] = {}
+    for (before, event, then), done in found.items():
+        ways.setdefault((event, None if then is before else then), {})[before] = done
+    nexts: dict[tuple[str, str, str], list[str]] = {}
+    for (event, after), by_state in ways.items():
+        row = event, _named(by_state, after, stages), _joined([one for done in by_state.values() for one in done])
+        nexts.setdefault(row, []).append(after.value if after else "the same")
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for (event, named, does), then_is in nexts.items():
+        alike.setdefault((named, " or ".join(then_is), does), []).append(event)
+    for (named, then_it_is, does), events in alike.items():
+        yield "; ".join(events), named, then_it_is, does
+
+
+def _named(states: Container[Enum], then: Enum | None, stages: list[Enum]) -> str:
+    """Name these states, in the machine's order."""
+    found = [one for one in stages if one in states]
+    others = [one for one in stages if one is not then and one is not Phase.STOPPED]
+    return "any" if found == others else "; ".join(one.value for one in found)
 
 
 _DONE: Final[Mapping[type, str]] = {
-    told.CancelRegister: "give up the Register in flight",
+    told.CancelRegister: "cancel Register",
     told.EndStreams: "end its streams",
-    told.UnlinkSocket: "delete its name",
-    told.LinkSocket: "give the socket its name again",
+    told.UnlinkSocket: "delete the socket's name",
+    told.LinkSocket: "restore the name",
     told.SendRegister: "register",
-    told.Verify: "look into the kubelet's records",
-    leader.Try: "try to take the locks",
-    leader.Ask: "ask the other one to yield",
-    leader.Withdraw: "take the question back",
-    leader.Take: "read what the leader before left",
-    leader.Lead: "register and answer",
+    told.Verify: "read the kubelet's records",
+    leader.Try: "try the locks",
+    leader.Ask: "ask the leader to yield",
+    leader.Withdraw: "withdraw the question",
+    leader.Take: "read the state file",
+    leader.Lead: "register and respond",
     leader.Invite: "tell the others to ask",
-    leader.Drain: "write what was promised",
+    leader.Drain: "write its promises",
     leader.Free: "release the locks",
     leader.Rest: "stop serving",
 }

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.lab.conformance.report import PluginReport
-from gateway.lab.matrix.record import Report
 from gateway.telling.status import Gateways
+from gateway_lab.conformance.report import PluginReport
+from gateway_lab.matrix.record import Report
 from tools import pages
 
 DOCS: Final = Path(__file__).parents[1] / "docs"

@@ -86,11 +86,11 @@ def unlisted(
             yield naming.as_left_out(
                 Unusable(source, "", gpu.place or str(gpu.index), gpu.pci, gpu.uuid), left_out[gpu.uuid]
             )
-    boards = {gpu.board for gpu in gpus if gpu.uuid in left_out}
-    listed = {gpu.board for offer in offers for gpu in offer.gpus.values()}
+    told = {gpu.board for gpu in gpus if gpu.uuid in left_out}
+    told |= {gpu.board for offer in offers for gpu in offer.gpus.values()}
     split = {gpu.parent for gpu in gpus}
     for gpu in gpus:
-        if not gpu.parent and gpu.uuid not in listed | boards:
+        if not gpu.parent and gpu.uuid not in told:
             empty = gpu.partitioned and gpu.uuid not in split
             reason = (
                 "it is in MIG mode and has no MIG instances: create some, or turn MIG mode off (nvidia-smi)"

@@ -45,10 +45,10 @@ def demo(*, real: bool, as_json: bool, pace: float | None) -> None:
     temporary directory. Pods ask for GPUs, a GPU becomes unhealthy and recovers. The verdict is computed from the kubelet's
     own records: each pod that wasn't drained still has its GPUs, none was given twice, none is lost.
     """
-    from gateway.lab.demo import run as lab
-    from gateway.lab.demo import story, view
-    from gateway.lab.gatewayproc import GatewayError
-    from gateway.lab.kubelets.kubelet import KubeletError
+    from gateway_lab.demo import run as lab
+    from gateway_lab.demo import story, view
+    from gateway_lab.gatewayproc import GatewayError
+    from gateway_lab.kubelets.kubelet import KubeletError
 
     _pass_on_strictness()
     versions = tuple(dict.fromkeys(step.version for step in story.STORY if isinstance(step, story.Hop)))
@@ -72,7 +72,7 @@ def demo(*, real: bool, as_json: bool, pace: float | None) -> None:
 
 def _built(versions: Iterable[str]) -> dict[str, Path]:
     """Find the genuine kubelets that need no building."""
-    from gateway.lab.kubelets import build
+    from gateway_lab.kubelets import build
 
     try:
         found = {version: build.built(version) for version in versions}

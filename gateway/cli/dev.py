@@ -21,8 +21,8 @@ from gateway.cli.options import Strict
 from gateway.wires.log import printable_lines
 
 if TYPE_CHECKING:
-    from gateway.lab.kubelets.behaviour import Behaviour
-    from gateway.lab.kubelets.devicemanager import DeviceManager
+    from gateway_lab.kubelets.behaviour import Behaviour
+    from gateway_lab.kubelets.devicemanager import DeviceManager
 
 COMMANDS = """\
   admit POD RESOURCE N   admit a pod that asks for N devices, and start it
@@ -71,7 +71,7 @@ def kubelet(version: str, socket_dir: Path) -> None:
     It serves kubelet.sock and behaves towards plugins as that version does: the API it speaks, its errors, when it calls
     back, what it remembers over a restart. Ctrl-C ends it.
     """
-    from gateway.lab.kubelets.behaviour import behaviour
+    from gateway_lab.kubelets.behaviour import behaviour
 
     try:
         found = behaviour(version)
@@ -110,7 +110,7 @@ def _plausible(entry: Path) -> bool:
 
 
 async def _run(found: Behaviour, directory: Path) -> None:
-    from gateway.lab.kubelets.kubelet import KubeletError
+    from gateway_lab.kubelets.kubelet import KubeletError
 
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -173,9 +173,9 @@ class _Node:
         self._kubelet: DeviceManager | None = None
 
     async def boot(self, found: Behaviour) -> None:
-        from gateway.lab.kubelets.behaviour import NEWEST
-        from gateway.lab.kubelets.devicemanager import DeviceManager
-        from gateway.lab.kubelets.kubelet import Demand
+        from gateway_lab.kubelets.behaviour import NEWEST
+        from gateway_lab.kubelets.devicemanager import DeviceManager
+        from gateway_lab.kubelets.kubelet import Demand
 
         if self._kubelet is not None and (
             lost := forgets(self._kubelet.behaviour.name, found.name, self._kubelet.pods())
@@ -197,8 +197,8 @@ class _Node:
 
     async def obey(self, line: str) -> bool:
         """Carry out one command; False where it says to end."""
-        from gateway.lab.kubelets.behaviour import behaviour
-        from gateway.lab.kubelets.kubelet import KubeletError
+        from gateway_lab.kubelets.behaviour import behaviour
+        from gateway_lab.kubelets.kubelet import KubeletError
 
         kubelet = self._kubelet
         assert kubelet is not None  # noqa: S101  booted before the first command

@@ -37,10 +37,10 @@ def examine(
         said: what the report says of the plugin.
         how: the further arguments of ``conformance.examine``.
     """
-    from gateway.lab import inplace
-    from gateway.lab.conformance import report as plugin_report
-    from gateway.lab.kubelets import build
-    from gateway.lab.trials import conformance
+    from gateway_lab import inplace
+    from gateway_lab.conformance import report as plugin_report
+    from gateway_lab.kubelets import build
+    from gateway_lab.trials import conformance
 
     rules = {rule.id: rule for rule in conformance.RULES}
     if "help" in only:
@@ -48,7 +48,9 @@ def examine(
         click.echo("\n".join(f"{name:{width}}  {rule.promise}" for name, rule in rules.items()))
         sys.exit(0)
     if unknown := [name for name in only if name not in rules]:
-        raise click.BadParameter(f"expected one of {', '.join(rules)}; got {', '.join(unknown)}", param_hint="--only")
+        raise click.BadParameter(
+            f"unknown value {', '.join(unknown)}. Allowed: {', '.join(rules)}", param_hint="--only"
+        )
     try:
         conformance.parsed(command, hard_wired=how["hard_wired"])
         if how["hard_wired"]:

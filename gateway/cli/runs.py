@@ -39,7 +39,7 @@ def kubelets(
     asked: tuple[str, ...] | None, usual: Callable[[], tuple[str, ...]], genuine: str, checkout: Path | None
 ) -> tuple[tuple[str, ...], dict[str, Path], dict[str, str]]:
     """Give the versions to run, the binaries of the genuine ones, and why each of the others is emulated."""
-    from gateway.lab.kubelets import build, source
+    from gateway_lab.kubelets import build, source
 
     try:
         versions = asked or (usual()[-1:] if checkout is not None else usual())
@@ -58,7 +58,7 @@ def kubelets(
 
 def _want_built(asked: tuple[str, ...]) -> None:
     """See that each version that was asked for is built."""
-    from gateway.lab.kubelets import build
+    from gateway_lab.kubelets import build
 
     there = [version for version in build.available() if build.built(version)]
     if missing := [version for version in asked if version not in there]:
@@ -73,9 +73,9 @@ def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], 
     """Find or build the genuine kubelets; give their binaries, and why there is none of each other version.
 
     Raises:
-        gateway.lab.kubelets.build.BuildError: genuine ones were insisted on, and one can't be built.
+        gateway_lab.kubelets.build.BuildError: genuine ones were insisted on, and one can't be built.
     """
-    from gateway.lab.kubelets import build
+    from gateway_lab.kubelets import build
 
     if genuine == "no":
         return {}, dict.fromkeys(versions, "genuine ones were not asked for")
@@ -105,7 +105,7 @@ def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], 
 
 def see_that_it_can_be_written(out: Path, page: Path | None) -> None:
     """Find out before a run of minutes whether its report can be kept."""
-    from gateway.lab.matrix import report
+    from gateway_lab.matrix import report
 
     advice = "name another folder with --out"
     try:

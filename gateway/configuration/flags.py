@@ -40,7 +40,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     _switch(
         "fail-on-init-error",
-        "end with the reason where the hardware can't be initialised, instead of trying on",
+        "exit with the reason if the hardware can't be initialised, instead of retrying",
         "FAIL_ON_INIT_ERROR",
         ("flags", "failOnInitError"),
         "fail_on_init_error",
@@ -81,7 +81,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     _switch(
         "pass-device-specs",
-        "name the device nodes in answers, too",
+        "also name the device nodes in answers",
         "PASS_DEVICE_SPECS",
         (*_PLUGIN, "passDeviceSpecs"),
         "pass_device_specs",
@@ -122,7 +122,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     _switch("mofed-enabled", "containers get Mellanox OFED", "MOFED_ENABLED", ("flags", "mofedEnabled"), "mofed"),
     Flag(
         "cdi-annotation-prefix",
-        "what the keys of CDI annotations begin with",
+        "prefix of the keys of CDI annotations",
         variables=("CDI_ANNOTATION_PREFIX",),
         key=(*_PLUGIN, "cdiAnnotationPrefix"),
         field="cdi_annotation_prefix",
@@ -181,7 +181,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "fallback-strategies",
-        "without the label and a default, in this order: the file named default, the only one, or an empty one",
+        "if there is neither label nor default, in this order: the file named default, the only one, or an empty one",
         variables=("FALLBACK_STRATEGIES",),
         kind=FlagKind.LIST,
         values="named|single|empty",
@@ -193,11 +193,14 @@ FLAGS: Final[tuple[Flag, ...]] = (
         values="PATH",
     ),
     Flag(
-        "node-name", "this node's name at the API server, for what needs one", variables=("NODE_NAME",), values="NAME"
+        "node-name",
+        "this node's name at the API server, for settings that need it",
+        variables=("NODE_NAME",),
+        values="NAME",
     ),
     Flag(
         "dra",
-        "dynamic resource allocation (docs/dra.md): not at all, beside the device plugin API, or instead of it",
+        "Dynamic Resource Allocation (docs/dra.md): not at all, together with the device plugin API, or instead of it",
         variables=("GATEWAY_DRA",),
         default="off",
         values="off|on|only",
@@ -241,7 +244,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "DP_ENABLE_HEALTHCHECKS",
-        "Xids after which it is unhealthy in spite of that",
+        "Xids after which it is unhealthy nevertheless",
         variables=("DP_ENABLE_HEALTHCHECKS",),
         field="enabled_health_checks",
         values="IDS",
@@ -292,7 +295,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "cdi-fallback",
-        "what to do where a kubelet can't be told CDI names, and nothing else carries the GPU",
+        "what to do if a kubelet does not accept CDI names, and nothing else carries the GPU",
         variables=("GATEWAY_CDI_FALLBACK",),
         key=(_OURS, "cdiFallback"),
         field="cdi_fallback",
@@ -334,7 +337,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "gateway.honourResourceNames",
-        "what NVIDIA's plugin ignores of the file counts: names by product, and which GPUs are shared",
+        "use what NVIDIA's plugin ignores in the file: names by product, and which GPUs are shared",
         key=(_OURS, "honourResourceNames"),
         kind=FlagKind.SWITCH,
         default="false",

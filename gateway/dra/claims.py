@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from devices import boards
 from devices.claims import ClaimName, Prepared, Refused
 from gateway.dra.offer import Ailment, Offer
+from gateway.dra.parameters import Config, refusal
 from gateway.dra.slices import TAINTS
-from gateway.memory.claimed import Claimed, ClaimedDevice
+from gateway.memory.claimed import Claimed, ClaimedDevice, given, holds
 
 MOST: Final = 32
 """Devices of a claim (AllocationResultsMaxSize of k8s.io/api/resource/v1)."""
@@ -67,18 +68,6 @@ class Result(Struct):
     def of(self) -> str:
         """The request that it is for. A subrequest (gpu/large) is the kubelet's business no more: it knows requests."""
         return self.request.partition("/")[0]
-
-
-class Opaque(Struct):
-    """Parameters for a driver."""
-
-    driver: str = ""
-
-
-class Config(Struct):
-    """Parameters that came with the claim or its class."""
-
-    opaque: Opaque | None = None
 
 
 class Devices(Struct):
@@ -144,6 +133,12 @@ class ResourceClaim(Struct):
         """True if a device of a driver was allocated to it."""
         return any(one.driver == driver for one in self.results)
 
+    def configs(self, driver: str) -> list[Config]:
+        """Return the parameters that it and its classes have for a driver."""
+        allocation = self.status.allocation
+        found = () if allocation is None else allocation.devices.config or ()
+        return [one for one in found if one.opaque is not None and one.opaque.driver == driver]
+
     def devices(self, node: str) -> Iterable[tuple[str, str]]:
         """Give the driver and the name of each device that it has of a node's pools, but for supervision."""
         for one in self.results:
@@ -195,13 +190,7 @@ def allocated(claim: ResourceClaim, asked: ClaimName, driver: str, node: str) ->
         )
     if claim.status.allocation is None:
         return Refused(f"expected claim {asked} to be allocated, and it is not any more: delete the pod")
-    devices = claim.status.allocation.devices
-    if any(one.opaque is not None and one.opaque.driver == driver for one in devices.config or ()):
-        return Refused(
-            f"expected no parameters for {driver} in claim {asked} or its class, and there are some, which this driver doesn't "
-            "know: take them out; what is shared, and how, is the gateway's configuration"
-        )
-    found = [one for one in devices.results or () if one.driver == driver]
+    found = [one for one in claim.results if one.driver == driver]
     if strange := [one.pool for one in found if one.pool != node]:
         return Refused(f"expected devices of the pool {node} in claim {asked}, got some of {strange[0]}")
     if not found or len(found) > MOST:
@@ -221,20 +210,31 @@ def another(asked: ClaimName, row: Claimed | None) -> Refused | None:
 def granted(
     asked: ClaimName,
     results: Sequence[Result],
+    configs: Iterable[Config],
     offers: Mapping[str, Offer],
     withheld: Mapping[str, str],
     others: Mapping[str, Claimed],
-) -> Grant | Wait:
+) -> Grant | Wait | Refused:
     """Decide whether a claim gets what was allocated to it.
 
     Args:
         asked: the claim.
         results: what was allocated to it.
+        configs: its parameters for the driver. What can't be followed is no reason to wait.
         offers: what the driver offers now, by name.
         withheld: why other devices of it aren't offered, by name, as far as that is known.
         others: what is prepared, by ``key``; the claim itself may be in it.
     """
-    given = []
+    there = [
+        ({one.request, one.of}, one.device, str(offers[one.device].attributes.get("type")))
+        for one in results
+        if one.device in offers
+    ]
+    if why_not := refusal(results[0].driver, configs, there):
+        return Refused(
+            f"Cannot use the parameters of claim {asked} or its DeviceClass: {why_not}. Then delete the pod and its claim"
+        )
+    given, held = [], [*holds(others, besides=asked.uid)]
     for result in results:
         offer = offers.get(result.device)
         if offer is None:
@@ -242,8 +242,9 @@ def granted(
             return Wait(f"{result.device} can't be handed out: {reason}")
         if offer.ailment is not None and not _tolerated(result, offer):
             return Wait(f"{result.device} is {offer.ailment.value}: {offer.reason or 'no reason is known'}")
-        if not result.admin and (holder := _holder(offer, asked.uid, others)):
-            return Wait(f"{result.device} is still in use: {holder}")
+        hindrance = None if result.admin else boards.may_give(offer.device_id, offer.place, held, shares=True)
+        if hindrance is not None:
+            return Wait(f"{result.device} is in use: {hindrance.words}")
         given.append((result, offer))
     return Grant(tuple(given))
 
@@ -253,18 +254,6 @@ def _tolerated(result: Result, offer: Offer) -> bool:
         return True
     key = f"{TAINTS}{offer.ailment.value}" if offer.ailment is not None else ""
     return bool(result.admin) or any(one.covers(key) for one in result.tolerations or ())
-
-
-def _holder(offer: Offer | ClaimedDevice, uid: str, others: Mapping[str, Claimed]) -> str:
-    """Say which other claim has the same hardware, by whichever driver's name; '' where none has."""
-    for other, row in others.items():
-        for device in row.devices if uid_of(other) != uid else ():
-            if device.admin:
-                continue
-            apart = boards.are_shared(device.device_id, offer.device_id) and device.device_id != offer.device_id
-            if device.place.overlaps(offer.place) and not apart:
-                return f"{row.words} has {device.name}"
-    return ""
 
 
 def pods(claim: ResourceClaim) -> list[str]:
@@ -399,10 +388,6 @@ def got_by_name(
 def by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], frozenset[str]]:
     """Say by board for which claim it is prepared, and which devices are prepared for pods that asked by name."""
     names: dict[str, str] = {}
-    by_name: set[str] = set()
-    for row in rows.values():
-        for one in row.devices:
-            if not one.admin:
-                names.setdefault(one.board, row.words)
-                by_name |= {one.device_id} if row.by_name else set()
-    return names, frozenset(by_name)
+    for _, row, one in given(rows):
+        names.setdefault(one.board, row.words)
+    return names, frozenset(one.device_id for _, row, one in given(rows) if row.by_name)

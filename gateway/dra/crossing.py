@@ -30,11 +30,10 @@ from gateway.sides.table import Offered, Seen, Stand
 if TYPE_CHECKING:
     from devices.claims import ClaimName
     from devices.model import Device
-    from gateway.dra.records import AskedClaims, Records
-    from gateway.kubelet.beliefs import Beliefs
-    from gateway.kubelet.presence import Presence
+    from gateway.dra.records import AskedClaims
     from gateway.kubernetes.allocatable import Allocatable
     from gateway.memory.claimed import Claimed
+    from gateway.memory.holdings import Holdings
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
@@ -117,38 +116,29 @@ class Crossing:
     """The table in force, and the boards on their way.
 
     Args:
-        ledger: has the table on disk, and what is prepared for claims.
-        scribe: writes it.
-        beliefs: the kubelet's records.
-        held: what containers hold of a resource by them, and were given since; None: nobody knows.
+        holdings: who holds what; its ledger has the table on disk, and what is prepared for claims.
         resources: gives the lists of all devices.
-        records: what of the records counts here.
         allocated: asks the API server which claims have which boards.
         update: brings the lists up to date.
         allocatable: tells the scheduler of what came back.
-        presence: whether a kubelet is there, and since when.
         first: set once all devices are known. What claims have of others can't be told.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
-        scribe: Scribe,
-        beliefs: Beliefs,
-        held: Callable[[str], frozenset[str] | None],
+        holdings: Holdings,
         resources: Callable[[], Sequence[Resource]],
-        records: Records,
         allocated: AskedClaims,
         update: Callable[[], Awaitable[None]],
         allocatable: Allocatable,
-        presence: Presence,
         first: asyncio.Event,
     ) -> None:
-        self.allocatable, self._presence, self._first = allocatable, presence, first
+        self.allocatable, self._presence, self._first = allocatable, holdings.presence, first
         self._admits = False
         """Whether the list has for a kubelet that starts what goes to DRA, too."""
-        self._ledger, self._scribe, self._beliefs, self._held = ledger, scribe, beliefs, held
-        self._resources, self._records, self._ask, self._update = resources, records, allocated, update
+        self._holdings, self._beliefs = holdings, holdings.beliefs
+        self._ledger, self._scribe = holdings.ledger, holdings.scribe
+        self._resources, self._ask, self._update = resources, allocated, update
         self._sides: dict[str, Side] = {}
         self._began = time.monotonic()
         self._left: dict[str, float] = {}
@@ -368,7 +358,7 @@ class Crossing:
             return None
         if side is not Side.PLUGIN and (board not in self._told or last.at <= self._told[board]):
             return None
-        return first_holder(devices, self._held, self._records, last, self._beliefs, moves=side is not Side.PLUGIN)
+        return first_holder(devices, self._holdings.holders, last, moves=side is not Side.PLUGIN)
 
     async def _put(self, news: Mapping[str, Side], of: Mapping[str, Side] | None = None) -> None:
         """Write it down, then let it count, then tell the kubelet. ``of``: only what is still on these sides."""
@@ -393,7 +383,7 @@ class Crossing:
                 elif before.get(board) not in table.MOVING:
                     self._left[board] = time.monotonic()
             if named := {board: side.value for board, side in news.items() if board != REST}:
-                _log.info("GPUs cross over", boards=named)
+                _log.info("GPUs move to the other API", boards=named)
         await self._update()
         if any(news):  # What left, too: a kubelet that was about to tell of it may have written over what was told.
             self.allocatable.came = time.monotonic()

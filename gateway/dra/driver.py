@@ -335,12 +335,14 @@ class ClaimsOf:
             return before
         if self._rival is not None and (theirs := self._rival.has(found)):
             return Refused(f"{theirs}. Let that process prepare it, or delete the pod")
+        configs = found.configs(self.name)
         while True:
             news = self._stock.news
             self._unprepared.clear()
-            decision = claims.granted(
-                claim, results, self._stock.offers(self.name), self._stock.why_not(self.name), self._ledger.claims
-            )
+            stock = self._stock.offers(self.name), self._stock.why_not(self.name), self._ledger.claims
+            decision = claims.granted(claim, results, configs, *stock)
+            if isinstance(decision, Refused):
+                return decision
             if isinstance(decision, Grant):
                 reserved = claims.pods(found)
                 row = claims.claimed(claim, self.name, decision, time.time(), reserved, by_name=found.by_name)

@@ -28,7 +28,6 @@ from gateway.dra.publisher import Current, Publisher
 from gateway.dra.records import AskedClaims, Records, arriving_at, counted_at, is_away, pods_of, until_listed
 from gateway.dra.serving.registered import Registered
 from gateway.dra.serving.rivals import Rivals
-from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.kubernetes import access
 from gateway.kubernetes.allocatable import Allocatable
 from gateway.kubernetes.client import Client, KubernetesError
@@ -47,10 +46,7 @@ if TYPE_CHECKING:
     from gateway.dra.publisher import Server
     from gateway.dra.serving.rivals import Rival
     from gateway.dra.slices import Slice
-    from gateway.kubelet.beliefs import Beliefs
-    from gateway.kubelet.presence import Presence
-    from gateway.memory.ledger import Ledger
-    from gateway.memory.scribe import Scribe
+    from gateway.memory.holdings import Holdings
     from gateway.registration.registrar import Resource
     from gateway.sides.table import Stand
     from gateway.wires.control import Handler
@@ -70,20 +66,15 @@ _log = structlog.get_logger()
 class Inside(Struct, frozen=True):
     """What the drivers need of the gateway.
 
-    ``passes_to`` gives the token of the gateway that gets calls in this one's place. ``beliefs`` are the kubelet's records, ``held`` what containers hold of a resource by them (None: nobody knows), ``resources``
-    gives the lists of all devices, as the device plugin API would show them; ``update`` brings them up to date. ``presence`` says
-    whether a kubelet is there; ``first`` is set once all sources have told of their devices.
+    ``resources`` gives the lists of all devices, as the device plugin API would show them; ``update`` brings them up to date. ``first`` is set
+    once all sources have told of their devices. ``passes_to`` gives the token of the gateway that gets calls in this one's place.
     """
 
     age: Age
     source: DeviceSource
-    ledger: Ledger
-    scribe: Scribe
-    beliefs: Beliefs
-    held: Callable[[str], frozenset[str] | None]
+    holdings: Holdings
     resources: Callable[[], Sequence[Resource]]
     update: Callable[[], Awaitable[None]]
-    presence: Presence
     first: asyncio.Event
     passes_to: Callable[[], str]
 
@@ -106,26 +97,25 @@ class Drivers:
         self._registry = settings.socket_dir.parent / sockets.FOLDER
         self._offers: dict[str, dict[str, Offer]] = {}
         self._why_not: dict[str, dict[str, str]] = {}
-        self._records = Records(inside.beliefs, inside.held, inside.ledger, settings.socket_dir / KUBELET_SOCKET)
+        self._holdings, self._records = inside.holdings, Records(inside.holdings)
         self.crossing: Crossing | None = None
         """The table of owners, where the device plugin API offers devices, too."""
         self._desk: Desk | None = None
         self.alone = settings.dra == "only"
         if settings.dra == "on":
-            known = inside.ledger, inside.scribe, inside.beliefs, inside.held, inside.resources, self._records
             asks = arriving_at(self._api, settings.node_name), counted_at(self._api, settings.node_name)
             allocatable = Allocatable(self._api, path(settings), *asks)
             ask = AskedClaims(self._allocated, lambda: self._foreign({}) is not None)
-            self.crossing = Crossing(*known, ask, inside.update, allocatable, inside.presence, inside.first)
-            names = Names(self._api, path(settings), self.crossing, inside.ledger, self.update)
+            self.crossing = Crossing(inside.holdings, inside.resources, ask, inside.update, allocatable, inside.first)
+            names = Names(self._api, path(settings), self.crossing, self._holdings.ledger, self.update)
             self._desk = Desk(self.crossing, lambda: self.lacking or not_taken(self.standings()), names)
-        self.leave = partial(leave, self.crossing, inside.ledger)
+        self.leave = partial(leave, self.crossing, self._holdings.ledger)
         self._boards: dict[tuple[str, str], str] = {}
         """The board of each device, by driver and name."""
         self._unknown: frozenset[str] = frozenset()
         """The drivers of which that isn't known yet: what they published before stays until it is."""
         self._drivers: dict[str, ClaimsOf] = {}
-        self._rivals = Rivals(self._registry, self._claims_with, inside.ledger, self._others, self.registered)
+        self._rivals = Rivals(self._registry, self._claims_with, self._holdings.ledger, self._others, self.registered)
         own = self._registry, inside.age.token, inside.passes_to
         self._registered = Registered(*own, lambda: self._kubelet, lambda: self.lacking)
         self._news = asyncio.Event()
@@ -210,7 +200,7 @@ class Drivers:
         self._boards |= {(one.driver, one.name): one.board for one in withheld}
         offers, why_not = offer.by_driver(found, withheld, self._offers)
         if self.decides.is_set() and any(not one.lasts for one in withheld):
-            inside.beliefs.look_within(_LOOK_AGAIN)
+            self._holdings.beliefs.look_within(_LOOK_AGAIN)
         if (offers, why_not) == (self._offers, self._why_not):
             return
         _tell_left_out(why_not, self._why_not)
@@ -228,10 +218,6 @@ class Drivers:
         """Wait, before a pod is given a device, until the kubelet would admit it."""
         if self.crossing is not None:
             await self.crossing.allocatable.let_in(resource)
-
-    def has_ended(self, holder: str) -> bool:
-        """Whether a holder in the kubelet's checkpoint (pod UID/container) is a pod that has ended by the API server."""
-        return self._records.has_ended(holder.partition("/")[0])
 
     def standings(self) -> list[DriverStatus]:
         """Say how each driver stands with the kubelet."""
@@ -275,9 +261,9 @@ class Drivers:
     async def run(self) -> None:
         """Offer and prepare, for ever."""
         self.update()
-        self._inside.beliefs.look_within(0)
+        self._holdings.beliefs.look_within(0)
         listed, later = partial(until_listed, self.decides, self._inside.resources, lambda: is_known(self.crossing)), []
-        work = [mind_over(self._drivers, self._read, partial(is_away, self._inside.presence))]
+        work = [mind_over(self._drivers, self._read, partial(is_away, self._holdings.presence))]
         if self.crossing is not None and self._desk is not None:
             own = OwnNode(self._api, self._settings)
             own.told += [self._desk.take, self._desk.names.take, self.crossing.allocatable.heard]
@@ -305,7 +291,7 @@ class Drivers:
             )
             group.create_task(self._publisher.watch())
             await listed()
-            await self._inside.beliefs.look()  # Who stood by looked last when it came.
+            await self._holdings.beliefs.look()  # Who stood by looked last when it came.
             if self._desk is not None:
                 await self._desk.names.looked.wait()
             self._publisher.changed()
@@ -391,7 +377,7 @@ class Drivers:
 
     async def _serve(self, driver: str) -> None:
         inside, rival = self._inside, self._rivals.of(driver) or self._rivals.add(driver)
-        known = inside.source, inside.ledger, inside.scribe, self._read, cdi.FOLDER
+        known = inside.source, self._holdings.ledger, self._holdings.scribe, self._read, cdi.FOLDER
         claims = self._drivers[driver] = ClaimsOf(driver, self._settings.node_name, self, *known, rival=rival)
         self._tasks.background(
             after(self.decides.wait, claims.restore())

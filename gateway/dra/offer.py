@@ -36,6 +36,9 @@ _NOT_IN_A_NAME: Final = re.compile(r"[^a-z0-9]+")
 _VERSION: Final = re.compile(r"(0|[1-9][0-9]{0,8})(?:\.0*([0-9]{1,9}))?(?:\.0*([0-9]{1,9}))?(?:\.[0-9]+)*")
 _VERSIONS: Final = frozenset({"cudaComputeCapability", "cudaDriverVersion"})
 """Traits that are versions."""
+_XID: Final = re.compile(r"Xid ([0-9]{1,9}) \(")
+_LOST: Final = "it doesn't answer any more: "
+"""How the reasons begin that NVIDIA's backend gives (``judged`` in devices/gpu/nvidia/health.py, ``_failed`` in scan.py)."""
 _LONGEST_NAME: Final = 63
 """Of a device: a DNS label (k8s.io/api/resource/v1)."""
 _LONGEST_VALUE: Final = 64
@@ -66,6 +69,7 @@ class Offer(Struct, frozen=True):
     """A device as DRA shows it: ``name`` in the pool of its ``driver``; ``resource`` and ``device_id`` are what it is here.
 
     ``memory`` is in bytes, 0 where it isn't known, ``capacities`` what else it has so much of. ``reason`` says in words what ``ailment`` it has.
+    ``vendor_taints`` are the taints by which the vendor's own driver says the same: values by key.
     """
 
     driver: str
@@ -78,6 +82,7 @@ class Offer(Struct, frozen=True):
     reason: str = ""
     memory: int = 0
     capacities: Mapping[str, int] = {}
+    vendor_taints: Mapping[str, str] = {}
 
     @property
     def is_well(self) -> bool:
@@ -162,7 +167,7 @@ def offers(
             if reason := _why_not(under, records, counted=counted):
                 withheld.append(Withheld(driver, _name(driver, entry, about), device_id, reason, place.board))
                 continue
-            ailment, why = _ailment(under)
+            ailment, why, cause = _ailment(under)
             if ailment is None and shows is Offered.LEAVING:
                 ailment, why = Ailment.LEAVING, "it goes back to the device plugin API"
             attributes = _attributes(driver, resource, entry, about, root_of(about.pci))
@@ -182,6 +187,7 @@ def offers(
                     why,
                     about.memory,
                     about.capacities,
+                    _vendor_taints(cause),
                 )
             )
     return _held_back(_distinct(found), overlooked), withheld
@@ -229,13 +235,21 @@ def _why_not(entry: Entry, records: Taken | None, *, counted: bool) -> str:
     return ""
 
 
-def _ailment(entry: Entry) -> tuple[Ailment | None, str]:
+def _ailment(entry: Entry) -> tuple[Ailment | None, str, str]:
+    """Return what a device has, in words with its cordon, and in words without."""
     *_, own = entry.layers  # Under a cordon.
     if own.device.health is Health.UNHEALTHY:
-        return Ailment.UNHEALTHY, entry.reason
+        return Ailment.UNHEALTHY, entry.reason, own.reason
     if entry.state is State.CORDONED:
-        return Ailment.CORDONED, entry.reason
-    return None, ""
+        return Ailment.CORDONED, entry.reason, ""
+    return None, "", ""
+
+
+def _vendor_taints(cause: str) -> Mapping[str, str]:
+    """Return the taints of NVIDIA's driver for this cause (healthEventToTaint in cmd/gpu-kubelet-plugin/device_health.go)."""
+    if cause.startswith(_LOST):
+        return {f"{NVIDIA}/gpu-lost": ""}
+    return {f"{NVIDIA}/xid": xid[1]} if (xid := _XID.match(cause)) else {}
 
 
 def _name(driver: str, entry: Entry, about: Facts) -> str:
@@ -285,32 +299,35 @@ def _distinct(found: Iterable[Offer]) -> list[Offer]:
 
 
 def _attributes(driver: str, resource: str, entry: Entry, about: Facts, root: str) -> dict[str, Value]:
-    """Say what claims can select by. What isn't known is left out: CEL can ask whether an attribute is there."""
+    """Say what claims can select by. What isn't known is left out: CEL can ask whether an attribute is there.
+
+    Those of the vendors' drivers come first, because a device may have only so many.
+    """
     base = unshared(entry.device.id)
     numa = entry.device.numa_nodes
     found: dict[str, Value | None] = {
         "type": _type(driver, about),
         "uuid": base,
-        "resource": resource,
         "productName": about.product,
         "parentUUID": about.parent,
         "driverVersion": version(about.driver),
         _PCIE_ROOT: root,
         _NUMA: numa[0] if len(numa) == 1 else None,
+        _PCI_BUS: about.pci,
     }
+    if driver == AMD:
+        found |= {"partitionProfile": about.profile, "driverVersionFull": about.driver, "numaNode": found[_NUMA]}
+    else:
+        found["profile"] = about.profile
+    found |= {name: version(value) if name in _VERSIONS else value for name, value in about.traits.items()}
+    found |= {"resource": resource, "shared": base != entry.device.id or None}
     gpu, _, part = about.index.partition(":")
     if gpu.isdecimal():
         found["parentIndex" if part else "index"] = int(gpu)
     if about.minor is not None:
         found["parentMinor" if part else "minor"] = about.minor
-    found[_PCI_BUS] = about.pci
-    if driver == AMD:
-        found |= {"partitionProfile": about.profile, "driverVersionFull": about.driver, "numaNode": found[_NUMA]}
-    else:  # pcieBusID: as NVIDIA's driver said it up to 25.8.
-        found |= {"profile": about.profile, "pcieBusID": about.pci}
-    if base != entry.device.id:
-        found["shared"] = True
-    found |= {name: version(value) if name in _VERSIONS else value for name, value in about.traits.items()}
+    if driver != AMD:  # As NVIDIA's driver said it up to 25.8.
+        found["pcieBusID"] = about.pci
     return {
         name: value
         for name, value in found.items()

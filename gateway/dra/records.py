@@ -11,28 +11,24 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
 from msgspec import Struct, field
 
 from gateway.dra.offer import Taken
-from gateway.kubelet.beliefs import AFTER_START
-from gateway.kubelet.watch import kubelet_id
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Retries
-from gateway.memory.holdings import given_since
+from gateway.memory.holdings import remembered_only
 from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
     from devices.life.states import Entry
     from gateway.dra.claims import Allocated
-    from gateway.kubelet.beliefs import Beliefs, Look
+    from gateway.kubelet.beliefs import Look
     from gateway.kubelet.presence import Presence
-    from gateway.kubelet.view import View
     from gateway.kubernetes.client import Client
-    from gateway.memory.ledger import Ledger
+    from gateway.memory.holdings import Holdings
     from gateway.registration.registrar import Resource
 
 ASK_FIRST: Final = 0.2
@@ -121,38 +117,12 @@ def _wanted(containers: Iterable[_Container], resource: str) -> list[int]:
     return [int(one) for one in found if one.isdecimal()]
 
 
-def remembered_only(view: View, resource: str) -> Mapping[str, str]:
-    """Give the UIDs of the pods that only the checkpoint names, by device ID, beside a List that doesn't."""
-    if view.source != "pod-resources":
-        return {}
-    listed = (view.held or {}).get(resource, {})
-    remembered = (view.remembered or {}).get(resource, {})
-    return {one: holder.partition("/")[0] for one, holder in remembered.items() if one not in listed}
-
-
-def still_held(held: Iterable[str], view: View, resource: str, ended: Container[str]) -> frozenset[str]:
-    """Take away what pods held that have ended, by their UIDs."""
-    over = {one for one, uid in remembered_only(view, resource).items() if uid in ended}
-    return frozenset(one for one in held if one not in over)
-
-
 class Records:
-    """The kubelet's records, as far as they concern who may have what is offered here.
+    """The kubelet's records, as far as they concern who may have what is offered here."""
 
-    Args:
-        beliefs: the records, as they were read last.
-        held: what containers hold of a resource by them, and were given since; None: nobody knows.
-        ledger: has what was given. Where the records still name a pod that ended, that is another's by now.
-        kubelet_socket: where the kubelet listens.
-    """
-
-    def __init__(
-        self, beliefs: Beliefs, held: Callable[[str], frozenset[str] | None], ledger: Ledger, kubelet_socket: Path
-    ) -> None:
-        self._beliefs, self._held, self._ledger, self._socket = beliefs, held, ledger, kubelet_socket
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
         self._taken: dict[str, Taken] = {}
-        self._ended: frozenset[str] = frozenset()
-        """The UIDs of pods that ended for certain, as long as the checkpoint names them: a UID doesn't come again."""
         self._doubted: dict[str, frozenset[str]] = {}
         """The UIDs of the pods that only the checkpoint names, by resource."""
         self._doubt = asyncio.Event()
@@ -163,24 +133,15 @@ class Records:
 
     def taken(self, resource: str) -> Taken | None:
         """Say what is taken; while the records can't be read, their last word counts. None: they never could be."""
-        held, last = self._held(resource), self._beliefs.last
-        if held is None and last is not None and self._is_settled(last):
-            holders = self._beliefs.holders(resource)
-            held = None if holders is None else frozenset(holders)
+        held, last = self._holdings.held(resource), self._holdings.beliefs.last
         if held is not None and last is not None:
             self._doubted[resource] = frozenset(remembered_only(last.view, resource).values())
-            if self._doubted[resource] - self._ended:
+            if self._doubted[resource] - self._holdings.ended:
                 self._doubt.set()
             if self._doubted[resource] - self._known:
                 self._news.set()
-            offered = (last.view.allocatable or {}).get(resource, frozenset())
-            since = given_since(self._ledger, resource, last)
-            self._taken[resource] = Taken(still_held(held, last.view, resource, self._ended) | since, offered)
+            self._taken[resource] = Taken(held, (last.view.allocatable or {}).get(resource, frozenset()))
         return self._taken.get(resource)
-
-    def has_ended(self, uid: str) -> bool:
-        """Whether a pod that only the checkpoint names has ended by the API server."""
-        return uid in self._ended
 
     async def mind(self, ask: Callable[[], Awaitable[list[Pod]]], changed: Callable[[], None]) -> None:
         """Ask which pods there are while that matters, for ever; say when it may have made a difference."""
@@ -200,63 +161,40 @@ class Records:
                 await asyncio.sleep(retries.wait(error))
                 continue
             retries.worked()
-            before, self._ended = self._ended, doubted - pods
-            if self._ended - before:
+            before, self._holdings.ended = self._holdings.ended, doubted - pods
+            if self._holdings.ended - before:
                 changed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._news.wait()
 
-    def _is_settled(self, last: Look) -> bool:
-        """Whether the kubelet that was asked had been there for so long that it has heard of its pods, however young we are."""
-        kubelet = kubelet_id(self._socket)
-        return (
-            kubelet is not None
-            and last.view.source == "pod-resources"
-            and last.unix - kubelet.mtime_ns / 1e9 >= AFTER_START
-        )
-
-
-def holder(
-    name: str,
-    device_id: str,
-    known: tuple[frozenset[str] | None, Taken | None],
-    last: Look,
-    beliefs: Beliefs,
-    *,
-    moves: bool,
-) -> str | None:
-    """Say which container holds a device; None where it can't be known.
-
-    Args:
-        name: its resource.
-        device_id: the device.
-        known: what is held of the resource, and what is taken.
-        last: the last look.
-        beliefs: has the containers' names.
-        moves: the kubelet was told to give it to nobody.
-    """
-    held, taken = known
-    if held is None or taken is None:
-        return None
-    if device_id in taken.held:
-        return (beliefs.holders(name) or {}).get(device_id) or "a container"
-    # Else the kubelet hasn't heard yet.
-    return None if moves and device_id in (last.view.allocatable or {}).get(name, ()) else ""
-
 
 def first_holder(
     devices: Sequence[tuple[str, Entry]],
-    held: Callable[[str], frozenset[str] | None],
-    records: Records,
+    holders: Callable[[str], Mapping[str, str] | None],
     last: Look,
-    beliefs: Beliefs,
     *,
     moves: bool,
 ) -> str | None:
-    """Say which container holds one of some devices, each with its resource; '' for none, None where it can't be known."""
-    of = {name: (held(name), records.taken(name)) for name in {name for name, _ in devices}}
-    said = (holder(name, one.device.id, of[name], last, beliefs, moves=moves) for name, one in devices)
+    """Say which container holds one of some devices, each with its resource; '' for none, None where it can't be known.
+
+    Args:
+        devices: which.
+        holders: gives who holds what of a resource; None where nobody knows.
+        last: the last look.
+        moves: the kubelet was told to give them to nobody.
+    """
+    of = {name: holders(name) for name in {name for name, _ in devices}}
+
+    def holder(name: str, device_id: str) -> str | None:
+        if (known := of[name]) is None:
+            return None
+        if device_id in known:
+            return known[device_id] or "a container"
+        # Else the kubelet hasn't heard yet.
+        return None if moves and device_id in (last.view.allocatable or {}).get(name, ()) else ""
+
+    said = (holder(name, one.device.id) for name, one in devices)
     return next((one for one in said if one != ""), "")
 
 

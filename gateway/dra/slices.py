@@ -227,14 +227,19 @@ def _device(one: Offer, pool: Pool) -> Body:
         return {"name": one.name, "basic": said}
     told: Body = {"name": one.name, **said}
     if one.ailment is not None:
-        told["taints"] = [{"key": f"{TAINTS}{one.ailment.value}", "effect": "NoSchedule"}]
+        told["taints"] = [{"key": f"{TAINTS}{one.ailment.value}", "effect": "NoSchedule"}, *_vendor_taints(one)]
     return told
+
+
+def _vendor_taints(one: Offer) -> Iterable[Body]:
+    for key, value in one.vendor_taints.items():
+        yield {"key": key, **({"value": value} if value else {}), "effect": "NoSchedule"}
 
 
 def quantity(count: int) -> str:
     """Spell a number of bytes as the server does (canonical, by powers of 1024), or it would seem to be another one."""
     for power, suffix in ((4, "Ti"), (3, "Gi"), (2, "Mi"), (1, "Ki")):
-        if count % 1024**power == 0:
+        if count and count % 1024**power == 0:
             return f"{count // 1024**power}{suffix}"
     return str(count)
 

@@ -82,6 +82,8 @@ class Beliefs:
         """Whether somebody waits for the look that is under way: then it isn't dropped."""
         self.asked = kubelet_view.OpenAllocates(self._drop)
         """The Allocates that are open: looks are put off meanwhile, those that somebody waits for no longer than ``WHILE_ASKED``."""
+        self.leads: Callable[[], bool] = lambda: True
+        """Tells whether the list that the kubelet has is this gateway's."""
         self.lists_after: Callable[[], float] = lambda: 0.0
         """Tells for how many seconds List must not be called, as another gateway may be answering an Allocate."""
         self._is_quiet = False
@@ -167,7 +169,7 @@ class Beliefs:
             self.known = look if view.held is not None else self.known
             if not self.waits_for_own:
                 for drift in [*self._drifts.values()]:
-                    self._become(drift.look(view, at, unix))
+                    self._become(drift.look(view, at, unix, ours=self.leads()))
             self._looked(self.last)
             if 0 < quiet_for < math.inf:
                 self.look_within(quiet_for)
@@ -278,13 +280,15 @@ class Beliefs:
 
         A checkpoint that names one of these holders continues the records. So does the one that the kubelet found, if it is not older than
         the last that we read and lists one of our resources. A kubelet that lost its records lists a resource only once it is registered again.
+        If it names only holders of the kubelet before, that one may have lost those of the kubelets before it.
         """
-        drifts = [drift for drift in self._drifts.values() if drift.is_compared]
-        same = any(drift.is_in(record.written.get(drift.resource, {})) for drift in drifts)
+        written = [(one, record.written.get(one.resource, {})) for one in self._drifts.values() if one.is_compared]
+        older = any(drift.is_in(found, older=True) for drift, found in written)
+        same = older or any(drift.is_in(found, older=False) for drift, found in written)
         if own and same:
-            kept = [drift.kept() for drift in drifts]
+            kept = [drift.kept(older=older) for drift, _ in written]
         elif not own and (same or self._is_continued_by(record)):
-            kept = [drift.found(record.written.get(drift.resource, {})) for drift in drifts]
+            kept = [drift.found(found, older=older) for drift, found in written]
         else:
             return
         for drift in kept:

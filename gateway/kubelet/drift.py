@@ -117,7 +117,11 @@ class Drift(Struct, frozen=True):
     """What this kubelet's Allocate gave and no look could show yet, and when (monotonic and unix seconds)."""
     _before: Mapping[str, Earlier] = field(default_factory=dict)
     """The holders before the kubelet's start, until its own records were seen."""
+    _older: frozenset[str] = frozenset()
+    """Those that an earlier kubelet's start had left in question: that kubelet ended before its records were seen."""
     _started: float = 0.0
+    _since: float = 0.0
+    """When the kubelet's socket was made (unix seconds); 0: nobody knows."""
     _named: frozenset[str] = frozenset()
     """The pods in question that this kubelet's List has named."""
     _absent: Mapping[str, float] = field(default_factory=dict)
@@ -148,7 +152,7 @@ class Drift(Struct, frozen=True):
             since: when its socket was made, in unix seconds (infinite: nobody knows). What was seen after that is its own word.
         """
         seen, held = self._seen, {}
-        if seen is not None and self._seen_at < since:
+        if seen is not None and self._since <= self._seen_at < since:
             held = {
                 device_id: Earlier(seen.names_of(self.resource, device_id), self._seen_at)
                 for device_id in (seen.held or {}).get(self.resource, {})
@@ -161,36 +165,46 @@ class Drift(Struct, frozen=True):
         return replace(
             self,
             _before={**self._before, **held, **given},
+            _older=frozenset(self._before.keys() - held.keys() - given.keys()),
             _given={},
             _started=now,
+            _since=since if since < math.inf else 0.0,
             _to_record=now,
             _named=frozenset(),
             _absent={},
         )
 
-    def is_in(self, written: Mapping[str, str]) -> bool:
-        """True if a checkpoint names someone who held a device before the kubelet's start, and it was given to nobody since."""
+    def is_in(self, written: Mapping[str, str], *, older: bool) -> bool:
+        """True if a checkpoint names someone who held a device before the kubelet's start, and it was given to nobody since.
+
+        ``older``: who did before an earlier kubelet's start, and was in question since.
+        """
         return any(
             _may_be(one, written[device_id])
             for device_id, one in self._before.items()
-            if device_id in written and device_id not in self._given
+            if device_id in written and device_id not in self._given and (device_id in self._older) is older
         )
 
-    def found(self, written: Mapping[str, str]) -> Drift:
+    def found(self, written: Mapping[str, str], *, older: bool) -> Drift:
         """Take note of what the kubelet found at its start, in a whole checkpoint: a holder that it lacks has ended, or never ran.
 
-        A container starts only after the checkpoint that names it was written.
+        A container starts only after the checkpoint that names it was written. Of the ``older`` ones it says nothing, unless it names one.
         """
+        left = self._left_in_question(older=older)
         before = {
             device_id: replace(one, names=_with(one, written[device_id]))
             for device_id, one in self._before.items()
-            if device_id in written
+            if device_id in written and device_id not in left
         }
-        return replace(self, _before=before)
+        return replace(self, _before={**before, **left}, _older=frozenset(left))
 
-    def kept(self) -> Drift:
-        """Take note that the kubelet has its predecessor's records: a holder that they lack now has ended."""
-        return replace(self, _before={})
+    def kept(self, *, older: bool) -> Drift:
+        """Take note that the kubelet has its predecessor's records: a holder that they lack now has ended. ``older`` as in ``found``."""
+        left = self._left_in_question(older=older)
+        return replace(self, _before=left, _older=frozenset(left))
+
+    def _left_in_question(self, *, older: bool) -> dict[str, Earlier]:
+        return {} if older else {one: self._before[one] for one in self._before.keys() & self._older}
 
     def recalled(self, forgotten: Mapping[str, tuple[Earlier, ...]], before: Mapping[str, Earlier]) -> Drift:
         """Take over from another process, which knew this, and who held what before the kubelet that runs was started."""
@@ -204,15 +218,16 @@ class Drift(Struct, frozen=True):
         """Take note of an Allocate that was answered: somebody holds these from now on, whatever the last look showed."""
         return replace(self, _given={**self._given, **dict.fromkeys(device_ids, (now, unix))})
 
-    def look(self, view: View, now: float, unix: float = 0.0) -> Drift:
+    def look(self, view: View, now: float, unix: float = 0.0, *, ours: bool = True) -> Drift:
         """Compare what was seen of the kubelet's records with ours.
 
         Args:
             view: the kubelet's records, seen while it served our list.
             now: when the look began.
             unix: the same by the wall clock.
+            ours: whether the list that the kubelet has is this gateway's. Nothing differs from another one's.
         """
-        return self._with_pods(view, now)._judged(view, now, unix)  # noqa: SLF001 - it is one of us
+        return self._with_pods(view, now)._judged(view, now, unix, ours=ours)  # noqa: SLF001 - it is one of us
 
     def forget(self, device_id: str) -> Drift:
         """Take note that an operator has looked after a device: nothing uses it that the kubelet doesn't know of."""
@@ -292,14 +307,14 @@ class Drift(Struct, frozen=True):
         }
         return replace(self, _named=named, _absent=absent)
 
-    def _judged(self, view: View, now: float, unix: float) -> Drift:
+    def _judged(self, view: View, now: float, unix: float, *, ours: bool) -> Drift:
         before, forgotten = self._compared_with_before(view, now)
         left = {device_id: self._left(device_id, earlier, view, now) for device_id, earlier in forgotten.items()}
         known = view.held is not None
         return replace(
             self,
             forgotten={device_id: earlier for device_id, earlier in left.items() if earlier},
-            _differs=tuple(self._compared(view, now)),
+            _differs=tuple(self._compared(view, now)) if ours else (),
             _seen=view if known else self._seen,
             _seen_at=unix if known else self._seen_at,
             _given={

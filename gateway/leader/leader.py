@@ -136,7 +136,7 @@ class Leader:
         """When the kubelet's streams ended last for another gateway to lead, at the latest (monotonic seconds)."""
         self._opening: asyncio.Future[None] | None = None
         """The thread that opens a lock: one at most, also on a disk that never answers."""
-        self._beliefs.lists_after = self._others_allocate_for
+        self._beliefs.lists_after, self._beliefs.leads = self._others_allocate_for, lambda: self.leads
 
     # -- for the gateway ----------------------------------------------------------------------------------------------
 
@@ -423,8 +423,8 @@ class Leader:
         if not self._locks.ready:
             self._tasks.background(self._open_and_try())
             return
-        if self._locks.unguarded and self._settings.dra != "off":  # Nothing could be given: what DRA has must be on disk.
-            self._locks.ready = False
+        if self._locks.unguarded and self._settings.dra != "off":
+            self._locks.ready = False  # Nothing could be given: what DRA has must be on disk.
             self._feed(machine.HeldElsewhere(why=self._locks.unguarded))
             return
         try:

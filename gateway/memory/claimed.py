@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
@@ -58,20 +58,18 @@ class Claimed(Struct, frozen=True):
         return f"claim {self.namespace}/{self.name}{pods}"
 
 
+def given(claims: Mapping[str, Claimed]) -> Iterator[tuple[str, Claimed, ClaimedDevice]]:
+    """Give each device that a claim has, with the claim and its key. What is there for supervision is taken from nobody."""
+    return ((key, row, one) for key, row in claims.items() for one in row.devices if not one.admin)
+
+
 def holding(claims: Mapping[str, Claimed], resource: str) -> dict[str, str]:
     """Say in words which claim has which device of a resource, by device ID."""
-    return {
-        device.device_id: row.words
-        for row in claims.values()
-        for device in row.devices
-        if device.resource == resource and not device.admin
-    }
+    return {one.device_id: row.words for _, row, one in given(claims) if one.resource == resource}
 
 
-def on_hardware(claims: Mapping[str, Claimed]) -> Iterable[boards.Claim]:
-    """Give what claims hold as claims on hardware, for who offers it by the device plugin API; nobody waits for supervision."""
-    for row in claims.values():
-        words = f"prepared by DRA for {row.words}"
-        for device in row.devices:
-            if not device.admin:
-                yield boards.Claim(device.resource, device.device_id, device.place, words)
+def holds(claims: Mapping[str, Claimed], besides: str = "") -> Iterator[boards.Hold]:
+    """Give what claims hold, but for the one with the UID ``besides``: several drivers may have devices of one."""
+    for key, row, one in given(claims):
+        if not key.startswith(f"{besides}@"):
+            yield boards.held(one.resource, one.device_id, one.place, row.words)

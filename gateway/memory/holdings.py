@@ -19,10 +19,12 @@ from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from devices.model import PreferredRequest
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
+    from gateway.kubelet.view import View
     from gateway.memory.ledger import Ledger
     from gateway.memory.rows import HandedOut
     from gateway.memory.scribe import Scribe
@@ -33,9 +35,13 @@ MOST_CHOICES = 4
 """How often devices are chosen anew, where some that were are held."""
 
 
-def given_since(ledger: Ledger, resource: str, look: beliefs.Look) -> set[str]:
-    """Name what Allocate gave away since a look, or so shortly before that the kubelet's records may not have had it."""
-    return {one for one, row in ledger.handed_out(resource).items() if row.at >= look.unix - RECORDED_WITHIN}
+def remembered_only(view: View, resource: str) -> Mapping[str, str]:
+    """Give the UIDs of the pods that only the checkpoint names, by device ID, beside a List that doesn't."""
+    if view.source != "pod-resources":
+        return {}
+    listed = (view.held or {}).get(resource, {})
+    remembered = (view.remembered or {}).get(resource, {})
+    return {one: holder.partition("/")[0] for one, holder in remembered.items() if one not in listed}
 
 
 class Holdings:
@@ -55,20 +61,38 @@ class Holdings:
         self._boot_id = boot_id()
         self.let_in: Callable[[str], Awaitable[None]] | None = None
         """Waits until the kubelet would admit a pod that is given a device of a resource. With DRA on."""
+        self.ended: frozenset[str] = frozenset()
+        """The UIDs of pods that ended by the API server, as long as the checkpoint goes on naming them. With DRA."""
 
-    def held(self, resource: str) -> frozenset[str] | None:
-        """Return what containers hold by the kubelet's records and what they were given since; None where nobody knows."""
+    def recorded(self, resource: str) -> dict[str, str] | None:
+        """Return who holds, or may hold, what by the kubelet's records, by device ID; None where they could not be read."""
+        look, holders = self.beliefs.last, self.beliefs.holders(resource)
+        if look is None or holders is None or not self.ended:
+            return holders
+        over = {one for one, uid in remembered_only(look.view, resource).items() if uid in self.ended}
+        return {one: who for one, who in holders.items() if one not in over}
+
+    def holders(self, resource: str) -> dict[str, str] | None:
+        """Return who holds what by the kubelet's records, and what was given since ('': nobody knows to whom); None where nobody knows."""
         look = self.beliefs.last
-        if look is None or self._is_half_known(look):
+        if look is None or not self._knows_its_pods(look):
             return None
-        holders = self.beliefs.holders(resource)
+        holders = self.recorded(resource)
         unwritten = look.view.unwritten and any(one.writes_late for one in DIALECTS if one.name == self.ledger.accepted)
         if holders is None and not unwritten:
             return None
         self.note(resource)
+        given = self.ledger.handed_out(resource)
         if holders is None:
-            return frozenset(self.ledger.handed_out(resource))
-        return frozenset((*holders, *given_since(self.ledger, resource, look)))
+            return dict.fromkeys(given, "")
+        # What was given so shortly before the look that the records may not have had it counts, too.
+        since = (one for one, row in given.items() if row.at >= look.unix - RECORDED_WITHIN)
+        return dict.fromkeys(since, "") | holders
+
+    def held(self, resource: str) -> AbstractSet[str] | None:
+        """Return the devices that have ``holders``; None where nobody knows."""
+        holders = self.holders(resource)
+        return None if holders is None else holders.keys()
 
     def note(self, resource: str) -> None:
         """Take note of what was handed out of a resource until now."""
@@ -80,11 +104,13 @@ class Holdings:
         listed = self._resources[resource].plugin.devices if resource in self._resources else ()
         return {device.id: device.numa_nodes for device in listed}
 
-    def _is_half_known(self, look: beliefs.Look) -> bool:
-        """Whether a kubelet that may not have heard of its pods yet was asked, and its checkpoint couldn't be read."""
-        since = self.presence.since
-        young = since is None or look.at - since < beliefs.AFTER_START
-        return young and look.view.source == "pod-resources" and look.view.remembered is None
+    def _knows_its_pods(self, look: beliefs.Look) -> bool:
+        """Whether a kubelet was asked that had heard of its pods, or its checkpoint could be read: whenever this process came."""
+        if look.view.source != "pod-resources" or look.view.remembered is not None:
+            return True
+        since, kubelet = self.presence.since, kubelet_id(self.presence.socket)
+        found = since is not None and look.at - since >= beliefs.AFTER_START
+        return found or (kubelet is not None and look.unix - kubelet.mtime_ns / 1e9 >= beliefs.AFTER_START)
 
     def looked(self, look: beliefs.Look) -> None:
         """Take note of the kubelet's records, as they were just read: what was handed out is known anew."""

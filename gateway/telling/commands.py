@@ -63,7 +63,7 @@ class Commands:
         return {
             "status": self._status,
             "devices": self._devices,
-            "cross": self._cannot_cross,
+            "move": self._cannot_move,
             **dict.fromkeys(orders.ORDERS, self._order),
             **dict.fromkeys(orders.HANDLES, self._handle),
         }
@@ -143,7 +143,7 @@ class Commands:
             trouble=trouble,
             checked=resource.checked,
             holders=self._holders(name),
-            drift=self._gateway.beliefs.findings(name) if self._gateway.led_by is None else (),
+            drift=self._gateway.beliefs.findings(name),
             others=self._others(resource),
             behind=self._gateway.source.behind(name),
         )
@@ -163,9 +163,7 @@ class Commands:
 
     def _holders(self, resource: str) -> dict[str, str] | None:
         """Say who has which device, by the kubelet's records and by what is prepared for ResourceClaims."""
-        holders, prepared = self._gateway.beliefs.holders(resource), holding(self._gateway.ledger.claims, resource)
-        if holders is not None and (drivers := self._gateway.drivers) is not None:
-            holders = {one: holder for one, holder in holders.items() if not drivers.has_ended(holder)}
+        holders, prepared = self._gateway.holdings.recorded(resource), holding(self._gateway.ledger.claims, resource)
         return holders if not prepared else {**(holders or {}), **prepared}
 
     async def _status(self, connection: ControlConnection, request: dict[str, Any]) -> None:
@@ -190,10 +188,10 @@ class Commands:
     def _listed(self) -> list[Listed]:
         return [(one.name, one.entries, self._gateway.source.facts(one.name)) for one in self._gateway.resources]
 
-    async def _cannot_cross(self, _connection: ControlConnection, _request: dict[str, Any]) -> None:
+    async def _cannot_move(self, _connection: ControlConnection, _request: dict[str, Any]) -> None:
         """Refuse an order that the drivers meet, where they are there beside the device plugin API."""
         raise ControlError(
-            f"this gateway runs with --dra {self._gateway.settings.dra}: GPUs cross where it serves both APIs, with --dra on"
+            f"this gateway runs with --dra {self._gateway.settings.dra}: GPUs move where it serves both APIs, with --dra on"
         )
 
     async def _handle(self, connection: ControlConnection, request: dict[str, Any]) -> None:

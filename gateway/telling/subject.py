@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
+    from gateway.memory.holdings import Holdings
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
@@ -39,9 +40,6 @@ class SubjectDrivers(Protocol):
     @property
     def by_name(self) -> ByNameStatus:
         """What is wrong for pods that ask by name."""
-
-    def has_ended(self, holder: str) -> bool:
-        """Whether a holder in the kubelet's checkpoint is a pod that has ended by the API server."""
 
     def standings(self) -> Sequence[DriverStatus]:
         """Say how each driver stands."""
@@ -83,6 +81,10 @@ class Subject(Protocol):
     @property
     def beliefs(self) -> Beliefs:
         """The kubelet's records."""
+
+    @property
+    def holdings(self) -> Holdings:
+        """Who holds what on the node."""
 
     @property
     def presence(self) -> Presence:

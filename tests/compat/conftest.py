@@ -19,11 +19,11 @@ from typing import Literal, cast
 
 import pytest
 
-from gateway.lab.kubelets.build import built, default
-from gateway.lab.kubelets.kubelet import Demand
-from gateway.lab.matrix.run import WATCHING, WATCHING_AT_ONCE
-from gateway.lab.trials.scenarios import RESOURCE, SCENARIOS, Node, node
-from gateway.lab.wire.tap import Connection
+from gateway_lab.kubelets.build import built, default
+from gateway_lab.kubelets.kubelet import Demand
+from gateway_lab.matrix.run import WATCHING, WATCHING_AT_ONCE
+from gateway_lab.trials.scenarios import RESOURCE, SCENARIOS, Node, node
+from gateway_lab.wire.tap import Connection
 
 GENUINE = default()
 ONE_OF_EACH = "1.8", "1.9", "1.37"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab.kubelets.build import built
+from gateway_lab.kubelets.build import built
 from tests.compat.conftest import Job, Recordings
 from tests.unit.bridging import play_forgotten_in_flight
 

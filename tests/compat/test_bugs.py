@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.lab.bugs.run import look, versions
-from gateway.lab.bugs.table import BUGS
-from gateway.lab.kubelets.build import built
+from gateway_lab.bugs.run import look, versions
+from gateway_lab.bugs.table import BUGS
+from gateway_lab.kubelets.build import built
 from tests.compat.conftest import GENUINE
 
 

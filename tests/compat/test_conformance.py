@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from gateway.lab.kubelets.build import built
-from gateway.lab.trials.conformance import RULES, Findings, examine, to_text
+from gateway_lab.kubelets.build import built
+from gateway_lab.trials.conformance import RULES, Findings, examine, to_text
 
 GATEWAY = (
     f"{sys.executable} -m gateway --backend simulated --log-format json "

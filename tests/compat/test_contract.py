@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.lab.kubelets.build import built
+from gateway_lab.kubelets.build import built
 from tests.contract.node import VERSION
 from tests.contract.real import RealNode
 

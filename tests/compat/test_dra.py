@@ -10,9 +10,9 @@ import pytest
 from adapters.dra.plugin import V1
 from gateway.dra import cdi, crossing, records
 from gateway.kubernetes import access
-from gateway.lab.kubelets.kubelet import KubeletError
-from gateway.lab.trials.scenarios import RESOURCE, node
-from gateway.lab.trials.scenarios import Node as Made
+from gateway_lab.kubelets.kubelet import KubeletError
+from gateway_lab.trials.scenarios import RESOURCE, node
+from gateway_lab.trials.scenarios import Node as Made
 from tests.compat.test_podresources import genuine, versions
 from tests.fakes.apiserver import ApiServer
 from tests.unit.draplace import API, Node, Place

@@ -22,10 +22,10 @@ from typing import Any
 
 import pytest
 
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelets.behaviour import behaviour
-from gateway.lab.kubelets.devicemanager import DeviceManager
-from gateway.lab.waiting import until
+from gateway_lab.gatewayproc import GatewayProcess, gateway_command
+from gateway_lab.kubelets.behaviour import behaviour
+from gateway_lab.kubelets.devicemanager import DeviceManager
+from gateway_lab.waiting import until
 from tests.compat.test_dra_storm import _RUN, NODE
 from tests.fakes.apiserver import Answer, ApiServer, Request
 from tests.unit.draplace import API, PROFILE, SLICE

@@ -26,16 +26,16 @@ import pytest
 from adapters import pluginregistration
 from adapters.dra.plugin import V1
 from devices.claims import ClaimName, Refused
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command, leader_socket
-from gateway.lab.kubelets.behaviour import behaviour
-from gateway.lab.kubelets.devicemanager import DeviceManager
-from gateway.lab.kubelets.kubelet import Demand, KubeletError
-from gateway.lab.waiting import until
 from gateway.leader.machine import Stage
 from gateway.sides.table import ANNOTATION
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from gateway.wires.unix import listens
+from gateway_lab.gatewayproc import GatewayProcess, gateway_command, leader_socket
+from gateway_lab.kubelets.behaviour import behaviour
+from gateway_lab.kubelets.devicemanager import DeviceManager
+from gateway_lab.kubelets.kubelet import Demand, KubeletError
+from gateway_lab.waiting import until
 from tests.fakes.apiserver import Answer, ApiServer, Fault, Request
 from tests.unit.draplace import API, GPU, SLICE, Kubelet
 from tests.unit.kubernetes import authority, server
@@ -318,7 +318,7 @@ class Storm:
 
     async def cross(self, to: str, *ids: str) -> list[str]:
         """Order GPUs to a side; say where all of them are."""
-        answer = await self.ask({"op": "cross", "to": to, "ids": list(ids)})
+        answer = await self.ask({"op": "move", "to": to, "ids": list(ids)})
         return [row["side"] for row in answer.get("boards", ())]
 
     # All at once.

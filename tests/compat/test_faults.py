@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab.kubelets.build import built
-from gateway.lab.namespaces import Namespaces, NamespacesError
-from gateway.lab.trials.faults import FAULTS, alone
-from gateway.lab.trials.gauntlet import Player, Step
+from gateway_lab.kubelets.build import built
+from gateway_lab.namespaces import Namespaces, NamespacesError
+from gateway_lab.trials.faults import FAULTS, alone
+from gateway_lab.trials.gauntlet import Player, Step
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ async def test_a_script_is_played_to_its_end() -> None:
 
 async def test_a_kubelet_that_is_not_built_is_asked_for() -> None:
     played = await Player({}, lambda _: None).play([Step(0, "kubelet", kubelet="1.11 genuine")])
-    assert "gateway.lab.kubelets.build 1.11" in played.broke
+    assert "gateway_lab.kubelets.build 1.11" in played.broke
 
 
 # Namespaces of a node's own.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab.kubelets.build import built
-from gateway.lab.kubelets.kubelet import Kubelet
+from gateway_lab.kubelets.build import built
+from gateway_lab.kubelets.kubelet import Kubelet
 from tests.compat.conftest import GENUINE
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from gateway.lab.matrix.record import Hop
-from gateway.lab.trials import hops
-from gateway.lab.trials.scenarios import VERSIONS, dialect, forgets
+from gateway_lab.matrix.record import Hop
+from gateway_lab.trials import hops
+from gateway_lab.trials.scenarios import VERSIONS, dialect, forgets
 from tests.compat.conftest import GENUINE, ONE_OF_EACH, _emulated, _genuine
 
 Walked = dict[tuple[str, str], Hop]

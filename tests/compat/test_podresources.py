@@ -18,9 +18,9 @@ from adapters.levels import minor_version
 from devices.model import Device, Health
 from gateway.cli import status
 from gateway.kubelet.view import holds, look
-from gateway.lab.kubelets.build import available, built
-from gateway.lab.trials.scenarios import RESOURCE, Node, device_ids, node
-from gateway.lab.waiting import until
+from gateway_lab.kubelets.build import available, built
+from gateway_lab.trials.scenarios import RESOURCE, Node, device_ids, node
+from gateway_lab.waiting import until
 from tests.compat.conftest import GENUINE
 
 GATE = "KubeletPodResourcesGetAllocatable"

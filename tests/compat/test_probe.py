@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab.kubelets.build import built
-from gateway.lab.kubelets.kubelet import Faults, Kubelet
-from gateway.lab.trials.scenarios import VERSIONS, dialect
 from gateway.registration.api import ask
+from gateway_lab.kubelets.build import built
+from gateway_lab.kubelets.kubelet import Faults, Kubelet
+from gateway_lab.trials.scenarios import VERSIONS, dialect
 from tests.compat.conftest import GENUINE
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from _pytest.mark import ParameterSet
 
-from gateway.lab.matrix.run import WATCHING
-from gateway.lab.trials.scenarios import SCENARIOS, Scenario
+from gateway_lab.matrix.run import WATCHING
+from gateway_lab.trials.scenarios import SCENARIOS, Scenario
 from tests.compat.conftest import GENUINE, Job, Recordings
 
 ONE_OF_EACH_DIALECT = ("1.8", "1.9", "1.37")

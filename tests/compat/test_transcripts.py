@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.lab.wire.calls import Call, Reader
-from gateway.lab.wire.tap import Connection
-from gateway.lab.wire.transcript import diff, transcript
+from gateway_lab.wire.calls import Call, Reader
+from gateway_lab.wire.tap import Connection
+from gateway_lab.wire.transcript import diff, transcript
 from tests.compat.conftest import GENUINE, Job, Recordings
 
 RECORDED = ("allocate", "health", "kubelet-crash", "gateway-restart")

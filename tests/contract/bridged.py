@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from devices.model import Device
-from gateway.lab.plugins.played import PlayedPlugin
+from gateway_lab.plugins.played import PlayedPlugin
 from tests.contract.clock import Process
 from tests.contract.node import Gateway, Node
 

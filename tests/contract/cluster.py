@@ -19,7 +19,8 @@ from adapters import pluginregistration
 from adapters.dra import health
 from adapters.dra.plugin import PREPARE, UNPREPARE, V1, V1BETA1, PluginApi
 from adapters.pb.dra import health_pb2
-from gateway.lab.kubelets.kubelet import KubeletError
+from adapters.pb.pluginregistration.v1_pb2 import RegistrationStatus
+from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract import wire
 from tests.contract.clock import Process
 from tests.contract.node import GPU, Gateway, Kubelet, Node
@@ -94,7 +95,7 @@ class DraManager:
         self.drivers: list[Driver] = []
         """In the order in which they were registered."""
         self.refuses = ""
-        """Why it takes no driver."""
+        """Why it takes no driver; a blank is no reason."""
         self._gone_at: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -139,7 +140,8 @@ class DraManager:
             one for one in (V1, V1BETA1) if one.registered_as in info.versions and (self._minor >= 34 or one is V1BETA1)
         ]
         if info.kind != "DRAPlugin" or not known or self.refuses:
-            status = pluginregistration.encode_status(self.refuses or "no version that this kubelet knows")
+            reason = self.refuses or "no version that this kubelet knows"
+            status = RegistrationStatus(error=reason.strip()).SerializeToString()
         else:
             status = pluginregistration.encode_status("")
             if self._minor <= 32:
@@ -429,7 +431,7 @@ class Cluster:
 
     def annotate(self, **annotations: str) -> None:
         """Set the node's annotations of the gateway."""
-        said = {f"device-plugin-gateway/{name.replace('_', '-')}": value for name, value in annotations.items()}
+        said = {f"device-plugin-gateway.io/{name.replace('_', '-')}": value for name, value in annotations.items()}
         self.server.change(AT, lambda node: node["metadata"].update(annotations=said))
 
     # -- pods ---------------------------------------------------------------------------------------------------------

@@ -167,9 +167,9 @@ def _prepare() -> None:
     """Do once what each row would do."""
     for package in map(importlib.import_module, ("gateway", "devices")):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not module.name.startswith("gateway.lab.") and not module.name.endswith("__main__"):
+            if not module.name.startswith("gateway_lab.") and not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
-    for name in ("encodings.idna", "gateway.lab.plugins.played", "grpc._utilities", "h11"):
+    for name in ("encodings.idna", "gateway_lab.plugins.played", "grpc._utilities", "h11"):
         importlib.import_module(name)
     for one in msgspec.Struct.__subclasses__():
         with suppress(NameError, TypeError):  # Not all can be decoded.
@@ -209,13 +209,13 @@ def _replace_grpc(moved: clock.Clock) -> None:
     grpc = wire.Grpc(moved)
     for name in (
         "gateway.wires.rpc",
-        "gateway.lab.kubelets.devicemanager",
-        "gateway.lab.kubelets.pluginclient",
-        "gateway.lab.kubelets.podresources",
-        "gateway.lab.plugins.played",
+        "gateway_lab.kubelets.devicemanager",
+        "gateway_lab.kubelets.pluginclient",
+        "gateway_lab.kubelets.podresources",
+        "gateway_lab.plugins.played",
     ):
         clock.patches.setattr(f"{name}.grpc", grpc)
-    clock.patches.setattr("gateway.lab.kubelets.devicemanager.LateListener", wire.LateListener)
+    clock.patches.setattr("gateway_lab.kubelets.devicemanager.LateListener", wire.LateListener)
     # Standard error is shared by the processes of a row: ``clock`` tells them apart already.
     clock.patches.setattr("gateway.wires.log.log_what_others_write", lambda: None)
 

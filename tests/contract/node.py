@@ -19,10 +19,10 @@ import grpc.aio
 from adapters.registry import by_name
 from devices.model import ContainerAnswer, Device, Options, PreferredRequest
 from gateway.cli.main import gateway as command_line
-from gateway.lab.kubelets.behaviour import behaviour
-from gateway.lab.kubelets.devicemanager import DeviceManager
-from gateway.lab.kubelets.kubelet import Admission, Demand, Faults, Held, KubeletError, Running
-from gateway.lab.kubelets.pluginclient import CallError, PluginClient
+from gateway_lab.kubelets.behaviour import behaviour
+from gateway_lab.kubelets.devicemanager import DeviceManager
+from gateway_lab.kubelets.kubelet import Admission, Demand, Faults, Held, KubeletError, Running
+from gateway_lab.kubelets.pluginclient import CallError, PluginClient
 from tests.contract import wire
 from tests.contract.clock import Clock, Process
 from tests.contract.disk import Disk
@@ -269,6 +269,7 @@ class Node:
         self.cdi = folder / "cdi"
         self.bridge = folder / "bridge"
         """Where other vendors' plugins register, for a gateway with ``--bridge`` of it."""
+        self.ports = ["--probe-address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0"]
         self.registers: Counter[str] = Counter()
         self.faults = Faults()
         self.gateways: list[Gateway] = []
@@ -351,6 +352,20 @@ class Node:
             listener.bind(str(self.pod_resources))
             listener.listen()
 
+    async def lack_all(self) -> None:
+        """Let the kubelet's pod-resources API name no pod and no device until the kubelet's next start."""
+
+        async def nothing(_request: bytes, _context: Any) -> bytes:
+            return b""
+
+        await self.hide_pods()
+        methods: dict[str, Any] = dict.fromkeys(
+            ("List", "GetAllocatableResources"), grpc.unary_unary_rpc_method_handler(nothing)
+        )
+        server = wire.Server([grpc.method_handlers_generic_handler("v1.PodResourcesLister", methods)])
+        server.add_insecure_port(f"unix:{self.pod_resources}")
+        await server.start()
+
     def fault(self, **what: Any) -> None:
         """Make things go wrong at the kubelet from now on; nothing heals it."""
         self.faults = Faults(**what)
@@ -416,9 +431,28 @@ class Node:
         if self.profile.exists() and backend:
             backend += ["--simulate", str(self.profile)]
         folders = ["--socket-dir", str(self.sockets), "--state-dir", str(self.state)]
-        ports = ["--metrics-address", "127.0.0.1:0", "--probe-address", "127.0.0.1:0"]
-        one = Gateway(self, ["--log-format", "json", *folders, *ports, *backend, *options], environment)
+        one = Gateway(self, ["--log-format", "json", *folders, *self.ports, *backend, *options], environment)
         self.gateways.append(one)
+        return one
+
+    async def served(
+        self,
+        count: int = 8,
+        *options: str,
+        version: str = "",
+        resource: str = GPU,
+        environment: Mapping[str, str] = {},
+    ) -> Gateway:
+        """Start a kubelet and a gateway, and wait until so many devices are allocatable."""
+        await (self.start_kubelet(version) if version else self.start_kubelet())
+        one = self.gateway(*options, environment=environment)
+        await self.allocatable_is(count, resource)
+        return one
+
+    async def registered(self, *options: str) -> Gateway:
+        """Start one more gateway, and wait until it is registered."""
+        one = self.gateway(*options)
+        await self.until(lambda: one.said("registered"), "its registration")
         return one
 
     async def command(self, *words: str) -> tuple[int, str]:
@@ -445,6 +479,11 @@ class Node:
         """Be somebody who knows the gateway's socket for a resource."""
         manager = self.kubelet.manager
         return Caller(manager._endpoints[resource].path, by_name(manager.behaviour.dialect).plugin_service, agent)
+
+    def stranger(self, api: str, agent: str) -> Caller:
+        """Be somebody who finds the only gateway's own socket in its folder."""
+        (path,) = self.sockets.glob("gateway/*/*.sock")
+        return Caller(str(path), by_name(api).plugin_service, agent)
 
     async def until(self, found: Callable[[], _T], what: str, seconds: float = PATIENCE_S) -> _T:
         """Wait until ``found`` finds something, and return that.

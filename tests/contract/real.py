@@ -15,11 +15,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelets import kubelet as lab
-from gateway.lab.kubelets.behaviour import behaviour
-from gateway.lab.kubelets.kubelet import Admission, Demand, Faults, Held, KubeletError, Running, Totals
-from gateway.lab.kubelets.pluginclient import PluginClient
+from gateway_lab.gatewayproc import GatewayProcess, gateway_command
+from gateway_lab.kubelets import kubelet as lab
+from gateway_lab.kubelets.behaviour import behaviour
+from gateway_lab.kubelets.kubelet import Admission, Demand, Faults, Held, KubeletError, Running, Totals
+from gateway_lab.kubelets.pluginclient import PluginClient
 from tests.contract.clock import Clock
 from tests.contract.node import GPU, BrokenError, Gateway, Node, Plugin
 
@@ -91,7 +91,7 @@ class RealGateway(Gateway):
 
     async def terminate(self) -> int:
         """End it by SIGTERM; return its exit status."""
-        await self._node.until(lambda: self.said("effective configuration"), "its first word")
+        await self._node.until(lambda: self.said("starting device-plugin-gateway"), "its first word")
         assert self._spawned is not None
         return await self._spawned.terminate()
 

@@ -223,9 +223,7 @@ async def test_the_drivers_root_of_the_start_counts_until_the_next_one(node: Nod
     file = node.folder / "config.yaml"
     text = "flags: {{plugin: {{containerDriverRoot: {}, deviceListStrategy: [cdi-cri]}}}}"
     file.write_text(text.format(nvidia.driver))
-    await node.start_kubelet()
-    one = node.gateway("--backend", "nvidia", "--config-file", str(file))
-    await node.allocatable_is(4)
+    one = await node.served(4, "--backend", "nvidia", "--config-file", str(file))
     file.write_text(text.format("/nowhere") + "\ngateway: {excludeDevices: [0]}")
     await node.allocatable_is(3)
     assert one.said("configuration: this changes only when the gateway is started anew")
@@ -256,9 +254,7 @@ async def test_a_container_whose_gpu_is_made_ready_starts_only_with_a_healthy_on
 ) -> None:
     well = {GPU: {"gpus": [{"uuid": "a"}, {"uuid": "b"}], "pre_start": True}}
     node.simulate({GPU: {"gpus": [{"uuid": "a"}], "pre_start": True}})
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(1)
+    await node.served(1)
     await node.admit("pod")
     node.simulate({GPU: {"gpus": now, "pre_start": True}})
     await node.until(lambda: node.capacity() == 2, "the other list")
@@ -272,9 +268,7 @@ async def test_a_container_whose_gpu_is_made_ready_starts_only_with_a_healthy_on
 
 async def test_gpus_with_cdi_names_of_their_own_are_named_so(node: Node) -> None:
     node.simulate({"vendor.com/gpu": {"gpus": 2, "cdi": "vendor.com/gpu"}})
-    await node.start_kubelet("1.34")
-    node.gateway()
-    await node.allocatable_is(2, "vendor.com/gpu")
+    await node.served(2, version="1.34", resource="vendor.com/gpu")
     given = await node.admit("pod", "vendor.com/gpu")
     assert given.answer == ContainerAnswer(cdi_devices=(f"vendor.com/gpu={given.devices['vendor.com/gpu'][0]}",))
     node.remove("pod")
@@ -285,8 +279,6 @@ async def test_gpus_with_cdi_names_of_their_own_are_named_so(node: Node) -> None
 
 async def test_gpus_with_nodes_get_those(node: Node) -> None:
     node.simulate({"vendor.com/gpu": {"gpus": [{"uuid": "a", "device_nodes": ["/dev/null", "/dev/zero"]}]}})
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(1, "vendor.com/gpu")
+    await node.served(1, resource="vendor.com/gpu")
     given = await node.admit("pod", "vendor.com/gpu")
     assert [one.host_path for one in given.answer.device_nodes] == ["/dev/null", "/dev/zero"]

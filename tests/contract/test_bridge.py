@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from devices.model import ContainerAnswer, Device, Health, Options
-from gateway.lab.plugins.played import Habits
+from gateway_lab.plugins.played import Habits
 from tests.contract.bridged import NIC, OTHER, Neighbour, behind, bridging, configured, socket_of, stays
 from tests.contract.node import GPU, PREFIX, Node, Refused
 

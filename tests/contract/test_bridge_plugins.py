@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from devices.model import ContainerAnswer, Device, DeviceNode, Health, Mount, Options
-from gateway.lab.kubelets.kubelet import KubeletError
-from gateway.lab.plugins.played import Habits
+from gateway_lab.kubelets.kubelet import KubeletError
+from gateway_lab.plugins.played import Habits
 from tests.contract.bridged import NIC, OTHER, Neighbour, behind, bridging, configured, stays
 from tests.contract.clock import patches, spoiled
 from tests.contract.node import Caller, Gateway, Node, Refused

@@ -15,7 +15,7 @@ import pytest
 from adapters import pluginregistration
 from adapters.dra import health
 from adapters.dra.plugin import MAX_BYTES, PREPARE, V1
-from gateway.lab.kubelets.kubelet import KubeletError
+from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract import wire
 from tests.contract.claiming import A, B, asked, driver, simulate, started
 from tests.contract.clock import spoiled
@@ -254,6 +254,218 @@ async def test_a_claim_that_cannot_have_what_it_was_allocated_again_keeps_what_i
             await cluster.prepare(cluster.allocate("late", "gpu-0"))
         cluster.allocate("claim", "gpu-0")
         assert await cluster.prepare(claim) == got
+
+
+# -- parameters -------------------------------------------------------------------------------------------------------
+
+NVIDIAS, AMDS = "resource.nvidia.com/v1beta1", "gpu.resource.amd.com/v1alpha1"
+
+
+def gpu(sharing: Any = None, kind: Any = "GpuConfig", **more: Any) -> dict[str, Any]:
+    """Return parameters as a claim for NVIDIA's driver has them."""
+    return {"apiVersion": NVIDIAS, "kind": kind, **({} if sharing is None else {"sharing": sharing}), **more}
+
+
+def interval(name: Any) -> dict[str, Any]:
+    """Return parameters with a time-slice interval."""
+    return gpu({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": name}})
+
+
+def mig(sharing: Any = None, **more: Any) -> dict[str, Any]:
+    """Return parameters for MIG devices."""
+    return gpu(sharing, "MigDeviceConfig", **more)
+
+
+MPS = {"strategy": "MPS"}
+EMPTY_OF_AMD = {"apiVersion": AMDS, "kind": "GpuConfig"}
+
+
+def config(parameters: Any, *requests: str, source: str = "FromClaim", driver: str = "gpu.nvidia.com") -> Any:
+    """Return an entry of an allocation's ``config``."""
+    return {"source": source, "requests": [*requests], "opaque": {"driver": driver, "parameters": parameters}}
+
+
+def with_parameters(cluster: Cluster, claim: Claim, *configs: Any) -> Claim:
+    """Allocate as the scheduler does where a claim and its class have parameters."""
+    cluster.server.change(claim.path, lambda one: one["status"]["allocation"]["devices"].update(config=[*configs]))
+    return claim
+
+
+async def with_mig(cluster: Cluster) -> str:
+    """Offer GPU A whole and an instance of B; return the name of the latter."""
+    cluster.node.simulate({GPU: {"gpus": [{"uuid": A}, {"uuid": B}], "mig": {B: ["1g.10gb"]}}})
+    await cluster.start_kubelet()
+    cluster.gateway("--dra", "only", "--mig-strategy", "mixed")
+    await cluster.node.until(lambda: len(cluster.published()) == 2, "both")
+    [name] = [name for name, one in cluster.slices().items() if one["attributes"]["type"]["string"] == "mig"]
+    return name
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        gpu(),
+        gpu({"strategy": "TimeSlicing"}),
+        gpu({"strategy": "TimeSlicing", "timeSlicingConfig": {}, "mpsConfig": None}),
+        interval("Default"),
+        mig(),  # It is for no device of this claim.
+        mig(MPS),
+    ],
+    ids=str,
+)
+async def test_parameters_that_ask_for_nothing_are_accepted(node: Node, parameters: Any) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        claim = with_parameters(cluster, cluster.claim("claim", "gpu-0"), config(parameters))
+        got = await cluster.prepare(claim)
+        assert (*got.gpus, *got.nodes) == (A, "/dev/nvidia0")
+        assert await cluster.prepare(claim) == got
+        assert not (await driver(cluster))["refused"]
+
+
+@pytest.mark.parametrize("parameters", [mig(), mig({"strategy": "TimeSlicing"}), gpu(MPS)], ids=str)
+async def test_parameters_that_ask_for_nothing_of_a_mig_instance_are_accepted(node: Node, parameters: Any) -> None:
+    async with Cluster(node) as cluster:
+        name = await with_mig(cluster)
+        claim = with_parameters(cluster, cluster.claim("claim", name), config(parameters))
+        assert (await cluster.prepare(claim)).names
+
+
+async def test_parameters_of_amd_are_accepted_without_members(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        first, second = await of_amd(cluster)
+        claim = cluster.claim("claim", first, driver=OF_AMD)
+        with_parameters(cluster, claim, config(EMPTY_OF_AMD, "gpu", driver=OF_AMD))
+        assert (await cluster.prepare(claim)).nodes == ("/dev/dri/card0",)
+        for parameters, reason in ((EMPTY_OF_AMD | {"sharing": {}}, "unknown field `sharing`"), (gpu(), "are unknown")):
+            claim = cluster.allocate("other", second, driver=OF_AMD)
+            assert reason in await refusal(cluster, with_parameters(cluster, claim, config(parameters, driver=OF_AMD)))
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "Short": (interval("Short"), "time-slice interval Short, which the gateway does not set. Remove"),
+    "Medium": (interval("Medium"), "time-slice interval Medium"),
+    "Long": (interval("Long"), "time-slice interval Long"),
+    "no interval": (interval("Longer"), "Invalid enum value 'Longer' - at `$.sharing.timeSlicingConfig.interval`"),
+    "a number": (interval(2), "Expected `str | null`, got `int`"),
+    "MPS": (gpu(MPS), "GpuConfig asks for MPS, which the gateway does not run. Remove sharing"),
+    "MPS with members": (gpu({**MPS, "mpsConfig": {"defaultActiveThreadPercentage": 50}}), "asks for MPS"),
+    "MPS beside": (gpu({"strategy": "TimeSlicing", "mpsConfig": {}}), "asks for MPS"),
+    "no strategy": (gpu({}), "missing required field `strategy`"),
+    "another strategy": (gpu({"strategy": "Exclusive"}), "Invalid enum value 'Exclusive'"),
+    "VFIO": (gpu(kind="VfioDeviceConfig"), "VfioDeviceConfig is not supported"),
+    "another kind": (
+        gpu(kind="ComputeDomainChannelConfig"),
+        "'ComputeDomainChannelConfig' are unknown. Use resource.nvidia",
+    ),
+    "another version": (gpu(apiVersion="resource.nvidia.com/v1"), "'resource.nvidia.com/v1' 'GpuConfig' are unknown"),
+    "another vendor's": (EMPTY_OF_AMD, "'gpu.resource.amd.com/v1alpha1' 'GpuConfig' are unknown"),
+    "a member": (gpu(memory="1Gi"), "unknown field `memory`"),
+    "a member within": (gpu({"strategy": "TimeSlicing", "replicas": 2}), "unknown field `replicas` - at `$.sharing`"),
+    "a member of MIG": (mig({"strategy": "TimeSlicing", "timeSlicingConfig": {}}), "unknown field `timeSlicingConfig`"),
+    "another case": (gpu(Sharing={}), "unknown field `Sharing`"),
+    "nothing": ({}, "'' '' are unknown"),
+    "null": (None, "Expected `object`, got `null`"),
+    "a list": ([gpu()], "Expected `object`, got `array`"),
+    "a text": ("GpuConfig", "Expected `object`, got `str`"),
+    "a list within": (gpu([]), "Expected `object | null`, got `array`"),
+    "a kind that is a number": (gpu(kind=7), "Expected `str`, got `int`"),
+    "a screen's": (gpu(kind="\x1b[2J"), "'?[2J' are unknown"),
+    "a surrogate": (gpu(**{"\ud800": 1}), "expected to read claim"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_parameters_that_ask_for_what_is_not_done_are_refused_with_the_reason(node: Node, name: str) -> None:
+    parameters, reason = REFUSED[name]
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        claim = with_parameters(cluster, cluster.claim("claim", "gpu-0"), config(parameters))
+        async with asyncio.timeout(50 if name == "a surrogate" else 3):
+            words = await refusal(cluster, claim)
+        assert reason in words
+        [told] = (await driver(cluster))["refused"]
+        assert told.startswith("claim default/claim: ")
+        assert not node.gateways[-1].said("a claim could not be prepared because of a defect in the gateway")
+        assert (await cluster.prepare(cluster.allocate("next", "gpu-0"))).gpus == {A}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [gpu(**{"x" * 9000: 1}), gpu(kind="x" * 9000), gpu({"strategy": "x" * 9000}), gpu({**MPS, "mpsConfig": {}})],
+    ids=["a member", "a kind", "a value", "MPS"],
+)
+async def test_a_reason_is_short_and_says_what_to_do(node: Node, parameters: Any) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        claim = with_parameters(cluster, cluster.claim("claim", "gpu-0"), config(parameters))
+        words = await refusal(cluster, claim)
+        assert len(words) < 600
+        assert "Cannot use the parameters of claim default/claim or its DeviceClass: " in words
+        assert words.endswith("Then delete the pod and its claim")
+
+
+OF_CLASS = {"source": "FromClass"}
+LAST: dict[str, tuple[list[Any], str]] = {
+    "the claim's comes after its class's": ([config(gpu()), config(gpu(MPS), **OF_CLASS)], ""),
+    "also where it asks for more": ([config(gpu(MPS)), config(gpu(), **OF_CLASS)], "MPS"),
+    "of a claim the last one": ([config(gpu(MPS)), config(gpu())], ""),
+    "of a class the last one": ([config(gpu(), **OF_CLASS), config(gpu(MPS), **OF_CLASS)], "MPS"),
+    "for its request": ([config(gpu(MPS), "other"), config(gpu(), "gpu")], ""),
+    "not for another one": ([config(gpu(MPS), "gpu"), config(gpu(), "other")], "MPS"),
+    "for all requests after its own": ([config(gpu(MPS), "gpu"), config(gpu())], ""),
+    "for its own after all": ([config(gpu()), config(gpu(MPS), "gpu")], "MPS"),
+    "of its type": ([config(gpu(MPS)), config(mig())], "MPS"),
+    "another driver's is not ours": ([config({"kind": "Any"}, driver="x.example.com")], ""),
+    "one that is for no device is read too": ([config(gpu(memory=1), "other")], "unknown field `memory`"),
+    "a request of another type": (
+        [config(mig(), "gpu")],
+        "MigDeviceConfig is for type mig, and request gpu got gpu-0 of",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAST)
+async def test_of_several_parameters_the_last_one_counts(node: Node, name: str) -> None:
+    configs, reason = LAST[name]
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        claim = with_parameters(cluster, cluster.claim("claim", "gpu-0"), *configs)
+        if reason:
+            assert reason in await refusal(cluster, claim)
+        else:
+            assert (await cluster.prepare(claim)).gpus == {A}
+
+
+@pytest.mark.parametrize(("request_", "reason"), [("gpu", "MPS"), ("gpu/large", "MPS"), ("gpu/small", "")])
+async def test_parameters_for_a_request_are_for_its_subrequests_too(node: Node, request_: str, reason: str) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        claim = cluster.allocate("claim", "gpu-0", request="gpu/large")
+        with_parameters(cluster, claim, config(gpu(MPS), request_))
+        if reason:
+            assert reason in await refusal(cluster, claim)
+        else:
+            assert (await cluster.prepare(claim)).gpus == {A}
+
+
+async def test_parameters_that_are_refused_are_not_waited_with(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        await cluster.prepare(cluster.claim("held", "gpu-0"))
+        late = with_parameters(cluster, cluster.allocate("late", "gpu-0"), config(gpu(MPS)))
+        async with asyncio.timeout(3):
+            assert "MPS" in await refusal(cluster, late)
+
+
+async def test_people_read_which_claim_is_refused_and_why(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        await refusal(cluster, with_parameters(cluster, cluster.claim("claim", "gpu-0"), config(interval("Long"))))
+        for words in ("status", "doctor"):
+            text = " ".join((await node.command(words, "--state-dir", str(node.state)))[1].split())
+            assert "claim default/claim: Cannot use the parameters" in text
+            assert "the time-slice interval Long" in text
 
 
 @pytest.mark.parametrize("end", ["prepared", "unprepared", "asked for no more"])
@@ -514,7 +726,7 @@ async def test_where_one_api_is_served_nothing_moves(node: Node, dra: str) -> No
         await cluster.start_kubelet()
         one = cluster.gateway("--dra", dra)
         with pytest.raises(OrderError, match="--dra on"):
-            await one.order("cross", to="dra", ids=[])
+            await one.order("move", to="dra", ids=[])
 
 
 async def test_a_pod_that_goes_on_is_asked_about_less_and_less_often_and_an_outage_hides_no_end(node: Node) -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from tests.contract.node import GPU, PREFIX, Gateway, Node
 
-WRONG = 78
-USAGE = 2
+WRONG = 2
 
 
 def _shared(replicas: object, more: str = "") -> str:
@@ -39,19 +38,19 @@ async def _ended(node: Node, *options: str, environment: Mapping[str, str] = {})
         (["--bridge-grace=nan"], {}, WRONG, ("--bridge-grace", "nan")),
         (["--bridge=folder"], {}, WRONG, ("--bridge", "folder")),
         (["--pass-device-specs=maybe"], {}, WRONG, ("--pass-device-specs", "maybe")),
-        (["--pass-device-specs", "false"], {}, USAGE, ("--pass-device-specs=false",)),
+        (["--pass-device-specs", "false"], {}, WRONG, ("--pass-device-specs=false",)),
         (["--imex-channel-ids=0"], {}, WRONG, ("--imex-channel-ids",)),
         (["--device-discovery-strategy=tegra"], {}, WRONG, ("--device-discovery-strategy", "tegra")),
-        (["--api=v9"], {}, USAGE, ("--api", "v9")),
-        ([], {"GATEWAY_API": "v9"}, USAGE, ("GATEWAY_API", "v9")),
-        (["--backend=cuda"], {}, USAGE, ("--backend", "cuda")),
-        (["--kubelet-version=1.7"], {}, USAGE, ("--kubelet-version", "1.7")),
-        (["--startup-grace=3601"], {}, USAGE, ("--startup-grace", "3601")),
-        (["--metrics-address=node:99999"], {}, USAGE, ("--metrics-address", "99999")),
-        (["--probe-address=:9400", "--metrics-address=:9400"], {}, USAGE, ("--probe-address", "--metrics-address")),
-        (["--socket-dir=/" + "x" * 100], {}, USAGE, ("--socket-dir", "107")),
-        (["--node-condition"], {}, USAGE, ("--node-condition", "NODE_NAME")),
-        (["--no-such-flag"], {}, USAGE, ("--no-such-flag",)),
+        (["--api=v9"], {}, WRONG, ("--api", "v9")),
+        ([], {"GATEWAY_API": "v9"}, WRONG, ("GATEWAY_API", "v9")),
+        (["--backend=cuda"], {}, WRONG, ("--backend", "cuda")),
+        (["--kubelet-version=1.7"], {}, WRONG, ("--kubelet-version", "1.7")),
+        (["--startup-grace=3601"], {}, WRONG, ("--startup-grace", "3601")),
+        (["--metrics-address=node:99999"], {}, WRONG, ("--metrics-address", "99999")),
+        (["--probe-address=:9400", "--metrics-address=:9400"], {}, WRONG, ("--probe-address", "--metrics-address")),
+        (["--socket-dir=/" + "x" * 100], {}, WRONG, ("--socket-dir", "107")),
+        (["--node-condition"], {}, WRONG, ("--node-condition", "NODE_NAME")),
+        (["--no-such-flag"], {}, WRONG, ("--no-such-flag",)),
         (["--config-file=/no/such/file"], {}, 1, ("/no/such/file",)),
     ],
 )
@@ -67,7 +66,7 @@ async def test_a_wrong_value_ends_the_start_and_is_named(
 async def test_a_memory_that_kubelets_would_delete_is_refused(node: Node) -> None:
     for folder in (node.sockets, node.sockets / "state", node.sockets / "a" / "b"):
         status, said = await _ended(node, "--state-dir", str(folder))
-        assert status == USAGE
+        assert status == WRONG
         assert "--state-dir" in said
         assert "--socket-dir" in said
     assert not list(node.sockets.iterdir())
@@ -96,9 +95,7 @@ async def test_a_wrong_file_ends_the_start_with_its_line_and_is_no_reason_to_end
     assert status == WRONG, said
     assert all(word in said for word in (str(file), *words)), said
     file.write_text("version: v1\n")
-    await node.start_kubelet()
-    one = node.gateway("--config-file", str(file))
-    await node.allocatable_is(8)
+    one = await node.served(8, "--config-file", str(file))
     file.write_text(text)
     error = await node.eventually(lambda: _error(one), "the complaint")
     assert all(word in error for word in (str(file), *words)), error
@@ -155,9 +152,7 @@ async def test_an_edit_is_adopted_while_pods_run(node: Node, way: str) -> None:
         file.symlink_to("..data/config.yaml")
     else:
         file.write_text(_shared(2))
-    await node.start_kubelet()
-    one = node.gateway("--config-file", str(file), "--device-list-strategy=volume-mounts")
-    await node.allocatable_is(16)
+    one = await node.served(16, "--config-file", str(file), "--device-list-strategy=volume-mounts")
     given = await node.admit("pod")
     _edit(file, way, _shared(3))
     if way == "signal":
@@ -190,9 +185,7 @@ def _edit(file: Path, way: str, text: str) -> None:
 async def test_a_file_that_is_away_for_a_moment_is_no_trouble_and_one_that_stays_away_is_told(node: Node) -> None:
     file = node.folder / "config.yaml"
     file.write_text(_shared(2))
-    await node.start_kubelet()
-    one = node.gateway("--config-file", str(file))
-    await node.allocatable_is(16)
+    one = await node.served(16, "--config-file", str(file))
     file.unlink()
     await node.pass_time(0.01)
     file.write_text(_shared(3))
@@ -211,9 +204,7 @@ async def test_a_file_that_is_away_for_a_moment_is_no_trouble_and_one_that_stays
 async def test_what_is_decided_at_the_start_waits_for_the_next_one(node: Node) -> None:
     file = node.folder / "config.yaml"
     file.write_text(_shared(2))
-    await node.start_kubelet()
-    one = node.gateway("--config-file", str(file))
-    await node.allocatable_is(16)
+    one = await node.served(16, "--config-file", str(file))
     bridge = node.folder / "bridge"
     file.write_text(_shared(3, f"gateway:\n  bridge:\n    folder: {bridge}\n"))
     await node.allocatable_is(24)
@@ -225,9 +216,7 @@ async def test_what_is_decided_at_the_start_waits_for_the_next_one(node: Node) -
 
 
 async def test_a_hangup_without_a_file_ends_nothing(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     one.process.terminate(signal.SIGHUP)
     await node.pass_time(5)
     await node.admit("pod")

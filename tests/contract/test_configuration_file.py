@@ -85,7 +85,7 @@ async def test_an_unknown_key_is_told_or_refused(node: Node, strict: bool) -> No
     path.write_text(text)
     one = node.gateway("--config-file", str(path), "--strict-config")
     await node.until(lambda: not one.alive, "its end")
-    assert one.process.ended.result() == 78
+    assert one.process.ended.result() == 2
 
 
 async def test_a_file_of_something_else_is_not_quoted(node: Node) -> None:
@@ -99,9 +99,7 @@ async def test_a_file_of_something_else_is_not_quoted(node: Node) -> None:
 
 async def test_a_wrong_profile_keeps_the_gpus_of_before(node: Node) -> None:
     node.simulate({GPU: {"gpus": 3}})
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(3)
+    one = await node.served(3)
     node.profile.write_text("resources: {nvidia.com/gpu: {gpus: many}}")
     await node.pass_time(10)
     assert node.allocatable() == 3

@@ -48,9 +48,7 @@ def _line(op: str, **fields: object) -> bytes:
 
 @pytest.mark.also_real
 async def test_an_order_is_in_force_and_on_disk_before_it_is_answered(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     first, second, *_ = await _devices(one)
     async with node.plugin() as plugin:
         outcome = await one.order("cordon", id=first, reason="smells")
@@ -59,16 +57,14 @@ async def test_an_order_is_in_force_and_on_disk_before_it_is_answered(node: Node
     assert outcome["changed"] is True
     assert [(each["before"], each["now"]) for each in outcome["found"]] == [("present", "cordoned")]
     one.kill()
-    two = node.gateway()
-    await node.until(lambda: two.said("registered"), "its registration")
+    two = await node.registered()
     await node.allocatable_is(7)
     assert (await _devices(two))[first]["state"] == "cordoned"
     assert "smells" in (await _devices(two))[first]["reason"]
     await two.order("cordon", id=second, reason="smells, too")
     await two.order("uncordon", id=first)
     two.kill()
-    three = node.gateway()
-    await node.until(lambda: three.said("registered"), "its registration")
+    three = await node.registered()
     await node.allocatable_is(7)
     assert {name: each["state"] for name, each in (await _devices(three)).items() if each["state"] != "present"} == {
         second: "cordoned"
@@ -80,9 +76,7 @@ async def test_an_order_is_in_force_and_on_disk_before_it_is_answered(node: Node
 
 @pytest.mark.also_real
 async def test_a_cordon_keeps_what_a_pod_has_and_says_who_holds_it(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     (given,) = (await node.admit("pod")).devices[GPU]
     outcome = await one.order("cordon", id=given, reason="smells")
     assert "pod" in outcome["found"][0]["holder"]
@@ -102,9 +96,7 @@ async def test_a_cordon_keeps_what_a_pod_has_and_says_who_holds_it(node: Node) -
 
 
 async def test_an_order_that_can_not_be_written_down_says_so_and_is_in_force(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     first, *_ = await _devices(one)
     reader, writer = await one.control()
     away = node.state.rename(node.folder / "away")
@@ -119,8 +111,7 @@ async def test_an_order_that_can_not_be_written_down_says_so_and_is_in_force(nod
     away.rename(node.state)
     assert (await one.order("cordon", id=first, reason="smells"))["changed"] is False
     one.kill()
-    two = node.gateway()
-    await node.until(lambda: two.said("registered"), "its registration")
+    await node.registered()
     await node.allocatable_is(7)
     await node.truthful()
 
@@ -140,7 +131,7 @@ async def test_an_order_that_can_not_be_written_down_says_so_and_is_in_force(nod
         ("release", {"ids": "GPU-nobody"}, "list"),
         ("release", {"ids": ["GPU-nobody"]}, "GPU-nobody"),
         ("acquire", {"ids": ["x"] * 129}, "128"),
-        ("cross", {"ids": [], "side": "dra"}, "--dra on"),
+        ("move", {"ids": [], "side": "dra"}, "--dra on"),
         ("explode", {}, "status"),
         ("", {}, "unknown op"),
     ],
@@ -148,9 +139,7 @@ async def test_an_order_that_can_not_be_written_down_says_so_and_is_in_force(nod
 async def test_an_order_that_means_nothing_is_refused_in_words(
     node: Node, op: str, fields: Mapping[str, Any], words: str
 ) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     with pytest.raises(OrderError, match=words):
         await one.order(op, **fields)
     await node.truthful()
@@ -159,9 +148,7 @@ async def test_an_order_that_means_nothing_is_refused_in_words(
 
 async def test_what_is_lost_is_forgotten_once_no_pod_holds_it(node: Node) -> None:
     node.simulate({GPU: {"gpus": 3}})
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(3)
+    one = await node.served(3)
     *_, here, free = await _devices(one)
     node.simulate({GPU: {"gpus": 2}})
     await node.allocatable_is(2)
@@ -172,8 +159,7 @@ async def test_what_is_lost_is_forgotten_once_no_pod_holds_it(node: Node) -> Non
     assert (outcome["changed"], outcome["found"][0]["now"]) == (True, "forgotten")
     assert free not in await _devices(one)
     one.kill()
-    two = node.gateway()
-    await node.until(lambda: two.said("registered"), "its registration")
+    two = await node.registered()
     await node.allocatable_is(2)
     assert free not in await _devices(two)
     held = (await node.admit("pod", count=2)).devices[GPU]
@@ -194,9 +180,7 @@ async def test_what_is_lost_is_forgotten_once_no_pod_holds_it(node: Node) -> Non
 
 async def test_hardware_that_is_released_is_not_looked_at_until_it_is_acquired(node: Node) -> None:
     node.simulate({GPU: {"gpus": 2}})
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     (given,) = (await node.admit("pod")).devices[GPU]
     answer = await one.order("release", ids=[given])
     assert answer["devices"] == [given]
@@ -214,9 +198,7 @@ async def test_hardware_that_is_released_is_not_looked_at_until_it_is_acquired(n
 
 
 async def test_another_user_gives_no_orders_whatever_the_files_mode(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     first, *_ = await _devices(one)
     path = one.control_socket
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600  # noqa: PTH116 - a moment
@@ -287,9 +269,7 @@ async def test_who_holds_every_connection_or_says_nothing_goes_after_a_while(nod
 
 
 async def test_who_does_not_read_is_let_go_and_many_requests_keep_nobody_away(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     with socket.socket(socket.AF_UNIX) as deaf:
         path = await node.until(lambda: one.control_socket, "its control socket")
         deaf.connect(path)
@@ -311,9 +291,7 @@ async def test_who_does_not_read_is_let_go_and_many_requests_keep_nobody_away(no
 
 
 async def test_sockets_of_the_dead_are_removed_and_those_of_the_living_stay(node: Node) -> None:
-    await node.start_kubelet()
-    dead = node.gateway()
-    await node.allocatable_is(8)
+    dead = await node.served(8)
     left = dead.control_socket
     dead.kill()
     assert os.path.exists(left)  # noqa: PTH110, ASYNC240 - a moment
@@ -380,9 +358,7 @@ async def test_an_end_ends_every_conversation(node: Node) -> None:
 
 async def test_a_control_socket_that_can_not_be_made_at_the_start_comes_when_it_can(node: Node) -> None:
     node.state.write_text("")
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     assert not one.control_socket
     await node.admit("pod")
     node.state.unlink()
@@ -429,9 +405,7 @@ async def test_what_is_known_of_each_device_is_told(node: Node) -> None:
     node.shared = (GPU,)
     file = node.folder / "config.yaml"
     file.write_text("sharing:\n  timeSlicing:\n    resources: [{name: nvidia.com/gpu, replicas: 3}]\n")
-    await node.start_kubelet()
-    one = node.gateway("--config-file", str(file))
-    await node.allocatable_is(6)
+    one = await node.served(6, "--config-file", str(file))
     answer = await one.order("devices")
     facts = answer["facts"][GPU]
     listed = [each["id"] for each in answer["status"]["resources"][0]["devices"]]

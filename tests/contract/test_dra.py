@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from gateway.lab.kubelets.kubelet import KubeletError
+from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract import wire
 from tests.contract.claiming import A, B, simulate, started
 from tests.contract.cluster import Cluster, UnschedulableError, other_driver
@@ -262,6 +262,14 @@ async def test_specifications_of_claims_are_there_as_long_as_the_claims(node: No
         assert not file.exists()
 
 
+async def test_a_share_of_a_gpu_is_refused_where_the_kubelet_can_not_be_told_of_it(node: Node) -> None:
+    async with Cluster(node, "1.34") as cluster:  # The kubelets of a cluster may be older than its API server.
+        await started(cluster, "1.33")
+        with pytest.raises(KubeletError, match="can't say shares"):
+            await cluster.prepare(cluster.allocate("one", "gpu-0", shareID="share"))
+        assert (await cluster.prepare(cluster.claim("two", "gpu-1"))).gpus == {B}
+
+
 @pytest.mark.parametrize("version", ["1.33", "1.37"])
 async def test_a_call_under_way_is_answered_when_another_gateway_takes_over(node: Node, version: str) -> None:
     async with Cluster(node, version) as cluster:
@@ -357,16 +365,19 @@ async def test_a_restart_of_the_kubelet_brings_the_slices_back_and_changes_no_cl
         assert not (await cluster.prepare(cluster.claim("new"))).gpus & got.gpus
 
 
-async def test_nothing_is_offered_while_the_kubelet_takes_no_driver(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("reason", "told"), [("no such plugin here", "no such plugin here"), (" ", "refused, without a reason")]
+)
+async def test_nothing_is_offered_while_the_kubelet_takes_no_driver(node: Node, reason: str, told: str) -> None:
     async with Cluster(node) as cluster:
         simulate(node)
-        (await cluster.start_kubelet()).refuses = "no such plugin here"
+        (await cluster.start_kubelet()).refuses = reason
         one = cluster.gateway("--dra", "only")
         await node.pass_time(30)
         assert cluster.published() == {}
         assert not await one.is_ready()
         [driver] = (await one.status())["drivers"]
-        assert (driver["registered"], driver["trouble"]) == (False, "no such plugin here")
+        assert (driver["registered"], driver["trouble"]) == (False, told)
         cluster.dra.refuses = ""
         await cluster.published_is(gpu_0=[], gpu_1=[])
         assert await one.is_ready()

@@ -131,8 +131,7 @@ async def test_an_edit_gives_nobody_what_a_pod_has(
     assert {name: len(ids) if isinstance(left.get(name), int) else ids for name, ids in found.items()} == left
     assert given[0] not in found.get(SMALL, ())
     one.kill()
-    one = node.gateway(*configure(node, after))
-    await node.until(lambda: one.said("registered"), "its registration")
+    one = await node.registered(*configure(node, after))
     await node.pass_time(4)
     assert await free(one) == found
     node.remove("pod")
@@ -217,9 +216,7 @@ async def test_a_rule_for_files_that_is_renamed_gives_nobody_what_a_pod_has(node
         return {"gateway": {"devices": [{"resource": name, "paths": ["/dev/fuse"]}]}}
 
     node.profile.write_text("nonsense")  # The GPUs, which could have any name of their vendor's, are silent.
-    await node.start_kubelet()
-    one = node.gateway(*configure(node, rule("nvidia.com/file")))
-    await node.allocatable_is(1, "nvidia.com/file")
+    one = await node.served(1, *configure(node, rule("nvidia.com/file")), resource="nvidia.com/file")
     await node.admit("pod", "nvidia.com/file")
     await node.pass_time(5)
     one = await again(node, one, way, rule(FILE))
@@ -258,9 +255,7 @@ async def test_while_the_driver_is_silent_a_pod_s_gpu_is_nobody_else_s_under_the
 async def test_a_configuration_that_goes_back_and_forth_gives_out_nothing_that_is_held(node: Node) -> None:
     node.shared = (GPU,)
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway(*configure(node, {}))
-    await node.allocatable_is(2)
+    one = await node.served(2, *configure(node, {}))
     assert (await node.admit("first")).devices[GPU] == ("GPU-0",)
     await node.pass_time(5)
     await again(node, one, WAYS[0], shared(2))
@@ -276,9 +271,7 @@ async def test_a_configuration_that_goes_back_and_forth_gives_out_nothing_that_i
 async def test_what_is_withheld_says_why_and_is_refused(node: Node) -> None:
     node.shared = (OTHER,)
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway(*configure(node, {}))
-    await node.allocatable_is(2)
+    one = await node.served(2, *configure(node, {}))
     await node.admit("pod")
     await node.pass_time(5)
     await again(node, one, WAYS[0], shared(2, rename=OTHER))
@@ -304,9 +297,7 @@ async def test_what_is_withheld_says_why_and_is_refused(node: Node) -> None:
 @pytest.mark.parametrize("version", ["1.8", "1.9", "1.34"])
 async def test_what_was_given_a_moment_ago_is_held_under_every_name(node: Node, version: str) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2, version=version)
     await node.pass_time(5)
     async with node.plugin() as plugin:
         await plugin.allocate("GPU-0")  # The kubelet's records don't have it yet.
@@ -322,9 +313,7 @@ async def test_what_was_given_a_moment_ago_is_held_under_every_name(node: Node, 
 
 async def test_what_is_given_while_the_new_ids_are_written_is_held_under_them(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     await node.pass_time(5)
     node.disk.hang(writers=True)
     node.simulate(gpus(0, 1, name=OTHER))
@@ -339,9 +328,7 @@ async def test_what_is_given_while_the_new_ids_are_written_is_held_under_them(no
 
 async def test_while_nobody_can_say_who_has_a_gpu_it_has_no_new_name_for_ten_minutes(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     await node.admit("pod")
     await node.hide_pods()
     node.forget_checkpoint()
@@ -360,9 +347,7 @@ async def test_what_nobody_wrote_down_is_held_while_the_kubelet_s_records_cannot
     node: Node, seen: bool
 ) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     await node.admit("pod")
     await node.pass_time(5)
     two = await again(node, one, WAYS[2], shared(2)) if seen else one
@@ -379,9 +364,7 @@ async def test_what_nobody_wrote_down_is_held_while_the_kubelet_s_records_cannot
 
 async def test_a_clock_that_is_set_back_keeps_no_gpu_held(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(2)
+    await node.served(2)
     await node.admit("pod")
     await node.pass_time(0.5)
     node.clock.set_back(3600)
@@ -394,9 +377,7 @@ async def test_a_clock_that_is_set_back_keeps_no_gpu_held(node: Node) -> None:
 
 async def test_a_state_file_that_does_not_say_which_gpu_an_instance_is_part_of_is_enough(node: Node) -> None:
     node.simulate(gpus(0, 1, mig=SPLIT))
-    await node.start_kubelet()
-    one = node.gateway(*configure(node, MIXED))
-    await node.allocatable_is(2, SMALL)
+    one = await node.served(2, *configure(node, MIXED), resource=SMALL)
     await node.admit("pod", SMALL)
     await node.pass_time(5)
     one.kill()
@@ -425,9 +406,7 @@ async def test_what_the_kubelet_forgot_is_withheld_under_every_name_until_an_ope
     node: Node, first: str, way: str
 ) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway(*configure(node, {}))
-    await node.allocatable_is(2)
+    one = await node.served(2, *configure(node, {}))
     assert (await node.admit("pod")).devices[GPU] == ("GPU-0",)
     await node.pass_time(10)
     if first == "the edit":
@@ -444,8 +423,7 @@ async def test_what_the_kubelet_forgot_is_withheld_under_every_name_until_an_ope
     assert await free(one) == {GPU: ["GPU-1::0", "GPU-1::1"]}
     assert "the kubelet forgot who; when it has ended, run `gateway forget ID`" in (await reasons(one, GPU))["GPU-0::0"]
     one.kill()
-    one = node.gateway(*configure(node, shared(2)))
-    await node.until(lambda: one.said("registered"), "its registration")
+    one = await node.registered(*configure(node, shared(2)))
     await node.pass_time(5)
     assert await free(one) == {GPU: ["GPU-1::0", "GPU-1::1"]}
     await one.order("forget", id="GPU-0")
@@ -456,9 +434,7 @@ async def test_what_nobody_wrote_down_and_the_kubelet_forgot_is_withheld_until_a
     node: Node,
 ) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway(*configure(node, {}))
-    await node.allocatable_is(2)
+    one = await node.served(2, *configure(node, {}))
     await node.admit("pod")
     await node.pass_time(5)
     two = await again(node, one, WAYS[2], shared(2))
@@ -473,9 +449,7 @@ async def test_what_nobody_wrote_down_and_the_kubelet_forgot_is_withheld_until_a
 async def test_a_replica_that_the_kubelet_forgot_is_given_to_nobody_beside_one_too_many(node: Node) -> None:
     node.shared = (GPU,)
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway(*configure(node, shared(4)), "--shared-devices-allocation-policy", "packed")
-    await node.allocatable_is(8)
+    one = await node.served(8, *configure(node, shared(4)), "--shared-devices-allocation-policy", "packed")
     assert (await node.admit("forgotten")).devices[GPU] == ("GPU-0::0",)
     await node.pass_time(10)
     await forgets(node, "forgotten")
@@ -493,9 +467,7 @@ async def test_a_replica_that_the_kubelet_forgot_is_given_to_nobody_beside_one_t
 
 async def test_a_pod_that_is_forgotten_by_order_leaves_the_other_one_the_gpu_that_both_had(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway(*configure(node, {}))
-    await node.allocatable_is(2)
+    one = await node.served(2, *configure(node, {}))
     await node.admit("first", count=2)
     await node.pass_time(10)
     await forgets(node, "first")
@@ -516,17 +488,13 @@ async def test_a_pod_that_is_forgotten_by_order_leaves_the_other_one_the_gpu_tha
 
 async def test_a_reboot_ends_what_the_kubelet_forgot_under_every_name(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    node.gateway(*configure(node, {}))
-    await node.allocatable_is(2)
+    await node.served(2, *configure(node, {}))
     await node.admit("pod")
     await node.pass_time(10)
     node.reboot()
     node.remove("pod")
     node.forget_checkpoint()
-    await node.start_kubelet()
-    one = node.gateway(*configure(node, shared(2)))
-    await node.allocatable_is(4)
+    one = await node.served(4, *configure(node, shared(2)))
     await node.pass_time(20)
     assert len((await free(one))[GPU]) == 4
 
@@ -536,13 +504,10 @@ async def test_a_reboot_ends_what_the_kubelet_forgot_under_every_name(node: Node
 
 async def test_what_the_kubelet_forgot_beside_another_gateway_is_withheld_by_the_one_that_is_left(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    older = node.gateway(*configure(node, {}))
-    await node.allocatable_is(2)
+    older = await node.served(2, *configure(node, {}))
     assert (await node.admit("pod")).devices[GPU] == ("GPU-0",)
     await node.pass_time(5)
-    newer = node.gateway(*configure(node, {}))
-    await node.until(lambda: newer.said("registered"), "its registration")
+    newer = await node.registered(*configure(node, {}))
     await node.pass_time(5)
     configure(node, shared(2, rename=OTHER))
     await node.allocatable_is(2, OTHER)
@@ -560,9 +525,7 @@ async def test_what_the_kubelet_forgot_beside_another_gateway_is_withheld_by_the
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_an_instance_is_given_to_nobody_while_another_gateway_offers_its_gpu(node: Node, restarts: bool) -> None:
     node.simulate(gpus(0, 1, mig=SPLIT))
-    await node.start_kubelet()
-    host = node.gateway("--host-service")
-    await node.allocatable_is(2)
+    host = await node.served(2, "--host-service")
     pod = node.gateway(*configure(node, MIXED))
     await node.pass_time(10)
     if restarts:

@@ -89,9 +89,7 @@ async def test_a_request_without_end_is_refused_and_one_with_a_body_is_answered(
 
 
 async def test_slow_clients_go_after_a_while_and_never_keep_a_probe_away(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     slow = [await one.port("probes") for _ in range(8)]
     for _, writer in slow:
         writer.write(b"GET /healthz HT")
@@ -203,9 +201,7 @@ async def test_a_port_that_is_taken_at_the_start_is_had_when_it_is_free(node: No
 
 
 async def test_all_who_ask_at_once_get_metrics_and_later_ones_get_new_ones(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     texts = await asyncio.gather(*(one.get("metrics", "/metrics") for _ in range(20)))
     assert {code for code, _ in texts} == {200}
     assert len({body for _, body in texts}) == 1

@@ -13,7 +13,7 @@ from adapters.pb.v1alpha import v0_1_pb2
 from adapters.registry import by_name
 from devices.model import ContainerRequest, Options
 from tests.contract.clock import patches
-from tests.contract.node import GPU, Caller, Gateway, Node, Refused, gpus
+from tests.contract.node import GPU, Gateway, Node, Refused, gpus
 
 OTHER = "example.com/gpu"
 CDI = {GPU: {"gpus": 2, "cdi": "vendor.com/gpu"}}
@@ -42,9 +42,7 @@ async def resource_of(gateway: Gateway, name: str = GPU) -> dict[str, Any]:
 async def test_a_device_has_its_numa_node_and_its_device_nodes(node: Node, version: str) -> None:
     gpus = [{"uuid": f"gpu-{number}", "numa": number, "device_nodes": ["/dev/null", "/dev/zero"]} for number in (0, 1)]
     node.simulate({OTHER: {"gpus": [*gpus, {"uuid": "gpu-2", "device_nodes": ["/dev/full"]}]}})
-    await node.start_kubelet(version)
-    node.gateway()
-    await node.allocatable_is(3, OTHER)
+    await node.served(3, version=version, resource=OTHER)
     given = await node.admit("pod", OTHER, 3)
     assert {one.host_path for one in given.answer.device_nodes} == {"/dev/null", "/dev/zero", "/dev/full"}
     assert {one.permissions for one in given.answer.device_nodes} == {"rw"}
@@ -57,9 +55,7 @@ async def test_a_device_has_its_numa_node_and_its_device_nodes(node: Node, versi
 async def test_what_a_kubelet_cannot_be_told_is_said_once_and_counted_each_time(node: Node) -> None:
     numa = {"gpus": [{"uuid": f"gpu-{number}", "numa": number} for number in (0, 1)]}
     node.simulate({GPU: numa})
-    await node.start_kubelet("1.9")
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2, version="1.9")
     for ill in ({}, {"gpu-0": "hot"}, {}):
         node.simulate({GPU: {**numa, "unhealthy": ill}})
         await node.pass_time(3)
@@ -69,9 +65,7 @@ async def test_what_a_kubelet_cannot_be_told_is_said_once_and_counted_each_time(
 
 
 async def test_each_device_has_a_spec_of_its_own_for_the_first_kubelets(node: Node) -> None:
-    await node.start_kubelet("1.8")
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8, version="1.8")
     ids = tuple((await listed(node))[:3])
     code, answer = await node.caller().call("Allocate", allocate("0.1", ids))
     assert code == "OK"
@@ -106,6 +100,17 @@ async def test_cdi_names_are_said_to_kubelets_that_heed_them_and_refused_to_othe
             assert (await plugin.allocate(uuid)).cdi_devices == (f"vendor.com/gpu={uuid}",)
     else:
         assert "CDI" in await node.refused("pod")
+
+
+async def test_a_stranger_that_asks_for_the_options_makes_the_kubelet_no_newer(node: Node) -> None:
+    node.simulate(CDI)
+    node.fault(register_late_ms=1000)
+    await node.start_kubelet("1.24", grpc_go="1.58.3")
+    node.gateway()
+    await node.until(lambda: node.registers[GPU], "a Register")
+    assert (await node.stranger("v1beta1", "curl").call("GetDevicePluginOptions"))[0] == "OK"
+    await node.allocatable_is(2)
+    assert "CDI" in await node.refused("pod")
 
 
 async def test_what_one_kubelet_showed_is_no_evidence_of_the_next(node: Node) -> None:
@@ -143,9 +148,7 @@ async def test_an_operator_sees_which_kubelets_it_may_be(
 
 
 async def test_annotations_and_mounts_reach_the_container(node: Node) -> None:
-    await node.start_kubelet("1.20")
-    node.gateway("--device-list-strategy", "volume-mounts,cdi-annotations")
-    await node.allocatable_is(8)
+    await node.served(8, "--device-list-strategy", "volume-mounts,cdi-annotations", version="1.20")
     given = await node.admit("pod")
     (uuid,) = given.devices[GPU]
     assert [one.container_path for one in given.answer.mounts] == [f"/var/run/nvidia-container-devices/{uuid}"]
@@ -179,9 +182,7 @@ async def test_options_that_change_are_told_to_the_kubelet(node: Node, version: 
 @pytest.mark.parametrize("version", ["1.11", "1.37"])
 async def test_a_container_starts_when_its_device_is_made_ready(node: Node, version: str) -> None:
     node.simulate({GPU: {"gpus": 1, "pre_start": True}})
-    await node.start_kubelet(version)
-    node.gateway()
-    await node.allocatable_is(1)
+    await node.served(1, version=version)
     await node.admit("pod")
     node.simulate({GPU: {"gpus": 1, "pre_start": True, "unhealthy": {0: "fell off the bus"}}})
     await node.allocatable_is(0)
@@ -199,9 +200,7 @@ async def test_a_container_starts_when_its_device_is_made_ready(node: Node, vers
 @pytest.mark.parametrize("version", ["1.8", "1.9"])
 async def test_what_must_be_made_ready_is_not_offered_to_a_kubelet_that_can_not_wait(node: Node, version: str) -> None:
     node.simulate({GPU: {"gpus": 1, "pre_start": True}, OTHER: {"gpus": 1}})
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(1, OTHER)
+    one = await node.served(1, version=version, resource=OTHER)
     await node.pass_time(60)
     assert node.allocatable() == 0
     assert "run kubelet 1.10 or later" in (await resource_of(one))["trouble"]
@@ -211,9 +210,7 @@ async def test_what_must_be_made_ready_is_not_offered_to_a_kubelet_that_can_not_
 
 async def test_preferences_hold_for_what_is_listed_and_impossible_wishes_harm_nobody(node: Node) -> None:
     node.simulate({GPU: {"gpus": 4, "numa": [0, 0, 1, 1]}})
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(4)
+    await node.served(4)
     ids = await listed(node)
     async with node.plugin() as plugin:
         assert await plugin.prefer(["stranger", *reversed(ids)], 1) <= set(ids)
@@ -233,9 +230,7 @@ async def test_preferences_hold_for_what_is_listed_and_impossible_wishes_harm_no
 
 @pytest.mark.parametrize("version", ["1.8", "1.9", "1.10", "1.34"])
 async def test_a_wrong_request_is_refused_precisely_and_the_next_one_answered(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8, version=version)
     api = node.kubelet.manager.behaviour.dialect
     ids, caller = await listed(node), node.caller()
     wrong = [
@@ -256,9 +251,7 @@ async def test_a_wrong_request_is_refused_precisely_and_the_next_one_answered(no
 
 @pytest.mark.parametrize("version", ["1.10", "1.34"])
 async def test_each_of_several_containers_is_judged_and_answered(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8, version=version)
     ids, caller = await listed(node), node.caller()
     await one.order("cordon", id=ids[2], reason="smells")
     await node.allocatable_is(7)
@@ -276,9 +269,7 @@ async def test_each_of_several_containers_is_judged_and_answered(node: Node, ver
 
 @pytest.mark.parametrize("version", ["1.8", "1.9", "1.28"])
 async def test_a_method_that_its_api_lacks_is_unknown(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8, version=version)
     caller = node.caller()
     new = ("GetDevicePluginOptions", "GetPreferredAllocation", "PreStartContainer")
     codes = {method: (await caller.call(method))[0] for method in (*new, "Explode")}
@@ -287,9 +278,7 @@ async def test_a_method_that_its_api_lacks_is_unknown(node: Node, version: str) 
 
 
 async def test_who_calls_and_asks_nothing_keeps_nobody_waiting(node: Node) -> None:
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8)
     begun = asyncio.get_running_loop().time()
     assert (await node.caller().call("Allocate", None))[0] == "INVALID_ARGUMENT"
     assert 4 < asyncio.get_running_loop().time() - begun < 7
@@ -302,9 +291,7 @@ async def test_who_calls_and_asks_nothing_keeps_nobody_waiting(node: Node) -> No
 
 
 async def test_whoever_is_refused_without_end_fills_no_log(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     caller = node.caller()
     for number in range(50):
         assert (await caller.call("Allocate", b""))[0] == "INVALID_ARGUMENT"
@@ -319,11 +306,8 @@ async def test_whoever_is_refused_without_end_fills_no_log(node: Node) -> None:
 @pytest.mark.parametrize("agent", ["grpc-node-js/1.8", "grpc-go/1.72.1"])
 async def test_any_number_of_listeners_costs_the_kubelet_nothing(node: Node, agent: str) -> None:
     node.simulate({GPU: {"gpus": 2}})
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(2)
-    (path,) = node.sockets.glob("gateway/*/*.sock")
-    callers = [Caller(str(path), "v1beta1.DevicePlugin", agent) for _ in range(80)]
+    await node.served(2)
+    callers = [node.stranger("v1beta1", agent) for _ in range(80)]
     streams = [caller.listen() for caller in callers[:40]]
     await node.pass_time(1)
     assert any(one.done() for one in streams)  # They are too many.
@@ -345,9 +329,7 @@ async def test_any_number_of_listeners_costs_the_kubelet_nothing(node: Node, age
 
 
 async def test_a_listener_with_a_deadline_is_no_kubelet(node: Node) -> None:
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8)
     before = node.registers[GPU]
     stream = node.caller().listen(seconds=5)
     assert await stream.read()
@@ -361,9 +343,7 @@ async def test_a_listener_with_a_deadline_is_no_kubelet(node: Node) -> None:
 @pytest.mark.parametrize("version", ["1.9", "1.34"])
 async def test_news_of_a_long_list_reaches_a_kubelet_that_reads_late(node: Node, version: str) -> None:
     node.simulate({GPU: {"gpus": 1300}})
-    await node.start_kubelet(version)
-    node.gateway()
-    await node.allocatable_is(1300)
+    await node.served(1300, version=version)
     node.fault(reads_no_lists=True)
     for ill in ({700: "a"}, {700: "a", 3: "b"}, {700: "a", 3: "b", 1299: "c"}):
         node.simulate({GPU: {"gpus": 1300, "unhealthy": ill}})
@@ -390,9 +370,7 @@ async def test_a_list_that_no_kubelet_takes_is_not_registered_and_the_others_are
     patches.setattr("gateway.registration.devicelist.LIST_LIMIT", limit)
     share(limit // 120)
     node.simulate(gpus(0, 1) | {OTHER: {"gpus": [{"uuid": f"{'x' * 50}{number}"} for number in (0, 1)]}})
-    await node.start_kubelet(version)
-    one = node.gateway("--config-file", str(node.folder / "config.yaml"))
-    await node.allocatable_is(2)
+    one = await node.served(2, "--config-file", str(node.folder / "config.yaml"), version=version)
     await node.pass_time(5)
     assert (node.registers[OTHER], node.capacity(OTHER)) == (0, 0)
     assert "devices would fit" in one.said("not offered", resource=OTHER)[0]["details"]
@@ -402,9 +380,7 @@ async def test_a_list_that_no_kubelet_takes_is_not_registered_and_the_others_are
 
 async def test_a_list_that_says_nothing_new_is_not_sent(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(2)
+    await node.served(2)
     await node.pass_time(10)
     before = len(node.kubelet.noted("List "))
     for number in range(3):
@@ -419,9 +395,7 @@ async def test_a_list_that_says_nothing_new_is_not_sent(node: Node) -> None:
 @pytest.mark.parametrize(("how", "code"), [("cordoned", "FAILED_PRECONDITION"), ("withdrawn", "NOT_FOUND")])
 async def test_what_is_taken_away_while_it_is_asked_for_is_refused(node: Node, how: str, code: str) -> None:
     node.simulate(gpus(0, 1, 2, 3))
-    await node.start_kubelet("1.9")
-    one = node.gateway()
-    await node.allocatable_is(4)
+    one = await node.served(4, version="1.9")
     ids, caller = await listed(node), node.caller()
     await node.pass_time(10)
     # This kubelet takes one answer at a time, so the last one waits.
@@ -467,9 +441,7 @@ async def test_a_kubelet_whose_checkpoint_two_writes_would_break_gets_one_list_a
 @pytest.mark.parametrize("what", ["somebody listens", "a stream ends", "a gateway ends its streams"])
 async def test_a_list_that_this_kubelet_is_not_sent_holds_up_no_other(node: Node, what: str) -> None:
     node.simulate(gpus(0, 1) | gpus(5, 6, name=OTHER))
-    await node.start_kubelet("1.9")
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2, version="1.9")
     await node.allocatable_is(2, OTHER)
     await node.pass_time(10)
     if what == "somebody listens":
@@ -491,9 +463,7 @@ async def test_the_first_kubelets_are_given_again_what_has_fallen_ill_and_later_
     well, ill = {GPU: {"gpus": 2}}, {GPU: {"gpus": 2, "unhealthy": {0: "fell off the bus", 1: "too"}}}
     for version in ("1.8", "1.10", "1.34"):
         node.simulate(well)
-        await node.start_kubelet(version)
-        one = node.gateway()
-        await node.allocatable_is(2)
+        one = await node.served(2, version=version)
         ids = (await node.admit("pod")).devices[GPU]
         node.simulate(ill)
         await node.allocatable_is(0)
@@ -508,9 +478,7 @@ async def test_the_first_kubelets_are_given_again_what_has_fallen_ill_and_later_
 
 async def test_a_resource_that_comes_later_is_registered_and_one_that_goes_is_empty(node: Node) -> None:
     node.simulate({GPU: {"gpus": 2}})
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(2)
+    await node.served(2)
     node.simulate({GPU: {"gpus": 2}, OTHER: {"gpus": 3}})
     await node.allocatable_is(3, OTHER, seconds=2)
     await node.admit("pod", OTHER)
@@ -527,9 +495,7 @@ async def test_a_resource_that_comes_later_is_registered_and_one_that_goes_is_em
 
 async def test_what_was_taken_off_the_list_on_purpose_is_forgotten(node: Node) -> None:
     node.simulate({GPU: {"gpus": 3}})
-    await node.start_kubelet()
-    first = node.gateway()
-    await node.allocatable_is(3)
+    first = await node.served(3)
     node.simulate({GPU: {"gpus": 3, "withdrawn": [2]}})
     await node.until(lambda: node.capacity() == 2, "the end of the device")
     await node.pass_time(1)
@@ -542,9 +508,7 @@ async def test_what_was_taken_off_the_list_on_purpose_is_forgotten(node: Node) -
 
 async def test_what_may_still_turn_up_after_a_start_is_kept_for_a_while(node: Node) -> None:
     node.simulate({GPU: {"gpus": 3}})
-    await node.start_kubelet()
-    first = node.gateway()
-    await node.allocatable_is(3)
+    first = await node.served(3)
     await node.admit("pod", count=3)
     await first.terminate()
     node.simulate({GPU: {"gpus": 2}})
@@ -559,9 +523,7 @@ async def test_what_may_still_turn_up_after_a_start_is_kept_for_a_while(node: No
 
 async def test_what_a_kubelet_was_told_is_remembered_through_a_kill_at_that_moment(node: Node) -> None:
     node.simulate({GPU: {"gpus": 3}})
-    await node.start_kubelet()
-    first = node.gateway()
-    await node.allocatable_is(3)
+    first = await node.served(3)
     first.kill()
     node.simulate({GPU: {"gpus": 2}})
     node.gateway()
@@ -574,9 +536,7 @@ async def test_what_a_kubelet_was_told_is_remembered_through_a_kill_at_that_mome
 
 async def test_a_gateway_that_sees_a_cordoned_gpu_is_ready_when_it_is_uncordoned(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    first = node.gateway()
-    await node.allocatable_is(2)
+    first = await node.served(2)
     await first.order("cordon", id="GPU-0", reason="smells")
     first.kill()
     node.simulate(gpus(0, 1, unhealthy={"GPU-1": "smoke"}))
@@ -590,9 +550,7 @@ async def test_a_gateway_that_sees_a_cordoned_gpu_is_ready_when_it_is_uncordoned
 async def test_one_that_sees_none_of_the_devices_takes_nothing_over_and_loses_nothing(node: Node) -> None:
     blind = node.folder / "blind.json"
     blind.write_text(f'{{"resources": {{"{GPU}": {{"gpus": 0}}}}}}')
-    await node.start_kubelet()
-    first = node.gateway()
-    await node.allocatable_is(8)
+    first = await node.served(8)
     second = node.gateway("--simulate", str(blind))
     await node.pass_time(60)
     assert node.allocatable() == 8
@@ -614,12 +572,9 @@ async def test_one_that_sees_none_of_the_devices_takes_nothing_over_and_loses_no
 
 
 async def test_an_update_that_sees_some_of_the_devices_goes_on(node: Node) -> None:
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8)
     node.simulate({GPU: {"gpus": 1}})
-    second = node.gateway()
-    await node.until(lambda: second.said("registered"), "its registration")
+    second = await node.registered()
     await node.allocatable_is(1)
     await node.eventually(second.is_ready, "readiness")
     await node.pass_time(60)
@@ -628,9 +583,7 @@ async def test_an_update_that_sees_some_of_the_devices_goes_on(node: Node) -> No
 
 async def test_all_hardware_that_is_lost_while_it_runs_is_lost(node: Node) -> None:
     node.simulate({GPU: {"gpus": 2}})
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     node.simulate({GPU: {"gpus": 0}})
     await node.allocatable_is(0)
     await node.pass_time(60)

@@ -114,9 +114,7 @@ async def test_a_gpu_stays_left_out_while_its_product_cannot_be_read(node: Node)
 @pytest.mark.parametrize("how", ["lost", "held"])
 async def test_a_gpu_that_is_left_out_later_goes_when_no_pod_has_it(node: Node, how: str, again: str) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet()
-    one = node.gateway(*leaving_out(node))
-    await node.allocatable_is(3)
+    one = await node.served(3, *leaving_out(node))
     if how == "held":
         (out,) = (await node.admit("pod")).devices[GPU]
     else:

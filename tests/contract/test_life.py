@@ -10,13 +10,10 @@ from tests.contract.node import GPU, Node, Refused
 @pytest.mark.also_real
 @pytest.mark.parametrize("version", ["1.10", "1.28", "1.37"])
 async def test_what_was_given_survives_a_kill_of_the_gateway(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    first = node.gateway()
-    await node.allocatable_is(8)
+    first = await node.served(8, version=version)
     given = await node.admit("pod")
     first.kill()
-    second = node.gateway()
-    await node.until(lambda: second.said("registered"), "its registration")
+    second = await node.registered()
     await node.allocatable_is(8)
     for number in range(7):
         await node.admit(f"other-{number}")
@@ -26,12 +23,9 @@ async def test_what_was_given_survives_a_kill_of_the_gateway(node: Node, version
 @pytest.mark.also_real
 @pytest.mark.parametrize("version", ["1.10", "1.28", "1.37"])
 async def test_a_newer_gateway_takes_over(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    first = node.gateway()
-    await node.allocatable_is(8)
+    first = await node.served(8, version=version)
     await node.admit("pod")
-    second = node.gateway()
-    await node.until(lambda: second.said("registered"), "the newer one's registration")
+    await node.registered()
     await node.admit("other")
     assert await first.terminate() == 0
     await node.allocatable_is(8)
@@ -40,9 +34,7 @@ async def test_a_newer_gateway_takes_over(node: Node, version: str) -> None:
 
 @pytest.mark.also_real
 async def test_a_stopped_gateway_goes_on(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     one.process.stop()
     await node.pass_time(5)
     one.process.go_on()
@@ -51,9 +43,7 @@ async def test_a_stopped_gateway_goes_on(node: Node) -> None:
 
 @pytest.mark.also_real
 async def test_status_probes_and_metrics_say_what_is_so(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     await node.eventually(one.is_ready, "readiness")
     (resource,) = (await one.status())["resources"]
     assert (resource["name"], len(resource["devices"])) == (GPU, 8)
@@ -62,9 +52,7 @@ async def test_status_probes_and_metrics_say_what_is_so(node: Node) -> None:
 
 @pytest.mark.also_real
 async def test_a_cordoned_device_is_given_to_nobody(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     async with node.plugin() as plugin:
         ids = [device.id for device in await plugin.first_list()]
         await one.order("cordon", id=ids[0], reason="smells")
@@ -76,9 +64,7 @@ async def test_a_cordoned_device_is_given_to_nobody(node: Node) -> None:
 @pytest.mark.also_real
 async def test_hardware_that_is_lost_comes_back(node: Node) -> None:
     node.simulate({GPU: {"gpus": 2}})
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(2)
+    await node.served(2)
     node.simulate({GPU: {"gpus": 1}})
     await node.allocatable_is(1)
     node.simulate({GPU: {"gpus": 2}})

@@ -71,16 +71,12 @@ def _folder(node: Node, number: int) -> Path:
 @pytest.mark.parametrize("keeps_names", [False, True])
 async def test_a_power_cut_undoes_no_order_and_forgets_no_id(node: Node, keeps_names: bool) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(3)
+    one = await node.served(3)
     await one.order("cordon", id="GPU-1", reason="smells")
     node.reboot()
     node.disk.cut_power(keeps_names=keeps_names)
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    again = node.gateway()
-    await node.allocatable_is(1)
+    again = await node.served(1)
     assert await again.states() == {"GPU-0": "present", "GPU-1": "cordoned", "GPU-2": "lost"}
     assert not (await state_file(again))["put_aside"]
 
@@ -88,9 +84,7 @@ async def test_a_power_cut_undoes_no_order_and_forgets_no_id(node: Node, keeps_n
 @pytest.mark.also_real
 async def test_orders_survive_a_kill_as_soon_as_they_are_answered(node: Node) -> None:
     node.simulate(gpus(0, 1, 2, 3))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(4)
+    one = await node.served(4)
     orders = [one.order("cordon", id=f"GPU-{number}", reason="smells") for number in range(3)]
     await asyncio.gather(*orders, one.order("cordon", id="GPU-0", reason="burns"))
     one.kill()
@@ -111,9 +105,7 @@ async def test_orders_survive_a_kill_as_soon_as_they_are_answered(node: Node) ->
 @pytest.mark.also_real
 async def test_a_lost_gpu_that_was_forgotten_by_order_stays_forgotten(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     await node.admit("pod-a")
     node.simulate(gpus(2))
     await node.until(lambda: node.capacity() == 3 and node.allocatable() == 1, "the change")
@@ -129,9 +121,7 @@ async def test_a_lost_gpu_that_was_forgotten_by_order_stays_forgotten(node: Node
 
 async def test_a_lost_gpu_that_is_forgotten_while_new_ones_are_written_stays_forgotten(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     node.simulate(gpus(0))
     await node.allocatable_is(1)
     await node.pass_time(5)
@@ -153,9 +143,7 @@ async def test_a_lost_gpu_that_is_forgotten_while_new_ones_are_written_stays_for
 
 async def test_an_order_is_answered_when_it_is_on_disk(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     await node.pass_time(5)
     node.disk.hang(writers=True)
     order = asyncio.ensure_future(one.order("cordon", id="GPU-0", reason="smells"))
@@ -172,9 +160,7 @@ async def test_an_order_is_answered_when_it_is_on_disk(node: Node) -> None:
 @pytest.mark.parametrize("disk", ["hangs", "is well"])
 async def test_an_illness_is_told_at_once_and_remembered(node: Node, disk: str) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     await node.pass_time(5)
     if disk == "hangs":
         node.disk.hang(writers=True)
@@ -185,8 +171,7 @@ async def test_an_illness_is_told_at_once_and_remembered(node: Node, disk: str) 
     await node.pass_time(0.05)
     one.kill()
     node.simulate(gpus(0, 1))
-    again = node.gateway()
-    await node.until(lambda: again.said("registered"), "its registration")
+    again = await node.registered()
     await node.pass_time(5)
     assert await again.states() == {"GPU-0": "unhealthy", "GPU-1": "present"}
 
@@ -194,9 +179,7 @@ async def test_an_illness_is_told_at_once_and_remembered(node: Node, disk: str) 
 async def test_an_illness_that_needs_a_reset_outlives_that_its_gpu_is_not_offered(node: Node) -> None:
     ill = {"GPU-0": {"reason": "fell off the bus", "kind": "reset-required"}}
     node.simulate(gpus(0, 1, unhealthy=ill))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(1)
+    one = await node.served(1)
     node.simulate(gpus(0, 1, withdrawn=["GPU-0"]))
     await node.until(lambda: node.capacity() == 1, "that it is not offered")
     node.simulate(gpus(0, 1))
@@ -245,9 +228,7 @@ async def test_a_disk_without_room_holds_no_pod_up_and_is_told(node: Node, troub
 
 async def test_a_disk_that_stays_bad_is_told_once_for_each_reason_and_tried_more_and_more_seldom(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     await node.pass_time(5)
     node.disk.fails, begun = errno.ENOSPC, node.disk.refused
     with pytest.raises(OrderError):
@@ -273,9 +254,7 @@ async def test_a_disk_that_stays_bad_is_told_once_for_each_reason_and_tried_more
 @pytest.mark.parametrize("disk", ["hangs", "is full"])
 async def test_an_end_does_not_wait_for_a_disk(node: Node, disk: str) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     await node.pass_time(5)
     if disk == "hangs":
         node.disk.hang(writers=True)
@@ -290,9 +269,7 @@ async def test_an_end_does_not_wait_for_a_disk(node: Node, disk: str) -> None:
 
 async def test_a_gateway_to_which_nothing_happens_writes_nothing(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     await node.admit("pod")
     await node.pass_time(60)
     before = (await state_path(one)).stat().st_ino, (await state_file(one))["writes"]
@@ -303,9 +280,7 @@ async def test_a_gateway_to_which_nothing_happens_writes_nothing(node: Node) -> 
 @pytest.mark.parametrize("damage", ["nonsense", '{"format": 2}'])
 async def test_who_writes_into_the_state_file_of_a_gateway_changes_nothing(node: Node, damage: str) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(3)
+    one = await node.served(3)
     await one.order("cordon", id="GPU-0", reason="smells")
     file = await state_path(one)
     file.write_text(damage)
@@ -316,9 +291,7 @@ async def test_who_writes_into_the_state_file_of_a_gateway_changes_nothing(node:
 
 async def test_a_start_waits_for_a_disk_that_does_not_answer(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     await one.order("cordon", id="GPU-0", reason="smells")
     one.kill()
     await node.allocatable_is(0)
@@ -336,9 +309,7 @@ async def test_without_a_descriptor_to_read_the_state_file_a_start_waits_and_wri
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     await one.order("cordon", id="GPU-0", reason="smells")
     one.kill()
     opens = os.open
@@ -360,9 +331,7 @@ async def test_without_a_descriptor_to_read_the_state_file_a_start_waits_and_wri
 @pytest.mark.parametrize("damage", ["cut", "empty", "nonsense", "newer release's"])
 async def test_a_damaged_state_file_is_kept_aside_and_cordons_outlive_it(node: Node, damage: str) -> None:
     node.simulate(gpus(*range(40)))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(40)
+    one = await node.served(40)
     for number in range(30):
         await one.order("cordon", id=f"GPU-{number}", reason="smells")
     file = await state_path(one)
@@ -371,8 +340,7 @@ async def test_a_damaged_state_file_is_kept_aside_and_cordons_outlive_it(node: N
     newer = json.dumps({**json.loads(whole), "format": 1000, "new": {}}).encode()
     damaged = {"cut": whole[:700], "empty": b"", "nonsense": b"\0\xff" * 900, "newer release's": newer}[damage]
     file.write_bytes(damaged)
-    again = node.gateway()
-    await node.until(lambda: again.said("registered"), "its registration")
+    again = await node.registered()
     await node.pass_time(5)
     aside = file.with_name((await state_file(again))["put_aside"])
     assert aside.read_bytes() == damaged
@@ -388,9 +356,7 @@ async def test_a_damaged_state_file_is_kept_aside_and_cordons_outlive_it(node: N
 @pytest.mark.parametrize("damage", ["nonsense", "gone"])
 async def test_a_state_file_that_is_lost_while_the_gateway_runs_is_written_anew(node: Node, damage: str) -> None:
     node.simulate(gpus(0, 1, 2, 3))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(4)
+    one = await node.served(4)
     await one.order("cordon", id="GPU-0", reason="smells")
     file = await state_path(one)
     if damage == "gone":
@@ -410,9 +376,7 @@ async def test_what_is_no_file_in_the_state_file_s_place_is_neither_followed_nor
     node: Node, what: str
 ) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     await one.order("cordon", id="GPU-0", reason="smells")
     file = await state_path(one)
     one.kill()
@@ -438,9 +402,7 @@ async def test_what_is_no_file_in_the_state_file_s_place_is_neither_followed_nor
 async def test_the_state_directory_is_private(node: Node) -> None:
     node.state.mkdir(mode=0o755)
     node.simulate(gpus(0))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(1)
+    one = await node.served(1)
     await one.order("cordon", id="GPU-0", reason="smells")
     found = await state_file(one)
     assert stat.S_IMODE(node.state.stat().st_mode) == 0o700
@@ -451,8 +413,6 @@ async def test_the_state_directory_is_private(node: Node) -> None:
 async def test_a_folder_that_others_use_is_left_open_and_told(node: Node) -> None:
     node.state.mkdir()
     node.state.chmod(0o1777)
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     assert stat.S_IMODE(node.state.stat().st_mode) == 0o1777
     assert "--state-dir of its own" in (await state_file(one))["exposed"]

@@ -27,6 +27,7 @@ CALLS = (
 )
 DESCRIBING = (
     *("nvmlDeviceGetName", "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture", "nvmlDeviceGetCudaComputeCapability"),
+    "nvmlDeviceGetAddressingMode",
     *("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetDriverVersion", "nvmlDeviceGetNvLinkState"),
     *("nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo", "nvmlDeviceGetTopologyCommonAncestor"),
 )
@@ -64,9 +65,9 @@ async def test_what_nvml_tells_of_a_gpu_and_of_an_instance_is_told(node: Node) -
             "cudaComputeCapability": "9.0",
             "cudaDriverVersion": "12.4",
         },
-        "capacities": {},
     }
     assert known[whole.uuid] == same | {
+        "capacities": {},
         "index": "0",
         "pci": whole.pci,
         "parent": "",
@@ -86,6 +87,15 @@ async def test_what_nvml_tells_of_a_gpu_and_of_an_instance_is_told(node: Node) -
         "nodes": ["/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap373", "/dev/nvidia-caps/nvidia-cap374"],
         "minor": 3,
         "memory": 9984 << 20,
+        "capacities": {
+            "multiprocessors": 16,
+            "copyEngines": 1,
+            "decoders": 1,
+            "encoders": 0,
+            "jpegEngines": 1,
+            "ofaEngines": 1,
+            "memorySlice4": 1,
+        },
         "slot": "20-4",
     }
 

@@ -52,9 +52,7 @@ def spoil_checkpoint(node: Node) -> None:
 @pytest.mark.parametrize("version", ["1.10", "1.16", "1.20", "1.37"])
 async def test_a_withdrawn_gpu_stays_listed_while_a_pod_has_it(node: Node, version: str) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(3)
+    one = await node.served(3, version=version)
     await node.pass_time(10)
     async with node.plugin() as plugin:
         await plugin.allocate("GPU-0")  # So that the pod gets another one, whatever this kubelet prefers.
@@ -75,9 +73,7 @@ async def test_a_withdrawn_gpu_stays_listed_while_a_pod_has_it(node: Node, versi
 @pytest.mark.parametrize("trouble", ["gone", "silent"])
 async def test_while_nobody_can_say_who_has_a_withdrawn_gpu_it_stays_for_ten_minutes(node: Node, trouble: str) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(2)
+    await node.served(2)
     await node.admit("pod-a")
     await node.hide_pods(silent=trouble == "silent")
     node.forget_checkpoint()
@@ -112,9 +108,7 @@ async def test_a_checkpoint_that_cannot_be_read_holds_nothing_up(node: Node, wha
 @pytest.mark.parametrize("version", ["1.13", "1.20", "1.34"])
 async def test_a_lost_gpu_is_remembered_for_thirty_days_after_its_last_pod(node: Node, version: str) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(3)
+    one = await node.served(3, version=version)
     await node.admit("pod-a", count=3)
     await node.pass_time(5)
     node.simulate(gpus())
@@ -136,9 +130,7 @@ async def test_a_lost_gpu_is_remembered_for_thirty_days_after_its_last_pod(node:
     second.kill()
     node.kill_kubelet()
     await node.pass_time(29 * 86400)
-    await node.start_kubelet(version)
-    node.gateway()
-    await node.allocatable_is(1)
+    await node.served(1, version=version)
     await node.pass_time(60)
     assert node.capacity() == 2
 
@@ -171,9 +163,7 @@ async def test_who_holds_a_gpu_that_is_cordoned_or_goes_keeps_it(node: Node) -> 
 @pytest.mark.parametrize("end", ["kill", "terminate"])
 async def test_what_was_given_is_remembered_where_the_kubelet_forgets_it(node: Node, end: str) -> None:
     node.simulate(gpus(0))
-    await node.start_kubelet("1.8")
-    one = node.gateway()
-    await node.allocatable_is(1)
+    one = await node.served(1, version="1.8")
     await node.admit("pod-a")
     if end == "kill":
         await node.pass_time(0.2)
@@ -182,8 +172,7 @@ async def test_what_was_given_is_remembered_where_the_kubelet_forgets_it(node: N
         await one.terminate()
     node.forget_checkpoint()
     node.simulate(gpus(0, unhealthy={"GPU-0": "hot"}))
-    second = node.gateway()
-    await node.until(lambda: second.said("registered"), "its registration")
+    await node.registered()
     await node.pass_time(3)
     await node.restart_container("pod-a")
 
@@ -194,9 +183,7 @@ async def test_what_was_given_is_remembered_where_the_kubelet_forgets_it(node: N
 async def test_an_illness_that_needs_a_reset_outlives_restarts_and_names_until_a_reset(node: Node) -> None:
     ill = {"GPU-0": {"reason": "fell off the bus", "kind": "reset-required"}}
     node.simulate(gpus(0, 1, unhealthy=ill))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(1)
+    one = await node.served(1)
     node.simulate(gpus(0, 1))
     await node.pass_time(5)
     assert node.allocatable() == 1
@@ -219,9 +206,7 @@ async def test_an_illness_that_needs_a_reset_outlives_restarts_and_names_until_a
 @pytest.mark.parametrize("cure", ["forget", "reboot"])
 async def test_an_illness_that_needs_a_reset_ends_by_order_and_reboot(node: Node, cure: str) -> None:
     node.simulate(gpus(0, 1, unhealthy={"GPU-0": {"reason": "fell off the bus", "kind": "reset-required"}}))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(1)
+    one = await node.served(1)
     node.simulate(gpus(0, 1))
     await node.pass_time(1)
     if cure == "forget":
@@ -242,9 +227,7 @@ async def test_an_illness_that_needs_a_reset_ends_by_order_and_reboot(node: Node
 
 async def test_a_gpu_that_keeps_falling_ill_is_held_back_for_a_while(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(2)
+    await node.served(2)
     node.simulate(gpus(0, 1, unhealthy={"GPU-0": {"reason": "a program failed", "kind": "application"}}))
     await node.pass_time(2)
     assert node.allocatable() == 2
@@ -265,11 +248,29 @@ async def test_a_gpu_that_keeps_falling_ill_is_held_back_for_a_while(node: Node)
     await node.allocatable_is(2, seconds=5)
 
 
+async def test_a_gpu_that_keeps_falling_ill_is_held_back_for_an_hour_at_most_and_not_after_a_reset(node: Node) -> None:
+    async def falls_ill() -> None:
+        node.simulate(gpus(0, unhealthy={"GPU-0": "hot"}))
+        await node.allocatable_is(0)
+        node.simulate(gpus(0))
+
+    node.simulate(gpus(0))
+    await node.served(1)
+    for _ in range(8):
+        await falls_ill()
+        await node.allocatable_is(1, seconds=2000)
+    await falls_ill()
+    await node.pass_time(3500)
+    assert node.allocatable() == 0
+    await node.allocatable_is(1, seconds=150)
+    await falls_ill()
+    node.simulate(gpus(0, recovered=["GPU-0"]))
+    await node.allocatable_is(1, seconds=5)
+
+
 async def test_a_gpu_that_was_ill_of_late_is_given_last(node: Node) -> None:
     node.simulate(gpus(0, 1, 2, unhealthy={"GPU-0": "hot"}))
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(2)
+    await node.served(2)
     node.simulate(gpus(0, 1, 2))
     await node.allocatable_is(3)
     assert (await node.admit("pod-a")).devices[GPU] == ("GPU-1",)
@@ -279,9 +280,7 @@ async def test_a_gpu_that_was_ill_of_late_is_given_last(node: Node) -> None:
 
 async def test_a_pod_that_comes_as_its_gpu_falls_ill_is_let_in_and_a_later_one_not(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     node.simulate(gpus(0, 1, unhealthy={"GPU-0": "hot"}))
     await node.allocatable_is(1)
     async with node.plugin() as plugin:
@@ -294,14 +293,17 @@ async def test_a_pod_that_comes_as_its_gpu_falls_ill_is_let_in_and_a_later_one_n
         with pytest.raises(Refused, match="unhealthy"):
             await plugin.allocate("GPU-0")
         await plugin.allocate("GPU-1")
+    one.kill()
+    await node.registered()
+    async with node.plugin() as plugin:
+        with pytest.raises(Refused, match="unhealthy"):  # The gateway before has told so.
+            await plugin.allocate("GPU-0")
 
 
 @pytest.mark.parametrize("reboots", [False, True])
 async def test_what_nobody_can_look_at_is_served_from_memory_for_five_minutes(node: Node, reboots: bool) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     await node.admit("pod-a")
     await node.pass_time(5)
     one.kill()
@@ -323,14 +325,10 @@ async def test_what_nobody_can_look_at_is_served_from_memory_for_five_minutes(no
 
 async def test_with_a_grace_a_gpu_may_turn_up_late_after_a_start(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(2)
+    await node.served(2)
     node.reboot()
     node.simulate(gpus(0))
-    await node.start_kubelet()
-    second = node.gateway("--startup-grace", "60")
-    await node.allocatable_is(2)
+    second = await node.served(2, "--startup-grace", "60")
     await node.pass_time(50)
     assert node.allocatable() == 2
     await node.allocatable_is(1, seconds=15)
@@ -346,9 +344,7 @@ async def test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_
     node: Node, version: str, sees: bool
 ) -> None:
     node.simulate(gpus(0, 1, 2, 3))
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(4)
+    one = await node.served(4, version=version)
     assert (await node.admit("train-a")).devices[GPU] == ("GPU-0",)
     await node.admit("train-b")
     await node.pass_time(10)
@@ -362,8 +358,7 @@ async def test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_
     await node.pass_time(15)
     assert await drift(two) == {"forgotten": 2}
     two.kill()
-    three = node.gateway()
-    await node.until(lambda: three.said("registered"), "its registration")
+    three = await node.registered()
     await node.allocatable_is(4)
     await node.admit("new-c")
     await node.admit("new-d")  # The oracle sees that both got the other two.
@@ -380,15 +375,31 @@ async def test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_
     assert await drift(three) == {"forgotten": 1}
 
 
+async def test_what_one_kubelet_forgot_the_next_one_s_checkpoint_does_not_set_free(node: Node) -> None:
+    node.simulate(gpus(0, 1, 2))
+    await node.start_kubelet()
+    node.gateway()
+    await node.allocatable_is(3)
+    await node.admit("train-a")
+    await node.pass_time(10)
+    node.kill_kubelet()
+    node.forget_checkpoint()
+    await node.start_kubelet()
+    await node.allocatable_is(3)
+    await node.admit("train-b")
+    node.kill_kubelet()  # Before anything could be seen of its records.
+    await node.start_kubelet()
+    await node.allocatable_is(3)
+    await node.admit("train-c")  # The oracle sees that nobody else has what it gets.
+
+
 @pytest.mark.parametrize("version", ["1.10", "1.22", "1.34", "1.37"])
 @pytest.mark.parametrize("then", ["killed", "terminated", "replaced"])
 async def test_a_gpu_in_two_pods_is_told_until_an_operator_has_looked_after_it(
     node: Node, version: str, then: str
 ) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2, version=version)
     await node.admit("train-a", count=2)
     await node.pass_time(10)
     node.kill_kubelet()
@@ -405,8 +416,7 @@ async def test_a_gpu_in_two_pods_is_told_until_an_operator_has_looked_after_it(
     older = one
     if then != "replaced":
         older.kill() if then == "killed" else await older.terminate()
-    one = node.gateway()
-    await node.until(lambda: one.said("registered"), "its registration")
+    one = await node.registered()
     if older.alive:
         await older.terminate()
     await node.allocatable_is(2)
@@ -421,8 +431,7 @@ async def test_a_gpu_in_two_pods_is_told_until_an_operator_has_looked_after_it(
     await node.pass_time(1)
     assert await drift(one) == {}
     one.kill()
-    again = node.gateway()
-    await node.until(lambda: again.said("registered"), "its registration")
+    again = await node.registered()
     await node.pass_time(15)
     assert await drift(again) == {}
 
@@ -430,9 +439,7 @@ async def test_a_gpu_in_two_pods_is_told_until_an_operator_has_looked_after_it(
 @pytest.mark.parametrize("version", ["1.13", "1.22", "1.37"])
 async def test_pods_that_end_while_no_gateway_runs_were_not_forgotten(node: Node, version: str) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2, version=version)
     await node.admit("train-a", count=2)
     await node.pass_time(10)
     one.kill()
@@ -452,9 +459,7 @@ async def test_a_node_that_was_drained_before_its_kubelet_lost_its_records_forgo
     node: Node, version: str, away: float
 ) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2, version=version)
     await node.admit("train-a", count=2)
     for name in ("proxy-x1b2c", "network-d3e4f"):
         await node.admit(name, count=0)
@@ -479,9 +484,7 @@ async def test_a_pod_that_ends_while_its_kubelet_is_away_was_not_forgotten(
     node: Node, version: str, sees: bool
 ) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(3)
+    one = await node.served(3, version=version)
     ended = (await node.admit("train-a")).devices[GPU]
     await node.admit("train-b")
     await node.pass_time(10)
@@ -506,9 +509,7 @@ async def test_a_kubelet_that_cannot_read_its_checkpoint_has_forgotten_all(
     node: Node, version: str, sees: bool
 ) -> None:
     node.simulate(gpus(0, 1, 2, 3))
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(4)
+    one = await node.served(4, version=version)
     held = (await node.admit("train-a", count=2)).devices[GPU]
     await node.pass_time(10)
     node.kill_kubelet()
@@ -528,9 +529,7 @@ async def test_a_kubelet_that_cannot_read_its_checkpoint_has_forgotten_all(
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
 async def test_a_pod_that_ended_before_its_kubelet_lost_its_records_was_not_forgotten(node: Node, version: str) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(3)
+    one = await node.served(3, version=version)
     await node.admit("train-a", count=2)
     await node.admit("train-b")
     await node.pass_time(10)
@@ -548,9 +547,7 @@ async def test_a_pod_that_ended_before_its_kubelet_lost_its_records_was_not_forg
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
 async def test_a_gateway_that_is_there_before_its_kubelet_knows_whom_that_forgot(node: Node, version: str) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(3)
+    one = await node.served(3, version=version)
     held = (await node.admit("train-a")).devices[GPU]
     await node.pass_time(10)
     one.kill()
@@ -568,9 +565,7 @@ async def test_a_gateway_that_is_there_before_its_kubelet_knows_whom_that_forgot
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
 async def test_two_kubelets_in_a_row_that_know_of_no_pod_have_forgotten_them(node: Node, version: str) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(3)
+    one = await node.served(3, version=version)
     await node.admit("train-a", count=2)
     await node.pass_time(10)
     node.kill_kubelet()
@@ -585,9 +580,7 @@ async def test_two_kubelets_in_a_row_that_know_of_no_pod_have_forgotten_them(nod
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
 async def test_an_older_checkpoint_that_is_put_back_shows_no_pod_s_end(node: Node, version: str) -> None:
     node.simulate(gpus(0, 1, 2, 3))
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(4)
+    one = await node.served(4, version=version)
     await node.admit("early")
     await node.pass_time(10)
     checkpoint = node.sockets / "kubelet_internal_checkpoint"
@@ -607,9 +600,7 @@ async def test_an_older_checkpoint_that_is_put_back_shows_no_pod_s_end(node: Nod
 
 async def test_a_checkpoint_without_list_names_no_pod_of_before(node: Node) -> None:
     node.simulate(gpus(0))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(1)
+    one = await node.served(1)
     await node.admit("train-a")
     await node.pass_time(5)
     await node.hide_pods()
@@ -622,17 +613,13 @@ async def test_a_checkpoint_without_list_names_no_pod_of_before(node: Node) -> N
 
 async def test_a_reboot_ends_what_the_kubelet_forgot(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(2)
+    await node.served(2)
     await node.admit("train-a")
     await node.pass_time(10)
     node.reboot()
     node.remove("train-a")
     node.forget_checkpoint()
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     await node.pass_time(15)
     assert await drift(one) == {}
     assert (await node.admit("new-b")).devices[GPU] == ("GPU-0",)
@@ -641,9 +628,7 @@ async def test_a_reboot_ends_what_the_kubelet_forgot(node: Node) -> None:
 @pytest.mark.parametrize("version", ["1.12", "1.28", "1.37"])
 async def test_a_kubelet_that_has_not_heard_of_its_pods_yet_frees_nothing(node: Node, version: str) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet(version)
-    node.gateway()
-    await node.allocatable_is(3)
+    await node.served(3, version=version)
     await node.admit("train-a", count=2)
     await node.pass_time(10)
     await node.start_kubelet(version, ready=False, hears=False)
@@ -659,14 +644,26 @@ async def test_a_kubelet_that_has_not_heard_of_its_pods_yet_frees_nothing(node: 
     await node.until(lambda: node.capacity() == 0, "that they are gone with their pod", 120)
 
 
+async def test_a_kubelet_that_knows_no_pods_but_static_ones_shows_no_pod_s_end(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    one = await node.served(2)
+    await node.admit("train-a")
+    await node.pass_time(10)
+    node.kill_kubelet()
+    node.forget_checkpoint()
+    await node.start_kubelet(hears=False)
+    for name in ("proxy-n1", "scheduler-n1"):  # Static pods are called after their node.
+        await node.admit(name, count=0)
+    await node.pass_time(100)
+    assert await drift(one) == {"forgotten": 1}
+
+
 @pytest.mark.parametrize("version", ["1.20", "1.34", "1.37"])
 async def test_a_gpu_that_the_kubelet_forgot_while_it_waited_for_an_allocate_goes_to_no_second_pod(
     node: Node, version: str
 ) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet(version)
-    node.gateway()
-    await node.allocatable_is(3)
+    await node.served(3, version=version)
     await node.pass_time(10)
     await node.admit("old")
     await node.pass_time(10)
@@ -693,9 +690,7 @@ async def test_what_a_pod_has_is_given_to_no_other_one_whatever_the_kubelet_take
     node: Node, version: str
 ) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet(version)
-    node.gateway()
-    await node.allocatable_is(3)
+    await node.served(3, version=version)
     (held,) = (await node.admit("first")).devices[GPU]
     free = sorted({"GPU-0", "GPU-1", "GPU-2"} - {held})
     for seconds in (0.001, 0.1, 10):
@@ -716,9 +711,7 @@ async def test_what_a_pod_has_is_given_to_no_other_one_whatever_the_kubelet_take
 
 async def test_the_pod_that_has_a_gpu_now_is_asked_about_and_no_earlier_one(node: Node) -> None:
     node.simulate(gpus(0))
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(1)
+    await node.served(1)
     await node.admit("first")
     await node.pass_time(10)
     node.remove("first")
@@ -734,9 +727,7 @@ async def test_while_the_kubelet_asks_for_devices_it_is_not_asked_for_a_list_of_
         return sum(count for method, count in wire.calls.items() if method.endswith("Lister/List"))
 
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(3)
+    await node.served(3)
     (held,) = (await node.admit("first")).devices[GPU]
     free = sorted({"GPU-0", "GPU-1", "GPU-2"} - {held})
     await node.pass_time(10)
@@ -757,9 +748,7 @@ async def test_while_the_kubelet_asks_for_devices_it_is_not_asked_for_a_list_of_
 
 async def test_what_is_known_to_be_free_is_asked_about_once(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(2)
+    await node.served(2)
     (held,) = (await node.admit("first")).devices[GPU]
     await node.pass_time(10)
     node.remove("first")
@@ -772,9 +761,7 @@ async def test_what_is_known_to_be_free_is_asked_about_once(node: Node) -> None:
 
 async def test_a_kubelet_that_offers_another_numa_node_s_gpus_says_nothing_of_the_others(node: Node) -> None:
     node.simulate({GPU: {"gpus": [{"uuid": f"GPU-{number}"} for number in range(3)], "numa": [0, 0, 1]}})
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(3)
+    await node.served(3)
     (held,) = (await node.admit("first")).devices[GPU]
     await node.pass_time(3)
     async with node.plugin() as plugin:
@@ -785,9 +772,7 @@ async def test_a_kubelet_that_offers_another_numa_node_s_gpus_says_nothing_of_th
 
 async def test_while_the_kubelet_does_not_answer_nothing_is_given_twice(node: Node) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(3)
+    await node.served(3)
     (held,) = (await node.admit("first")).devices[GPU]
     await node.pass_time(10)
     await node.hide_pods(silent=True)
@@ -806,9 +791,7 @@ async def test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_o
     node: Node, version: str, memory: str
 ) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(3)
+    one = await node.served(3, version=version)
     await node.admit("pod-a", count=2)
     await one.order("cordon", id="GPU-2", reason="smells")
     await node.pass_time(5)
@@ -817,8 +800,7 @@ async def test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_o
         for file in node.state.iterdir():
             file.unlink()
     node.simulate(gpus(0, 1, 2, name=OTHER))
-    two = node.gateway()
-    await node.until(lambda: two.said("registered"), "its registration")
+    await node.registered()
     await node.pass_time(30)
     assert node.allocatable(OTHER) == (1 if memory == "lost" else 0)
     with pytest.raises(Refused):
@@ -873,9 +855,7 @@ async def test_gpus_are_shared_and_unshared_under_running_pods(node: Node, resta
 
 async def test_a_cordon_stays_with_the_gpu_however_often_it_is_offered(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway("--config-file", share(node, 0))
-    await node.allocatable_is(2)
+    one = await node.served(2, "--config-file", share(node, 0))
     await one.order("cordon", id="GPU-1", reason="smells")
     await node.allocatable_is(1)
     share(node, 4)
@@ -888,9 +868,7 @@ async def test_a_cordon_stays_with_the_gpu_however_often_it_is_offered(node: Nod
 
 async def test_a_partition_and_its_gpu_are_not_given_to_two_pods(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    node.gateway("--mig-strategy", "mixed")
-    await node.allocatable_is(2)
+    await node.served(2, "--mig-strategy", "mixed")
     await node.admit("whole")
     await node.pass_time(3)
     parted: dict[str, Any] = {"mig": {"GPU-0": ["1g.10gb", "2g.20gb"], "GPU-1": ["1g.10gb"]}}

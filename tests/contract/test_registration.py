@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import errno
 import faulthandler
@@ -16,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 from tests.contract.clock import patches, spoiled
-from tests.contract.node import GPU, Caller, Gateway, Kubelet, Node, gpus
+from tests.contract.node import GPU, Gateway, Kubelet, Node, gpus
 
 _NEW_USER: Final = 0x10000000
 """CLONE_NEWUSER: a user namespace has limits of its own."""
@@ -49,9 +50,7 @@ async def is_present(gateway: Gateway) -> bool:
     "version", ["1.8", "1.9", "1.10", "1.12", "1.16", "1.19", "1.23", "1.25", "1.28", "1.31", "1.34", "1.36", "1.37"]
 )
 async def test_each_start_of_a_kubelet_takes_one_registration(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8, version=version)
     given = await node.admit("first", count=2)
     assert sorted(given.answer.envs["NVIDIA_VISIBLE_DEVICES"].split(",")) == sorted(given.devices[GPU])
     await node.pass_time(400)
@@ -68,7 +67,7 @@ async def test_a_kubelet_is_upgraded_and_downgraded_under_it(node: Node) -> None
     spoken = {}
     for version in ("1.8", "1.9", "1.10", "1.20", "1.25", "1.34", "1.37", "1.28", "1.9", "1.8", "1.37"):
         await node.start_kubelet(version)
-        await node.allocatable_is(8)
+        await node.allocatable_is(8, seconds=1)  # What the kubelet before refused is offered again.
         await node.admit(f"on {version}")
         node.remove(f"on {version}")
         assert accepted(node.kubelet) == 1
@@ -81,9 +80,7 @@ async def test_a_kubelet_is_upgraded_and_downgraded_under_it(node: Node) -> None
 @pytest.mark.parametrize("version", ["1.8", "1.9", "1.34"])
 @pytest.mark.parametrize("end", ["kill", "terminate"])
 async def test_the_next_gateway_asks_a_kubelet_in_its_own_api_at_once(node: Node, version: str, end: str) -> None:
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8, version=version)
     if end == "kill":
         await node.pass_time(1)
         one.kill()
@@ -150,14 +147,10 @@ async def test_a_refusal_that_names_no_version_is_tried_again(node: Node, versio
 
 
 async def test_an_api_that_was_accepted_last_is_not_offered_where_another_one_is_chosen(node: Node) -> None:
-    await node.start_kubelet("1.9")
-    before = node.gateway()
-    await node.allocatable_is(8)
+    before = await node.served(8, version="1.9")
     await node.pass_time(2)
     before.kill()
-    await node.start_kubelet("1.34")
-    one = node.gateway("--api", "v1beta1")
-    await node.allocatable_is(8)
+    one = await node.served(8, "--api", "v1beta1", version="1.34")
     refused = {name: count for name, count in (await one.metrics()).items() if "register_errors_total" in name}
     assert not any(refused.values())
 
@@ -201,17 +194,30 @@ async def test_a_kubelet_that_connects_and_never_calls_is_registered_with_again_
     await node.start_kubelet("1.37")
     node.gateway()
     await node.until(lambda: node.registers[GPU], "a Register")
-    (path,) = node.sockets.glob("gateway/*/*.sock")
-    caller = Caller(str(path), "v1beta1.DevicePlugin", "grpc-go/1.72.1")
+    caller = node.stranger("v1beta1", "grpc-go/1.72.1")
     assert (await caller.call("GetDevicePluginOptions"))[0] == "OK"  # As it does before it answers.
     await node.until(lambda: node.registers[GPU] == 2, "another Register", 5)
 
 
+@pytest.mark.parametrize(("version", "api"), [("1.9", "v1alpha2"), ("1.20", "v1beta1")])
+@pytest.mark.parametrize("answers", [False, True])
+async def test_a_kubelet_that_calls_is_not_registered_with_again_though_it_answers_late_with_an_error_or_never(
+    node: Node, version: str, api: str, *, answers: bool
+) -> None:
+    late = {"register_late_ms": 2000, "register_errors": 1, "register_code": "UNKNOWN"}
+    node.fault(**(late if answers else {"register_lost": True}))
+    await node.start_kubelet(version)
+    one = node.gateway()
+    await node.until(lambda: node.registers[GPU], "a Register")
+    stream = node.stranger(api, "grpc-go/1.72.1").listen()
+    assert await stream.read()
+    await node.pass_time(60)
+    assert (node.registers[GPU], (await resource_of(one))["phase"], stream.done()) == (1, "serving", False)
+
+
 @pytest.mark.parametrize("version", ONE_OF_EACH)
 async def test_a_stream_that_breaks_is_followed_by_one_registration(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8, version=version)
     for number in range(1, 15):
         node.fault(report_late_ms=2)
         node.kubelet.manager.cut(GPU)
@@ -221,9 +227,23 @@ async def test_a_stream_that_breaks_is_followed_by_one_registration(node: Node, 
     await node.admit("pod")
 
 
+async def test_a_kubelet_that_ends_every_stream_is_registered_with_less_and_less_often(node: Node) -> None:
+    await node.served()
+    ends = asyncio.get_running_loop().time() + 60
+    while asyncio.get_running_loop().time() < ends:
+        if node.allocatable():
+            node.kubelet.manager.cut(GPU)
+        await asyncio.sleep(0.01)
+    assert node.registers[GPU] < 20
+
+
 @pytest.mark.parametrize("version", ["1.25", "1.36"])
-async def test_a_resource_whose_end_a_kubelet_reports_late_is_served_again(node: Node, version: str) -> None:
+@pytest.mark.parametrize("metrics", [True, False])  # With metrics, the records are read each minute.
+async def test_a_resource_whose_end_a_kubelet_reports_late_is_served_again(
+    node: Node, version: str, *, metrics: bool
+) -> None:
     await node.start_kubelet(version)
+    node.ports = node.ports[: 4 if metrics else 2]
     node.gateway()
     await node.allocatable_is(8)
     for late_ms in (5.5, 6.5, 7, 7.3, 7.6, 7.9, 50):
@@ -239,9 +259,7 @@ async def test_a_resource_whose_end_a_kubelet_reports_late_is_served_again(node:
 
 @pytest.mark.parametrize("version", ["1.25", "1.36"])
 async def test_a_resource_that_a_kubelet_loses_later_is_served_again_soon(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8, version=version)
     node.fault(report_late_ms=100_000)
     node.kubelet.manager.cut(GPU)
     await node.pass_time(90)
@@ -249,6 +267,18 @@ async def test_a_resource_that_a_kubelet_loses_later_is_served_again_soon(node: 
     node.fault()
     await node.allocatable_is(0, seconds=20)
     await node.allocatable_is(8, seconds=75)
+
+
+async def test_a_kubelet_whose_records_lack_a_resource_is_registered_with_less_and_less_often_and_that_is_told(
+    node: Node,
+) -> None:
+    await node.start_kubelet()
+    await node.lack_all()
+    one = node.gateway()
+    await node.pass_time(600)
+    assert 3 < node.registers[GPU] < 10
+    lacks = one.said("the kubelet doesn't hold this resource")
+    assert [line["level"] for line in lacks[:5]] == ["warning"] * 3 + ["error"] * 2
 
 
 @pytest.mark.also_real(genuine=False)  # The kubelet's own words are counted.
@@ -268,9 +298,7 @@ async def test_a_name_is_new_for_each_registration(node: Node) -> None:
 
 @pytest.mark.also_real(genuine=False)  # The kubelet's own words are counted.
 async def test_an_own_name_that_is_deleted_under_a_stream_is_put_back(node: Node) -> None:
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8)
     (name,) = [path for path in node.sockets.glob("*.sock") if path.name != "kubelet.sock"]
     name.unlink()
     await node.until(name.is_socket, "the name", 1)
@@ -280,9 +308,7 @@ async def test_an_own_name_that_is_deleted_under_a_stream_is_put_back(node: Node
 
 
 async def test_an_end_leaves_nothing_in_the_kubelets_folder(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     assert await one.terminate() == 0
     left = {path.name for path in node.sockets.rglob("*")}
     assert left <= {"kubelet.sock", "kubelet_internal_checkpoint", "gateway"}
@@ -294,15 +320,33 @@ async def test_without_hard_links_it_is_served_all_the_same(node: Node) -> None:
         raise PermissionError(errno.EPERM, "no hard links here")
 
     patches.setattr(os, "link", refuse)
-    await node.start_kubelet("1.37")
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8, version="1.37")
     await node.start_kubelet("1.37")
     await node.allocatable_is(8)
     await node.admit("pod")
 
 
+async def test_the_kubelet_takes_the_place_of_a_stranger_that_called_before_it(node: Node) -> None:
+    node.fault(register_late_ms=1000)
+    await node.start_kubelet("1.20")
+    node.gateway()
+    await node.until(lambda: node.registers[GPU], "a Register")
+    stranger = node.stranger("v1beta1", "grpc-node-js/1.8")
+    assert await stranger.listen().read()
+    await node.allocatable_is(8)
+    await stranger.close()
+    await node.pass_time(20)
+    assert accepted(node.kubelet) == 1
+
+
 # -- what is at kubelet.sock ------------------------------------------------------------------------------------------
+
+
+async def test_a_kubelet_that_starts_is_registered_with_at_once(node: Node) -> None:
+    node.gateway()
+    await node.pass_time(1)
+    await node.start_kubelet()
+    await node.until(lambda: node.registers[GPU], "a Register", 0.003)
 
 
 @pytest.mark.parametrize("version", ["1.8", "1.34"])
@@ -317,9 +361,7 @@ async def test_a_kubelet_that_listens_late_is_found_when_it_does(node: Node, ver
 
 
 async def test_a_socket_on_which_nobody_listens_is_no_kubelet(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     assert await is_present(one)
     node.kill_kubelet()
     await node.pass_time(1)
@@ -345,9 +387,7 @@ async def test_it_is_told_that_a_kubelets_socket_went_also_where_nothing_is_offe
 
 
 async def test_a_kubelets_age_begins_with_its_start(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     await node.pass_time(100)
     await node.start_kubelet()
     await node.allocatable_is(8)
@@ -364,9 +404,7 @@ def _link(path: Path) -> None:
     ids=["times", "mode", "owner", "another name"],
 )
 async def test_a_socket_that_is_touched_is_no_new_kubelet(node: Node, touch: Callable[[Path], None]) -> None:
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8)
     touch(node.sockets / "kubelet.sock")
     await node.pass_time(30)
     assert accepted(node.kubelet) == 1
@@ -376,9 +414,7 @@ async def test_a_socket_that_is_touched_is_no_new_kubelet(node: Node, touch: Cal
 
 @pytest.mark.parametrize("touched", [False, True])
 async def test_a_socket_that_is_moved_away_and_back_is_the_same_kubelet(node: Node, touched: bool) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     path, aside = node.sockets / "kubelet.sock", node.folder / "aside.sock"
     path.rename(aside)
     await node.pass_time(20)
@@ -391,9 +427,7 @@ async def test_a_socket_that_is_moved_away_and_back_is_the_same_kubelet(node: No
 
 
 async def test_a_socket_that_takes_the_number_of_a_deleted_one_is_a_new_kubelet(node: Node) -> None:
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8)
     path, aside = node.sockets / "kubelet.sock", node.folder / "aside.sock"
     os.link(path, aside)  # Keeps the number.
     path.unlink()
@@ -404,11 +438,8 @@ async def test_a_socket_that_takes_the_number_of_a_deleted_one_is_a_new_kubelet(
 
 
 async def test_who_listens_besides_is_no_kubelet(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
-    (path,) = node.sockets.glob("gateway/*/*.sock")
-    stranger = Caller(str(path), "v1beta1.DevicePlugin", "grpc-node-js/1.8")
+    one = await node.served(8)
+    stranger = node.stranger("v1beta1", "grpc-node-js/1.8")
     node.kill_kubelet()
     await node.pass_time(5)
     stream = stranger.listen()
@@ -425,9 +456,7 @@ async def test_who_listens_besides_is_no_kubelet(node: Node) -> None:
 
 
 async def test_a_folder_that_is_removed_with_everything_in_it_and_made_again_is_served_in(node: Node) -> None:
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8)
     node.kill_kubelet()
     shutil.rmtree(node.sockets)
     await node.pass_time(10)
@@ -437,9 +466,7 @@ async def test_a_folder_that_is_removed_with_everything_in_it_and_made_again_is_
 
 
 async def test_a_folder_that_is_replaced_while_the_kubelet_starts_is_served_in(node: Node) -> None:
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8)
     node.kill_kubelet()
     node.sockets.rename(node.folder / "before")
     await node.start_kubelet()
@@ -451,8 +478,7 @@ async def test_a_folder_that_is_replaced_while_the_kubelet_starts_is_served_in(n
     await node.allocatable_is(8, seconds=0.1)
     await node.admit("pod")
     # A newer gateway finds the one that is there.
-    second = node.gateway()
-    await node.until(lambda: second.said("registered"), "the newer one's registration")
+    second = await node.registered()
     await node.pass_time(400)
     assert accepted(node.kubelet) == 2
     second.kill()
@@ -461,17 +487,30 @@ async def test_a_folder_that_is_replaced_while_the_kubelet_starts_is_served_in(n
     await node.admit("other")
 
 
-@pytest.mark.parametrize("lacks", ["instances", "watches"])
-async def test_without_inotify_it_is_served_a_moment_later(node: Node, lacks: str) -> None:
+def _is_without_inotify(lacks: str = "instances") -> bool:
+    """Let this process have none of the kernel's inotify instances or watches; False: there are no user namespaces here."""
     faulthandler.cancel_dump_traceback_later()  # Its thread is in the way.
     assert threading.active_count() == 1
     if ctypes.CDLL(None).unshare(_NEW_USER):
-        return  # No user namespaces here.
+        return False
     spoiled.append("user namespace")
-    Path(f"/proc/sys/user/max_inotify_{lacks}").write_text("0")  # noqa: ASYNC240 - no waiting
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    Path(f"/proc/sys/user/max_inotify_{lacks}").write_text("0")
+    return True
+
+
+async def test_what_one_kubelet_refused_is_offered_to_the_next_though_nobody_told_of_that(node: Node) -> None:
+    if not _is_without_inotify():
+        return
+    await node.served(8, version="1.9")
+    await node.start_kubelet("1.34")  # The Register after the cut is there before the next look at the folder.
+    await node.allocatable_is(8, seconds=1)
+
+
+@pytest.mark.parametrize("lacks", ["instances", "watches"])
+async def test_without_inotify_it_is_served_a_moment_later(node: Node, lacks: str) -> None:
+    if not _is_without_inotify(lacks):
+        return
+    one = await node.served(8)
     await node.pass_time(60)
     if lacks == "instances":
         assert one.said("inotify is not to be had, polling instead")
@@ -494,9 +533,7 @@ async def test_without_inotify_it_is_served_a_moment_later(node: Node, lacks: st
 
 
 async def test_a_new_folder_that_can_not_be_used_yet_is_tried_again(node: Node) -> None:
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8)
     node.kill_kubelet()
     node.sockets.rename(node.folder / "before")
     node.sockets.mkdir()

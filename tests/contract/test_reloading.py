@@ -27,9 +27,7 @@ async def ready(node: Node, *options: str) -> tuple[Gateway, Path]:
     file = node.folder / "config.yaml"
     file.write_text(shared(2))
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway("--config-file", str(file), *options)
-    await node.allocatable_is(4)
+    one = await node.served(4, "--config-file", str(file), *options)
     await node.pass_time(5)
     return one, file
 
@@ -63,9 +61,7 @@ async def test_a_file_is_followed_also_when_its_folder_is_made_anew(node: Node) 
     folder.mkdir()
     (folder / "config.yaml").write_text(shared(2))
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway("--config-file", str(folder / "config.yaml"))
-    await node.allocatable_is(4)
+    one = await node.served(4, "--config-file", str(folder / "config.yaml"))
     for number in (3, 4):
         folder.rename(node.folder / f"away-{number}")
         await node.pass_time(20)
@@ -134,9 +130,7 @@ async def test_a_hangup_does_not_cut_an_end_short(node: Node, file: str) -> None
     if file == "a file":
         one, _ = await ready(node)
     else:
-        await node.start_kubelet()
-        one = node.gateway()
-        await node.allocatable_is(8)
+        one = await node.served(8)
         hang_up(one)
         await node.until(lambda: one.said("SIGHUP, but there is nothing to reload: no --config-file was given"), "it")
     one.process.terminate()

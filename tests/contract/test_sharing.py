@@ -34,10 +34,7 @@ def configure(node: Node, configuration: dict[str, Any]) -> tuple[str, str]:
 async def ready(node: Node, count: int, resource: str = GPU, *options: str) -> Gateway:
     """Start a kubelet and a gateway, and wait for the devices."""
     node.shared = {GPU, SHARED}
-    await node.start_kubelet()
-    one = node.gateway(*options)
-    await node.allocatable_is(count, resource)
-    return one
+    return await node.served(count, *options, resource=resource)
 
 
 def boards(ids: Any) -> Counter[str]:
@@ -145,9 +142,7 @@ async def test_a_gpu_that_a_pod_has_is_not_given_under_another_id(node: Node, sh
         assert held not in boards(other.devices[new])
     # As well after a restart of everything.
     one.kill()
-    await node.start_kubelet()
-    node.gateway(*configure(node, after))
-    await node.allocatable_is(free, new)
+    await node.served(free, *configure(node, after), resource=new)
     await node.refused("third", new)
     node.remove("pod")
     await node.allocatable_is(2 * free, new, seconds=900)

@@ -24,9 +24,7 @@ async def ready(node: Node, content: str, count: int) -> tuple[Gateway, Path]:
     path = node.folder / "profiles" / "profile.yaml"
     path.parent.mkdir()
     path.write_text(content)
-    await node.start_kubelet()
-    one = node.gateway("--backend", "simulated", "--simulate", str(path))
-    await node.allocatable_is(count)
+    one = await node.served(count, "--backend", "simulated", "--simulate", str(path))
     return one, path
 
 
@@ -184,7 +182,7 @@ async def test_a_profile_that_is_wrong_at_the_start_shows_no_gpu_until_it_is_rig
 async def test_an_unknown_profile_ends_the_start(node: Node) -> None:
     one = node.gateway("--backend", "simulated", "--simulate", "unknown")
     await node.until(lambda: not one.alive, "its end")
-    assert one.process.ended.result() == 78
+    assert one.process.ended.result() == 2
     assert "or the name of a shipped one" in str(one.process.log)
 
 
@@ -212,9 +210,7 @@ async def test_of_a_shipped_profile_the_nearest_are_preferred(
 async def test_a_simulated_gpu_is_given_as_its_vendors_would_be(node: Node, vendor: str, variable: str) -> None:
     name = f"{vendor}.com/gpu"
     node.simulate({name: {"gpus": 2}})
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2, name)
+    one = await node.served(2, resource=name)
     given = await node.admit("pod", name, count=2)
     assert given.answer.envs == {variable: ",".join(await one.states(name))}
 

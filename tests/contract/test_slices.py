@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from gateway.lab.kubelets.kubelet import KubeletError
+from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract.claiming import A, B, asked, driver, simulate, started, words
 from tests.contract.claiming import both as serving_both
 from tests.contract.cluster import GROUP, NVIDIA, Cluster, other_driver
+from tests.contract.hardware import Amd, Nvidia
 from tests.contract.node import GPU, Node
+from tests.fakes import amd as fakes
 from tests.fakes.apiserver import Answer, Request
 
 OURS = f"n1-{NVIDIA}-0"
@@ -252,6 +254,127 @@ async def test_slices_say_what_claims_choose_by(node: Node) -> None:
             assert device["capacity"]["memory"]["value"] == "80Gi"
 
 
+def spelled(device: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a published device's attributes and its capacities."""
+    attributes = {name: next(iter(value.values())) for name, value in device["attributes"].items()}
+    return attributes, {name: one["value"] for name, one in device["capacity"].items()}
+
+
+async def of_nvidia(cluster: Cluster, nvidia: Nvidia, count: int, *options: str) -> None:
+    """Start a gateway that offers NVIDIA's GPUs by DRA, and wait until slices offer them."""
+    nvidia.show()
+    await cluster.start_kubelet()
+    driver = ("--backend", "nvidia", "--container-driver-root", str(nvidia.driver))
+    cluster.gateway(*driver, "--dra", "only", *options)
+    await cluster.node.until(lambda: len(cluster.published()) == count, f"{count} devices")
+
+
+async def test_claims_choose_mig_instances_by_what_nvidias_driver_says_of_them(node: Node) -> None:
+    nvidia = Nvidia(node)
+    for gpu in nvidia.world.gpus:
+        gpu.addressing = 1
+    half, small = nvidia.world.mig(0, "3g.40gb", "1g.10gb+me")
+    (all_of_it,) = nvidia.world.mig(1, "7g.80gb")
+    async with Cluster(node) as cluster:
+        await of_nvidia(cluster, nvidia, 5, "--mig-strategy", "mixed")
+        there = {str(said[0]["uuid"]): said for said in map(spelled, cluster.slices().values())}
+    engines = "multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines"
+    for part, counts, memory, numbers in (
+        (half, "60 3 3 0 3 0", "40448Mi", range(4)),
+        (small, "16 1 1 0 1 1", "9984Mi", range(4, 5)),
+        (all_of_it, "132 8 7 0 7 1", "81152Mi", range(8)),
+    ):
+        wanted = {"memory": memory, **dict(zip(engines, counts.split(), strict=True))}
+        assert there[part.uuid][1] == wanted | {f"memorySlice{number}": "1" for number in numbers}
+    said = there[all_of_it.uuid][0]
+    theirs = {
+        "type": "mig",
+        "profile": "7g.80gb",
+        "parentUUID": nvidia.uuids[1],
+        "productName": "NVIDIA H100 80GB HBM3",
+        "brand": "Nvidia",
+        "architecture": "Hopper",
+        "cudaComputeCapability": "9.0.0",
+        "driverVersion": "550.54.15",
+        "cudaDriverVersion": "12.4.0",
+        "addressingMode": "HMM",
+        "resource.kubernetes.io/pciBusID": nvidia.world.gpus[1].pci,
+        "resource.kubernetes.io/numaNode": 0,
+    }
+    assert said | theirs == said
+
+
+@pytest.mark.parametrize(("mode", "said"), [(None, None), (0, "None"), (1, "HMM"), (2, "ATS"), (3, None)])
+async def test_claims_choose_gpus_by_their_addressing_mode(node: Node, mode: int | None, said: str | None) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.gpus[0].addressing = mode
+    async with Cluster(node) as cluster:
+        await of_nvidia(cluster, nvidia, 4)
+        attributes, capacities = spelled(cluster.slices()["gpu-0"])
+        assert attributes.get("addressingMode") == said
+        assert [*capacities] == ["memory"]
+
+
+async def test_claims_choose_gpus_of_amd_by_their_device_id(node: Node) -> None:
+    host = Amd(node, fakes.mi300x)
+    (host.tree.pci(host.tree.boards[1]) / "device").write_text("none\n")
+    async with Cluster(node) as cluster:
+        await cluster.start_kubelet()
+        cluster.gateway("--backend", "amd", "--dra", "only")
+        await node.until(lambda: cluster.published(OF_AMD), "slices")
+        there = [spelled(one)[0] for one in cluster.slices(OF_AMD).values()]
+        lacking = host.tree.boards[1].pci
+        for one in there:
+            assert one.get("deviceID") == (None if one["resource.kubernetes.io/pciBusID"] == lacking else "0x74a1")
+
+
+def taints(cluster: Cluster) -> dict[str, list[dict[str, str]]]:
+    """Return the taints of each device that has some."""
+    return {name: one["taints"] for name, one in cluster.slices().items() if "taints" in one}
+
+
+UNHEALTHY = {"key": "device-plugin-gateway.io/unhealthy", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("xid", "taint"), [(79, {"key": f"{NVIDIA}/xid", "value": "79"}), (None, {"key": f"{NVIDIA}/gpu-lost"})]
+)
+async def test_an_unhealthy_gpu_has_the_taint_of_nvidias_driver_too_while_it_is_so(
+    node: Node, xid: int | None, taint: dict[str, str]
+) -> None:
+    nvidia = Nvidia(node)
+    async with Cluster(node) as cluster:
+        await of_nvidia(cluster, nvidia, 4)
+        if xid is None:
+            nvidia.world.gpus[1].lost = True
+            nvidia.show()
+        else:
+            nvidia.event(1, xid)
+        await node.until(lambda: any(cluster.published().values()), "a taint")
+        assert taints(cluster) == {"gpu-1": [UNHEALTHY, taint | {"effect": "NoSchedule"}]}
+        nvidia.world.gpus[1].lost = False
+        nvidia.show()
+        if xid is None:  # It answers again, so it was reset.
+            await cluster.published_is(gpu_0=[], gpu_1=[], gpu_2=[], gpu_3=[])
+        else:
+            node.gateways[-1].kill()
+            await of_nvidia(cluster, nvidia, 4)
+            await node.pass_time(30)
+            assert taints(cluster) == {"gpu-1": [UNHEALTHY, taint | {"effect": "NoSchedule"}]}
+
+
+@pytest.mark.parametrize("cordoned", [False, True])
+async def test_an_unhealthy_gpu_without_an_xid_has_our_taint_alone(node: Node, cordoned: bool) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        simulate(node, unhealthy=A)
+        await cluster.published_is(gpu_0=["unhealthy"], gpu_1=[])
+        if cordoned:
+            await cluster.node.gateways[-1].order("cordon", id=A, reason="Xid 79 (or so)")
+            await node.pass_time(5)
+        assert taints(cluster) == {"gpu-0": [UNHEALTHY]}
+
+
 async def test_each_vendor_has_a_driver_of_its_own_and_one_that_another_process_has_holds_up_no_other(
     node: Node,
 ) -> None:
@@ -444,7 +567,7 @@ async def test_what_a_process_with_our_drivers_name_gave_to_pods_is_given_by_nei
         await node.allocatable_is(1)
         claim = cluster.allocate("theirs", "gpu-0")
         with pytest.raises(Exception, match=f"{NVIDIA} is not registered: another process"):
-            await node.gateways[-1].order("cross", to="dra", ids=[])
+            await node.gateways[-1].order("move", to="dra", ids=[])
         cluster.server.remove(theirs)  # A kubelet does that half a minute after.
         other.kill()
         await node.pass_time(100)

@@ -51,9 +51,7 @@ async def test_files_that_match_are_devices_and_a_container_gets_their_nodes(nod
     (host.dev / "infiniband/uverbs9").touch()  # No device node.
     verbs = {"resource": VERBS, "paths": ["/dev/infiniband/*"], "shared": ["/dev/infiniband/rdma_cm"]}
     fuse = {"resource": FUSE, "paths": ["/dev/fuse"], "count": 3, "permissions": "r"}
-    await node.start_kubelet()
-    one = node.gateway("--backend", "none", *configure(node, verbs, fuse))
-    await node.allocatable_is(2, VERBS)
+    one = await node.served(2, "--backend", "none", *configure(node, verbs, fuse), resource=VERBS)
     await node.allocatable_is(3, FUSE)
     given = await node.admit("pod", VERBS)
     (held,) = given.devices[VERBS]
@@ -106,9 +104,9 @@ async def test_files_of_one_numa_node_and_the_least_used_ones_are_preferred(node
         folder = host.sys / f"dev/char/{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}/device"
         folder.mkdir(parents=True)
         (folder / "numa_node").write_text(f"{number % 2}\n")
-    await node.start_kubelet()
-    node.gateway("--backend", "none", *configure(node, {"resource": FUSE, "paths": ["/dev/x*"], "count": 2}))
-    await node.allocatable_is(6, FUSE)
+    await node.served(
+        6, "--backend", "none", *configure(node, {"resource": FUSE, "paths": ["/dev/x*"], "count": 2}), resource=FUSE
+    )
     async with node.plugin(FUSE) as plugin:
         listed = {device.id: device.numa_nodes for device in await plugin.first_list()}
         assert listed["/dev/x1::0"] == (1,)
@@ -186,9 +184,7 @@ async def test_of_two_sources_of_one_name_the_first_keeps_it_and_people_are_told
     host = Host(node)
     device(host, "fuse")
     node.simulate({FUSE: {"gpus": 2}, AMD: {"gpus": 1}})
-    await node.start_kubelet()
-    one = node.gateway(*configure(node))
-    await node.allocatable_is(2, FUSE)
+    one = await node.served(2, *configure(node), resource=FUSE)
     configure(node, {"resource": FUSE, "paths": ["/dev/fuse"]})
     await node.pass_time(30)
     assert node.allocatable(FUSE) == 2
@@ -325,8 +321,7 @@ async def test_under_an_old_name_only_the_source_that_has_the_hardware_answers(n
     assert again.answer.envs == {"NVIDIA_VISIBLE_DEVICES": "GPU-a"}
     one.kill()
     configure(node)
-    two = node.gateway(*configure(node))
-    await node.until(lambda: two.said("registered"), "its registration")
+    await node.registered(*configure(node))
     await node.pass_time(30)
     with pytest.raises(Refused):
         await node.restart_container("file")

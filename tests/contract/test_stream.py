@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.lab.kubelets.kubelet import KubeletError
+from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract.claiming import cross, device_class
 from tests.contract.cluster import Claim, Cluster
 from tests.contract.node import GPU, Node

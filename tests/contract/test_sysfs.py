@@ -111,7 +111,7 @@ async def test_what_sysfs_tells_of_a_gpu_and_of_a_partition_is_told(node: Node) 
         "minor": 128,
         "driver": "6.8.5",
         "memory": 64 << 30,
-        "traits": {},
+        "traits": {"deviceID": "0x74a1"},
         "capacities": {"computeUnits": 101, "simdUnits": 405},
         "slot": "",
     }
@@ -362,7 +362,14 @@ def _of_part(name: str) -> Place:
 FILES: Final[Mapping[str, Place]] = {
     **{
         name: _of_gpu(name)
-        for name in ("current_compute_partition", "current_memory_partition", "numa_node", "product_name", "drm")
+        for name in (
+            "current_compute_partition",
+            "current_memory_partition",
+            "numa_node",
+            "product_name",
+            "device",
+            "drm",
+        )
     },
     "pci:amdgpu/<address>": lambda tree, number: tree.driver / tree.boards[number].pci,
     "nodes/<n>": _of_node(""),

@@ -17,9 +17,7 @@ SHARED = "sharing: {{timeSlicing: {{resources: [{{name: nvidia.com/gpu, replicas
 
 @pytest.mark.parametrize("version", ["1.8", "1.9", "1.10", "1.12", "1.20", "1.28", "1.34", "1.37"])
 async def test_status_metrics_and_readiness_say_what_the_kubelets_records_say(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8, version=version)
     await node.admit("pod")
     await node.admit("other", count=3)
     await node.truthful()
@@ -99,9 +97,7 @@ async def test_a_gateway_that_a_kubelet_does_not_take_is_alive_and_not_ready(
 
 
 async def test_readiness_ends_when_the_kubelet_takes_it_no_more(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     await node.truthful()
     node.fault(never_calls_back=True)
     node.kubelet.manager.cut(GPU)
@@ -118,9 +114,7 @@ async def test_a_list_that_no_kubelet_takes_makes_it_unready_at_once(node: Node)
     node.simulate({GPU: {"gpus": 2}})
     file = node.folder / "config.yaml"
     file.write_text(SHARED.format(2))
-    await node.start_kubelet()
-    one = node.gateway("--config-file", str(file))
-    await node.allocatable_is(4)
+    one = await node.served(4, "--config-file", str(file))
     await node.truthful()
     file.write_text(SHARED.format(640))
     await node.pass_time(4)
@@ -133,9 +127,7 @@ async def test_a_list_that_no_kubelet_takes_makes_it_unready_at_once(node: Node)
 
 
 async def test_a_registration_that_the_kubelet_lost_is_not_ready_until_it_is_made_again(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     await node.truthful()
     node.fault(report_late_ms=4000)
     node.kubelet.manager.cut(GPU)
@@ -164,9 +156,7 @@ async def test_a_node_without_gpus_is_ready(node: Node) -> None:
 
 async def test_a_gateway_that_sees_nothing_of_what_worked_is_not_ready(node: Node) -> None:
     node.simulate({GPU: {"gpus": 2}})
-    await node.start_kubelet()
-    first = node.gateway()
-    await node.allocatable_is(2)
+    first = await node.served(2)
     await first.terminate()
     right = node.profile.read_text()
     node.profile.write_text("{")
@@ -183,9 +173,7 @@ async def test_a_gateway_that_sees_nothing_of_what_worked_is_not_ready(node: Nod
 
 async def test_what_a_source_only_complains_of_leaves_it_ready(node: Node) -> None:
     node.simulate({GPU: {"gpus": 2}})
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     node.profile.write_text("{")
     await node.until(lambda: one.said("profile rejected"), "the complaint")
     (hindrance,) = (await one.status())["hindrances"]
@@ -197,9 +185,7 @@ async def test_what_a_source_only_complains_of_leaves_it_ready(node: Node) -> No
 
 async def test_held_unhealthy_and_cordoned_devices_count_where_they_are(node: Node) -> None:
     node.simulate({GPU: {"gpus": 4}})
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(4)
+    one = await node.served(4)
     given = await node.admit("pod", count=2)
     free = sorted({device["id"] for device in (await one.status())["resources"][0]["devices"]} - {*given.devices[GPU]})
     await one.order("cordon", id=given.devices[GPU][0], reason="smells")
@@ -214,9 +200,7 @@ async def test_held_unhealthy_and_cordoned_devices_count_where_they_are(node: No
 
 
 async def test_where_the_kubelet_lags_behind_the_list_its_records_count(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     first, second = [device["id"] for device in (await one.status())["resources"][0]["devices"]][:2]
     drift = f'{PREFIX}drift_devices{{kind="withheld",resource="{GPU}"}}'
     assert (await one.metrics())[drift] == 0
@@ -239,9 +223,7 @@ async def test_where_the_kubelet_lags_behind_the_list_its_records_count(node: No
 
 
 async def test_what_another_pod_holds_now_is_told_at_once(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     await node.truthful()
     for number in range(3):
         (device,) = (await node.admit(f"pod-{number}")).devices[GPU]
@@ -251,9 +233,7 @@ async def test_what_another_pod_holds_now_is_told_at_once(node: Node) -> None:
 
 
 async def test_a_gateway_that_stood_still_is_not_alive_and_says_so_for_a_while(node: Node) -> None:
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8)
     assert await one.get("probes", "/healthz") == (200, "alive\n")
     one.process.stop()
     with pytest.raises(TimeoutError):
@@ -318,9 +298,7 @@ def _is_counter(name: str) -> bool:
 
 async def test_all_who_scrape_within_a_second_get_one_text(node: Node) -> None:
     node.simulate({GPU: {"gpus": 1}})
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(1)
+    one = await node.served(1)
     await node.pass_time(2)
     (_, first), *others = [await one.get("metrics", "/metrics") for _ in range(3)]
     assert [text for _, text in others] == [first] * 2
@@ -329,14 +307,11 @@ async def test_all_who_scrape_within_a_second_get_one_text(node: Node) -> None:
 
 
 async def test_device_ids_are_in_metrics_only_if_asked_for(node: Node) -> None:
-    await node.start_kubelet()
-    plain = node.gateway()
-    await node.allocatable_is(8)
+    plain = await node.served(8)
     (given,) = (await node.admit("pod")).devices[GPU]
     assert "GPU-" not in (await plain.get("metrics", "/metrics"))[1]
     await plain.terminate()
-    asked = node.gateway("--metrics-device-ids")
-    await node.until(lambda: asked.said("registered"), "its registration")
+    asked = await node.registered("--metrics-device-ids")
     await node.truthful()
     rows = [name for name in await asked.metrics() if name.startswith(f"{PREFIX}device_info")]
     assert len(rows) == 8

@@ -43,17 +43,14 @@ async def handed_over(node: Node, *version: str) -> tuple[Gateway, Gateway]:
     await node.start_kubelet(*version)
     standby = node.gateway()
     await node.until(lambda: node.allocatable() > 0, "the first one to serve")
-    leader = node.gateway()
-    await node.until(lambda: leader.said("registered"), "its registration")
+    leader = await node.registered()
     return standby, leader
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("ends", ["newer killed", "older killed", "both killed", "newer ends", "older ends"])
 async def test_whichever_goes_pods_keep_their_gpus_and_others_get_theirs(node: Node, version: str, ends: str) -> None:
-    await node.start_kubelet(version)
-    older = node.gateway()
-    await node.allocatable_is(8)
+    older = await node.served(8, version=version)
     await node.admit("before")
     newer = node.gateway()
     await node.until(lambda: newer.said("serving"), "that the newer one is there")
@@ -74,9 +71,7 @@ async def test_whichever_goes_pods_keep_their_gpus_and_others_get_theirs(node: N
 
 
 async def test_from_1_37_on_a_takeover_has_no_gap(node: Node) -> None:
-    await node.start_kubelet("1.37")
-    older = node.gateway()
-    await node.allocatable_is(8)
+    older = await node.served(8, version="1.37")
     await node.pass_time(3)
     newer = node.gateway()
     seen = set()
@@ -94,9 +89,7 @@ async def test_from_1_37_on_a_takeover_has_no_gap(node: Node) -> None:
 
 @pytest.mark.parametrize("what", ["its folder", "its lock", "the state directory's lock"])
 async def test_a_lock_that_was_removed_leaves_one_gateway_that_gives_gpus(node: Node, what: str) -> None:
-    await node.start_kubelet("1.28")
-    older = node.gateway()
-    await node.allocatable_is(8)
+    older = await node.served(8, version="1.28")
     await node.pass_time(3)
     match what:
         case "its folder":
@@ -143,12 +136,9 @@ async def test_a_kubelet_whose_streams_were_cut_has_a_moment_before_the_next_reg
 
 async def test_a_late_call_at_a_gateway_that_made_room_is_answered_by_the_one_that_leads(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet("1.37")
-    node.gateway()
-    await node.allocatable_is(2)
+    await node.served(2, version="1.37")
     (before,) = node.sockets.glob("gateway/*/*.sock")
-    newer = node.gateway()
-    await node.until(lambda: newer.said("registered"), "its registration")
+    newer = await node.registered()
     await node.pass_time(5)
     late = Caller(str(before), "v1beta1.DevicePlugin", "grpc-go/1.72.1")
     request = by_name("v1beta1").encode_allocate_request
@@ -158,8 +148,14 @@ async def test_a_late_call_at_a_gateway_that_made_room_is_answered_by_the_one_th
     await node.until(lambda: newer.said("allocated", devices=["GPU-1"]), "that the newer one gave it")
 
 
-async def test_from_1_37_on_a_gateway_that_ends_leaves_no_gap_if_another_one_stands_by(node: Node) -> None:
-    _, newer = await handed_over(node, "1.37")
+@pytest.mark.parametrize("errors", [0, 1000])  # What the kubelet once refused the older one is over.
+async def test_from_1_37_on_a_gateway_that_ends_leaves_no_gap_if_another_one_stands_by(node: Node, errors: int) -> None:
+    await node.start_kubelet("1.37")
+    node.fault(register_errors=errors, register_code="UNKNOWN")
+    node.gateway()
+    await node.pass_time(4)
+    node.fault()
+    newer = await node.registered()
     await node.pass_time(5)
     ending, seen = asyncio.ensure_future(newer.terminate()), set()
     while not ending.done():
@@ -227,9 +223,7 @@ async def test_orders_to_two_gateways_at_once_all_count(node: Node) -> None:
 @pytest.mark.parametrize("lock", ["state/leader.lock", "gateway/leader.lock"])
 async def test_a_gateway_whose_lock_goes_while_it_writes_replaces_no_file(node: Node, lock: str) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    one = node.gateway()
-    await node.allocatable_is(2)
+    one = await node.served(2)
     path = (node.state if lock.startswith("state") else node.sockets / "gateway") / "leader.lock"
     others: list[int] = []
 
@@ -253,9 +247,7 @@ async def test_a_gateway_whose_lock_goes_while_it_writes_replaces_no_file(node: 
 
 async def test_what_only_the_newer_one_sees_is_on_disk_before_it_takes_over(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(2)
+    await node.served(2)
     await node.pass_time(5)
     profile = node.folder / "more.json"
     profile.write_text(json.dumps({"resources": gpus(0, 1, 2)}))
@@ -269,9 +261,7 @@ async def test_what_only_the_newer_one_sees_is_on_disk_before_it_takes_over(node
 
 async def test_what_only_the_newer_gateway_served_is_not_forgotten_with_it(node: Node) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet()
-    older = node.gateway()
-    await node.allocatable_is(2)
+    older = await node.served(2)
     profile = node.folder / "more.json"
     profile.write_text(json.dumps({"resources": gpus(0, 1) | gpus(5, 6, name=OTHER)}))
     newer = node.gateway("--backend", "simulated", "--simulate", str(profile))
@@ -294,9 +284,7 @@ async def test_what_only_the_newer_gateway_served_is_not_forgotten_with_it(node:
 async def test_a_newer_gateway_that_this_kubelet_refuses_leaves_it_all_to_the_older_one(
     node: Node, version: str, options: tuple[str, ...]
 ) -> None:
-    await node.start_kubelet(version)
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8, version=version)
     node.gateway(*options)
     for number in range(6):
         await node.pass_time(5)
@@ -306,9 +294,7 @@ async def test_a_newer_gateway_that_this_kubelet_refuses_leaves_it_all_to_the_ol
 
 async def test_a_newer_gateway_that_sees_no_gpu_takes_none_over(node: Node) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet()
-    older = node.gateway()
-    await node.allocatable_is(3)
+    older = await node.served(3)
     profile = node.folder / "none.json"
     profile.write_text(json.dumps({"resources": gpus()}))
     newer = node.gateway("--backend", "simulated", "--simulate", str(profile))
@@ -316,6 +302,7 @@ async def test_a_newer_gateway_that_sees_no_gpu_takes_none_over(node: Node) -> N
         await node.pass_time(20)
         assert (node.allocatable(), await newer.is_ready()) == (3, False)
         await node.admit(f"pod-{number}")
+    assert not newer.said("mismatch")  # The kubelet's list is another gateway's.
     profile.write_text(json.dumps({"resources": gpus(0, 1)}))  # A repair: it sees some.
     await node.until(lambda: (node.capacity(), node.allocatable()) == (3, 2), "what the newer one sees")
     await node.eventually(newer.is_ready, "readiness")
@@ -323,8 +310,7 @@ async def test_a_newer_gateway_that_sees_no_gpu_takes_none_over(node: Node) -> N
     await node.allocatable_is(3)
     older.kill()
     profile.write_text(json.dumps({"resources": gpus()}))
-    alone = node.gateway("--backend", "simulated", "--simulate", str(profile))
-    await node.until(lambda: alone.said("registered"), "its registration")
+    alone = await node.registered("--backend", "simulated", "--simulate", str(profile))
     await node.pass_time(400)
     assert (node.capacity(), node.allocatable(), await alone.is_ready()) == (3, 0, False)
     again = node.gateway()
@@ -337,9 +323,7 @@ async def test_a_newer_gateway_whose_driver_is_silent_takes_over_no_gpu_until_it
 ) -> None:
     profile = node.folder / "silent.json"
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet()
-    older = node.gateway()
-    await node.allocatable_is(3)
+    older = await node.served(3)
     for sees in (True, False):
         profile.write_text("nonsense")
         newer = node.gateway("--backend", "simulated", "--simulate", str(profile))
@@ -365,9 +349,7 @@ async def test_a_newer_gateway_whose_driver_is_silent_takes_over_no_gpu_until_it
 async def test_a_gateway_that_stands_still_is_ended_by_its_probe_and_the_other_one_serves(
     node: Node, version: str, which: str, restarts: bool
 ) -> None:
-    await node.start_kubelet(version)
-    still = node.gateway()
-    await node.allocatable_is(8)
+    still = await node.served(8, version=version)
     await node.admit("first")
     await node.pass_time(5)
     if which == "newer":
@@ -393,12 +375,9 @@ async def test_a_gateway_that_stands_still_is_ended_by_its_probe_and_the_other_o
 async def test_a_gateway_that_stood_still_and_goes_on_gives_nothing_away_that_another_one_gave(
     node: Node, version: str
 ) -> None:
-    await node.start_kubelet(version)
-    older = node.gateway()
-    await node.allocatable_is(8)
+    older = await node.served(8, version=version)
     await node.admit("first")
-    newer = node.gateway()
-    await node.until(lambda: newer.said("registered"), "its registration")
+    newer = await node.registered()
     await node.pass_time(5)
     for one in (newer, older):
         one.process.stop()
@@ -414,9 +393,7 @@ async def test_a_gateway_that_stood_still_and_goes_on_gives_nothing_away_that_an
 
 @pytest.mark.parametrize("version", ["1.10", "1.28", "1.37"])
 async def test_the_host_s_service_is_left_alone_by_pods_that_come_and_go(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    host = node.gateway("--host-service")
-    await node.allocatable_is(8)
+    host = await node.served(8, "--host-service", version=version)
     for number in range(3):
         pod = node.gateway()
         await node.pass_time(20)
@@ -439,9 +416,7 @@ async def test_the_host_s_service_is_left_alone_by_pods_that_come_and_go(node: N
 
 @pytest.mark.parametrize("version", ["1.10", "1.20", "1.37"])
 async def test_gateways_that_share_no_state_directory_give_no_gpu_twice(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    older = node.gateway()
-    await node.allocatable_is(8)
+    older = await node.served(8, version=version)
     await node.admit("first")
     newer = node.gateway("--state-dir", str(node.folder / "another"))
     await node.pass_time(10)
@@ -469,9 +444,7 @@ async def test_two_that_offer_the_same_gpus_under_two_names_give_none_twice(
     node: Node, version: str, directory: str
 ) -> None:
     node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet(version)
-    older = node.gateway()
-    await node.allocatable_is(3)
+    older = await node.served(3, version=version)
     await node.admit("first")
     await node.pass_time(5)
     profile = node.folder / "renamed.json"
@@ -504,9 +477,7 @@ async def test_two_that_offer_the_same_gpus_under_two_names_give_none_twice(
 
 @pytest.mark.also_real
 async def test_dead_gateways_leave_nothing_behind(node: Node) -> None:
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8)
     await node.pass_time(1)
     for name in ("nvidia.sock", "0123abcd-e7e3-1.sock"):  # Other vendors'.
         (node.sockets / name).touch()
@@ -591,9 +562,7 @@ async def test_with_both_apis_pods_and_claims_keep_their_gpus_whichever_gateway_
 
 @pytest.mark.parametrize("version", ["1.28", "1.37"])
 async def test_a_gateway_that_took_over_and_is_not_served_leaves_it_to_the_one_before(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    older = node.gateway()
-    await node.allocatable_is(8)
+    older = await node.served(8, version=version)
     node.fault(never_calls_back=True)
     newer = node.gateway()
     await node.until(lambda: newer.said("leader", stage="leading"), "the newer one to lead")
@@ -608,9 +577,7 @@ async def test_a_gateway_that_took_over_and_is_not_served_leaves_it_to_the_one_b
 async def test_a_new_release_that_crashes_as_soon_as_it_leads_costs_the_node_less_and_less_often(
     node: Node, version: str
 ) -> None:
-    await node.start_kubelet(version)
-    older = node.gateway()
-    await node.allocatable_is(8)
+    older = await node.served(8, version=version)
     loop, led, without = asyncio.get_running_loop(), list[float](), list[float]()
     for _ in range(5):  # Its container is started again and again.
         newer = node.gateway(environment={"POD_UID": "0d1e"})
@@ -626,9 +593,7 @@ async def test_a_new_release_that_crashes_as_soon_as_it_leads_costs_the_node_les
 
 
 async def test_a_leader_that_can_not_write_what_it_promised_does_not_yield(node: Node) -> None:
-    await node.start_kubelet("1.28")
-    node.gateway()
-    await node.allocatable_is(8)
+    await node.served(8, version="1.28")
     node.disk.fails = errno.ENOSPC
     await node.admit("pod")
     newer = node.gateway()

@@ -13,9 +13,7 @@ from tests.contract.walks import steps_of, walk
 async def test_a_device_of_a_pod_that_a_kubelet_has_just_forgotten_is_given_last(
     node: Node, version: str, lived: float, dies: bool
 ) -> None:
-    await node.start_kubelet(version)
-    one = node.gateway()
-    await node.allocatable_is(8)
+    one = await node.served(8, version=version)
     given = await node.admit("pod", count=4)
     await node.pass_time(lived)
     node.kill_kubelet()

@@ -22,8 +22,8 @@ from contextlib import suppress
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from gateway.lab.kubelets.behaviour import behaviour
-from gateway.lab.kubelets.checkpoint import FILE_NAME, CorruptError, decode
+from gateway_lab.kubelets.behaviour import behaviour
+from gateway_lab.kubelets.checkpoint import FILE_NAME, CorruptError, decode
 from tests.contract.conftest import apart
 from tests.contract.node import GPU, BrokenError, Gateway, Node, OrderError, Refused
 
@@ -78,6 +78,8 @@ class Walk:
         """What any pod ever had: a kubelet takes note of a pod's end when the next one comes."""
         self.doubtful: set[str] = set()
         """What a pod had that the kubelet forgot, and that has ended: only the kubelet could say so."""
+        self.over: set[str] = set()
+        """What pods had that ended since ``known``: a gateway may not have heard of that."""
         self.wanting: dict[str, int] = {}
         """Pods that were refused, and how many devices they want."""
         self.asking: dict[str, asyncio.Task[None]] = {}
@@ -130,6 +132,7 @@ class Walk:
         recorded = self.node.pods()
         forgotten = {pod for pod, ids in self.holds.items() if _ids(recorded.get(pod, {})) != ids}
         self._must(not (lost := forgotten & written), f"the kubelet forgot {lost}: the walk's own mistake")
+        self.doubtful |= self.over if forgotten else set()
         for pod in forgotten - self.node.forgotten:
             self.doubtful |= self.holds[pod] if pod not in self.known else set()
         self.unfreed += len(forgotten)
@@ -236,7 +239,11 @@ class Walk:
     async def _wrong(self, chance: Random) -> None:
         """Ask the plugin for what it may not give."""
         await self._all_done()
-        if not self.runs or not self.node.allocatable() or any(one.process.stopped for one in self._alive()):
+        if (
+            not self.runs
+            or not self.node.allocatable()
+            or any(one.alive and one.process.stopped for one in self.node.gateways)
+        ):
             return
         kinds = [("GPU-nobody",), (self.ids[0], self.ids[0])]
         kinds += [(one,) for one in sorted((self.gone | self.cordoned) - self.given - self.unsure)]
@@ -267,6 +274,7 @@ class Walk:
             self.cordoned ^= {one}
             await self._told(op, one)
             return
+        self.doubtful.add(one)  # An operator says that nobody uses it.
         for gateway in self._listening():
             with suppress(OrderError, ConnectionError, ValueError):
                 await gateway.order("forget", id=one)
@@ -328,6 +336,8 @@ class Walk:
             self.trail.append(f"  {self._now():.6f} {pod} refused: {str(error)[:150]}")
             self.wanting[pod] = count
             self.node.remove(pod)
+            if not self.runs:  # The kubelet ended, perhaps after it was given one of these.
+                self.doubtful |= self._well() - frozenset().union(*self.holds.values())
             return
         self.wanting.pop(pod, None)
         ids = frozenset(given.devices.get(GPU, ()))
@@ -360,6 +370,7 @@ class Walk:
             ids = self.holds.pop(pod)
             self.node.remove(pod)
             self.doubtful |= ids if pod in self.node.forgotten else set()
+            self.over |= ids
             self.unfreed += 1
             self.node.forgotten.discard(pod)
 
@@ -476,18 +487,21 @@ class Walk:
         if self._well() and not self.unfreed:  # 1.8 and 1.9 know no unhealthy device.
             await node.truthful(HEALED_S)
             await asyncio.sleep(1)
-            self.known = set(self.holds)
+            self.known, self.over = set(self.holds), set()
         await node.allocatable_is(len(self._well()), seconds=1)
 
     async def _all_run(self) -> None:
         """See that each pod runs for which there is a free device."""
-        for pod, count in tuple(self.wanting.items()):
-            free = self._well() - frozenset().union(*self.holds.values())
+        for refused, count in tuple(self.wanting.items()):
+            pod, free = refused, self._well() - frozenset().union(*self.holds.values())
             if count > len(free):
                 continue
             ends = self._now() + HEALED_S
             while pod in self.wanting:
                 self._must(self._now() < ends, f"{pod} isn't admitted, though {sorted(free)} are free")
+                del self.wanting[pod]
+                self.pods += 1
+                pod = f"pod-{self.pods}"  # A controller makes another one.
                 await self._admit(pod, count)
                 await asyncio.sleep(0.5 if pod in self.wanting else 0)
             if self.node.kubelet.manager.behaviour.preferred:

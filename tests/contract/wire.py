@@ -362,7 +362,7 @@ def _bound(path: str) -> socket.socket:
 
 
 class LateListener:
-    """As ``gateway.lab.kubelets.latelistener`` has one: it binds ``path`` at once, and listens when ``seconds`` have passed."""
+    """As ``gateway_lab.kubelets.latelistener`` has one: it binds ``path`` at once, and listens when ``seconds`` have passed."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self._path, self._seconds = str(path), seconds

@@ -1,7 +1,7 @@
 """The whole genuine node that these tests share, in one event loop: ``make e2e`` brings it, and the order of the tests is a walk on it.
 
 KUBELETS names the node's kubelets, oldest first (all by default). REPEAT says how often the walk is made (1). OUTCOMES names a file that
-gets a line of JSON for each scenario, for ``python -m gateway.lab.node.page``. SETTLE is how many seconds each scenario looks on for
+gets a line of JSON for each scenario, for ``python -m gateway_lab.node.page``. SETTLE is how many seconds each scenario looks on for
 what must not happen. IMAGES is the folder of the gateway's images (build/e2e), made before: there is no network here.
 """
 
@@ -13,9 +13,9 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from gateway.lab.node import Node, build
-from gateway.lab.node.stage import Outcome, Stage
-from gateway.lab.node.stage import stage as make_stage
+from gateway_lab.node import Node, build
+from gateway_lab.node.stage import Outcome, Stage
+from gateway_lab.node.stage import stage as make_stage
 
 KUBELETS = os.environ.get("KUBELETS", "").split() or [*build.versions()]
 REPEAT = int(os.environ.get("REPEAT", "1"))

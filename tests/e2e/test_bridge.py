@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.lab.node.bridged import Bridged, walk
-from gateway.lab.node.continuity import Scenario, judge, run
-from gateway.lab.node.installed import Installed
-from gateway.lab.node.stage import Outcome, Stage
+from gateway_lab.node.bridged import Bridged, walk
+from gateway_lab.node.continuity import Scenario, judge, run
+from gateway_lab.node.installed import Installed
+from gateway_lab.node.stage import Outcome, Stage
 from tests.e2e.conftest import REPEAT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]

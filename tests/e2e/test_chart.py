@@ -23,16 +23,16 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from gateway.lab.node import Node, pods
-from gateway.lab.node.api import Access, Api, ApiError, Object
-from gateway.lab.node.chart import ACCOUNT, PROFILE, RELEASE, Chart, helm
-from gateway.lab.node.continuity import IMAGE, SCENARIOS, judge, run
-from gateway.lab.node.dra import DRIVER, SLICES, DraNode, slice_of
-from gateway.lab.node.installed import CDI_RESOURCE, DAEMONSETS, DEVICES, IDS, NAMESPACE, DaemonSet
-from gateway.lab.node.stage import POD, Stage
-from gateway.lab.node.watch import PodSeen
-from gateway.lab.trials.scenarios import RESOURCE
-from gateway.lab.waiting import until as waited
+from gateway_lab.node import Node, pods
+from gateway_lab.node.api import Access, Api, ApiError, Object
+from gateway_lab.node.chart import ACCOUNT, PROFILE, RELEASE, Chart, helm
+from gateway_lab.node.continuity import IMAGE, SCENARIOS, judge, run
+from gateway_lab.node.dra import DRIVER, SLICES, DraNode, slice_of
+from gateway_lab.node.installed import CDI_RESOURCE, DAEMONSETS, DEVICES, IDS, NAMESPACE, DaemonSet
+from gateway_lab.node.stage import POD, Stage
+from gateway_lab.node.watch import PodSeen
+from gateway_lab.trials.scenarios import RESOURCE
+from gateway_lab.waiting import until as waited
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 VERSION = "1.37"
@@ -404,14 +404,14 @@ async def both(stage: Stage, chart: Chart) -> AsyncIterator[DraNode]:
 
 async def test_each_api_gives_its_own_gpus(stage: Stage, both: DraNode) -> None:
     uuid = free(stage)
-    await gateway(stage, "cross", "--to", "dra", uuid)
+    await gateway(stage, "move", "--to", "dra", uuid)
     assert await both.claim_pod("claims") == uuid
     assert both.account("claims").nodes == {DEVICES[uuid]}
     held = {path for one in stage.standing().values() for path in one.account.nodes}
     assert await both.named_pod("asks-by-name") in {*DEVICES.values()} - held - {DEVICES[uuid]}
     await both.delete("claims", "asks-by-name")
     await both.unprepared()
-    await gateway(stage, "cross", "--to", "plugin", uuid)
+    await gateway(stage, "move", "--to", "plugin", uuid)
     await both.allocatable()
     assert {kind: one.account.lost for kind, one in stage.standing().items() if one.account.lost} == {}
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.lab.node.continuity import IMAGE, Scenario, judge, run, walk
-from gateway.lab.node.installed import DaemonSet, HostService, Installed
-from gateway.lab.node.stage import Outcome, Stage
+from gateway_lab.node.continuity import IMAGE, Scenario, judge, run, walk
+from gateway_lab.node.installed import DaemonSet, HostService, Installed
+from gateway_lab.node.stage import Outcome, Stage
 from tests.e2e.conftest import KUBELETS, REPEAT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]

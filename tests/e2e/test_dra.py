@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from gateway.lab.node.dra import DRIVER, EVERY, PATIENCE, DraNode
-from gateway.lab.node.installed import DEVICES, GPUS, write_profile
-from gateway.lab.waiting import until
 from gateway.wires.control import ControlError
+from gateway_lab.node.dra import DRIVER, EVERY, PATIENCE, DraNode
+from gateway_lab.node.installed import DEVICES, GPUS, write_profile
+from gateway_lab.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 OVERLAP = ["1.36", "1.37"]

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gateway.lab.node import Node
-from gateway.lab.node.api import Api
-from gateway.lab.node.chart import helm
-from gateway.lab.node.image import BUSYBOX
-from gateway.lab.node.installed import STATE
+from gateway_lab.node import Node
+from gateway_lab.node.api import Api
+from gateway_lab.node.chart import helm
+from gateway_lab.node.image import BUSYBOX
+from gateway_lab.node.installed import STATE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ async def node(images: list[Path], tmp_path: Path) -> AsyncIterator[Node]:
         await one.import_image(archive)
     await one.ctr("images", "tag", f"docker.io/library/{IMAGE.rpartition('/')[2]}", IMAGE)
     await one.ctr("images", "tag", BUSYBOX, SAMPLE)
-    label = {"metadata": {"labels": {"device-plugin-gateway/simulated": "true"}}}
+    label = {"metadata": {"labels": {"device-plugin-gateway.io/simulated": "true"}}}
     await Api.of(one).merge(f"/api/v1/nodes/{one.name}", label)
     yield one
     await done(one, tmp_path, f"{REMOVAL} --ignore-not-found --wait")

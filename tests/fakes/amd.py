@@ -93,6 +93,7 @@ class Sysfs:
     def _device(self, board: Board, card: int) -> None:
         folder = self.pci(board)
         _file(folder / "vendor", "0x1002")
+        _file(folder / "device", "0x74a1")
         _file(folder / "class", "0x120000")
         _link(folder / "driver", self.driver)
         _link(self.root / "bus/pci/devices" / board.pci, folder)

@@ -22,9 +22,9 @@ import grpc.aio
 
 from adapters.v1beta1 import V1BETA1
 from devices.model import Health
-from gateway.lab.gatewayproc import GatewayProcess
-from gateway.lab.kubelets.build import built
-from gateway.lab.kubelets.kubelet import Kubelet
+from gateway_lab.gatewayproc import GatewayProcess
+from gateway_lab.kubelets.build import built
+from gateway_lab.kubelets.kubelet import Kubelet
 from tests.fakes.nvml import World, dgx
 
 GPU: Final = "nvidia.com/gpu"

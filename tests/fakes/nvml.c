@@ -41,14 +41,14 @@ typedef struct { uint64_t as_number; } *Handle;
 #define EXPORTED __attribute__((visibility("default")))
 
 struct link { u32 active, type; char pci[ADDRESS]; int is_there; };
-struct profile { u32 index, id, slices, count, processors, memory_mb; char name[NAME]; };
-struct mig { u32 gi, ci, place, profile, slices, start; char uuid[NAME]; };
+struct profile { u32 index, id, slices, count, processors, memory_mb, copies, decoders, encoders, jpegs, ofas; char name[NAME]; };
+struct mig { u32 gi, ci, place, profile, slices, start, size; char uuid[NAME]; };
 struct way { u32 level; char to[NAME]; };
 struct gpu {
     char uuid[NAME], pci[ADDRESS], name[NAME];
     u32 minor, mig, mig_pending, mig_max, lost, rows[4];
     u64 memory, events;
-    int rows_known, retired, recovery;
+    int rows_known, retired, recovery, addressing;
     u32 profiles, migs, ways;
     struct link link[MAX_LINKS];
     struct profile profile[MAX_PROFILES];
@@ -92,10 +92,10 @@ static int a_line(struct world *w, const char *line) {
     if (sscanf(line, "nodes %u %255[^\n]", &w->at_once, w->nodes) == 2) return 1;
     if (sscanf(line,
                "gpu %95s %31s minor=%u memory=%llu mig=%u,%u,%u lost=%u rows=%d:%u,%u,%u,%u retired=%d recovery=%d "
-               "events=%llx name=%95[^\n]",
+               "addressing=%d events=%llx name=%95[^\n]",
                gpu.uuid, gpu.pci, &gpu.minor, &gpu.memory, &gpu.mig, &gpu.mig_pending, &gpu.mig_max, &gpu.lost,
                &gpu.rows_known, &gpu.rows[0], &gpu.rows[1], &gpu.rows[2], &gpu.rows[3], &gpu.retired, &gpu.recovery,
-               &gpu.events, gpu.name) == 17) {
+               &gpu.addressing, &gpu.events, gpu.name) == 18) {
         if (w->gpus == MAX_GPUS) return 0;
         w->gpu[w->gpus++] = gpu;
         return 1;
@@ -105,14 +105,15 @@ static int a_line(struct world *w, const char *line) {
         w->gpu[g].link[i] = link;
         return 1;
     }
-    if (sscanf(line, "profile %u %u %u %u %u %u %u %95s", &g, &profile.index, &profile.id, &profile.slices, &profile.count,
-               &profile.processors, &profile.memory_mb, profile.name) == 8) {
+    if (sscanf(line, "profile %u %u %u %u %u %u %u %u,%u,%u,%u,%u %95s", &g, &profile.index, &profile.id, &profile.slices,
+               &profile.count, &profile.processors, &profile.memory_mb, &profile.copies, &profile.decoders, &profile.encoders,
+               &profile.jpegs, &profile.ofas, profile.name) == 13) {
         if (g >= w->gpus || w->gpu[g].profiles == MAX_PROFILES) return 0;
         w->gpu[g].profile[w->gpu[g].profiles++] = profile;
         return 1;
     }
-    if (sscanf(line, "mig %u %u %u %u %u %u %u %95s", &g, &mig.gi, &mig.ci, &mig.place, &mig.profile, &mig.slices,
-               &mig.start, mig.uuid) == 8) {
+    if (sscanf(line, "mig %u %u %u %u %u %u %u %u %95s", &g, &mig.gi, &mig.ci, &mig.place, &mig.profile, &mig.slices,
+               &mig.start, &mig.size, mig.uuid) == 9) {
         if (g >= w->gpus || w->gpu[g].migs == MAX_MIGS || mig.gi > 255 || mig.ci > 255) return 0;
         w->gpu[g].of_mig[w->gpu[g].migs++] = mig;
         return 1;
@@ -471,6 +472,17 @@ EXPORTED Result nvmlDeviceGetCudaComputeCapability(Handle h, int *major, int *mi
     return SUCCESS;
 }
 
+struct addressing { u32 version, mode; };
+
+/* nvml.h: "Not Supported" where the platform has none of the modes. pynvml has it since 13.580. */
+EXPORTED Result nvmlDeviceGetAddressingMode(Handle h, struct addressing *to) {
+    ENTER_AT("nvmlDeviceGetAddressingMode", h, GPU_ONLY);
+    if (to->version != (1u << 24 | sizeof *to)) return ARGUMENT_VERSION_MISMATCH;
+    if (at.gpu.addressing < 0) return NOT_SUPPORTED;
+    to->mode = (u32)at.gpu.addressing;
+    return SUCCESS;
+}
+
 struct memory { u64 total, free, used; };
 
 /* nvml.h: of a MIG device its own memory, of a GPU all. */
@@ -557,11 +569,9 @@ struct attributes {
 EXPORTED Result nvmlDeviceGetAttributes_v2(Handle h, struct attributes *to) {
     ENTER_AT("nvmlDeviceGetAttributes", h, ANY);
     if (kind_of(h) != MIG_HANDLE) return NOT_SUPPORTED;
-    memset(to, 0, sizeof *to);
-    to->processors = at.profile.slices ? at.profile.processors * at.mig.slices / at.profile.slices : 0;
-    to->gpu_slices = at.profile.slices;
-    to->compute_slices = at.mig.slices;
-    to->memory_mb = at.profile.memory_mb;
+    u32 processors = at.profile.slices ? at.profile.processors * at.mig.slices / at.profile.slices : 0;
+    *to = (struct attributes){processors, at.profile.copies, at.profile.decoders, at.profile.encoders, at.profile.jpegs,
+                              at.profile.ofas, at.profile.slices, at.mig.slices, at.profile.memory_mb};
     return SUCCESS;
 }
 
@@ -579,7 +589,7 @@ struct gpu_instance { Handle device; u32 id, profile, start, size; };
 
 EXPORTED Result nvmlGpuInstanceGetInfo(Handle h, struct gpu_instance *to) {
     ENTER_AT("nvmlGpuInstanceGetInfo", h, 1u << GPU_INSTANCE);
-    *to = (struct gpu_instance){handle(GPU_HANDLE, at.board, 0, 0), at.mig.gi, at.profile.id, at.mig.start, at.profile.slices};
+    *to = (struct gpu_instance){handle(GPU_HANDLE, at.board, 0, 0), at.mig.gi, at.profile.id, at.mig.start, at.mig.size};
     return SUCCESS;
 }
 

@@ -85,7 +85,10 @@ def functions() -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A kind of GPU instance: its number (``NVML_GPU_INSTANCE_PROFILE_…``), its ID as ``nvidia-smi mig -lgip`` shows it."""
+    """A kind of GPU instance: its number (``NVML_GPU_INSTANCE_PROFILE_…``), its ID as ``nvidia-smi mig -lgip`` shows it.
+
+    ``engines`` counts copy engines, decoders, encoders, JPEG and OFA engines.
+    """
 
     number: int
     id: int
@@ -93,26 +96,27 @@ class Profile:
     count: int
     processors: int
     memory_mb: int
+    engines: tuple[int, int, int, int, int]
 
 
 H100: Final[Mapping[str, Profile]] = {
-    "1g.10gb": Profile(0, 19, 1, 7, 16, 9984),
-    "2g.20gb": Profile(1, 14, 2, 3, 32, 20096),
-    "3g.40gb": Profile(2, 9, 3, 2, 60, 40448),
-    "4g.40gb": Profile(3, 5, 4, 1, 64, 40448),
-    "7g.80gb": Profile(4, 0, 7, 1, 132, 81152),
-    "1g.10gb+me": Profile(7, 20, 1, 1, 16, 9984),
-    "1g.20gb": Profile(9, 15, 1, 4, 26, 20096),
+    "1g.10gb": Profile(0, 19, 1, 7, 16, 9984, (1, 1, 0, 1, 0)),
+    "2g.20gb": Profile(1, 14, 2, 3, 32, 20096, (2, 2, 0, 2, 0)),
+    "3g.40gb": Profile(2, 9, 3, 2, 60, 40448, (3, 3, 0, 3, 0)),
+    "4g.40gb": Profile(3, 5, 4, 1, 64, 40448, (4, 4, 0, 4, 0)),
+    "7g.80gb": Profile(4, 0, 7, 1, 132, 81152, (8, 7, 0, 7, 1)),
+    "1g.10gb+me": Profile(7, 20, 1, 1, 16, 9984, (1, 1, 0, 1, 1)),
+    "1g.20gb": Profile(9, 15, 1, 4, 26, 20096, (1, 1, 0, 1, 0)),
 }
 """The profiles of an H100 80GB, from the MIG user guide and ``nvidia-smi mig -lgip``."""
 A100: Final[Mapping[str, Profile]] = {
-    "1g.5gb": Profile(0, 19, 1, 7, 14, 4864),
-    "2g.10gb": Profile(1, 14, 2, 3, 28, 9856),
-    "3g.20gb": Profile(2, 9, 3, 2, 42, 19968),
-    "4g.20gb": Profile(3, 5, 4, 1, 56, 19968),
-    "7g.40gb": Profile(4, 0, 7, 1, 98, 40192),
-    "1g.5gb+me": Profile(7, 20, 1, 1, 14, 4864),
-    "1g.10gb": Profile(9, 15, 1, 4, 14, 9856),
+    "1g.5gb": Profile(0, 19, 1, 7, 14, 4864, (1, 0, 0, 0, 0)),
+    "2g.10gb": Profile(1, 14, 2, 3, 28, 9856, (2, 1, 0, 0, 0)),
+    "3g.20gb": Profile(2, 9, 3, 2, 42, 19968, (3, 2, 0, 0, 0)),
+    "4g.20gb": Profile(3, 5, 4, 1, 56, 19968, (4, 2, 0, 0, 0)),
+    "7g.40gb": Profile(4, 0, 7, 1, 98, 40192, (7, 5, 0, 1, 1)),
+    "1g.5gb+me": Profile(7, 20, 1, 1, 14, 4864, (1, 1, 0, 1, 1)),
+    "1g.10gb": Profile(9, 15, 1, 4, 14, 9856, (1, 1, 0, 0, 0)),
 }
 """The profiles of an A100 40GB, likewise."""
 
@@ -121,7 +125,7 @@ A100: Final[Mapping[str, Profile]] = {
 class Instance:
     """A MIG device. ``place`` is its index on its GPU; ``compute`` its slices where these are fewer than the GPU instance's.
 
-    ``start`` is the first slice of memory that its GPU instance has.
+    ``start`` is the first slice of memory that its GPU instance has, ``size`` how many it has.
     """
 
     uuid: str
@@ -131,6 +135,7 @@ class Instance:
     compute_instance: int = 0
     compute: int = 0
     start: int = 0
+    size: int = 1
 
 
 @dataclass(slots=True)
@@ -145,7 +150,7 @@ class GPU:
     """A GPU as NVML shows it. None means that the GPU doesn't support the question.
 
     ``rows`` are remapped rows: correctable, uncorrectable, pending (0, 1), failure (0, 1). ``recovery`` is
-    ``NVML_GPU_RECOVERY_ACTION_…``, ``events`` a mask of the event types supported. ``numa_node`` is for ``World.sysfs`` and
+    ``NVML_GPU_RECOVERY_ACTION_…``, ``addressing`` ``NVML_DEVICE_ADDRESSING_MODE_…``, ``events`` a mask of the event types supported. ``numa_node`` is for ``World.sysfs`` and
     ``World.ways``: NVML doesn't tell it.
     """
 
@@ -164,6 +169,7 @@ class GPU:
     rows: tuple[int, int, int, int] | None = (0, 0, 0, 0)
     retired_pending: bool | None = None
     recovery: int | None = 0
+    addressing: int | None = None
     events: int = 0x101F
 
     def lines(self, index: int) -> Iterable[str]:
@@ -172,17 +178,19 @@ class GPU:
             f"gpu {self.uuid} {self.pci} minor={self.minor} memory={self.memory}"
             f" mig={self.mig:d},{pending:d},{7 if self.profiles else 0} lost={self.lost:d}"
             f" rows={self.rows is not None:d}:{','.join(map(str, self.rows or (0, 0, 0, 0)))}"
-            f" retired={_number(self.retired_pending)} recovery={_number(self.recovery)} events={self.events:x}"
+            f" retired={_number(self.retired_pending)} recovery={_number(self.recovery)}"
+            f" addressing={_number(self.addressing)} events={self.events:x}"
             f" name={self.name}"
         )
         for number, link in self.links.items():
             yield f"link {index} {number} {link.active:d} {link.type} {link.pci}"
         for name, p in self.profiles.items():
-            yield f"profile {index} {p.number} {p.id} {p.slices} {p.count} {p.processors} {p.memory_mb} {name}"
+            counts = f"{p.slices} {p.count} {p.processors} {p.memory_mb} {','.join(map(str, p.engines))}"
+            yield f"profile {index} {p.number} {p.id} {counts} {name}"
         for m in self.instances:
             profile = self.profiles[m.profile]
             slices = m.compute or profile.slices
-            numbers = f"{m.gpu_instance} {m.compute_instance} {m.place} {profile.number} {slices} {m.start}"
+            numbers = f"{m.gpu_instance} {m.compute_instance} {m.place} {profile.number} {slices} {m.start} {m.size}"
             yield f"mig {index} {numbers} {m.uuid}"
 
 
@@ -290,7 +298,7 @@ class World:
         free: dict[str, tuple[int, int, int]] = {}
         next_of = {1: 7, 2: 3}
         one = min(profile.memory_mb for profile in board.profiles.values())
-        begin = start = 0
+        begin = start = size = 0
         for place, name in enumerate(profiles):
             smaller, _, rest = name.partition("c.")
             whole, compute = (rest, int(smaller)) if rest else (name, 0)
@@ -305,7 +313,7 @@ class World:
                 start = -(-begin // size) * size
                 begin = start + size
             board.instances.append(
-                Instance(_uuid("MIG-", board.uuid, name, place), whole, instance, place, part, compute, start)
+                Instance(_uuid("MIG-", board.uuid, name, place), whole, instance, place, part, compute, start, size)
             )
             if compute:
                 free[whole] = (instance, part + 1, left - compute)

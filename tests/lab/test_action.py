@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.lab.conformance.report import from_yaml
+from gateway_lab.conformance.report import from_yaml
 
 ROOT = Path(__file__).parents[2]
 ACTION: Mapping[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
@@ -32,7 +32,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True,
         capture_output=True,
     ).stdout.split(b"\0")
-    wanted = re.compile(rb"(gateway|adapters|devices)/|pyproject.toml|README.md|LICENSE|action.yml")
+    wanted = re.compile(rb"(gateway|gateway_lab|adapters|devices)/|pyproject.toml|README.md|LICENSE|action.yml")
     for name in (os.fsdecode(one) for one in files if wanted.match(one)):
         place = folder / "checkout" / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -79,9 +79,9 @@ def test_the_action_is_made_of_shell_steps_alone() -> None:
     ("plugin", "status", "badge", "only"),
     [
         pytest.param("python -c pass {socket_dir}", 2, "not examined", "", id="not examined, as it stands"),
-        pytest.param("python -m gateway.lab.trivial {socket_dir}", 0, "core kept", "--only registers", id="kept"),
+        pytest.param("python -m gateway_lab.trivial {socket_dir}", 0, "core kept", "--only registers", id="kept"),
         pytest.param(
-            "python -m gateway.lab.trivial {socket_dir}", 1, "core 1 broken", "--only unknown-device", id="broken"
+            "python -m gateway_lab.trivial {socket_dir}", 1, "core 1 broken", "--only unknown-device", id="broken"
         ),
     ],
 )

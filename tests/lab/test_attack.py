@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from gateway.lab.trials import attack
-from gateway.lab.trials.attack import LIMIT_MIB, Seen, memory_cgroup
+from gateway_lab.trials import attack
+from gateway_lab.trials.attack import LIMIT_MIB, Seen, memory_cgroup
 
 SOUND = Seen(probes=[0.01], pods=1, descriptors=(20, 20), memory=[50.0, 60.0, 60.0, 60.0])
 

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli.main import gateway
-from gateway.lab.bugs.run import Sight, look, versions
-from gateway.lab.bugs.table import BUGS, Bug
-from gateway.lab.kubelets.behaviour import behaviour
+from gateway_lab.bugs.run import Sight, look, versions
+from gateway_lab.bugs.table import BUGS, Bug
+from gateway_lab.kubelets.behaviour import behaviour
 from tools import bugs as page
 
 ROOT = Path(__file__).parents[2]

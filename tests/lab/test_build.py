@@ -17,9 +17,9 @@ from zipfile import ZipFile
 
 import pytest
 
-from gateway.lab.kubelets import build
-from gateway.lab.kubelets.build import BuildError
-from gateway.lab.kubelets.trimmed import CUTS, Cut
+from gateway_lab.kubelets import build
+from gateway_lab.kubelets.build import BuildError
+from gateway_lab.kubelets.trimmed import CUTS, Cut
 
 SOURCES = Path(build.__file__).parent / "driver"
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab.conformance.report import PluginReport, RuleReport, to_yaml
+from gateway_lab.conformance.report import PluginReport, RuleReport, to_yaml
 from tools import compared
 
 
@@ -28,6 +28,11 @@ def made(version: str, **more: object) -> PluginReport:
     return PluginReport(**(known | more))  # type: ignore[arg-type]
 
 
+BROKEN = {
+    "rules": {"allocate": RuleReport(level="core", result="broken", kubelet="genuine", broken_on={"1.37": "it hung"})}
+}
+
+
 def written(monkeypatch: pytest.MonkeyPatch, folder: Path, *reports: PluginReport) -> str:
     for one in reports:
         path = folder / compared.REPORTS / one.plugin / f"{one.version}.yaml"
@@ -38,16 +43,21 @@ def written(monkeypatch: pytest.MonkeyPatch, folder: Path, *reports: PluginRepor
 
 
 def test_versions_of_a_plugin_stand_from_old_to_new(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    page = written(monkeypatch, tmp_path, made("v1.28.15"), made("v1.9.0"), made("main"))
+    page = written(monkeypatch, tmp_path, made("v1.28.15"), made("v1.9.0"), made("main", **BROKEN))
     assert "| rule | plugin main | plugin v1.9.0 | plugin v1.28.15 |" in page
 
 
 def test_a_plugin_that_was_not_examined_has_no_column(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     without = made("v2.0.0", unexamined={"1.37": "no devices: none"}, result="not applicable")
-    page = written(monkeypatch, tmp_path, made("v1.0.0"), without)
+    page = written(monkeypatch, tmp_path, made("v1.0.0", **BROKEN), without)
     assert "| rule | plugin v1.0.0 |\n" in page
     assert "| [plugin v2.0.0](#plugin-v200) | not examined | not examined | 1.37 (genuine) |" in page
-    assert "| not examined | no devices: none |" in page
+    assert " Not examined: no devices: none. " in page
+
+
+def test_what_all_keep_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = written(monkeypatch, tmp_path, made("v1.0.0"), made("v1.1.0"))
+    assert "\nKept by all: [registers](conformance.md#registers).\n" in page
 
 
 @pytest.mark.parametrize(
@@ -77,14 +87,12 @@ def test_a_report_that_would_be_more_than_text_is_refused(
         compared.page()
 
 
-def test_what_a_plugin_says_stays_in_its_cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    said = "Allocate gave `x` | <script>alert(1)</script>\n# heading"
-    rule = RuleReport(level="core", result="broken", kubelet="genuine", broken_on={"1.37": said})
-    page = written(
-        monkeypatch, tmp_path, made("v1.0.0", rules={"allocate": rule}, result="broken", levels={"core": "broken"})
-    )
-    assert (
-        "| [allocate](conformance.md#allocate) | 1.37 | `Allocate gave 'x' / <script>alert(1)</script> # heading` |"
-        in page
-    )
+def test_what_a_plugin_says_stays_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = "no devices: `x` | <script>alert(1)</script>\n# heading"
+    page = written(monkeypatch, tmp_path, made("v1.0.0", unexamined={"1.37": said}))
+    assert " Not examined: `no devices: 'x' / <script>alert(1)</script> # heading`. " in page
+
+
+def test_broken_rules_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = written(monkeypatch, tmp_path, made("v1.0.0", **BROKEN, result="broken", levels={"core": "broken"}))
     assert "| [plugin v1.0.0](#plugin-v100) | 0 kept, 1 broken |" in page

@@ -15,12 +15,12 @@ from typing import cast
 import pytest
 
 from devices.model import PreferredRequest
-from gateway.lab import inplace
-from gateway.lab.conformance.report import from_yaml
-from gateway.lab.conformance.started import Unexamined, ended, machine, not_started
-from gateway.lab.inplace import KUBELET, InPlaceError, command, see_that_it_works
-from gateway.lab.kubelets.kubelet import Faults, KubeletError
-from gateway.lab.trials.conformance import (
+from gateway_lab import inplace
+from gateway_lab.conformance.report import from_yaml
+from gateway_lab.conformance.started import Unexamined, ended, machine, not_started
+from gateway_lab.inplace import KUBELET, InPlaceError, command, see_that_it_works
+from gateway_lab.kubelets.kubelet import Faults, KubeletError
+from gateway_lab.trials.conformance import (
     RULES,
     CommandError,
     Finding,
@@ -32,7 +32,7 @@ from gateway.lab.trials.conformance import (
     to_json,
     to_text,
 )
-from gateway.lab.trials.scenarios import FIRST_BACKOFF, Node, node, plugin_command
+from gateway_lab.trials.scenarios import FIRST_BACKOFF, Node, node, plugin_command
 
 
 def allowed() -> bool:
@@ -47,7 +47,7 @@ def allowed() -> bool:
 WITHOUT_LIST = """
 import asyncio, sys
 from pathlib import Path
-from gateway.lab import trivial
+from gateway_lab import trivial
 
 async def silent(request, context):
     await asyncio.Event().wait()
@@ -61,7 +61,7 @@ asyncio.run(trivial.serve(Path(sys.argv[1])))
 REGISTERS_AND_ENDS = """
 import asyncio, sys
 from pathlib import Path
-from gateway.lab import trivial
+from gateway_lab import trivial
 
 async def once(folder):
     server = await trivial.bound(folder / trivial.NAME)
@@ -74,7 +74,7 @@ asyncio.run(once(Path(sys.argv[1])))
 WITHOUT_DEVICES = """
 import asyncio, sys
 from pathlib import Path
-from gateway.lab import trivial
+from gateway_lab import trivial
 
 trivial.DEVICES = ()
 asyncio.run(trivial.serve(Path(sys.argv[1])))
@@ -124,7 +124,11 @@ def test_each_fault_that_was_measured_has_a_rule_and_each_rule_says_what_it_rest
 
 def test_each_rule_is_a_heading_of_the_page_so_that_it_can_be_linked_to() -> None:
     page = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
-    assert [rule.id for rule in RULES if f"\n### {rule.id}\n\n| promise | {rule.promise} |" not in page] == []
+    assert [
+        rule.id
+        for rule in RULES
+        if f"\n### {rule.id}\n\n{rule.promise[0].upper()}{rule.promise[1:]}. Why: " not in page
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -344,7 +348,7 @@ def test_the_machine_of_a_file() -> None:
 
 @OWN_MOUNTS
 async def test_a_plugin_with_the_path_compiled_in_is_served() -> None:
-    plugin = f"{sys.executable} -m gateway.lab.trivial {KUBELET}/device-plugins"
+    plugin = f"{sys.executable} -m gateway_lab.trivial {KUBELET}/device-plugins"
     rules = [rule for rule in RULES if rule.id == "registers"]
     found = await examine(plugin, versions=["1.37"], cap_seconds=20, rules=rules, hard_wired=True)
     assert [one.verdict for one in found.findings] == ["kept"], to_text(found)
@@ -446,7 +450,7 @@ async def test_a_plugin_is_started_again_only_where_a_kubelet_listens(tmp_path: 
 def test_a_plugin_is_examined_without_the_extra_lab(tmp_path: Path) -> None:
     """As in the image, which has the daemon's libraries alone."""
     without = "import sys; sys.modules.update(hpack=None, rich=None); from gateway.__main__ import main; main()"
-    plugin = f"{sys.executable} -m gateway.lab.trivial {{socket_dir}}"
+    plugin = f"{sys.executable} -m gateway_lab.trivial {{socket_dir}}"
     options = ["--kubelets", "1.37", "--genuine", "no", "--only", "registers", "--out", str(tmp_path)]
     asked = [sys.executable, "-c", without, "compat", "--plugin", plugin, "--plugin-version", "v1", *options]
     done = subprocess.run(asked, check=False, capture_output=True, text=True)

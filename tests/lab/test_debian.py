@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab import debian
-from gateway.lab.node.root import RootError, root
+from gateway_lab import debian
+from gateway_lab.node.root import RootError, root
 from tools.image.contents import ImageError
 from tools.image.debian import sources
 

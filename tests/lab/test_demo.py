@@ -20,11 +20,11 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from gateway.cli.demo import demo
-from gateway.lab.demo import story, view
-from gateway.lab.demo.run import SLOW, Scene, counting, describe, document, logged, read
-from gateway.lab.demo.story import RESOURCE, Hop, Look, Run, Verdict, judge
-from gateway.lab.kubelets.kubelet import Gap
-from gateway.lab.trials.invariants import Holding
+from gateway_lab.demo import story, view
+from gateway_lab.demo.run import SLOW, Scene, counting, describe, document, logged, read
+from gateway_lab.demo.story import RESOURCE, Hop, Look, Run, Verdict, judge
+from gateway_lab.kubelets.kubelet import Gap
+from gateway_lab.trials.invariants import Holding
 
 GPUS = ("a", "b", "c", "d")
 STORY = (Hop("1.8"), Run("p", 2), Hop("1.28"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from devices.model import Device, Health
-from gateway.lab.kubelets.behaviour import behaviour
-from gateway.lab.kubelets.records import DeviceRecords
+from gateway_lab.kubelets.behaviour import behaviour
+from gateway_lab.kubelets.records import DeviceRecords
 
 GPU = "example.com/gpu"
 DEVICES = (Device("a", numa_nodes=(1,)), Device("ill", Health.UNHEALTHY, (0,)))

@@ -15,10 +15,10 @@ import pytest
 from adapters.dialect import Level
 from adapters.registry import by_name
 from devices.model import ContainerAnswer, ContainerRequest, Device, Health, Options, Registration
-from gateway.lab.kubelets.behaviour import SecondRegister, behaviour
-from gateway.lab.kubelets.checkpoint import FILE_NAME
-from gateway.lab.kubelets.devicemanager import DeviceManager
-from gateway.lab.kubelets.kubelet import Demand, Faults, KubeletError, Running
+from gateway_lab.kubelets.behaviour import SecondRegister, behaviour
+from gateway_lab.kubelets.checkpoint import FILE_NAME
+from gateway_lab.kubelets.devicemanager import DeviceManager
+from gateway_lab.kubelets.kubelet import Demand, Faults, KubeletError, Running
 
 Call = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 

@@ -22,11 +22,11 @@ from msgspec.structs import asdict
 
 from devices.model import ContainerAnswer
 from gateway.cli.dev import _Node, dev, forgets, unfit
-from gateway.lab.kubelets import emulated
-from gateway.lab.kubelets.behaviour import behaviour
-from gateway.lab.kubelets.checkpoint import checksum
-from gateway.lab.kubelets.devicemanager import DeviceManager
-from gateway.lab.kubelets.kubelet import Admission, Demand, Faults, Gap, Kubelet, KubeletError, Running, Totals
+from gateway_lab.kubelets import emulated
+from gateway_lab.kubelets.behaviour import behaviour
+from gateway_lab.kubelets.checkpoint import checksum
+from gateway_lab.kubelets.devicemanager import DeviceManager
+from gateway_lab.kubelets.kubelet import Admission, Demand, Faults, Gap, Kubelet, KubeletError, Running, Totals
 
 
 @pytest.fixture

@@ -232,6 +232,7 @@ def test_mig_devices(started: World, profiles: list[str], instances: list[tuple[
         assert attributes.memorySizeMB == profile.memory_mb
         assert attributes.gpuInstanceSliceCount == profile.slices
         assert attributes.computeInstanceSliceCount == (instance.compute or profile.slices)
+        assert (attributes.sharedCopyEngineCount, attributes.sharedOfaCount) == (profile.engines[0], profile.engines[4])
 
 
 def test_places_of_mig_devices_may_be_empty(started: World) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab import gatewayproc
-from gateway.lab.gatewayproc import GatewayError, GatewayProcess, gateway_command
+from gateway_lab import gatewayproc
+from gateway_lab.gatewayproc import GatewayError, GatewayProcess, gateway_command
 
 PRELUDE = "import json, os, signal, subprocess, sys, time; say = lambda **line: print(json.dumps(line)); "
 

@@ -15,9 +15,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.lab.trials import faults, gauntlet
-from gateway.lab.trials.faults import FAULTS, Fault, Ground, Outcome, allowed
-from gateway.lab.trials.gauntlet import (
+from gateway_lab.trials import faults, gauntlet
+from gateway_lab.trials.faults import FAULTS, Fault, Ground, Outcome, allowed
+from gateway_lab.trials.gauntlet import (
     ENOUGH,
     RIVALS,
     WARM_UP,

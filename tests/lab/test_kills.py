@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab.node import kills
-from gateway.lab.node.kills import GPUS, Kill
-from gateway.lab.node.watch import NodeSeen
-from gateway.lab.trials.scenarios import RESOURCE
+from gateway_lab.node import kills
+from gateway_lab.node.kills import GPUS, Kill
+from gateway_lab.node.watch import NodeSeen
+from gateway_lab.trials.scenarios import RESOURCE
 
 NOW = datetime(2026, 11, 23, 20, 8, tzinfo=UTC)
 LOG = """\

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab.kubelets.build import BuildError, Go
-from gateway.lab.node import __main__ as runner
-from gateway.lab.node import build, image, machine, root
-from gateway.lab.node.cluster import VARIABLE, Daemon, Node, NodeError
-from gateway.lab.node.machine import MachineError
-from gateway.lab.node.root import RootError
+from gateway_lab.kubelets.build import BuildError, Go
+from gateway_lab.node import __main__ as runner
+from gateway_lab.node import build, image, machine, root
+from gateway_lab.node.cluster import VARIABLE, Daemon, Node, NodeError
+from gateway_lab.node.machine import MachineError
+from gateway_lab.node.root import RootError
 
 # --- what is built ----------------------------------------------------------------------------------------------------------
 

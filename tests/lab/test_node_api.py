@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.lab.node.api import Access, Api, ApiError, Event
+from gateway_lab.node.api import Access, Api, ApiError, Event
 
 POD: Any = {"metadata": {"uid": "u1", "name": "a"}}
 LATER: Any = {"metadata": {"uid": "u2", "name": "b"}}

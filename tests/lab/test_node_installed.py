@@ -6,11 +6,11 @@ from typing import Any, cast
 import pytest
 
 from devices.gpu.simulated import profile
-from gateway.lab.node import Node
-from gateway.lab.node.api import Access, Api
-from gateway.lab.node.installed import CDI_RESOURCE, DEVICES, GPUS, IDS, DaemonSet, InstallError, _path, write_profile
-from gateway.lab.node.watch import Recorder
-from gateway.lab.trials.scenarios import RESOURCE
+from gateway_lab.node import Node
+from gateway_lab.node.api import Access, Api
+from gateway_lab.node.installed import CDI_RESOURCE, DEVICES, GPUS, IDS, DaemonSet, InstallError, _path, write_profile
+from gateway_lab.node.watch import Recorder
+from gateway_lab.trials.scenarios import RESOURCE
 
 
 def test_the_profile_names_the_device_node_of_each_gpu_and_the_ill_ones(tmp_path: Path) -> None:

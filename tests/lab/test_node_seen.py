@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.lab.node.api import Event
-from gateway.lab.node.machine import HOSTNAME
-from gateway.lab.node.pods import Account, Word, account, gpu_pod, words
-from gateway.lab.node.watch import ContainerSeen, Drop, NodeSeen, PodSeen, Recorder, drops, failed, node_seen, pod_seen
+from gateway_lab.node.api import Event
+from gateway_lab.node.machine import HOSTNAME
+from gateway_lab.node.pods import Account, Word, account, gpu_pod, words
+from gateway_lab.node.watch import ContainerSeen, Drop, NodeSeen, PodSeen, Recorder, drops, failed, node_seen, pod_seen
 
 GPU = "nvidia.com/gpu"
 SECOND = 1_000_000_000

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from gateway.kubelet.view import View
-from gateway.lab.node import Node
-from gateway.lab.node.api import Access, Api
-from gateway.lab.node.installed import IDS
-from gateway.lab.node.pods import Account
-from gateway.lab.node.stage import BARE, DEPLOYED, KINDS, STATIC, Stage, Standing, now
-from gateway.lab.node.watch import ContainerSeen, PodSeen, Recorder
-from gateway.lab.trials.scenarios import RESOURCE
+from gateway_lab.node import Node
+from gateway_lab.node.api import Access, Api
+from gateway_lab.node.installed import IDS
+from gateway_lab.node.pods import Account
+from gateway_lab.node.stage import BARE, DEPLOYED, KINDS, STATIC, Stage, Standing, now
+from gateway_lab.node.watch import ContainerSeen, PodSeen, Recorder
+from gateway_lab.trials.scenarios import RESOURCE
 
 RUNS = {"main": ContainerSeen("c", 0, "running", "", ready=True)}
 

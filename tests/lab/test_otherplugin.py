@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from gateway.lab.kubelets.kubelet import Demand
-from gateway.lab.trials.scenarios import RESOURCE, SCENARIOS, device_ids, node
+from gateway_lab.kubelets.kubelet import Demand
+from gateway_lab.trials.scenarios import RESOURCE, SCENARIOS, device_ids, node
 
 IDS = device_ids({RESOURCE: 4})[RESOURCE]
 DEVICES = tuple(f"{uuid}=/dev/nvidia{index}" for index, uuid in enumerate(IDS))
-PLUGIN = (sys.executable, "-m", "gateway.lab.node.otherplugin", "--socket-dir", "{socket_dir}", *DEVICES)
+PLUGIN = (sys.executable, "-m", "gateway_lab.node.otherplugin", "--socket-dir", "{socket_dir}", *DEVICES)
 
 
 @pytest.mark.parametrize("name", ["register", "allocate", "kubelet-crash", "kubelet-restart"])

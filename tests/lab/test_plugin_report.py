@@ -10,9 +10,9 @@ import msgspec
 import pytest
 import yaml
 
-from gateway.lab.conformance.report import CORE, PluginReport, badge, from_yaml, level, report, to_yaml
-from gateway.lab.conformance.started import Unexamined
-from gateway.lab.trials.conformance import RULES, Finding, Findings, Verdict
+from gateway_lab.conformance.report import CORE, PluginReport, badge, from_yaml, level, report, to_yaml
+from gateway_lab.conformance.started import Unexamined
+from gateway_lab.trials.conformance import RULES, Finding, Findings, Verdict
 from tools.schemas import schema
 
 ROOT = Path(__file__).parents[2]

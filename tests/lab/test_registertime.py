@@ -1,6 +1,6 @@
 """The experiment of how soon a plugin must register: how it is written down."""
 
-from gateway.lab.node.registertime import Row, table
+from gateway_lab.node.registertime import Row, table
 
 
 def test_a_row_for_each_kubelet_and_load_a_column_for_each_delay() -> None:

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from devices.model import ContainerAnswer
-from gateway.lab.kubelets.kubelet import Admission
-from gateway.lab.trials.scenarios import (
+from gateway_lab.kubelets.kubelet import Admission
+from gateway_lab.trials.scenarios import (
     RESOURCE,
     SCENARIOS,
     SECOND_RESOURCE,

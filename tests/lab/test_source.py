@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab.kubelets import build, source
-from gateway.lab.kubelets.build import BuildError
+from gateway_lab.kubelets import build, source
+from gateway_lab.kubelets.build import BuildError
 from tests.lab.test_build import go, sources
 
 __all__ = ["go", "sources"]

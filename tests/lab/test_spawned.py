@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from gateway.lab.spawned import Spawned, spawn
+from gateway_lab.spawned import Spawned, spawn
 
 
 async def test_what_it_has_started_ends_with_it() -> None:
@@ -32,7 +32,7 @@ async def test_what_it_has_started_ends_with_it() -> None:
 
 _HOLDS: Final = """
 import asyncio, signal
-from gateway.lab.spawned import Spawned, spawn
+from gateway_lab.spawned import Spawned, spawn
 
 async def main():
     async with Spawned(await spawn(["sleep", "60"])) as spawned:

@@ -13,9 +13,9 @@ import grpc.aio
 import pytest
 
 from adapters.pb.v1beta1 import v1beta1_pb2 as pb
-from gateway.lab.wire.calls import CALLER_CANCELLED
-from gateway.lab.wire.tap import CHECKPOINT, Connection, Tap
-from gateway.lab.wire.transcript import transcript
+from gateway_lab.wire.calls import CALLER_CANCELLED
+from gateway_lab.wire.tap import CHECKPOINT, Connection, Tap
+from gateway_lab.wire.transcript import transcript
 
 RESOURCE = "nvidia.com/gpu"
 LARGE = 3_000_000

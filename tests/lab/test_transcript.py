@@ -7,9 +7,9 @@ from google.protobuf.message import Message
 
 from adapters.pb.v1alpha import v0_1_pb2, v1alpha2_pb2
 from adapters.pb.v1beta1 import v1beta1_pb2 as pb
-from gateway.lab.wire.calls import Call, Reader
-from gateway.lab.wire.tap import Connection
-from gateway.lab.wire.transcript import diff, transcript
+from gateway_lab.wire.calls import Call, Reader
+from gateway_lab.wire.tap import Connection
+from gateway_lab.wire.transcript import diff, transcript
 
 
 def connection(endpoint: str, *calls: Call) -> Connection:

@@ -213,8 +213,8 @@ MUTANTS = (
         "OM2",
         "what was given since the last look counts as free",
         "gateway/memory/holdings.py",
-        "        return frozenset((*holders, *given_since(self.ledger, resource, look)))",
-        "        return frozenset(holders)",
+        '        return dict.fromkeys(since, "") | holders',
+        "        return holders",
         f"{_RECORDS}::test_a_withdrawn_gpu_stays_listed_while_a_pod_has_it",
     ),
     Mutant(
@@ -222,7 +222,7 @@ MUTANTS = (
         "unread records are taken for empty ones",
         "gateway/memory/holdings.py",
         "        if holders is None and not unwritten:\n            return None",
-        "        if holders is None and not unwritten:\n            return frozenset()",
+        "        if holders is None and not unwritten:\n            return {}",
         f"{_RECORDS}::test_while_nobody_can_say_who_has_a_withdrawn_gpu_it_stays_for_ten_minutes",
     ),
     Mutant(
@@ -341,8 +341,8 @@ MUTANTS = (
         "OM2",
         "a whole GPU is given beside its replica",
         "devices/boards.py",
-        "            if claim.place.overlaps(place) and not",
-        "            if claim.place == place and claim.place.part and not",
+        "        if hold.place.overlaps(place) and not",
+        "        if hold.place == place and hold.place.part and not",
         f"{_RECORDS}::test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_old_one",
     ),
     Mutant(
@@ -621,8 +621,8 @@ MUTANTS = (
         "OM2",
         "records of the same moment end a hand-out",
         "gateway/memory/holdings.py",
-        "if row.at >= look.unix - RECORDED_WITHIN}",
-        "if row.at >= look.unix}",
+        "if row.at >= look.unix - RECORDED_WITHIN)",
+        "if row.at >= look.unix)",
         f"{_HOLDERS}::test_what_was_given_a_moment_ago_is_held_under_every_name",
     ),
     Mutant(
@@ -728,5 +728,13 @@ MUTANTS = (
         "        async with self._gateway.lock:  # What is put together now would bring back what is to be forgotten.\n",
         "        if True:\n",
         f"{_MEMORY}::test_a_lost_gpu_that_is_forgotten_while_new_ones_are_written_stays_forgotten",
+    ),
+    Mutant(
+        "OM3",
+        "a kubelet that knows only static pods shows who has gone",
+        "gateway/kubelet/drift.py",
+        'rpartition("-")[2] for pod in pods}) > 1',
+        'rpartition("-")[2] for pod in pods}) > 0',
+        f"{_RECORDS}::test_a_kubelet_that_knows_no_pods_but_static_ones_shows_no_pod_s_end",
     ),
 )

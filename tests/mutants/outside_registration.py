@@ -379,4 +379,28 @@ MUTANTS: tuple[Mutant, ...] = (
         "self._seldom = Seldom(10**6)",
         f"{_KUBELETS}::test_whoever_is_refused_without_end_fills_no_log",
     ),
+    Mutant(
+        "XR1",
+        "what the kubelet before refused is not offered to the next",
+        "gateway/registration/machine.py",
+        "        negotiation=negotiate.begin(state.negotiation.choice, state.accepted or None),\n        errors=0,",
+        "        errors=0,",
+        f"{_REGISTRATION}::test_a_kubelet_is_upgraded_and_downgraded_under_it",
+    ),
+    Mutant(
+        "XR2",
+        "a kubelet that calls and never answers is registered with again",
+        "gateway/registration/machine.py",
+        "            if state.stream is not None:  # It never answered",
+        "            if False:  # It never answered",
+        f"{_REGISTRATION}::test_a_kubelet_that_calls_is_not_registered_with_again_though_it_answers_late_with_an_error_or_never",
+    ),
+    Mutant(
+        "XR8",
+        "anybody's question for the options is the kubelet's",
+        "gateway/registration/serve.py",
+        "Evidence(agent, agent in self.asked_options,",
+        "Evidence(agent, bool(self.asked_options),",
+        f"{_KUBELETS}::test_a_stranger_that_asks_for_the_options_makes_the_kubelet_no_newer",
+    ),
 )

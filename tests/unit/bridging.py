@@ -16,10 +16,10 @@ from devices.source import Inventory, Listing
 from gateway.bridge.plugin import Bridged
 from gateway.bridge.source import Bridge
 from gateway.kubelet import view
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
-from gateway.lab.plugins.played import PlayedPlugin
-from gateway.lab.waiting import until
+from gateway_lab.gatewayproc import GatewayProcess, gateway_command
+from gateway_lab.kubelets.kubelet import Kubelet, KubeletError
+from gateway_lab.plugins.played import PlayedPlugin
+from gateway_lab.waiting import until
 
 GUARD_S = 10
 """How long a test waits for what must come; no promise, only an end to waiting for what never does."""

@@ -25,9 +25,9 @@ from devices.policy import ListStrategy, Policy
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.dra import sockets
-from gateway.lab.gatewayproc import BEGUN
 from gateway.wires import control
 from gateway.wires.rpc import target
+from gateway_lab.gatewayproc import BEGUN
 from tests.fakes.apiserver import ApiServer
 from tests.unit import dracalls
 from tests.unit.kubernetes import until
@@ -166,4 +166,4 @@ class Node:
 
     async def cross(self, to: str) -> None:
         [path] = control.sockets(self.place.folder / "state")
-        await control.ask(path, {"op": "cross", "to": to, "ids": [], "dry_run": False}, 10)
+        await control.ask(path, {"op": "move", "to": to, "ids": [], "dry_run": False}, 10)

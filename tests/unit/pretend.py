@@ -12,10 +12,10 @@ import tempfile
 from pathlib import Path
 
 from adapters import levels, registry
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelets import build
-from gateway.lab.kubelets.kubelet import Kubelet
 from gateway.registration.api import ask
+from gateway_lab.gatewayproc import GatewayProcess, gateway_command
+from gateway_lab.kubelets import build
+from gateway_lab.kubelets.kubelet import Kubelet
 
 GUARD = 60.0
 

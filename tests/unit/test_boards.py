@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from devices import boards
-from devices.boards import Claim, Place, place_of
+from devices.boards import Hold, Place, place_of
 from devices.model import (
     Device,
 )
@@ -50,7 +50,7 @@ def test_where_a_device_is(device: Device, place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("offered", "claimed", "held", "withheld"),
+    ("offered", "had", "held", "withheld"),
     [
         pytest.param("G", "G", (), True, id="the same ID, under another name"),
         pytest.param("G::0", "G", (), True, id="shared now, held whole"),
@@ -63,14 +63,14 @@ def test_where_a_device_is(device: Device, place: Place) -> None:
         pytest.param("H", "G", (), False, id="another GPU"),
     ],
 )
-def test_what_is_withheld(offered: str, claimed: str, held: Sequence[str], withheld: bool) -> None:
-    claim = Claim("r", claimed, place_of(Device(claimed)), "why")
-    others = Claim("r", "X", Place("X"), "why not")
-    found = boards.withheld([others, claim], [Device(offered)], held)
+def test_what_is_withheld(offered: str, had: str, held: Sequence[str], withheld: bool) -> None:
+    hold = Hold("r", had, place_of(Device(had)), "why")
+    others = Hold("r", "X", Place("X"), "why not")
+    found = boards.withheld([others, hold], [Device(offered)], held)
     assert found == ({offered: "why"} if withheld else {})
 
 
-def test_a_claim_says_who_holds_what() -> None:
+def test_a_hold_says_who_has_what() -> None:
     assert boards.held(GPUS, "U0", Place("U0"), "ns/pod/main").words == "still held as nvidia.com/gpu U0 by ns/pod/main"
     assert "can't be seen now" in boards.held(GPUS, "U0", Place("U0"), None).words
     assert len(boards.held(GPUS, "U0", Place("U0"), "x" * 999).words) < 300

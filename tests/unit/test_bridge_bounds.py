@@ -20,10 +20,10 @@ from adapters.registry import by_name
 from devices.model import Device
 from gateway.bridge.peer import READ_EVERY, _Newest
 from gateway.bridge.sockets import folder_error
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelets.kubelet import Kubelet
-from gateway.lab.plugins.played import Habits
 from gateway.wires.rpc import target
+from gateway_lab.gatewayproc import GatewayProcess, gateway_command
+from gateway_lab.kubelets.kubelet import Kubelet
+from gateway_lab.plugins.played import Habits
 from tests.unit.bridging import NIC, plugin
 
 GOOD = "other.example/fpga"

@@ -13,10 +13,10 @@ from adapters import checkpoint
 from adapters.checkpoint import Checkpoint, Held
 from adapters.dialect import MalformedError
 from devices.model import ContainerAnswer
-from gateway.lab.kubelets import behaviour
-from gateway.lab.kubelets import checkpoint as kubelet
-from gateway.lab.kubelets.behaviour import Behaviour
-from gateway.lab.kubelets.checkpoint import Allotment, Memory
+from gateway_lab.kubelets import behaviour
+from gateway_lab.kubelets import checkpoint as kubelet
+from gateway_lab.kubelets.behaviour import Behaviour
+from gateway_lab.kubelets.checkpoint import Allotment, Memory
 
 from .strategies import text
 

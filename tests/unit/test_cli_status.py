@@ -256,7 +256,7 @@ def test_a_person_reads_on_which_side_gpus_are_and_what_those_between_wait_for()
     assert "sides" not in seen(FULL)
     many = seen(document(sides=documents.SIDES[1:2] * 10))
     assert many.count("GPU-b to-dra") == 8
-    assert "2 more: gateway cross --to dra --dry-run" in many
+    assert "2 more: gateway move --to dra --dry-run" in many
 
 
 def test_a_person_reads_what_is_wrong_for_pods_that_ask_by_name() -> None:
@@ -270,13 +270,18 @@ def test_a_person_reads_what_is_wrong_for_pods_that_ask_by_name() -> None:
 
 def test_a_person_reads_how_drivers_stand_and_what_another_driver_offers() -> None:
     took = DriverStatus(
-        name="gpu.nvidia.com", devices=2, registered=True, unpublished="PATCH /x: 403 Forbidden", claims=1
+        name="gpu.nvidia.com",
+        devices=2,
+        registered=True,
+        unpublished="PATCH /x: 403 Forbidden",
+        claims=1,
+        refused=("claim ns/c: no",),
     )
     refused = DriverStatus(name="gpu.amd.com", devices=1, registered=False, trouble="no such version")
     strange = {IDS[1]: "dra.example.com offers it as x in theirs"}
     page = seen(document(replace(TROUBLED, strangers=strange), drivers=(took, refused)))
     for words in (
-        "  driver   gpu.nvidia.com: registered, 2 devices, 1 claim prepared\n           not published: PATCH /x: 403 Forbidden\n",
+        "  driver   gpu.nvidia.com: registered, 2 devices, 1 claim prepared\n           not published: PATCH /x: 403 Forbidden\n           refused: claim ns/c: no\n",
         "  driver   gpu.amd.com: not registered, 1 device\n           no such version\n",
         "not offered by DRA here: dra.example.com offers it as x in theirs",
     ):
@@ -319,7 +324,9 @@ def test_of_many_devices_those_with_something_to_say_are_shown() -> None:
         text = seen(told)
         rows = [line.split()[0] for line in text.splitlines() if line.startswith("  GPU-")]
         assert rows == ["GPU-0", "GPU-1", "GPU-2"]
-        assert "997 more of 1000 devices: --json has them all" in text
+        assert "997 more of 1000 devices: -o wide has them all" in text
+    wide = list(cli.render(cli.Answers(read=[whole]), STATE_DIR, 96, whole=True))
+    assert len([line for line in wide if line.startswith("  GPU-")]) == 1000
 
 
 def test_colours_are_for_terminals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

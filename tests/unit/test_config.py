@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from devices.policy import (
     Bridging,
     CdiFallback,
-    Globbed,
     IdStrategy,
     ListStrategy,
     MigStrategy,
@@ -28,7 +27,7 @@ from devices.policy import (
 from gateway.configuration import document
 from gateway.configuration import file as config
 from gateway.configuration.settings import ConfigError
-from gateway.lab.trials.faults import descriptors
+from gateway_lab.trials.faults import descriptors
 
 
 def policy(text: str, **said: Any) -> Policy:
@@ -42,41 +41,6 @@ def slicing(text: str) -> str:
 
 def resources(text: str) -> str:
     return slicing(f"resources:\n    - {text}")
-
-
-MEASURED = """\
-version: v1
-flags:
-  migStrategy: none
-  failOnInitError: false
-  nvidiaDriverRoot: /run/nvidia/driver
-  plugin:
-    passDeviceSpecs: true
-    deviceListStrategy: [envvar, volume-mounts]
-    deviceIDStrategy: index
-"""
-
-
-def test_a_file_as_people_have_it() -> None:
-    assert policy(MEASURED) == Policy(
-        driver_root="/run/nvidia/driver",
-        pass_device_specs=True,
-        list_strategies=frozenset({ListStrategy.ENVVAR, ListStrategy.VOLUME_MOUNTS}),
-        id_strategy=IdStrategy.INDEX,
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "patterns"),
-    [
-        pytest.param("[0, '1:0', 0000:05:00.0, T400*, 0, '']", ("0", "1:0", "0000:05:00.0", "T400*"), id="each once"),
-        pytest.param("3", ("3",), id="an index alone"),
-        pytest.param("GPU-5f3a", ("GPU-5f3a",), id="a text alone"),
-        pytest.param("[]", (), id="none"),
-    ],
-)
-def test_gpus_to_leave_out(text: str, patterns: tuple[str, ...]) -> None:
-    assert policy(f"gateway: {{excludeDevices: {text}}}").excluded == patterns
 
 
 def test_the_example_in_the_documentation_is_one() -> None:
@@ -122,74 +86,40 @@ def test_what_says_nothing_changes_nothing(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "field", "value"),
     [
-        ("FLAGS: {MigStrategy: mixed}", "mig_strategy", MigStrategy.MIXED),
-        ("flags: {Plugin: {deviceidstrategy: index}}", "id_strategy", IdStrategy.INDEX),
-        ("flags: {plugin: {deviceListStrategy: cdi-cri}}", "list_strategies", frozenset({ListStrategy.CDI_CRI})),
-        ("flags: {plugin: {deviceListStrategy: [cdi-cri]}}", "list_strategies", frozenset({ListStrategy.CDI_CRI})),
-        ("flags: {gdsEnabled: yes}", "gds", True),
-        ("flags: {gdsEnabled: On}", "gds", True),
-        ("flags: {gdsEnabled: y}", "gds", True),
-        ("flags: {gdsEnabled: !!bool 'yes'}", "gds", True),
-        ("flags: {gdsEnabled: false, gdsEnabled: true}", "gds", True),
-        ("flags: {GDSEnabled: false, gdsEnabled: true}", "gds", True),
-        ("flags: {gdsEnabled: true, GDSEnabled: false}", "gds", True),
-        ("x: &a {gdsEnabled: true}\nflags: *a", "gds", True),
-        ("x: &a {gdsEnabled: true}\nflags: {<<: *a, mofedEnabled: true}", "gds", True),
-        ("x: &a {gdsEnabled: true}\nflags: {<<: *a, gdsEnabled: false}", "gds", False),
-        ("x: &a {gdsEnabled: true}\nflags: {gdsEnabled: false, <<: *a}", "gds", True),
-        ("x: [&a {gdsEnabled: true}, &b {gdsEnabled: false}]\nflags: {<<: [*a, *b]}", "gds", True),
-        ("x: &a [&a {gdsEnabled: true}]\nflags: *a", "gds", True),
-        ("\ufeffflags: {gdsEnabled: true}", "gds", True),
-        ('{"flags": {"gdsEnabled": true}}', "gds", True),
-        ("flags:\n  gdsEnabled:\ttrue\t# tabs\n", "gds", True),
-        ("flags: {nvidiaDriverRoot: 1:30}", "driver_root", "/1:30"),
-        ("flags: {nvidiaDriverRoot: 2026-01-01}", "driver_root", "/2026-01-01"),
-        ("flags: {nvidiaDriverRoot: !!str 5}", "driver_root", "/5"),
-        ("flags: {nvidiaDriverRoot: !own 5}", "driver_root", "/5"),
-        ("flags: {nvidiaDriverRoot: ! 5}", "driver_root", "/5"),
-        ("flags: {nvidiaDriverRoot: 1e400}", "driver_root", "/1e400"),
-        ("flags: {nvidiaDriverRoot: 'yes'}", "driver_root", "/yes"),
-        ("flags: {nvidiaDriverRoot: ''}", "driver_root", "/"),
-        ("flags: {nvidiaDevRoot: ''}", "dev_root", ""),
-        ("gateway: {healthRecovery: off}", "health_recovery", Recovery.OFF),
-        ("gateway: {healthRecovery: 'off'}", "health_recovery", Recovery.OFF),
-        ("gateway: {cdiFallback: envvar}", "cdi_fallback", CdiFallback.ENVVAR),
+        pytest.param("FLAGS: {MigStrategy: mixed}", "mig_strategy", MigStrategy.MIXED, id="keys of any case"),
+        pytest.param("flags: {Plugin: {deviceidstrategy: index}}", "id_strategy", IdStrategy.INDEX, id="keys of any case beneath plugin"),
+        pytest.param("flags: {plugin: {deviceListStrategy: cdi-cri}}", "list_strategies", frozenset({ListStrategy.CDI_CRI}), id="a strategy as a text"),
+        pytest.param("flags: {plugin: {deviceListStrategy: [cdi-cri]}}", "list_strategies", frozenset({ListStrategy.CDI_CRI}), id="strategies as a list"),
+        pytest.param("flags: {gdsEnabled: yes}", "gds", True, id="yes is true"),
+        pytest.param("flags: {gdsEnabled: On}", "gds", True, id="On is true"),
+        pytest.param("flags: {gdsEnabled: y}", "gds", True, id="y is true"),
+        pytest.param("flags: {gdsEnabled: !!bool 'yes'}", "gds", True, id="a tag"),
+        pytest.param("flags: {gdsEnabled: false, gdsEnabled: true}", "gds", True, id="of a key twice the last"),
+        pytest.param("flags: {GDSEnabled: false, gdsEnabled: true}", "gds", True, id="of a key in two spellings the last in the alphabet"),
+        pytest.param("flags: {gdsEnabled: true, GDSEnabled: false}", "gds", True, id="wherever they stand"),
+        pytest.param("x: &a {gdsEnabled: true}\nflags: *a", "gds", True, id="an alias"),
+        pytest.param("x: &a {gdsEnabled: true}\nflags: {<<: *a, mofedEnabled: true}", "gds", True, id="a merge"),
+        pytest.param("x: &a {gdsEnabled: true}\nflags: {<<: *a, gdsEnabled: false}", "gds", False, id="a merge before the key"),
+        pytest.param("x: &a {gdsEnabled: true}\nflags: {gdsEnabled: false, <<: *a}", "gds", True, id="a merge after the key"),
+        pytest.param("x: [&a {gdsEnabled: true}, &b {gdsEnabled: false}]\nflags: {<<: [*a, *b]}", "gds", True, id="of merges the first"),
+        pytest.param("x: &a [&a {gdsEnabled: true}]\nflags: *a", "gds", True, id="the anchor inside of another of its name"),
+        pytest.param("\ufeffflags: {gdsEnabled: true}", "gds", True, id="a byte order mark"),
+        pytest.param('{"flags": {"gdsEnabled": true}}', "gds", True, id="JSON"),
+        pytest.param("flags:\n  gdsEnabled:\ttrue\t# tabs\n", "gds", True, id="tabs"),
+        pytest.param("flags: {nvidiaDriverRoot: 1:30}", "driver_root", "/1:30", id="no number of base 60"),
+        pytest.param("flags: {nvidiaDriverRoot: 2026-01-01}", "driver_root", "/2026-01-01", id="no date"),
+        pytest.param("flags: {nvidiaDriverRoot: !!str 5}", "driver_root", "/5", id="text by a tag"),
+        pytest.param("flags: {nvidiaDriverRoot: !own 5}", "driver_root", "/5", id="text by a tag of one's own"),
+        pytest.param("flags: {nvidiaDriverRoot: ! 5}", "driver_root", "/5", id="text by the tag without a name"),
+        pytest.param("flags: {nvidiaDriverRoot: 1e400}", "driver_root", "/1e400", id="text, for want of such a number"),
+        pytest.param("flags: {nvidiaDriverRoot: 'yes'}", "driver_root", "/yes", id="text by quotes"),
+        pytest.param("flags: {nvidiaDriverRoot: ''}", "driver_root", "/", id="no driver root"),
+        pytest.param("flags: {nvidiaDevRoot: ''}", "dev_root", "", id="no dev root"),
+        pytest.param("gateway: {healthRecovery: off}", "health_recovery", Recovery.OFF, id="off, which YAML takes for false"),
+        pytest.param("gateway: {healthRecovery: 'off'}", "health_recovery", Recovery.OFF, id="off in quotes"),
+        pytest.param("gateway: {cdiFallback: envvar}", "cdi_fallback", CdiFallback.ENVVAR, id="a fallback"),
     ],
-    ids=[
-        "keys of any case",
-        "keys of any case beneath plugin",
-        "a strategy as a text",
-        "strategies as a list",
-        "yes is true",
-        "On is true",
-        "y is true",
-        "a tag",
-        "of a key twice the last",
-        "of a key in two spellings the last in the alphabet",
-        "wherever they stand",
-        "an alias",
-        "a merge",
-        "a merge before the key",
-        "a merge after the key",
-        "of merges the first",
-        "the anchor inside of another of its name",
-        "a byte order mark",
-        "JSON",
-        "tabs",
-        "no number of base 60",
-        "no date",
-        "text by a tag",
-        "text by a tag of one's own",
-        "text by the tag without a name",
-        "text, for want of such a number",
-        "text by quotes",
-        "no driver root",
-        "no dev root",
-        "off, which YAML takes for false",
-        "off in quotes",
-        "a fallback",
-    ],
-)
+)  # fmt: skip
 def test_it_is_read_as_go_reads_it(text: str, field: str, value: object) -> None:
     assert getattr(policy(text), field) == value
 
@@ -231,32 +161,6 @@ def test_time_slicing(text: str, slices: dict[str, Slices]) -> None:
     assert (made.slices, made.fail_requests_greater_than_one) == (slices, False)
 
 
-def test_requests_for_more_than_one_can_be_refused() -> None:
-    assert policy(
-        resources("{name: gpu, replicas: 3}\n    failRequestsGreaterThanOne: true")
-    ).fail_requests_greater_than_one
-
-
-@pytest.mark.parametrize(
-    ("more", "shown"),
-    [
-        ("", "nvidia.com/gpu"),
-        ("\n    renameByDefault: true", "nvidia.com/gpu.shared"),
-        ("\ngateway: {honourResourceNames: true}", "nvidia.com/mine"),
-        ("\n    renameByDefault: true\ngateway: {honourResourceNames: true}", "nvidia.com/mine"),
-    ],
-)
-def test_rename_counts_where_it_is_honoured(more: str, shown: str) -> None:
-    assert policy(resources("{name: gpu, replicas: 2, rename: mine}" + more)).slices == {
-        "nvidia.com/gpu": Slices(2, shown)
-    }
-
-
-def test_a_name_by_default_stays_where_renames_are_honoured() -> None:
-    text = "{name: gpu, replicas: 2}\n    renameByDefault: true\ngateway: {honourResourceNames: true}"
-    assert policy(resources(text)).slices == {"nvidia.com/gpu": Slices(2, "nvidia.com/gpu.shared")}
-
-
 SOME = "{name: gpu, replicas: 2, devices: [0, GPU-1, '0:1']}"
 
 
@@ -294,15 +198,6 @@ def test_devices_count_where_they_are_honoured(text: str, replicas: int, portion
     assert (plain.replicas > 1, plain.portions) == (True, ())
 
 
-def test_names_by_pattern_where_they_are_honoured() -> None:
-    text = "gateway: {honourResourceNames: true}\nresources: {gpus: [{pattern: A*, name: a}], mig: [{pattern: 1g*, name: x.io/b}]}"
-    file = config.parse(text.encode(), "c.yaml")
-    names = (("A*", "nvidia.com/a"),), (("1g*", "x.io/b"),)
-    assert (file.gpu_names, file.mig_names) == names
-    made = config.policy(file, {}, "nvidia")
-    assert (made.gpu_names, made.mig_names) == names
-
-
 BRIDGE = """
 gateway:
   bridge:
@@ -332,15 +227,18 @@ def test_the_file_configures_the_bridge() -> None:
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        ("folder: run", "expected an absolute path"),
-        ("grace: -1", "expected 0 to 2592000 seconds"),
-        ("grace: true", "expected a number of seconds"),
-        ("allow: vendor.example/*", "expected a list"),
-        ("rename: [{resource: a.example/b}]", "expected the key 'name'"),
+        ("folder: run", "'run' is not an absolute path"),
+        ("grace: -1", "'-1' is not a number from 0 to 2592000"),
+        ("grace: true", "must be a number of seconds"),
+        ("allow: vendor.example/*", "must be a list"),
+        ("rename: [{resource: a.example/b}]", "the key 'name' is missing"),
         ("rename: [{resource: a.example/b, name: b}]", "expected a resource name with a domain"),
-        ("rename: [{resource: a.e/b, name: a.e/c}, {resource: a.e/d, name: a.e/c}]", "expected a name for each"),
-        ("rename: [{resource: a.e/b, name: a.e/c}, {resource: a.e/b, name: a.e/d}]", "got a.e/b as a.e/d besides"),
-        ("deadlines: [{resource: a.example/b, seconds: 0}]", "expected 1 to 600 seconds"),
+        ("rename: [{resource: a.e/b, name: a.e/c}, {resource: a.e/d, name: a.e/c}]", "is here twice"),
+        (
+            "rename: [{resource: a.e/b, name: a.e/c}, {resource: a.e/b, name: a.e/d}]",
+            "a.e/b or the name a.e/d is here twice",
+        ),
+        ("deadlines: [{resource: a.example/b, seconds: 0}]", "must be 1 to 600 seconds"),
     ],
 )
 def test_what_is_wrong_of_the_bridge_is_refused(key: str, says: str) -> None:
@@ -348,66 +246,21 @@ def test_what_is_wrong_of_the_bridge_is_refused(key: str, says: str) -> None:
         policy(f"gateway: {{bridge: {{{key}}}}}")
 
 
-def test_devices_by_path() -> None:
-    text = """\
-gateway:
-  devices:
-  - {resource: x.io/fuse, paths: [/dev/fuse], count: 20}
-  - {resource: x.io/rdma, paths: [/dev/infiniband/uverbs*], shared: [/dev/infiniband/rdma_cm], permissions: r}
-"""
-    assert policy(text).globbed == (
-        Globbed("x.io/fuse", ("/dev/fuse",), count=20),
-        Globbed("x.io/rdma", ("/dev/infiniband/uverbs*",), ("/dev/infiniband/rdma_cm",), permissions="r"),
-    )
-
-
 WARNED = [
-    (
-        "flags:\n  migStrategi: none",
-        "line 2: flags.migStrategi: unknown key, ignored; did you mean flags.migStrategy?",
-        True,
-    ),
-    (
-        "flags:\n  passDeviceSpecs: true",
-        "line 2: flags.passDeviceSpecs: unknown key, ignored; it belongs at flags.plugin.passDeviceSpecs",
-        True,
-    ),
+    ("flags:\n  migStrategi: none", "line 2: flags.migStrategi: unknown key, ignored; did you mean flags.migStrategy?", True),
+    ("flags:\n  passDeviceSpecs: true", "line 2: flags.passDeviceSpecs: unknown key, ignored; it belongs at flags.plugin.passDeviceSpecs", True),
     ("flag:", "line 1: flag: unknown key, ignored; did you mean flags?", True),
-    ("a:\n", "line 1: the file: expected keys such as version, flags, ", True),
+    ("a:\n", "line 1: the file: only unknown keys (1). Known are version, flags, ", True),
     ("version:\na:\n", "line 2: a: unknown key, ignored", True),
     ("\nimex: {chanelIDs: [0]}", "line 2: imex.chanelIDs: unknown key, ignored; did you mean imex.channelIDs?", True),
     ("gateway: {honorResourceNames: true}", "did you mean gateway.honourResourceNames?", True),
-    (
-        slicing("resources: [{name: gpu, replicas: 2, Rename: x}]"),
-        "line 3: sharing.timeSlicing.resources[0].Rename",
-        True,
-    ),
-    (
-        "resources: {gpus: [{pattern: '*', name: a}]}",
-        "resources: ignored, as by NVIDIA's plugin; gateway.honour",
-        False,
-    ),
-    (
-        resources("{name: gpu, replicas: 2, rename: a}"),
-        "line 4: sharing.timeSlicing.resources[0].rename: ignored, as",
-        False,
-    ),
-    (
-        resources("{name: gpu, replicas: 2, devices: [0]}"),
-        "resources[0].devices: ignored, as by NVIDIA's plugin; gateway.honour",
-        False,
-    ),
-    (
-        resources("{name: gpu, replicas: 2, devices: 2}"),
-        "resources[0].devices: ignored, as by NVIDIA's plugin; gateway.honour",
-        False,
-    ),
-    (
-        resources("{name: gpu, replicas: 2}\n    - {name: gpu, replicas: 2}"),
-        "line 5: sharing.timeSlicing.resources[1]: nv",
-        False,
-    ),
-]
+    (slicing("resources: [{name: gpu, replicas: 2, Rename: x}]"), "line 3: sharing.timeSlicing.resources[0].Rename", True),
+    ("resources: {gpus: [{pattern: '*', name: a}]}", "resources: ignored, as by NVIDIA's plugin; gateway.honour", False),
+    (resources("{name: gpu, replicas: 2, rename: a}"), "line 4: sharing.timeSlicing.resources[0].rename: ignored, as", False),
+    (resources("{name: gpu, replicas: 2, devices: [0]}"), "resources[0].devices: ignored, as by NVIDIA's plugin; gateway.honour", False),
+    (resources("{name: gpu, replicas: 2, devices: 2}"), "resources[0].devices: ignored, as by NVIDIA's plugin; gateway.honour", False),
+    (resources("{name: gpu, replicas: 2}\n    - {name: gpu, replicas: 2}"), "line 5: sharing.timeSlicing.resources[1]: nv", False),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "says", "unknown"), WARNED)
@@ -422,18 +275,6 @@ def test_what_is_ignored_is_said_and_an_unknown_key_refused_where_that_is_wanted
             config.parse(text.encode(), "c.yaml", strict=True)
     else:
         assert config.parse(text.encode(), "c.yaml", strict=True).warnings == (warning,)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        resources("{name: gpu, replicas: 2, devices: all}"),
-        resources("{name: gpu, replicas: 2, rename: gpu.shared}\n    renameByDefault: true"),
-        resources("{name: gpu, replicas: 2, rename: gpu}"),
-    ],
-)
-def test_what_says_what_is_so_anyway_needs_no_warning(text: str) -> None:
-    assert config.parse(text.encode(), "c.yaml").warnings == ()
 
 
 def test_a_thousand_wrong_keys_are_summed_up() -> None:
@@ -468,93 +309,51 @@ def test_of_a_file_that_is_no_configuration_nothing_is_said_again(text: str, *, 
 
 
 REFUSED = [
-    ("version: v2", 1, "version: expected v1, got 'v2'"),
-    ("\nversion: 1", 2, "version: expected v1, got the number 1"),
-    ("version: [v1]", 1, "version: expected v1, got a list"),
-    ("- a", 1, "the file: expected a mapping with keys such as version, flags, "),
-    ("v1", 1, "the file: expected a mapping with keys such as version, flags, "),
-    ("flags: []", 1, "flags: expected a mapping, got a list"),
-    ("flags:\n  migStrategy: no", 2, "flags.migStrategy: expected text, got false"),
-    ("flags:\n  migStrategy: 5", 2, "flags.migStrategy: expected text, got the number 5"),
-    ("flags:\n  migStrategy: both", 2, "flags.migStrategy: expected none, single or mixed, got 'both'"),
-    ("flags:\n  migStrategy: ''", 2, "flags.migStrategy: expected none, single or mixed, got ''"),
-    ("flags:\n  failOnInitError: 'true'", 2, "flags.failOnInitError: expected true or false, got 'true'"),
-    ("flags:\n  failOnInitError: 1", 2, "flags.failOnInitError: expected true or false, got the number 1"),
-    (
-        "flags:\n  plugin:\n    deviceIDStrategy: name",
-        3,
-        "flags.plugin.deviceIDStrategy: expected uuid or index, got 'name'",
-    ),
-    ("flags:\n  plugin:\n    deviceListStrategy: envvar,cdi-cri", 3, "got 'envvar,cdi-cri'"),
-    ("flags:\n  plugin:\n    deviceListStrategy: []", 3, "expected at least one of envvar"),
-    ("flags:\n  plugin:\n    deviceListStrategy: [null]", 3, "got ''"),
-    ("flags:\n  plugin:\n    deviceListStrategy: [1]", 3, "deviceListStrategy[0]: expected text, got the number 1"),
-    ("flags:\n  plugin:\n    deviceListStrategy: {}", 3, "expected a list of texts, got a mapping"),
+    ("version: v2", 1, "version: must be v1, not 'v2'"),
+    ("\nversion: 1", 2, "version: must be v1, not the number 1"),
+    ("- a", 1, "the file: must be a mapping with keys such as version, flags, "),
+    ("flags: []", 1, "flags: must be a mapping, not a list"),
+    ("flags:\n  migStrategy: 5", 2, "flags.migStrategy: must be text, not the number 5"),
+    ("flags:\n  migStrategy: both", 2, "flags.migStrategy: unknown value 'both'. Allowed: none, single, mixed"),
+    ("flags:\n  failOnInitError: 'true'", 2, "flags.failOnInitError: must be true or false, not 'true'"),
+    ("flags:\n  plugin:\n    deviceIDStrategy: name", 3, "flags.plugin.deviceIDStrategy: unknown value 'name'. Allowed: uuid, index"),
+    ("flags:\n  plugin:\n    deviceListStrategy: envvar,cdi-cri", 3, "unknown value 'envvar,cdi-cri'"),
+    ("flags:\n  plugin:\n    deviceListStrategy: []", 3, "the list is empty. Allowed: envvar"),
+    ("flags:\n  plugin:\n    deviceListStrategy: [1]", 3, "deviceListStrategy[0]: must be text, not the number 1"),
     ("flags:\n  deviceDiscoveryStrategy: tegra", 2, "tegra (the GPUs of Jetson boards) is not supported"),
-    ("flags:\n  deviceDiscoveryStrategy: cdi", 2, "expected auto or nvml, got 'cdi'"),
-    ("imex:\n  channelIDs: [0]", 2, "imex.channelIDs: expected no IMEX channels, got [0]"),
-    ("imex:\n  channelIDs: [x]", 2, "imex.channelIDs: expected a whole number, got 'x'"),
-    ("imex:\n  channelIDs: 0", 2, "imex.channelIDs: expected a list of whole numbers, got the number 0"),
+    ("imex:\n  channelIDs: [0]", 2, "imex.channelIDs: [0]: IMEX channels are not supported here"),
     ("sharing:\n  mps: {resources: [{name: gpu, replicas: 2}]}", 2, "sharing.mps: MPS is not supported"),
-    ("sharing:\n  mps: {}", 2, "sharing.mps: MPS is not supported"),
-    ("sharing:\n  timeSlicing:", 2, "expected 'resources:' with at least one"),
-    (slicing("{}"), 2, "expected 'resources:' with at least one"),
-    (slicing("Resources: [{name: gpu, replicas: 2}]"), 2, "expected 'resources:' with at least one"),
-    (slicing("resources: []"), 2, "expected 'resources:' with at least one"),
-    (slicing("resources: {}"), 3, "sharing.timeSlicing.resources: expected a list, got a mapping"),
-    (slicing("[]"), 2, "sharing.timeSlicing: expected a mapping, got a list"),
-    (resources("{replicas: 2}"), 4, "resources[0]: expected the key 'name', got none"),
-    (resources("{name: gpu}"), 4, "resources[0]: expected the key 'replicas', got none"),
-    (resources("{name: gpu, Replicas: 2}"), 4, "resources[0]: expected the key 'replicas', got none"),
-    (resources("null"), 4, "resources[0]: expected the key 'name', got none"),
-    (resources("gpu"), 4, "resources[0]: expected a mapping, got 'gpu'"),
-    (resources("name: gpu\n      replicas: 1"), 5, "resources[0].replicas: expected 2 to 65536 replicas, got 1"),
-    (resources("{name: gpu, replicas: 0}"), 4, "got 0"),
-    (resources("{name: gpu, replicas: 65537}"), 4, "expected 2 to 65536 replicas, got 65537: write so many"),
-    (resources("{name: gpu, replicas: null}"), 4, "replicas: expected a whole number, got nothing"),
-    (resources("{name: gpu, replicas: 2.5}"), 4, "replicas: expected a whole number, got the number 2.5"),
-    (resources("{name: gpu, replicas: '2'}"), 4, "replicas: expected a whole number, got '2'"),
-    (resources("{name: gpu, replicas: true}"), 4, "replicas: expected a whole number, got true"),
-    (resources("{name: , replicas: 2}"), 4, "name: expected text, got nothing"),
-    (resources("{name: '', replicas: 2}"), 4, "after the slash"),
+    ("sharing:\n  timeSlicing:", 2, "'resources:' is missing or empty"),
+    (slicing("resources: {}"), 3, "sharing.timeSlicing.resources: must be a list, not a mapping"),
+    (resources("{replicas: 2}"), 4, "resources[0]: the key 'name' is missing"),
+    (resources("{name: gpu}"), 4, "resources[0]: the key 'replicas' is missing"),
+    (resources("name: gpu\n      replicas: 1"), 5, "resources[0].replicas: must be 2 to 65536, not 1"),
+    (resources("{name: gpu, replicas: 65537}"), 4, "must be 2 to 65536, not 65537"),
+    (resources("{name: gpu, replicas: 2.5}"), 4, "replicas: must be a whole number, not the number 2.5"),
+    (resources("{name: , replicas: 2}"), 4, "name: must be text, not nothing"),
     (resources("{name: -gpu, replicas: 2}"), 4, "after the slash"),
-    (resources("{name: gpu, replicas: 2, devices: some}"), 4, "devices: expected all, a count, or a list"),
-    (resources("{name: gpu, replicas: 2, devices: 0}"), 4, "devices: expected all, a count, or a list"),
-    (resources("{name: gpu, replicas: 2, devices: null}"), 4, "devices: expected all, a count, or a list"),
-    (resources("{name: gpu, replicas: 2, devices: [1.5]}"), 4, "devices: expected all, a count, or a list"),
-    (resources("{name: gpu, replicas: 2, rename: ''}"), 4, "after the slash"),
+    (resources("{name: gpu, replicas: 2, devices: some}"), 4, "devices: must be all, a count, or a list"),
     (resources(f"{{name: {'x' * 57}, replicas: 2}}\n    renameByDefault: true"), 4, "1 to 63"),
-    (slicing("{renameByDefault: 1, resources: []}"), 3, "renameByDefault: expected true or false, got the number 1"),
-    (
-        resources("{name: a, replicas: 2, rename: c}\n    - {name: b, replicas: 2, rename: c}")
-        + "gateway: {honourResourceNames: true}",
-        2,
-        "expected a name for each resource, got nvidia.com/c for two",
-    ),
-    ("gateway: {honourResourceNames: true}\nresources: {gpus: [{name: a}]}", 2, "gpus[0]: expected the key 'pattern'"),
-    ("gateway: {honourResourceNames: true}\nresources: []", 2, "resources: expected a mapping, got a list"),
-    ("gateway: {honourResourceNames: 1}", 1, "gateway.honourResourceNames: expected true or false"),
-    ("gateway: {healthRecovery: on}", 1, "gateway.healthRecovery: expected text, got true"),
-    ("gateway: {excludeDevices: [true]}", 1, "gateway.excludeDevices: expected a list of texts and whole numbers"),
-    ("gateway: {cdiFallback: off}", 1, "gateway.cdiFallback: expected text, got false"),
-    ("gateway: {devices: [{paths: [/dev/fuse]}]}", 1, "gateway.devices[0]: expected the key 'resource'"),
-    ("gateway: {devices: [{resource: x.io/a}]}", 1, "gateway.devices[0]: expected the key 'paths'"),
+    (slicing("{renameByDefault: 1, resources: []}"), 3, "renameByDefault: must be true or false, not the number 1"),
+    (resources("{name: a, replicas: 2, rename: c}\n    - {name: b, replicas: 2, rename: c}") + "gateway: {honourResourceNames: true}", 2, "two resources have the name nvidia.com/c"),
+    ("gateway: {honourResourceNames: true}\nresources: {gpus: [{name: a}]}", 2, "gpus[0]: the key 'pattern' is missing"),
+    ("gateway: {honourResourceNames: true}\nresources: []", 2, "resources: must be a mapping, not a list"),
+    ("gateway: {honourResourceNames: 1}", 1, "gateway.honourResourceNames: must be true or false"),
+    ("gateway: {healthRecovery: on}", 1, "gateway.healthRecovery: must be text, not true"),
+    ("gateway: {excludeDevices: [true]}", 1, "gateway.excludeDevices: must be a list of texts and whole numbers"),
+    ("gateway: {devices: [{paths: [/dev/fuse]}]}", 1, "gateway.devices[0]: the key 'resource' is missing"),
+    ("gateway: {devices: [{resource: x.io/a}]}", 1, "gateway.devices[0]: the key 'paths' is missing"),
     ("gateway: {devices: [{resource: a, paths: [/dev/fuse]}]}", 1, "gateway.devices[0]: expected a resource name"),
     ("gateway: {devices: [{resource: x.io/a, paths: [/etc/passwd]}]}", 1, "expected a path below /dev"),
-    (
-        "gateway: {devices: [{resource: x.io/a, paths: /dev/fuse}]}",
-        1,
-        "devices[0].paths: expected a list, got '/dev/fuse'",
-    ),
+    ("gateway: {devices: [{resource: x.io/a, paths: /dev/fuse}]}", 1, "devices[0].paths: must be a list, not '/dev/fuse'"),
     ("gateway: {devices: [{resource: x.io/a, paths: [/dev/fuse], count: 0}]}", 1, "expected a count"),
     ("gateway: {devices: [{resource: x.io/a, paths: [/dev/fuse], permissions: x}]}", 1, "expected permissions"),
-    ("flags: [", 2, "expected YAML"),
-    ("a: 1\nb: *x", 2, "expected the name of a value above after '*', got another"),
-    ("a: &x [*x]", 1, "expected the name of a value above after '*', got another"),
-    ("a: {<<: 1}", 1, "expected a mapping to merge"),
-    ("? [1]\n: 2", 1, "expected a word as a key"),
-    ("a: \x00", 1, "expected YAML"),
-]
+    ("flags: [", 2, "not YAML"),
+    ("a: &x [*x]", 1, "no value above has the name after '*'"),
+    ("a: {<<: 1}", 1, "only a mapping can be merged"),
+    ("? [1]\n: 2", 1, "a key must be a word"),
+    ("a: \x00", 1, "not YAML"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "line", "says"), REFUSED)
@@ -574,27 +373,19 @@ DEEP = "a0: &a0 []\n" + "".join(f"a{level + 1}: &a{level + 1} [*a{level}]\n" for
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (BOMB.encode(), "expected at most 50000 values"),
-        (b"[" + b"1," * 60_000 + b"]", "expected at most 50000 values"),
-        (b"[" * 500_000, "expected at most 32 levels"),
-        (b"{a: " * 200_000, "expected at most 32 levels"),
-        (b"- " * 500_000, "expected at most 32 levels"),
-        (DEEP.encode(), "expected at most 32 levels"),
-        (b"#" * (document.MAX_BYTES + 1), "expected at most 1048576 bytes"),
-        (b"a: \xff", "expected YAML"),
+        pytest.param(BOMB.encode(), "more than 50000 values", id="aliases"),
+        pytest.param(b"[" + b"1," * 60_000 + b"]", "more than 50000 values", id="items"),
+        pytest.param(b"[" * 500_000, "more than 32 levels", id="lists"),
+        pytest.param(b"{a: " * 200_000, "more than 32 levels", id="mappings"),
+        pytest.param(b"- " * 500_000, "more than 32 levels", id="blocks"),
+        pytest.param(DEEP.encode(), "more than 32 levels", id="levels by aliases"),
+        pytest.param(b"#" * (document.MAX_BYTES + 1), "more than 1048576 bytes", id="bytes"),
+        pytest.param(b"a: \xff", "not YAML", id="no UTF-8"),
     ],
-    ids=["aliases", "items", "lists", "mappings", "blocks", "levels by aliases", "bytes", "no UTF-8"],
-)
+)  # fmt: skip
 def test_it_is_bounded(content: bytes, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         config.parse(content, "c.yaml")
-
-
-@pytest.mark.parametrize("loader", [yaml.SafeLoader, yaml.CSafeLoader])
-def test_an_escape_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, loader: object) -> None:
-    monkeypatch.setattr(document, "_LOADER", loader)
-    with pytest.raises(ConfigError, match="expected YAML"):
-        document.read(b'a: "\\UFFFFFFFF"', "c.yaml")
 
 
 def test_a_number_of_a_million_digits_is_text() -> None:

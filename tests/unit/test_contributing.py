@@ -19,8 +19,8 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from adapters.pb.v1beta1 import v1beta1_pb2
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("adapters", "devices", "gateway", "protos")
-PROOFS = {"tests/mutants/", "tests/fakes/", "docs/", "gateway/lab/kubelets/driver/"}
+COPIED = ("adapters", "devices", "gateway", "gateway_lab", "protos")
+PROOFS = {"tests/mutants/", "tests/fakes/", "docs/", "gateway_lab/kubelets/driver/"}
 """What the how-tos name for proofs alone: it is there already."""
 
 
@@ -109,13 +109,13 @@ def test_an_api_version(folder: Path) -> None:
     copy.edit("adapters/registry.py", "from adapters.v1alpha2 ", "from adapters.v1 import V1\nfrom adapters.v1alpha2 ")
     copy.edit("adapters/registry.py", "= (V1BETA1, ", "= (V1, V1BETA1, ")
     copy.edit("adapters/levels.py", "    37: (", "    38: ((1, 99, 0), (1, 99, 0)),\n    37: (")
-    behaviour = "gateway/lab/kubelets/behaviour.py"
+    behaviour = "gateway_lab/kubelets/behaviour.py"
     copy.edit(behaviour, "NEWEST = 37", "NEWEST = 38")
     new = (
         'Change(38, {"dialect": "v1", "grpc_go": "1.99.0", "unsupported_version": _supported(\'version is ["v1"]\')}),'
     )
     copy.edit(behaviour, "\n)\n\nCLASSES =", f"\n    {new}\n)\n\nCLASSES =")
-    copy.edit("gateway/lab/kubelets/driver/versions.json", "\n}", ',\n  "1.38": {"kubernetes": "v1.38.0"}\n}')
+    copy.edit("gateway_lab/kubelets/driver/versions.json", "\n}", ',\n  "1.38": {"kubernetes": "v1.38.0"}\n}')
 
     copy.proves("v1")
     assert copy.unused() == set()

@@ -67,3 +67,10 @@ def test_the_profile_is_one() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "docs" in page.parts], ids=lambda page: page.name)
+def test_what_belongs_to_a_step_is_indented_by_four(page: Path) -> None:
+    """With less, the site shows a command as text, and counts the steps after it from 1."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    assert re.findall(r"\n\n((?: {1,3}| {5,7})\S.*)", text) == []

@@ -462,14 +462,14 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0606": both(status_of(drivers=(DRIVER,)), lambda fake: fake.rights.update({"patch nodes/status": False})),
     "DPG0607": both(status_of(drivers=(replace(DRIVER, registered=False),)), gone("var/lib/kubelet/plugins_registry")),
     "DPG0608": status_of(drivers=(replace(DRIVER, registered=False),)),
-    "DPG0609": status_of(crossing="expected device-plugin-gateway/cross-to to be dra or plugin, got 'dar'"),
+    "DPG0609": status_of(crossing="device-plugin-gateway.io/move-to: unknown value 'dar'. Allowed: dra, plugin"),
     "DPG0610": status_of(by_name=ByNameStatus(overlooked="expected a kubelet from 1.36 on, got 1.35")),
     "DPG0611": status_of(
         by_name=ByNameStatus(waiting="no DeviceClass has the extendedResourceName nvidia.com/gpu any more")
     ),
     "DPG0612": status_of(drivers=(replace(DRIVER, registered=False, rival="another process has the driver"),)),
     "DPG0613": written("var/lib/device-plugin-gateway/ledger.json", json.dumps({"format": 1, "claims": {"u": CLAIM}})),
-    "DPG0614": status_of(drivers=(replace(DRIVER, refused=("claim ns/c: expected no parameters",)),)),
+    "DPG0614": status_of(drivers=(replace(DRIVER, refused=("claim ns/c: Cannot use the parameters",)),)),
 }
 
 

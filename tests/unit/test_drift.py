@@ -15,7 +15,6 @@ from gateway.kubelet.drift import (
     ILL_FOR,
     MOST_EARLIER,
     RECORDED_AFTER,
-    WRITTEN_AFTER,
     Drift,
     Earlier,
     MismatchKind,
@@ -61,69 +60,10 @@ def restarted(before: View, after: View, listed: str = "abcd") -> Drift:
     return Drift(R).listed(devices(listed), 0).look(before, 99).restarted(100).look(after, 101)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "forgotten"),
-    [
-        pytest.param(seen("ab"), seen("ab"), "", id="remembered"),
-        pytest.param(seen("ab"), seen(""), "ab", id="lost or unreadable: the records are empty"),
-        pytest.param(seen("ab"), seen("ac"), "b", id="lost, and a device is given again"),
-        pytest.param(seen("ab"), seen("", "ab"), "", id="List has no pods yet, the checkpoint has"),
-        pytest.param(seen("ab"), seen("", None), "", id="List has no pods yet, and the checkpoint can't be read"),
-        pytest.param(seen("ab"), seen(None, None), "", id="nothing is known, nothing is claimed"),
-        pytest.param(seen("a", "b"), seen("a"), "", id="an ended pod's, freed at last"),
-        pytest.param(seen(None, None), seen(""), "", id="never seen before"),
-        pytest.param(seen("az"), seen("a"), "z", id="a device that we don't list: it may come back"),
-    ],
-)
-def test_what_a_kubelet_forgot(before: View, after: View, forgotten: str) -> None:
-    assert "".join(sorted(restarted(before, after).forgotten)) == forgotten
-
-
-def test_without_a_restart_a_pod_has_ended() -> None:
-    assert not Drift(R).listed(devices("ab"), 0).look(seen("ab"), 10).look(seen(""), 20).findings
-
-
-def test_the_old_file_is_no_proof_of_memory() -> None:
-    """The kubelet writes its checkpoint with our first list: until then its predecessor's is there."""
-    early = restarted(seen("ab"), seen("ab"))
-    assert found(early.look(seen(""), 102)) == {MismatchKind.FORGOTTEN: "ab"}
-    late = early.look(seen("ab"), 100 + WRITTEN_AFTER)
-    assert not late.look(seen(""), 200).findings, "a pod that ends later has ended"
-
-
-def test_twenty_kubelets_in_a_row_are_compared_with_what_was_held_before_them() -> None:
-    drift = Drift(R).listed(devices("ab"), 0).look(seen("ab"), 99)
-    for second in range(20):
-        drift = drift.restarted(100 + second)
-    assert found(drift.look(seen(""), 120)) == {MismatchKind.FORGOTTEN: "ab"}
-
-
 FORGOT = restarted(seen("ab"), seen(""))
 
 
-@pytest.mark.parametrize(
-    ("drift", "left"),
-    [
-        pytest.param(FORGOT.look(seen(""), 200), "ab", id="goes on"),
-        pytest.param(FORGOT.look(seen(None, None), 200), "ab", id="goes on while nothing is known"),
-        pytest.param(FORGOT.look(seen("a"), 200), "b", id="the records have its pod again"),
-        pytest.param(FORGOT.look(seen("a", by="x"), 200), "ab", id="another pod has it"),
-        pytest.param(FORGOT.look(seen("", "a"), 200), "ab", id="somebody has it by the checkpoint, which knows other names"),
-        pytest.param(FORGOT.listed(devices("bcd"), 200), "ab", id="listed no more: it may come back"),
-        pytest.param(FORGOT.listed(devices("ABcd"), 200), "ab", id="it falls ill"),
-        pytest.param(FORGOT.restarted(200).look(seen(""), 201).look(seen(""), 300), "ab", id="one more kubelet"),
-        pytest.param(FORGOT.forget("a"), "b", id="an operator says so"),
-        pytest.param(FORGOT.forget("a").look(seen(""), 102), "b", id="and it isn't found again"),
-        pytest.param(FORGOT.look(seen("a", by="x"), 200).forget("a").look(seen("a", by="x"), 300), "b", id="an operator says so while another pod has it"),
-        pytest.param(FORGOT.look(seen(""), 40 * 86_400), "ab", id="time alone ends nothing"),
-    ],
-)  # fmt: skip
-def test_when_it_ends(drift: Drift, left: str) -> None:
-    assert "".join(sorted(drift.forgotten)) == left
-
-
-NO_PODS, STATIC, OTHERS = "", "s", "xy"
-GONE = 101 + GONE_AFTER
+NO_PODS, STATIC = "", "s"
 
 
 def looks(*pods: str | None, every: float = GONE_AFTER, held: str = "") -> Drift:
@@ -157,41 +97,6 @@ def test_a_pod_is_gone_when_list_shows_it(drift: Drift, left: str) -> None:
     assert "".join(sorted(drift.forgotten)) == left
 
 
-def test_static_pods_end_alike() -> None:
-    """They are called after their node, so that a List of them alone says nothing of the API server's."""
-    static = View({}, {}, pods=frozenset({"kube-system/proxy-node-7", "kube-system/nginx-node-7"}))
-    assert FORGOT.look(static, 200).look(static, 300).forgotten
-    both = View({}, {}, pods=static.pods | {"kube-system/proxy-x2b4q"} if static.pods else None)
-    assert not FORGOT.look(both, 200).look(both, 300).forgotten
-
-
-@pytest.mark.parametrize(
-    ("drift", "kinds"),
-    [
-        pytest.param(FORGOT.look(seen("a", by="x"), 200), {MismatchKind.DOUBLED: "a", MismatchKind.FORGOTTEN: "b"}, id="another pod has it"),
-        pytest.param(FORGOT.allocated("a", 200, 0), {MismatchKind.DOUBLED: "a", MismatchKind.FORGOTTEN: "b"}, id="Allocate gave it: no look is needed"),
-        pytest.param(FORGOT.allocated("a", 200, 0).look(seen(None, None), 300), {MismatchKind.DOUBLED: "a", MismatchKind.FORGOTTEN: "b"}, id="and none can be had"),
-        pytest.param(FORGOT.allocated("a", 200, 0).look(seen(""), 200.9), {MismatchKind.DOUBLED: "a", MismatchKind.FORGOTTEN: "b"}, id="it isn't recorded yet"),
-        pytest.param(FORGOT.allocated("a", 200, 0).look(seen(""), 201), {MismatchKind.FORGOTTEN: "ab"}, id="the pod came to nothing"),
-        pytest.param(FORGOT.allocated("a", 200, 0).look(seen("a"), 201), {MismatchKind.FORGOTTEN: "b"}, id="it was its own pod"),
-        pytest.param(FORGOT.look(seen("a", by="x"), 200).look(seen(""), 300), {MismatchKind.FORGOTTEN: "ab"}, id="the other pod ended, and its own may not have"),
-        pytest.param(FORGOT.look(seen("a", by="x"), 200).listed(devices("Abcd"), 201), {MismatchKind.DOUBLED: "a", MismatchKind.FORGOTTEN: "b"}, id="it falls ill"),
-        pytest.param(FORGOT.look(seen("ab", by="x", pods="xy"), 200).look(seen("ab", by="x", pods="xy"), 300), {}, id="its own pod is gone"),
-        pytest.param(FORGOT.look(seen("ab", by="x", pods="abx"), 200).look(seen("ab", by="x", pods="abx"), 300), {MismatchKind.DOUBLED: "ab"}, id="its own pod is there"),
-    ],
-)  # fmt: skip
-def test_two_pods_have_one_device(drift: Drift, kinds: dict[MismatchKind, str]) -> None:
-    assert found(drift) == kinds
-
-
-def test_pods_share_replicas_anyway() -> None:
-    def view(by: str) -> View:
-        return View({R: {"a::0": f"ns/{by}/main"}}, {})
-
-    drift = Drift(R).listed([Device("a::0"), Device("a::1")], 0).look(view("p"), 99).restarted(100).look(seen(""), 101)
-    assert [one.kind for one in drift.look(view("q"), 200).findings] == [MismatchKind.FORGOTTEN]
-
-
 START = Drift(R).listed(devices("abcd"), 0).look(seen("ab"), 99).restarted(100)
 
 
@@ -221,31 +126,6 @@ def test_what_happens_right_after_a_start(drift: Drift, kinds: dict[MismatchKind
     assert found(drift) == kinds
 
 
-def test_a_look_tells_who_was_given_it() -> None:
-    drift = Drift(R).listed(devices("ab"), 0).allocated("ab", 9, 9.0).look(seen("a"), 9.5, 9.5).allocated("c", 9.6, 9.6)
-    before = drift.restarted(10).look(seen(""), 11).forgotten
-    assert {device_id: one.names for device_id, (one,) in before.items()} == {"a": ("ns/pod-a/main",), "b": (), "c": ()}
-
-
-@pytest.mark.parametrize("views", [[], [seen(None, None)]], ids=["no look since", "a look that knew nothing"])
-def test_who_was_given_it_since_the_last_look_is_unknown(views: list[View]) -> None:
-    """Who had it at that look has ended."""
-    drift = Drift(R).listed(devices("ab"), 0).look(seen("a"), 9, 9.0).allocated("a", 9.5, 9.5)
-    for view in views:
-        drift = drift.look(view, 10, 10.0)
-    assert drift.restarted(11).look(seen(""), 12).forgotten["a"] == (Earlier((), 9.5),)
-
-
-def test_of_what_was_lost_twice_every_holder_is_named() -> None:
-    """Whoever had it before is still not known to be gone."""
-    drift = FORGOT.look(seen("a", by="x"), 200).restarted(300).look(seen(""), 301).look(seen("a", by="y"), 400)
-    assert [name for one in drift.forgotten["a"] for name in one.names] == ["ns/pod-a/main", "ns/pod-x/main"]
-    words = drift.findings[0].words
-    assert "'a' ('ns/pod-a/main' and 'ns/pod-x/main' before a kubelet's start, 'ns/pod-y/main' since)" in words
-    back = drift.look(seen("a", by="x"), 500)
-    assert [one.names[0] for one in back.forgotten["a"]] == ["ns/pod-a/main"], "the second one has it again"
-
-
 def test_lost_again_and_again_stays_bounded() -> None:
     """Of those that aren't told apart, nothing can show that they are gone."""
     drift = FORGOT
@@ -258,52 +138,6 @@ def test_lost_again_and_again_stays_bounded() -> None:
     assert drift.forgotten["a"] == (Earlier((), drift.forgotten["a"][0].at),)
 
 
-def test_what_another_process_knew() -> None:
-    kept = {"a": (Earlier(("ns/pod-a/main",), 5.0),)}
-    drift = Drift(R).listed(devices("abc"), 0).recalled(kept, {"b": Earlier(("ns/pod-b/main",), 6.0)})
-    assert found(drift) == {MismatchKind.FORGOTTEN: "a"}
-    assert found(drift.restarted(10).look(seen(""), 11)) == {MismatchKind.FORGOTTEN: "ab"}
-    assert found(drift.restarted(10).look(seen("b"), 11)) == {MismatchKind.FORGOTTEN: "a"}
-
-
-def test_what_this_process_saw_itself_counts_for_more() -> None:
-    drift = Drift(R).listed(devices("a"), 0).look(seen("a"), 9, 9.0).restarted(10)
-    assert drift.recalled({}, {"a": Earlier(("ns/pod-x/main",), 1.0)}).earlier == {"a": "'ns/pod-a/main'"}
-
-
-@pytest.mark.parametrize(
-    ("seen_as", "names"),
-    [
-        pytest.param("uid-a/main", ("ns/pod-a/main", "uid-a/main"), id="by its UID: a pod that has ended is never known by that"),
-        pytest.param("ns/pod-b/main", ("ns/pod-b/main",), id="by its name"),
-        pytest.param("", (), id="not at all: it was given a moment ago"),
-    ],
-)  # fmt: skip
-def test_what_another_process_knew_by_name(seen_as: str, names: tuple[str, ...]) -> None:
-    drift = Drift(R).listed(devices("a"), 0)
-    drift = drift.look(View({R: {"a": seen_as}}, {}), 9, 9.0) if seen_as else drift.allocated("a", 9, 9.0)
-    drift = drift.restarted(10).recalled({}, {"a": Earlier(("ns/pod-a/main",), 1.0)})
-    assert drift.look(seen(""), 11).forgotten["a"] == (Earlier(names, 9.0),)
-
-
-def test_the_same_pod_forgotten_twice_is_one() -> None:
-    before, later = Earlier(("ns/pod-a/main",), 5.0), Earlier(("ns/pod-a/main",), 6.0)
-    drift = Drift(R).listed(devices("a"), 0).recalled({"a": (before,)}, {"a": later})
-    assert drift.restarted(10).look(seen(""), 11).forgotten == {"a": (later,)}
-
-
-def test_what_was_given_since_the_start_and_is_not_recorded_yet_shows_nothing() -> None:
-    drift = Drift(R).listed(devices("a"), 0).look(seen("a"), 99, 99.0).restarted(100)
-    drift = drift.allocated("a", 100.5, 100.5).look(seen(""), 101, 101.0)
-    assert (drift.forgotten, drift.is_in_question("a")) == ({}, True)
-
-
-def test_a_device_is_avoided_once() -> None:
-    kept = {"a": (Earlier(("ns/pod-a/main",), 5.0),)}
-    drift = Drift(R).listed(devices("AB"), 0).listed(devices("ab"), 1).recalled(kept, {})
-    assert drift.avoid(2) == ("b", "a")
-
-
 @pytest.mark.parametrize(
     ("before", "after", "same"),
     [
@@ -311,32 +145,16 @@ def test_a_device_is_avoided_once() -> None:
         pytest.param(("ns/p/main",), ("ns/q/main",), False, id="another pod"),
         pytest.param(("uid/main",), ("ns/p/main", "uid/main"), True, id="known by its UID alone"),
         pytest.param(("ns/p/main", "uid/main"), (None, "uid/main"), True, id="List hasn't heard of it yet"),
-        pytest.param(
-            ("ns/p/main", "uid/main"), ("ns/q/main", "uid/main"), False, id="the checkpoint is older than List"
-        ),
+        pytest.param(("ns/p/main", "uid/main"), ("ns/q/main", "uid/main"), False, id="the checkpoint is older than List"),
         pytest.param((), ("ns/p/main",), False, id="nobody knows who it was"),
     ],
-)
+)  # fmt: skip
 def test_whose_device_it_is(before: tuple[str, ...], after: tuple[str | None, ...], same: bool) -> None:
     listed, written = (*after, None)[:2]
     records = View({R: {"a": listed}} if listed else {}, {R: {"a": written}} if written and not listed else {})
     records = replace(records, written={R: {"a": written}} if written else {})
     drift = Drift(R).listed(devices("a"), 0).recalled({"a": (Earlier(before, 0.0),)}, {})
     assert not drift.look(records, 100).forgotten if same else drift.look(records, 100).forgotten
-
-
-@pytest.mark.parametrize(
-    ("drift", "device", "answer"),
-    [
-        (FORGOT, "a", True),
-        (FORGOT, "c", False),
-        (START, "a", True),
-        (START, "c", False),
-    ],
-)
-def test_what_an_allocate_should_be_looked_at_for(drift: Drift, device: str, answer: bool) -> None:
-    assert drift.is_in_question([device]) is (device in drift.earlier) is answer
-    assert drift.waits
 
 
 @pytest.mark.parametrize(
@@ -369,32 +187,19 @@ def test_a_kubelet_takes_a_moment_to_record(drift: Drift, differs: dict[Mismatch
     assert found(drift.look(seen(allocatable=""), 11)) == {MismatchKind.WITHHELD: "ab"}
 
 
-def test_what_was_never_listed_differs_from_nothing() -> None:
-    drift = Drift(R).recalled({}, {}).look(seen("ay", allocatable="a"), 10)
-    assert found(drift) == {}
-    assert found(drift.listed(devices(""), 20).look(seen("a", allocatable="a"), 30)) == {
-        MismatchKind.UNLISTED: "a",
-        MismatchKind.SURPLUS: "a",
-    }
+@pytest.mark.parametrize("views", [[], [seen(None, None)]], ids=["no look since", "a look that knew nothing"])
+def test_who_was_given_it_since_the_last_look_is_unknown(views: list[View]) -> None:
+    """Who had it at that look has ended."""
+    drift = Drift(R).listed(devices("ab"), 0).look(seen("a"), 9, 9.0).allocated("a", 9.5, 9.5)
+    for view in views:
+        drift = drift.look(view, 10, 10.0)
+    assert drift.restarted(11).look(seen(""), 12).forgotten["a"] == (Earlier((), 9.5),)
 
 
-def test_words_for_a_person() -> None:
-    drift = restarted(seen("abcd"), seen("y"), "abcd")
-    forgotten, unlisted = (finding.words for finding in drift.findings)
-    assert "devices of nvidia.com/gpu" in forgotten
-    assert "'a' (then held by 'ns/pod-a/main')" in forgotten
-    given = Drift(R).listed(devices("a"), 0).allocated("a", 9, 3723.0).restarted(10).look(seen(""), 11)
-    assert "'a' (then held by a pod that was given it at 01:02:03 UTC)" in given.findings[0].words
-    assert Earlier((), -1e300).words == Earlier((), 0).words  # A damaged state file may say any time.
-    assert Earlier((), 1e300).words.endswith("06:28:16 UTC")
-    doubled = FORGOT.allocated("a", 200, 0).findings[0].words
-    assert (
-        "perhaps in two pods at once: 'a' ('ns/pod-a/main' before a kubelet's start, a pod that was given it just"
-        in doubled
-    )
-    assert "1 more. " in forgotten
-    assert "'d'" not in forgotten
-    assert "'y' (held by 'ns/pod-y/main')" in unlisted
+def test_the_same_pod_forgotten_twice_is_one() -> None:
+    before, later = Earlier(("ns/pod-a/main",), 5.0), Earlier(("ns/pod-a/main",), 6.0)
+    drift = Drift(R).listed(devices("a"), 0).recalled({"a": (before,)}, {"a": later})
+    assert drift.restarted(10).look(seen(""), 11).forgotten == {"a": (later,)}
 
 
 def test_words_stay_short() -> None:

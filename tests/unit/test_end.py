@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway_lab.gatewayproc import GatewayProcess, gateway_command
 
 HANGS = """
 import os, time

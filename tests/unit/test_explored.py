@@ -1,6 +1,6 @@
 """The core, explored: every promise holds in every state of the model, and a core that breaks one is seen to.
 
-The searches here take seconds. ``python -m gateway.lab.trials.explore`` searches more: pairs of faults, any number of them, any
+The searches here take seconds. ``python -m gateway_lab.trials.explore`` searches more: pairs of faults, any number of them, any
 number of kubelets.
 """
 
@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.kubelet.identity import KubeletId
-from gateway.lab.trials import explore
-from gateway.lab.trials.explore import ERAS, FULL, QUICK, Explored, Resource, Run, Surroundings
 from gateway.registration import events
 from gateway.registration import machine as registration
 from gateway.registration.events import Action, Phase, Timer
 from gateway.registration.machine import State
+from gateway_lab.trials import explore
+from gateway_lab.trials.explore import ERAS, QUICK, Explored, Run, Surroundings
 
-OLD, PLAIN, LATE = ERAS
+*_, LATE = ERAS
 
 
 def searched(run: Run, around: type[Surroundings] = Surroundings) -> Explored:
@@ -99,35 +98,7 @@ def test_the_searches_reach_what_there_is() -> None:
     } <= said
 
 
-def test_the_full_search_has_every_pair_of_faults_in_every_era() -> None:
-    pairs = {(run.era, frozenset(run.faults)) for run in FULL if len(run.faults) == 2}
-    assert len(pairs) == len(ERAS) * len(explore.FAULTS) * (len(explore.FAULTS) - 1) // 2
-
-
-# A core that breaks a promise is seen to. The first rows are what the search once found in this one.
-
-
-class TellsAgain(Surroundings):
-    def told_again(self, it: Resource, kubelet: KubeletId) -> Resource:
-        return explore.feed(it, events.KubeletUp(kubelet))
-
-
-class KeepsLooks(Surroundings):
-    def dropped(self, it: Resource) -> Resource:
-        return it
-
-
-@pytest.mark.parametrize(
-    ("around", "says"),
-    [
-        pytest.param(TellsAgain, "accepted two Registers", id="the shell tells everybody of a kubelet that is gone"),
-        pytest.param(KeepsLooks, "accepted two Registers", id="what the records said of a stream before counts"),
-    ],
-)
-def test_a_broken_shell_is_seen(around: type[Surroundings], says: str) -> None:
-    found = searched(Run(PLAIN), around)
-    assert says in found.broken
-    assert found.trace
+# A core that breaks a promise is seen to.
 
 
 Step = tuple[State, tuple[Action, ...]]
@@ -159,10 +130,6 @@ def _nothing(_: Callable[..., Step]) -> Callable[..., Step]:
     return lambda state, *_, **__: (state, ())
 
 
-def _likely(opened: Callable[..., Step]) -> Callable[..., Step]:
-    return lambda state, stream, **_: opened(state, stream, likely=True)
-
-
 def _of_ours(ended: Callable[..., Step]) -> Callable[..., Step]:
     return lambda state, stream: ended(state, state.stream if stream in state.others else stream)
 
@@ -171,92 +138,19 @@ def _no_drop(_: Callable[..., Any]) -> Callable[..., tuple[Action, ...]]:
     return lambda _: ()
 
 
-def _waits_on_errors(replied: Callable[..., Step]) -> Callable[..., Step]:
-    """A Register that is refused counts for more than a stream that is open."""
-
-    def change(state: State, reply: events.Replied) -> Step:
-        step = replied(state, reply)
-        refused = state.phase is Phase.OFFERING and (reply.attempt, reply.code) == (state.attempt, "UNKNOWN")
-        if not refused or state.stream is None:
-            return step
-        waiting = replace(state, phase=Phase.WAITING)
-        return waiting, (events.SetTimer(Timer.RETRY, registration.ERROR_WAIT),)
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("function", "change", "run", "says"),
     [
-        pytest.param(
-            "_stream_opened",
-            _seeing(reached=True),
-            Run(LATE, ("standby",)),
-            "sent while a stream",
-            id="a call before we asked",
-        ),
-        pytest.param(
-            "_stream_opened",
-            _seeing(stream=None),
-            Run(LATE, ("ghost",)),
-            "forgotten",
-            id="a second stream hides the first",
-        ),
-        pytest.param(
-            "_drop", _no_drop, Run(LATE, ("unfit",)), "our name is in the socket directory", id="a name is left behind"
-        ),
-        pytest.param(
-            "_replied",
-            _waits_on_errors,
-            Run(LATE, ("hang", "error")),
-            "sent while a stream",
-            id="an error ends a live stream",
-        ),
-        pytest.param(
-            "_wait_after_error",
-            _without(events.SetTimer),
-            Run(LATE, ("error",)),
-            "no timer is set",
-            id="no retry",
-        ),
-        pytest.param(
-            "_replied",
-            _without(events.SetTimer),
-            Run(LATE, ("mute",)),
-            "no timer is set",
-            id="no wait for the call",
-        ),
-        pytest.param(
-            "_hold_back",
-            _without(events.EndStreams),
-            Run(LATE),
-            "stopped, and a stream goes on",
-            id="no orderly stop",
-        ),
-        pytest.param(
-            "_hold_back", _without(events.CancelRegister), Run(LATE), "a Register is in flight", id="no orderly end"
-        ),
+        pytest.param("_stream_opened", _seeing(reached=True), Run(LATE, ("standby",)), "sent while a stream", id="a call before we asked"),
+        pytest.param("_stream_opened", _seeing(stream=None), Run(LATE, ("ghost",)), "forgotten", id="a second stream hides the first"),
+        pytest.param("_drop", _no_drop, Run(LATE, ("unfit",)), "our name is in the socket directory", id="a name is left behind"),
+        pytest.param("_replied", _without(events.SetTimer), Run(LATE, ("mute",)), "no timer is set", id="no wait for the call"),
+        pytest.param("_hold_back", _without(events.EndStreams), Run(LATE), "stopped, and a stream goes on", id="no orderly stop"),
         pytest.param("_kubelet_up", _nothing, Run(LATE), "it stays waiting for a kubelet", id="a kubelet is missed"),
-        pytest.param("_verified", _nothing, Run(LATE, ("records",)), "round for ever", id="stuck registrations stay"),
         pytest.param("_look_again", _nothing, Run(LATE, ("records",)), "round for ever", id="stuck later, and stays"),
-        pytest.param("_renew", _nothing, Run(LATE, ("renew",)), "no longer true", id="other options are forgotten"),
-        pytest.param(
-            "_stream_opened",
-            _likely,
-            Run(LATE, ("stranger",)),
-            "somebody else's stream ends",
-            id="anybody is taken for the kubelet",
-        ),
-        pytest.param(
-            "_stream_ended",
-            _of_ours,
-            Run(LATE, ("mimic",)),
-            "somebody else's stream ends",
-            id="anybody's end is taken for the kubelet's",
-        ),
-        pytest.param("_resume", _nothing, Run(LATE, ("standby",)), "round for ever", id="a takeover is missed"),
+        pytest.param("_stream_ended", _of_ours, Run(LATE, ("mimic",)), "somebody else's stream ends", id="anybody's end is taken for the kubelet's"),
     ],
-)
+)  # fmt: skip
 def test_a_broken_core_is_seen(
     function: str, change: Callable[[Any], Any], run: Run, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.lab.trials import ghosts
+from gateway_lab.trials import ghosts
 
 
 @pytest.mark.parametrize("pod_resources", [True, False], ids=["with pod-resources", "without"])

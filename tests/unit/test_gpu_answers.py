@@ -8,18 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.gpu.amd.vendor import AMD
 from devices.gpu.answers import answer
 from devices.gpu.asked import Asked, NodeTraits
-from devices.gpu.model import GPU, found, in_order
+from devices.gpu.model import GPU, found
 from devices.gpu.nvidia import cdi
 from devices.gpu.nvidia.cdi import DriverFiles
-from devices.gpu.nvidia.vendor import NVIDIA
 from devices.gpu.simulated.backend import VENDORS
-from devices.gpu.vendor import PLAIN, Vendor
+from devices.gpu.vendor import Vendor
 from devices.model import (
     ContainerAnswer,
-    DeviceNode,
     Fault,
     Field,
     Mount,
@@ -41,42 +38,6 @@ ALL = Sayable(frozenset(Field))
 
 
 @pytest.mark.parametrize(
-    ("resource", "asked", "answer"),
-    [
-        pytest.param(
-            "nvidia.com/gpu",
-            ("GPU-x",),
-            ContainerAnswer(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-x"}),
-            id="one",
-        ),
-        pytest.param(
-            "nvidia.com/gpu",
-            ("GPU-x", "GPU-y", "GPU-z"),
-            ContainerAnswer(
-                envs={"NVIDIA_VISIBLE_DEVICES": "GPU-z,GPU-y,GPU-x"},
-                device_nodes=(DeviceNode("/dev/null", "/dev/null"), DeviceNode("/dev/zero", "/dev/zero")),
-            ),
-            id="several: by index, each node once",
-        ),
-        pytest.param(
-            "nvidia.com/gpu",
-            ("GPU-b", "GPU-a", "GPU-x"),
-            ContainerAnswer(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-x,GPU-a,GPU-b"}),
-            id="not looked yet: named all the same",
-        ),
-        pytest.param(
-            "amd.com/gpu",
-            ("GPU-x",),
-            ContainerAnswer(envs={"AMD_VISIBLE_DEVICES": "GPU-x"}),
-            id="each vendor has a variable of its own",
-        ),
-    ],
-)
-def test_answer(resource: str, asked: tuple[str, ...], answer: ContainerAnswer) -> None:
-    assert said(*asked, gpus=GPUS, resource=resource) == answer
-
-
-@pytest.mark.parametrize(
     ("asked", "sayable", "says"),
     [
         ("GPU-x", Sayable(frozenset()), "by environment variables, which"),
@@ -95,35 +56,6 @@ def test_no_half_answer(asked: str, sayable: Sayable, says: str) -> None:
 NAMED = {name: GPU(name, index, index, cdi_name=f"v.com/gpu={name}") for index, name in enumerate(("GPU-b", "GPU-a"))}
 
 
-@pytest.mark.parametrize(
-    ("sure", "unsure", "answer"),
-    [
-        ({Field.ENVS, Field.CDI_DEVICES}, set(), ContainerAnswer(cdi_devices=("v.com/gpu=GPU-b", "v.com/gpu=GPU-a"))),
-        (
-            {Field.ENVS},
-            {Field.CDI_DEVICES},
-            ContainerAnswer(
-                envs={"NVIDIA_VISIBLE_DEVICES": "GPU-b,GPU-a"}, cdi_devices=("v.com/gpu=GPU-b", "v.com/gpu=GPU-a")
-            ),
-        ),
-    ],
-)
-def test_cdi_names_stand_alone_only_where_they_arrive(
-    sure: set[Field], unsure: set[Field], answer: ContainerAnswer
-) -> None:
-    sayable = Sayable(frozenset(sure), frozenset(unsure))
-    assert said("GPU-a", "GPU-b", gpus=NAMED, sayable=sayable) == answer
-
-
-@pytest.mark.parametrize("gpus", [{}, GPUS], ids=["not looked yet", "without CDI names"])
-def test_without_cdi_names_the_variable_speaks(gpus: dict[str, GPU]) -> None:
-    assert said("GPU-x", gpus=gpus) == ContainerAnswer(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-x"})
-
-
-def test_order_is_by_index_and_strangers_come_last() -> None:
-    assert in_order(("b", "GPU-x", "a", "GPU-z"), GPUS) == ["GPU-z", "GPU-x", "a", "b"]
-
-
 REAL = {
     gpu.uuid: gpu
     for gpu in (
@@ -136,7 +68,6 @@ CDI = frozenset({ListStrategy.CDI_CRI, ListStrategy.CDI_ANNOTATIONS})
 ENVVAR = frozenset({ListStrategy.ENVVAR})
 WITHOUT_CDI = Sayable(frozenset({Field.ENVS, Field.MOUNTS, Field.DEVICE_NODES}))
 PERHAPS_CDI = Sayable(WITHOUT_CDI.said, frozenset({Field.CDI_DEVICES}))
-ONE = "k8s.device-plugin.nvidia.com/gpu=GPU-a"
 VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 FILE = Mount("/usr/lib64/libcuda.so.550.54.15", "/run/nvidia/driver/usr/lib64/libcuda.so.550.54.15", read_only=True)
 
@@ -159,19 +90,6 @@ def around(*, hooks: bool) -> NodeTraits:
     policy = Policy(driver_root="/run/nvidia/driver")
     driver = DriverFiles(libraries=(FILE,)) if hooks else DriverFiles((), others=(FILE,))
     return NodeTraits(specifications=cdi.specifications(REAL.values(), ("/dev/nvidiactl",), policy, driver))
-
-
-def test_what_a_specification_says_can_be_said_instead() -> None:
-    policy = Policy(list_strategies=CDI_CRI, cdi_fallback=CdiFallback.EXPAND)
-    assert said("GPU-a", policy=policy, sayable=PERHAPS_CDI, around=around(hooks=False)) == ContainerAnswer(
-        envs={VARIABLE: "void"},
-        mounts=(FILE,),
-        device_nodes=(
-            DeviceNode("/dev/nvidiactl", "/run/nvidia/driver/dev/nvidiactl"),
-            DeviceNode("/dev/nvidia1", "/run/nvidia/driver/dev/nvidia1"),
-        ),
-        cdi_devices=(ONE,),
-    )
 
 
 @pytest.mark.parametrize(
@@ -201,12 +119,6 @@ def test_what_cannot_be_said_is_refused(policy: Policy, sayable: Sayable, there:
     assert says in str(refused.value)
 
 
-def test_a_specification_that_is_not_there_is_not_named() -> None:
-    policy = Policy(list_strategies=CDI_CRI | ENVVAR)
-    there = NodeTraits(without_cdi="CDI needs the driver's libraries")
-    assert said("GPU-a", policy=policy, around=there) == ContainerAnswer(envs={VARIABLE: "GPU-a"})
-
-
 @pytest.mark.parametrize(
     ("policy", "resource", "what"),
     [
@@ -219,20 +131,6 @@ def test_not_looked_yet_is_refused_where_a_name_is_not_enough(policy: Policy, re
     with pytest.raises(RefusedError, match=what) as refused:
         said("GPU-new", policy=policy, resource=resource)
     assert refused.value.fault is Fault.FAILED_PRECONDITION
-
-
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        (Policy(), ContainerAnswer(envs={VARIABLE: "GPU-new"})),
-        (
-            Policy(list_strategies=CDI_CRI),
-            ContainerAnswer(cdi_devices=("k8s.device-plugin.nvidia.com/gpu=GPU-new",)),
-        ),
-    ],
-)
-def test_not_looked_yet_is_named_where_that_is_all(policy: Policy, expected: ContainerAnswer) -> None:
-    assert said("GPU-new", policy=policy) == expected
 
 
 def test_a_uuid_that_cdi_cannot_name_is_refused() -> None:
@@ -254,20 +152,6 @@ KFD = NodeTraits(("/dev/kfd",))
 
 
 @pytest.mark.parametrize(
-    "policy", [Policy(), Policy(list_strategies=CDI_CRI, dev_root="/custom")], ids=["plain", "NVIDIA's"]
-)
-def test_amd_is_its_nodes_and_nothing_else(policy: Policy) -> None:
-    told = said("0000:83:00.0", "0000:03:00.0", policy=policy, around=KFD, gpus=CARDS, resource="amd.com/cpx_nps4")
-    paths = ("/dev/kfd", "/dev/dri/card0", "/dev/dri/renderD128", "/dev/dri/card1", "/dev/dri/renderD129")
-    assert told == ContainerAnswer(device_nodes=tuple(DeviceNode(path, path, "rw") for path in paths))
-
-
-def test_amd_without_nodes_is_simulated_and_named() -> None:
-    told = said("none", around=KFD, gpus=CARDS, resource="example.com/gpu")
-    assert told == ContainerAnswer(envs={"AMD_VISIBLE_DEVICES": "none"})
-
-
-@pytest.mark.parametrize(
     ("asked", "sayable", "says"),
     [
         (("0000:03:00.0", "none"), ALL, "none has none"),
@@ -277,10 +161,6 @@ def test_amd_without_nodes_is_simulated_and_named() -> None:
 def test_amd_has_no_half_answer(asked: tuple[str, ...], sayable: Sayable, says: str) -> None:
     with pytest.raises(RefusedError, match=says):
         said(*asked, sayable=sayable, around=KFD, gpus=CARDS, resource="amd.com/gpu")
-
-
-def test_a_name_of_its_own_goes_before_any_strategy() -> None:
-    assert said("GPU-a::1", policy=Policy(list_strategies=ENVVAR), gpus=NAMED).cdi_devices == ("v.com/gpu=GPU-a",)
 
 
 FIELDS = frozenset({Field.ENVS, Field.MOUNTS, Field.DEVICE_NODES, Field.ANNOTATIONS, Field.CDI_DEVICES})
@@ -330,43 +210,6 @@ def test_beside_a_gpu_that_nobody_has_seen_no_name_of_its_own_counts() -> None:
 
 
 # --- GPUs of a vendor that has no rules here ----------------------------------------------------------------------------
-
-REAL_VENDORS = (NVIDIA, AMD)
-OWN = {"SN0": GPU("SN0", 0, 0, device_nodes=("/dev/sn0",)), "SN1": GPU("SN1", 1, 1)}
-
-
-@pytest.mark.parametrize(
-    ("gpus", "expected"),
-    [
-        pytest.param(OWN, ContainerAnswer(device_nodes=(DeviceNode("/dev/sn0", "/dev/sn0"),)), id="its nodes"),
-        pytest.param(
-            {"SN0": GPU("SN0", 0, 0, device_nodes=("/dev/sn0",), cdi_name="v.com/sn=SN0")},
-            ContainerAnswer(cdi_devices=("v.com/sn=SN0",), device_nodes=(DeviceNode("/dev/sn0", "/dev/sn0"),)),
-            id="its CDI name, and its nodes where that may not arrive",
-        ),
-    ],
-)
-def test_a_vendor_without_rules_gets_its_device_nodes_and_never_a_variable(
-    gpus: dict[str, GPU], expected: ContainerAnswer
-) -> None:
-    assert said("SN0", gpus=gpus, resource="vendor.com/sn", sayable=PERHAPS_CDI, vendors=REAL_VENDORS) == expected
-
-
-def test_a_vendor_without_rules_and_without_nodes_is_refused() -> None:
-    with pytest.raises(RefusedError, match="expected device nodes of each GPU, but SN1 has none"):
-        said("SN0", "SN1", gpus=OWN, resource="vendor.com/sn", vendors=REAL_VENDORS)
-
-
-@pytest.mark.parametrize("gone", ["MIG-1", "amdgpu_xcp_1"])
-def test_of_a_vendor_without_rules_no_device_goes_on_purpose(gone: str) -> None:
-    assert not PLAIN.was_repartitioned(gone, OWN.values())
-
-
-def test_simulated_gpus_of_any_vendor_start_a_container() -> None:
-    assert said("SN1", gpus=OWN, resource="vendor.com/sn") == ContainerAnswer()
-    assert said("SN0", gpus=OWN, resource="vendor.com/sn").device_nodes == (DeviceNode("/dev/sn0", "/dev/sn0"),)
-    with pytest.raises(RefusedError, match="has none"):
-        said("SN0", "SN1", gpus=OWN, resource="vendor.com/sn")
 
 
 @pytest.mark.parametrize(

@@ -15,25 +15,20 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from devices.gpu import cdi
-from devices.gpu.asked import NodeTraits
-from devices.gpu.backend import Sight
-from devices.gpu.cdi import HookError, Specification, expanded, with_gone
+from devices.gpu.cdi import Specification, with_gone
 from devices.gpu.cdi_files import CDIFileError, path_of, write
 from devices.gpu.model import GPU
-from devices.gpu.nvidia import driverfiles
 from devices.gpu.nvidia.cdi import (
     Drawing,
     DriverFiles,
     Extra,
     Symlink,
-    extras,
     qualified,
     specifications,
 )
 from devices.gpu.nvidia.driverfiles import DriverFilesError, find
-from devices.gpu.nvidia.survey import keep
 from devices.model import Mount
-from devices.policy import IdStrategy, ListStrategy, Policy
+from devices.policy import IdStrategy, Policy
 
 VERSION = "550.54.15"
 GPUS = (
@@ -119,36 +114,6 @@ def test_hooks_that_are_disabled(off: tuple[str, ...], left: list[list[str]]) ->
     assert [hook["args"][2:] for hook in hooks] == left
 
 
-def test_without_links_none_are_made() -> None:
-    (spec,) = specifications(GPUS, (), Policy(), DriverFiles(DRIVER.libraries))
-    assert [hook["args"][2] for hook in spec["containerEdits"]["hooks"]] == [words[0] for words in HOOKS[1:]]
-
-
-def test_libcuda_may_be_in_several_folders() -> None:
-    two = (*DRIVER.libraries, Mount(f"/opt/libcuda.so.{VERSION}", "/x", read_only=True))
-    (spec,) = specifications(GPUS, (), Policy(), DriverFiles(two))
-    assert spec["containerEdits"]["env"][0] == "NVIDIA_CTK_LIBCUDA_DIR=/usr/lib64:/opt"
-
-
-def test_sockets_are_mounted_so_that_they_can_be_used() -> None:
-    socket = Mount("/run/x", "/run/x", read_only=False)
-    (spec,) = specifications(GPUS, (), Policy(), DriverFiles((), others=(socket,)))
-    (mount,) = spec["containerEdits"]["mounts"]
-    assert mount["options"] == ["nosuid", "nodev", "rbind", "rprivate", "noexec"]
-
-
-def test_gpus_and_instances_have_names_and_all_has_every_node_once() -> None:
-    spec = only()
-    assert [device["name"] for device in spec["devices"]] == ["GPU-a", "GPU-b", "MIG-c", "all"]
-    paths = [one["path"] for one in spec["devices"][-1]["containerEdits"]["deviceNodes"]]
-    assert paths == ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"]
-
-
-def test_nodes_that_are_the_same_inside_and_outside() -> None:
-    spec = only(gpus=(GPU("GPU-a", 0, 0, device_nodes=("/dev/null",), spec_nodes=("/dev/null", "/dev/nvidia0")),))
-    assert spec["devices"][0]["containerEdits"]["deviceNodes"] == [{"path": "/dev/null"}, node("/dev/nvidia0")]
-
-
 @pytest.mark.parametrize(
     ("changes", "draws"),
     [
@@ -172,12 +137,6 @@ def test_containers_get_what_they_draw_with(changes: dict[str, str], draws: bool
     assert "hooks" not in spec["devices"][0]["containerEdits"]
 
 
-def test_names_by_index() -> None:
-    spec = only(Policy(id_strategy=IdStrategy.INDEX))
-    assert [device["name"] for device in spec["devices"]] == ["0", "1", "1:2", "all"]
-    assert GPUS[2].named_by(IdStrategy.INDEX) == "1:2"
-
-
 @pytest.mark.parametrize(
     ("policy", "version"),
     [
@@ -188,60 +147,6 @@ def test_names_by_index() -> None:
 )
 def test_the_lowest_version_that_has_all_of_it(policy: Policy, version: str) -> None:
     assert only(policy)["cdiVersion"] == version
-
-
-@pytest.mark.parametrize(
-    ("program", "words"),
-    [("/usr/bin/nvidia-ctk", ["nvidia-ctk", "hook"]), ("/usr/local/bin/nvidia-cdi-hook", ["nvidia-cdi-hook"])],
-)
-def test_each_hook_program_has_its_own_words(program: str, words: list[str]) -> None:
-    hooks = only(Policy(cdi_hook_path=program))["containerEdits"]["hooks"]
-    assert {hook["path"] for hook in hooks} == {program}
-    assert [hook["args"] for hook in hooks] == [[*words, *call] for call in HOOKS]
-
-
-def test_without_gpus_there_is_nothing_to_write() -> None:
-    assert specifications((), ("/dev/nvidiactl",), Policy(), DRIVER) == ()
-
-
-def test_a_gpu_without_nodes_is_no_empty_device() -> None:
-    spec = only(gpus=(GPU("GPU-simulated", 0, 0),))
-    assert all(device["containerEdits"] for device in spec["devices"])
-
-
-def test_a_gpu_that_has_no_name_does_not_spoil_the_others() -> None:
-    spec = only(gpus=(*GPUS[:1], GPU("MIG-GPU-b/7/0", 1, 1), GPU("all", 2, 2, spec_nodes=("/dev/nvidia2",))))
-    assert [device["name"] for device in spec["devices"]] == ["GPU-a", "all"]
-    assert spec["devices"][-1]["containerEdits"]["deviceNodes"] == [node("/dev/nvidia0")]
-
-
-def test_extras_that_are_wanted_and_there() -> None:
-    policy = Policy(gds=True, gdrcopy=True, mofed=True, driver_root="/run/driver")
-    _, gds = specifications(GPUS, (), policy, DRIVER)
-    assert gds == {
-        "cdiVersion": "0.5.0",
-        "kind": "k8s.device-plugin.nvidia.com/gds",
-        "devices": [
-            {
-                "name": "all",
-                "containerEdits": {
-                    "deviceNodes": [node("/dev/nvidia-fs0")],
-                    "mounts": [{"hostPath": "/run/udev", "containerPath": "/run/udev", "options": RO}],
-                },
-            }
-        ],
-    }
-    assert extras(policy, DRIVER) == (Extra.GDS,)
-    assert extras(Policy(), DRIVER) == ()
-
-
-@pytest.mark.parametrize(
-    "name", ["", "a b", "-a", "a-", "GPU-1/7/0", "ä", "a,b", "a=b"],
-    ids=["empty", "a space", "begins with -", "ends with -", "a slash", "no ASCII", "a comma", "="],
-)  # fmt: skip
-def test_names_that_cdi_does_not_allow(name: str) -> None:
-    with pytest.raises(ValueError, match="expected a CDI device name"):
-        qualified(name)
 
 
 @pytest.mark.parametrize("kind", ["gpu", "a/b/c", "1a/b", "a/b.c", "a/", "/b"])
@@ -260,15 +165,6 @@ def test_names_are_what_cdi_says(name: str) -> None:
         assert not good
     else:
         assert good
-
-
-def test_a_hook_cannot_be_expanded() -> None:
-    with pytest.raises(HookError):
-        expanded([qualified("GPU-a")], [only()])
-    said = expanded([qualified("GPU-a")], [only(Policy(cdi_disabled_hooks=frozenset({"all"})))])
-    assert [mount.container_path for mount in said.mounts] == [CUDA, "/usr/bin/nvidia-smi"]
-    with pytest.raises(KeyError):
-        expanded([qualified("GPU-z")], specifications(GPUS, (), Policy(), DriverFiles(())))
 
 
 # --- what is gone ------------------------------------------------------------------------------------------------------
@@ -293,15 +189,10 @@ OLD = {"cdiVersion": "0.6.0", "kind": "k8s.device-plugin.nvidia.com/gpu", "devic
         pytest.param(None, False, id="no file"),
         pytest.param({**OLD, "devices": [GONE, GONE]}, True, id="twice"),
         pytest.param({**OLD, "devices": [{**GONE, "name": "../x"}, GONE]}, True, id="a name that no runtime takes"),
-        *(
-            pytest.param(
-                {**OLD, "devices": [{"name": "GPU-odd", "containerEdits": edits}, GONE]}, True, id=f"odd {edits}"
-            )
-            for edits in ODD
-        ),
+        *(pytest.param({**OLD, "devices": [{"name": "GPU-odd", "containerEdits": edits}, GONE]}, True, id=f"odd {edits}") for edits in ODD),
         pytest.param({**OLD, "cdiVersion": "9.0.0"}, False, id="a version that no runtime takes"),
     ],
-)
+)  # fmt: skip
 def test_a_device_that_went_stays(old: object, kept: bool) -> None:
     new = only(Policy())
     merged = with_gone(new, old)
@@ -322,44 +213,11 @@ def test_only_the_last_that_went_stay() -> None:
 # --- the file ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_written_once_and_found_by_its_name(tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "cdi"
-    assert write(only(), folder=folder)
-    file = folder / "k8s.device-plugin.nvidia.com-gpu.json"
-    assert json.loads(file.read_bytes()) == only()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o644
-    assert os.listdir(folder) == [file.name]  # noqa: PTH208 - nothing was left behind
-    before = file.stat()
-    assert not write(only(), folder=folder)
-    assert file.stat().st_ino == before.st_ino
-
-
-def test_a_change_replaces_it_and_keeps_what_went(tmp_path: Path) -> None:
-    write(only(gpus=GPUS[:2]), folder=tmp_path)
-    before = path_of(only(), tmp_path).stat().st_ino
-    assert write(only(gpus=GPUS[:1]), folder=tmp_path)
-    spec = json.loads(path_of(only(), tmp_path).read_bytes())
-    assert [device["name"] for device in spec["devices"]] == ["GPU-a", "all", "GPU-b"]
-    assert path_of(only(), tmp_path).stat().st_ino != before
-    assert not write(only(gpus=GPUS[:1]), folder=tmp_path)
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"\xff", b"[]", b'"x"', b"{}"])
 def test_a_file_that_is_broken_is_replaced(tmp_path: Path, content: bytes) -> None:
     path_of(only(), tmp_path).write_bytes(content)
     assert write(only(), folder=tmp_path)
     assert json.loads(path_of(only(), tmp_path).read_bytes()) == only()
-
-
-def test_what_a_crash_left_of_a_write_is_swept(tmp_path: Path) -> None:
-    ours, others = (
-        tmp_path / f".{name}.0123abcd.new" for name in (path_of(only(), tmp_path).name, "vendor.com-nic.json")
-    )
-    for leftover in (ours, others):
-        leftover.write_text("{")
-        os.utime(leftover, (0, 0))
-    write(only(), folder=tmp_path)
-    assert (ours.exists(), others.exists()) == (False, True)
 
 
 def test_a_foreign_file_stays_as_it_is(tmp_path: Path) -> None:
@@ -381,72 +239,6 @@ def test_a_link_in_its_place_is_replaced_and_not_followed(tmp_path: Path) -> Non
     write(only(), folder=tmp_path)
     assert victim.read_text() == "mine"
     assert not path_of(only(), tmp_path).is_symlink()
-
-
-def test_a_file_that_can_not_be_put_in_place_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(CDIFileError, match="No space left"):
-        write(only(), folder=tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_amds_gpus_are_not_told_by_cdi(tmp_path: Path) -> None:
-    amd = GPU("amd-0", 0, 0, resource="amd.com/gpu", device_nodes=("/dev/dri/renderD128",))
-    policy = Policy(list_strategies=frozenset({ListStrategy.CDI_CRI}))
-    assert keep(Sight((amd,)), policy, driver=DRIVER, folder=tmp_path) == NodeTraits()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_no_specification_names_an_instance_that_lacks_its_nodes(tmp_path: Path) -> None:
-    lacking = GPU("MIG-d", 3, 1, parent="GPU-b", resource="nvidia.com/gpu", lacks="no nodes")
-    policy = Policy(list_strategies=frozenset({ListStrategy.CDI_CRI}))
-    (specification,) = keep(Sight((*GPUS, lacking)), policy, driver=DRIVER, folder=tmp_path).specifications
-    assert [one["name"] for one in specification["devices"]] == ["GPU-a", "GPU-b", "MIG-c", "all"]
-
-
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    (tmp_path / "cdi").write_text("no folder")
-    with pytest.raises(CDIFileError, match="mount the host's folder"):
-        write(only(), folder=tmp_path / "cdi")
-
-
-def test_what_is_kept_is_what_answers_rest_on(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("cdi")
-    policy = Policy(container_driver_root=str(root), list_strategies=frozenset({ListStrategy.CDI_CRI}))
-    own = GPU("GPU-own", 7, 7, cdi_name="vendor.com/gpu=GPU-own")
-    sight = Sight((*GPUS, own), control_nodes=("/dev/nvidiactl",), driver=VERSION)
-    around = keep(sight, policy, folder=folder)
-    (spec,) = around.specifications
-    assert around == NodeTraits(("/dev/nvidiactl",), specifications=(spec,))
-    assert [device["name"] for device in spec["devices"]] == ["GPU-a", "GPU-b", "MIG-c", "all"]
-    assert json.loads(path_of(spec, folder).read_bytes()) == spec
-
-
-def test_what_cannot_be_kept_is_said_to_answers(tmp_path: Path, root: Path) -> None:
-    cri = frozenset({ListStrategy.CDI_CRI})
-    sight = Sight(GPUS, driver="1.2.3")
-    without_libraries = keep(sight, Policy(container_driver_root=str(root), list_strategies=cri), folder=tmp_path)
-    assert "expected libcuda.so.1.2.3" in without_libraries.without_cdi
-    (tmp_path / "file").touch()
-    without_folder = keep(sight, Policy(list_strategies=cri), driver=DRIVER, folder=tmp_path / "file")
-    assert "mount the host's folder" in without_folder.without_cdi
-
-
-def test_without_a_cdi_strategy_nothing_is_looked_for_or_written(tmp_path: Path) -> None:
-    assert keep(Sight(GPUS, control_nodes=("/dev/nvidiactl",)), Policy(), folder=tmp_path / "cdi") == NodeTraits(
-        ("/dev/nvidiactl",)
-    )
-    assert not (tmp_path / "cdi").exists()
-
-
-def test_a_node_without_a_driver_needs_no_hooks() -> None:
-    (spec,) = specifications(GPUS, (), Policy(), DriverFiles(()))
-    assert "hooks" not in spec["containerEdits"]
 
 
 # --- the driver's files ------------------------------------------------------------------------------------------------
@@ -500,28 +292,6 @@ def test_libraries_are_found_where_distributions_put_them(tmp_path: Path, folder
     }
 
 
-def test_a_link_may_lead_up_and_into_another_folder_which_needs_none_there(root: Path) -> None:
-    """As a process with this root would follow it; where it leads, the loader finds the library by itself."""
-    put(root, f"/opt/nvidia/libnvidia-ml.so.{VERSION}")
-    link(root, "/usr/lib64/libnvidia-ml.so.1", f"../../opt/nvidia/libnvidia-ml.so.{VERSION}")
-    found = look(root)
-    assert f"/opt/nvidia/libnvidia-ml.so.{VERSION}" in paths(found.libraries)
-    assert "/usr/lib64/libnvidia-ml.so.1" not in [one.path for one in found.links]
-
-
-def test_a_program_is_mounted_once_and_only_if_it_is_one(root: Path) -> None:
-    put(root, "/usr/bin/nvidia-smi", 0o755)
-    put(root, "/usr/sbin/nvidia-smi", 0o755)
-    put(root, "/usr/bin/nvidia-debugdump", 0o644)
-    found = [path for path in paths(look(root).others) if "nvidia-" in path]
-    assert found == ["/usr/bin/nvidia-smi"]
-
-
-def test_a_folder_that_is_called_like_a_library_is_none(root: Path) -> None:
-    (root / "usr" / "lib64" / "libnvidia-egl-gbm.so.1.1.0").mkdir(parents=True)
-    assert not [path for path in paths(look(root).others) if "egl-gbm" in path]
-
-
 def test_links_beside_a_library_are_made_again(root: Path) -> None:
     link(root, "/usr/lib64/libcuda.so.1", f"libcuda.so.{VERSION}")
     link(root, "/usr/lib64/libcuda.so", "libcuda.so.1")
@@ -562,23 +332,15 @@ def test_links_that_the_loader_does_not_make(root: Path, library: str, path: str
         pytest.param("/usr/lib64/libnvidia-nvvm70.so.4", "", id="NVVM"),
         pytest.param("/usr/share/nvidia/nvoptix.bin", "", id="OptiX"),
         pytest.param("/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "", id="EGL"),
-        *(
-            pytest.param(f"/usr/local/share/{EGL}/{name}", f"/usr/share/{EGL}/{name}", id=name)
-            for name in ("09_nvidia_wayland2.json", "20_nvidia_xcb.json", "20_nvidia_xlib.json")
-        ),
-        pytest.param(
-            "/etc/X11/xorg.conf.d/10-nvidia.conf", "/usr/share/X11/xorg.conf.d/10-nvidia.conf", id="X server"
-        ),
+        *(pytest.param(f"/usr/local/share/{EGL}/{name}", f"/usr/share/{EGL}/{name}", id=name) for name in ("09_nvidia_wayland2.json", "20_nvidia_xcb.json", "20_nvidia_xlib.json")),
+        pytest.param("/etc/X11/xorg.conf.d/10-nvidia.conf", "/usr/share/X11/xorg.conf.d/10-nvidia.conf", id="X server"),
         pytest.param("/etc/OpenCL/vendors/nvidia.icd", "", id="OpenCL"),
         pytest.param("/usr/share/OpenCL/vendors/nvidia.icd", "/etc/OpenCL/vendors/nvidia.icd", id="OpenCL, elsewhere"),
         pytest.param("/usr/lib64/xorg/modules/drivers/nvidia_drv.so", "", id="the X server's driver"),
         pytest.param(f"/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}", "", id="GLX"),
         pytest.param("/usr/share/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/icd.d/nvidia_icd.json", id="Vulkan"),
         pytest.param("/vulkan/icd.d/nvidia_layers.json", "/etc/vulkan/icd.d/nvidia_layers.json", id="Vulkan on GKE"),
-        pytest.param(
-            "/etc/vulkan/implicit_layer.d/nvidia_layers.json", "/etc/vulkan/implicit_layer.d/nvidia_layers.json",
-            id="Vulkan's layers",
-        ),
+        pytest.param("/etc/vulkan/implicit_layer.d/nvidia_layers.json", "/etc/vulkan/implicit_layer.d/nvidia_layers.json", id="Vulkan's layers"),
         pytest.param("/etc/passwd", None, id="nothing else"),
         pytest.param("/usr/lib64/libnvidia-egl-gbm.so.1", None, id="no version of its own"),
     ],
@@ -589,52 +351,22 @@ def test_what_graphics_needs(root: Path, there: str, inside: str | None) -> None
     assert paths(look(root).others) == expected
 
 
-def test_a_vulkan_file_is_there_once_and_etc_comes_first(root: Path) -> None:
-    put(root, "/usr/share/vulkan/icd.d/nvidia_icd.json")
-    put(root, "/etc/vulkan/icd.d/nvidia_icd.json")
-    assert paths(look(root).others) == {
-        "/etc/vulkan/icd.d/nvidia_icd.json": "/run/nvidia/driver/etc/vulkan/icd.d/nvidia_icd.json"
-    }
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [
         (f"/lib/firmware/updates/nvidia/{VERSION}/gsp.bin", f"/lib/firmware/nvidia/{VERSION}/gsp.bin"),
-        (
-            f"/lib/firmware/updates/{os.uname().release}/nvidia/{VERSION}/gsp.bin",
-            f"/lib/firmware/updates/nvidia/{VERSION}/gsp.bin",
-        ),
+        (f"/lib/firmware/updates/{os.uname().release}/nvidia/{VERSION}/gsp.bin", f"/lib/firmware/updates/nvidia/{VERSION}/gsp.bin"),
         (f"/opt/firmware/nvidia/{VERSION}/gsp.bin", f"/lib/firmware/updates/nvidia/{VERSION}/gsp.bin"),
         ("/usr/lib64/xorg/modules/drivers/nvidia_drv.so", "/usr/X11R6/lib/modules/drivers/nvidia_drv.so"),
     ],
     ids=["firmware", "firmware of this kernel", "firmware, where the kernel is told to look", "the X server's driver"],
-)
+)  # fmt: skip
 def test_of_several_places_the_first_counts(root: Path, first: str, second: str) -> None:
     put(root, "/sys/module/firmware_class/parameters/path")
     (root / "sys/module/firmware_class/parameters/path").write_text("/opt/firmware\n")
     put(root, first)
     put(root, second)
     assert list(paths(look(root).others)) == [first]
-
-
-def test_the_glx_server_module_has_its_link(root: Path) -> None:
-    put(root, f"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}")
-    folder = "/usr/lib64/xorg/modules/extensions"
-    assert Symlink(f"{folder}/libglxserver_nvidia.so", f"libglxserver_nvidia.so.{VERSION}") in look(root).links
-
-
-def test_a_socket_is_looked_for_in_both_places_and_taken_once(root: Path) -> None:
-    put(root, "/var/run/nvidia-persistenced/socket")
-    assert list(paths(look(root).others)) == ["/var/run/nvidia-persistenced/socket"]
-    put(root, "/run/nvidia-persistenced/socket")
-    assert list(paths(look(root).others)) == ["/run/nvidia-persistenced/socket"]
-
-
-def test_a_merged_usr_names_a_library_once(root: Path) -> None:
-    link(root, "/lib64", "usr/lib64")
-    link(root, "/lib", "/usr/lib64")
-    assert list(paths(look(root).libraries)) == [CUDA]
 
 
 def test_links_stay_inside_the_root(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -691,12 +423,6 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stat, "S_ISCHR", stat.S_ISREG)
 
 
-def test_nodes_of_extras_are_device_nodes(root: Path) -> None:
-    put(root, "/dev/gdrdrv")
-    assert look(root).nodes[Extra.GDRCOPY] == ()
-    assert list(driverfiles._nodes(driverfiles._Tree("/", "/"), (("/dev", "nul*"),))) == ["/dev/null"]
-
-
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize(
     ("extra", "nodes"),
@@ -711,15 +437,6 @@ def test_nodes_of_extras_are_below_the_drivers_root(root: Path, extra: Extra, no
     for path in (*nodes, "/dev/infiniband/umad0"):
         put(root, path)
     assert look(root).nodes[extra] == nodes
-
-
-def test_a_driver_without_device_nodes_of_its_own_uses_the_nodes_of_the_host(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driverfiles, "_NODES", {Extra.GDRCOPY: (("/dev", "null"),)})
-    assert look(root).nodes[Extra.GDRCOPY] == ("/dev/null",)
-    (root / "dev").mkdir()
-    assert look(root).nodes[Extra.GDRCOPY] == ()
 
 
 @pytest.mark.usefixtures("plain")
@@ -737,17 +454,6 @@ def test_a_gpu_has_the_nodes_that_it_draws_with(root: Path) -> None:
     assert look(root).drawing == {PCI: drawing}
     (root / f"dev/dri/by-path/pci-{PCI}-card").unlink()
     assert look(root).drawing == {PCI: Drawing(drawing.nodes)}
-
-
-def test_a_gpu_that_draws_nothing_is_not_named(root: Path) -> None:
-    put(root, f"/sys/bus/pci/devices/{PCI}/drm/card1")
-    (root / "dev").mkdir()
-    assert look(root).drawing == {}
-
-
-def test_on_the_host_the_root_is_said(root: Path) -> None:
-    found = find(Policy(container_driver_root="/nowhere"), VERSION, root=str(root))
-    assert paths(found.libraries) == {CUDA: CUDA}
 
 
 @pytest.mark.parametrize("version", ["", "550", "../../etc", "550.54.15\n", "*", "550.54.15/x"])

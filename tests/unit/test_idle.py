@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelets.kubelet import Kubelet
+from gateway_lab.gatewayproc import GatewayProcess, gateway_command
+from gateway_lab.kubelets.kubelet import Kubelet
 
 SECONDS: Final = 10.0
 MOST: Final = 5

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from gateway.age import HOST_SERVICE_NS
 from gateway.leader import instance as instances
-from gateway.leader.instance import FOLDER, Instance, alive, make_folder, socket_name, sweep
+from gateway.leader.instance import FOLDER, Instance, alive, make_folder, sweep
 
 
 @pytest.fixture
@@ -31,14 +30,12 @@ def made(tmp_path: Path) -> Iterator[list[Instance]]:
     [
         pytest.param("there", "", id="there"),
         pytest.param("device-plugins", "", id="a kubelet's, before its first start"),
-        pytest.param(
-            "device-plugin", "there is no folder {0}/device-plugin, the nearest one is {0}: correct", id="a slip"
-        ),
+        pytest.param("device-plugin", "there is no folder {0}/device-plugin, the nearest one is {0}: correct", id="a slip"),
         pytest.param("a/b/device-plugins", "the nearest one is {0}: correct --socket-dir", id="a slip above it"),
         pytest.param("file", "{0}/file isn't a folder: correct --socket-dir", id="a file"),
         pytest.param("link", "{0}/link isn't a folder: correct --socket-dir", id="a link to nowhere"),
     ],
-)
+)  # fmt: skip
 def test_the_socket_directory_is_made_only_where_a_kubelet_would(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "file").touch()
@@ -47,18 +44,6 @@ def test_the_socket_directory_is_made_only_where_a_kubelet_would(tmp_path: Path,
     assert (words.format(tmp_path) in said, bool(said)) == (True, bool(words))
     assert (tmp_path / name).is_dir() is not bool(words)
     assert not (tmp_path / "a").exists()
-
-
-def test_a_kubelets_directory_is_made_as_a_kubelet_would(tmp_path: Path) -> None:
-    assert make_folder(tmp_path / "device-plugins") == ""
-    assert (tmp_path / "device-plugins").stat().st_mode & 0o777 == 0o750
-
-
-def test_a_socket_directory_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
-    assert f"{tmp_path} can't be written to by the user {os.geteuid()}: run the gateway as root" in make_folder(
-        tmp_path
-    )
 
 
 def living(tmp_path: Path, made: list[Instance]) -> Instance:
@@ -82,12 +67,6 @@ def test_without_a_descriptor_it_is_not_known_who_lives(
         limited.setattr(opens, refuse)
         with pytest.raises(OSError, match="Too many open files"):
             alive(tmp_path)
-
-
-def test_who_goes_keeps_nothing_open(tmp_path: Path) -> None:
-    before = sorted(Path("/proc/self/fd").iterdir())
-    living(tmp_path, []).remove()
-    assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_so_many_folders_are_looked_at_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,20 +168,6 @@ def test_a_link_in_place_of_a_folder_is_not_followed(tmp_path: Path) -> None:
     assert (victim / "lock").exists()
 
 
-def test_removal_takes_sockets_and_the_lock_and_nothing_else(tmp_path: Path, made: list[Instance]) -> None:
-    instance = living(tmp_path, made)
-    with socket.socket(socket.AF_UNIX) as own:
-        own.bind(str(instance.folder / "a.sock"))
-        (instance.folder / "somebody's file").touch()
-        instance.remove()
-    assert [path.name for path in instance.folder.iterdir()] == ["somebody's file"]
-
-
-def test_socket_names_are_short_and_differ() -> None:
-    names = {socket_name(resource) for resource in ("nvidia.com/gpu", "amd.com/gpu", "x" * 300)}
-    assert (len(names), {len(name) for name in names}) == (3, {13})
-
-
 # How old the gateways of a pod are.
 
 HOUR_NS = 3600 * 10**9
@@ -227,23 +192,6 @@ def born(tmp_path: Path, pod: str) -> int:
     one.create()
     one.remove()
     return one.age.born_ns
-
-
-@pytest.mark.usefixtures("boot")
-def test_gateways_of_one_pod_are_of_one_age_however_often_they_start(tmp_path: Path) -> None:
-    first, other, again = (born(tmp_path, pod) for pod in ("a", "b", "a"))
-    assert first == again < other
-    assert born(tmp_path, "") > other
-    assert born(tmp_path, "../a") > other  # No UID.
-
-
-@pytest.mark.usefixtures("boot")
-def test_a_host_service_is_of_no_pod(tmp_path: Path) -> None:
-    one = Instance(tmp_path, host_service=True, pod_uid="a")
-    one.create()
-    one.remove()
-    assert one.age.host_service
-    assert not list((tmp_path / FOLDER).iterdir())
 
 
 def _linked(path: Path) -> None:

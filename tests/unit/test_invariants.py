@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from devices.model import ContainerAnswer
-from gateway.lab.kubelets.kubelet import Admission
-from gateway.lab.trials.invariants import (
+from gateway_lab.kubelets.kubelet import Admission
+from gateway_lab.trials.invariants import (
     Holding,
     Pods,
     broken,
@@ -17,7 +17,7 @@ from gateway.lab.trials.invariants import (
     short,
     unannounced,
 )
-from gateway.lab.trials.scenarios import mistold
+from gateway_lab.trials.scenarios import mistold
 
 GPU = "nvidia.com/gpu"
 

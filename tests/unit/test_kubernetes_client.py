@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ import msgspec
 import pytest
 import trustme
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gateway.kubernetes import client
-from gateway.kubernetes.client import Client, KubernetesError, Patch
+from gateway.kubernetes.client import Client, KubernetesError
 from tests.fakes.apiserver import Answer, ApiServer, Fault, Request
 from tests.unit.kubernetes import api, authority, node, server, until
 
@@ -32,29 +30,6 @@ class Metadata(Struct):
 
 class Node(Struct):
     metadata: Metadata
-
-
-async def test_an_object_is_what_is_wanted_of_it(server: ApiServer, api: Client) -> None:
-    server.put(NODE, **node(a="b"), spec={"podCIDR": "10.0.0.0/24"})
-    assert (await api.get(NODE, Node)).metadata.labels == {"a": "b"}
-    assert server.requests[0].headers["user-agent"] == "test/1"
-    assert server.requests[0].headers["authorization"] == "Bearer token-1"
-
-
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [("10.0.0.1", "10.0.0.1:443"), ("fd00::1", "[fd00::1]:443"), ("api.example", "api.example:443")],
-)
-def test_who_is_asked_is_spelled_as_http_wants_it(host: str, expected: str) -> None:
-    assert client.authority(host, 443) == expected
-
-
-async def test_a_server_behind_a_path_is_asked_there(server: ApiServer) -> None:
-    api = Client(replace(server.access(), base="/k8s/clusters/c1"), manager="test")
-    with pytest.raises(KubernetesError):
-        await api.get(NODE, Node)
-    assert server.requests[0].path == f"/k8s/clusters/c1{NODE}"
-    api.close()
 
 
 @pytest.mark.parametrize("content", ["", "\n", "two\nlines", "\u00e9"], ids=["nothing", "empty", "lines", "not ASCII"])
@@ -183,22 +158,6 @@ async def test_every_fault_is_an_error_that_says_what_came(
     await api.get(NODE, Node)
 
 
-@pytest.mark.parametrize(
-    ("said", "seconds"),
-    [("7", 7), ("0", 0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0), ("9" * 50, 0), ("-1", 0), ("soon", 0)],
-)
-async def test_a_server_says_when_it_wants_to_be_asked_again(
-    server: ApiServer, api: Client, said: str, seconds: float
-) -> None:
-    async def too_many(answer: Answer, _: Request) -> None:
-        await answer.no(429, "TooManyRequests", {"Retry-After": said})
-
-    server.faults.append(too_many)
-    with pytest.raises(KubernetesError) as caught:
-        await api.get(NODE, Node)
-    assert (caught.value.status, caught.value.reason, caught.value.retry_after) == (429, "TooManyRequests", seconds)
-
-
 async def _crumbs(answer: Answer, _: Request) -> None:
     await answer.raw(
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 20_000 + b"2\r\n{}\r\n0\r\n\r\n"
@@ -219,14 +178,6 @@ async def test_an_answer_in_crumbs_lets_others_work_meanwhile(server: ApiServer,
 # Connections.
 
 
-async def test_one_connection_serves_one_request_after_the_other(server: ApiServer, api: Client) -> None:
-    server.put(NODE, **node())
-    for _ in range(3):
-        await api.get(NODE, Node)
-        await asyncio.sleep(0.01)
-    assert server.connections == 1
-
-
 async def test_a_server_that_is_gone_without_a_word_is_noticed_by_the_kernel(server: ApiServer, api: Client) -> None:
     server.put(NODE, **node())
     await api.get(NODE, Node)
@@ -235,28 +186,6 @@ async def test_a_server_that_is_gone_without_a_word_is_noticed_by_the_kernel(ser
     assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) + 15 <= 30
     assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
-
-
-async def test_a_connection_is_kept_for_a_while_only(
-    server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "_KEEP", 0.01)
-    server.put(NODE, **node())
-    await api.get(NODE, Node)
-    await until(lambda: not server._open)
-    await api.get(NODE, Node)
-    assert server.connections == 2
-
-
-async def test_a_kept_connection_that_has_ended_is_no_failure(server: ApiServer, api: Client) -> None:
-    server.put(NODE, **node())
-    await api.get(NODE, Node)
-    server.faults.append(_nothing)  # The server ends it while the request is on its way.
-    await api.get(NODE, Node)
-    await server.stop()
-    await server.start()
-    await api.get(NODE, Node)
-    assert server.connections == 3
 
 
 async def test_what_is_created_is_created_on_a_connection_of_its_own(server: ApiServer, api: Client) -> None:
@@ -283,15 +212,6 @@ async def test_so_many_requests_are_under_way_and_no_more(server: ApiServer, api
 
 
 # Lists.
-
-
-async def test_a_list_is_read_page_by_page(server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "PAGE", 2)
-    for number in range(5):
-        server.put(f"/api/v1/nodes/n{number}", **node(number=str(number)))
-    found, version = await api.list("/api/v1/nodes", Node)
-    assert [one.metadata.labels["number"] for one in found] == ["0", "1", "2", "3", "4"]
-    assert (len(server.requests), version) == (3, str(server.version))
 
 
 @pytest.mark.parametrize("fits", [1, 3])
@@ -403,46 +323,4 @@ def test_what_a_text_holds_is_no_part_of_the_object(text: str) -> None:
     assert one.metadata.labels["said"] == text
 
 
-async def test_selectors_are_sent(server: ApiServer, api: Client) -> None:
-    for name in ("n1", "n2"):
-        server.put(f"/api/v1/nodes/{name}", **node(name=name))
-    found, _ = await api.list("/api/v1/nodes", Node, fields="metadata.name=n2")
-    assert [one.metadata.labels["name"] for one in found] == ["n2"]
-
-
 # Writes.
-
-
-@pytest.mark.parametrize(
-    ("how", "query", "kind"),
-    [
-        (Patch.MERGE, {"fieldManager": "test"}, "application/merge-patch+json"),
-        (Patch.STRATEGIC, {"fieldManager": "test"}, "application/strategic-merge-patch+json"),
-        (Patch.APPLY, {"fieldManager": "test", "force": "true"}, "application/apply-patch+yaml"),
-    ],
-)
-async def test_a_patch_says_how_it_is_meant(
-    server: ApiServer, api: Client, how: Patch, query: Mapping[str, str], kind: str
-) -> None:
-    server.put(NODE, **node(a="b"))
-    await api.patch(NODE, {"spec": {"x": 1}}, how)
-    asked = server.requests[-1]
-    assert (asked.method, asked.query, asked.headers["content-type"]) == ("PATCH", query, kind)
-    assert server.objects[NODE]["spec"] == {"x": 1}
-
-
-async def test_a_patch_of_what_has_changed_meanwhile_is_a_conflict(server: ApiServer, api: Client) -> None:
-    server.put(NODE, **node())
-    with pytest.raises(KubernetesError, match="409 Conflict") as caught:
-        await api.patch(NODE, {"metadata": {"resourceVersion": "1"}}, Patch.MERGE)
-    assert caught.value.reason == "Conflict"
-
-
-async def test_what_is_gone_is_deleted(server: ApiServer, api: Client) -> None:
-    server.put(NODE, **node())
-    assert await api.delete(NODE)
-    assert not await api.delete(NODE)
-    assert NODE not in server.objects
-    server.removed = "/api/v1/"  # Whether it is gone, this server can't know.
-    with pytest.raises(KubernetesError):
-        await api.delete(NODE)

@@ -10,7 +10,7 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[2]
 ROOMS: Final = ("adapters", "devices", "gateway")
-APART: Final = ("adapters/pb", "gateway/cli", "gateway/lab")
+APART: Final = ("adapters/pb", "gateway/cli", "gateway_lab")
 """Rooms in the same folders that no daemon runs: generated code, commands, the laboratory."""
 SHARED_NAMES: Final = {
     "Metadata": "Kubernetes' own word, of a claim and of a slice",
@@ -19,7 +19,7 @@ SHARED_NAMES: Final = {
 """Names that several classes have, and what each is: the field's own word in rooms that don't meet. None comes without a reason."""
 
 CONTRACT_MAY_IMPORT: Final = (
-    *("gateway.cli.main", "gateway.configuration.settings", "gateway.lab"),
+    *("gateway.cli.main", "gateway.configuration.settings", "gateway_lab"),
     *("adapters", "devices.model"),
     *("tests.contract", "tests.fakes", "gateway.wires.rpc"),
 )

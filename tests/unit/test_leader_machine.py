@@ -14,9 +14,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.age import Age
-from gateway.lab.trials.explore import uncollected
 from gateway.leader import machine
 from gateway.leader.machine import Stage
+from gateway_lab.trials.explore import uncollected
 
 SOON, LATER = 1.0, 1_000_000.0
 """Two moments at which a gateway asks: at the second one, that room was made before is forgotten."""

@@ -8,12 +8,12 @@ import sys
 import pytest
 
 # Without rich, as on a node: structlog imports it wherever it is installed.
-LOADED = "import sys; sys.modules['rich'] = None; import gateway.cli.main, gateway.daemon, gateway.compose, gateway.process; print(*sys.modules)"
+LOADED = "import sys; sys.modules['rich'] = None; import gateway.cli.run, gateway.daemon, gateway.compose, gateway.process; print(*sys.modules)"
 SERVING = """
 import sys
 sys.modules["rich"] = None
 from pathlib import Path
-import gateway.cli.main, gateway.daemon, gateway.compose, gateway.process
+import gateway.cli.run, gateway.daemon, gateway.compose, gateway.process
 from gateway.configuration.settings import Settings
 gateway.compose.source(Settings(backend="simulated"))
 for name, module in sorted(sys.modules.items()):
@@ -35,7 +35,7 @@ def loaded() -> frozenset[str]:
 @pytest.mark.parametrize(
     "module",
     [
-        "gateway.lab",
+        "gateway_lab",
         "gateway.bridge",
         "adapters.pluginregistration",
         "gateway.cli.demo",

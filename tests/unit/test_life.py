@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from devices.life import merging, states
-from devices.life.admission import all_present, awaits_pre_start, counted, judge, judge_pre_start
+from devices.life import states
+from devices.life.admission import all_present, awaits_pre_start, judge
 from devices.life.merging import (
     FIRST_DISCOVERY_S,
     HELD_UNKNOWN_S,
@@ -22,7 +22,7 @@ from devices.life.merging import (
     Sticky,
     merge,
 )
-from devices.life.states import Entry, Spells, State
+from devices.life.states import Entry, State
 from devices.model import Device, Fault, Health, RefusedError, Trouble, TroubleKind
 from devices.source import Fate, Listing
 
@@ -58,43 +58,6 @@ GONE = Listing(())
 # The table.
 
 
-@pytest.mark.parametrize(
-    ("state", "health", "allocate", "lenient", "held", "pre_start", "listed", "kept"),
-    [
-        (State.PRESENT, WELL, None, False, False, None, True, True),
-        (State.NOT_LOOKED_YET, None, None, False, False, Fault.FAILED_PRECONDITION, True, True),
-        (State.UNHEALTHY, ILL, Fault.FAILED_PRECONDITION, True, False, None, True, True),
-        (State.LOST, ILL, Fault.FAILED_PRECONDITION, False, False, None, True, True),
-        (State.WITHDRAWN, ILL, Fault.NOT_FOUND, False, True, None, False, False),
-        (State.CORDONED, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
-        (State.WITHHELD, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
-        (State.LEAVING, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
-        (State.ELSEWHERE, ILL, Fault.FAILED_PRECONDITION, False, False, None, True, True),
-        (State.LENT, WELL, Fault.FAILED_PRECONDITION, False, False, None, True, True),
-        (State.RETURNING, WELL, Fault.FAILED_PRECONDITION, False, False, None, True, True),
-        (State.RELEASED, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
-    ],
-)
-def test_row(
-    state: State,
-    health: Health | None,
-    allocate: Fault | None,
-    lenient: bool,
-    held: bool,
-    pre_start: Fault | None,
-    listed: bool,
-    kept: bool,
-) -> None:
-    row = states.TABLE[state]
-    assert (row.health, row.allocate, row.lenient, row.held) == (health, allocate, lenient, held)
-    assert (row.pre_start, row.listed, row.kept) == (pre_start, listed, kept)
-    assert bool(row.way_out) == (allocate is not None or pre_start is not None)
-
-
-def test_every_state_has_its_row() -> None:
-    assert set(states.TABLE) == set(State)
-
-
 # What the backend sees.
 
 
@@ -127,15 +90,10 @@ def test_a_device_that_was_looked_for(
     [
         (TroubleKind.APPLICATION, State.PRESENT, "hot", False),
         (TroubleKind.RESTART_APP, State.UNHEALTHY, "hot", False),
-        (
-            TroubleKind.RESET_REQUIRED,
-            State.UNHEALTHY,
-            "hot; until it is reset, the node reboots, or somebody says",
-            True,
-        ),
+        (TroubleKind.RESET_REQUIRED, State.UNHEALTHY, "hot; until it is reset, the node reboots, or somebody says", True),
         (TroubleKind.UNKNOWN, State.UNHEALTHY, "hot; until it is reset, the node reboots, or somebody says", True),
     ],
-)
+)  # fmt: skip
 def test_the_kind_of_a_trouble_decides(
     kind: TroubleKind, state: State, reason: str, remembered: bool, health: Health
 ) -> None:
@@ -145,11 +103,6 @@ def test_the_kind_of_a_trouble_decides(
     [entry] = merged.entries
     assert (entry.state, entry.kind, entry.reason.startswith(reason)) == (state, kind, True)
     assert merged.sticky == ({"g": Sticky(trouble, UNIX, "boot")} if remembered else {})
-
-
-def test_a_kind_of_a_release_to_come_is_unknown() -> None:
-    assert [TroubleKind.named(kind.value) for kind in TroubleKind] == list(TroubleKind)
-    assert TroubleKind.named("replace-the-fan") is TroubleKind.UNKNOWN
 
 
 RESET, RIDDLE, RESTART = (
@@ -165,27 +118,16 @@ RESET, RIDDLE, RESTART = (
         pytest.param(RESET, "that", listed(G), State.PRESENT, None, id="the node rebooted"),
         pytest.param(RESET, "that", listed(G, trouble=RESET), State.UNHEALTHY, RESET, id="rebooted, and ill again"),
         pytest.param(RESET, "this", listed(G, recovered=frozenset("g")), State.PRESENT, None, id="it was reset"),
-        pytest.param(
-            RESET, "this", listed(G, recovered=frozenset("h")), State.UNHEALTHY, RESET, id="another was reset"
-        ),
-        pytest.param(
-            RESET,
-            "this",
-            listed(G, trouble=RIDDLE, recovered=frozenset("g")),
-            State.UNHEALTHY,
-            RIDDLE,
-            id="reset, and ill again",
-        ),
-        pytest.param(
-            RESET, "this", listed(G, trouble=RESTART), State.UNHEALTHY, RESET, id="a lesser trouble beside it"
-        ),
+        pytest.param(RESET, "this", listed(G, recovered=frozenset("h")), State.UNHEALTHY, RESET, id="another was reset"),
+        pytest.param(RESET, "this", listed(G, trouble=RIDDLE, recovered=frozenset("g")), State.UNHEALTHY, RIDDLE, id="reset, and ill again"),
+        pytest.param(RESET, "this", listed(G, trouble=RESTART), State.UNHEALTHY, RESET, id="a lesser trouble beside it"),
         pytest.param(RESET, "this", listed(G, trouble=RIDDLE), State.UNHEALTHY, RIDDLE, id="another trouble instead"),
         pytest.param(None, "this", listed(G), State.PRESENT, None, id="forgotten by an operator"),
         pytest.param(RESET, "this", GONE, State.LOST, RESET, id="lost in the meantime: remembered for its return"),
         pytest.param(RESET, "this", None, State.UNHEALTHY, RESET, id="not looked yet: ill from memory"),
         pytest.param(RESET, "that", None, State.NOT_LOOKED_YET, None, id="rebooted, not looked yet"),
     ],
-)
+)  # fmt: skip
 def test_a_trouble_that_must_be_remembered(
     remembered: Trouble | None, boot: str, listing: Listing | None, state: State, left: Trouble | None
 ) -> None:
@@ -197,30 +139,7 @@ def test_a_trouble_that_must_be_remembered(
     assert all(row.boot_id == "this" for row in merged.sticky.values())
 
 
-@pytest.mark.parametrize(
-    ("held", "listing", "left"),
-    [
-        pytest.param({"g"}, GONE, (G,), id="lost, and held"),
-        pytest.param(set(), GONE, (), id="lost, and nobody holds it"),
-        pytest.param(None, GONE, (), id="lost, and nobody knows"),
-        pytest.param({"g"}, Listing((), released=frozenset("g")), (), id="released: it stays on the list"),
-        pytest.param({"g"}, listed(G), (), id="offered"),
-    ],
-)
-def test_what_is_left_of_what_is_not_offered(
-    held: Collection[str] | None, listing: Listing, left: Sequence[Device]
-) -> None:
-    known = replace(ANNOUNCED, held=None if held is None else frozenset(held))
-    assert merging.remaining(known, listing, {}, at(NOW)) == left
-
-
 # What the backend doesn't see.
-
-
-@pytest.mark.parametrize("health", Health)
-def test_before_the_first_look_the_list_says_what_it_said_last(health: Health) -> None:
-    [entry] = look(Known({"g": Device("g", health, (1,))}), None, 100.0).entries
-    assert (entry.device, entry.state, entry.since) == (Device("g", health, (1,)), State.NOT_LOOKED_YET, None)
 
 
 @pytest.mark.parametrize(
@@ -249,23 +168,6 @@ def test_the_first_discovery_is_bounded(
     assert entry.state is state
     assert merged.again_at == (grace or FIRST_DISCOVERY_S if state is State.NOT_LOOKED_YET else None)
     assert awaits_pre_start(merged.entries) == (state is State.NOT_LOOKED_YET)
-
-
-def test_nobody_looked_in_time_is_said() -> None:
-    [entry] = look(ANNOUNCED, None, FIRST_DISCOVERY_S).entries
-    assert entry.reason == "nobody could look at it within 300 s of the start: the gateway's log says why"
-
-
-def test_a_withdrawn_device_gets_no_grace() -> None:
-    known = replace(ANNOUNCED, held=frozenset(), fates={"g": Fate.WITHDRAWN})
-    assert look(known, GONE, 1.0, grace=60).dropped == {"g"}
-
-
-def test_a_device_that_was_ill_in_this_boot_gets_no_grace() -> None:
-    known = Known({"g": G}, "this", sticky={"g": Sticky(RESET, 5.0, "this")})
-    before = look(known, None, 1.0, grace=60).entries
-    for last in ((), before):
-        assert [entry.state for entry in look(known, GONE, 2.0, last, grace=60).entries] == [State.LOST]
 
 
 @pytest.mark.parametrize("before", [None, *State])
@@ -324,17 +226,13 @@ def test_a_withdrawn_device_whose_holder_cannot_be_seen(
         pytest.param(None, set(), GONE, [State.LOST], UNIX, id="lost now"),
         pytest.param(UNIX - LOST_FORGOTTEN_S + 1, set(), GONE, [State.LOST], UNIX - LOST_FORGOTTEN_S + 1, id="not yet"),
         pytest.param(UNIX - LOST_FORGOTTEN_S, set(), GONE, [], None, id="after 30 days"),
-        pytest.param(
-            UNIX - LOST_FORGOTTEN_S, {"g"}, GONE, [State.LOST], UNIX - LOST_FORGOTTEN_S, id="never while held"
-        ),
-        pytest.param(
-            UNIX - LOST_FORGOTTEN_S, None, GONE, [State.LOST], UNIX - LOST_FORGOTTEN_S, id="nor while unknown"
-        ),
+        pytest.param(UNIX - LOST_FORGOTTEN_S, {"g"}, GONE, [State.LOST], UNIX - LOST_FORGOTTEN_S, id="never while held"),
+        pytest.param(UNIX - LOST_FORGOTTEN_S, None, GONE, [State.LOST], UNIX - LOST_FORGOTTEN_S, id="nor while unknown"),
         pytest.param(UNIX + HOUR, set(), GONE, [State.LOST], UNIX + HOUR, id="the wall clock went back"),
         pytest.param(UNIX - 9, set(), listed(G), [State.PRESENT], None, id="it is back"),
         pytest.param(UNIX - 9, set(), None, [State.NOT_LOOKED_YET], UNIX - 9, id="not looked yet: remembered"),
     ],
-)
+)  # fmt: skip
 def test_a_lost_device_is_forgotten_in_the_end(
     since: float | None,
     held: Collection[str] | None,
@@ -397,144 +295,7 @@ def test_a_cordon_wins_and_what_it_covers_is_said(listing: Listing | None, benea
     assert (again.state, again.beneath) == (beneath, entry.beneath.beneath)
 
 
-def test_a_cordon_keeps_no_withdrawn_device() -> None:
-    known = replace(ANNOUNCED, cordons={"g": "x"}, held=frozenset(), fates={"g": Fate.WITHDRAWN})
-    assert look(known, GONE).entries == ()
-
-
-@pytest.mark.parametrize(
-    ("announced", "last", "listing", "health", "beneath"),
-    [
-        pytest.param(WELL, State.PRESENT, GONE, WELL, State.PRESENT, id="can't be seen: as well as it was"),
-        pytest.param(WELL, State.PRESENT, listed(G, trouble=RESET), WELL, State.PRESENT, id="a trouble doesn't count"),
-        pytest.param(WELL, State.UNHEALTHY, listed(G), ILL, State.UNHEALTHY, id="ill: stays ill"),
-        pytest.param(WELL, State.LOST, listed(G), ILL, State.LOST, id="lost: stays lost"),
-        pytest.param(WELL, None, GONE, WELL, State.NOT_LOOKED_YET, id="a restart meanwhile: as announced"),
-        pytest.param(ILL, None, GONE, ILL, State.NOT_LOOKED_YET, id="a restart meanwhile: ill as announced"),
-        pytest.param(None, None, listed(G), WELL, State.PRESENT, id="never seen before: its first look stays"),
-        pytest.param(None, None, listed(G, trouble=RESTART), ILL, State.UNHEALTHY, id="never seen before, and ill"),
-    ],
-)
-def test_a_released_device_is_for_nobody_and_what_was_seen_last_stays(
-    announced: Health | None, last: State | None, listing: Listing, health: Health, beneath: State
-) -> None:
-    known = Known({} if announced is None else {"g": Device("g", announced)}, fates={"g": Fate.WITHDRAWN})
-    shown = None if last is None else Entry(Device("g", health), last, "so it was", since=7.0)
-    released = replace(listing, released=frozenset("g"))
-    merged = look(known, released, before=[] if shown is None else [shown])
-    [entry] = merged.entries
-    assert (entry.device.health, entry.state, merged.sticky) == (ILL, State.RELEASED, {})
-    assert entry.beneath is not None
-    assert (entry.beneath.device.health, entry.beneath.state) == (health, beneath)
-    if shown is not None:
-        assert (entry.beneath, entry.since) == (shown, 7.0 if health is ILL else NOW)
-    assert look(known, released, NOW + 1, merged.entries).entries == merged.entries
-    [again] = look(known, listed(G), NOW + 2, merged.entries).entries
-    assert (again.device.health, again.state) == (WELL, State.PRESENT)
-
-
-@pytest.mark.parametrize("held", [frozenset("g"), frozenset[str](), None], ids=["held", "free", "nobody knows"])
-def test_a_released_device_is_unhealthy_before_its_holder_ends(held: frozenset[str] | None) -> None:
-    """Or the kubelet would give it to the next container the moment that one ends, in the middle of a reset."""
-    before = look(replace(ANNOUNCED, held=held), listed(G)).entries
-    [entry] = look(replace(ANNOUNCED, held=held), listed(G, released=frozenset("g")), before=before).entries
-    assert (entry.device.health, entry.reason) == (ILL, "closed, so that it can be reset or partitioned")
-
-
-def test_a_reset_of_a_released_device_counts() -> None:
-    known = Known({"g": G}, "this", sticky={"g": Sticky(RESET, 5.0, "this")})
-    before = look(known, listed(G)).entries
-    during = look(known, listed(G, released=frozenset("g"), recovered=frozenset("g")), before=before)
-    assert ([entry.device.health for entry in during.entries], during.sticky) == ([ILL], {})
-    after = look(replace(known, sticky=during.sticky), listed(G), before=during.entries)
-    assert [entry.state for entry in after.entries] == [State.PRESENT]
-
-
 # Spells of illness.
-
-
-@pytest.mark.parametrize(
-    ("script", "count", "hold"),
-    [
-        pytest.param("", 0, 0, id="never ill"),
-        pytest.param("x", 1, 0, id="ill"),
-        pytest.param("xxxx", 1, 0, id="ill for long: once"),
-        pytest.param("xo", 1, 0, id="once"),
-        pytest.param("xoxo", 2, 0, id="twice"),
-        pytest.param("xoxoxo", 3, 60, id="a third time"),
-        pytest.param("xoxoxoxo", 4, 120, id="twice as long"),
-        pytest.param("xo" * 9, 9, HOUR, id="an hour at most"),
-        pytest.param("xo" * 5000, 5000, HOUR, id="for ever"),
-        pytest.param("xoxo" + "-" * 9 + "x", 1, 0, id="well for long: forgotten"),
-        pytest.param("xoxo" + "-" * 8 + "x", 3, 60, id="well, but not for long"),
-        pytest.param("xoxoxo" + "-" * 9 + "x", 4, 120, id="being held back isn't being well"),
-        pytest.param("xoxoxo" + "-" * 10 + "x", 1, 0, id="held back, then well for long"),
-    ],
-)
-def test_spells(script: str, count: int, hold: float) -> None:
-    """A minute for each character: ``x`` ill, ``o`` well, ``-`` as before."""
-    spells, ill = Spells(), False
-    for minute, character in enumerate(script):
-        ill = {"x": True, "o": False}.get(character, ill)
-        spells = spells.after(ill=ill, now=minute * 60.0)
-    assert (spells.count, spells.hold) == (count, hold)
-
-
-@pytest.mark.parametrize(
-    ("script", "shown"),
-    [
-        pytest.param("oooxxooo", "oooxxooo", id="once: back at once"),
-        pytest.param("oxoxoooo", "oxoxoooo", id="twice: back at once"),
-        pytest.param("xoxoxooooo", "xoxoxxxooo", id="a third time: well for a minute first"),
-        pytest.param("xoxoxoxooooo", "xoxoxxxxxxxo", id="ill while held back: for two"),
-        pytest.param("xoxoxrooooo", "xoxoxoooooo", id="a reset ends it at once"),
-        pytest.param("xoxoxr" + "xo" * 2, "xoxoxo" + "xo" * 2, id="a reset begins the count anew"),
-        pytest.param("apapapap", "oooooooo", id="what an application does never counts"),
-        pytest.param("xoxoxo  ooo", "xoxoxxxxooo", id="vanished while held back"),
-    ],
-)
-def test_a_device_that_keeps_falling_ill_is_held_back(script: str, shown: str) -> None:
-    """Half a minute for each character: ``x`` ill, ``o`` well, ``r`` well and reset, ``a`` an application's, `` `` gone."""
-    entries: Sequence[Entry] = ()
-    seen = ""
-    for number, character in enumerate(script):
-        trouble = {"x": RESTART, "a": Trouble("exit 1", TroubleKind.APPLICATION)}.get(character)
-        recovered = frozenset("g") if character == "r" else frozenset[str]()
-        devices = () if character == " " else (G,)
-        merged = look(ANNOUNCED, listed(*devices, trouble=trouble, recovered=recovered), number * 30.0, entries)
-        entries = merged.entries
-        held_back = character == "o" and entries[0].device.health is ILL
-        assert held_back == (merged.again_at is not None)
-        seen += "o" if entries[0].device.health is WELL else "x"
-    assert seen == shown
-
-
-def test_a_trouble_of_another_kind_is_told_though_its_words_are_the_same() -> None:
-    ill = replace(G, health=ILL)
-    first = look(ANNOUNCED, listed(ill, trouble=Trouble("x", TroubleKind.UNKNOWN)))
-    known = replace(ANNOUNCED, sticky=first.sticky)
-    merged = look(known, listed(ill, trouble=Trouble("x", TroubleKind.RESET_REQUIRED)), NOW, first.entries)
-    assert [entry.kind for entry in merged.entries] == [TroubleKind.RESET_REQUIRED]
-
-
-def test_what_changes_first_is_waited_for() -> None:
-    known = Known({"g": G, "h": Device("h")}, held=frozenset(), lost_since={"g": UNIX - 50, "h": UNIX - 100})
-    assert look(known, listed(), NOW).again_at == NOW - 100 + LOST_FORGOTTEN_S
-
-
-def test_what_is_held_back_comes_back_when_it_was_told() -> None:
-    before: Sequence[Entry] = [Entry(G, State.UNHEALTHY, spells=Spells(4))]
-    merged = look(ANNOUNCED, listed(G), 100.0, before)
-    [entry] = merged.entries
-    assert (entry.state, entry.reason, entry.until, merged.again_at) == (
-        State.UNHEALTHY,
-        "it became unhealthy 4 times in a row, and is held back until it was healthy for 120 s",
-        220.0,
-        220.0,
-    )
-    assert look(ANNOUNCED, listed(G), 150.0, merged.entries).entries == merged.entries
-    [entry] = look(ANNOUNCED, listed(G), 220.0, merged.entries).entries
-    assert (entry.state, entry.reason, entry.until) == (State.PRESENT, "", None)
 
 
 # The list as a whole.
@@ -545,31 +306,6 @@ def test_order_is_that_of_the_backend_then_the_others_by_id() -> None:
     merged = look(known, Listing((Device("c"), Device("new"), Device("b"))))
     assert [entry.device.id for entry in merged.entries] == ["c", "new", "b", "a", "z"]
     assert [entry.device.id for entry in look(known, None).entries] == ["a", "b", "c", "z"]
-
-
-@pytest.mark.parametrize(
-    ("announced", "before", "seen", "since"),
-    [
-        pytest.param(None, None, WELL, 100.0, id="new: now"),
-        pytest.param(WELL, None, WELL, None, id="as before the restart: unknown"),
-        pytest.param(ILL, None, ILL, None, id="ill before the restart: did not turn now"),
-        pytest.param(WELL, None, ILL, 100.0, id="fell ill over the restart: now"),
-        pytest.param(WELL, (WELL, 5.0), WELL, 5.0, id="unchanged: since then"),
-        pytest.param(ILL, (ILL, 5.0), ILL, 5.0, id="still ill: since then"),
-        pytest.param(WELL, (WELL, 5.0), ILL, 100.0, id="fell ill: now"),
-        pytest.param(ILL, (ILL, 5.0), WELL, 100.0, id="recovered: now"),
-        pytest.param(WELL, (WELL, 5.0), None, 100.0, id="lost: now"),
-        pytest.param(ILL, (ILL, 5.0), None, 5.0, id="ill, then lost: the list has said Unhealthy since then"),
-        pytest.param(ILL, (ILL, None), ILL, None, id="still as before the restart"),
-    ],
-)
-def test_since_when(
-    announced: Health | None, before: tuple[Health, float | None] | None, seen: Health | None, since: float | None
-) -> None:
-    known = Known({} if announced is None else {"g": Device("g", announced)})
-    last = [] if before is None else [Entry(Device("g", before[0]), State.PRESENT, since=before[1])]
-    [entry] = look(known, listed(*([] if seen is None else [Device("g", seen)])), 100.0, last).entries
-    assert entry.since == since
 
 
 NAMES = st.sampled_from("abcdef")
@@ -651,46 +387,6 @@ def test_merging_again_changes_nothing(steps: list[tuple[Known, Listing | None, 
     assert again == replace(once, new=frozenset(), dropped=frozenset())
 
 
-@pytest.mark.parametrize(
-    ("health", "before", "after", "reason"),
-    [
-        pytest.param(WELL, Trouble("a NaN", TroubleKind.APPLICATION), None, "", id="an application's trouble is over"),
-        pytest.param(ILL, RESET, replace(RESET, reason="worse"), "worse; until", id="another one that lasts"),
-        pytest.param(ILL, RESTART, replace(RESTART, reason="worse"), "worse", id="another one"),
-    ],
-)
-def test_what_is_listed_alike_but_is_not_alike_is_judged(
-    health: Health, before: Trouble, after: Trouble | None, reason: str
-) -> None:
-    device = replace(G, health=health)
-    once = merge(Known({}), listed(device, trouble=before), {}, at(0.0))
-    known = Known({"g": device}, sticky=once.sticky)
-    again = merge(known, listed(device, trouble=after), by_id(*once.entries), at(1.0))
-    assert again.entries[0].reason.startswith(reason)
-    assert bool(again.entries[0].reason) == bool(reason)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "state", "reason"),
-    [
-        pytest.param("held by a", "held by b", State.WITHHELD, "held by b", id="in other words"),
-        pytest.param("held by a", None, State.PRESENT, "", id="no longer"),
-        pytest.param(None, "held by a", State.WITHHELD, "held by a", id="only now"),
-    ],
-)
-def test_what_is_withheld_in_another_way_is_judged(
-    before: str | None, after: str | None, state: State, reason: str
-) -> None:
-    known = Known({"g": G}, withheld={"g": before} if before else {})
-    once = merge(known, listed(G), {}, at(0.0))
-    again = merge(replace(known, withheld={"g": after} if after else {}), listed(G), by_id(*once.entries), at(1.0))
-    assert [(one.state, one.reason) for one in again.entries] == [(state, reason)]
-
-
-def test_what_no_kubelet_was_told_of_is_new() -> None:
-    assert merge(Known({"g": G}), Listing((G, Device("h"))), {}, at(0.0)).new == {"h"}
-
-
 @given(STEPS)
 def test_what_happens_to_others_does_not_matter(steps: list[tuple[Known, Listing | None, Clock]]) -> None:
     """One resource's hundred devices are a hundred times one device."""
@@ -740,30 +436,21 @@ def over(state: State, beneath: State, since: float | None = 0.0) -> Entry:
         pytest.param(over(State.CORDONED, State.PRESENT, NOW), "", Fault.FAILED_PRECONDITION, id="cordoned just now"),
         pytest.param(over(State.CORDONED, State.PRESENT), "held", "warned", id="cordoned, held"),
         pytest.param(over(State.CORDONED, State.PRESENT), "again", "warned", id="cordoned, asked for again"),
-        pytest.param(
-            over(State.CORDONED, State.UNHEALTHY), "held", Fault.FAILED_PRECONDITION, id="cordoned, held, and ill"
-        ),
+        pytest.param(over(State.CORDONED, State.UNHEALTHY), "held", Fault.FAILED_PRECONDITION, id="cordoned, held, and ill"),
         pytest.param(over(State.CORDONED, State.LOST), "again", Fault.FAILED_PRECONDITION, id="cordoned and lost"),
         pytest.param(over(State.RELEASED, State.PRESENT), "", Fault.FAILED_PRECONDITION, id="released, was well"),
         pytest.param(over(State.RELEASED, State.PRESENT, NOW), "", Fault.FAILED_PRECONDITION, id="released just now"),
         pytest.param(over(State.RELEASED, State.PRESENT), "held", "warned", id="released, held"),
         pytest.param(over(State.RELEASED, State.PRESENT), "again", "warned", id="released, asked for again"),
         pytest.param(over(State.RELEASED, State.NOT_LOOKED_YET), "held", "warned", id="released, held, and a restart"),
-        pytest.param(
-            over(State.RELEASED, State.UNHEALTHY), "", Fault.FAILED_PRECONDITION, id="released, was unhealthy"
-        ),
+        pytest.param(over(State.RELEASED, State.UNHEALTHY), "", Fault.FAILED_PRECONDITION, id="released, was unhealthy"),
         pytest.param(over(State.RELEASED, State.UNHEALTHY), "again", "warned twice", id="released, was ill, again"),
-        pytest.param(
-            entry(State.CORDONED, beneath=over(State.RELEASED, State.LOST)),
-            "held",
-            Fault.FAILED_PRECONDITION,
-            id="cordoned, released, was lost",
-        ),
+        pytest.param(entry(State.CORDONED, beneath=over(State.RELEASED, State.LOST)), "held", Fault.FAILED_PRECONDITION, id="cordoned, released, was lost"),
         pytest.param(None, "", Fault.NOT_FOUND, id="never announced"),
         pytest.param(None, "again", Fault.NOT_FOUND, id="never announced, asked for again"),
         pytest.param(None, "held", Fault.NOT_FOUND, id="never announced, held"),
     ],
-)
+)  # fmt: skip
 def test_allocate(known: Entry | None, who: str, verdict: str | Fault) -> None:
     entries = {} if known is None else {"g": known}
     handed_out, held = (frozenset({"g"}) if who == one else frozenset[str]() for one in ("again", "held"))
@@ -776,38 +463,6 @@ def test_allocate(known: Entry | None, who: str, verdict: str | Fault) -> None:
         assert len(warnings) == ["served", "warned", "warned twice"].index(verdict)
 
 
-@pytest.mark.parametrize(
-    ("known", "refused"),
-    [
-        *((entry(state), state is State.NOT_LOOKED_YET) for state in State if state is not State.CORDONED),
-        (over(State.CORDONED, State.PRESENT), False),
-        (over(State.CORDONED, State.NOT_LOOKED_YET), True),
-        (over(State.RELEASED, State.NOT_LOOKED_YET), True),
-    ],
-)
-def test_pre_start(known: Entry, refused: bool) -> None:
-    assert awaits_pre_start([entry(State.PRESENT), known]) == refused
-    entries = by_id(known, Entry(Device("a"), State.PRESENT))
-    if refused:
-        with pytest.raises(RefusedError) as error:
-            judge_pre_start(RESOURCE, ("a", "g"), entries)
-        assert (error.value.fault, str(error.value)) == (
-            Fault.FAILED_PRECONDITION,
-            (
-                "expected devices that the backend has found, but device 'g' of nvidia.com/gpu is not looked yet (because): "
-                "the kubelet tries again"
-            ),
-        )
-    else:
-        judge_pre_start(RESOURCE, ("a", "g"), entries)
-
-
-def test_pre_start_of_a_device_that_is_not_listed() -> None:
-    with pytest.raises(RefusedError, match="'x', which never was") as refused:
-        judge_pre_start(RESOURCE, ("x",), {})
-    assert refused.value.fault is Fault.NOT_FOUND
-
-
 TWO = by_id(
     Entry(Device("a"), State.PRESENT),
     Entry(Device("b", ILL), State.UNHEALTHY, "too hot", since=0.0),
@@ -815,84 +470,6 @@ TWO = by_id(
     Entry(Device("d", ILL), State.WITHDRAWN, "no longer offered, but a container holds it", since=0.0),
     Entry(Device("e", ILL), State.CORDONED, "ticket 7", since=0.0, beneath=Entry(Device("e"), State.PRESENT)),
 )
-
-
-@pytest.mark.parametrize(
-    ("asked", "fault", "message"),
-    [
-        (
-            (),
-            Fault.INVALID_ARGUMENT,
-            "expected at least one device ID of nvidia.com/gpu for a container, got none: ask for one, or don't call",
-        ),
-        (
-            ("a", "x", "a"),
-            Fault.INVALID_ARGUMENT,
-            (
-                "expected each device ID of nvidia.com/gpu once in a container's request, got 'a' more than once: give each ID "
-                "once"
-            ),
-        ),
-        (
-            ("b", "x", "y"),
-            Fault.NOT_FOUND,
-            (
-                "expected device IDs that are announced for nvidia.com/gpu, got 'x' and 1 more, which never was or was "
-                "withdrawn: if the kubelet keeps asking for it, drain the node and restart the kubelet, so that it learns the "
-                "devices anew"
-            ),
-        ),
-        (
-            ("a", "b"),
-            Fault.FAILED_PRECONDITION,
-            (
-                "expected a device that a container can use, but device 'b' of nvidia.com/gpu is unhealthy (too hot): start the "
-                "pod anew so that it gets another device, and repair this one"
-            ),
-        ),
-        (
-            ("c",),
-            Fault.FAILED_PRECONDITION,
-            (
-                "expected a device that a container can use, but device 'c' of nvidia.com/gpu is lost (the backend no longer "
-                "finds it): start the pod anew so that it gets another device, and check this one's seat, power and driver"
-            ),
-        ),
-        (
-            ("d",),
-            Fault.NOT_FOUND,
-            (
-                "expected a device that a container can use, but device 'd' of nvidia.com/gpu is withdrawn (no longer offered, "
-                "but a container holds it): start the pod anew so that it gets another device; this one is no longer offered "
-                "under this name"
-            ),
-        ),
-        (
-            ("e",),
-            Fault.FAILED_PRECONDITION,
-            (
-                "expected a device that a container can use, but device 'e' of nvidia.com/gpu is cordoned (ticket 7): start the "
-                "pod anew so that it gets another device, or lift the cordon"
-            ),
-        ),
-    ],
-)
-def test_a_refusal_says_what_was_asked_what_is_known_and_what_to_do(
-    asked: tuple[str, ...], fault: Fault, message: str
-) -> None:
-    with pytest.raises(RefusedError) as refused:
-        judge(RESOURCE, asked, TWO, now=NOW)
-    assert (refused.value.fault, str(refused.value)) == (fault, message)
-
-
-def test_a_warning_says_why_the_device_was_served() -> None:
-    just_now = by_id(Entry(Device("b", ILL), State.UNHEALTHY, "too hot", since=NOW))
-    assert judge(RESOURCE, ("b",), just_now, now=NOW) == (
-        (
-            "device 'b' of nvidia.com/gpu is unhealthy (too hot); served all the same, because it turned just now and the "
-            "kubelet may not know yet: start the pod anew so that it gets another device, and repair this one"
-        ),
-    )
 
 
 @given(STEPS, st.lists(st.sampled_from("abcgx"), max_size=3))
@@ -908,9 +485,3 @@ def test_a_refusal_stays_short_whatever_was_asked() -> None:
     with pytest.raises(RefusedError) as refused:
         judge(RESOURCE, tuple(f"{i}{'x' * 1_000_000}" for i in range(3)), TWO, now=NOW)
     assert len(str(refused.value)) < 500
-
-
-def test_what_nobody_has_any_more_comes_back_first() -> None:
-    told = {"a": State.LENT, "b": State.PRESENT, "c": State.RETURNING, "d": State.LENT, "e": State.RETURNING}
-    entries = [Entry(Device(name), state) for name, state in told.items()]
-    assert counted(entries) == ("c", "e", "a", "d")

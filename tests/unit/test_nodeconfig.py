@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from gateway.configuration.flags import NODE_LABEL
-from gateway.lab.bench.footprint import footprint
-from gateway.lab.trials.scenarios import RESOURCE, Node, node
+from gateway_lab.bench.footprint import footprint
+from gateway_lab.trials.scenarios import RESOURCE, Node, node
 from tests.fakes.apiserver import ApiServer
 from tests.unit.kubernetes import authority, server
 from tests.unit.kubernetes import node as labelled

@@ -19,9 +19,9 @@ import pytest
 import structlog
 
 from gateway import process
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.wires import log as observe
 from gateway.wires.log import Seldom, escaped, printable
+from gateway_lab.gatewayproc import GatewayProcess, gateway_command
 
 STEERING = ["\x1b[2J", "\x9b2J", "\x7f", "\u202e", "\u2066", "\u200f", "\x00", "\ud800", "\u2028", "\U000e0001", "\xad"]
 

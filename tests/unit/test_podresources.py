@@ -17,10 +17,10 @@ from devices.model import ContainerAnswer, Device, Health
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.drift import Drift
 from gateway.kubelet.view import View
-from gateway.lab.kubelets.behaviour import behaviour
-from gateway.lab.kubelets.checkpoint import FILE_NAME, CorruptError, Memory, decode, encode
-from gateway.lab.kubelets.podresources import PodResources
-from gateway.lab.kubelets.records import DeviceRecords
+from gateway_lab.kubelets.behaviour import behaviour
+from gateway_lab.kubelets.checkpoint import FILE_NAME, CorruptError, Memory, decode, encode
+from gateway_lab.kubelets.podresources import PodResources
+from gateway_lab.kubelets.records import DeviceRecords
 
 GPU = "example.com/gpu"
 DEVICES = [Device("a", numa_nodes=(0, 1)), Device("b", numa_nodes=(1,)), Device("c"), Device("ill", Health.UNHEALTHY)]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelets.kubelet import Kubelet
 from gateway.wires import pool
+from gateway_lab.gatewayproc import GatewayProcess, gateway_command
+from gateway_lab.kubelets.kubelet import Kubelet
 
 GUARD = 15.0
 

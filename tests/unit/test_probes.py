@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.lab.gatewayproc import GatewayProcess
-from gateway.lab.kubelets.kubelet import Demand, Faults
-from gateway.lab.trials.scenarios import RESOURCE, Node, node
+from gateway_lab.gatewayproc import GatewayProcess
+from gateway_lab.kubelets.kubelet import Demand, Faults
+from gateway_lab.trials.scenarios import RESOURCE, Node, node
 
 GUARD = 30.0
 """Seconds after which a test that waits for ever is told so."""

@@ -29,7 +29,6 @@ from devices.model import (
     Sayable,
 )
 from devices.source import Listing
-from gateway.lab.waiting import until
 from gateway.registration import requests, serve
 from gateway.registration.devicelist import LIST_LIMIT
 from gateway.registration.serve import REQUEST_LIMIT, DevicePlugin
@@ -37,6 +36,7 @@ from gateway.registration.turns import Turns
 from gateway.tally import Tally
 from gateway.wires import rpc
 from gateway.wires.rpc import target
+from gateway_lab.waiting import until
 
 IDS = [f"GPU-{number:036}::{number % 10}" for number in range(10_000)]
 SERVICE = f"/{V1BETA1.plugin_service}"

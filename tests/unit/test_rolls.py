@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelets.kubelet import KubeletError
-from gateway.lab.trials.scenarios import RESOURCE, Node, node
-from gateway.lab.waiting import until
 from gateway.telling.status import ResourceStatus
 from gateway.telling.unserved import unschedulable
 from gateway.wires import control
+from gateway_lab.gatewayproc import GatewayProcess, gateway_command
+from gateway_lab.kubelets.kubelet import KubeletError
+from gateway_lab.trials.scenarios import RESOURCE, Node, node
+from gateway_lab.waiting import until
 from tests.fakes.nvml import World, dgx
 from tests.unit.test_probes import get
 

@@ -9,14 +9,13 @@ import pytest
 
 from devices.life.states import AWAY, TABLE, State
 from devices.model import Health
-from gateway.lab.trials.explore import search
-from gateway.lab.trials.owners import Model, is_settled
 from gateway.sides import table
-from gateway.sides.lent import UNPREPARED, Lent
 from gateway.sides.side import Side
 from gateway.sides.table import Offered, Seen
+from gateway_lab.trials.explore import search
+from gateway_lab.trials.owners import Model, is_settled
 
-_offered, _moved = table.offered, table.moved
+_offered = table.offered
 FREE = Seen(pod="", claim="", allocated="")
 
 
@@ -76,33 +75,6 @@ def test_what_another_driver_has_is_given_by_neither_api(side: Side) -> None:
     assert table.missed(side, Seen(pod="", foreign="x")) is (Side.FOREIGN if side is Side.PLUGIN else side)
 
 
-def test_what_is_prepared_for_a_claim_is_dras_whatever_the_table_says() -> None:
-    assert [table.actual(side, claimed=True) for side in Side] == [
-        Side.TO_PLUGIN, Side.DRA, Side.DRA, Side.TO_PLUGIN, Side.TO_PLUGIN, Side.TO_PLUGIN,
-    ]  # fmt: skip
-    assert [table.actual(side, claimed=False) for side in Side] == list(Side)
-
-
-@pytest.mark.parametrize(("pod", "after"), [("", Side.RECLAIMED), (None, Side.PLUGIN), ("a pod", Side.PLUGIN)])
-def test_a_late_claim_calls_back_what_nobody_holds(pod: str | None, after: Side) -> None:
-    assert table.missed(Side.PLUGIN, Seen(pod=pod)) is after
-    assert table.missed(Side.DRA, Seen(pod=pod)) is Side.DRA
-
-
-@pytest.mark.parametrize(
-    ("side", "misses", "after"),
-    [
-        (Side.PLUGIN, True, Side.RECLAIMED),
-        (Side.PLUGIN, False, Side.PLUGIN),  # It came there while it was looked at.
-        (Side.TO_DRA, True, Side.DRA),
-        (Side.TO_DRA, False, Side.DRA),
-        (Side.TO_PLUGIN, True, Side.PLUGIN),
-    ],
-)
-def test_what_came_to_the_plugin_is_called_back_only_for_a_claim(side: Side, *, misses: bool, after: Side) -> None:
-    assert table.looked_at(side, FREE, misses=misses) is after
-
-
 def test_one_api_at_most_gives_a_board_away() -> None:
     for side in Side:
         for named, claimed in ((False, False), (False, True), (True, True)):
@@ -151,40 +123,6 @@ def test_a_kubelet_that_admits_its_pods_has_what_goes_to_dra_and_nothing_of_dras
     assert table.offered(side, None, "") is Offered.NOT
 
 
-@pytest.mark.parametrize(
-    ("side", "seen", "words"),
-    [
-        (Side.TO_DRA, Seen(pod="ns/p"), "it goes to DRA as soon as nobody holds it: held by ns/p"),
-        (Side.DRA, Seen(claim="claim ns/c"), "offered by DRA: claim ns/c has it"),
-        (Side.TO_PLUGIN, Seen(claim="claim ns/c"), "it comes back from DRA as soon as no claim has it: claim ns/c has it"),
-        (Side.TO_PLUGIN, Seen(allocated="claim ns/d"), "it comes back from DRA as soon as no claim has it: claim ns/d has it"),
-        (Side.TO_PLUGIN, Seen(unsaid="403"), "it comes back from DRA as soon as no claim has it, and the API server doesn't say which do: 403"),
-        (Side.TO_PLUGIN, Seen(claim="claim ns/c", unsaid="403"), "it comes back from DRA as soon as no claim has it: claim ns/c has it"),
-        (Side.PLUGIN, FREE, "offered by the device plugin API; `gateway cross --to dra` moves it"),
-        (Side.RECLAIMED, FREE, "called back by DRA for a claim that was allocated it"),
-    ],
-)  # fmt: skip
-def test_people_are_told_who_has_it(side: Side, seen: Seen, words: str) -> None:
-    assert table.words(side, seen) == words
-
-
-@pytest.mark.parametrize("seen", [Seen(pod="ns/p"), Seen(claim="c"), Seen(allocated="c"), Seen(unsaid="403")])
-def test_what_somebody_holds_or_nobody_says_is_no_hurry(seen: Seen) -> None:
-    assert seen.is_held_up
-    assert not Seen(pod="", allocated="").is_held_up
-
-
-def test_a_pod_by_name_that_waits_for_its_claim_is_counted_after_a_while() -> None:
-    lent = Lent()
-    assert not lent.meet({"a", "b"}, {}, 10.0)
-    assert not lent.meet({"a"}, {}, 10.0 + UNPREPARED / 2)
-    assert lent.meet({"a", "b"}, {}, 10.0 + UNPREPARED)
-    assert lent.ids == {"a"}  # The other one didn't wait all the time.
-    assert not lent.meet({"a", "b"}, {"a": State.LENT}, 10.0 + UNPREPARED)
-    assert lent.meet({"a"}, {"a": State.RETURNING}, 20.0)
-    assert not lent.ids
-
-
 # Explored.
 
 
@@ -201,7 +139,7 @@ def a_pod_of_two_also_by_name() -> Model:
 
 
 def one_gpu_beside_another_driver() -> Model:
-    return Model(beside=True, at_once=True)  # Each step apart: `python -m gateway.lab.trials.owners`.
+    return Model(beside=True, at_once=True)  # Each step apart: `python -m gateway_lab.trials.owners`.
 
 
 def a_pod_of_two() -> Model:
@@ -248,28 +186,6 @@ def test_a_table_that_breaks_a_rule_is_seen_to_give_twice(
     assert found.trace
 
 
-def test_a_gateway_that_makes_room_without_a_word_of_what_it_gave_is_seen_to_give_twice() -> None:
-    model = Model(tells=False)
-    found = search(model.start, model.moves, model.check)
-    assert found.broken == "GPU 0 is given twice"
-    assert "a newer gateway takes over" in found.trace
-
-
-@pytest.mark.parametrize(
-    ("rule", "broken"),
-    [
-        ("offered", lambda side, shown, pod, _: _offered(side, shown, pod)),
-        ("moved", lambda side, seen: _moved(side, Seen(seen.pod, seen.claim, seen.allocated))),
-    ],
-)
-def test_a_table_that_overlooks_another_driver_is_seen_to_give_twice(
-    rule: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table, rule, broken)
-    model = one_gpu_beside_another_driver()
-    assert search(model.start, model.moves, model.check).broken == "GPU 0 is given twice"
-
-
 @pytest.mark.parametrize(
     ("rule", "broken"),
     [
@@ -284,30 +200,3 @@ def test_a_table_in_which_somebody_waits_for_ever_is_seen(
     model = Model(at_once=True)
     assert not search(model.start, model.moves, model.check).broken
     assert model.unending(is_settled)
-
-
-def _pod_overlooked(side: Side, seen: Seen) -> Side:
-    return _moved(side, Seen("", seen.claim, seen.allocated))
-
-
-def _unknown_is_nobody(side: Side, seen: Seen) -> Side:
-    return _moved(side, Seen(seen.pod or "", seen.claim, seen.allocated))
-
-
-@pytest.mark.parametrize("shape", [a_pod_of_two, a_claim_of_two])
-@pytest.mark.parametrize(
-    "rules",
-    [
-        {"listed": lambda side, **_: None if side is Side.TO_PLUGIN else State.ELSEWHERE},
-        {"moved": _pod_overlooked, "offered": lambda side, shown, *_: _offered(side, shown, "")},
-        {"moved": _unknown_is_nobody, "offered": lambda side, shown, pod, _: _offered(side, shown, pod or "")},
-    ],
-)
-def test_with_two_gpus_a_table_that_breaks_a_rule_is_seen(
-    shape: Callable[[], Model], rules: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for rule, broken in rules.items():
-        monkeypatch.setattr(table, rule, broken)
-    model = shape()
-    found = search(model.start, model.moves, model.check)
-    assert found.broken.endswith("given twice")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.lab.waiting import cut_off, until
+from gateway_lab.waiting import cut_off, until
 
 
 @pytest.mark.parametrize("awaited", [False, True])

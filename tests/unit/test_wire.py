@@ -8,7 +8,7 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.lab.wire.calls import CALLER_CANCELLED, CUT, PREFACE, SERVER_RESET, Call, Reader, WireError
+from gateway_lab.wire.calls import CALLER_CANCELLED, CUT, PREFACE, SERVER_RESET, Call, Reader, WireError
 
 DATA, HEADERS, RST, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
 END_STREAM, END_HEADERS, PADDED, PRIORITY = 1, 4, 8, 32

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.lab.debian import DebianError, mirrors
+from gateway_lab.debian import DebianError, mirrors
 from tools.image.contents import Contents, ImageError
 
 TRIPLES = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}

@@ -306,6 +306,7 @@ def _gpu(
         product=board.product,
         pci=board.id,
         memory=0 if node is None else node.memory,
+        traits=(("deviceID", board.device),) if board.device else (),
         capacities=() if node is None else _capacities(node),
     )
 

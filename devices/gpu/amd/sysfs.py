@@ -32,6 +32,7 @@ _MODES: Final = {COMPUTE: (re.compile(r"[a-z]px"), "SPX"), MEMORY: (re.compile(r
 """Which modes there are (amdgpu_xcp.c, amdgpu_gmc.c), and one of them. A driver that can't read a mode writes "UNKNOWN"."""
 _VENDOR, _CLASSES = "0x1002", ("0x03", "0x12")
 """AMD's PCI vendor ID; PCI classes of display controllers and processing accelerators."""
+_DEVICE: Final = re.compile(r"0x[0-9a-f]{4}")
 _PROPERTY: Final = re.compile(r"^([a-z0-9_]{1,40}) ([0-9]{1,20})$", re.MULTILINE)
 _MOST_LANES: Final = 64
 
@@ -48,7 +49,8 @@ class DriverEntry(Struct, frozen=True):
     """What the driver has for a GPU (``id`` is its PCI address) or a partition (its platform device).
 
     ``card`` and ``render`` are the numbers of its device nodes, None if it has none. ``compute`` and ``memory`` are the
-    partition modes of a GPU (``cpx``, ``nps4``), '' if it has no such file. ``problem`` says what could not be read.
+    partition modes of a GPU (``cpx``, ``nps4``), '' if it has no such file. ``device`` is its PCI device ID (``0x740f``).
+    ``problem`` says what could not be read.
     """
 
     id: str
@@ -59,6 +61,7 @@ class DriverEntry(Struct, frozen=True):
     numa_node: int | None = None
     product: str = ""
     problem: str = ""
+    device: str = ""
 
 
 class KfdLink(NamedTuple):
@@ -150,6 +153,7 @@ def _entry(root: Path, path: Path) -> DriverEntry:
     (compute, why_compute), (memory, why_memory) = (_mode(folder / name) for name in (COMPUTE, MEMORY))
     numa, why_numa = _optional(folder / "numa_node")
     product, _ = _optional(folder / "product_name")
+    device, _ = _optional(folder / "device")
     names = _names(folder / "drm")
     return DriverEntry(
         id=path.name,
@@ -160,6 +164,7 @@ def _entry(root: Path, path: Path) -> DriverEntry:
         numa_node=int(numa) if _NUMBER.fullmatch(numa) else None,  # -1 where there is none
         product="".join(filter(str.isprintable, product))[:64],
         problem="; ".join(filter(None, (why_compute, why_memory, why_numa and f"numa_node: {why_numa}")))[:400],
+        device=device if _DEVICE.fullmatch(device) else "",
     )
 
 

@@ -19,11 +19,12 @@ from msgspec import Struct
 
 from devices.gpu.model import Way
 from devices.gpu.nvidia.health import Event, Vitals
-from devices.gpu.nvidia.vendor import ARCHITECTURES, BRANDS, SUFFIXES, profile
+from devices.gpu.nvidia.vendor import ADDRESSING_MODES, ARCHITECTURES, BRANDS, SUFFIXES, profile
 
 _NONE: Final = 0xFFFFFFFF  # What an event says where it is no instance's.
 _MOST_GPUS: Final = 256
 _MOST_INSTANCES: Final = 64
+_MOST_SLICES: Final = 16
 # It becomes a name in paths: a slash is in a MIG device's of drivers before 470 alone, MIG-GPU-<UUID>/<GPU instance>/<compute instance>.
 _UUID: Final = re.compile(r"(GPU|MIG)-(?!.*\.\.)[0-9A-Za-z.-]{1,80}(/[0-9]{1,3}/[0-9]{1,3})?")
 _WAYS: Final = {0: Way.PIX, 10: Way.PIX, 20: Way.PXB, 30: Way.PHB, 40: Way.NODE, 50: Way.SYS}
@@ -80,6 +81,7 @@ class MigDevice(Struct, frozen=True):
     """A MIG device: its place on its GPU, its GPU and compute instance, its profile (``1c.2g.20gb``, ``1g.10gb+me``).
 
     ``memory`` is in bytes. ``slot`` is the number of the profile and its first slice of memory (``19-4``), '' where that isn't known.
+    ``capacities`` count its multiprocessors, its engines, and the memory slices of its GPU that it covers.
     """
 
     uuid: str
@@ -89,6 +91,7 @@ class MigDevice(Struct, frozen=True):
     profile: str
     memory: int = 0
     slot: str = ""
+    capacities: tuple[tuple[str, int], ...] = ()
 
 
 class Nvml:
@@ -335,22 +338,36 @@ def _instance(parent: Any, handle: Any, place: int, total: int) -> MigDevice:
     compute = _ask("nvmlDeviceGetComputeInstanceId", handle)
     has = _ask("nvmlDeviceGetAttributes", handle)
     name = profile(has.computeInstanceSliceCount, has.gpuInstanceSliceCount, has.memorySizeMB, total)
-    suffix, slot = _kind(parent, instance)
-    return MigDevice(uuid, place, instance, compute, name + suffix, has.memorySizeMB * 2**20, slot)
+    suffix, slot, slices = _kind(parent, instance)
+    counts = (*_counts(has), *((f"memorySlice{number}", 1) for number in slices))
+    return MigDevice(uuid, place, instance, compute, name + suffix, has.memorySizeMB * 2**20, slot, counts)
 
 
-def _kind(parent: Any, instance: int) -> tuple[str, str]:
-    """What else a profile's name says (that it has the media engines, or none), and a GPU instance's slot."""
-    slot = ""
+def _counts(has: Any) -> tuple[tuple[str, int], ...]:
+    """Return what a MIG device has, in the words of NVIDIA's DRA driver (CommonCapacitiesMig in mig.go)."""
+    return (
+        ("multiprocessors", has.multiprocessorCount),
+        ("copyEngines", has.sharedCopyEngineCount),
+        ("decoders", has.sharedDecoderCount),
+        ("encoders", has.sharedEncoderCount),
+        ("jpegEngines", has.sharedJpegCount),
+        ("ofaEngines", has.sharedOfaCount),
+    )
+
+
+def _kind(parent: Any, instance: int) -> tuple[str, str, range]:
+    """What else a profile's name says (that it has the media engines, or none), a GPU instance's slot, and its memory slices."""
+    slot, slices = "", range(0)
     with contextlib.suppress(UnsupportedError):
         has = _ask("nvmlGpuInstanceGetInfo", _ask("nvmlDeviceGetGpuInstanceById", parent, instance))
         slot = f"{has.profileId}-{has.placement.start}"
+        slices = range(has.placement.start, has.placement.start + min(has.placement.size, _MOST_SLICES))
         for number, suffix in SUFFIXES.items():
             with contextlib.suppress(UnsupportedError, GoneError):
                 # In its first form, which every driver with MIG has, as NVIDIA's plugin asks it.
                 if _ask("nvmlDeviceGetGpuInstanceProfileInfo", parent, number, 1).id == has.profileId:
-                    return suffix, slot
-    return "", slot
+                    return suffix, slot, slices
+    return "", slot, slices
 
 
 def _memory(handle: Any) -> tuple[float | None, float | None]:
@@ -368,6 +385,8 @@ def _traits(handle: Any) -> tuple[tuple[str, str], ...]:
         found["cudaComputeCapability"] = ".".join(map(str, capability))
     if (cuda := _extra("nvmlSystemGetCudaDriverVersion")) is not None:
         found["cudaDriverVersion"] = f"{cuda // 1000}.{cuda % 1000 // 10}"
+    if (mode := _extra("nvmlDeviceGetAddressingMode", handle)) in range(len(ADDRESSING_MODES)):
+        found["addressingMode"] = ADDRESSING_MODES[mode]
     return tuple((name, value) for name, value in found.items() if value)
 
 

@@ -294,6 +294,7 @@ class Scanner:
             memory=instance.memory,
             place=f"{gpu.index}:{instance.place}",
             slot=instance.slot,
+            capacities=instance.capacities,
             partitioned=False,
             lacks=lacks,
             links=(),

@@ -37,6 +37,8 @@ BRANDS: Final = dict(enumerate(("Quadro", "Tesla", "NVS", "Grid", "GeForce", "Ti
     enumerate(("QuadroRTX", "NvidiaRTX", "Nvidia", "GeForceRTX", "TitanRTX"), start=12)
 )
 """By NVML_BRAND_…."""
+ADDRESSING_MODES: Final = ("None", "HMM", "ATS")
+"""By NVML_DEVICE_ADDRESSING_MODE_…."""
 
 
 class _Nvidia(Vendor):

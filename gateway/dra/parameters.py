@@ -1,0 +1,166 @@
+"""Parameters that a claim or its DeviceClass has for our driver: decoded strictly, and refused if they ask for what isn't done. Pure.
+
+Kinds, members and precedence are those of the vendors' drivers: api/nvidia.com/resource/v1beta1 and cmd/gpu-kubelet-plugin/device_state.go
+of dra-driver-nvidia-gpu 0.5, and api/amd.com/resource/gpu/v1alpha1 of k8s-gpu-dra-driver 1.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from gateway.dra.offer import AMD
+from gateway.wires.log import printable
+
+_MOST_OF_A_NAME: Final = 80
+_MOST_OF_AN_ERROR: Final = 300
+
+
+class Opaque(Struct):
+    """Parameters for a driver, as somebody wrote them."""
+
+    driver: str = ""
+    parameters: Any = None
+
+
+class Config(Struct):
+    """Parameters that came with the claim or its class, for these of its requests (none: all)."""
+
+    opaque: Opaque | None = None
+    source: str = ""
+    requests: list[str] | None = None
+
+
+class _TimeSlicing(Struct, forbid_unknown_fields=True):
+    interval: Literal["Default", "Short", "Medium", "Long"] | None = None
+
+
+class _MigSharing(Struct, forbid_unknown_fields=True, rename="camel"):
+    strategy: Literal["TimeSlicing", "MPS"]
+    mps_config: Any = None
+
+
+class _GpuSharing(_MigSharing, forbid_unknown_fields=True, rename="camel"):
+    time_slicing_config: _TimeSlicing | None = None
+
+
+class _Empty(Struct, forbid_unknown_fields=True, rename="camel"):
+    """A kind without members; also the base of the others."""
+
+    api_version: str
+    kind: str
+
+    @property
+    def wants(self) -> str:
+        """What the gateway doesn't do and the parameters ask for, and what to do instead; '' if there is nothing."""
+        return ""
+
+
+class _Mig(_Empty, forbid_unknown_fields=True, rename="camel"):
+    sharing: _MigSharing | None = None
+
+    @property
+    def wants(self) -> str:
+        if self.sharing is not None and (self.sharing.strategy == "MPS" or self.sharing.mps_config is not None):
+            return (
+                f"{self.kind} asks for MPS, which the gateway does not run. Remove sharing from it. To share a GPU, "
+                "configure time-slicing in the gateway"
+            )
+        return ""
+
+
+class _Gpu(_Mig, forbid_unknown_fields=True, rename="camel"):
+    sharing: _GpuSharing | None = None
+
+    @property
+    def wants(self) -> str:
+        slicing = None if self.sharing is None else self.sharing.time_slicing_config
+        if slicing is not None and slicing.interval not in {None, "Default"}:
+            return (
+                f"{self.kind} asks for the time-slice interval {slicing.interval}, which the gateway does not set. Remove "
+                "timeSlicingConfig, or set interval to Default"
+            )
+        return super().wants
+
+
+_Kinds: TypeAlias = Mapping[str, tuple[type[_Empty], Collection[str]]]
+_NVIDIAS: Final = "resource.nvidia.com/v1beta1", {"GpuConfig": (_Gpu, {"gpu"}), "MigDeviceConfig": (_Mig, {"mig"})}
+_AMDS: Final = "gpu.resource.amd.com/v1alpha1", {"GpuConfig": (_Empty, {"amdgpu", "amdgpu-partition"})}
+"""The apiVersion; how each kind is read, and the ``type`` of the devices that it is for."""
+
+
+class _Head(Struct, rename="camel"):
+    api_version: str = ""
+    kind: str = ""
+
+
+class _UnusableError(Exception):
+    """Parameters can't be followed. The message says why, and what to do."""
+
+
+class _Parameters(NamedTuple):
+    """What was decoded: for which requests (none: all), what it says, and for devices of which types."""
+
+    requests: Collection[str]
+    content: _Empty
+    types: Collection[str]
+
+
+def refusal(driver: str, configs: Iterable[Config], devices: Iterable[tuple[Collection[str], str, str]]) -> str:
+    """Say why a claim's parameters can't be followed, and what to do; '' if they can.
+
+    For each device the last one counts that is for its request or, without requests, for its type; those of the claim come after
+    those of its classes.
+
+    Args:
+        driver: our driver.
+        configs: the parameters for it.
+        devices: what was allocated: the names of its request, its own name, its ``type``.
+    """
+    version, kinds = _AMDS if driver == AMD else _NVIDIAS
+    try:
+        known = [
+            _Parameters(one.requests or (), *_decoded(one.opaque, version, kinds))
+            for one in sorted(configs, key=lambda one: one.source != "FromClass")
+        ]
+    except msgspec.ValidationError as error:
+        return f"{printable(str(error)[:_MOST_OF_AN_ERROR])}. Correct it"
+    except _UnusableError as error:
+        return str(error)
+    return next(filter(None, (_refusal(known, *one) for one in devices)), "")
+
+
+def _refusal(known: Sequence[_Parameters], names: Collection[str], device: str, kind: str) -> str:
+    """Say why a device can't have what is asked for it."""
+    for one in reversed(known):
+        named = [name for name in one.requests if name in names]
+        if named and kind not in one.types:
+            types = " or ".join(sorted(one.types))
+            return f"{one.content.kind} is for type {types}, and request {named[0]} got {device} of type {kind}. Correct its requests"
+        if named or (not one.requests and kind in one.types):
+            return one.content.wants
+    return ""
+
+
+def _decoded(opaque: Opaque | None, version: str, kinds: _Kinds) -> tuple[_Empty, Collection[str]]:
+    """Read parameters.
+
+    Raises:
+        _UnusableError: no such kind is known.
+        msgspec.ValidationError: they lack something, or have what isn't known.
+    """
+    given = None if opaque is None else opaque.parameters
+    head = msgspec.convert(given, _Head)
+    if (head.api_version, head.kind) == (version, "VfioDeviceConfig"):
+        raise _UnusableError(
+            "VfioDeviceConfig is not supported, because the gateway gives no GPU to a virtual machine. Use the vendor's DRA driver "
+            "on another node"
+        )
+    if head.api_version != version or head.kind not in kinds:
+        named = " ".join(repr(printable(one[:_MOST_OF_A_NAME])) for one in (head.api_version, head.kind))
+        raise _UnusableError(f"apiVersion and kind {named} are unknown. Use {version} {' or '.join(kinds)}")
+    read, types = kinds[head.kind]
+    return msgspec.convert(given, read), types

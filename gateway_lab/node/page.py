@@ -1,0 +1,156 @@
+"""Writes what was seen of each scenario into the documentation's tables.
+
+    python -m gateway_lab.node.page OUTCOMES docs/continuity.md docs/migration.md docs/bridge.md
+
+OUTCOMES is the file of that name that the e2e tests write: a line of JSON for each run of each scenario. Nothing in the table is
+written by hand, and nothing is left out of it: a run that broke its promise is counted like any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from packaging.version import Version
+
+from gateway_lab.node.bridged import WORDS as BRIDGED
+from gateway_lab.node.bridged import Bridged
+from gateway_lab.node.continuity import SCENARIOS
+from gateway_lab.node.installed import DaemonSet, HostService
+from gateway_lab.node.migration import STEPS
+from gateway_lab.node.stage import Outcome
+
+_WAYS: Final = (HostService.kind, DaemonSet.kind)
+_WORDS: Final = {one.name: one.words for one in SCENARIOS.values()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the table."""
+    parser = argparse.ArgumentParser(prog="python -m gateway_lab.node.page", description=__doc__)
+    parser.add_argument("outcomes", type=Path)
+    parser.add_argument("continuity", type=Path)
+    parser.add_argument("migration", type=Path)
+    parser.add_argument("bridge", type=Path)
+    options = parser.parse_args(arguments)
+    found = [msgspec.json.decode(line, type=Outcome) for line in options.outcomes.read_bytes().splitlines()]
+    outcomes = [one for one in found if one.installed in _WAYS]
+    bridged = [one for one in found if one.installed == Bridged.kind]
+    swaps = {step.name: f"{step.words} ({step.plugin} serves)" for step in STEPS}
+    write(options.continuity, "scenarios", table([one for one in outcomes if one.scenario not in swaps], _WORDS))
+    write(options.migration, "migration", table([one for one in outcomes if one.scenario in swaps], swaps))
+    write(options.bridge, "scenarios", table(bridged, BRIDGED, (Bridged.kind,)))
+
+
+def write(page: Path, part: str, text: str) -> None:
+    """Put ``text`` in the place of a part of the page.
+
+    Raises:
+        ValueError: the page has no such part.
+    """
+    begin, end = f"<!-- {part}: measured, begin -->\n", f"<!-- {part}: measured, end -->\n"
+    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(
+            f"expected the lines {begin.strip()!r} and {end.strip()!r} in {page}: write them around the table"
+        )
+    page.write_text(before + begin + text + end + after, encoding="utf-8")
+
+
+def table(outcomes: Sequence[Outcome], words: Mapping[str, str], ways: Sequence[str] = _WAYS) -> str:
+    """Write a table: a row for each scenario and kubelet, and for each way to install what was seen of GPUs and of pods.
+
+    Kubelets that did the same share a row.
+    ``words`` says what happens, by the name of the scenario, in the order of the rows; those without are changes of the kubelet.
+    """
+    rows = [("what happens", "kubelet", *(f"{way}: {what}" for way in ways for what in ("GPUs", "pods")))]
+    order = {name: number for number, name in enumerate(words)}
+    keys = sorted(
+        {(one.scenario, one.kubelet) for one in outcomes}, key=lambda key: (order.get(key[0], -1), _versions(key[1]))
+    )
+    for name, kubelet in keys:
+        cells = [f"{words.get(name, 'the kubelet is replaced by another version')} (`{name}`)", kubelet]
+        for way in ways:
+            runs = [one for one in outcomes if (one.scenario, one.kubelet, one.installed) == (name, kubelet, way)]
+            cells += [_gpus(runs), _pods(runs)] if runs else ["-", "-"]
+        what, version, *seen = rows[-1]
+        if [what, *seen] == [cells[0], *cells[2:]]:
+            rows[-1] = (what, f"{version}, {kubelet}", *seen)
+        else:
+            rows.append(tuple(cells))
+    rows.insert(1, ("---",) * len(rows[0]))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows) + _facts(outcomes, order)
+
+
+def _facts(outcomes: Sequence[Outcome], order: Mapping[str, int]) -> str:
+    """Write what scenarios found besides, a line for each scenario and way to install."""
+    found: dict[tuple[str, str], dict[str, list[str | float]]] = {}
+    for one in outcomes:
+        for fact, value in one.facts.items():
+            found.setdefault((one.scenario, one.installed), {}).setdefault(fact, []).append(value)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for (name, way), facts in found.items():
+        text = "; ".join(f"{fact}: {_values(values)}" for fact, values in facts.items())
+        alike.setdefault((name, text), []).append(way)
+    lines = [
+        f"- `{name}`, {' and '.join(ways)}: {text}\n"
+        for (name, text), ways in sorted(alike.items(), key=lambda item: order.get(item[0][0], -1))
+    ]
+    return "".join(["\n" if lines else "", *lines])
+
+
+def _values(values: Sequence[str | float]) -> str:
+    numbers = sorted(one for one in values if isinstance(one, (int, float)))
+    if numbers:
+        return f"{numbers[0]:g}" if numbers[0] == numbers[-1] else f"{numbers[0]:g} to {numbers[-1]:g}"
+    return ", or ".join(dict.fromkeys(map(str, values)))
+
+
+def _versions(kubelet: str) -> list[Version]:
+    return [Version(one) for one in kubelet.split(" -> ")]
+
+
+def _gpus(runs: Sequence[Outcome]) -> str:
+    """Say what the API server saw of the GPUs, and what the kubelet's own records had where that was less."""
+    dropped = [one for one in runs if one.drops]
+    said = (
+        f"fewer in {len(dropped)} of {len(runs)}, for {_range(one.drop_ms for one in dropped)}"
+        if dropped
+        else f"all, {len(runs)} of {len(runs)}"
+    )
+    gaps = [one.gap_ms for one in runs if one.gap_ms]
+    return said + (f"; records: {_range(gaps)}" if gaps else "")
+
+
+def _range(ms: Iterable[float]) -> str:
+    found = sorted(one / 1000 for one in ms)
+    low, high = (f"{one:.1f}" for one in (found[0], found[-1]))
+    return f"{high} s" if low == high else f"{low} to {high} s"
+
+
+def _pods(runs: Sequence[Outcome]) -> str:
+    """Say what became of the pods, by kind where that differs."""
+    fates = {kind: Counter(one.fates[kind] for one in runs if kind in one.fates) for kind in runs[0].fates}
+    alike: dict[str, list[str]] = {}
+    for kind, counted in fates.items():
+        word = ", ".join(fate if count == len(runs) else f"{fate} ({count})" for fate, count in counted.most_common())
+        alike.setdefault(word, []).append(kind)
+    if len(alike) == 1:
+        said = next(iter(alike))
+    else:
+        said = "; ".join(f"{' and '.join(kinds)}: {word}" for word, kinds in alike.items())
+    failed = sum(bool(one.failed) for one in runs)
+    lost = sum(bool(one.lost) for one in runs)
+    return (
+        said
+        + (f"; pods failed in {failed} of {len(runs)}" if failed else "")
+        + (f"; GPUs that could not be opened in {lost}" if lost else "")
+    )
+
+
+if __name__ == "__main__":
+    main()
