@@ -56,7 +56,7 @@ def test_what_isnt_as_the_table_says_is_told() -> None:
     [
         pytest.param(["phantoms"], 0, ["1.8 (emulated) has it", "1.9 (emulated) doesn't have it"], id="shown"),
         pytest.param(["issue-102880"], 2, ["can't be shown", "1.20.15"], id="not to be shown"),
-        pytest.param(["phantoms", "register"], 2, ["beside bugs"], id="a scenario besides"),
+        pytest.param(["phantoms", "register"], 2, ["bugs don't go with scenarios"], id="a scenario besides"),
     ],
 )
 def test_the_command(only: list[str], status: int, words: list[str]) -> None:

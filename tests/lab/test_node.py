@@ -189,7 +189,7 @@ def test_an_end_by_a_signal_has_a_shells_status(waited: int, status: int) -> Non
 
 def test_a_process_that_is_on_no_node_is_told_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(NodeError, match=r"python -m gateway\.lab\.node -- COMMAND"):
+    with pytest.raises(NodeError, match=r"python -m gateway_lab\.node -- COMMAND"):
         Node.here()
 
 
