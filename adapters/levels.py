@@ -124,7 +124,7 @@ def minor_version(text: str) -> int:
     """
     match = re.fullmatch(_VERSION, text)
     if match is None:
-        raise ValueError(f"expected a kubelet version such as 1.28 or v1.28.15; got {text[:64]!r}")
+        raise ValueError(f"{text[:64]!r} is not a kubelet version such as 1.28 or v1.28.15")
     return int(match[1])
 
 

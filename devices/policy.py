@@ -78,7 +78,7 @@ class Recovery(Enum):
     """Whether a GPU that fell ill may come back (``--health-recovery``)."""
 
     OFF = "off"
-    """Never by itself, as with NVIDIA's plugin: an operator says so (``gateway devices --acquire``), or a reboot."""
+    """Never by itself, as with NVIDIA's plugin: an operator says so (``gateway acquire``), or a reboot."""
     SAFE = "safe"
     """By time where an application was to blame, by evidence of a reset where that is needed."""
 

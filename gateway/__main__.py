@@ -18,13 +18,13 @@ def main() -> None:
 
 
 def nvidia() -> None:
-    """Run the same command under the name, and with the defaults, of NVIDIA's (the ``nvidia-device-plugin`` entry point)."""
-    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    """Run the daemon under the name, and with the defaults, of NVIDIA's (the ``nvidia-device-plugin`` entry point)."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from gateway.cli.argv import first_word
-    from gateway.cli.main import gateway
+    from gateway.cli.run import run
 
     first_word(_NVIDIA)
-    gateway(prog_name=_NVIDIA, default_map={"backend": "nvidia"}, obj=hangup)
+    run(prog_name=_NVIDIA, default_map={"backend": "nvidia"})
 
 
 if __name__ == "__main__":

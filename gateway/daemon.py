@@ -353,14 +353,14 @@ def _met(gateway: Gateway, commands: Commands) -> Mapping[str, Handler]:
 
         await server.meet(gateway.source.name, commands.taken(rows=False)(), gateway.settings, *talk)
 
-    async def crossed(*talk: Any) -> None:
+    async def moved(*talk: Any) -> None:
         of_drivers = (
             {} if gateway.drivers is None else gateway.drivers.handlers
         )  # Other ones after each time that the gateway led.
-        await {**commands.handlers, **of_drivers}["cross"](*talk)
+        await {**commands.handlers, **of_drivers}["move"](*talk)
 
-    handlers = {**commands.handlers, "cross": crossed}
-    forwarded = {order: gateway.leader.forwarding(handlers[order]) for order in ("cross", *orders.ORDERS)}
+    handlers = {**commands.handlers, "move": moved}
+    forwarded = {order: gateway.leader.forwarding(handlers[order]) for order in ("move", *orders.ORDERS)}
     return {**handlers, **forwarded, **gateway.leader.handlers, "doctor": doctor}
 
 

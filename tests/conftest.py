@@ -17,7 +17,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, Phase, settings
 
-from gateway.cli import main
+from gateway.cli import run
 from gateway.configuration.settings import Settings
 from gateway.wires import log as observe
 from gateway_lab.kubelets.build import available, built
@@ -67,7 +67,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
         runs.append(settings)
         return 0
 
-    monkeypatch.setattr(main, "serve", serve)
+    monkeypatch.setattr(run, "serve", serve)
     return runs
 
 

@@ -113,7 +113,7 @@ TABLE: Final[Mapping[State, Consequence]] = {
     State.ELSEWHERE: Consequence(
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
-        way_out="start the pod anew so that it gets another device, or ask by a ResourceClaim; `gateway cross --to plugin` brings it back",
+        way_out="start the pod anew so that it gets another device, or ask by a ResourceClaim; `gateway move --to plugin` brings it back",
     ),
     # A pod that asked by name has it by DRA, and the scheduler counts that pod with those of this API: so the list counts its
     # device. It is given last, and Allocate doesn't wait for it: a kubelet that is asked for its records meanwhile (pod-resources List)
@@ -135,7 +135,7 @@ TABLE: Final[Mapping[State, Consequence]] = {
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
         held=True,
-        way_out="start the pod anew so that it gets another device; after the reset say `gateway devices --acquire`",
+        way_out="start the pod anew so that it gets another device; after the reset say `gateway acquire`",
     ),
 }
 SPELLS: Final = 3

@@ -161,7 +161,7 @@ class ClaimSupport(_Sourced, frozen=True, kw_only=True):
 
 
 class Crossover(Hazard, frozen=True, kw_only=True):
-    """What pods may suffer on kubelets of these versions while GPUs cross over to claims, or back."""
+    """What pods may suffer on kubelets of these versions while GPUs move to claims, or back."""
 
     affected: tuple[Interval, ...]
 
@@ -278,12 +278,12 @@ def kubelet(text: str, facts: Advice) -> Kubelet:
         said = None
     plain = _PLAIN.fullmatch(number) is not None and all(_WORDS.fullmatch(words) for words in vendors)
     if said is None or not plain or said.major != 1 or len(said.release) not in {2, 3}:
-        raise PlanError(f"expected a kubelet version such as 1.28 or 1.28.15, got {text[:64]!r}")
+        raise PlanError(f"{text[:64]!r} is not a kubelet version such as 1.28 or 1.28.15")
     found = Kubelet(said.minor, said.micro if len(said.release) == 3 else None)
     first, last = _release(facts.first)[0], _release(facts.last)[0]
     if not first <= found.minor <= last:
         raise PlanError(
-            f"expected a kubelet version from 1.{first} to 1.{last}, the ones that are known here, got {text[:64]!r}: "
+            f"kubelet {text[:64]!r} is not known here. Known are 1.{first} to 1.{last}: "
             + ("device plugins came with 1.8" if found.minor < first else "a newer gateway may know it")
         )
     return found
@@ -296,7 +296,7 @@ def plan(facts: Advice, start: Kubelet, goal: Kubelet, *, direct: bool = False) 
         PlanError: the two are the same version.
     """
     if start == goal:
-        raise PlanError(f"expected two versions, got {start} twice: name the one to go to with --to")
+        raise PlanError(f"{start} is the version that runs already. Name another with --to")
     path = (start, goal) if direct else route(start, goal)
     hops = tuple(_hop(facts, old, new) for old, new in itertools.pairwise(path))
     every: tuple[Crossing | Bug | CheckpointFormat, ...] = (*facts.checkpoints, *facts.crossings, *facts.bugs)

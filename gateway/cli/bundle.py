@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from devices.files import NotPlainError, read_plain
-from gateway.cli import advice, main, places
+from gateway.cli import advice, places, settled
 from gateway.cli.doctor import below, seen
 from gateway.configuration.settings import ConfigError
 from gateway.doctor import checks
@@ -47,7 +47,7 @@ _JWT: Final = re.compile(r"eyJ[0-9A-Za-z_-]{8,}\.[0-9A-Za-z_-]+\.[0-9A-Za-z_-]+"
 _BEARER: Final = re.compile(r"(?i)(bearer )[^\s\"']+")
 
 
-@click.command("support-bundle", epilog=_EXAMPLES)
+@click.command("support-bundle", cls=settled.Settled, epilog=_EXAMPLES)
 @places.state_dir
 @places.host_root
 @click.option(
@@ -55,20 +55,21 @@ _BEARER: Final = re.compile(r"(?i)(bearer )[^\s\"']+")
 )
 @click.option("--with-names", is_flag=True, help="Leave the names of the node, of namespaces and of pods as they are.")
 @click.pass_context
-def bundle(ctx: click.Context, *, state_dir: Path, host_root: Path, output: str | None, with_names: bool) -> None:
+def bundle(
+    ctx: click.Context, /, *, state_dir: Path, host_root: Path, output: str | None, with_names: bool, **_: Any
+) -> None:
     """Collect what is known of this node's gateways in one archive: status, doctor, settings, records, logs, versions.
 
     Tokens and whatever looks like a secret are left out. Names of the node, of namespaces, pods and containers are replaced, each
     by the same word throughout.
     """
-    root = ctx.find_root()
-    found = seen(root, state_dir, host_root)
+    found = seen(ctx, state_dir, host_root)
     names = {} if with_names else _names(found, _file(below(host_root, state_dir) / "ledger.json"))
     name = output or f"gateway-support-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz"
     folder = "gateway-support" if name == "-" else Path(name).name.partition(".")[0]
     try:
         with click.open_file(name, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
-            for member, content in _members(root, found, below(host_root, state_dir), host_root):
+            for member, content in _members(ctx, found, below(host_root, state_dir), host_root):
                 info = tarfile.TarInfo(f"{folder}/{member}")
                 clean = redacted(content, names)
                 info.size, info.mode, info.mtime = len(clean), 0o600, int(time.time())
@@ -92,11 +93,11 @@ def redacted(content: bytes, names: Mapping[str, str]) -> bytes:
     return text.encode()
 
 
-def _members(root: click.Context, found: Surveyed, state_dir: Path, host_root: Path) -> Iterator[tuple[str, bytes]]:
+def _members(ctx: click.Context, found: Surveyed, state_dir: Path, host_root: Path) -> Iterator[tuple[str, bytes]]:
     yield "status.json", _json({"gateways": found.statuses, "silent": found.silent})
     yield "doctor.json", _json(list(checks.judged(found)))
     yield "snapshot.json", _json(found)
-    yield "settings.json", _json(_settings(root))
+    yield "settings.json", _json(_settings(ctx))
     yield "versions.json", _json([one.build for one in found.statuses] or [status.build()])
     yield "environment.json", _json(_environment())
     if found.release is not None:
@@ -112,11 +113,11 @@ def _members(root: click.Context, found: Surveyed, state_dir: Path, host_root: P
     yield from _logs(host_root)
 
 
-def _settings(root: click.Context) -> Any:
+def _settings(ctx: click.Context) -> Any:
     try:
         return [
             setting if not _SECRET.search(setting.name) else {"name": setting.name, "value": "REDACTED"}
-            for setting in main.effective_settings(root)
+            for setting in settled.effective_settings(ctx)
         ]
     except ConfigError as error:
         return {"error": str(error)}

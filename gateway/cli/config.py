@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 import msgspec
 
-from gateway.cli import main
+from gateway.cli import places, run, settled
 from gateway.configuration.settings import ConfigError
 from gateway.wires import log as observe
 
@@ -13,8 +15,8 @@ _EXAMPLES = """
 \b
 Examples:
   gateway config show                                   as a daemon would have them that was started here
-  gateway --config-file config.yaml config show         with a flag of the daemon: it goes before the command
-  gateway --mig-strategy mixed config show --json       the same as JSON
+  gateway config show --config-file config.yaml         with an option of `gateway run`
+  gateway config show --mig-strategy mixed -o json      the same as JSON
 """
 
 
@@ -23,22 +25,22 @@ def config() -> None:
     """Show the settings in force, and where each comes from."""
 
 
-@config.command(epilog=_EXAMPLES)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@config.command(cls=settled.Settled, epilog=_EXAMPLES)
+@places.output("a list of objects with name, value and from")
 @click.pass_context
-def show(ctx: click.Context, *, as_json: bool) -> None:
+def show(ctx: click.Context, /, *, output: str, **_: Any) -> None:
     """Show each setting, and where it comes from.
 
     That is a flag, a variable, a line of the configuration file, or the default. Shown is what a daemon would use that was
-    started here. A running daemon logs its own settings once, at its start.
+    started here. A running daemon logs its own once, at its start: those that differ from the defaults.
 
-    Exit status: 0; like the daemon, 2 or 78 where a setting can't be used, 1 where the file can't be read.
+    Exit status: 0; like the daemon, 2 if a setting is wrong, 1 if the file can't be read.
     """
     try:
-        found = main.effective_settings(ctx.find_root())
+        found = settled.effective_settings(ctx)
     except ConfigError as error:
-        raise main.wrong(error) from error
-    if as_json:
+        raise run.wrong(error) from error
+    if output == "json":
         click.echo(observe.escaped(msgspec.json.format(msgspec.json.encode(found)).decode()))
         return
     width = max(len(one.name) for one in found)

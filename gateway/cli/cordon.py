@@ -64,12 +64,7 @@ Examples:
 def _on_a_device(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command what all three have."""
     for option in (
-        click.option(
-            "--json",
-            "as_json",
-            is_flag=True,
-            help="Print one JSON object: op, id, gateways, and `ledger`, the state file.",
-        ),
+        places.output("one object with op, id, gateways, and `ledger`, the state file"),
         places.state_dir,
         click.argument("device_id", metavar="ID"),
     ):
@@ -80,29 +75,29 @@ def _on_a_device(command: Callable[..., None]) -> Callable[..., None]:
 @click.command(epilog=_CORDON)
 @_on_a_device
 @click.option("--reason", required=True, help="Why, in a line: it is shown wherever the device is refused.")
-def cordon(*, device_id: str, reason: str, state_dir: Path, as_json: bool) -> None:
+def cordon(*, device_id: str, reason: str, state_dir: Path, output: str) -> None:
     """Let no new pod have the device ID, until it is uncordoned.
 
     ID is the device's ID, as much of it as no other begins with, or its index (`gateway devices` shows both). Pods that hold
     it keep it. The cordon outlives restarts, upgrades and rollbacks of the gateway. Cordoning a device again changes the
     reason.
     """
-    _carry_out({"op": "cordon", "id": device_id, "reason": reason}, state_dir, as_json=as_json)
+    _carry_out({"op": "cordon", "id": device_id, "reason": reason}, state_dir, output=output)
 
 
 @click.command(epilog=_UNCORDON)
 @_on_a_device
-def uncordon(*, device_id: str, state_dir: Path, as_json: bool) -> None:
+def uncordon(*, device_id: str, state_dir: Path, output: str) -> None:
     """Give the device ID back to pods, if it is healthy.
 
     ID is the device's ID, as much of it as no other begins with, or its index.
     """
-    _carry_out({"op": "uncordon", "id": device_id}, state_dir, as_json=as_json)
+    _carry_out({"op": "uncordon", "id": device_id}, state_dir, output=output)
 
 
 @click.command(epilog=_FORGET)
 @_on_a_device
-def forget(*, device_id: str, state_dir: Path, as_json: bool) -> None:
+def forget(*, device_id: str, state_dir: Path, output: str) -> None:
     """Forget what is remembered of the device ID: that it is lost, that it needs a reset, or who may still use it.
 
     A lost device stays listed as unhealthy, in case it comes back; this takes one off the list that won't. A device of which
@@ -110,10 +105,10 @@ def forget(*, device_id: str, state_dir: Path, as_json: bool) -> None:
     there is nothing to forget, and for a lost device that a pod still holds. ID is the device's ID, as much of it as no other
     begins with, or its index.
     """
-    _carry_out({"op": "forget", "id": device_id}, state_dir, as_json=as_json)
+    _carry_out({"op": "forget", "id": device_id}, state_dir, output=output)
 
 
-def _carry_out(request: Mapping[str, Any], state_dir: Path, *, as_json: bool) -> NoReturn:
+def _carry_out(request: Mapping[str, Any], state_dir: Path, *, output: str) -> NoReturn:
     try:
         order = orders.order(request)
     except ControlError as error:
@@ -131,7 +126,7 @@ def _carry_out(request: Mapping[str, Any], state_dir: Path, *, as_json: bool) ->
             order, noted = _note(order, state_dir)
     except ControlError as error:
         raise click.ClickException(str(error)) from error
-    if as_json:
+    if output == "json":
         said = {"op": order.op, "id": order.device_id, "gateways": answers, "ledger": noted}
         click.echo(escaped(msgspec.json.encode(said, enc_hook=_plain).decode()))
     else:

@@ -1,6 +1,6 @@
-"""What a fleet goes through when its GPUs cross over from the device plugin API to claims: nodes in, an order out. Pure.
+"""What a fleet goes through when its GPUs move from the device plugin API to claims: nodes in, an order out. Pure.
 
-Which kubelets take claims, and what pods may suffer on them, are rows of ``advice.yaml``. The nodes cross one kubelet version after
+Which kubelets take claims, and what pods may suffer on them, are rows of ``advice.yaml``. The nodes move one kubelet version after
 another, the newest first, because on those the least can go wrong.
 """
 
@@ -19,7 +19,7 @@ _WORST: Final[tuple[Support, ...]] = ("no", "gate", "yes")
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    """The nodes with one version of the kubelet. ``step`` is their turn, null where they can't cross.
+    """The nodes with one version of the kubelet. ``step`` is their turn, null where they can't move.
 
     ``claims`` says whether this kubelet takes a pod's own claims, ``names`` whether it knows claims for pods that ask by name; ``rows``
     are what pods may suffer there. ``told`` are those whose annotation sends them to claims already.
@@ -36,7 +36,7 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 class CrossingPlan(Struct, frozen=True, kw_only=True):
-    """What ``gateway plan --to dra`` says. ``names`` is the least that a kubelet which can cross makes of pods that ask by name."""
+    """What ``gateway plan --to dra`` says. ``names`` is the least that a kubelet which can move makes of pods that ask by name."""
 
     schema: int = 1
     to: str = "dra"
@@ -45,7 +45,7 @@ class CrossingPlan(Struct, frozen=True, kw_only=True):
     without: int
     names: Support
     first: tuple[str, ...]
-    """What to do before the first node crosses."""
+    """What to do before the first node moves."""
     each: tuple[str, ...]
     """What to do with each node."""
     back: tuple[str, ...]
@@ -101,7 +101,7 @@ def _group(facts: Advice, version: Kubelet, members: Sequence[Node], step: int |
         step=step,
         nodes=tuple(node.name for node in in_order),
         devices=sum(node.count for node in in_order),
-        told=tuple(node.name for node in in_order if node.cross_to == "dra"),
+        told=tuple(node.name for node in in_order if node.move_to == "dra"),
         claims=takes.claims,
         names=takes.names,
         rows=tuple(row.id for row in facts.crossovers if row.hits(version)),
@@ -116,7 +116,7 @@ def _first(takes: Sequence[ClaimSupport]) -> Iterator[str]:
         else "."
     )
     if gated:
-        yield "Switch the gate DynamicResourceAllocation on in the kubelets before 1.34, and restart them before anything crosses."
+        yield "Switch the gate DynamicResourceAllocation on in the kubelets before 1.34, and restart them before anything moves."
     yield "Switch CDI on in the container runtime of each node (containerd 1.7: enable_cdi), because claims give GPUs by CDI only."
     yield (
         "Give each node the gateway with --dra on and the components api-server, dra and dra-on, and no other plugin or DRA driver of these "
@@ -125,14 +125,14 @@ def _first(takes: Sequence[ClaimSupport]) -> Iterator[str]:
     yield "Make the DeviceClass of the driver" + (
         ", without extendedResourceName: a kubelet here would run a pod that asks by name without its GPU, or fail it."
         if any(one.names != "yes" for one in takes)
-        else ". With extendedResourceName, pods that ask by name get claims, too, and all GPUs of a node cross together."
+        else ". With extendedResourceName, pods that ask by name get claims, too, and all GPUs of a node move together."
     )
     yield "Give pods claims, or count the GPUs that pods which ask by name need: as many must stay with the device plugin API."
 
 
 _EACH: Final = (
     f"kubectl annotate node NODE --overwrite {ANNOTATION}=dra",
-    "No drain: running pods keep their GPUs, and each GPU crosses when its pod ends. If you can't wait for that, end the pods.",
+    "No drain: running pods keep their GPUs, and each GPU moves when its pod ends. If you can't wait for that, end the pods.",
     "Wait until gateway status shows none on its way, and run a pod with a claim there, before the next node.",
 )
 _BACK: Final = (

@@ -20,7 +20,7 @@ def render(plan: CrossingPlan, width: int) -> Iterator[str]:
     if plan.groups:
         yield ""
         yield from table(
-            ("STEP", "KUBELET", "NODES", "DEVICES", "CLAIMS", "BY NAME", "CROSSING", "NAMES"), map(_row, plan.groups)
+            ("STEP", "KUBELET", "NODES", "DEVICES", "CLAIMS", "BY NAME", "MOVE", "NAMES"), map(_row, plan.groups)
         )
         yield from page.line(
             "CLAIMS: pods with claims of their own. BY NAME: pods that ask by a resource name, where a DeviceClass has that name."
@@ -50,7 +50,7 @@ def _summary(page: Page, plan: CrossingPlan) -> Iterator[str]:
     can = [group for group in plan.groups if group.step is not None]
     if not plan.nodes:
         for group in plan.groups:
-            verdict = "its GPUs can cross over to claims" if can else "its GPUs stay with the device plugin API"
+            verdict = "its GPUs can move to claims" if can else "its GPUs stay with the device plugin API"
             yield from page.text(f"Kubelet {group.version}: {verdict}.")
     else:
         crossing, staying = (
@@ -58,11 +58,11 @@ def _summary(page: Page, plan: CrossingPlan) -> Iterator[str]:
         )
         yield f"{count(plan.nodes, 'node')} with {count(plan.devices, 'device')}, to claims (DRA)."
         if crossing:
-            yield f"  {count(crossing, 'node')} can cross over."
+            yield f"  {count(crossing, 'node')} can move."
         if staying:
             yield f"  {count(staying, 'node')} left with the device plugin API, because the kubelet takes no claims."
         if told := sum(len(group.told) for group in plan.groups):
-            yield f"  {count(told, 'node')} crossing, or over already, by annotation."
+            yield f"  {count(told, 'node')} moving, or moved already, by annotation."
     if plan.without:
         yield f"  {count(plan.without, 'node')} without devices: left out."
     if plan.unknown:

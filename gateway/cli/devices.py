@@ -1,8 +1,4 @@
-"""``gateway devices``: what a node's devices are, how they do, and who holds them; and letting go of the hardware beneath.
-
-The gateways that run are asked over their control sockets. To list, the one that serves a resource counts; to let go of
-hardware, each of them must.
-"""
+"""``gateway devices``: what a node's devices are, how they do, and who holds them, by the gateway that serves each resource."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import click
 import msgspec
@@ -22,8 +18,6 @@ from devices.replicas import unshared
 from devices.source import Facts
 from gateway.cli import named, places
 from gateway.cli.status import _clean, _colour, _remarks
-from gateway.telling import orders
-from gateway.telling.orders import Handled
 from gateway.telling.status import DeviceStatus, GatewayStatus, ResourceStatus
 from gateway.wires import control
 from gateway.wires.control import ControlError
@@ -34,15 +28,13 @@ _EXAMPLES = """
 Examples:
   gateway devices
   gateway devices nvidia.com/gpu
-  gateway devices GPU-5f3a --all
-  gateway devices --json | jq -r '.devices[] | select(.state != "present") | .id'
-  gateway devices --release 3 && nvidia-smi -r -i 3; gateway devices --acquire 3
-  gateway devices --release --all                every GPU of this node
+  gateway devices GPU-5f3a -o wide
+  gateway devices -o json | jq -r '.devices[] | select(.state != "present") | .id'
 
-Exit status: 0 where a gateway answered (to release and acquire: each one did it), otherwise 1; 2 for a wrong flag.
+Exit status: 0 where a gateway answered, otherwise 1; 2 for a wrong flag.
 """
 
-_ANSWER_TIME: Final = 5.0
+ANSWER_TIME: Final = 5.0
 """Seconds within which a gateway must answer; the driver's time comes on top."""
 _WIDTH: Final = 100
 _MOST_REMARKS: Final = 3
@@ -99,7 +91,7 @@ async def look(state_dir: Path) -> tuple[list[NodeDevices], dict[str, str]]:
     """
     answers: list[NodeDevices] = []
     silent: dict[str, str] = {}
-    for path, said in (await _ask_all(state_dir, {"op": "devices"}, _ANSWER_TIME)).items():
+    for path, said in (await ask_all(state_dir, {"op": "devices"}, ANSWER_TIME)).items():
         try:
             if isinstance(said, ControlError):
                 raise said
@@ -113,7 +105,7 @@ async def look(state_dir: Path) -> tuple[list[NodeDevices], dict[str, str]]:
     return answers, silent
 
 
-async def _ask_all(
+async def ask_all(
     state_dir: Path, request: Mapping[str, Any], seconds: float
 ) -> dict[Path, dict[str, Any] | ControlError]:
     """Ask every gateway at once; return what each says, by its control socket."""
@@ -130,33 +122,17 @@ async def _ask_all(
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("names", metavar="[RESOURCE|ID]...", nargs=-1)
-@click.option(
-    "--all",
-    "every",
-    is_flag=True,
-    help="A line for each replica of a shared device. With --release and --acquire: every device of this node.",
-)
-@click.option("--release", is_flag=True, help="Close these devices' GPUs, so that they can be reset or partitioned.")
-@click.option("--acquire", is_flag=True, help="Open them again.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/devices.md has its keys).")
+@places.output("one object (docs/devices.md has its keys)", wide="a line for each replica of a shared device")
 @places.state_dir
-def devices(
-    *, names: tuple[str, ...], every: bool, release: bool, acquire: bool, as_json: bool, state_dir: Path
-) -> None:
+def devices(*, names: tuple[str, ...], output: str, state_dir: Path) -> None:
     """Show this node's devices: what they are, how they do, and who holds them.
 
     Names are resources, indexes, device IDs or the beginnings of those. It asks the gateways that run, so it must run on
     the node, as their own user (root).
-
-    A GPU is reset or partitioned while no process has it open: --release closes it, with all devices on it, until
-    --acquire or a restart of the gateway. Meanwhile no new pod gets one of them, and pods that hold one keep it. There,
-    names are indexes, IDs, or as much of an ID as no other begins with.
     """
     if not all(names):
-        raise click.UsageError("expected the name of a resource or device, got an empty one: is a variable not set?")
+        raise click.UsageError("The name of a resource or device is empty. Is a variable not set?")
     try:
-        if release or acquire:
-            _handle(_operation(names, release=release, acquire=acquire, every=every), names, state_dir, as_json=as_json)
         answers, silent = asyncio.run(look(state_dir))
     except ControlError as error:
         raise click.ClickException(str(error)) from error
@@ -164,11 +140,11 @@ def devices(
         raise click.ClickException(places.nobody(state_dir, "devices"))
     found = [row for row in rows(answers) if not names or any(map(row.is_called, names))]
     unusable = [] if names else list(dict.fromkeys(gpu for one in answers for gpu in one.status.unusable))
-    if as_json:
+    if output == "json":
         told = {"devices": [*map(_plain, found)], "silent": silent} | ({"unusable": unusable} if unusable else {})
         click.echo(escaped(msgspec.json.encode(told).decode()))
     else:
-        for line in render(found, unfolded=every):
+        for line in render(found, unfolded=output == "wide"):
             click.echo(line)
         for gpu in unusable:
             how = "left out" if gpu.excluded else "can't be used"
@@ -274,7 +250,7 @@ def _line(group: Sequence[Row], product: str, indent: str) -> _Line:
     holder = (f"{_held(group)} held" if _held(group) else "") if many else device.holder or ""
     cells = (
         facts.index,
-        indent + (_times(unshared(device.id), len(group)) if many else device.id),
+        indent + (times(unshared(device.id), len(group)) if many else device.id),
         kind,
         _states(group) if len({row.device.state for row in group}) > 1 else device.state,
         ",".join(map(str, device.numa)),
@@ -284,11 +260,12 @@ def _line(group: Sequence[Row], product: str, indent: str) -> _Line:
     worst = next((row.device.state for row in group if row.device.state != _WELL), _WELL)
     remarks = list(dict.fromkeys(filter(None, (_clean(_remarks(row.device)) for row in group))))
     if (more := len(remarks) - _MOST_REMARKS) > 0:
-        remarks[_MOST_REMARKS:] = [f"and {more} more: --all shows each"]
+        remarks[_MOST_REMARKS:] = [f"and {more} more: -o wide shows each"]
     return _Line(tuple(map(_clean, cells)), worst, tuple(remarks))
 
 
-def _times(device_id: str, count: int) -> str:
+def times(device_id: str, count: int) -> str:
+    """Write a device's ID, and how many replicas of it are meant."""
     return device_id if count == 1 else f"{device_id} \u00d7{count}"
 
 
@@ -312,26 +289,6 @@ def _ranges(indexes: Iterable[str]) -> str:
     return " ".join([*(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs), *others])
 
 
-# Letting go of hardware.
-
-
-def _operation(names: Sequence[str], *, release: bool, acquire: bool, every: bool) -> str:
-    """Say which of the two is wanted.
-
-    Raises:
-        click.UsageError: both are, or it isn't said of which devices.
-    """
-    if release and acquire:
-        raise click.UsageError("expected --release or --acquire, got both: say one, and after the reset the other")
-    op = "release" if release else "acquire"
-    if bool(names) is every:
-        got = "both" if every else "neither"
-        raise click.UsageError(
-            f"expected devices to {op}, or --all for every one of this node, got {got}: `gateway devices` shows their IDs"
-        )
-    return op
-
-
 def exact(names: Sequence[str], answers: Iterable[NodeDevices]) -> list[str]:
     """Return the IDs that names stand for: of devices, of what replicas share, or of the GPU that partitions are part of.
 
@@ -343,57 +300,3 @@ def exact(names: Sequence[str], answers: Iterable[NodeDevices]) -> list[str]:
     indexes = {row.facts.parent: "" for row in found if row.facts.parent}
     indexes |= {unshared(row.device.id): row.facts.index for row in found}
     return list(dict.fromkeys(name if name in replicas else named.meant(name, indexes) for name in names))
-
-
-def _handle(op: str, names: Sequence[str], state_dir: Path, *, as_json: bool) -> NoReturn:
-    """Tell every gateway to release or acquire hardware, and say what became of it."""
-    try:
-        orders.handle_ids({"op": op, "ids": names})
-    except ControlError as error:
-        raise click.UsageError(str(error)) from error
-    ids = exact(names, asyncio.run(look(state_dir))[0]) if names else []
-    request = {"op": op, "ids": ids}
-    said = asyncio.run(_ask_all(state_dir, request, orders.HANDLE_TIME + _ANSWER_TIME))
-    if not said:
-        raise ControlError(places.nobody(state_dir, "devices"))
-    done: dict[str, Handled] = {}
-    failed: dict[str, str] = {}
-    for path, answer in said.items():
-        try:
-            if isinstance(answer, ControlError):
-                raise answer
-            done[path.stem] = msgspec.convert(answer, Handled)
-        except (ControlError, msgspec.ValidationError) as error:
-            failed[path.stem] = str(error)
-    if as_json:
-        errors = {token: {"error": why} for token, why in failed.items()}
-        click.echo(escaped(msgspec.json.encode({"op": op, "ids": ids, "gateways": {**done, **errors}}).decode()))
-    else:
-        _tell_handled(op, ids, done, failed)
-    sys.exit(1 if failed else 0)
-
-
-def _tell_handled(op: str, ids: Sequence[str], done: Mapping[str, Handled], failed: Mapping[str, str]) -> None:
-    concerned = Counter(map(unshared, dict.fromkeys(device_id for one in done.values() for device_id in one.devices)))
-    if concerned:
-        click.echo(_SAID[op])
-        for device_id, count in concerned.items():
-            click.echo(_clean(f"  {_times(device_id, count)}"))
-    elif done:
-        click.echo("Nothing keeps these devices open: nothing had to be done.")
-    for token, why in failed.items():
-        click.echo(f"gateway {token}: {_clean(why)}", err=True)
-    if concerned and op == "release":
-        held = {(who, unshared(device_id)) for one in done.values() for device_id, who in (one.holders or {}).items()}
-        for who, device_id in sorted(held):
-            click.echo(_clean(f"warning: {who} holds {device_id}: end that pod before you reset it"), err=True)
-        if any(one.holders is None for one in done.values()):
-            click.echo("warning: who holds them can't be seen now: see to it yourself that no pod uses them", err=True)
-        again = " ".join(["gateway devices --acquire", *(map(_clean, ids) if ids else ["--all"])])
-        click.echo(f"Now reset or partition them (nvidia-smi -r, nvidia-smi mig), and then: {again}")
-
-
-_SAID: Final = {
-    "release": "The GPUs of these devices are closed. Until they are acquired no new pod gets one; who holds one keeps it:",
-    "acquire": "The GPUs of these devices are open again:",
-}

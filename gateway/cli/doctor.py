@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from adapters.levels import minor_version
-from gateway.cli import advice, main, places
+from gateway.cli import advice, places, settled
 from gateway.cli.page import count
 from gateway.cli.status import look as ask
 from gateway.configuration.settings import SOCKET_DIR, ConfigError
@@ -46,31 +46,29 @@ _WIDEST: Final = 110
 _NARROWEST: Final = 50
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(cls=settled.Settled, epilog=_EXAMPLES)
 @places.state_dir
 @places.host_root
 @click.option("--ignore", multiple=True, metavar="CODE", help="Leave a check out. Can be repeated.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@places.output("one document")
 @click.pass_context
-def doctor(ctx: click.Context, *, state_dir: Path, host_root: Path, ignore: Sequence[str], as_json: bool) -> None:
+def doctor(
+    ctx: click.Context, /, *, state_dir: Path, host_root: Path, ignore: Sequence[str], output: str, **_: Any
+) -> None:
     """Look at this node, and name what keeps its GPUs from pods.
 
     It asks the gateways that run, and looks at the kubelet's folder, the driver, the container runtime and, where a token or
-    --kubeconfig (before the command) leads there, at the API server. It changes nothing, and works without a gateway, too. What
+    --kubeconfig leads there, at the API server. It changes nothing, and works without a gateway, too. What
     can't be seen from where it runs is no finding: on the node itself, as root, it sees most.
     """
     known = {check.code for category in checks.categories() for check in category.checks}
     if wrong := sorted(set(ignore) - known):
-        raise click.UsageError(
-            f"expected codes such as DPG0101 with --ignore, got {', '.join(wrong)}: docs/doctor.md has all"
-        )
+        raise click.UsageError(f"--ignore: unknown code {', '.join(wrong)}. docs/doctor.md has all")
     if not host_root.is_dir():
-        raise click.UsageError(
-            f"expected the folder with the host's files with --host-root, and {host_root} isn't there"
-        )
-    results = list(checks.judged(seen(ctx.find_root(), state_dir, host_root), ignore))
+        raise click.UsageError(f"--host-root: {host_root} is not a folder")
+    results = list(checks.judged(seen(ctx, state_dir, host_root), ignore))
     outcomes = Counter(result.outcome for result in results)
-    if as_json:
+    if output == "json":
         click.echo(escaped(msgspec.json.format(msgspec.json.encode({"schema": 1, "checks": results})).decode()))
     else:
         width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
@@ -121,17 +119,17 @@ def release(version: str) -> Release | None:
     return Release(found.minor, unkept=unkept, fixed=fixed)
 
 
-def seen(root: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
-    """Ask and look; the daemon's own options, before the command, say where."""
+def seen(ctx: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
+    """Ask and look; the daemon's options, which the command of ``ctx`` takes, say where."""
     told: dict[str, Any] = {"monitors_mig": "NVIDIA_MIG_MONITOR_DEVICES" in os.environ}
     found: dict[str, Any] = {}
     try:
-        found = {setting.name: setting.value for setting in main.effective_settings(root)}
+        found = {setting.name: setting.value for setting in settled.effective_settings(ctx)}
         told["strategies"] = frozenset(found["device-list-strategy"])
     except ConfigError as error:
         told["settings"] = str(error)
     kept = below(host_root, state_dir)
-    folder = Path(found.get("socket-dir") or root.params["socket_dir"])
+    folder = Path(found.get("socket-dir") or ctx.params["socket_dir"])
     # Where the folder isn't there, no gateway runs, and that has a check of its own.
     with contextlib.suppress(control.ControlError):
         answers = asyncio.run(ask(kept))

@@ -11,8 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-EX_CONFIG: Final = 78
-"""As in ``gateway.configuration.settings``: starting again doesn't help."""
 PACKAGES: Final = ("gateway", "adapters", "devices")
 PROJECT: Final = "device-plugin-gateway"
 """The word that the first file of each package has."""
@@ -22,7 +20,7 @@ def require() -> None:
     """End the process with a message where a package is another project's."""
     if found := mixed_up():
         sys.stderr.write(f"{found}\n")
-        sys.exit(EX_CONFIG)
+        sys.exit(2)  # Starting again doesn't help.
 
 
 def mixed_up() -> str:

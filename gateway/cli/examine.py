@@ -48,7 +48,9 @@ def examine(
         click.echo("\n".join(f"{name:{width}}  {rule.promise}" for name, rule in rules.items()))
         sys.exit(0)
     if unknown := [name for name in only if name not in rules]:
-        raise click.BadParameter(f"expected one of {', '.join(rules)}; got {', '.join(unknown)}", param_hint="--only")
+        raise click.BadParameter(
+            f"unknown value {', '.join(unknown)}. Allowed: {', '.join(rules)}", param_hint="--only"
+        )
     try:
         conformance.parsed(command, hard_wired=how["hard_wired"])
         if how["hard_wired"]:

@@ -50,13 +50,13 @@ class _Nodes(Struct, frozen=True):
 class Node(Struct, frozen=True):
     """A node: its kubelet's version as it says it, and how many devices it has, by resource.
 
-    ``cross_to`` is the API to which its annotation sends them; mostly empty.
+    ``move_to`` is the API to which its annotation sends them; mostly empty.
     """
 
     name: str
     version: str
     devices: Mapping[str, int] = {}
-    cross_to: str = ""
+    move_to: str = ""
 
     @property
     def count(self) -> int:

@@ -26,8 +26,8 @@ IMPATIENCE: Final = 1.0
 _log = structlog.get_logger()
 
 
-def take(said: MutableMapping[str, Given]) -> Choice | None:
-    """Take what was said of the choice out of all that was said; None where there is no folder to choose from.
+def take(said: MutableMapping[str, Given]) -> Choice:
+    """Take what was said of the choice out of all that was said: there is a folder to choose from.
 
     Raises:
         ConfigError: it can't be used.
@@ -37,8 +37,6 @@ def take(said: MutableMapping[str, Given]) -> Choice | None:
         said.pop(name, nothing)
         for name in ("config-file-srcdir", "node-label", "default-config", "fallback-strategies")
     )
-    if not folder.value:
-        return None
     texts = fallbacks.value if isinstance(fallbacks.value, tuple) else ()
     strategies = choosing.strategies([str(text) for text in texts], fallbacks.source)
     return Choice(Path(str(folder.value)), str(label.value) or NODE_LABEL, str(default.value), strategies)
@@ -53,9 +51,7 @@ def start(settings: Settings, choice: Choice, *, ask: bool = True) -> tuple[Sett
         ConfigError: there is no file to start with, or nobody to ask for the label.
     """
     if not settings.node_name:
-        raise ConfigError(
-            "CONFIG_FILE_SRCDIR needs the node's name: expected NODE_NAME (spec.nodeName), got none: set it"
-        )
+        raise ConfigError("CONFIG_FILE_SRCDIR: needs the node's name. Set --node-name, or NODE_NAME from spec.nodeName")
     before = choosing.remembered(choice, settings.state_dir)
     now = _asked(settings, choice, PATIENCE if before is None else IMPATIENCE) if ask or before is None else None
     candidates = [one for one in (now, before) if one is not None] or [""]
@@ -76,7 +72,7 @@ def _asked(settings: Settings, choice: Choice, seconds: float) -> str | None:
     try:
         return asyncio.run(node.label(settings, choice.label, seconds))
     except access.AccessError as error:
-        raise ConfigError(f"CONFIG_FILE_SRCDIR needs the API server: {error}") from error
+        raise ConfigError(f"CONFIG_FILE_SRCDIR: needs the API server: {error}") from error
     except node.KubernetesError as error:
         advice = "the configuration of before counts, else that of a node without the label, until the server answers"
         _log.warning("the node's label isn't known", reason=str(error), advice=advice)

@@ -1,15 +1,46 @@
-"""Options that refuse what click lets pass or doesn't explain, and which variables an error is about: who has set one looks for an option in vain."""
+"""Commands that word their errors, and options that refuse what click lets pass."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-import re
+from collections.abc import Iterator
 from typing import Any
 
 import click
-from click.core import ParameterSource
+
+from gateway.configuration.kinds import unknown
+
+
+@contextlib.contextmanager
+def _worded_errors() -> Iterator[None]:
+    """Word what ends the command."""
+    try:
+        yield
+    except (click.ClickException, OSError) as error:
+        from gateway.cli.errors import worded
+
+        raise worded(error, variable) from None
+
+
+class Program(click.Command):
+    """A command that words its errors, and those of its commands."""
+
+    make_context = _worded_errors()(click.Command.make_context)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it."""
+        with _worded_errors():
+            return super().invoke(ctx)
+
+
+class Words(click.Choice[str]):
+    """One of several words."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:  # noqa: ARG002 - click's signature
+        """Say which words there are."""
+        return unknown(str(value), self.choices)
 
 
 class Seconds(click.FloatRange):
@@ -20,8 +51,8 @@ class Seconds(click.FloatRange):
         with contextlib.suppress(click.BadParameter):
             if not math.isnan(found := super().convert(value, param, ctx)):
                 return found
-        wanted = f"expected {self.min:g} to {self.max:g} seconds, got {str(value)!r:.80}"
-        raise click.BadParameter(f"{wanted}: write a number without a unit", ctx, param)
+        words = f"{str(value)!r:.80} is not a number from {self.min:g} to {self.max:g} (seconds, without a unit)"
+        raise click.BadParameter(words, ctx, param)
 
 
 class Strict(click.Option):
@@ -35,28 +66,10 @@ class Strict(click.Option):
         """Judge its value."""
         found = super().type_cast_value(ctx, value)
         if value == "":
-            self.type.fail(f"{value!r} is not a valid {self.type.name}: write one, or leave it out.", self, ctx)
+            self.type.fail(f"the value is empty. Write a {self.type.name}, or leave it out", self, ctx)
         return found
 
 
 def variable(option: click.Parameter, prefix: str | None = "GATEWAY") -> str:
     """Name the variable of an option of the command whose variables begin so."""
     return str(option.envvar or f"{prefix}_{str(option.name).upper()}")
-
-
-def named(error: click.UsageError) -> click.UsageError:
-    """Return the error with the variables that the options in its words come from, or could come from."""
-    where = error.ctx or click.get_current_context(silent=True)
-    if where is None:
-        return error
-    prefix, words = where.auto_envvar_prefix, error.format_message()
-    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
-        words = " ".join(words.split()).rstrip(".")
-        return click.UsageError(f"{words}. Give it, or set {variable(error.param, prefix)}.", error.ctx)
-    found = "".join(
-        f" ({option.opts[0]} comes from the variable {variable(option, prefix)})"
-        for option in where.command.params
-        if where.get_parameter_source(str(option.name)) is ParameterSource.ENVIRONMENT
-        and re.search(rf"{re.escape(option.opts[0])}(?![\w-])", words)
-    )
-    return click.UsageError(words + found, where) if found else error

@@ -1,19 +1,32 @@
-"""The options of several commands that say where things are on the node."""
+"""The options of several commands: where things are on the node, and how the output looks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import click
 
-from gateway.cli.options import Strict
+from gateway.cli.options import Strict, Words
 from gateway.configuration.settings import STATE_DIR
 
 
-def given_before(name: str, otherwise: Path) -> Callable[[], Path]:
-    """Take for a command's option what the daemon's own one of that name says: ``gateway --state-dir DIR status``."""
-    return lambda: Path(click.get_current_context().find_root().params.get(name, otherwise))
+def output(json: str, wide: str = "the same as table") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command ``-o`` as kubectl has it, and ``--json``; it gets ``output``: ``json``, ``wide`` or ``table``."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def chosen(*args: Any, as_json: bool, output: str, **options: Any) -> None:
+            command(*args, output="json" if as_json else output, **options)
+
+        chosen = click.option("--json", "as_json", is_flag=True, help="The same as -o json.")(chosen)
+        words = f"json: {json}. wide: {wide}."
+        choice = Words(("table", "wide", "json"))
+        return click.option("-o", "--output", type=choice, default="table", show_default=True, help=words)(chosen)
+
+    return add
 
 
 def nobody(state_dir: Path, command: str) -> str:
@@ -30,8 +43,8 @@ state_dir = click.option(
     cls=Strict,
     envvar="GATEWAY_STATE_DIR",
     type=click.Path(path_type=Path, readable=False),
-    default=given_before("state_dir", STATE_DIR),
-    show_default=str(STATE_DIR),
+    default=STATE_DIR,
+    show_default=True,
     help="The gateways' state directory, with their control sockets in it.",
 )
 host_root = click.option(

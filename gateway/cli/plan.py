@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import click
 
+from gateway.cli import places
 from gateway.cli.page import Page, count
 from gateway.wires.log import escaped
 
@@ -24,7 +25,7 @@ Examples:
   gateway plan --from 1.18 --to 1.32 --direct    in one jump: what is lost, and which stop would save it
   gateway plan --from 1.36 --to 1.28             the way back
   kubectl get nodes -o json | gateway plan --nodes - --to 1.37
-  kubectl get nodes -o json | gateway plan --nodes - --to dra    GPUs cross over to claims (DRA): which nodes can, in which order
+  kubectl get nodes -o json | gateway plan --nodes - --to dra    GPUs move to claims (DRA): which nodes can, in which order
   gateway plan --from 1.24 --to 1.33 --json | jq '.hops[] | select(.drain != "not needed") | .new'
 """
 
@@ -56,13 +57,13 @@ _WHEN: Final = {
     help="The kubelet to go to, newer or older; or dra: the GPUs go to claims, the kubelets stay.",
 )
 @click.option("--direct", is_flag=True, help="In one jump, rather than one minor version at a time.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with the source of each statement.")
-def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool, as_json: bool) -> None:
+@places.output("one document, with the source of each statement")
+def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool, output: str) -> None:
     """Say what a GPU node goes through when its kubelet becomes another version, hop by hop.
 
     With --nodes: what each node of a cluster goes through, which must be drained, and in which order.
 
-    With --to dra: which kubelets let their GPUs cross over from the device plugin API to claims (dynamic resource allocation), what
+    With --to dra: which kubelets let their GPUs move from the device plugin API to claims (dynamic resource allocation), what
     they need for it, what pods may suffer, and in which order the nodes go.
 
     For each hop: the device plugin API, whether the kubelet keeps its checkpoint (who holds which GPU), whether to drain,
@@ -74,9 +75,9 @@ def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool,
     from gateway.cli import advice, fleet
 
     if (start is None) == (nodes is None):
-        raise click.UsageError("expected --from, for one node, or --nodes, for many: name one of them")
+        raise click.UsageError("Give either --from, for one node, or --nodes, for many")
     if goal == _CLAIMS and direct:
-        raise click.UsageError("expected --direct with a kubelet's version, got --to dra, where no kubelet changes")
+        raise click.UsageError("--direct doesn't go with --to dra, where no kubelet changes. Leave it out")
     facts = advice.load()
     width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
     try:
@@ -88,7 +89,7 @@ def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool,
         )
     except advice.PlanError as error:
         raise click.UsageError(str(error)) from error
-    if as_json:
+    if output == "json":
         click.echo(escaped(msgspec.json.format(msgspec.json.encode(document), indent=2).decode()))
     else:
         click.echo("\n".join(lines))
@@ -99,7 +100,7 @@ def _content(nodes: IO[bytes]) -> bytes:
 
     content = nodes.read(fleet.MOST_BYTES + 1)
     if len(content) > fleet.MOST_BYTES:
-        raise click.UsageError(f"expected at most {fleet.MOST_BYTES} bytes of nodes, got more: name fewer nodes")
+        raise click.UsageError(f"--nodes: more than {fleet.MOST_BYTES} bytes. Name fewer nodes")
     return content
 
 
@@ -119,7 +120,7 @@ def _upgrade(
 def _crossing(
     facts: Advice, start: str | None, nodes: Sequence[Node] | None, width: int
 ) -> tuple[object, Iterator[str]]:
-    """Plan that GPUs cross over to claims."""
+    """Plan that GPUs move to claims."""
     from gateway.cli import advice, crossover, crossovertext
 
     if nodes is not None:

@@ -35,12 +35,12 @@ Exit status: 0 if the gateway speaks the kubelet's API, otherwise 1.
     cls=Strict,
     envvar="GATEWAY_SOCKET_DIR",
     type=click.Path(path_type=Path, readable=False),
-    default=places.given_before("socket_dir", SOCKET_DIR),
-    show_default=str(SOCKET_DIR),
+    default=SOCKET_DIR,
+    show_default=True,
     help="The kubelet's device plugin directory, with kubelet.sock in it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: api, kubelets, says, socket.")
-def probe(*, socket_dir: Path, as_json: bool) -> None:
+@places.output("one object with api, kubelets, says and socket")
+def probe(*, socket_dir: Path, output: str) -> None:
     """Ask a kubelet which device plugin API it speaks.
 
     It changes nothing in the kubelet, but leaves a trace: the kubelet logs the refused registration and counts it in
@@ -55,7 +55,7 @@ def probe(*, socket_dir: Path, as_json: bool) -> None:
     finding = (
         asyncio.run(ask(socket)) if error is None else Probed(None, "unknown", _why(socket, error), answered=False)
     )
-    if as_json:
+    if output == "json":
         said = asdict(finding)
         del said["answered"]
         click.echo(json.dumps(said | {"socket": str(socket)}))

@@ -32,8 +32,9 @@ Examples:
   gateway status
   gateway status --watch
   gateway status --check && echo all devices are served
-  gateway status --json | jq '.gateways[].resources[] | {name, phase, allocatable}'
-  gateway status --json | jq -r '.gateways[].resources[].devices[] | select(.state != "present") | .id'
+  gateway status -o wide                         every device, not only the first of many
+  gateway status -o json | jq '.gateways[].resources[] | {name, phase, allocatable}'
+  gateway status -o json | jq -r '.gateways[].resources[].devices[] | select(.state != "present") | .id'
 
 Exit status: 0 where at least one gateway answered, otherwise 1. With --check: 0 where every resource with devices is served, 1 where
 one isn't, 2 where no gateway answers.
@@ -99,28 +100,28 @@ async def look(state_dir: Path, *, few: bool = False) -> Answers:
 
 @click.command(epilog=_EXAMPLES)
 @places.state_dir
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document (its schema: docs/status.schema.json).")
+@places.output("one document (its schema: docs/status.schema.json)", wide="all devices, however many")
 @click.option("--watch", is_flag=True, help=f"Look again every {_EVERY:g} seconds, until Ctrl-C.")
 @click.option(
     "--check", is_flag=True, help="Say in a line and by the exit status whether the node's devices are served."
 )
-def status(*, state_dir: Path, as_json: bool, watch: bool, check: bool) -> None:
+def status(*, state_dir: Path, output: str, watch: bool, check: bool) -> None:
     """Show what the gateways of this node know of themselves, their kubelet and their devices.
 
     All gateways that run are shown: during an update of the gateway, one serves and another stands by. It asks over the
     control sockets in --state-dir, so it must run on the node, as the gateway's own user (root).
     """
-    if check and (as_json or watch):
-        raise click.UsageError("expected --check alone: --json and --watch show more than it needs")
+    if check and (output != "table" or watch):
+        raise click.UsageError("--check prints lines of its own. Leave --output, --json and --watch out")
     try:
         while True:
-            found = asyncio.run(look(state_dir, few=not as_json))
+            found = asyncio.run(look(state_dir, few=output == "table"))
             if check:
                 _check(found)
-            if as_json:
+            if output == "json":
                 click.echo(_json(found, indent=0 if watch else 2))
             else:
-                _show(found, state_dir, again=watch)
+                _show(found, state_dir, again=watch, whole=output == "wide")
             if not watch:
                 sys.exit(0 if found.read else 1)
             sleep(_EVERY)
@@ -147,10 +148,10 @@ def _json(found: Answers, indent: int) -> str:
     return escaped((msgspec.json.format(document, indent=indent) if indent else document).decode())
 
 
-def _show(found: Answers, state_dir: Path, *, again: bool) -> None:
+def _show(found: Answers, state_dir: Path, *, again: bool, whole: bool) -> None:
     """Print for a person; again and again, where it is a terminal, on the same place."""
     screen = shutil.get_terminal_size()
-    lines = list(render(found, state_dir, min(max(screen.columns, _NARROWEST), _WIDEST)))
+    lines = list(render(found, state_dir, min(max(screen.columns, _NARROWEST), _WIDEST), whole=whole))
     if again and _is_live():
         if len(lines) >= screen.lines:
             rest = len(lines) - screen.lines + 2
@@ -165,9 +166,9 @@ def _is_live() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def render(found: Answers, state_dir: Path, width: int) -> Iterator[str]:
+def render(found: Answers, state_dir: Path, width: int, *, whole: bool = False) -> Iterator[str]:
     """Write what was found, in lines of about ``width`` columns; with colours, which ``click.echo`` drops elsewhere."""
-    page = _Page(width)
+    page = _Page(width, whole=whole)
     if not found.read and not found.silent:
         yield from page.text("", places.nobody(state_dir, "status"))
     # Who serves comes first.
@@ -186,10 +187,10 @@ def render(found: Answers, state_dir: Path, width: int) -> Iterator[str]:
 
 
 class _Page:
-    """Writes for a person, ``width`` columns wide."""
+    """Writes for a person, ``width`` columns wide; ``whole``: each device of many."""
 
-    def __init__(self, width: int) -> None:
-        self._width = width
+    def __init__(self, width: int, *, whole: bool) -> None:
+        self._width, self._whole = width, whole
 
     def text(self, lead: str, text: str, colour: str | None = None) -> Iterator[str]:
         """Wrap ``text`` behind ``lead``, as far in as that is wide."""
@@ -269,7 +270,7 @@ class _Page:
             since = "" if each.moving_s is None else f", for {age(each.moving_s)}"
             yield from self.text("           ", f"{each.id} {each.side}{since}: {each.words}", "yellow")
         if (more := len(moving) - _MOST_MOVING) > 0:
-            yield from self.text("           ", f"{more} more: gateway cross --to dra --dry-run has them")
+            yield from self.text("           ", f"{more} more: gateway move --to dra --dry-run has them")
 
     def resource(self, one: ResourceStatus) -> Iterator[str]:
         """Write all about one resource."""
@@ -295,7 +296,7 @@ class _Page:
     def _devices(self, one: ResourceStatus) -> Iterator[str]:
         """Draw the devices as a table; what there is to say of one is below it."""
         shown = one.devices
-        if one.listed > FEW:  # An older gateway says them all.
+        if one.listed > FEW and not self._whole:  # An older gateway says them all.
             shown = tuple(device for device in shown if device.state != _WELL or _remarks(device))[:FEW]
         if shown:
             cells = [("DEVICE", "STATE", "NUMA", "HELD BY"), *map(_cells, shown)]
@@ -310,7 +311,7 @@ class _Page:
                     "      ", _remarks(device), "yellow" if device.state == _WELL else _colour(device.state)
                 )
         if hidden := one.listed - len(shown):
-            yield click.style(f"  {hidden} more of {one.listed} devices: --json has them all", dim=True)
+            yield click.style(f"  {hidden} more of {one.listed} devices: -o wide has them all", dim=True)
 
 
 def _chain(one: ResourceStatus) -> str:

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from devices import files
+from gateway.configuration.kinds import unknown
 from gateway.configuration.settings import Choice, ConfigError
 
 STRATEGIES: Final = ("named", "single", "empty")
@@ -61,7 +62,7 @@ def strategies(texts: Sequence[str], source: str) -> tuple[str, ...]:
     found = tuple(text for text in texts if text)
     for text in found:
         if text not in STRATEGIES:
-            raise ConfigError(f"{source}: expected {', '.join(STRATEGIES)}, got {text!r:.80}: write some of them")
+            raise ConfigError(f"{source}: {unknown(text, STRATEGIES)}")
     return found
 
 
@@ -105,7 +106,7 @@ def locate(choice: Choice, label: str) -> Path | None:
             names = [entry.name for entry in entries if not entry.name.startswith("..") and not entry.is_dir()]
     except OSError as error:
         raise ChoiceError(
-            f"{choice.folder}: expected a folder of configuration files, and it can't be read ({error.strerror}): mount it"
+            f"{choice.folder}: the folder of configuration files can't be read ({error.strerror}). Mount it"
         ) from error
     name = choose(choice, label, names)
     return None if name is None else choice.folder / name

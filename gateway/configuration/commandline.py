@@ -53,9 +53,7 @@ def spelled(arguments: Sequence[str], valued: Collection[str]) -> list[str]:
             done.append(f"--{name}={value}")
         elif flag.kind is FlagKind.SWITCH:
             if left and left[0] in TRUTH:
-                raise ConfigError(
-                    f"--{name} {left[0]}: expected the value of a switch behind '=': write --{name}={left[0]}"
-                )
+                raise ConfigError(f"--{name} {left[0]}: a switch takes its value behind '='. Write --{name}={left[0]}")
             done.append(f"--{name}=true")
         else:
             done.append(f"--{name}={left.popleft()}" if left else f"--{name}")

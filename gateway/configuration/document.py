@@ -73,9 +73,7 @@ class _Reader:
 
     def __init__(self, content: bytes, name: str) -> None:
         if len(content) > MAX_BYTES:
-            raise ConfigError(
-                f"{name}: expected at most {MAX_BYTES} bytes, got more: leave out what is no configuration"
-            )
+            raise ConfigError(f"{name}: more than {MAX_BYTES} bytes. Leave out what is no configuration")
         self._name = name
         self._anchors: dict[str, YamlNode | None] = {}
         self._events: Iterator[yaml.Event] = yaml.parse(content, Loader=_LOADER)
@@ -89,13 +87,13 @@ class _Reader:
                     return self._value(next(self._events), 1)
         except yaml.MarkedYAMLError as error:
             line = 1 if error.problem_mark is None else error.problem_mark.line + 1
-            problem = f"expected YAML, got something else ({error.problem}): correct this line or the one before"
+            problem = f"not YAML ({error.problem}). Correct this line or the one before"
             raise fault(self._name, line, problem) from error
         except ConfigError:
             raise
         except (yaml.YAMLError, OverflowError, ValueError) as error:  # PyYAML without libyaml trips over some escapes
             problem = str(error).partition("\n")[0]
-            problem = f"expected YAML, got something else ({problem}): write plain text in UTF-8"
+            problem = f"not YAML ({problem}). Write plain text in UTF-8"
             raise fault(self._name, 1, problem) from error
         return YamlNode(None, 1)
 
@@ -103,17 +101,17 @@ class _Reader:
         """Build the value that begins with ``event``, and use up its events."""
         line = _line(event)
         if depth > MAX_DEPTH:
-            raise fault(self._name, line, f"expected at most {MAX_DEPTH} levels, got more: keep to the format")
+            raise fault(self._name, line, f"more than {MAX_DEPTH} levels")
         if isinstance(event, yaml.AliasEvent):
             node = self._anchors.get(str(event.anchor))
             if node is None:
                 raise fault(
                     self._name,
                     line,
-                    "expected the name of a value above after '*', got another: write the value out",
+                    "no value above has the name after '*'. Write the value out",
                 )
             if depth + node.height - 1 > MAX_DEPTH:
-                raise fault(self._name, line, f"expected at most {MAX_DEPTH} levels, got more: write the value out")
+                raise fault(self._name, line, f"more than {MAX_DEPTH} levels. Write the value out")
             self._add(node.count, line)
             return node
         self._add(1, line)
@@ -149,7 +147,7 @@ class _Reader:
             key = self._value(event, depth + 1)
             member = self._value(next(self._events), depth + 1)
             if isinstance(key.value, tuple | Mapping):
-                raise fault(self._name, line, "expected a word as a key, got a list or a mapping: write a word")
+                raise fault(self._name, line, "a key must be a word, not a list or a mapping")
             if key.value == _MERGE and isinstance(event, yaml.ScalarEvent) and event.implicit[0]:
                 members.update(self._merged(member, line))
             else:
@@ -162,15 +160,13 @@ class _Reader:
         """Yield what ``<<`` brings: of several mappings the first counts."""
         for one in reversed(node.value) if isinstance(node.value, tuple) else (node,):
             if not isinstance(one.value, Mapping):
-                raise fault(self._name, line, "expected a mapping to merge, or a list of them: write '<<: *name'")
+                raise fault(self._name, line, "only a mapping can be merged, or a list of them: '<<: *name'")
             yield from one.value.items()
 
     def _add(self, count: int, line: int) -> None:
         self._count += count
         if self._count > MAX_NODES:
-            raise fault(
-                self._name, line, f"expected at most {MAX_NODES} values, aliases unfolded; got more: write fewer"
-            )
+            raise fault(self._name, line, f"more than {MAX_NODES} values, aliases unfolded")
 
 
 def _line(event: yaml.Event) -> int:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, MutableMapping
 from typing import Final
 
+from gateway.configuration.kinds import unknown
 from gateway.configuration.settings import ConfigError, Given
 
 MODES: Final = ("off", "on", "only")
@@ -29,14 +30,13 @@ def taken(said: MutableMapping[str, Given], node_name: str) -> tuple[str, Mappin
     if mode is None or mode.value == "off":
         return "off", drivers
     if mode.value not in MODES:
-        raise ConfigError(f"{mode.source}: expected off, on or only, got {str(mode.value)!r:.80}: write one of them")
+        raise ConfigError(f"{mode.source}: {unknown(str(mode.value), ('off', 'on', 'only'))}")
     if not node_name:
         raise ConfigError(f"{mode.source}: needs the node's name. Set --node-name, or NODE_NAME from spec.nodeName.")
     strategy = said.get(_STRATEGY)
     if strategy is not None and _CDI not in (strategy.value if isinstance(strategy.value, tuple) else ()):
         raise ConfigError(
-            f"{strategy.source}: expected {_CDI} with {mode.source}, because claims' devices reach containers by CDI; got "
-            f"{', '.join(map(str, strategy.value)) if isinstance(strategy.value, tuple) else strategy.value}: leave it out"
+            f"{strategy.source}: needs {_CDI} with {mode.source}, because claims' devices reach containers by CDI. Leave it out"
         )
     said[_STRATEGY] = Given((_CDI,), mode.source)
     return str(mode.value), drivers
@@ -48,8 +48,8 @@ def _drivers(said: Given) -> dict[str, str]:
         domain, equals, driver = str(text).partition("=")
         if not equals or not domain or not re.fullmatch(_DRIVER, driver):
             raise ConfigError(
-                f"{said.source}: expected DOMAIN=DRIVER, such as example.com=devices.example.com, got {str(text)!r:.80}: a driver's "
-                "name is a DNS name in lower case, of at most 63 characters"
+                f"{said.source}: {str(text)!r:.80} is not DOMAIN=DRIVER, such as example.com=devices.example.com. A driver's name "
+                "is a DNS name in lower case, of at most 63 characters"
             )
         found[domain] = driver
     return found

@@ -104,15 +104,6 @@ def idle(policy: Policy, source: DeviceSource) -> tuple[str, ...]:
     )
 
 
-def logged(found: Iterable[Setting]) -> dict[str, Any]:
-    """Give the settings as two fields of a line of the log: all values, and who said those that are no defaults."""
-    found = list(found)
-    return {
-        "settings": {one.name: one.value for one in found},
-        "said_by": {one.name: one.source for one in found if one.source != DEFAULT},
-    }
-
-
 def setting(name: str, value: Any, source: str) -> Setting:
     """Turn a value into what JSON has; sets in order, so that equal ones look alike.
 
@@ -122,5 +113,5 @@ def setting(name: str, value: Any, source: str) -> Setting:
     try:
         found = msgspec.json.decode(msgspec.json.encode(value, enc_hook=str))
     except UnicodeEncodeError:
-        raise ConfigError(f"{name} ({source}): expected UTF-8, got {str(value)!r:.80}: write or rename it so") from None
+        raise ConfigError(f"{source}: {str(value)!r:.80} is not UTF-8") from None
     return Setting(name, sorted(found) if isinstance(value, frozenset) else found, source)

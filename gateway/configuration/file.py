@@ -66,7 +66,7 @@ def read(path: Path) -> bytes:
     try:
         return read_plain(path, document.MAX_BYTES)
     except NotPlainError:
-        raise ConfigError(f"{path}: expected a plain file, got something else: put the configuration there") from None
+        raise ConfigError(f"{path}: not a plain file") from None
     except OSError as error:
         raise UnreadableConfigError(
             f"{path}: the configuration file can't be read ({error.strerror}): write it, or correct its mode"
@@ -131,15 +131,13 @@ class _Reading(Reader):
         if root.value is None:
             return root
         if not isinstance(root.value, Mapping):
-            raise self._fault(
-                root, (), f"expected a mapping with keys such as {', '.join(_TOP)}, got something else: {_NAME_IT}"
-            )
+            raise self._fault(root, (), f"must be a mapping with keys such as {', '.join(_TOP)}: {_NAME_IT}")
         if {"kind", "metadata"} <= root.value.keys():
             return self._not_ours(root, _MANIFEST)
         if root.value and not any(
             key.casefold() in _TOP or nearest((key,), _TOP) for key in islice(root.value, _MOST_KEYS)
         ):
-            problem = f"expected keys such as {', '.join(_TOP)}, got only unknown keys ({len(root.value)}): {_NAME_IT}"
+            problem = f"only unknown keys ({len(root.value)}). Known are {', '.join(_TOP)}: {_NAME_IT}"
             return self._not_ours(root, problem)
         return root
 
@@ -152,7 +150,7 @@ class _Reading(Reader):
 
     def _version(self, node: YamlNode | None) -> None:
         if node is not None and node.value not in (None, "", "v1"):
-            raise self._fault(node, ("version",), f"expected v1, got {shown(node)}: write v1; there is no other")
+            raise self._fault(node, ("version",), f"must be v1, not {shown(node)}")
 
     def _section(self, node: YamlNode | None, path: KeyPath, others: Iterable[str] = ()) -> Mapping[str, YamlNode]:
         """Take the flags of one level, and return what else of it is known."""
@@ -231,9 +229,7 @@ class _Reading(Reader):
         fail = self._switch(found, (*path, "failRequestsGreaterThanOne"))
         items = self._items(found.get("resources"), (*path, "resources"))
         if not items:
-            raise self._fault(
-                node, path, "expected 'resources:' with at least one, got none: write one, or leave it all out"
-            )
+            raise self._fault(node, path, "'resources:' is missing or empty. Write one, or leave it all out")
         slices: dict[str, Slices] = {}
         for here, item in items:
             name, one = self._sliced(here, item, renamed=renamed, honour=honour)
@@ -250,7 +246,7 @@ class _Reading(Reader):
             slices[name] = one
         shown = [name for one in slices.values() for name in one.names]
         if twice := next((name for name in shown if shown.count(name) > 1), None):
-            raise self._fault(node, path, f"expected a name for each resource, got {twice} for two: rename one of them")
+            raise self._fault(node, path, f"two resources have the name {twice}. Rename one of them")
         return slices, fail
 
     def _sliced(self, path: KeyPath, item: YamlNode, *, renamed: bool, honour: bool) -> tuple[str, Slices | Portion]:
@@ -258,7 +254,7 @@ class _Reading(Reader):
         name = self._resource(self._required(found, item, path, "name"), (*path, "name"))
         replicas = self._number(self._required(found, item, path, "replicas"), (*path, "replicas"))
         if not 2 <= replicas <= MAX_REPLICAS:
-            problem = f"expected 2 to {MAX_REPLICAS} replicas, got {replicas}: write so many, or leave the resource out to have it unshared"
+            problem = f"must be 2 to {MAX_REPLICAS}, not {replicas}. To have the resource unshared, leave it out"
             raise self._fault(found["replicas"], (*path, "replicas"), problem)
         shown = name + _SHARED if renamed else name
         if (rename := found.get("rename")) is not None:
@@ -326,9 +322,7 @@ class _Reading(Reader):
             if problem := resource_name_error(named):
                 raise self._fault(item, at, problem)
             if plain in renames or named in renames.values():
-                raise self._fault(
-                    item, at, f"expected a name for each resource, got {plain} as {named} besides: write one"
-                )
+                raise self._fault(item, at, f"{plain} or the name {named} is here twice")
             renames[plain] = named
         deadlines = []
         for at, item in self._items(found.get("deadlines"), (*path, "deadlines")):
@@ -336,9 +330,7 @@ class _Reading(Reader):
             pattern = self._text(self._required(pair, item, at, "resource"), (*at, "resource"))
             seconds = self._number(self._required(pair, item, at, "seconds"), (*at, "seconds"))
             if not 1 <= seconds <= _LONGEST_DEADLINE:
-                raise self._fault(
-                    item, at, f"expected 1 to {_LONGEST_DEADLINE} seconds, got {seconds}: write one of these"
-                )
+                raise self._fault(item, at, f"must be 1 to {_LONGEST_DEADLINE} seconds, not {seconds}")
             deadlines.append((pattern, float(seconds)))
         return Bridging(allow, repeat, renames, tuple(deadlines))
 

@@ -57,7 +57,7 @@ class Reader:
 
     def _required(self, found: Mapping[str, YamlNode], item: YamlNode, path: KeyPath, key: str) -> YamlNode:
         if key not in found:
-            raise self._fault(item, path, f"expected the key '{key}', got none: write it")
+            raise self._fault(item, path, f"the key '{key}' is missing")
         return found[key]
 
     def _switch(self, found: Mapping[str, YamlNode], path: KeyPath) -> bool:
@@ -100,7 +100,7 @@ class Reader:
             self._more += 1
 
     def _expected(self, node: YamlNode, path: KeyPath, what: str) -> ConfigError:
-        return self._fault(node, path, f"expected {what}, got {shown(node)}: write it so")
+        return self._fault(node, path, f"must be {what}, not {shown(node)}")
 
     def _fault(self, node: YamlNode, path: KeyPath, problem: str) -> ConfigError:
         return document.fault(self._name, node.line, f"{_dotted(path) or 'the file'}: {problem}")

@@ -1,12 +1,12 @@
 """What a flag is and takes: its kind, and functions from a value of its kind to one for the policy. Pure.
 
-Each of them raises ValueError, with what was expected, where a value can't be taken.
+Each of them raises ValueError, with what is wrong and what is allowed, where a value can't be taken.
 """
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -77,15 +77,24 @@ class Flag(Struct, frozen=True):
                 return Given(parts, source)
             case FlagKind.SWITCH:
                 if texts[-1] and texts[-1] not in TRUTH:
-                    raise ConfigError(f"{source}: expected true or false, got {texts[-1]!r:.80}: write one of them")
+                    raise ConfigError(f"{source}: {unknown(texts[-1], ('true', 'false'))}")
                 return Given(TRUTH.get(texts[-1], False), source)  # a variable that is empty means false
             case FlagKind.NUMBERS:
                 wrong = [
                     part for part in parts if part and not (part.isascii() and part.isdecimal() and len(part) < 10)
                 ]
                 if wrong:
-                    raise ConfigError(f"{source}: expected whole numbers, got {wrong[0]!r:.80}: write them with commas")
+                    raise ConfigError(f"{source}: {wrong[0]!r:.80} is not a whole number. Separate numbers with commas")
                 return Given(tuple(int(part) for part in parts if part), source)
+
+
+def unknown(text: str, allowed: Iterable[str]) -> str:
+    """Say that a word is not allowed, which ones are, and which one may be meant."""
+    from difflib import get_close_matches  # noqa: PLC0415 - needed where a word is wrong, and nowhere else
+
+    words = [*allowed]
+    meant = "".join(f" (did you mean {near!r}?)" for near in get_close_matches(text, words, 1))
+    return f"unknown value {text!r:.80}{meant}. Allowed: {', '.join(words)}"
 
 
 def one_of(choices: type[Enum]) -> Callable[[str], Enum]:
@@ -95,20 +104,19 @@ def one_of(choices: type[Enum]) -> Callable[[str], Enum]:
         try:
             return choices(text)
         except ValueError:
-            raise ValueError(f"expected {_or(choices)}, got {text!r:.80}: write one of them") from None
+            raise ValueError(unknown(text, _words(choices))) from None
 
     return take
 
 
-def _or(choices: type[Enum]) -> str:
-    *names, last = [str(choice.value) for choice in choices]
-    return f"{', '.join(names)} or {last}"
+def _words(choices: type[Enum]) -> list[str]:
+    return [str(choice.value) for choice in choices]
 
 
 def strategies(texts: Sequence[str]) -> frozenset[ListStrategy]:
     """Take what DEVICE_LIST_STRATEGY names."""
     if not texts:
-        raise ValueError(f"expected at least one of {_or(ListStrategy)}, got none: write one of them")
+        raise ValueError(f"the list is empty. Allowed: {', '.join(_words(ListStrategy))}")
     take = one_of(ListStrategy)
     return frozenset(ListStrategy(take(text)) for text in texts)
 
@@ -118,14 +126,14 @@ def discovery(text: str) -> str:
     if text == "tegra":
         raise ValueError("tegra (the GPUs of Jetson boards) is not supported here: keep NVIDIA's plugin on such a node")
     if text not in {"auto", "nvml"}:
-        raise ValueError(f"expected auto or nvml, got {text!r:.80}: write one of them")
+        raise ValueError(unknown(text, ("auto", "nvml")))
     return text
 
 
 def driver(text: str) -> str:
     """Take what works here; '' leaves it to the plugin."""
     if text not in {"", "container"}:
-        raise ValueError(f"expected container, got {text!r:.80}: only GPUs for containers are offered here")
+        raise ValueError(f"{unknown(text, ('container',))}. Only GPUs for containers are offered here")
     return text
 
 
@@ -133,8 +141,7 @@ def channels(numbers: Sequence[int]) -> tuple[int, ...]:
     """Take no IMEX channel."""
     if numbers:
         raise ValueError(
-            f"expected no IMEX channels, got {list(numbers)!r:.80}: this gateway doesn't hand them out; leave them away, or keep "
-            "NVIDIA's plugin on this node"
+            f"{list(numbers)!r:.80}: IMEX channels are not supported here. Leave them out, or keep NVIDIA's plugin on this node"
         )
     return ()
 
@@ -142,7 +149,7 @@ def channels(numbers: Sequence[int]) -> tuple[int, ...]:
 def path(text: str) -> str:
     """Take a path as it is written."""
     if not text.isprintable():
-        raise ValueError(f"expected a path, got {text!r:.80}: write it without control characters")
+        raise ValueError(f"control characters in the path {text!r:.80}")
     return text
 
 
@@ -164,7 +171,7 @@ def path_or_default(text: str) -> str:
 def folder_or_none(text: str) -> str:
     """Take an absolute path, or nothing."""
     if text and not text.startswith("/"):
-        raise ValueError(f"expected an absolute path, got {path(text)!r:.80}: write it from the root on")
+        raise ValueError(f"{path(text)!r:.80} is not an absolute path")
     return posixpath.normpath(path(text)) if text else ""
 
 
@@ -175,7 +182,7 @@ def seconds(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= _LONGEST:
-        raise ValueError(f"expected 0 to {_LONGEST} seconds, got {text!r:.80}: write a number without a unit")
+        raise ValueError(f"{text!r:.80} is not a number from 0 to {_LONGEST} (seconds, without a unit)")
     return seconds
 
 

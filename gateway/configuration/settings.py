@@ -14,10 +14,6 @@ SOCKET_DIR = Path("/var/lib/kubelet/device-plugins")
 STATE_DIR = Path("/var/lib/device-plugin-gateway")
 
 
-EX_CONFIG = 78
-"""The exit status for settings that can't be used (sysexits.h): starting again doesn't help."""
-
-
 class ConfigError(ValueError):
     """Settings that can't be used. The message says where, what was expected, what came and what to do."""
 

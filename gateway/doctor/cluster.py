@@ -34,7 +34,7 @@ def _dead(seen: Surveyed) -> str:
 
 
 def _unseen(seen: Surveyed) -> str:
-    # Where GPUs may cross, another check has more to say.
+    # Where GPUs may move, another check has more to say.
     if seen.own_node is None or any(status.sides for status in seen.statuses):
         return ""
     missing = [

@@ -39,7 +39,7 @@ async def meet(
 ) -> None:
     """Answer ``doctor`` for a gateway with this status.
 
-    NVML isn't asked here: this process would keep GPUs open that ``gateway devices --release`` closed. Its status says what NVML does.
+    NVML isn't asked here: this process would keep GPUs open that ``gateway release`` closed. Its status says what NVML does.
     """
     cluster = await ask(settings.kubeconfig, settings.node_name, needed([status]))
     await connection.send(msgspec.to_builtins(Answered(cluster, backend)))

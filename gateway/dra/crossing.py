@@ -383,7 +383,7 @@ class Crossing:
                 elif before.get(board) not in table.MOVING:
                     self._left[board] = time.monotonic()
             if named := {board: side.value for board, side in news.items() if board != REST}:
-                _log.info("GPUs cross over", boards=named)
+                _log.info("GPUs move to the other API", boards=named)
         await self._update()
         if any(news):  # What left, too: a kubelet that was about to tell of it may have written over what was told.
             self.allocatable.came = time.monotonic()

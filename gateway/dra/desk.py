@@ -1,4 +1,4 @@
-"""Orders to cross, over the control socket and from the annotation of the own node; and what becomes of pods that ask by name then."""
+"""Orders to move, over the control socket and from the annotation of the own node; and what becomes of pods that ask by name then."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class Names:
 
 
 class Desk:
-    """Takes orders to cross, over the control socket and from the annotation of the node, which counts as long as it is there.
+    """Takes orders to move, over the control socket and from the annotation of the node, which counts as long as it is there.
 
     Args:
         crossing: carries them out.
@@ -241,7 +241,7 @@ class Desk:
             return None
         if self._wished not in _ENDS:
             return ControlError(
-                f"expected {ANNOTATION} to be dra or plugin, got {shown(self._wished)}: nothing moves by it; correct it or remove it"
+                f"{ANNOTATION}: unknown value {shown(self._wished)}. Allowed: dra, plugin. No GPU moves by it"
             )
         crossing, to = self._crossing, Side(self._wished)
         away = [one for one in crossing.boards() if table.ordered(crossing.side(one), to) is not crossing.side(one)]
@@ -255,13 +255,13 @@ class Desk:
     @property
     def handlers(self) -> Mapping[str, Handler]:
         """Who meets which op."""
-        return {"cross": self._cross}
+        return {"move": self._answer}
 
-    async def _cross(self, connection: ControlConnection, request: dict[str, Any]) -> None:
+    async def _answer(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         """Move boards to the other API, or say where they are."""
         crossing, to, ids = self._crossing, request.get("to"), orders.handle_ids(request)
         if to not in _ENDS:
-            raise ControlError(f"expected dra or plugin, got {shown(to)}")
+            raise ControlError(f"unknown value {shown(to)}. Allowed: dra, plugin")
         there = crossing.boards()
         of = {one: board for board, found in there.items() for one in (board, *(entry.device.id for _, entry in found))}
         if strange := [one for one in ids if one not in of]:
@@ -312,4 +312,4 @@ class Desk:
             ) from error
         except NotWrittenError as error:
             raise ControlError(f"nothing was done, because the state file can't be written: {error}") from error
-        _log.info("order", op="cross", to=to.value, boards=wanted)
+        _log.info("order", op="move", to=to.value, boards=wanted)

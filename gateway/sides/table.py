@@ -1,4 +1,4 @@
-"""The table of owners: to which API a board belongs, what each may do with it, and when it crosses over. Pure.
+"""The table of owners: to which API a board belongs, what each may do with it, and when it moves. Pure.
 
 A board is a physical GPU with all that it is partitioned or shared into: what is physically one thing has one owner. A change is
 on disk before it is in force, and in force before either API learns of it, so that a crash at any point leaves one owner.
@@ -62,7 +62,7 @@ class Offered(Enum):
     FREE = "free"
 
 
-ANNOTATION: Final = "device-plugin-gateway/cross-to"
+ANNOTATION: Final = "device-plugin-gateway.io/move-to"
 """Of a node: the side (dra, plugin) to which all its boards go, as long as it is there."""
 _THEIRS: Final = "foreign:"
 """What stands before a board in the row which says that another driver has it, whichever side it is on here."""
@@ -194,7 +194,7 @@ def words(side: Side, seen: Seen) -> str:
     """Say for people where a board is, and what it waits for."""
     match side:
         case Side.PLUGIN:
-            return "offered by the device plugin API; `gateway cross --to dra` moves it"
+            return "offered by the device plugin API; `gateway move --to dra` moves it"
         case Side.TO_DRA:
             return f"it goes to DRA as soon as nobody holds it{_by(seen.pod)}"
         case Side.RECLAIMED:

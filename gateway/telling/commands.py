@@ -63,7 +63,7 @@ class Commands:
         return {
             "status": self._status,
             "devices": self._devices,
-            "cross": self._cannot_cross,
+            "move": self._cannot_move,
             **dict.fromkeys(orders.ORDERS, self._order),
             **dict.fromkeys(orders.HANDLES, self._handle),
         }
@@ -188,10 +188,10 @@ class Commands:
     def _listed(self) -> list[Listed]:
         return [(one.name, one.entries, self._gateway.source.facts(one.name)) for one in self._gateway.resources]
 
-    async def _cannot_cross(self, _connection: ControlConnection, _request: dict[str, Any]) -> None:
+    async def _cannot_move(self, _connection: ControlConnection, _request: dict[str, Any]) -> None:
         """Refuse an order that the drivers meet, where they are there beside the device plugin API."""
         raise ControlError(
-            f"this gateway runs with --dra {self._gateway.settings.dra}: GPUs cross where it serves both APIs, with --dra on"
+            f"this gateway runs with --dra {self._gateway.settings.dra}: GPUs move where it serves both APIs, with --dra on"
         )
 
     async def _handle(self, connection: ControlConnection, request: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from adapters.dialect import Level, span
 from devices import source
 from devices.life import states
 from devices.model import Health
+from gateway import VERSION
 from gateway.kubelet.drift import MismatchKind
 from gateway.memory.rows import FileState
 from gateway.registration.events import Phase
@@ -153,7 +154,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     ``host_service``: it is the node's own service, not a pod. ``led_by`` is the token of the gateway that leads instead of it, ``led_by_host_service``
     whether that is the node's own service. ``waits_for`` says what its start waits for, ``crossing`` why the node's
-    annotation ``device-plugin-gateway/cross-to`` isn't followed; both are mostly empty. ``by_name`` is what is wrong for pods that ask by
+    annotation ``device-plugin-gateway.io/move-to`` isn't followed; both are mostly empty. ``by_name`` is what is wrong for pods that ask by
     name, ``lag_s`` the worst lateness of its event loop in the last minute or two, ``list_strategies`` how containers are told their GPUs.
     ``unusable`` are the GPUs that no resource lists. ``warnings`` say which settings do nothing on this node.
     """
@@ -230,7 +231,7 @@ def build() -> Build:
     from importlib import metadata  # noqa: PLC0415 - 0.7 MiB that only a gateway which is asked should pay
 
     return Build(
-        gateway=metadata.version("device-plugin-gateway"),
+        gateway=VERSION,
         python=platform.python_version(),
         grpcio=metadata.version("grpcio"),
         protobuf=metadata.version("protobuf"),

@@ -71,7 +71,7 @@ def address(text: str) -> tuple[str, int]:
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65535:
         raise ValueError(
-            f"expected HOST:PORT or PORT, such as 10.1.2.3:9400, :9400 (every address) or 9400 (this machine only); got {text[:80]!r}"
+            f"{text[:80]!r} is not HOST:PORT or PORT, such as 10.1.2.3:9400, :9400 (every address) or 9400 (this machine only)"
         )
     host = match["host"] if match["host"] is not None else match["v6"]
     return _LOOPBACK if host is None else host, int(match["port"])

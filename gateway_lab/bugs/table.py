@@ -219,7 +219,7 @@ BUGS: Final[Mapping[str, Bug]] = {
         None,
         "none in 1.37.1",
         "nothing helps; running pods continue, and the kubelet is started again",
-        why_not="it is a race on a whole node: once or twice in some dozens of crossings",
+        why_not="it is a race on a whole node: once or twice in some dozens of moves",
         issues=(136021,),
     ),
     "stuck-registration": Bug(

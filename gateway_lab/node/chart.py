@@ -50,7 +50,7 @@ class Chart(DaemonSet):
 
     async def start(self) -> None:
         """Install it."""
-        label = {"metadata": {"labels": {"device-plugin-gateway/simulated": "true"}}}
+        label = {"metadata": {"labels": {"device-plugin-gateway.io/simulated": "true"}}}
         await self._api.merge(f"/api/v1/nodes/{self._node.name}", label)
         await self._helm("install", "--create-namespace", *self._given())
 

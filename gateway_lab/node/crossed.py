@@ -136,7 +136,7 @@ def sides(log: Iterable[str]) -> dict[str, list[tuple[float, str]]]:
     """Read from the gateways' logs when each GPU came to which side."""
     found: dict[str, list[tuple[float, str]]] = {}
     for line in log:
-        if '"GPUs cross over"' in line:
+        if '"GPUs move to the other API"' in line:
             said = json.loads(line)
             for gpu, side in said["boards"].items():
                 found.setdefault(gpu, []).append((unix(said["timestamp"]), side))

@@ -185,7 +185,7 @@ class DraNode:
         """Order GPUs to an API; give where each is by its UUID."""
         places = self.node.plugins, self.node.root / STATE
         await until(lambda: listens(leader_socket(*places)), PATIENCE)
-        asked = {"op": "cross", "to": to, "ids": list(ids), "dry_run": dry_run}
+        asked = {"op": "move", "to": to, "ids": list(ids), "dry_run": dry_run}
         answer = await control.ask(leader_socket(*places), asked, PATIENCE)
         return {row["id"]: row["side"] for row in answer["boards"]}
 

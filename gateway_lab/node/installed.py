@@ -223,7 +223,7 @@ class DaemonSet:
 
     async def start(self) -> None:
         """Apply the overlay, with the node's profile in the place of its ConfigMap's."""
-        label = {"metadata": {"labels": {"device-plugin-gateway/simulated": "true"}}}
+        label = {"metadata": {"labels": {"device-plugin-gateway.io/simulated": "true"}}}
         await self._api.merge(f"/api/v1/nodes/{self._node.name}", label)
         for wanted in await asyncio.to_thread(self._rendered):
             await self._api.apply(_path(wanted), wanted)

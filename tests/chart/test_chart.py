@@ -82,7 +82,7 @@ def env(*said: Said) -> dict[str, Any]:
 def test_commands_are_tested_with_what_the_pod_has() -> None:
     [container] = pod(test_commands.VALUES, component="simulated")["containers"]
     assert {row["name"]: row.get("value") for row in container["env"]} == test_commands.ENVIRONMENT
-    assert container.keys().isdisjoint({"command", "args"})
+    assert (container["args"], "command" in container) == (test_commands.ARGUMENTS, False)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ SELECTOR = {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}
 AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [SELECTOR]}}}
 NODES: dict[str, tuple[dict[str, object], str]] = {
     "nvidia": ({}, "It runs on nodes with one of these labels: feature.node.kubernetes.io/pci-10de.present=true, "),
-    "simulated": ({"gateway.backend": "simulated"}, "nodes with the label: device-plugin-gateway/simulated=true\n"),
+    "simulated": ({"gateway.backend": "simulated"}, "nodes with the label: device-plugin-gateway.io/simulated=true\n"),
     "affinity": (
         {"gateway.backend": "simulated", "affinity": AFFINITY},
         "the nodes that `affinity` of your values selects\n",
@@ -509,7 +509,7 @@ def test_their_image_is_not_run_as_ours(name: str) -> None:
 
 
 def test_an_affinity_of_theirs_leaves_the_nodes_of_the_host_service_out() -> None:
-    host = {"key": "device-plugin-gateway/host-service", "operator": "NotIn", "values": ["true"]}
+    host = {"key": "device-plugin-gateway.io/host-service", "operator": "NotIn", "values": ["true"]}
     for path in VALUES:
         if path.stem != "labels-only":
             spec = pod(path)

@@ -318,7 +318,7 @@ class Storm:
 
     async def cross(self, to: str, *ids: str) -> list[str]:
         """Order GPUs to a side; say where all of them are."""
-        answer = await self.ask({"op": "cross", "to": to, "ids": list(ids)})
+        answer = await self.ask({"op": "move", "to": to, "ids": list(ids)})
         return [row["side"] for row in answer.get("boards", ())]
 
     # All at once.

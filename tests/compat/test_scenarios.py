@@ -38,6 +38,9 @@ EMULATED: dict[str, tuple[str, ...]] = {
     "preferred-allocation": ("1.20", "1.37"),
     "pre-start": ("1.10", "1.37"),
     "topology": ("1.20", "1.37"),
+    # They take long: only kubelets that `make test` doesn't build.
+    **dict.fromkeys(("config-edited", "many-devices"), ("1.10",)),
+    **dict.fromkeys(("host-service", "two-gateways"), ("1.32",)),
 }
 """On which emulated kubelets a scenario is run, where not on ``ALPHA_CLASSIC_TODAY``."""
 

@@ -63,7 +63,7 @@ async def all_at_dra(node: Node, version: str = "1.37") -> AsyncGenerator[Cluste
 
 async def cross(cluster: Cluster, to: str, *ids: str, dry_run: bool = False) -> dict[str, str]:
     """Order GPUs to an API; return where each is then."""
-    answer = await cluster.node.gateways[-1].order("cross", to=to, ids=list(ids), dry_run=dry_run)
+    answer = await cluster.node.gateways[-1].order("move", to=to, ids=list(ids), dry_run=dry_run)
     return {row["id"]: row["side"] for row in answer["boards"]}
 
 

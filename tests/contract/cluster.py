@@ -431,7 +431,7 @@ class Cluster:
 
     def annotate(self, **annotations: str) -> None:
         """Set the node's annotations of the gateway."""
-        said = {f"device-plugin-gateway/{name.replace('_', '-')}": value for name, value in annotations.items()}
+        said = {f"device-plugin-gateway.io/{name.replace('_', '-')}": value for name, value in annotations.items()}
         self.server.change(AT, lambda node: node["metadata"].update(annotations=said))
 
     # -- pods ---------------------------------------------------------------------------------------------------------

@@ -44,8 +44,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """End the parent of the rows."""
+    """End the parent of the rows, and wait for it and its child: their time is the session's."""
     while _parents:
+        _parents[0].play(None)
         _parents.pop().close()
 
 
@@ -140,17 +141,19 @@ class _Rows:
     def __init__(self, rows: dict[str, pytest.Function]) -> None:
         self._rows = rows
         self._child: Child | None = None
-        self._module = Path()
+        self._module: Path | None = None
 
-    def play(self, request: tuple[str, dict[str, Any]]) -> str:
-        """Play a row; return what it raised as text, empty where it was kept."""
-        if self._module == Path():
-            _prepare()
-            gc.freeze()
-        module = self._rows[request[0]].path
+    def play(self, request: tuple[str, dict[str, Any]] | None) -> str:
+        """Play a row; return what it raised as text, empty where it was kept. None: there are no more."""
+        module = None if request is None else self._rows[request[0]].path
         if self._child is not None and (self._child.is_over or module != self._module):
             self._child.close()
             self._child = None
+        if module is None:
+            return ""
+        if self._module is None:
+            _prepare()
+            gc.freeze()
         self._module, self._child = module, self._child or Child(self._played, REAL_SECONDS)
         return self._child.play(request)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pynvml
 
 from tests.contract import threads
-from tests.contract.clock import current, patches, spoiled
+from tests.contract.clock import current, patches
 from tests.contract.node import Gateway, Node
 from tests.fakes import amd, nvml
 
@@ -62,10 +62,10 @@ class Nvidia(Host):
     def __init__(self, node: Node, make: Callable[[Path], nvml.World] | None = None) -> None:
         super().__init__(node)
         patches.setenv("FAKE_NVML_WORLD", str(self.root / "nvml"))
-        spoiled.append("NVML's library")
         self.world = (make or (lambda path: nvml.dgx(path, 4)))(self.root / "nvml")
         self._libraries: dict[object, ctypes.CDLL] = {}
         patches.setattr(pynvml, "_nvmlGetFunctionPointer", self._function)
+        patches.setattr(pynvml, "nvmlLib", None)
         self.install()
         self.load()
         self.show()
@@ -79,7 +79,8 @@ class Nvidia(Host):
         """Put the driver's libraries into its root."""
         folder = self.driver / "usr/lib64"
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(nvml.library(), folder / "libnvidia-ml.so.1")
+        draft = Path(shutil.copy(nvml.library(), folder / "draft"))
+        draft.replace(folder / "libnvidia-ml.so.1")  # A process has the one before.
         (folder / f"libcuda.so.{self.world.driver}").touch()
 
     def load(self) -> None:

@@ -91,7 +91,7 @@ class RealGateway(Gateway):
 
     async def terminate(self) -> int:
         """End it by SIGTERM; return its exit status."""
-        await self._node.until(lambda: self.said("effective configuration"), "its first word")
+        await self._node.until(lambda: self.said("starting device-plugin-gateway"), "its first word")
         assert self._spawned is not None
         return await self._spawned.terminate()
 

@@ -726,7 +726,7 @@ async def test_where_one_api_is_served_nothing_moves(node: Node, dra: str) -> No
         await cluster.start_kubelet()
         one = cluster.gateway("--dra", dra)
         with pytest.raises(OrderError, match="--dra on"):
-            await one.order("cross", to="dra", ids=[])
+            await one.order("move", to="dra", ids=[])
 
 
 async def test_a_pod_that_goes_on_is_asked_about_less_and_less_often_and_an_outage_hides_no_end(node: Node) -> None:

@@ -125,7 +125,7 @@ async def test_replicas_are_one_line_unless_each_is_wanted(node: Node) -> None:
     await node.pass_time(2)
     said = lines(await shell("devices"))
     assert sum("\u00d74 present" in line and "2 held" in line for line in said) == 3
-    assert sum("present" in line for line in lines(await shell("devices", "--all"))) == 13
+    assert sum("present" in line for line in lines(await shell("devices", "-o", "wide"))) == 13
     assert len(await shell.ids(A)) == 4
 
 
@@ -151,7 +151,7 @@ async def test_the_one_that_serves_a_resource_tells_of_it_and_who_is_silent_is_n
     ("words", "says"),
     [
         (("devices",), "name that folder with --state-dir"),
-        (("devices", "--release", A), "name that folder with --state-dir"),
+        (("release", A), "name that folder with --state-dir"),
         (("status",), "No gateway runs"),
         (("forget", A), "no gateway runs"),
     ],
@@ -172,17 +172,17 @@ async def test_released_hardware_is_named_with_what_to_do_and_who_still_holds_it
     (held,) = (await node.admit("pod")).devices[GPU]
     free = next(one for one in (A, B, C) if one != held)
     await node.pass_time(2)
-    said = lines(await shell("devices", "--release", free))
+    said = lines(await shell("release", free))
     assert "are closed" in said[0]
     assert said[1] == free
-    assert said[2].endswith(f"and then: gateway devices --acquire {free}")
+    assert said[2].endswith(f"and then: gateway acquire {free}")
     assert f"warning: default/pod/main holds {held}: end that pod before you reset it" in await shell(
-        "devices", "--release", "--all"
+        "release", "--all"
     )
     await node.allocatable_is(0)
-    assert lines(await shell("devices", "--acquire", "--all"))[0] == "The GPUs of these devices are open again:"
+    assert lines(await shell("acquire", "--all"))[0] == "The GPUs of these devices are open again:"
     await node.allocatable_is(3)
-    found = await shell.json("devices", "--release", "1", A)
+    found = await shell.json("release", "1", A)
     assert (found["op"], found["ids"]) == ("release", [B, A])
     assert [sorted(each["devices"]) for each in found["gateways"].values()] == [[A, B]]
 
@@ -190,22 +190,21 @@ async def test_released_hardware_is_named_with_what_to_do_and_who_still_holds_it
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
-        (["--release"], 2, "or --all for every one of this node, got neither"),
-        (["--acquire"], 2, "or --all for every one of this node, got neither"),
-        (["--release", ""], 2, "got an empty one: is a variable not set?"),
-        (["--release", A, ""], 2, "got an empty one"),
-        (["--release", "--all", A], 2, "got both"),
-        (["--acquire", "--release", "--all"], 2, "expected --release or --acquire, got both"),
-        ([""], 2, "got an empty one"),
-        (["--release", "\x1b"], 2, "printable"),
-        (["--release", A, "GPU-b"], 1, f"'GPU-b' is short for 2 devices: {B}, {C}. Nothing was done"),
-        (["--release", "GPU-7"], 1, "GPU-7"),
-        (["GPU-7"], 1, "is called 'GPU-7': see `gateway devices`"),
+        (["release"], 2, "No device to release. Name devices"),
+        (["acquire"], 2, "No device to acquire. Name devices"),
+        (["release", ""], 2, "is empty. Is a variable not set?"),
+        (["release", A, ""], 2, "is empty"),
+        (["release", "--all", A], 2, "Devices don't go with --all"),
+        (["devices", ""], 2, "is empty"),
+        (["release", "\x1b"], 2, "printable"),
+        (["release", A, "GPU-b"], 1, f"'GPU-b' is short for 2 devices: {B}, {C}. Nothing was done"),
+        (["release", "GPU-7"], 1, "GPU-7"),
+        (["devices", "GPU-7"], 1, "is called 'GPU-7': see `gateway devices`"),
     ],
 )
 async def test_a_wrong_word_about_devices_does_nothing(node: Node, words: list[str], status: int, says: str) -> None:
     one, shell = await ready(node)
-    assert says in await shell("devices", *words, status=status)
+    assert says in await shell(*words, status=status)
     assert set((await one.states()).values()) == {"present"}
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from tests.contract.node import GPU, PREFIX, Gateway, Node
 
-WRONG = 78
-USAGE = 2
+WRONG = 2
 
 
 def _shared(replicas: object, more: str = "") -> str:
@@ -39,19 +38,19 @@ async def _ended(node: Node, *options: str, environment: Mapping[str, str] = {})
         (["--bridge-grace=nan"], {}, WRONG, ("--bridge-grace", "nan")),
         (["--bridge=folder"], {}, WRONG, ("--bridge", "folder")),
         (["--pass-device-specs=maybe"], {}, WRONG, ("--pass-device-specs", "maybe")),
-        (["--pass-device-specs", "false"], {}, USAGE, ("--pass-device-specs=false",)),
+        (["--pass-device-specs", "false"], {}, WRONG, ("--pass-device-specs=false",)),
         (["--imex-channel-ids=0"], {}, WRONG, ("--imex-channel-ids",)),
         (["--device-discovery-strategy=tegra"], {}, WRONG, ("--device-discovery-strategy", "tegra")),
-        (["--api=v9"], {}, USAGE, ("--api", "v9")),
-        ([], {"GATEWAY_API": "v9"}, USAGE, ("GATEWAY_API", "v9")),
-        (["--backend=cuda"], {}, USAGE, ("--backend", "cuda")),
-        (["--kubelet-version=1.7"], {}, USAGE, ("--kubelet-version", "1.7")),
-        (["--startup-grace=3601"], {}, USAGE, ("--startup-grace", "3601")),
-        (["--metrics-address=node:99999"], {}, USAGE, ("--metrics-address", "99999")),
-        (["--probe-address=:9400", "--metrics-address=:9400"], {}, USAGE, ("--probe-address", "--metrics-address")),
-        (["--socket-dir=/" + "x" * 100], {}, USAGE, ("--socket-dir", "107")),
-        (["--node-condition"], {}, USAGE, ("--node-condition", "NODE_NAME")),
-        (["--no-such-flag"], {}, USAGE, ("--no-such-flag",)),
+        (["--api=v9"], {}, WRONG, ("--api", "v9")),
+        ([], {"GATEWAY_API": "v9"}, WRONG, ("GATEWAY_API", "v9")),
+        (["--backend=cuda"], {}, WRONG, ("--backend", "cuda")),
+        (["--kubelet-version=1.7"], {}, WRONG, ("--kubelet-version", "1.7")),
+        (["--startup-grace=3601"], {}, WRONG, ("--startup-grace", "3601")),
+        (["--metrics-address=node:99999"], {}, WRONG, ("--metrics-address", "99999")),
+        (["--probe-address=:9400", "--metrics-address=:9400"], {}, WRONG, ("--probe-address", "--metrics-address")),
+        (["--socket-dir=/" + "x" * 100], {}, WRONG, ("--socket-dir", "107")),
+        (["--node-condition"], {}, WRONG, ("--node-condition", "NODE_NAME")),
+        (["--no-such-flag"], {}, WRONG, ("--no-such-flag",)),
         (["--config-file=/no/such/file"], {}, 1, ("/no/such/file",)),
     ],
 )
@@ -67,7 +66,7 @@ async def test_a_wrong_value_ends_the_start_and_is_named(
 async def test_a_memory_that_kubelets_would_delete_is_refused(node: Node) -> None:
     for folder in (node.sockets, node.sockets / "state", node.sockets / "a" / "b"):
         status, said = await _ended(node, "--state-dir", str(folder))
-        assert status == USAGE
+        assert status == WRONG
         assert "--state-dir" in said
         assert "--socket-dir" in said
     assert not list(node.sockets.iterdir())

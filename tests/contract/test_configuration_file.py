@@ -85,7 +85,7 @@ async def test_an_unknown_key_is_told_or_refused(node: Node, strict: bool) -> No
     path.write_text(text)
     one = node.gateway("--config-file", str(path), "--strict-config")
     await node.until(lambda: not one.alive, "its end")
-    assert one.process.ended.result() == 78
+    assert one.process.ended.result() == 2
 
 
 async def test_a_file_of_something_else_is_not_quoted(node: Node) -> None:

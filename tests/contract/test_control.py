@@ -131,7 +131,7 @@ async def test_an_order_that_can_not_be_written_down_says_so_and_is_in_force(nod
         ("release", {"ids": "GPU-nobody"}, "list"),
         ("release", {"ids": ["GPU-nobody"]}, "GPU-nobody"),
         ("acquire", {"ids": ["x"] * 129}, "128"),
-        ("cross", {"ids": [], "side": "dra"}, "--dra on"),
+        ("move", {"ids": [], "side": "dra"}, "--dra on"),
         ("explode", {}, "status"),
         ("", {}, "unknown op"),
     ],

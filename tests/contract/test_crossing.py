@@ -260,7 +260,7 @@ async def test_nothing_goes_to_a_driver_that_the_kubelet_did_not_take(node: Node
         await node.pass_time(10)
         with pytest.raises(OrderError, match=NVIDIA):
             await cross(cluster, "dra")
-        cluster.annotate(cross_to="dra")
+        cluster.annotate(move_to="dra")
         await node.pass_time(60)
         assert (node.allocatable(), cluster.allocatable) == (2, 2)
         await node.admit("pod")
@@ -272,17 +272,17 @@ async def test_nothing_goes_to_a_driver_that_the_kubelet_did_not_take(node: Node
 
 async def test_gpus_are_where_the_nodes_annotation_wants_them(node: Node) -> None:
     async with both(node) as cluster:
-        cluster.annotate(cross_to="dra")
+        cluster.annotate(move_to="dra")
         await cluster.published_is(gpu_0=[], gpu_1=[])
-        with pytest.raises(OrderError, match="cross-to"):
+        with pytest.raises(OrderError, match="move-to"):
             await cross(cluster, "plugin")
         simulate(node, A, B, "GPU-c")  # One that comes goes there, too.
         await cluster.published_is(gpu_0=[], gpu_1=[], gpu_2=[])
-        cluster.annotate(cross_to="somewhere")
+        cluster.annotate(move_to="somewhere")
         await node.pass_time(30)
         assert len(cluster.published()) == 3
         assert "somewhere" in (await node.gateways[-1].status())["crossing"]
-        cluster.annotate(cross_to="dra")
+        cluster.annotate(move_to="dra")
         await node.pass_time(5)
         cluster.server.change(AT, lambda one: one["metadata"].pop("annotations"))
         await node.pass_time(30)

@@ -48,9 +48,7 @@ async def device(node: Node, gpu: str) -> dict[str, Any]:
 
 async def test_the_status_says_where_each_gpu_is_who_holds_it_and_since_when_it_moves(node: Node) -> None:
     async with both(node) as cluster:
-        assert (await side(cluster, A))[
-            "words"
-        ] == "offered by the device plugin API; `gateway cross --to dra` moves it"
+        assert (await side(cluster, A))["words"] == "offered by the device plugin API; `gateway move --to dra` moves it"
         held = (await node.admit("pod")).devices[GPU][0]
         other = B if held == A else A
         await cross(cluster, "dra")
@@ -90,7 +88,7 @@ async def test_a_dry_run_says_what_gpus_would_wait_for_and_why_an_order_would_be
     async with both(node) as cluster:
         held = (await node.admit("pod")).devices[GPU][0]
         await node.pass_time(20)
-        answer = await order(node, "cross", to="dra", ids=[], dry_run=True)
+        answer = await order(node, "move", to="dra", ids=[], dry_run=True)
         assert answer["refused"] == ""
         for row in answer["boards"]:
             assert (row["side"], row["then"]) == ("plugin", "to-dra")
@@ -98,29 +96,29 @@ async def test_a_dry_run_says_what_gpus_would_wait_for_and_why_an_order_would_be
         assert (await cross(cluster, "dra", dry_run=True)) == {A: "plugin", B: "plugin"}
         (await cluster.start_kubelet("1.37")).refuses = "no such version"
         await node.pass_time(20)
-        answer = await order(node, "cross", to="dra", ids=[], dry_run=True)
+        answer = await order(node, "move", to="dra", ids=[], dry_run=True)
         assert "`gateway doctor` says what to do" in answer["refused"]
 
 
 async def test_the_command_line_moves_gpus_and_says_where_each_goes(node: Node) -> None:
     async with both(node) as cluster:
         folder = ("--state-dir", str(node.state))
-        status, said = await node.command("cross", "--to", "dra", "0", *folder, "--dry-run")
+        status, said = await node.command("move", "--to", "dra", "0", *folder, "--dry-run")
         assert (status, said) == (0, f"{A}: plugin, then to-dra: it goes to DRA as soon as nobody holds it")
-        assert (await node.command("cross", "--to", "dra", A[:-1], *folder))[0] == 1  # It is short for both.
-        status, said = await node.command("cross", "--to", "dra", "0", *folder, "--json")
+        assert (await node.command("move", "--to", "dra", A[:-1], *folder))[0] == 1  # It is short for both.
+        status, said = await node.command("move", "--to", "dra", "0", *folder, "--json")
         assert status == 0
         [row] = json.loads(said)["boards"] if said.startswith('{"') else [{"id": A}]
         assert row["id"] == A
         await cluster.published_is(gpu_0=[])
-        assert (await node.command("cross", "--to", "plugin", "GPU-x", *folder))[0] == 1
-        cluster.annotate(cross_to="dra")
+        assert (await node.command("move", "--to", "plugin", "GPU-x", *folder))[0] == 1
+        cluster.annotate(move_to="dra")
         await cluster.published_is(gpu_0=[], gpu_1=[])
-        status, said = await node.command("cross", "--to", "plugin", *folder, "--dry-run")
+        status, said = await node.command("move", "--to", "plugin", *folder, "--dry-run")
         assert status == 1
         assert "Error: the order would be refused: the node's annotation" in said
         await node.gateways[-1].terminate()
-        status, said = await node.command("cross", "--to", "dra", *folder)
+        status, said = await node.command("move", "--to", "dra", *folder)
         assert status == 1
         assert "No gateway runs on this node" in said
 
@@ -136,7 +134,7 @@ async def test_the_command_line_moves_gpus_and_says_where_each_goes(node: Node) 
 async def test_an_order_that_means_nothing_is_refused(node: Node, fields: dict[str, Any], reason: str) -> None:
     async with both(node) as cluster:
         with pytest.raises(OrderError, match=reason):
-            await order(node, "cross", **fields)
+            await order(node, "move", **fields)
         await sides(cluster, "plugin", "plugin")
 
 
@@ -648,7 +646,7 @@ async def test_an_annotation_that_cannot_be_followed_is_tried_seldom_and_soon_af
     async with both(node) as cluster:
         await node.pass_time(20)
         cluster.server.forbidden = "nodes/n1/status"
-        cluster.annotate(cross_to="dra")
+        cluster.annotate(move_to="dra")
         await node.pass_time(30)
         assert "can't be lowered" in (await node.gateways[-1].status())["crossing"]
         cluster.server.requests.clear()
@@ -662,7 +660,7 @@ async def test_an_annotation_that_cannot_be_followed_is_tried_seldom_and_soon_af
 async def test_an_annotation_that_a_class_keeps_from_being_followed_is_tried_seldom(node: Node) -> None:
     async with both(node, "1.35") as cluster:
         device_class(cluster)
-        cluster.annotate(cross_to="dra")
+        cluster.annotate(move_to="dra")
         await node.pass_time(60)
         assert "extendedResourceName" in (await node.gateways[-1].status())["crossing"]
         cluster.server.requests.clear()
@@ -675,7 +673,7 @@ async def test_an_annotation_that_a_class_keeps_from_being_followed_is_tried_sel
 async def test_an_annotation_is_followed_soon_after_an_outage(node: Node) -> None:
     async with both(node) as cluster:
         await cluster.server.stop()
-        cluster.annotate(cross_to="dra")
+        cluster.annotate(move_to="dra")
         await node.pass_time(300)
         await cluster.server.start()
         await cluster.published_is(30, gpu_0=[], gpu_1=[])

@@ -284,8 +284,12 @@ async def test_without_a_library_the_gateway_waits_for_it(node: Node) -> None:
     library = nvidia.driver / "usr/lib64/libnvidia-ml.so.1"
     library.rename(library.with_suffix(".away"))
     await node.start_kubelet()
-    one = nvidia.gateway()
-    await node.until(lambda: not one.alive, "its end")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "gateway.compose._NVML", "libnvidia-ml.so.none"
+        )  # This process has loaded one of that name before.
+        one = nvidia.gateway()
+        await node.until(lambda: not one.alive, "its end")
     assert one.process.ended.result() == 1
     library.with_suffix(".away").rename(library)
     nvidia.gateway()

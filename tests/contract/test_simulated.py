@@ -182,7 +182,7 @@ async def test_a_profile_that_is_wrong_at_the_start_shows_no_gpu_until_it_is_rig
 async def test_an_unknown_profile_ends_the_start(node: Node) -> None:
     one = node.gateway("--backend", "simulated", "--simulate", "unknown")
     await node.until(lambda: not one.alive, "its end")
-    assert one.process.ended.result() == 78
+    assert one.process.ended.result() == 2
     assert "or the name of a shipped one" in str(one.process.log)
 
 

@@ -567,7 +567,7 @@ async def test_what_a_process_with_our_drivers_name_gave_to_pods_is_given_by_nei
         await node.allocatable_is(1)
         claim = cluster.allocate("theirs", "gpu-0")
         with pytest.raises(Exception, match=f"{NVIDIA} is not registered: another process"):
-            await node.gateways[-1].order("cross", to="dra", ids=[])
+            await node.gateways[-1].order("move", to="dra", ids=[])
         cluster.server.remove(theirs)  # A kubelet does that half a minute after.
         other.kill()
         await node.pass_time(100)

@@ -404,14 +404,14 @@ async def both(stage: Stage, chart: Chart) -> AsyncIterator[DraNode]:
 
 async def test_each_api_gives_its_own_gpus(stage: Stage, both: DraNode) -> None:
     uuid = free(stage)
-    await gateway(stage, "cross", "--to", "dra", uuid)
+    await gateway(stage, "move", "--to", "dra", uuid)
     assert await both.claim_pod("claims") == uuid
     assert both.account("claims").nodes == {DEVICES[uuid]}
     held = {path for one in stage.standing().values() for path in one.account.nodes}
     assert await both.named_pod("asks-by-name") in {*DEVICES.values()} - held - {DEVICES[uuid]}
     await both.delete("claims", "asks-by-name")
     await both.unprepared()
-    await gateway(stage, "cross", "--to", "plugin", uuid)
+    await gateway(stage, "move", "--to", "plugin", uuid)
     await both.allocatable()
     assert {kind: one.account.lost for kind, one in stage.standing().items() if one.account.lost} == {}
 

@@ -41,7 +41,7 @@ async def node(images: list[Path], tmp_path: Path) -> AsyncIterator[Node]:
         await one.import_image(archive)
     await one.ctr("images", "tag", f"docker.io/library/{IMAGE.rpartition('/')[2]}", IMAGE)
     await one.ctr("images", "tag", BUSYBOX, SAMPLE)
-    label = {"metadata": {"labels": {"device-plugin-gateway/simulated": "true"}}}
+    label = {"metadata": {"labels": {"device-plugin-gateway.io/simulated": "true"}}}
     await Api.of(one).merge(f"/api/v1/nodes/{one.name}", label)
     yield one
     await done(one, tmp_path, f"{REMOVAL} --ignore-not-found --wait")

@@ -287,17 +287,17 @@ def _run_nothing(work: Coroutine[object, object, object]) -> None:
         (["--kubelets", "1.28,1.99", "--genuine", "no"], ["kubelet 1.99 is not known here: 1.8 to 1.37 are"]),
         (["--plugin", "true {socket_dir}", "--kubelets", "1.99"], ["kubelet 1.99 is not known here"]),
         (["--kubelets", "1.28,1.21", "--genuine", "built"], ["no genuine kubelet 1.21 is built; built are 1.28:"]),
-        (["--only", "dance"], ["register", "hops", "cluster", "issue-127803", "got dance"]),
+        (["--only", "dance"], ["register", "hops", "cluster", "issue-127803", "unknown value dance"]),
         (["--simulate", "no-such"], ["--simulate", "no-such"]),
         (["--plugin", "true"], ["--plugin", "{socket_dir}"]),
         (
             ["--plugin", "true {socket_dir}", "--behind", "0.1", "--no-hops"],
-            ["expected --plugin without --behind, --hops"],
+            ["--plugin goes without --behind, --hops"],
         ),
-        (["--plugin", "true {socket_dir}", "--api", "0.1"], ["expected --plugin without --api"]),
-        (["--cap", "5", "--notes", "x"], ["expected --plugin beside --cap, --notes"]),
-        (["--only", "issue-127803", "--api", "0.1"], ["expected a bug of --only without --api, --out"]),
-        (["--plugin", "true {socket_dir}", "--only", "dance"], ["--only", "registers", "got dance"]),
+        (["--plugin", "true {socket_dir}", "--api", "0.1"], ["--plugin goes without --api"]),
+        (["--cap", "5", "--notes", "x"], ["--plugin is missing, which goes with --cap, --notes"]),
+        (["--only", "issue-127803", "--api", "0.1"], ["a bug of --only goes without --api, --out"]),
+        (["--plugin", "true {socket_dir}", "--only", "dance"], ["--only", "registers", "unknown value dance"]),
     ],
 )
 def test_a_wrong_option_is_told_what_was_expected(

@@ -166,4 +166,4 @@ class Node:
 
     async def cross(self, to: str) -> None:
         [path] = control.sockets(self.place.folder / "state")
-        await control.ask(path, {"op": "cross", "to": to, "ids": [], "dry_run": False}, 10)
+        await control.ask(path, {"op": "move", "to": to, "ids": [], "dry_run": False}, 10)

@@ -78,13 +78,13 @@ def test_a_label_reaches_no_other_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_isnt_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ChoiceError, match=f"{tmp_path}/x: expected a folder"):
+    with pytest.raises(ChoiceError, match=f"{tmp_path}/x: the folder of configuration files"):
         locate(rule(folder=tmp_path / "x"), "")
 
 
 @pytest.mark.parametrize("text", ["first", "Named", " named"])
 def test_another_strategy_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="FALLBACK_STRATEGIES: expected named, single, empty, got"):
+    with pytest.raises(ConfigError, match="FALLBACK_STRATEGIES: unknown value"):
         choosing.strategies(["named", text], "FALLBACK_STRATEGIES")
 
 

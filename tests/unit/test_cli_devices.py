@@ -19,6 +19,7 @@ from devices.model import Device, Health, TroubleKind
 from devices.source import Facts
 from gateway.cli import devices as cli
 from gateway.cli import named
+from gateway.cli.main import gateway
 from gateway.registration.events import Phase
 from gateway.telling.orders import Handled
 from gateway.telling.status import GatewayStatus, ResourceFacts
@@ -106,7 +107,8 @@ OPERATIONS = ("devices", "release", "acquire")
 
 
 def call(folder: Path, *arguments: str, color: bool = False) -> Result:
-    return CliRunner().invoke(cli.devices, arguments, env={"GATEWAY_STATE_DIR": str(folder)}, color=color)
+    words = arguments if arguments[:1] in {("release",), ("acquire",)} else ("devices", *arguments)
+    return CliRunner().invoke(gateway, words, env={"GATEWAY_STATE_DIR": str(folder)}, color=color)
 
 
 def rows(*answers: dict[str, Any]) -> list[cli.Row]:
@@ -169,7 +171,7 @@ def test_replicas_one_by_one() -> None:
                 "reason 0",
                 "reason 1",
                 "reason 2",
-                "and 2 more: --all shows each",
+                "and 2 more: -o wide shows each",
             ],
             id="a few of many reasons",
         ),
@@ -266,19 +268,19 @@ def test_the_page_names_the_keys() -> None:
     ("says", "arguments", "words"),
     [
         pytest.param({}, [], "name that folder with --state-dir", id="nobody to ask"),
-        pytest.param({}, ["--release", "GPU-1"], "name that folder with --state-dir", id="nobody to tell"),
+        pytest.param({}, ["release", "GPU-1"], "name that folder with --state-dir", id="nobody to tell"),
         pytest.param({SERVING: FULL}, ["GPU-7"], "is called 'GPU-7': see `gateway devices`", id="an unknown name"),
         pytest.param({SERVING: ControlError("busy")}, [], f"gateway {SERVING} does not answer: busy", id="an error"),
         pytest.param({SERVING: {"status": 1}}, [], "it is of another release", id="something else"),
         pytest.param(
-            {SERVING: ControlError("busy")}, ["--acquire", "0"], f"gateway {SERVING}: busy", id="an order fails"
+            {SERVING: ControlError("busy")}, ["acquire", "0"], f"gateway {SERVING}: busy", id="an order fails"
         ),
-        pytest.param({SERVING: {"x": 1}}, ["--release", "0"], f"gateway {SERVING}: ", id="an order's answer is none"),
+        pytest.param({SERVING: {"x": 1}}, ["release", "0"], f"gateway {SERVING}: ", id="an order's answer is none"),
     ],
 )
 def test_no_success(folder: Path, says: Mapping[str, Says], arguments: list[str], words: str) -> None:
     with gateways(folder, says, *OPERATIONS):
-        result, raw = call(folder, *arguments), call(folder, *arguments, "--json")
+        result, raw = call(folder, *arguments), call(folder, *arguments, "-o", "json")
     assert (result.exit_code, raw.exit_code) == (1, 1)
     assert words in result.stderr
 
@@ -295,8 +297,8 @@ def test_of_few_remarks_all_are_shown_and_of_many_some() -> None:
         sick = {f"/dev/x::{number}": (State.UNHEALTHY, f"broken {number}", None, None) for number in range(count)}
         return seen(answer(document(plugin(FPGA, sick))))
 
-    assert ("broken 2" in of(3), "more: --all" in of(3)) == (True, False)
-    assert ("broken 3" in of(4), "and 1 more: --all shows each" in of(4)) == (False, True)
+    assert ("broken 2" in of(3), "more: -o wide" in of(3)) == (True, False)
+    assert ("broken 3" in of(4), "and 1 more: -o wide shows each" in of(4)) == (False, True)
 
 
 def test_one_gateway_of_two_is_enough_to_see(folder: Path) -> None:
@@ -322,4 +324,4 @@ def test_of_many_candidates_some_are_named() -> None:
 def test_the_help_has_examples() -> None:
     result = CliRunner().invoke(cli.devices, ["--help"])
     assert result.exit_code == 0
-    assert "gateway devices --release 3 && nvidia-smi -r" in result.output
+    assert "gateway devices GPU-5f3a -o wide" in result.output

@@ -256,7 +256,7 @@ def test_a_person_reads_on_which_side_gpus_are_and_what_those_between_wait_for()
     assert "sides" not in seen(FULL)
     many = seen(document(sides=documents.SIDES[1:2] * 10))
     assert many.count("GPU-b to-dra") == 8
-    assert "2 more: gateway cross --to dra --dry-run" in many
+    assert "2 more: gateway move --to dra --dry-run" in many
 
 
 def test_a_person_reads_what_is_wrong_for_pods_that_ask_by_name() -> None:
@@ -324,7 +324,9 @@ def test_of_many_devices_those_with_something_to_say_are_shown() -> None:
         text = seen(told)
         rows = [line.split()[0] for line in text.splitlines() if line.startswith("  GPU-")]
         assert rows == ["GPU-0", "GPU-1", "GPU-2"]
-        assert "997 more of 1000 devices: --json has them all" in text
+        assert "997 more of 1000 devices: -o wide has them all" in text
+    wide = list(cli.render(cli.Answers(read=[whole]), STATE_DIR, 96, whole=True))
+    assert len([line for line in wide if line.startswith("  GPU-")]) == 1000
 
 
 def test_colours_are_for_terminals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_who_had_it_last_and_who_is_next() -> None:
 def test_the_gateways_log_says_when() -> None:
     log = [
         '{"event":"other"}',
-        f'{{"boards":{{"{A}":"dra"}},"event":"GPUs cross over","timestamp":"1970-01-01T00:00:02.250000Z"}}',
+        f'{{"boards":{{"{A}":"dra"}},"event":"GPUs move to the other API","timestamp":"1970-01-01T00:00:02.250000Z"}}',
     ]
     assert crossed.sides(log) == {A: [(2.25, "dra")]}
     assert crossed.unix("1970-01-01T00:00:02.123456789Z") == pytest.approx(2.123456789)

@@ -1,4 +1,4 @@
-"""``gateway plan --to dra``: which kubelets let GPUs cross over to claims, what pods may suffer there, and who goes when."""
+"""``gateway plan --to dra``: which kubelets let GPUs move to claims, what pods may suffer there, and who goes when."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FACTS = load()
 GPU = "nvidia.com/gpu"
 
 
-def node(name: str, version: str, devices: int = 8, cross_to: str = "") -> Node:
-    return Node(name, version, {GPU: devices} if devices else {}, cross_to)
+def node(name: str, version: str, devices: int = 8, move_to: str = "") -> Node:
+    return Node(name, version, {GPU: devices} if devices else {}, move_to)
 
 
 def made(*nodes: Node) -> CrossingPlan:
@@ -156,7 +156,7 @@ def test_a_person_reads_a_table() -> None:
     nodes = listed(item("n1", "v1.37.1", {ANNOTATION: "dra"}), item("n2", "v1.32.13"), item("n3", "v1.28.15"))
     text = call("--nodes", "-", nodes=nodes).output
     assert "3 nodes with 24 devices, to claims (DRA)." in text
-    assert "2 nodes can cross over." in text
+    assert "2 nodes can move." in text
     assert "1 node left with the device plugin API" in text
     assert "WITHOUT A GPU" in text
     rows = [" ".join(line.split()) for line in text.splitlines()]
@@ -171,7 +171,7 @@ def test_one_kubelet_has_its_own_page(version: str) -> None:
     result = call("--from", version, columns=60)
     assert result.exit_code == 0, result.output
     takes = KUBELETS[version][0] != "no"
-    assert ("can cross over" in " ".join(result.output.split())) is takes
+    assert ("can move" in " ".join(result.output.split())) is takes
     assert ("WITHOUT A GPU" in " ".join(result.output.split())) is (takes and KUBELETS[version][1] != "yes")
 
 
@@ -184,7 +184,7 @@ def test_a_program_reads_json() -> None:
 
 
 REFUSED = {
-    "neither": ([], "expected --from, for one node, or --nodes, for many"),
+    "neither": ([], "Give either --from, for one node, or --nodes, for many"),
     "a jump": (["--from", "1.37", "--direct"], "where no kubelet changes"),
     "no nodes": (["--nodes", "-"], "kubectl get nodes -o json"),
     "an unknown kubelet": (["--from", "1.99"], "a newer gateway may know it"),

@@ -462,7 +462,7 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0606": both(status_of(drivers=(DRIVER,)), lambda fake: fake.rights.update({"patch nodes/status": False})),
     "DPG0607": both(status_of(drivers=(replace(DRIVER, registered=False),)), gone("var/lib/kubelet/plugins_registry")),
     "DPG0608": status_of(drivers=(replace(DRIVER, registered=False),)),
-    "DPG0609": status_of(crossing="expected device-plugin-gateway/cross-to to be dra or plugin, got 'dar'"),
+    "DPG0609": status_of(crossing="device-plugin-gateway.io/move-to: unknown value 'dar'. Allowed: dra, plugin"),
     "DPG0610": status_of(by_name=ByNameStatus(overlooked="expected a kubelet from 1.36 on, got 1.35")),
     "DPG0611": status_of(
         by_name=ByNameStatus(waiting="no DeviceClass has the extendedResourceName nvidia.com/gpu any more")
@@ -893,7 +893,7 @@ def test_a_person_sees_the_code_what_was_seen_what_follows_and_what_to_do(alone:
 def test_a_code_that_is_none_is_refused(alone: Fake) -> None:
     done = call(alone.root, "--ignore", "DPG9999")
     assert done.exit_code == 2
-    assert "got DPG9999" in done.output
+    assert "unknown code DPG9999" in done.output
 
 
 def test_settings_that_cannot_be_gone_by_are_a_finding(alone: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

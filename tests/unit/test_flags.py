@@ -22,15 +22,18 @@ from devices.policy import (
     Recovery,
     Sharing,
 )
+from gateway import VERSION
 from gateway.__main__ import nvidia
-from gateway.cli import main
+from gateway.cli import main, run
+from gateway.cli.help import GROUPS
 from gateway.configuration import commandline
 from gateway.configuration.flags import FLAGS
 from gateway.configuration.kinds import Flag, FlagKind
 from gateway.configuration.settings import SOCKET_DIR, Settings
 from tools import flags as flagtable
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "configuration.md"
 BOTH = frozenset({ListStrategy.ENVVAR, ListStrategy.CDI_CRI})
 
 
@@ -280,32 +283,44 @@ def test_flags_are_spelled_as_go_has_them(arguments: list[str], spelled: list[st
 @pytest.mark.parametrize(
     ("arguments", "variables", "words"),
     [
-        (["--mig-strategy", "both"], {}, ["--mig-strategy: expected none, single or mixed", "'both'"]),
-        ([], {"MIG_STRATEGY": "both"}, ["MIG_STRATEGY: expected none, single or mixed", "'both'"]),
+        (["--mig-strategy", "both"], {}, ["--mig-strategy: unknown value 'both'. Allowed: none, single, mixed"]),
+        ([], {"MIG_STRATEGY": "both"}, ["MIG_STRATEGY: unknown value 'both'. Allowed: none, single, mixed"]),
         ([], {"MIG_STRATEGY": ""}, ["MIG_STRATEGY", "''"]),
-        (["--device-list-strategy=envvar,cdi"], {}, ["envvar, volume-mounts, cdi-annotations or cdi-cri", "'cdi'"]),
+        (
+            ["--device-list-strategy=envvar,cdi"],
+            {},
+            ["unknown value 'cdi' (did you mean 'cdi-cri'?). Allowed: envvar, volume-mounts, cdi-annotations, cdi-cri"],
+        ),
         ([], {"DEVICE_LIST_STRATEGY": ""}, ["DEVICE_LIST_STRATEGY", "cdi-cri", "''"]),
-        ([], {"DEVICE_ID_STRATEGY": "name"}, ["DEVICE_ID_STRATEGY: expected uuid or index"]),
-        ([], {"GDS_ENABLED": "yes"}, ["GDS_ENABLED: expected true or false", "'yes'"]),
-        (["--gds-enabled=yes"], {}, ["--gds-enabled: expected true or false", "'yes'"]),
-        (["--gds-enabled", "false"], {}, ["write --gds-enabled=false"]),
-        (["--shared-devices-allocation-policy=spread"], {}, ["distributed or packed", "'spread'"]),
+        ([], {"DEVICE_ID_STRATEGY": "name"}, ["DEVICE_ID_STRATEGY: unknown value 'name'. Allowed: uuid, index"]),
+        ([], {"GDS_ENABLED": "yes"}, ["GDS_ENABLED: unknown value 'yes'. Allowed: true, false"]),
+        (["--gds-enabled=yes"], {}, ["--gds-enabled: unknown value 'yes'. Allowed: true, false"]),
+        (["--gds-enabled", "false"], {}, ["Write --gds-enabled=false"]),
+        (["--shared-devices-allocation-policy=spread"], {}, ["'spread'. Allowed: distributed, packed"]),
         (["--device-discovery-strategy=tegra"], {}, ["tegra", "not supported", "keep NVIDIA's plugin"]),
         (
             ["-driver_type", "vf-passthrough"],
             {},
-            ["expected container", "'vf-passthrough'", "only GPUs for containers"],
+            ["'vf-passthrough'. Allowed: container. Only GPUs for containers"],
         ),
-        (["--device-discovery-strategy=cdi"], {}, ["auto or nvml", "'cdi'"]),
-        ([], {"IMEX_CHANNEL_IDS": "0"}, ["IMEX_CHANNEL_IDS", "[0]", "leave them away"]),
-        ([], {"IMEX_CHANNEL_IDS": "x"}, ["IMEX_CHANNEL_IDS: expected whole numbers", "'x'"]),
+        (["--device-discovery-strategy=cdi"], {}, ["'cdi'. Allowed: auto, nvml"]),
+        (
+            [],
+            {"IMEX_CHANNEL_IDS": "0"},
+            ["IMEX_CHANNEL_IDS: [0]: IMEX channels are not supported here. Leave them out"],
+        ),
+        ([], {"IMEX_CHANNEL_IDS": "x"}, ["IMEX_CHANNEL_IDS: 'x' is not a whole number"]),
         (["--nvidia-driver-root=/a\nb"], {}, ["--nvidia-driver-root", "control characters"]),
-        (["--resource-naming-strategy=all"], {}, ["single or mixed", "'all'"]),
-        (["--health-recovery=on"], {}, ["off or safe", "'on'"]),
-        ([], {"GATEWAY_CDI_FALLBACK": "x"}, ["GATEWAY_CDI_FALLBACK: expected refuse, envvar or expand"]),
+        (["--resource-naming-strategy=all"], {}, ["'all'. Allowed: single, mixed"]),
+        (["--health-recovery=on"], {}, ["'on'. Allowed: off, safe"]),
+        (
+            [],
+            {"GATEWAY_CDI_FALLBACK": "x"},
+            ["GATEWAY_CDI_FALLBACK: unknown value 'x'. Allowed: refuse, envvar, expand"],
+        ),
         (["--kubelet-socket=/x/sock"], {}, ["--kubelet-socket", "kubelet.sock", "/x/sock"]),
         ([], {"KUBELET_SOCKET": ""}, ["KUBELET_SOCKET", "kubelet.sock", "''"]),
-        (["--kubelet-socket=/x/kubelet.sock", "--socket-dir=/y"], {}, ["/x", "/y", "leave one of them out"]),
+        (["--kubelet-socket=/x/kubelet.sock", "--socket-dir=/y"], {}, ["/x", "/y", "Leave one of them out"]),
         (["--mig-strategy"], {}, ["requires an argument"]),
         (["--config-file=/none/such"], {}, ["/none/such", "can't be read", "No such file"]),
         (["--config-file=/dev/null"], {}, ["/dev/null", "plain file"]),
@@ -316,15 +331,15 @@ def test_a_wrong_one_is_told_what_was_expected(
 ) -> None:
     result = call(*arguments, **variables)
     text = " ".join(result.output.split())
-    later, spelled = "can't be read" in text, any(word in text for word in ("Usage:", "requires an argument"))
-    assert (result.exit_code, given) == (1 if later else 2 if spelled else 78, [])
+    assert (result.exit_code, given) == (1 if "can't be read" in text else 2, [])
+    assert text.startswith("Error: ")
     assert [word for word in words if word not in text] == []
 
 
 def shown(*arguments: str, **variables: str) -> dict[str, tuple[Any, str]]:
     """The effective configuration, by name: value and who said it."""
     with structlog.testing.capture_logs():
-        result = call(*arguments, "config", "show", "--json", **variables)
+        result = call("config", "show", "--json", *arguments, **variables)
     assert result.exit_code == 0, result.output
     return {one["name"]: (one["value"], one["from"]) for one in json.loads(result.output)}
 
@@ -363,7 +378,7 @@ def test_every_setting_is_shown_once_and_none_that_has_no_effect() -> None:
     names = shown()
     assert {flag.name for flag in FLAGS if not flag.inert} <= {*names}
     assert not {flag.name for flag in FLAGS if flag.inert} & {*names}
-    options = {option.name for option in main.gateway.params} & {field.name for field in fields(Settings)}
+    options = {option.name for option in run.run.params} & {field.name for field in fields(Settings)}
     of_the_log, of_the_file_alone = 2, 6
     assert len(names) == len(options) + len([flag for flag in FLAGS if not flag.inert]) + of_the_log + of_the_file_alone
 
@@ -385,7 +400,7 @@ def test_what_the_file_says_is_shown_with_its_line(tmp_path: Path) -> None:
 
 
 def test_the_configuration_in_force_as_a_table() -> None:
-    lines = call("--mig-strategy=mixed", "config", "show").output.splitlines()
+    lines = call("config", "show", "--mig-strategy=mixed").output.splitlines()
     assert [line.split() for line in lines if line.startswith(("mig-strategy", "nvidia-dev-root", "gds"))] == [
         ["mig-strategy", "mixed", "--mig-strategy"],
         ["nvidia-dev-root", '""', "default"],
@@ -394,18 +409,21 @@ def test_the_configuration_in_force_as_a_table() -> None:
 
 
 def test_a_wrong_configuration_is_not_shown() -> None:
-    result = call("--mig-strategy=both", "config", "show")
-    assert (result.exit_code, "expected none, single or mixed" in result.output) == (78, True)
+    result = call("config", "show", "--mig-strategy=both")
+    assert (result.exit_code, "Allowed: none, single, mixed" in result.output) == (2, True)
 
 
-def test_the_daemon_logs_its_configuration_once(given: list[Settings]) -> None:
+def test_the_first_line_of_the_log_has_the_version_and_what_differs_from_the_defaults(given: list[Settings]) -> None:
     with structlog.testing.capture_logs() as logs:
         assert call("--mig-strategy=mixed", DEVICE_LIST_STRATEGY="cdi-cri").exit_code == 0
-    (line,) = (line for line in logs if line["event"] == "effective configuration")
-    assert (line["settings"]["mig-strategy"], line["settings"]["cdi-fallback"]) == ("mixed", "refuse")
-    assert line["said_by"] == {"mig-strategy": "--mig-strategy", "device-list-strategy": "DEVICE_LIST_STRATEGY"}
-    assert json.loads(json.dumps(line["settings"])) == line["settings"]
+    [line] = logs
+    assert (line["event"], line["version"]) == ("starting device-plugin-gateway", VERSION)
+    assert line["settings"] == {"mig-strategy": "mixed", "device-list-strategy": ["cdi-cri"]}
     assert len(given) == 1
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    assert f'\nversion = "{VERSION}"\n' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -418,6 +436,7 @@ def test_the_daemon_logs_its_configuration_once(given: list[Settings]) -> None:
         ("GATEWAY_MIG_STRATEGY", "1", "did you mean MIG_STRATEGY?"),
         ("GATEWAY_QQQ", "secret", "is ignored"),
         ("GATEWAY_FOO", "1", "is ignored"),
+        ("GATEWAY_RUN_SOCKET_DIR", "/x", "did you mean GATEWAY_SOCKET_DIR?"),
         ("GATEWAY_METRICS_ADDRESS", ":9400", ""),
         ("GATEWAY_KUBELET_VERSION", "1.28", ""),
         ("GATEWAY_CDI_FALLBACK", "refuse", ""),
@@ -496,11 +515,14 @@ def test_under_nvidias_name(
     assert says in capsys.readouterr().out
 
 
-def test_help_has_them_in_a_section_of_their_own() -> None:
-    options, _, devices = call("--help").output.partition("Devices, by the flags and variables")
-    shown = [f"--{flag.name}" for flag in FLAGS if flag.option and not flag.inert]
-    assert [name for name in shown if name not in devices or f"{name} " in options] == []
-    assert "--pulse" not in options + devices
+def test_help_has_every_option_in_one_group() -> None:
+    names = [option.opts[0].removeprefix("--") for option in run.run.params]
+    names += [flag.name for flag in FLAGS if flag.option and not flag.inert]
+    assert sorted(name for group in GROUPS.values() for name in group) == sorted([*names, "help"])
+    text = call("run", "--help").output
+    assert [name for name in names if f"  --{name}" not in text] == []
+    assert [heading for heading in GROUPS if f"\n{heading}:\n" not in text] == []
+    assert "--pulse" not in text
 
 
 def test_the_committed_table_is_what_the_flags_declare() -> None:

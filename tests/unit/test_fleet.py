@@ -157,7 +157,7 @@ def test_a_change_board_reads_a_table() -> None:
     assert ["STEP", "FROM", "TO", "AT", "LEAST", "NODES", "DEVICES", "DRAIN", "CHECKPOINT"] in rows
     assert any(row[:3] == ["1", "1.10.13", "1.11"] and "DRAIN" in row and "LOST" in " ".join(row) for row in rows)
     assert "1.27.3 (1 node): A kubelet restart kills running GPU pods; fixed in 1.27.6" in text
-    assert "n3: expected a kubelet version" in text
+    assert "n3: '" in text
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,11 @@ def test_a_program_reads_json() -> None:
 
 
 REFUSED = {
-    "neither": (["--to", "1.28"], "expected --from, for one node, or --nodes, for many"),
-    "both": (["--from", "1.27", "--nodes", "-", "--to", "1.28"], "expected --from, for one node, or --nodes, for many"),
+    "neither": (["--to", "1.28"], "Give either --from, for one node, or --nodes, for many"),
+    "both": (
+        ["--from", "1.27", "--nodes", "-", "--to", "1.28"],
+        "Give either --from, for one node, or --nodes, for many",
+    ),
     "no nodes": (["--nodes", "-", "--to", "1.28"], "kubectl get nodes -o json"),
 }
 

@@ -119,7 +119,7 @@ def test_an_address(text: str, expected: tuple[str, int]) -> None:
     "text", ["", ":", "::1:9400", "[]:9400", "host", "host:", "host:port", "65536", "1:65536", "a b:1", "-1", "९"]
 )
 def test_what_is_no_address_is_told_what_was_expected(text: str) -> None:
-    with pytest.raises(ValueError, match="expected HOST:PORT or PORT"):
+    with pytest.raises(ValueError, match="is not HOST:PORT or PORT"):
         address(text)
 
 

@@ -8,19 +8,19 @@ import sys
 import pytest
 
 # Without rich, as on a node: structlog imports it wherever it is installed.
-LOADED = "import sys; sys.modules['rich'] = None; import gateway.cli.main, gateway.daemon, gateway.compose, gateway.process; print(*sys.modules)"
+LOADED = "import sys; sys.modules['rich'] = None; import gateway.cli.run, gateway.daemon, gateway.compose, gateway.process; print(*sys.modules)"
 SERVING = """
 import sys
 sys.modules["rich"] = None
 from pathlib import Path
-import gateway.cli.main, gateway.daemon, gateway.compose, gateway.process
+import gateway.cli.run, gateway.daemon, gateway.compose, gateway.process
 from gateway.configuration.settings import Settings
 gateway.compose.source(Settings(backend="simulated"))
 for name, module in sorted(sys.modules.items()):
     if name.partition(".")[0] in {"gateway", "adapters", "devices"} and not name.startswith("adapters.pb"):
         print(name, len(Path(module.__file__).read_text().splitlines()))
 """
-MOST_MODULES, MOST_LINES = 120, 17_800
+MOST_MODULES, MOST_LINES = 120, 17_900
 """What of our own a daemon with every feature off may load, beside the generated. 55 modules with 3 150 lines more once took 14 ms of
 its start and 0.4 MiB. Before these numbers grow: what is only needed where a feature is on is imported there."""
 

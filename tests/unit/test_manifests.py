@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from devices.gpu.simulated.profile import parse
 from devices.policy import ListStrategy, Policy
-from gateway.cli import main
+from gateway.cli import main, run
 from gateway.configuration.flags import FLAGS
 from gateway.configuration.settings import SOCKET_DIR, STATE_DIR, Settings
 from gateway.wires import log as observe
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CURRENT = ("nvidia", "nvidia-cdi", "amd", "simulated")
 LEGACY = ("legacy-nvidia", "legacy-amd", "legacy-simulated")
 ALL = (*CURRENT, *LEGACY)
-HOST_SERVICE = {"key": "device-plugin-gateway/host-service", "operator": "NotIn", "values": ["true"]}
+HOST_SERVICE = {"key": "device-plugin-gateway.io/host-service", "operator": "NotIn", "values": ["true"]}
 CRITICAL = {"key": "CriticalAddonsOnly", "operator": "Exists"}
 
 
@@ -81,9 +81,10 @@ def settings(name: str, monkeypatch: pytest.MonkeyPatch) -> Settings:
         runs.append(found)
         return 0
 
-    monkeypatch.setattr(main, "serve", serve)
+    monkeypatch.setattr(run, "serve", serve)
     monkeypatch.setattr(observe, "configure", lambda *_: None)
-    done = CliRunner().invoke(main.gateway, container(name).get("args", []), env=variables(name))
+    assert container(name)["args"] == ["run"]
+    done = CliRunner().invoke(main.gateway, container(name)["args"], env=variables(name))
     assert done.exit_code == 0, done.output
     [one] = runs
     return one
@@ -226,7 +227,7 @@ def test_the_gateway_understands_what_it_is_told(name: str, monkeypatch: pytest.
     assert said.backend == name.removeprefix("legacy-").removesuffix("-cdi")
     assert said.metrics_address == ("", 9400)
     assert said.probe_address == ("", 8081)
-    options = [option for option in main.gateway.params if isinstance(option, click.Option)]
+    options = [option for option in run.run.params if isinstance(option, click.Option)]
     known = {str(option.envvar or f"GATEWAY_{option.name}".upper()) for option in options}
     known |= {variable for flag in FLAGS for variable in flag.variables}
     # These two are for NVIDIA's runtime.
@@ -289,7 +290,7 @@ LABELS = {
     "amd": {f"{NFD}/amd-gpu"}
     | {f"{NFD}/pci-{vendor}.present" for vendor in ("1002", "0300_1002", "0302_1002", "0380_1002", "1200_1002")},
     # A simulation lands on no node that nobody named for it.
-    "simulated": {"device-plugin-gateway/simulated"},
+    "simulated": {"device-plugin-gateway.io/simulated"},
 }
 
 

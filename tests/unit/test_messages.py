@@ -51,7 +51,7 @@ def closed(state_dir: str) -> str:
 
 
 def strict(file: str) -> str:
-    return f"gateway --strict-config --config-file {{}}/{file} config show"
+    return f"gateway config show --strict-config --config-file {{}}/{file}"
 
 
 OBJECT = "this is a Kubernetes object, not a configuration; mount the ConfigMap, and name a mounted file"
@@ -94,7 +94,7 @@ ROWS: dict[str, tuple[str, str, int]] = {
             "devices",
             "cordon GPU-1 --reason x",
             "forget GPU-1",
-            "cross --to dra",
+            "move --to dra",
         )
     },
     "status, no right to connect": ("gateway status --state-dir {}/guarded", closed("{}/guarded"), 1),
@@ -105,31 +105,31 @@ ROWS: dict[str, tuple[str, str, int]] = {
     ),
     "status, a full disk": ("gateway status --json --state-dir {} > /dev/full", FULL, 1),
     "plan, a full disk": ("gateway plan --from 1.28 --to 1.32 > /dev/full", FULL, 1),
-    "config show, a full disk": ("gateway --backend simulated config show > /dev/full", FULL, 1),
+    "config show, a full disk": ("gateway config show --backend simulated > /dev/full", FULL, 1),
     "a flag's key at the wrong level": (
         strict("level.yaml"),
         "Error: {}/level.yaml, line 2: migStrategy: unknown key; it belongs at flags.migStrategy",
-        78,
+        2,
     ),
     "sharing's key at the wrong level": (
         strict("section.yaml"),
         "Error: {}/section.yaml, line 2: timeSlicing: unknown key; it belongs at sharing.timeSlicing",
-        78,
+        2,
     ),
     "a section at the wrong level": (
         strict("plugin.yaml"),
         "Error: {}/plugin.yaml, line 2: plugin: unknown key; it belongs at flags.plugin",
-        78,
+        2,
     ),
     "a ConfigMap for the file": (
         strict("map.yaml"),
         f"Error: {{}}/map.yaml, line 1: the file: {OBJECT}",
-        78,
+        2,
     ),
     "DRA without the node's name": (
-        "gateway --backend simulated --dra on config show",
+        "gateway config show --backend simulated --dra on",
         "Error: --dra: needs the node's name. Set --node-name, or NODE_NAME from spec.nodeName.",
-        78,
+        2,
     ),
 }
 
@@ -150,7 +150,7 @@ def quiet() -> dict[str, str]:
 
 def test_no_setting_that_nobody_gave_is_prose() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "gateway", "--backend", "simulated", "config", "show", "--json"],
+        [sys.executable, "-m", "gateway", "config", "show", "--backend", "simulated", "--json"],
         check=True,
         capture_output=True,
         text=True,

@@ -203,7 +203,7 @@ def test_a_route_goes_one_minor_version_at_a_time(start: str, goal: str, path: s
 def test_the_same_version_twice_is_no_plan() -> None:
     result = call("--from", "1.27", "--to", "v1.27")
     assert result.exit_code == 2
-    assert "two versions" in result.output
+    assert "is the version that runs already" in result.output
 
 
 # Advice.
@@ -397,7 +397,7 @@ def test_every_plan_holds_together(start: str, goal: str) -> None:
         (["--from", "1.25.12", "--to", "1.27.3"], ["Again: killed-on-restart."]),
         (
             ["--from", "1.37", "--to", "1.35"],
-            ["by-name-ended: ", "gateway cross --to plugin", "Because running pods that asked by name"],
+            ["by-name-ended: ", "gateway move --to plugin", "Because running pods that asked by name"],
         ),
         (["--from", "1.36", "--to", "1.37"], ["1 hop,", "No longer: second-plugin-disconnects."]),
     ],

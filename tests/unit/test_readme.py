@@ -88,7 +88,7 @@ def test_the_plan_says_what_is_shown_of_it() -> None:
 def test_a_command_in_a_sentence_can_be_typed(code: str) -> None:
     words = shlex.split(code)[1:]
     alone = words[0].startswith("-")  # It is the daemon: its settings are read, and nothing is served.
-    whole = [*words, *(["--backend", "simulated", "config", "show"] if alone else ["--help"])]
+    whole = ["config", "show", *words, "--backend", "simulated"] if alone else [*words, "--help"]
     done = subprocess.run([*GATEWAY, *whole], check=False, capture_output=True, text=True, timeout=GUARD)
     assert not done.returncode, done.stderr
 

@@ -4,6 +4,7 @@
 - name: {{ .name }}
   image: {{ include "gateway.image" $root | quote }}
   imagePullPolicy: {{ default "IfNotPresent" $root.Values.image.pullPolicy }}
+  args: [run]
   env:
     {{- include "gateway.env" . | nindent 4 }}
   ports:

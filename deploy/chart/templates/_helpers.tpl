@@ -134,11 +134,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{- /* Node terms that hold for any of these labels, none of which is a node of the host's own gateway. */ -}}
 {{- define "gateway.defaultTerms" -}}
-{{- $host := dict "key" "device-plugin-gateway/host-service" "operator" "NotIn" "values" (list "true") -}}
+{{- $host := dict "key" "device-plugin-gateway.io/host-service" "operator" "NotIn" "values" (list "true") -}}
 {{- $pci := "feature.node.kubernetes.io/pci" -}}
 {{- $nvidia := list (printf "%s-10de.present" $pci) (printf "%s-0300_10de.present" $pci) (printf "%s-0302_10de.present" $pci) "nvidia.com/gpu.present" -}}
 {{- $amd := list "feature.node.kubernetes.io/amd-gpu" (printf "%s-1002.present" $pci) (printf "%s-0300_1002.present" $pci) (printf "%s-0302_1002.present" $pci) (printf "%s-0380_1002.present" $pci) (printf "%s-1200_1002.present" $pci) -}}
-{{- $keys := get (dict "nvidia" $nvidia "amd" $amd "simulated" (list "device-plugin-gateway/simulated")) .Values.gateway.backend -}}
+{{- $keys := get (dict "nvidia" $nvidia "amd" $amd "simulated" (list "device-plugin-gateway.io/simulated")) .Values.gateway.backend -}}
 {{- $not := list $host -}}
 {{- if eq .Values.gateway.backend "amd" -}}
 {{- range $nvidia -}}
@@ -155,7 +155,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "gateway.affinity" -}}
 {{- $required := "requiredDuringSchedulingIgnoredDuringExecution" -}}
 {{- if .Values.affinity -}}
-{{- $host := dict "key" "device-plugin-gateway/host-service" "operator" "NotIn" "values" (list "true") -}}
+{{- $host := dict "key" "device-plugin-gateway.io/host-service" "operator" "NotIn" "values" (list "true") -}}
 {{- $affinity := deepCopy .Values.affinity -}}
 {{- $node := default dict $affinity.nodeAffinity -}}
 {{- $terms := list -}}

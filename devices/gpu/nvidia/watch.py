@@ -289,7 +289,7 @@ class Looker:
         nodes = [f"/dev/nvidia{minor}" for minor in sorted(self._scanner.minors(self._let) & self._opens_anyway)]
         return (
             f"it opens {', '.join(nodes)} unasked, so it stays closed, and sees no GPU, until that one is acquired "
-            "(gateway devices --acquire)"
+            "(gateway acquire)"
             if nodes
             else ""
         )

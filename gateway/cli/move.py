@@ -1,4 +1,4 @@
-"""``gateway cross``: GPUs go to the other API, one by one, when nobody holds them. For ``--dra on``."""
+"""``gateway move``: GPUs go to the other API, one by one, when nobody holds them. For ``--dra on``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import click
 
 from gateway.cli import places
 from gateway.cli.devices import exact, look
+from gateway.cli.options import Words
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from gateway.wires.log import escaped
@@ -26,9 +27,9 @@ ANSWER_TIME = 25.0
 _EXAMPLES = """\
 \b
 Examples:
-  gateway cross --to dra                     every GPU of this node
-  gateway cross --to dra GPU-5f3a            this one, and the others stay
-  gateway cross --to plugin --dry-run        where they are, and what they would wait for
+  gateway move --to dra                      every GPU of this node
+  gateway move --to dra GPU-5f3a             this one, and the others stay
+  gateway move --to plugin --dry-run         where they are, and what they would wait for
 
 Exit status: 0 where the gateway took the order, or would take it (--dry-run); 1 where not, or where there was none to ask;
 2 for a wrong flag.
@@ -36,17 +37,12 @@ Exit status: 0 where the gateway took the order, or would take it (--dry-run); 1
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option("--to", type=click.Choice(["dra", "plugin"]), required=True, help="The API that is to give them away.")
+@click.option("--to", type=Words(("dra", "plugin")), required=True, help="The API that is to give them away.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; say where they are, and what they would wait for.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object: `boards`, each with id, side, then and words; `refused`.",
-)
+@places.output("one object: `boards`, each with id, side, then and words; `refused`")
 @places.state_dir
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-def cross(*, to: str, dry_run: bool, as_json: bool, state_dir: Path, ids: tuple[str, ...]) -> None:
+def move(*, to: str, dry_run: bool, output: str, state_dir: Path, ids: tuple[str, ...]) -> None:
     """Move GPUs to the other API: those that are named, or all.
 
     ID is a GPU's ID, as much of it as no other begins with, or its index (`gateway devices` shows both).
@@ -60,14 +56,14 @@ def cross(*, to: str, dry_run: bool, as_json: bool, state_dir: Path, ids: tuple[
     except ControlError as error:
         raise click.ClickException(str(error)) from error
     if not paths:
-        raise click.ClickException(places.nobody(state_dir, "cross"))
+        raise click.ClickException(places.nobody(state_dir, "move"))
     try:
         wanted = exact(ids, asyncio.run(look(state_dir))[0]) if ids else []
-        answer = asyncio.run(_told({"op": "cross", "to": to, "ids": wanted, "dry_run": dry_run}, paths))
+        answer = asyncio.run(_told({"op": "move", "to": to, "ids": wanted, "dry_run": dry_run}, paths))
     except ControlError as error:
         raise click.ClickException(escaped(str(error))) from error
     refused = answer["refused"]
-    if as_json:
+    if output == "json":
         click.echo(json.dumps(answer))
         sys.exit(1 if refused else 0)
     for row in answer["boards"]:

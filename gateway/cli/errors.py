@@ -1,0 +1,69 @@
+"""One style for what is said of a wrong value: its option or variable, what is wrong, what is allowed. A daemon that starts doesn't load it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+from collections.abc import Callable
+
+import click
+from click.core import ParameterSource
+
+from gateway.wires.log import printable_lines
+
+
+def worded(error: click.ClickException | OSError, variable: Callable[[click.Parameter, str | None], str]) -> Exception:
+    """Return the error that ends the command: a full disk's in words, and none that steers the terminal by what it quotes."""
+    if isinstance(error, click.ClickException):
+        found = named(error, variable) if isinstance(error, click.UsageError) else error
+        found.message = printable_lines(found.message)  # type: ignore[misc]
+        return found
+    if error.filename or error.errno != errno.ENOSPC:
+        return error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes its buffer again at the exit.
+    return click.ClickException(f"Cannot write the output: {error.strerror}.")
+
+
+def named(error: click.UsageError, variable: Callable[[click.Parameter, str | None], str]) -> click.UsageError:
+    """Return the error as one line: of a wrong value with its option or variable first, of others with the variables they are about.
+
+    ``variable`` gives the name of an option's variable in a context with this prefix.
+    """
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return error
+    where = error.ctx or click.get_current_context(silent=True)
+    words = " ".join(error.format_message().split())
+    if where is None:
+        return click.UsageError(words)
+    if isinstance(error, click.MissingParameter):
+        if isinstance(error.param, click.Option):
+            words = f"{words.rstrip('.')}. Give it, or set {variable(error.param, where.auto_envvar_prefix)}."
+    elif isinstance(error, click.BadParameter):
+        if source := _source(error, where, variable):
+            words = f"{source}: {error.message}"
+    elif isinstance(error, click.exceptions.NoSuchCommand) and isinstance(where.command, click.Group):
+        words = type(error)(error.command_name, possibilities=where.command.list_commands(where)).format_message()
+        words += f" See {where.command_path} --help."
+    elif isinstance(error, click.NoSuchOption):
+        words += f" See {where.command_path} --help."
+    else:
+        words += "".join(
+            f" ({option.opts[0]} comes from the variable {variable(option, where.auto_envvar_prefix)})"
+            for option in where.command.params
+            if where.get_parameter_source(str(option.name)) is ParameterSource.ENVIRONMENT
+            and re.search(rf"{re.escape(option.opts[0])}(?![\w-])", words)
+        )
+    return click.UsageError(words)
+
+
+def _source(
+    error: click.BadParameter, where: click.Context, variable: Callable[[click.Parameter, str | None], str]
+) -> str:
+    """Return the option, variable or argument that a wrong value came by; '' if the error doesn't say."""
+    if error.param is None:
+        return str(error.param_hint or "")
+    if where.get_parameter_source(str(error.param.name)) is ParameterSource.ENVIRONMENT:
+        return variable(error.param, where.auto_envvar_prefix)
+    return max(error.param.opts, key=len) if isinstance(error.param, click.Option) else error.param.human_readable_name

@@ -1,0 +1,30 @@
+"""``gateway version``."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from gateway.cli import places
+
+_EXAMPLES = """
+\b
+Examples:
+  gateway version
+  gateway version -o wide                        of Python and of the libraries, too
+  gateway version -o json | jq -r .gateway
+"""
+
+
+@click.command(epilog=_EXAMPLES)
+@places.output("one object with gateway, python, grpcio and protobuf", wide="all of these")
+def version(*, output: str) -> None:
+    """Print the version of this command, which is that of its gateway."""
+    from gateway.telling.status import build
+
+    found = msgspec.to_builtins(build())
+    if output == "json":
+        click.echo(msgspec.json.encode(found).decode())
+        return
+    for name in found if output == "wide" else ["gateway"]:
+        click.echo(f"{name} {found[name]}")
