@@ -15,6 +15,7 @@ from devices.life.admission import all_present, awaits_pre_start, judge
 from devices.life.merging import (
     FIRST_DISCOVERY_S,
     HELD_UNKNOWN_S,
+    LOST_FORGOTTEN_S,
     Clock,
     Known,
     Merged,
@@ -27,7 +28,7 @@ from devices.source import Fate, Listing
 
 WELL, ILL = Health.HEALTHY, Health.UNHEALTHY
 RESOURCE = "nvidia.com/gpu"
-NOW, UNIX = 1000.0, 1e9
+NOW, UNIX, HOUR = 1000.0, 1e9, 3600.0
 
 
 def by_id(*entries: Entry) -> dict[str, Entry]:
@@ -70,15 +71,10 @@ RESET, RIDDLE, RESTART = (
     [
         (TroubleKind.APPLICATION, State.PRESENT, "hot", False),
         (TroubleKind.RESTART_APP, State.UNHEALTHY, "hot", False),
-        (
-            TroubleKind.RESET_REQUIRED,
-            State.UNHEALTHY,
-            "hot; until it is reset, the node reboots, or somebody says",
-            True,
-        ),
+        (TroubleKind.RESET_REQUIRED, State.UNHEALTHY, "hot; until it is reset, the node reboots, or somebody says", True),
         (TroubleKind.UNKNOWN, State.UNHEALTHY, "hot; until it is reset, the node reboots, or somebody says", True),
     ],
-)
+)  # fmt: skip
 def test_the_kind_of_a_trouble_decides(
     kind: TroubleKind, state: State, reason: str, remembered: bool, health: Health
 ) -> None:
@@ -180,6 +176,39 @@ def test_a_withdrawn_device_whose_holder_cannot_be_seen(
 
 
 # The list as a whole.
+
+
+@pytest.mark.parametrize(
+    ("since", "held", "listing", "states", "kept"),
+    [
+        pytest.param(None, set(), GONE, [State.LOST], UNIX, id="lost now"),
+        pytest.param(UNIX - LOST_FORGOTTEN_S + 1, set(), GONE, [State.LOST], UNIX - LOST_FORGOTTEN_S + 1, id="not yet"),
+        pytest.param(UNIX - LOST_FORGOTTEN_S, set(), GONE, [], None, id="after 30 days"),
+        pytest.param(UNIX - LOST_FORGOTTEN_S, {"g"}, GONE, [State.LOST], UNIX - LOST_FORGOTTEN_S, id="never while held"),
+        pytest.param(UNIX - LOST_FORGOTTEN_S, None, GONE, [State.LOST], UNIX - LOST_FORGOTTEN_S, id="nor while unknown"),
+        pytest.param(UNIX + HOUR, set(), GONE, [State.LOST], UNIX + HOUR, id="the wall clock went back"),
+        pytest.param(UNIX - 9, set(), listed(G), [State.PRESENT], None, id="it is back"),
+        pytest.param(UNIX - 9, set(), None, [State.NOT_LOOKED_YET], UNIX - 9, id="not looked yet: remembered"),
+    ],
+)  # fmt: skip
+def test_a_lost_device_is_forgotten_in_the_end(
+    since: float | None,
+    held: Collection[str] | None,
+    listing: Listing | None,
+    states: list[State],
+    kept: float | None,
+) -> None:
+    known = replace(
+        ANNOUNCED,
+        held=None if held is None else frozenset(held),
+        lost_since={} if since is None else {"g": since},
+    )
+    merged = merge(known, listing, {}, Clock(NOW, UNIX, NOW))
+    assert [entry.state for entry in merged.entries] == states
+    assert merged.lost_since == ({} if kept is None else {"g": kept})
+    assert merged.dropped == (set() if states else {"g"})
+    if states == [State.LOST] and held == set():
+        assert merged.again_at == NOW + (kept or 0.0) + LOST_FORGOTTEN_S - UNIX
 
 
 def test_order_is_that_of_the_backend_then_the_others_by_id() -> None:
