@@ -28,8 +28,7 @@ from devices.source import Fate, Listing
 
 WELL, ILL = Health.HEALTHY, Health.UNHEALTHY
 RESOURCE = "nvidia.com/gpu"
-NOW, UNIX = 1000.0, 1e9
-HOUR = 3600.0
+NOW, UNIX, HOUR = 1000.0, 1e9, 3600.0
 
 
 def by_id(*entries: Entry) -> dict[str, Entry]:
@@ -61,27 +60,9 @@ GONE = Listing(())
 # What the backend sees.
 
 
-@pytest.mark.parametrize(
-    ("announced", "seen", "state", "health"),
-    [
-        pytest.param(None, WELL, State.PRESENT, WELL, id="new"),
-        pytest.param(WELL, WELL, State.PRESENT, WELL, id="still there"),
-        pytest.param(ILL, WELL, State.PRESENT, WELL, id="recovered, or back"),
-        pytest.param(None, ILL, State.UNHEALTHY, ILL, id="new and ill"),
-        pytest.param(WELL, ILL, State.UNHEALTHY, ILL, id="fell ill"),
-        pytest.param(ILL, ILL, State.UNHEALTHY, ILL, id="still ill"),
-        pytest.param(WELL, None, State.LOST, ILL, id="gone, and never dropped from the list"),
-        pytest.param(ILL, None, State.LOST, ILL, id="ill, then gone"),
-    ],
+RESET, RIDDLE, RESTART = (
+    Trouble("hot", kind) for kind in (TroubleKind.RESET_REQUIRED, TroubleKind.UNKNOWN, TroubleKind.RESTART_APP)
 )
-def test_a_device_that_was_looked_for(
-    announced: Health | None, seen: Health | None, state: State, health: Health
-) -> None:
-    known = Known({} if announced is None else {"g": Device("g", announced, (1,))})
-    listing = listed(*([] if seen is None else [Device("g", seen, (1,))]))
-    [entry] = look(known, listing).entries
-    assert (entry.device, entry.state) == (Device("g", health, (1,)), state)
-    assert entry.reason == ("" if seen else "the backend no longer finds it")
 
 
 @pytest.mark.parametrize("health", Health)
@@ -103,11 +84,6 @@ def test_the_kind_of_a_trouble_decides(
     [entry] = merged.entries
     assert (entry.state, entry.kind, entry.reason.startswith(reason)) == (state, kind, True)
     assert merged.sticky == ({"g": Sticky(trouble, UNIX, "boot")} if remembered else {})
-
-
-RESET, RIDDLE, RESTART = (
-    Trouble("hot", kind) for kind in (TroubleKind.RESET_REQUIRED, TroubleKind.UNKNOWN, TroubleKind.RESTART_APP)
-)
 
 
 @pytest.mark.parametrize(
@@ -170,33 +146,6 @@ def test_the_first_discovery_is_bounded(
     assert awaits_pre_start(merged.entries) == (state is State.NOT_LOOKED_YET)
 
 
-@pytest.mark.parametrize("before", [None, *State])
-@pytest.mark.parametrize(
-    ("fate", "held", "state"),
-    [
-        pytest.param(None, {"g"}, State.LOST, id="nobody says where it went: lost"),
-        pytest.param(None, set(), State.LOST, id="nobody says where it went, and nobody holds it: lost"),
-        pytest.param(Fate.LOST, None, State.LOST, id="lost"),
-        pytest.param(Fate.LOST, set(), State.LOST, id="lost, and nobody holds it"),
-        pytest.param(Fate.WITHDRAWN, set(), None, id="withdrawn: dropped at once"),
-        pytest.param(Fate.WITHDRAWN, {"h"}, None, id="withdrawn, another is held: dropped at once"),
-        pytest.param(Fate.WITHDRAWN, {"g"}, State.WITHDRAWN, id="withdrawn, but held"),
-        pytest.param(Fate.WITHDRAWN, None, State.WITHDRAWN, id="withdrawn, and who holds it isn't known"),
-    ],
-)
-def test_a_device_that_went(
-    fate: Fate | None, held: Collection[str] | None, state: State | None, before: State | None
-) -> None:
-    """Whatever it was before."""
-    known = replace(
-        ANNOUNCED, held=None if held is None else frozenset(held), fates={} if fate is None else {"g": fate}
-    )
-    merged = look(known, GONE, before=[] if before is None else [Entry(G, before, beneath=Entry(G, State.PRESENT))])
-    assert [entry.state for entry in merged.entries] == ([] if state is None else [state])
-    assert all(entry.device == Device("g", ILL, (1,)) for entry in merged.entries)
-    assert merged.dropped == ({"g"} if state is None else set())
-
-
 @pytest.mark.parametrize(
     ("looks", "left"),
     [
@@ -218,6 +167,15 @@ def test_a_withdrawn_device_whose_holder_cannot_be_seen(
         merged = look(known, GONE, now, merged.entries)
     assert bool(merged.entries) == left
     assert merged.dropped == (set() if left else {"g"})
+
+
+# Cordons and releases.
+
+
+# Spells of illness.
+
+
+# The list as a whole.
 
 
 @pytest.mark.parametrize(
@@ -251,54 +209,6 @@ def test_a_lost_device_is_forgotten_in_the_end(
     assert merged.dropped == (set() if states else {"g"})
     if states == [State.LOST] and held == set():
         assert merged.again_at == NOW + (kept or 0.0) + LOST_FORGOTTEN_S - UNIX
-
-
-# Cordons and releases.
-
-
-@pytest.mark.parametrize(
-    ("listing", "beneath", "reason"),
-    [
-        pytest.param(listed(G), State.PRESENT, "ticket 7", id="well"),
-        pytest.param(
-            listed(G, trouble=Trouble("hot", TroubleKind.APPLICATION)),
-            State.PRESENT,
-            "ticket 7; without the cordon: present, hot",
-            id="well, with a remark",
-        ),
-        pytest.param(
-            listed(G, trouble=RESTART), State.UNHEALTHY, "ticket 7; without the cordon: unhealthy, hot", id="ill"
-        ),
-        pytest.param(GONE, State.LOST, "ticket 7; without the cordon: lost, the backend no longer finds it", id="lost"),
-        pytest.param(
-            None,
-            State.NOT_LOOKED_YET,
-            "ticket 7; without the cordon: not looked yet, known from before a restart, and not looked at since",
-            id="not looked yet",
-        ),
-        pytest.param(
-            listed(G, released=frozenset("g")),
-            State.RELEASED,
-            "ticket 7; without the cordon: released, closed, so that it can be reset or partitioned; "
-            "without the release: not looked yet, announced before a restart",
-            id="released",
-        ),
-    ],
-)
-def test_a_cordon_wins_and_what_it_covers_is_said(listing: Listing | None, beneath: State, reason: str) -> None:
-    known = replace(ANNOUNCED, cordons={"g": "ticket 7", "another": "ticket 8"})
-    [entry] = look(known, listing, 100.0).entries
-    assert (entry.device, entry.state, entry.reason) == (Device("g", ILL, (1,)), State.CORDONED, reason)
-    assert entry.beneath is not None
-    assert entry.beneath.state is beneath
-    [again] = look(ANNOUNCED, listing, 200.0, [entry]).entries
-    assert (again.state, again.beneath) == (beneath, entry.beneath.beneath)
-
-
-# Spells of illness.
-
-
-# The list as a whole.
 
 
 def test_order_is_that_of_the_backend_then_the_others_by_id() -> None:
