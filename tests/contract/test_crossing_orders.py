@@ -127,8 +127,8 @@ async def test_the_command_line_moves_gpus_and_says_where_each_goes(node: Node) 
     ("fields", "reason"),
     [
         ({"to": "plugin", "ids": ["GPU-x"]}, "no device here is called 'GPU-x'"),
-        ({"to": "off", "ids": []}, "dra or plugin"),
-        ({"ids": []}, "dra or plugin"),
+        ({"to": "off", "ids": []}, "Allowed: dra, plugin"),
+        ({"ids": []}, "Allowed: dra, plugin"),
     ],
 )
 async def test_an_order_that_means_nothing_is_refused(node: Node, fields: dict[str, Any], reason: str) -> None:
