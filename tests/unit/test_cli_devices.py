@@ -229,7 +229,9 @@ def test_replicas_are_folded_into_one_line() -> None:
     assert len(seen(many, unfolded=True).splitlines()) == 10_000 + 3
 
 
-def test_colours_are_for_terminals(folder: Path) -> None:
+def test_colours_are_for_terminals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     with gateways(folder, {SERVING: FULL}, *OPERATIONS):
         plain, coloured = call(folder), call(folder, color=True)
     assert "\x1b" not in plain.output

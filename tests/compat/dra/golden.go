@@ -1,1 +1,1 @@
-../../../gateway/lab/kubelets/driver/golden.go
+../../../gateway_lab/kubelets/driver/golden.go

@@ -1,1 +1,1 @@
-../../../gateway/lab/kubelets/driver/marshal_1_34.go
+../../../gateway_lab/kubelets/driver/marshal_1_34.go

@@ -1,1 +1,1 @@
-../../../gateway/lab/kubelets/driver/marshal_1_8.go
+../../../gateway_lab/kubelets/driver/marshal_1_8.go
