@@ -663,7 +663,7 @@ MUTANTS = (
         "gateway/kubelet/beliefs.py",
         "        if own and same:\n",
         "        if own:\n",
-        f"{_RECORDS}::test_two_kubelets_in_a_row_that_know_of_no_pod_have_forgotten_them",
+        f"{_RECORDS}::test_an_older_checkpoint_that_is_put_back_shows_no_pod_s_end",
     ),
     Mutant(
         "OM3",

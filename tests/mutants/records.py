@@ -19,7 +19,7 @@ _DRIFT = "tests/unit/test_drift.py"
 _CHECKPOINT = "tests/unit/test_checkpoint_reader.py"
 _LOOK = "tests/unit/test_podresources.py"
 _OUTDATED = "tests/unit/test_outdated.py"
-_EDITED = "tests/compat/test_scenarios.py"
+_EDITED = "tests/contract/test_records.py"
 
 MUTANTS = (
     Mutant(
@@ -116,6 +116,6 @@ MUTANTS = (
         "gateway/lists.py",
         "                    plugin.send_again()",
         "                    pass",
-        f"{_EDITED}::test_scenario[config-edited-emulated-1.37]",
+        f"{_EDITED}::test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_old_one",
     ),
 )

@@ -278,7 +278,7 @@ MUTANTS = (
         "devices/life/states.py",
         "State.NOT_LOOKED_YET: Consequence(None,",
         "State.NOT_LOOKED_YET: Consequence(Health.UNHEALTHY,",
-        "tests/unit/test_life.py",
+        "tests/contract/test_sources.py::test_a_source_that_has_not_told_anything_is_named_and_its_devices_are_as_before",
     ),
     Mutant(
         "T7",
