@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 
 import pytest
@@ -93,6 +94,33 @@ async def test_a_claim_that_was_allocated_again_keeps_what_it_had_until_it_is_un
             await cluster.prepare(other)
         await cluster.unprepare(one)
         assert (await cluster.prepare(other)).gpus == {A}
+
+
+async def test_a_claim_that_was_allocated_more_gets_that_beside_what_it_has(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        one = cluster.claim("one", "gpu-0")
+        await cluster.prepare(one)
+        cluster.allocate("one", "gpu-0", "gpu-1")
+        assert (await cluster.prepare(one)).gpus == {A, B}
+
+
+async def test_a_replica_is_one_claim_s_and_the_next_replica_may_be_another_s(node: Node) -> None:
+    file = node.folder / "config.json"
+    file.write_text(
+        json.dumps({"version": "v1", "sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 2}]}}})
+    )
+    node.shared = (GPU,)
+    simulate(node, A)
+    async with Cluster(node) as cluster:
+        await cluster.start_kubelet()
+        cluster.gateway("--dra", "only", "--config-file", str(file))
+        await node.until(lambda: len(cluster.published()) == 2, "both replicas to be offered")
+        first, second = sorted(cluster.published())
+        await cluster.prepare(cluster.claim("one", first))
+        with pytest.raises(KubeletError, match="default/one"):
+            await cluster.prepare(cluster.allocate("two", first))
+        await node.kubelet.ask(cluster.dra.prepare(cluster.claim("three", second)))  # The oracle knows no shared GPU.
 
 
 async def test_a_claim_that_is_gone_is_forgotten_at_the_second_look_and_never_while_the_kubelet_is_away(

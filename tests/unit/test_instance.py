@@ -14,6 +14,7 @@ import pytest
 from gateway.age import HOST_SERVICE_NS
 from gateway.leader import instance as instances
 from gateway.leader.instance import FOLDER, Instance, alive, make_folder, sweep
+from gateway.leader.locks import Locks
 
 
 @pytest.fixture
@@ -235,3 +236,16 @@ def test_the_pods_that_came_last_are_remembered(tmp_path: Path) -> None:
         born(tmp_path, pod)
     there = {path.name for path in (tmp_path / FOLDER).iterdir() if path.is_file()}
     assert there == {f"pod-{pod}" for pod in pods[-16:]}
+
+
+def test_a_write_ends_where_the_locks_were_freed_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "sockets").mkdir()
+    locks = Locks(tmp_path / "sockets", tmp_path / "state", "token")
+    locks.open()
+    assert locks.take()
+    with locks.writing() as check:
+        check()
+        locks.free()  # Another gateway may lead from here on.
+        with pytest.raises(OSError, match="another gateway may lead by now"):
+            check()
+    locks.close(last=True)
