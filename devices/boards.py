@@ -1,7 +1,7 @@
 """Which hardware a device ID stands for, and whether a device may be given while somebody has its hardware. Pure.
 
 A kubelet counts IDs, and one GPU has several: after an edit of the configuration (shared or not, another name, MIG or not), under a
-resource of another plugin, in a ResourceSlice. So whoever gives devices asks ``may_give`` with all ``Hold``s of the node, wherever they come
+resource of another plugin, in a ResourceSlice. So lists and Prepare ask ``may_give`` with the ``Hold``s of the node, wherever these come
 from. IDs that are offered side by side now, replicas for example, are not in each other's way: that is what the operator wants.
 """
 

@@ -354,9 +354,8 @@ def _met(gateway: Gateway, commands: Commands) -> Mapping[str, Handler]:
         await server.meet(gateway.source.name, commands.taken(rows=False)(), gateway.settings, *talk)
 
     async def moved(*talk: Any) -> None:
-        of_drivers = (
-            {} if gateway.drivers is None else gateway.drivers.handlers
-        )  # Other ones after each time that the gateway led.
+        # Other drivers after each time that the gateway led.
+        of_drivers = {} if gateway.drivers is None else gateway.drivers.handlers
         await {**commands.handlers, **of_drivers}["move"](*talk)
 
     handlers = {**commands.handlers, "move": moved}
@@ -369,8 +368,8 @@ def _drivers(gateway: Gateway, first: asyncio.Event) -> RenewedDrivers:
     from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
 
     lists = (lambda: gateway.resources), gateway.update
-    passes_to = lambda: gateway.leader.passes_to  # noqa: E731 - it changes
-    inside = drivers.Inside(gateway.age, gateway.source, gateway.holdings, *lists, first, passes_to)
+    known = gateway.age, gateway.source, gateway.holdings, *lists
+    inside = drivers.Inside(*known, first, lambda: gateway.leader.passes_to)
     try:
         made = renewed.RenewedDrivers(lambda: drivers.Drivers(gateway.settings, inside), gateway._tasks)  # noqa: SLF001 - its parts
     except AccessError as error:

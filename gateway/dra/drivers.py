@@ -379,9 +379,8 @@ class Drivers:
         inside, rival = self._inside, self._rivals.of(driver) or self._rivals.add(driver)
         known = inside.source, self._holdings.ledger, self._holdings.scribe, self._read, cdi.FOLDER
         claims = self._drivers[driver] = ClaimsOf(driver, self._settings.node_name, self, *known, rival=rival)
-        self._tasks.background(
-            after(self.decides.wait, claims.restore())
-        )  # Until then another gateway may write and remove them.
+        # Until this gateway decides, another one may write and remove specifications.
+        self._tasks.background(after(self.decides.wait, claims.restore()))
         await self._registered.serve(claims, rival, lambda: claims.prepared, claims.withdrawn, self._learned)
 
     async def _read(self, claim: ClaimName) -> ResourceClaim:

@@ -176,7 +176,7 @@ class Leader:
         if self.begun or self.leads:
             return ""
         other = self.state.leader
-        who = f"the gateway {other.token}, which leads" if other else "the locks of the gateway that leads"
+        who = f"the gateway {other.token}, which leads" if other else "the locks that a leader holds"
         return f"{who}: {why}" if (why := self.state.refused or self.state.unable) else who
 
     async def run(self) -> None:

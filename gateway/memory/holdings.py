@@ -105,7 +105,7 @@ class Holdings:
         return {device.id: device.numa_nodes for device in listed}
 
     def _knows_its_pods(self, look: beliefs.Look) -> bool:
-        """Whether a kubelet was asked that had heard of its pods, or its checkpoint could be read: whenever this process came."""
+        """Whether the kubelet had heard of its pods when it was asked, or its checkpoint could be read. How old this process is doesn't count."""
         if look.view.source != "pod-resources" or look.view.remembered is not None:
             return True
         since, kubelet = self.presence.since, kubelet_id(self.presence.socket)
