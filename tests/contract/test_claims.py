@@ -520,8 +520,10 @@ async def test_a_claim_that_tolerates_it_gets_an_unhealthy_gpu(node: Node) -> No
         await cluster.published_is(gpu_0=["unhealthy"], gpu_1=[])
         key = "device-plugin-gateway.io/unhealthy"
         claim = cluster.allocate("claim", "gpu-0", tolerations=[{"key": key, "operator": "Exists"}])
+        admin = cluster.allocate("admin", "gpu-0", adminAccess=True)
         async with asyncio.timeout(3):
             assert (await cluster.prepare(claim)).gpus == {A}
+            assert (await node.kubelet.ask(cluster.dra.prepare(admin))).gpus == {A}
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha1"])

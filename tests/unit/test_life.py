@@ -211,6 +211,44 @@ def test_a_lost_device_is_forgotten_in_the_end(
         assert merged.again_at == NOW + (kept or 0.0) + LOST_FORGOTTEN_S - UNIX
 
 
+def test_a_device_that_was_ill_in_this_boot_gets_no_grace() -> None:
+    known = Known({"g": G}, "this", sticky={"g": Sticky(RESET, 5.0, "this")})
+    before = look(known, None, 1.0, grace=60).entries
+    for last in ((), before):
+        assert [entry.state for entry in look(known, GONE, 2.0, last, grace=60).entries] == [State.LOST]
+
+
+@pytest.mark.parametrize(
+    ("announced", "last", "listing", "health", "beneath"),
+    [
+        pytest.param(WELL, State.PRESENT, GONE, WELL, State.PRESENT, id="can't be seen: as well as it was"),
+        pytest.param(WELL, State.PRESENT, listed(G, trouble=RESET), WELL, State.PRESENT, id="a trouble doesn't count"),
+        pytest.param(WELL, State.UNHEALTHY, listed(G), ILL, State.UNHEALTHY, id="ill: stays ill"),
+        pytest.param(WELL, State.LOST, listed(G), ILL, State.LOST, id="lost: stays lost"),
+        pytest.param(WELL, None, GONE, WELL, State.NOT_LOOKED_YET, id="a restart meanwhile: as announced"),
+        pytest.param(ILL, None, GONE, ILL, State.NOT_LOOKED_YET, id="a restart meanwhile: ill as announced"),
+        pytest.param(None, None, listed(G), WELL, State.PRESENT, id="never seen before: its first look stays"),
+        pytest.param(None, None, listed(G, trouble=RESTART), ILL, State.UNHEALTHY, id="never seen before, and ill"),
+    ],
+)
+def test_a_released_device_is_for_nobody_and_what_was_seen_last_stays(
+    announced: Health | None, last: State | None, listing: Listing, health: Health, beneath: State
+) -> None:
+    known = Known({} if announced is None else {"g": Device("g", announced)}, fates={"g": Fate.WITHDRAWN})
+    shown = None if last is None else Entry(Device("g", health), last, "so it was", since=7.0)
+    released = replace(listing, released=frozenset("g"))
+    merged = look(known, released, before=[] if shown is None else [shown])
+    [entry] = merged.entries
+    assert (entry.device.health, entry.state, merged.sticky) == (ILL, State.RELEASED, {})
+    assert entry.beneath is not None
+    assert (entry.beneath.device.health, entry.beneath.state) == (health, beneath)
+    if shown is not None:
+        assert (entry.beneath, entry.since) == (shown, 7.0 if health is ILL else NOW)
+    assert look(known, released, NOW + 1, merged.entries).entries == merged.entries
+    [again] = look(known, listed(G), NOW + 2, merged.entries).entries
+    assert (again.device.health, again.state) == (WELL, State.PRESENT)
+
+
 def test_order_is_that_of_the_backend_then_the_others_by_id() -> None:
     known = Known({name: Device(name) for name in ("z", "c", "a", "b")})
     merged = look(known, Listing((Device("c"), Device("new"), Device("b"))))
