@@ -52,7 +52,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "What containers get": (
         *("device-list-strategy", "device-id-strategy", "pass-device-specs", "shared-devices-allocation-policy"),
         *("cdi-annotation-prefix", "cdi-disable-hooks", "cdi-fallback", "nvidia-cdi-hook-path"),
-        *("gdrcopy-enabled", "gds-enabled", "mofed-enabled", "imex-channel-ids"),
+        *("gdrcopy-enabled", "gds-enabled", "mofed-enabled", "imex-channel-ids", "imex-required"),
     ),
     "NVIDIA and AMD": (
         *(
