@@ -39,7 +39,7 @@ def show(ctx: click.Context, /, *, output: str, **_: Any) -> None:
     try:
         found = settled.effective_settings(ctx)
     except ConfigError as error:
-        raise run.wrong(error) from error
+        raise run.wrong(error, {}) from error
     if output == "json":
         click.echo(observe.escaped(msgspec.json.format(msgspec.json.encode(found)).decode()))
         return

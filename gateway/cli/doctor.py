@@ -129,7 +129,7 @@ def seen(ctx: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
     except ConfigError as error:
         told["settings"] = str(error)
     kept = below(host_root, state_dir)
-    folder = Path(found.get("socket-dir") or ctx.params["socket_dir"])
+    folder = Path(found.get("socket-dir") or next(reversed(ctx.params["socket_dir"]), SOCKET_DIR))
     # Where the folder isn't there, no gateway runs, and that has a check of its own.
     with contextlib.suppress(control.ControlError):
         answers = asyncio.run(ask(kept))

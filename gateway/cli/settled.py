@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import click
+from click.core import ParameterSource
 
-from gateway.cli.run import FLAGS, OF_THE_LOG, Run, in_force, read, run
+from gateway.cli.run import Run, given, read, run
 from gateway.configuration import effective
 
 
@@ -24,6 +25,9 @@ def effective_settings(ctx: click.Context) -> list[effective.Setting]:
     Raises:
         ConfigError: one of them can't be used.
     """
-    of_the_daemon = {option.name for option in (*run.params, *FLAGS)} - OF_THE_LOG
-    options = {name: value for name, value in ctx.params.items() if name in of_the_daemon}
-    return [*in_force(ctx, *read(ctx, options))]
+    texts = {
+        name: value if isinstance(value, tuple) else (str(value),)
+        for name, value in ctx.params.items()
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    return [*effective.in_force(*read(ctx, *given(ctx, texts)))]

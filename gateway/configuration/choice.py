@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -17,10 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from devices import files
-from gateway.configuration.kinds import unknown
 from gateway.configuration.settings import Choice, ConfigError
 
-STRATEGIES: Final = ("named", "single", "empty")
 NAMED: Final = "default"
 """The configuration that the strategy ``named`` looks for."""
 MEMORY: Final = "node-config.json"
@@ -51,19 +49,6 @@ class Label:
         if value != self.value:
             self.value = value
             self.changed.set()
-
-
-def strategies(texts: Sequence[str], source: str) -> tuple[str, ...]:
-    """Judge the fallback strategies.
-
-    Raises:
-        ConfigError: one of them is none.
-    """
-    found = tuple(text for text in texts if text)
-    for text in found:
-        if text not in STRATEGIES:
-            raise ConfigError(f"{source}: {unknown(text, STRATEGIES)}")
-    return found
 
 
 def choose(choice: Choice, label: str, names: Collection[str]) -> str | None:

@@ -57,15 +57,15 @@ def _noted(one: Setting, field: str, backend: str) -> Setting:
     return replace(one, source=f"{one.source} (no effect with --backend {backend})")
 
 
-def of_devices(settings: Settings, said: Mapping[str, Given]) -> Iterable[Setting]:
-    """Say what of devices is in force; ``said`` is what flags, variables and file said, by flag name, each the one that wins.
+def in_force(settings: Settings, said: Mapping[str, Given]) -> Iterable[Setting]:
+    """Say what each setting is; ``said`` is what flags, variables and file said, by flag name, each the one that wins.
 
-    Flags without an effect are left out, but where somebody said one.
+    Flags without an effect are left out, unless somebody said one.
     """
     for flag in FLAGS:
         given = said.get(flag.name)
-        if flag.field:
-            value = getattr(settings.policy, flag.field)
+        if (of := _holder(settings, flag.field)) is not None:
+            value = getattr(of, flag.field)
         elif given is not None:
             value = given.value
         elif flag.inert:
@@ -80,6 +80,10 @@ def of_devices(settings: Settings, said: Mapping[str, Given]) -> Iterable[Settin
         unsaid = value == getattr(Policy(), field)
         one = setting(key, value, DEFAULT if unsaid else str(settings.config_file))
         yield _noted(one, field, settings.backend)
+
+
+def _holder(settings: Settings, field: str) -> Settings | Policy | None:
+    return next((one for one in (settings.policy, settings) if field in one.__struct_fields__), None)
 
 
 def _others(backends: Collection[str]) -> frozenset[str]:

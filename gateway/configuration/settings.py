@@ -88,6 +88,8 @@ class Settings(Struct, frozen=True):
     """How the configuration file is chosen; None: it is the one that was named."""
     node_label: str = ""
     """The label's value at the start."""
+    log_format: str = "auto"
+    log_level: str = "info"
     strict_config: bool = False
     """Whether keys of it that nobody knows are an error."""
     given: Mapping[str, Given] = field(default_factory=dict)

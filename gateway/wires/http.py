@@ -53,28 +53,9 @@ _REQUEST = re.compile(rb"(?P<method>[!#$%&'*+.^_`|~0-9A-Za-z-]+) (?P<target>[!-~
 """RFC 9112, section 3. A target is a path (origin form), or a whole URL (absolute form)."""
 _HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*")
 _ORIGIN = re.compile(r"(?i:https?://[^/?]*)?(?P<path>/[^?]*)?(?:\?.*)?")
-_ADDRESS = re.compile(r"(?:(?:(?P<host>[^\s:\[\]]*)|\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]):)?(?P<port>[0-9]{1,5})")
-_LOOPBACK: Final = "127.0.0.1"
 
 _seldom = Seldom()
 _log = structlog.get_logger()
-
-
-def address(text: str) -> tuple[str, int]:
-    """Read where to listen: ``HOST:PORT``, ``[IPV6]:PORT``, ``:PORT`` (every address), or ``PORT`` alone (this machine only).
-
-    Port 0 is any free one; the host of ``:PORT`` is empty.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    match = _ADDRESS.fullmatch(text)
-    if match is None or int(match["port"]) > 65535:
-        raise ValueError(
-            f"{text[:80]!r} is not HOST:PORT or PORT, such as 10.1.2.3:9400, :9400 (every address) or 9400 (this machine only)"
-        )
-    host = match["host"] if match["host"] is not None else match["v6"]
-    return _LOOPBACK if host is None else host, int(match["port"])
 
 
 class _Stage(IntEnum):

@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.configuration import choice as choosing
+from gateway.configuration import commandline
 from gateway.configuration.choice import ChoiceError, choose, locate, remember, remembered
 from gateway.configuration.flags import NODE_LABEL
-from gateway.configuration.settings import Choice, ConfigError
+from gateway.configuration.settings import Choice, ConfigError, Given
 
 FOLDER = Path("/available-configs")
 
@@ -85,7 +86,7 @@ def test_a_folder_that_isnt_there_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["first", "Named", " named"])
 def test_another_strategy_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="FALLBACK_STRATEGIES: unknown value"):
-        choosing.strategies(["named", text], "FALLBACK_STRATEGIES")
+        commandline.choice({"fallback-strategies": Given(("named", text), "FALLBACK_STRATEGIES")})
 
 
 def test_a_label_is_remembered(tmp_path: Path) -> None:

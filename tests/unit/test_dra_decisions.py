@@ -18,7 +18,7 @@ from devices.life.states import Entry, State
 from devices.model import Device, Health
 from devices.replicas import ids, unshared
 from devices.source import Facts
-from gateway.configuration import dra as settings
+from gateway.configuration import commandline
 from gateway.configuration.settings import ConfigError, Given
 from gateway.dra import claims, offer, slices, sockets
 from gateway.dra.claims import ResourceClaim, Toleration
@@ -488,7 +488,7 @@ def said(**texts: Any) -> dict[str, Given]:
 )
 def test_settings_that_cannot_be_gone_by(given: dict[str, Given], node: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        settings.taken(given, node)
+        commandline.start({**given, "node-name": Given(node, "--node-name")})
 
 
 # Pods that ask by name, and sockets.
