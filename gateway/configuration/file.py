@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from devices.files import NotPlainError, read_plain
 from devices.naming import resource_name_error
 from devices.policy import Bridging, Globbed, Policy, Portion, Slices
+from devices.yamltree import YamlNode
 from gateway.configuration import commandline, document
-from gateway.configuration.document import YamlNode
 from gateway.configuration.flags import FLAGS
 from gateway.configuration.keys import KeyPath, Reader, nearest, shown
 from gateway.configuration.kinds import Flag, FlagKind

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from devices.yamltree import YamlNode
 from gateway.configuration import document
-from gateway.configuration.document import YamlNode
 from gateway.configuration.flags import FLAGS
 from gateway.configuration.settings import ConfigError
 

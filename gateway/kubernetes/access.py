@@ -153,10 +153,10 @@ def kubeconfig(path: Path) -> Access:
     Raises:
         AccessError: it can't be read, or isn't one that can be used.
     """
-    import yaml  # noqa: PLC0415 - who is in a pod needn't pay for it
+    from gateway.configuration import document  # noqa: PLC0415 - a pod needs no YAML
 
     try:
-        found = msgspec.convert(yaml.safe_load(_content(path)), _Kubeconfig)
+        found = msgspec.convert(document.read(_content(path), str(path)).plain(), _Kubeconfig)
         context = next(one.context for one in found.contexts if one.name == found.current)
         cluster = next(one.cluster for one in found.clusters if one.name == context.cluster)
         user = next(one.user for one in found.users if one.name == context.user)
@@ -166,7 +166,7 @@ def kubeconfig(path: Path) -> Access:
         raise AccessError(
             f"{path}: expected current-context to name a context, a cluster and a user, got no such ones"
         ) from None
-    except (yaml.YAMLError, msgspec.ValidationError, ValueError, RecursionError) as error:
+    except (msgspec.ValidationError, ValueError) as error:
         # What YAML's errors quote may be the token.
         why = str(error) if isinstance(error, msgspec.ValidationError) else type(error).__name__
         raise AccessError(f"{path}: expected a kubeconfig, got something else ({why}): name another file") from None

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import reduce
 from typing import Any, Final, NoReturn
 
 import msgspec
 import yaml
 
+from devices import yamltree
 from devices.gpu.model import Way
 from devices.model import TroubleKind
+from devices.yamltree import Language, Plain, YamlError
 
-_MAX_DEPTH: Final = 8
 MAX_NODE: Final = 1023
 """Linux numbers at most 1024 NUMA nodes (CONFIG_NODES_SHIFT)."""
 
 
-# libyaml where PyYAML was built with it: ten times as fast.
-_LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _WORDS: Final[Mapping[str, bool | None]] = {"": None, "~": None, "null": None, "true": True, "false": False}
 _INTEGER: Final = re.compile(r"[-+]?[0-9]{1,18}", re.ASCII)
 _DECIMAL: Final = re.compile(r"[-+]?([0-9]+\.?|[0-9]*\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
@@ -74,28 +73,24 @@ class ProfileError(ValueError):
 class Document:
     """A YAML text as plain values, that can say on which line each of them stands.
 
-    Only what the format needs: mappings, lists and scalars, read straight from the parser's events. Plain scalars mean
-    what YAML 1.2 says (null, true, numbers, else text: ``no`` is a word and ``1:30`` no number). Anchors, tags, duplicate
-    keys and further documents are refused. NVIDIA's configuration files are in another language, Go's (``no`` is false there,
-    and anchors work), so they have a reader of their own, ``gateway.configuration.document``.
+    Only what the format needs. Plain scalars mean what YAML 1.2 says (null, true, numbers, else text: ``no`` is a word and ``1:30``
+    no number), which differs from NVIDIA's configuration files (``gateway.configuration.document``).
     """
 
     def __init__(self, content: bytes, name: str) -> None:
         self._name = name
         try:
-            self._text = content.decode()
+            content.decode()
         except UnicodeDecodeError as error:
-            line = content.count(b"\n", 0, error.start)
+            line = content.count(b"\n", 0, error.start) + 1
             self._fail(line, f"expected UTF-8 text, got the byte 0x{content[error.start]:02x}: save it as UTF-8")
         try:
-            self._root: Any = self._read()
-        except yaml.MarkedYAMLError as error:
-            line = 0 if error.problem_mark is None else error.problem_mark.line
-            self._fail(
-                line, f"expected YAML, got something else ({error.problem}): correct this line or the one before"
-            )
-        except yaml.YAMLError as error:
-            self._fail(0, f"expected YAML, got something else ({str(error).splitlines()[0]}): write plain text")
+            self._node = yamltree.read(content, LANGUAGE)
+        except YamlError as error:
+            self._fail(error.line, str(error))
+        if self._node.value is None:
+            self._fail(1, f"expected a profile, got an empty file: {_ADVICE['']}")
+        self._root: Any = self._node.plain()
 
     def require(self, key: str) -> None:
         """Refuse a document without ``key``, before anything in it is quoted: it may be another file, such as one of secrets."""
@@ -142,80 +137,23 @@ class Document:
             got = "nothing" if value is None else f"{value!r:.80}"
         self.refuse(path, f"expected {_in_words(expected)}, got {_in_words(got)}", str(field))
 
-    def _read(self) -> object:
-        events = self._events()
-        first = next(events, None)
-        if first is None:
-            self._fail(0, f"expected a profile, got an empty file: {_ADVICE['']}")
-        value = self._value(first, events, 0)
-        further = next(events, None)
-        if further is not None:
-            self._fail(_line_of(further), "expected one document, got another: remove it and its '---'")
-        return value
-
-    def _events(self) -> Iterator[yaml.Event]:
-        """The parser's events, without the stream's and the documents' own."""
-        frame = (yaml.StreamStartEvent, yaml.StreamEndEvent, yaml.DocumentStartEvent, yaml.DocumentEndEvent)
-        return (event for event in yaml.parse(self._text, Loader=_LOADER) if not isinstance(event, frame))
-
-    def _value(self, event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> object:
-        """Build the value that begins with ``event``, and use up its events."""
-        line = _line_of(event)
-        if getattr(event, "anchor", None) is not None:
-            self._fail(line, "expected no anchors ('&') and aliases ('*'), got one: write the value out")
-        if getattr(event, "tag", None) is not None:
-            self._fail(line, "expected no tags, got one: remove it")
-        if isinstance(event, yaml.ScalarEvent):
-            return _scalar(event)
-        if depth == _MAX_DEPTH:
-            self._fail(line, f"expected at most {_MAX_DEPTH} levels, got more: keep to the format")
-        if isinstance(event, yaml.SequenceStartEvent):
-            items = []
-            while not isinstance(event := next(events), yaml.SequenceEndEvent):
-                items.append(self._value(event, events, depth + 1))
-            return items
-        members: dict[object, object] = {}
-        while not isinstance(event := next(events), yaml.MappingEndEvent):
-            if isinstance(event, yaml.CollectionStartEvent):
-                self._fail(_line_of(event), "expected a word or number as a key, got a list or mapping: write one")
-            key = self._value(event, events, depth)
-            if key in members:
-                again = (
-                    f"{key!r:.80}" if depth else "one"
-                )  # The profile's own level shows whether it is a profile at all.
-                self._fail(_line_of(event), f"expected each key once, got {again} again: remove one of them")
-            members[key] = self._value(next(events), events, depth + 1)
-        return members
-
     def _line(self, path: Where) -> int:
-        """Find the line, from 0, on which the value at ``path`` stands, or its key; as far as the path exists."""
-        events = self._events()
-        event = next(events, None)
-        line = 0 if event is None else _line_of(event)
+        """Find the line on which the value at ``path`` stands, or its key; as far as the path exists."""
+        node = self._node
         for key in path:
-            if isinstance(event, yaml.MappingStartEvent):
-                while isinstance(event := next(events), yaml.ScalarEvent):
-                    key_event, event = event, next(events)
-                    if _scalar(key_event) == key:
-                        line = _line_of(key_event)
-                        break
-                    self._value(event, events, 0)
-            elif isinstance(event, yaml.SequenceStartEvent) and isinstance(key, int):
-                for _ in range(key):
-                    self._value(next(events), events, 0)
-                event = next(events)
-                line = _line_of(event)
-        return line
+            if not isinstance(node.value, tuple | dict):
+                break
+            try:
+                node = node.value[key]  # type: ignore[index]
+            except (LookupError, TypeError):
+                break
+        return node.line
 
     def _fail(self, line: int, problem: str) -> NoReturn:
-        raise ProfileError(f"{self._name}, line {line + 1}: {problem}")
+        raise ProfileError(f"{self._name}, line {line}: {problem}")
 
 
-def _line_of(event: yaml.Event) -> int:
-    return 0 if event.start_mark is None else event.start_mark.line
-
-
-def _scalar(event: yaml.ScalarEvent) -> str | int | float | bool | None:
+def _scalar(event: yaml.ScalarEvent) -> Plain:
     text: str = event.value
     if not event.implicit[0]:  # quoted, or a block: text, whatever it looks like
         return text
@@ -224,6 +162,9 @@ def _scalar(event: yaml.ScalarEvent) -> str | int | float | bool | None:
     if _INTEGER.fullmatch(text):
         return int(text)
     return float(text) if _DECIMAL.fullmatch(text) else text
+
+
+LANGUAGE: Final = Language(_scalar, levels=9, values=2_000_000, strict=True)
 
 
 def _in_words(types: str) -> str:
