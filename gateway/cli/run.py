@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import structlog
+from click.core import ParameterSource
 from msgspec.structs import replace
 
 from gateway import VERSION
@@ -134,6 +135,30 @@ def read(ctx: click.Context, said: Mapping[str, Given], start: Settings) -> tupl
     for warning in found.warnings:
         _log.warning("configuration", note=warning)
     return replace(start, policy=config.policy(found, start.given, start.backend)), {**found.given, **said}
+
+
+class Settled(Run):
+    """A command that takes the daemon's options, too, to know the settings of a daemon. Its own of the same name go first."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Add the daemon's options to its own."""
+        own = super().get_params(ctx)
+        names = {one.name for one in own}
+        return [*own, *(one for one in run.params if one.name not in names and one.expose_value)]
+
+
+def effective_settings(ctx: click.Context) -> list[effective.Setting]:
+    """Return the settings that a daemon would use with this command's options, this process's variables and its file.
+
+    Raises:
+        ConfigError: one of them can't be used.
+    """
+    texts = {
+        name: value if isinstance(value, tuple) else (str(value),)
+        for name, value in ctx.params.items()
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    return [*effective.in_force(*read(ctx, *given(ctx, texts)))]
 
 
 def serve(settings: Settings) -> int:

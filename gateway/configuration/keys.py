@@ -123,20 +123,13 @@ def nearest(path: KeyPath, known: Sequence[str]) -> str:
     return ""
 
 
-_SECTIONS: Final = (
-    ("flags",),
-    ("flags", "plugin"),
-    ("sharing",),
-    ("sharing", "timeSlicing"),
-    ("sharing", "timeSlicing", "renameByDefault"),
-    ("sharing", "timeSlicing", "failRequestsGreaterThanOne"),
-    ("imex",),
-    ("gateway",),
-    ("gateway", "devices"),
-    ("gateway", "bridge"),
+_SLICING: Final = ("sharing", "timeSlicing")
+_KEYS: Final = (
+    *((*_SLICING, "renameByDefault"), (*_SLICING, "failRequestsGreaterThanOne"), ("gateway", "devices")),
+    *(flag.key for flag in FLAGS),
 )
 _PLACES: Final[Mapping[str, KeyPath]] = {
-    key[-1].casefold(): key for key in (*_SECTIONS, *(flag.key for flag in FLAGS if flag.key))
+    key[end - 1].casefold(): key[:end] for key in _KEYS for end in range(1, len(key) + 1)
 }
 
 

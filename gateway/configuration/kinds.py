@@ -48,9 +48,8 @@ class FlagKind(Enum):
 class Flag(Struct, frozen=True):
     """One setting.
 
-    ``key`` is its path in the configuration file. ``values`` are the words that are allowed, with ``|`` between them, or a name for
-    what is written. ``take`` turns a value of its kind into one for its field. A setting without ``option`` is a variable or a key
-    only. One that is ``inert`` is accepted, because people bring it along, and does nothing here.
+    ``key`` is its path in the configuration file. ``take`` turns a value of its kind into one for its field. A setting without
+    ``option`` is a variable or a key only. One that is ``inert`` is accepted, because people bring it along, and does nothing here.
     """
 
     name: str
@@ -65,7 +64,8 @@ class Flag(Struct, frozen=True):
     kind: FlagKind = FlagKind.TEXT
     otherwise: str = ""
     """Its default in words, if the field's own doesn't say it."""
-    values: str = ""
+    form: str = ""
+    """A name for what is written, or the words that are allowed, if ``take`` doesn't list them."""
     take: Callable[[Any], Any] = lambda value: value
     refused: str = ""
     """What else an error says of a word that is not allowed."""
@@ -91,6 +91,12 @@ class Flag(Struct, frozen=True):
             value = next(iter(value), None)
         found = value.value if isinstance(value, Enum) else f"{value:g}" if isinstance(value, float) else value
         return self.otherwise or (str(found).lower() if found or found is False else "none")
+
+    @property
+    def values(self) -> str:
+        """The words that are allowed, with ``|`` between them, or a name for what is written."""
+        listed: Mapping[str, Enum] = getattr(self.take, "__members__", {})
+        return self.form or "|".join(one.value for one in listed.values())
 
     def judge(self, value: Any) -> Any:
         """Turn a value of its kind into one for its field.
@@ -219,28 +225,16 @@ def whole_path(text: str) -> Path:
     return Path(text)
 
 
-def path_or_none(text: str) -> Path | None:
-    """Take a path, or nothing."""
-    return Path(text) if text else None
+def optional(take: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Take what ``take`` does, or nothing."""
+    return lambda text: take(text) if text else None
 
 
-def text_or_none(text: str) -> str | None:
-    """Take a text, or nothing."""
-    return text or None
-
-
-def kubelet_minor(text: str) -> int | None:
-    """Take a kubelet's version, such as ``1.28`` or ``v1.28.15``, or nothing."""
-    if not text:
-        return None
+def kubelet_minor(text: str) -> int:
+    """Take a kubelet's version, such as ``1.28`` or ``v1.28.15``."""
     if (minor := minor_version(text)) < 8:
         raise ValueError(f"kubelet {text} has no device plugins. The first that has is 1.8")
     return minor
-
-
-def address_or_none(text: str) -> tuple[str, int] | None:
-    """Take where to listen, or nothing."""
-    return address(text) if text else None
 
 
 def address(text: str) -> tuple[str, int]:
