@@ -17,7 +17,7 @@ from devices import boards
 from devices.life import merging, states
 from devices.source import Fate, Listing, listed
 from gateway.kubelet import beliefs
-from gateway.kubelet.outdated import Outdated
+from gateway.kubelet.view import Outdated
 from gateway.memory import claimed
 from gateway.memory.ledger import boot_id
 from gateway.memory.owners import Owners

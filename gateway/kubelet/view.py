@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     Holders = Mapping[str, Mapping[str, str]]
 
+SEND_AGAIN_S = 30.0
+"""Seconds until a list is sent again for the same names: of an init container's devices the checkpoint is right to name it."""
 _DEADLINE = 2.0
 """Seconds for all that is asked of the kubelet in one look, and as many for its file."""
 _NOTED = 0.1
@@ -388,3 +390,26 @@ def _record(found: checkpoint.Checkpoint, file: FileId) -> Record:
         for device_id in held.device_ids:
             holders.setdefault(held.resource, {}).setdefault(device_id, holder)
     return Record(holders, found.registered or None, file)
+
+
+class Outdated:
+    """Tells when to have a kubelet write its checkpoint again: it names pods that have ended, and their GPUs would wait for ever.
+
+    From 1.15 on pod-resources List makes a kubelet free what ended pods held; its checkpoint is written with the next Allocate, or
+    with the next list of devices. If all GPUs wait for what only the checkpoint names, there is no Allocate: then a list is sent once
+    more (run on 1.37.1), when pods came or went next to those, and now and then.
+    """
+
+    def __init__(self) -> None:
+        self._seen: object = None
+        self._at = -math.inf
+
+    def is_due(self, view: View, now: float) -> bool:
+        """Say whether a list is to be sent once more, after a look at ``now`` (monotonic seconds)."""
+        if view.source != "pod-resources" or not any((view.remembered or {}).values()):
+            return False
+        seen = view.remembered, view.pods
+        if seen == self._seen and now < self._at + SEND_AGAIN_S:
+            return False
+        self._seen, self._at = seen, now
+        return True

@@ -284,7 +284,7 @@ MUTANTS = (
     Mutant(
         "OM2",
         "a checkpoint that names pods that ended is waited for",
-        "gateway/kubelet/outdated.py",
+        "gateway/kubelet/view.py",
         '        if view.source != "pod-resources" or not any((view.remembered or {}).values()):',
         '        if view.source == "pod-resources" or not any((view.remembered or {}).values()):',
         f"{_RECORDS}::test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_old_one",
