@@ -33,31 +33,31 @@ _TYPES: Final[Mapping[str, str]] = {
     "str": "text",
 }
 _ADVICE: Final[Mapping[str, str]] = {
-    "": "write 'resources:' and beneath it resource names, such as nvidia.com/gpu",
-    "resources": "write resource names, and beneath each 'gpus:' and, where wanted, 'numa:', 'unhealthy:', 'recovered:', "
+    "": "Write 'resources:' and beneath it resource names, such as nvidia.com/gpu",
+    "resources": "Write resource names, and beneath each 'gpus:' and, where wanted, 'numa:', 'unhealthy:', 'recovered:', "
     "'released:', 'withdrawn:', 'cdi:', 'pre_start:', 'links:', 'partitions:', 'mig:', 'product:' and 'memory:'",
-    "gpus": "write how many, such as 'gpus: 8', or a list with uuid, numa, health, reason and device_nodes of each",
-    "numa": f"write the number of a NUMA node, 0 to {MAX_NODE}, for each GPU, or null for no known place",
-    "unhealthy": "write index or UUID and the reason in 1 to 256 characters, such as '3: fell off the bus', or as "
+    "gpus": "Write how many, such as 'gpus: 8', or a list with uuid, numa, health, reason and device_nodes of each",
+    "numa": f"Write the number of a NUMA node, 0 to {MAX_NODE}, for each GPU, or null for no known place",
+    "unhealthy": "Write index or UUID and the reason in 1 to 256 characters, such as '3: fell off the bus', or as "
     "'3: {reason: fell off the bus, kind: reset-required}'",
-    "kind": f"write {', '.join(kind.value for kind in TroubleKind)}",
-    "recovered": "write indices or UUIDs, such as [3]",
-    "released": "write indices or UUIDs, such as [3]",
-    "withdrawn": "write indices or UUIDs, such as [3]",
-    "uuid": "write 1 to 63 letters, digits, '.', '_', ':' and '-', in quotes if it looks like a number",
-    "health": "write Healthy or Unhealthy",
-    "reason": "write 1 to 256 characters of text",
-    "device_nodes": "write a list of paths below /dev, such as [/dev/null]",
-    "cdi": "write the kind that a CDI specification has, such as vendor.com/gpu",
-    "pre_start": "write true or false",
-    "links": "write a list such as [{between: [0, 1], by: nvlink, lanes: 2}]",
-    "between": "write 2 to 64 indices or UUIDs of different GPUs",
-    "by": f"write {', '.join(way.value for way in Way)}",
-    "lanes": "write how many such links there are side by side, 1 to 64, for nvlink and xgmi alone",
-    "mig": "write for each GPU in MIG mode its instances' profiles, such as '0: [1g.10gb, 2g.20gb]'",
-    "product": "write 1 to 64 characters, such as NVIDIA H100 80GB HBM3",
-    "memory": "write GiB of each GPU, 1 to 4096",
-    "partitions": "write how many in a row are partitions of one GPU, 2 to 1024",
+    "kind": f"Write {', '.join(kind.value for kind in TroubleKind)}",
+    "recovered": "Write indices or UUIDs, such as [3]",
+    "released": "Write indices or UUIDs, such as [3]",
+    "withdrawn": "Write indices or UUIDs, such as [3]",
+    "uuid": "Write 1 to 63 letters, digits, '.', '_', ':' and '-', in quotes if it looks like a number",
+    "health": "Write Healthy or Unhealthy",
+    "reason": "Write 1 to 256 characters of text",
+    "device_nodes": "Write a list of paths below /dev, such as [/dev/null]",
+    "cdi": "Write the kind that a CDI specification has, such as vendor.com/gpu",
+    "pre_start": "Write true or false",
+    "links": "Write a list such as [{between: [0, 1], by: nvlink, lanes: 2}]",
+    "between": "Write 2 to 64 indices or UUIDs of different GPUs",
+    "by": f"Write {', '.join(way.value for way in Way)}",
+    "lanes": "Write how many such links there are side by side, 1 to 64, for nvlink and xgmi alone",
+    "mig": "Write for each GPU in MIG mode its instances' profiles, such as '0: [1g.10gb, 2g.20gb]'",
+    "product": "Write 1 to 64 characters, such as NVIDIA H100 80GB HBM3",
+    "memory": "Write GiB of each GPU, 1 to 4096",
+    "partitions": "Write how many in a row are partitions of one GPU, 2 to 1024",
 }
 _CHOICES: Final[Mapping[str, str]] = {
     "kind": "a kind of trouble",
@@ -67,7 +67,7 @@ _CHOICES: Final[Mapping[str, str]] = {
 
 
 class ProfileError(ValueError):
-    """A profile that can't be used. The message names file and line, what was expected, what came and what to do."""
+    """A profile that can't be used. The message names file and line, what is wrong and what to do."""
 
 
 class Document:
@@ -83,21 +83,21 @@ class Document:
             content.decode()
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, error.start) + 1
-            self._fail(line, f"expected UTF-8 text, got the byte 0x{content[error.start]:02x}: save it as UTF-8")
+            self._fail(line, f"not UTF-8 (the byte 0x{content[error.start]:02x}). Save it as UTF-8")
         try:
             self._node = yamltree.read(content, LANGUAGE)
         except YamlError as error:
             self._fail(error.line, str(error))
         if self._node.value is None:
-            self._fail(1, f"expected a profile, got an empty file: {_ADVICE['']}")
+            self._fail(1, f"the file is empty. {_ADVICE['']}")
         self._root: Any = self._node.plain()
 
     def require(self, key: str) -> None:
         """Refuse a document without ``key``, before anything in it is quoted: it may be another file, such as one of secrets."""
         if not isinstance(self._root, dict):
-            self.refuse((), "expected a mapping, got something else", "")
+            self.refuse((), "must be a mapping", "")
         if key not in self._root:
-            self.refuse((), f"expected the key '{key}', got none", "")
+            self.refuse((), f"the key '{key}' is missing", "")
 
     def convert(self, path: Where, kind: Any) -> Any:
         """Give the value at ``path`` its type, or refuse it."""
@@ -116,7 +116,7 @@ class Document:
         where = "".join(
             f".{key:.80}" if isinstance(key, str) and key.isidentifier() else f"[{key!r:.80}]" for key in path
         )
-        advice = "" if field is None else f": {_ADVICE[field]}"
+        advice = "" if field is None else f". {_ADVICE[field]}"
         self._fail(self._line(path), f"{where[1:] or 'the profile'}: {problem}{advice}")
 
     def _refuse_type(self, path: Where, value: object, problem: str, *, of_key: bool) -> NoReturn:
@@ -125,17 +125,17 @@ class Document:
         if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
             self.refuse((*path, unknown[1]), "this key is unknown", str(field))
         if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
-            self.refuse(path, f"expected the key '{missing[1]}', got none", str(field))
+            self.refuse(path, f"the key '{missing[1]}' is missing", str(field))
         expected, _, got = problem.replace("Expected ", "").partition(", got ")
         if expected.startswith("Invalid enum value"):
             expected = _CHOICES[str(field)]
         if of_key:
-            expected, got = f"keys that are {expected}", got or "something else"
+            expected, got = f"a mapping whose keys are {expected}", got or "something else"
         elif isinstance(value, dict | list):
             got = got or f"{len(value)}"
         else:
             got = "nothing" if value is None else f"{value!r:.80}"
-        self.refuse(path, f"expected {_in_words(expected)}, got {_in_words(got)}", str(field))
+        self.refuse(path, f"must be {_in_words(expected)}, not {_in_words(got)}", str(field))
 
     def _line(self, path: Where) -> int:
         """Find the line on which the value at ``path`` stands, or its key; as far as the path exists."""
