@@ -1,7 +1,7 @@
-"""What command line and environment say of the flags, and the policy that it means together with the configuration file.
+"""From command line and environment to settings.
 
-The command line beats the environment, that beats the file, and only what wins is judged. Flags are spelled as with Go:
-``-x=true``, and a list by commas or by repetition (urfave/cli v2). Pure.
+The command line wins over the environment, and the environment over the configuration file. Only the value that wins is judged.
+Flags are spelled as with Go: ``-x=true``, and a list by commas or by repetition (urfave/cli v2). Pure.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _BY_OPTION: Final[Mapping[str, Flag]] = {
 
 
 def spelled(arguments: Sequence[str], valued: Collection[str]) -> list[str]:
-    """Spell flags of the table as ``--name=value``, up to a command's name, as Go's flag package understands them.
+    """Return the arguments with the table's flags as ``--name=value``, up to a command's name.
 
-    That takes one dash or two, and of a switch nothing but ``=``: NVIDIA's plugin takes ``--x false`` for ``--x`` and ignores
-    all that follows. ``valued`` are the other options that take a value.
+    Go's flag package allows one dash or two, and a switch has its value behind ``=``. NVIDIA's plugin reads ``--x false`` as ``--x``
+    and ignores the rest of the line. ``valued`` are the other options that have a value.
 
     Raises:
-        ConfigError: a switch has its value beside it.
+        ConfigError: a switch has its value in the next word.
     """
     left, done = deque(arguments), list[str]()
     while left:
@@ -65,10 +65,10 @@ def spelled(arguments: Sequence[str], valued: Collection[str]) -> list[str]:
 
 
 def given(texts: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Given]:
-    """Return what options (texts by ``Flag.parameter``) and variables say of each setting, by its name: options win.
+    """Return what options (texts by ``Flag.parameter``) and variables set, by the setting's name. Options win.
 
     Raises:
-        ConfigError: one is no value of its kind.
+        ConfigError: a value is not of its setting's kind.
     """
     found = {}
     for flag in FLAGS:
@@ -81,14 +81,13 @@ def given(texts: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str,
 
 
 def start(said: MutableMapping[str, Given]) -> Settings:
-    """Make the settings that hold from the start to the end.
+    """Return the settings that no configuration file can change.
 
-    Two of them decide others: NVIDIA's --kubelet-socket says where the socket directory is. With --dra NVIDIA's GPUs are told by
-    CDI names, whatever the configuration file says: what containers get of several claims adds up there, where one variable would
-    replace another.
+    Two settings decide others. NVIDIA's --kubelet-socket names the socket directory. With --dra containers get NVIDIA's GPUs by CDI
+    names, whatever the configuration file says: the CDI names of several claims add up, but one variable replaces another.
 
     Raises:
-        ConfigError: one of them can't be used.
+        ConfigError: a setting can't be used.
     """
     _follow_kubelet_socket(said)
     settings = Settings(**_values(said, Settings))
@@ -107,26 +106,26 @@ def start(said: MutableMapping[str, Given]) -> Settings:
 
 
 def choice(said: Mapping[str, Given]) -> Choice | None:
-    """Return how the node's label chooses the configuration file, if there is a folder to choose from.
+    """Return how the node's label chooses the configuration file; None without a folder of files.
 
     Raises:
-        ConfigError: it can't be used.
+        ConfigError: a setting can't be used.
     """
     values = _values(said, Choice)
     return Choice(**{"label": NODE_LABEL, **values}) if values.get("folder") else None
 
 
 def settle(said: Mapping[str, Given], backend: str) -> Policy:
-    """Make the policy that these settings (by flag name) mean for a backend.
+    """Return the policy that these settings (by name) make with a backend.
 
     Raises:
-        ConfigError: one of them can't be used.
+        ConfigError: a setting can't be used.
     """
     return replace(Policy(), **{"fail_on_init_error": backend == "nvidia", **_values(said, Policy)})
 
 
 def _values(said: Mapping[str, Given], into: type[Settings | Choice | Policy]) -> dict[str, Any]:
-    """Judge what was said of these fields, and return it by field. What sets no field is judged with the policy."""
+    """Judge the settings of these fields, and return their values by field. A setting without a field is judged with the policy."""
     values = {}
     for flag in FLAGS:
         one = said.get(flag.name)
@@ -143,7 +142,7 @@ def _values(said: Mapping[str, Given], into: type[Settings | Choice | Policy]) -
 
 
 def _follow_kubelet_socket(said: MutableMapping[str, Given]) -> None:
-    """Let the folder of --kubelet-socket be the socket directory, unless --socket-dir wins."""
+    """Set the socket directory to the folder of --kubelet-socket, unless --socket-dir wins."""
     socket, ours = said.get("kubelet-socket"), said.get("socket-dir")
     if socket is None:
         return
@@ -160,14 +159,14 @@ def _follow_kubelet_socket(said: MutableMapping[str, Given]) -> None:
 
 
 def inert(said: Mapping[str, Given]) -> list[str]:
-    """Name the settings that have no effect here."""
+    """Return where the settings without an effect come from."""
     return [said[flag.name].source for flag in FLAGS if flag.inert and flag.name in said]
 
 
 def unknown_variables(environment: Mapping[str, str], commands: Iterable[str]) -> list[str]:
-    """Say which variables look like settings of the gateway and are none, with the one that may be meant; never a value.
+    """Return a sentence for each variable that looks like a setting of the gateway and is none; never a value.
 
-    What Kubernetes sets for a Service whose name begins with "gateway" is none of them, nor are the variables of the options of
+    Not meant are the variables that Kubernetes sets for a Service whose name begins with "gateway", and those of the options of
     ``commands``.
     """
     known = {name for flag in FLAGS for name in flag.variables}

@@ -47,8 +47,8 @@ def test_the_label_chooses_then_the_default_then_the_strategies_in_their_order(
         (rule("named"), "", ["a"], "has 'a'"),
         (rule("single"), "", ["a", "b"], "'a', 'b'"),
         (rule("single"), "", [], "no file"),
-        (rule("named", "empty", default="b"), "a", ["b", "default"], f"{NODE_LABEL}=a names the configuration 'a'"),
-        (rule("named", "empty", default="b"), "", ["default"], "the default configuration names the configuration 'b'"),
+        (rule("named", "empty", default="b"), "a", ["b", "default"], f"{NODE_LABEL}=a: no configuration 'a'"),
+        (rule("named", "empty", default="b"), "", ["default"], "the default configuration: no configuration 'b'"),
         (rule("single"), "", [f"name-{number}" for number in range(99)], "'name-15', ..."),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_mounted_config_map_has_files_and_the_links_of_its_volume(tmp_path: Pa
 def test_a_label_reaches_no_other_folder(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "secret").touch()
-    with pytest.raises(ChoiceError, match="names the configuration"):
+    with pytest.raises(ChoiceError, match="no configuration"):
         locate(rule(folder=tmp_path / "here"), "../secret")
 
 
