@@ -21,7 +21,7 @@ Plain = str | int | float | bool | None
 
 
 class YamlError(ValueError):
-    """What is wrong with a text, and on which line, from 1."""
+    """A text can't be read. ``line`` counts from 1."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(problem)
@@ -60,7 +60,7 @@ def read(content: bytes, language: Language) -> YamlNode:
     """Turn a text into its first document's value; an empty one is null.
 
     Raises:
-        YamlError: it is no YAML, or more of it than is read.
+        YamlError: it is no YAML, or too deep or too large.
     """
     try:
         return _Reader(content, language).document()

@@ -32,10 +32,10 @@ _RESOLVED: Final = frozenset(f"tag:yaml.org,2002:{name}" for name in ("bool", "f
 
 
 def read(content: bytes, name: str) -> YamlNode:
-    """Turn a text into its value; an empty one is null. ``name`` is what its errors call it.
+    """Return the value of a text; of an empty one null. ``name`` is its name in errors.
 
     Raises:
-        ConfigError: it is no YAML, or more of it than is read.
+        ConfigError: it is no YAML, or too long, too deep or too large.
     """
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{name}: more than {MAX_BYTES} bytes. Leave out what is no configuration")
@@ -46,7 +46,7 @@ def read(content: bytes, name: str) -> YamlNode:
 
 
 def fault(name: str, line: int, problem: str) -> ConfigError:
-    """Make the error that says what is wrong on a line."""
+    """Return the error for a problem on a line."""
     return ConfigError(f"{name}, line {line}: {problem}")
 
 

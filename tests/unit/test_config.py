@@ -254,10 +254,10 @@ WARNED = [
     ("\nimex: {chanelIDs: [0]}", "line 2: imex.chanelIDs: unknown key, ignored; did you mean imex.channelIDs?", True),
     ("gateway: {honorResourceNames: true}", "did you mean gateway.honourResourceNames?", True),
     (slicing("resources: [{name: gpu, replicas: 2, Rename: x}]"), "line 3: sharing.timeSlicing.resources[0].Rename", True),
-    ("resources: {gpus: [{pattern: '*', name: a}]}", "resources: ignored, as by NVIDIA's plugin; gateway.honour", False),
+    ("resources: {gpus: [{pattern: '*', name: a}]}", "resources: ignored, as by NVIDIA's plugin. To use it, set gateway.honour", False),
     (resources("{name: gpu, replicas: 2, rename: a}"), "line 4: sharing.timeSlicing.resources[0].rename: ignored, as", False),
-    (resources("{name: gpu, replicas: 2, devices: [0]}"), "resources[0].devices: ignored, as by NVIDIA's plugin; gateway.honour", False),
-    (resources("{name: gpu, replicas: 2, devices: 2}"), "resources[0].devices: ignored, as by NVIDIA's plugin; gateway.honour", False),
+    (resources("{name: gpu, replicas: 2, devices: [0]}"), "resources[0].devices: ignored, as by NVIDIA's plugin. To use it, set gateway.honour", False),
+    (resources("{name: gpu, replicas: 2, devices: 2}"), "resources[0].devices: ignored, as by NVIDIA's plugin. To use it, set gateway.honour", False),
     (resources("{name: gpu, replicas: 2}\n    - {name: gpu, replicas: 2}"), "line 5: sharing.timeSlicing.resources[1]: nv", False),
 ]  # fmt: skip
 
