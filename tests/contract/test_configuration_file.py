@@ -23,6 +23,8 @@ WRONG = (
     "gateway: {devices: [{resource: vendor.com/x, paths: [/etc/passwd]}]}",
     "resources: {gpus: [{pattern: '*', name: 'bad name'}]}\ngateway: {honourResourceNames: true}",
 )
+LONG = f"{'a' * 63}.{'b' * 63}.{'c' * 63}.{'d' * 52}/{'E' * 63}"
+"""The longest name that every kubelet takes."""
 MEANT = (
     ("flags: {plugin: {<<: [{deviceIDStrategy: index}, {deviceIDStrategy: uuid}]}}", "device-id-strategy", "index"),
     ("flags: {<<: &one {migStrategy: mixed}, plugin: {<<: *one}}", "mig-strategy", "mixed"),
@@ -47,6 +49,7 @@ MEANT = (
             ("{resources: [{name: gpu, replicas: 3, devices: all}]}", [3, GPU, []]),
         )
     ),
+    (f"gateway: {{devices: [{{resource: {LONG}, paths: [/dev/x]}}]}}", "gateway.devices", [LONG]),
 )
 """What a file says, and what it means, as with NVIDIA's plugin."""
 HONOURED = "gateway: {honourResourceNames: true}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: some}]}}"
@@ -74,6 +77,18 @@ NOT_READ = (
     (HONOURED, "'some'"),
     ("gateway: {bridge: {rename: [{resource: a.b/c, name: a.b/e}, {resource: a.b/d, name: a.b/e}]}}", "a.b/e"),
     ("imex: {channelIDs: [0]}", "IMEX"),
+    *(
+        (f"gateway: {{devices: [{{resource: '{name}', paths: [/dev/x]}}]}}", words)
+        for name, words in (
+            (f"{LONG}x", "63 letters"),
+            (f"x{LONG}", "244 lower-case"),
+            ("a.b/-x", "beginning"),
+            ("A.b/x", "lower-case"),
+            ("requests.a.b/x", "quotas"),
+            ("node.kubernetes.io/x", "Kubernetes"),
+            ("x", "domain"),
+        )
+    ),
     ("flags: {deviceDiscoveryStrategy: guess}", "guess"),
 )
 """What is no configuration, and a word of why."""
@@ -127,6 +142,8 @@ async def test_a_file_means_what_it_means_to_nvidias_plugin(node: Node) -> None:
         found = shown[name]
         if isinstance(found, dict):
             found = {key: [one["replicas"], one["shown_as"], one["portions"]] for key, one in found.items()}
+        elif name == "gateway.devices":
+            found = [one["resource"] for one in found]
         assert found == value, text
 
 
