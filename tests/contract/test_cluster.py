@@ -75,6 +75,16 @@ async def test_the_node_is_ready_when_the_api_server_shows_all_its_gpus(node: No
         await condition_is(cluster, "False NotAllocatable", 10)
 
 
+async def test_thousands_of_devices_are_counted_as_kubernetes_spells_them(node: Node) -> None:
+    async with cluster_of(node, reports=False) as cluster:
+        cluster.gateway("--node-condition", *configure(node, sliced({"name": "gpu", "replicas": 1000})))
+        await node.allocatable_is(2000)
+        cluster.tell({GPU: "1k"})
+        await condition_is(cluster, "False NotAllocatable")
+        cluster.tell({GPU: "2k"})
+        await condition_is(cluster, "True Ready")
+
+
 async def test_a_restart_of_kubelet_or_gateway_takes_no_readiness_away(node: Node) -> None:
     async with cluster_of(node) as cluster:
         cluster.gateway("--node-condition")
