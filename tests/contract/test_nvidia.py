@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.hardware import Nvidia
-from tests.contract.node import GPU, Gateway, Node, Refused
+from tests.contract.node import GPU, PREFIX, Gateway, Node, Refused
 from tests.contract.test_sharing import configure
 from tests.fakes import nvml
 
@@ -230,6 +230,8 @@ async def test_a_gpu_that_cannot_be_asked_from_the_start_is_named_with_its_reaso
     if node.allocatable() == 3:
         assert all(reason for reason in (await told(one)).values())
         assert list(await told(one)) == [nvidia.uuids[2]]
+        shown = [name for name in await one.metrics() if name.startswith(f"{PREFIX}unusable_gpu_info")]
+        assert len(shown) == len((await one.status())["unusable"])
     nvidia.works(call, gpu=2)
     await node.allocatable_is(4, seconds=1300)
 
