@@ -21,10 +21,10 @@ def page(text: str) -> str:
         ValueError: the page has no place for it.
     """
     rows = (
-        (f"`{PREFIX}{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels), one.help)
+        (f"`{PREFIX}{one.name}`", ", ".join(f"`{label}`" for label in one.labels), one.help)
         for one in FAMILIES.values()
     )
-    return between(text, BEGIN, END, table(("metric", "type", "labels", ""), rows))
+    return between(text, BEGIN, END, table(("metric", "labels", ""), rows))
 
 
 if __name__ == "__main__":

@@ -237,6 +237,7 @@ def rules() -> list[dict[str, Any]]:
 def test_an_alert_asks_for_what_is_there(rule: dict[str, Any]) -> None:
     """Its metrics exist, with the labels and the label values that it picks."""
     found = samples(replace(FULL, sides=CROSSING.sides))
+    assert "$labels.node" in rule["annotations"]["summary"]
     names = re.findall(rf"{PREFIX}(\w+)", rule["expr"])
     assert names
     for name in names:
@@ -250,7 +251,7 @@ def test_an_alert_asks_for_what_is_there(rule: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
 def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
-    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
     headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), re.MULTILINE)
     assert anchor in {heading.lower().replace(" ", "-") for heading in headings}
     assert anchor == rule["alert"].lower()
