@@ -219,7 +219,7 @@ async def test_what_a_cordon_did_is_told_to_a_person(node: Node) -> None:
     await node.pass_time(2)
     told = f"gateway {token}: {GPU}:"
     for words, status, said in (
-        (("cordon", free, "--reason", "ECC"), 0, [f"{free} is cordoned: ECC", f"{told} was present, is cordoned"]),
+        (("cordon", free, "--reason", "ECC"), 0, [f"{free} is cordoned: ECC", f"{told} was healthy, is cordoned"]),
         (
             ("cordon", free, "--reason", "ECC"),
             0,
@@ -230,7 +230,7 @@ async def test_what_a_cordon_did_is_told_to_a_person(node: Node) -> None:
             0,
             [
                 f"{held} is cordoned: ECC",
-                f"{told} was present, is cordoned, held by default/pod/main",
+                f"{told} was healthy, is cordoned, held by default/pod/main",
                 "Who holds it keeps it; nobody else gets it.",
             ],
         ),
