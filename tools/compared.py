@@ -9,7 +9,7 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from gateway_lab.conformance.report import LEVELS, Level, PluginReport, count, from_yaml, level
+from gateway_lab.conformance.report import LEVELS, Level, PluginReport, count, from_yaml
 from gateway_lab.trials.conformance import RULES
 from tools.pages import main, table
 
@@ -25,13 +25,12 @@ What `gateway compat --plugin` found of device plugins, by the [rules](conforman
 """
 _PLAIN: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._:/+-]{0,99}", re.ASCII)
 """What stands in the page as it is: a name, a version, a date."""
-_WORDS: Final = {"kept": "kept", "broken": "**broken**", "not applicable": "n/a"}
 
 
 def page() -> str:
     """Write the page."""
     reports = [_read(path) for path in sorted((ROOT / REPORTS).glob("*/*.yaml"), key=_order)]
-    return "".join([_BEGIN.format(reports=REPORTS), *_summary(reports), *_matrix(reports), *_each(reports)])
+    return "".join([_BEGIN.format(reports=REPORTS), *_summary(reports), *_each(reports)])
 
 
 def _read(path: Path) -> PluginReport:
@@ -88,24 +87,8 @@ def _kubelets(told: PluginReport) -> str:
     return ", ".join(f"{version} ({kind})" for version, kind in told.kubelets.items())
 
 
-def _matrix(reports: Sequence[PluginReport]) -> Iterator[str]:
-    examined = [one for one in reports if not one.unexamined]
-    for name in LEVELS:
-        yield f"\n## {name.capitalize()} rules\n\n"
-        rules = {rule.id: [_result(one, rule.id) for one in examined] for rule in RULES if level(rule.id) == name}
-        differing = [(_link(rule), *found) for rule, found in rules.items() if {*found} != {"kept"}]
-        if differing:
-            yield from table(("rule", *map(_name, examined)), differing)
-        if kept := [_link(rule) for rule, found in rules.items() if {*found} == {"kept"}]:
-            yield f"\nKept by all: {', '.join(kept)}.\n"
-
-
 def _link(rule: str) -> str:
     return f"[{rule}](conformance.md#{rule})"
-
-
-def _result(told: PluginReport, rule: str) -> str:
-    return _WORDS[told.rules[rule].result] if rule in told.rules else ""
 
 
 def _each(reports: Sequence[PluginReport]) -> Iterator[str]:
@@ -114,6 +97,9 @@ def _each(reports: Sequence[PluginReport]) -> Iterator[str]:
         yield f"\n## {_name(one)}\n\n{one.notes}\n\n" if one.notes else f"\n## {_name(one)}\n\n"
         yield f"    {_command(one)}\n\n"
         yield f"{' '.join(_facts(one))} [What was seen](../{path}).\n"
+        broken = [_link(rule.id) for rule in RULES if rule.id in one.rules and one.rules[rule.id].result == "broken"]
+        if broken:
+            yield f"\nBroken: {', '.join(broken)}.\n"
 
 
 def _command(told: PluginReport) -> str:

@@ -1169,9 +1169,9 @@ living pods, no pod lost one, and the state file is on disk.
 A bound is for an idle machine and counts from the fault's end. On a busy one the check allows {SLOWER:g} times the bound, at most {SLOWEST:g} s above it, and
 {SLACK:g} s on top; the summary reports the worst recovery.
 
-- *serves*: the node must be right during the fault also.
-- *and as long again*: waits between two tries grow with each failure, so the bound is longer by the duration of the fault.
-- *emulated*: a real kubelet can't be made to lie so.
+- *It serves*: the node must be right during the fault also.
+- *And as long again*: waits between two tries grow with each failure, so the bound is longer by the duration of the fault.
+- *Emulated*: a real kubelet can't be made to lie so.
 
 A fault that the environment can't strike (it has no namespaces, for example) is reported as not applicable.
 """
@@ -1186,13 +1186,20 @@ alone.
 
 def page() -> str:
     """Write docs/faults.md, in Markdown."""
-    rows = [(f"`{fault.name}`", fault.what, _bound(fault)) for fault in FAULTS.values()]
-    head = ("fault", "what happens", "right again within")
-    lines = [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows)]
-    return "\n".join([INTRODUCTION, *lines, "", NOTES])
+    bounds: dict[str, list[Fault]] = {}
+    for fault in sorted(FAULTS.values(), key=lambda fault: fault.bound):
+        bounds.setdefault(_bound(fault), []).append(fault)
+    lines = []
+    for bound, faults in bounds.items():
+        lines += [
+            f"## {bound}",
+            "",
+            *(f"- `{one.name}`: {one.what}" + (f" ({one.why})" if one.why else "") for one in faults),
+            "",
+        ]
+    return "\n".join([INTRODUCTION, *lines, NOTES])
 
 
 def _bound(fault: Fault) -> str:
-    notes = {"and as long again": fault.lingers, "*serves*": fault.serves, "*emulated*": fault.emulated}
-    bound = ", ".join([f"{fault.bound:g} s", *(note for note, holds in notes.items() if holds)])
-    return f"{bound}: {fault.why}" if fault.why else bound
+    notes = {"and as long again": fault.lingers, "it serves": fault.serves, "emulated": fault.emulated}
+    return ", ".join([f"Within {fault.bound:g} s", *(note for note, holds in notes.items() if holds)])

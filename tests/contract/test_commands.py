@@ -237,14 +237,14 @@ async def test_what_a_cordon_did_is_told_to_a_person(node: Node) -> None:
         (
             ("uncordon", held),
             0,
-            [f"{held} is no longer cordoned", f"{told} was cordoned, is present, held by default/pod/main"],
+            [f"{held} is no longer cordoned", f"{told} was cordoned, is healthy, held by default/pod/main"],
         ),
         (
             ("uncordon", held),
             0,
-            [f"{held} was not cordoned", f"{told} is present, as before, held by default/pod/main"],
+            [f"{held} was not cordoned", f"{told} is healthy, as before, held by default/pod/main"],
         ),
-        (("uncordon", free), 0, [f"{free} is no longer cordoned", f"{told} was cordoned, is present"]),
+        (("uncordon", free), 0, [f"{free} is no longer cordoned", f"{told} was cordoned, is healthy"]),
     ):
         assert lines(await shell(*words, status=status)) == said
     node.simulate({GPU: {"gpus": [{"uuid": each} for each in (A, B, C) if each != free]}})
