@@ -69,17 +69,21 @@ def table(outcomes: Sequence[Outcome], words: Mapping[str, str], ways: Sequence[
     runs: dict[tuple[str, str], list[Outcome]] = {}
     for one in sorted(outcomes, key=lambda one: (order.get(one.scenario, -1), _versions(one.kubelet))):
         runs.setdefault((one.scenario, one.kubelet if "->" in one.kubelet else ""), []).append(one)
-    rows: dict[tuple[str, ...], list[str]] = {}
+    rows: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for (name, change), found in runs.items():
         kubelets = change or ", ".join(dict.fromkeys(one.kubelet for one in found))
-        cells = [words.get(name, "the kubelet is replaced by another version"), kubelets]
+        cells = [kubelets]
         for way in ways:
             here = [one for one in found if one.installed == way]
             cells += [_gpus(here), _pods(here)] if here else ["-", "-"]
-        rows.setdefault(tuple(cells), []).append(f"`{name}`")
+        what = words.get(name, "the kubelet is replaced by another version")
+        rows.setdefault(tuple(cells), {}).setdefault(what, []).append(f"`{name}`")
     head = ("what happens", "kubelet", *(f"{way}: {what}" for way in ways for what in ("GPUs", "pods")))
     lines = [head, ("---",) * len(head)]
-    lines += [(f"{what} ({', '.join(names)})", *seen) for (what, *seen), names in rows.items()]
+    lines += [
+        ("; ".join(f"{what} ({', '.join(names)})" for what, names in happened.items()), *seen)
+        for seen, happened in rows.items()
+    ]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines) + _facts(outcomes, order)
 
 
