@@ -455,7 +455,7 @@ async def test_what_was_offered_before_a_restart_stays_until_the_node_can_be_nam
     two = nvidia.gateway(*options, FAIL_ON_INIT_ERROR="false")
     await node.until(lambda: two.said("registered"), "its registration")
     await node.pass_time(60)
-    assert await two.states() == dict.fromkeys(before, "not looked yet")
+    assert await two.states() == dict.fromkeys(before, "not checked yet")
     assert node.capacity() == 8
     assert (await node.restart_container("pod")).devices == given.devices
     nvidia.world.mig(3, "3g.40gb", "3g.40gb")
@@ -465,7 +465,7 @@ async def test_what_was_offered_before_a_restart_stays_until_the_node_can_be_nam
 
 
 async def _are_present(one: Gateway) -> bool:
-    return set((await one.states()).values()) == {"present"}
+    return set((await one.states()).values()) == {"healthy"}
 
 
 @pytest.mark.parametrize(("failing", "usable"), [(1, 3), (4, 0)])
