@@ -602,7 +602,7 @@ async def test_a_kubeconfig_that_is_none_is_told_and_never_quoted(node: Node) ->
         for text in ("users: [{user: {token: s3cret}]\n", "\ttoken: s3cret", "s3cret", "x" * 1024**2 + "s3cret", ""):
             cluster.kubeconfig.write_text(text)
             one = cluster.gateway("--node-condition")
-            await node.until(lambda one=one: one.said("the API server can't be asked"), "what is wrong")
+            await node.until(partial(one.said, "the API server can't be asked"), "what is wrong")
             assert str(cluster.kubeconfig) in str(one.said("the API server can't be asked"))
             assert "s3cret" not in str(one.process.log)
             await one.terminate()
