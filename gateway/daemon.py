@@ -86,7 +86,8 @@ class Gateway:
         records = settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
         self.beliefs = Beliefs(*records, self._looked, lambda *lost: self.holdings.remember_forgotten(*lost))  # noqa: PLW0108 - they need each other
         self.started = time.monotonic()
-        self.holdings = Holdings(self.ledger, self.scribe, self.beliefs, self.presence, self._resources, self._tasks)
+        kept = self.ledger, self.scribe, self.beliefs, self.presence
+        self.holdings = Holdings(*kept, source, self._resources, self._tasks)
         self.leader = Leader(
             settings,
             self._instance,
@@ -164,7 +165,7 @@ class Gateway:
 
     async def _start(self) -> None:
         await self._unless_ended(self.scribe.load(patient=True))
-        self.holdings.recall(self.ledger.resources())
+        self.holdings.recall()
         self._listeners.open_probes(self)
         await self._unless_ended(self._folder.wait(self._say_waiting))
         await self._listeners.close_control()
@@ -282,7 +283,7 @@ class Gateway:
             self.holdings.note(name)  # It was given before this kubelet's start.
         self.beliefs.restarted(self._resources if self.leader.leads else (), kubelet.mtime_ns / 1e9)
         if first:
-            self.holdings.recall(self.ledger.resources())
+            self.holdings.recall()
         _log.info("kubelet found", socket=str(self.presence.socket))
 
     def _tell_kubelet(self, resources: Iterable[Resource]) -> None:

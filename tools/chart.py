@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import yaml
 
+from gateway.configuration.flags import FLAGS
+from gateway.configuration.kinds import FlagKind
 from tools import pages
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -28,9 +30,17 @@ Row = Mapping[str, Any]
 
 
 def keys() -> dict[str, list[Row]]:
-    """Read the table: what becomes of each value, by the chart whose value it is."""
+    """Read the table: what becomes of each value, by the chart whose value it is. A setting's words come from the gateway's table."""
     table: dict[str, list[Row]] = yaml.safe_load((CHART / "keys.yaml").read_text(encoding="utf-8"))
-    return table
+    return {name: [{**_words(row.get("text", "")), **row} for row in rows] for name, rows in table.items()}
+
+
+def _words(text: str) -> Row:
+    """Return the words that a value may have, if its text names the variable of a setting that has such."""
+    for flag in FLAGS:
+        if "|" in flag.values and flag.kind is FlagKind.TEXT and f"`{flag.variables[0]}`" in text:
+            return {"enum": flag.values.split("|")}
+    return {}
 
 
 def schema(table: Mapping[str, Sequence[Row]]) -> dict[str, Any]:

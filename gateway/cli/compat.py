@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,8 +13,10 @@ import click
 
 from adapters.registry import DIALECTS
 from gateway.cli import runs
-from gateway.cli.options import Strict, Words
-from gateway.cli.run import run
+from gateway.cli.options import Strict, Words, setting
+from gateway.configuration import commandline
+from gateway.configuration.flags import FLAGS
+from gateway.configuration.settings import ConfigError
 
 if TYPE_CHECKING:
     from gateway_lab.matrix.record import Report
@@ -37,8 +40,8 @@ gateway conformance. Known bugs of kubelets: gateway bugs.
 """
 
 HOPS, CLUSTER = "hops", "cluster"
-PASSED_ON = ("api", "profile", "kubelet_minor")
-"""The daemon's options that gateways are started with."""
+PASSED_ON = ("api", "simulate", "kubelet_version")
+"""The daemon's settings that gateways are started with."""
 
 
 @click.command(epilog=_EXAMPLES)
@@ -98,10 +101,14 @@ def compat(
     from gateway_lab.matrix import report
     from gateway_lab.matrix import run as matrix
 
-    chosen = _scenarios(only, daemon["profile"], config_file)
+    said = commandline.given(daemon, os.environ)
+    try:
+        settings = commandline.start({name: one for name, one in said.items() if name.replace("-", "_") in PASSED_ON})
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    chosen = _scenarios(only, settings.profile, config_file)
     runs.see_that_it_can_be_written(out, page)
     versions, binaries, why_emulated = runs.kubelets(kubelets, build.available, genuine, kubelet_source)
-    pinned = daemon["kubelet_minor"]
     job = matrix.Matrix(
         versions,
         binaries,
@@ -109,8 +116,8 @@ def compat(
         chosen,
         with_hops=hops and (not only or HOPS in only),
         with_cluster=not only or CLUSTER in only,
-        api=daemon["api"],
-        options=() if pinned is None else ("--kubelet-version", f"1.{pinned}"),
+        api=settings.api,
+        options=() if settings.kubelet_minor is None else ("--kubelet-version", f"1.{settings.kubelet_minor}"),
         behind=behind or "",
     )
     try:
@@ -122,13 +129,11 @@ def compat(
     sys.exit(0 if found.passed else 1)
 
 
-# The daemon's own options, so that there is one place which says what they mean.
-compat.params.extend(option for option in run.params if option.name in PASSED_ON)
+compat.params.extend(setting(flag) for flag in FLAGS if flag.parameter in PASSED_ON)
 
 
 def _scenarios(only: tuple[str, ...], profile: str | None, config_file: Path | None) -> tuple[Scenario, ...]:
     """Find the scenarios that were asked for."""
-    from gateway.configuration.settings import ConfigError
     from gateway_lab.matrix import run as matrix
     from gateway_lab.trials.scenarios import SCENARIOS
 

@@ -235,7 +235,7 @@ class Leader:
         """Know what the leader wrote: orders, and what it gave."""
         if self.state.leader is not None and not self._holdings.ledger.current:
             await self._scribe.load()
-            self._holdings.recall_all(())
+            self._holdings.recall(fresh=True)
             await self._lists().update()
 
     async def _guard(self) -> None:
@@ -521,7 +521,7 @@ class Leader:
         if self._presence.kubelet is not None:
             self.approach(self._presence.kubelet)
         await self._scribe.load(patient=True)
-        news, lists = self._holdings.recall_all(()), self._lists()
+        news, lists = self._holdings.recall(fresh=True), self._lists()
         try:
             news |= await self._lead_parts() or lists.only_remembered or lists.unremembered()
             ready = not news and lists.based_on == self._holdings.ledger.beside_lists()

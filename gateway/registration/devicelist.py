@@ -1,30 +1,37 @@
-"""The list of one resource: what is on it, what is asked of the kubelet with it, and how each dialect spells it."""
+"""The list of one resource: what is on it, what is asked of the kubelet with it, and how each dialect spells it.
+
+A list is sent whole, but only what changed is spelled again: if one device of 8 000 becomes unhealthy, the kubelet waits for it. The
+message has one field, which is repeated, and the parts of such a message joined are the whole (protobuf: "Last One Wins",
+https://protobuf.dev/programming-guides/encoding/#last-one-wins). So a list is spelled in parts.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import structlog
 from msgspec.structs import replace
 
+from adapters.dialect import Wire
 from devices.life import admission, states
 from devices.model import Field, Options
-from gateway.registration.spelled import spell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from adapters.dialect import Dialect, Wire
+    from adapters.dialect import Dialect
     from devices.model import Device, PreferredRequest
     from devices.source import Listing
-    from gateway.registration.spelled import Parts
     from gateway.tally import Tally
 
 AT_ONCE = 10_000
 """So many devices are put together, noted or spelled in milliseconds; 65 000 would keep the event loop from its calls for 0.1 s each."""
 LIST_LIMIT = 4 * 1024 * 1024
 """The most bytes of a list: kubelets from 1.10 on receive no more in one message, and 1.8 and 1.9 stall on a longer one for seconds."""
+PART: Final = 256
+"""Devices in a part."""
+Parts: TypeAlias = "Sequence[tuple[Sequence[Device], Wire]]"
 _log = structlog.get_logger()
 
 
@@ -131,3 +138,17 @@ def _how_many_fit(dialect: Dialect, devices: Sequence[Device], limit: int) -> in
         else:
             step //= 2
     return fits
+
+
+def spell(dialect: Dialect, devices: Sequence[Device], before: Parts) -> tuple[Wire, Parts]:
+    """Spell a list, with the parts of the one before that are the same; return its parts for the next one, too.
+
+    Comparing is quick where the devices are the same objects.
+    """
+    parts: list[tuple[Sequence[Device], Wire]] = []
+    for start in range(0, len(devices), PART):
+        part = devices[start : start + PART]
+        known = before[len(parts)] if len(parts) < len(before) else None
+        parts.append(known if known is not None and known[0] == part else (part, dialect.encode_list(part)))
+    wires = [wire for _, wire in parts]
+    return Wire(b"".join(wire.data for wire in wires), frozenset().union(*(wire.lost for wire in wires))), parts

@@ -995,7 +995,7 @@ FAULTS: Mapping[str, Fault] = {
             serves=True,
             meanwhile=("gateway-killed", "kubelet-killed", "device-ill", "directory-replaced"),
             inside_namespaces=True,
-            shows="inotify is not to be had",
+            shows="inotify is not available",
         ),
         Fault(
             "no-watches",

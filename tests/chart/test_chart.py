@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway import VERSION
 from tests.unit import test_commands
 from tools import chart, manifests
 
@@ -494,14 +495,14 @@ def test_feature_discovery_follows_the_label_by_nvidias_own_sidecar() -> None:
 
 
 IMAGES: dict[str, tuple[dict[str, object], str]] = {
-    "none": ({}, "device-plugin-gateway:0.1.0"),
+    "none": ({}, f"device-plugin-gateway:{VERSION}"),
     "theirs": (
         {"image.repository": "nvcr.io/nvidia/k8s-device-plugin", "image.tag": "v0.17.1"},
-        "device-plugin-gateway:0.1.0",
+        f"device-plugin-gateway:{VERSION}",
     ),
-    "a-mirror-of-theirs": ({"image.repository": "a.b/k8s-device-plugin"}, "device-plugin-gateway:0.1.0"),
+    "a-mirror-of-theirs": ({"image.repository": "a.b/k8s-device-plugin"}, f"device-plugin-gateway:{VERSION}"),
     "ours": ({"image.repository": "a.b/gateway", "image.tag": "1"}, "a.b/gateway:1"),
-    "ours-without-a-tag": ({"image.repository": "a.b/gateway"}, "a.b/gateway:0.1.0"),
+    "ours-without-a-tag": ({"image.repository": "a.b/gateway"}, f"a.b/gateway:{VERSION}"),
     "whole": ({"image.repository": "a.b/gateway", "gateway.image": "c.d/gateway@sha256:0"}, "c.d/gateway@sha256:0"),
 }
 

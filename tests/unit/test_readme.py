@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gateway import VERSION
 from gateway_lab.spawned import Spawned, spawn
 
 ROOT = Path(__file__).parents[2]
@@ -126,5 +127,5 @@ async def told(process: asyncio.subprocess.Process, words: str) -> None:
 
 
 def test_the_changelog_is_short() -> None:
-    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("## 0.1.0")[2].partition("\n## ")[0]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition(f"## {VERSION}")[2].partition("\n## ")[0]
     assert len(changes.split()) <= 600
