@@ -94,7 +94,7 @@ async def look(state_dir: Path, *, few: bool = False) -> Answers:
                 try:
                     found.read.append(msgspec.convert(answer.get("status"), GatewayStatus))
                 except msgspec.ValidationError as error:
-                    found.silent[str(path)] = f"expected a status document, got something else: {error}"
+                    found.silent[str(path)] = f"the answer is no status document: {error}"
                 else:
                     found.raw.append(answer["status"])
     return found

@@ -384,8 +384,8 @@ def claim(*results: dict[str, Any], uid: str = "u", config: Any = None) -> Resou
     [
         (claim({}, uid="v"), "another one by now"),
         (msgspec.convert({"metadata": {"uid": "u"}, "status": {}}, ResourceClaim), "not any more"),
-        (claim({"pool": "n2"}), "expected devices of the pool n1"),
-        (claim({}, {"pool": "n2"}), "expected devices of the pool n1"),
+        (claim({"pool": "n2"}), "has devices of n2, not of the pool n1"),
+        (claim({}, {"pool": "n2"}), "has devices of n2, not of the pool n1"),
         (claim({"driver": "x"}), "expected 1 to 32 devices of gpu.nvidia.com"),
         (claim(*[{}] * 33), "got 33"),
     ],

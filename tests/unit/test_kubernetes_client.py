@@ -130,11 +130,11 @@ async def _too_many(answer: Answer, _: Request) -> None:
     [
         (_stall, "no answer: nothing whole came within 0.2 s"),
         (_half, "no answer: nothing whole came within 0.2 s"),
-        (_endless_hints, "no answer: expected an answer, got 8 hints"),
+        (_endless_hints, "no answer: no answer came, only 8 hints"),
         (_broken, "no answer: the answer broke off"),
         (_half_closed, "no answer: the answer broke off"),
         (_nothing, "no answer: "),
-        (_endless_body, "no answer: expected an answer of at most 100000 bytes"),
+        (_endless_body, "no answer: the answer is too long. Allowed: 100000 bytes"),
         (_endless_head, "no answer: "),
         (_no_http, "no answer: "),
         (_deep, "expected JSON of Kubernetes"),
