@@ -77,8 +77,8 @@ def test_for_a_script_it_is_the_documents_as_they_came(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        pytest.param({"nonsense": 1}, "expected a status document", id="something else"),
-        pytest.param(None, "expected a status document", id="nothing"),
+        pytest.param({"nonsense": 1}, "no status document", id="something else"),
+        pytest.param(None, "no status document", id="nothing"),
     ],
 )
 def test_a_gateway_that_says_something_else_is_told_of(folder: Path, answer: Any, words: str) -> None:

@@ -168,7 +168,7 @@ OPEN = f'{{"format": {FORMAT}, "cordons": {{"GPU-1": {{"reason": "smells", "at":
         pytest.param(content(cordons={"GPU-1": {"reason": 7, "at": "noon"}}), "cordons.GPU-1", {"GPU-1": LOST}, TWO, id="a cordon without its reason"),
         pytest.param(content(accepted=1, kubelet=1), "accepted: not a text; kubelet: not a text", CORDONED, TWO, id="no texts"),
         pytest.param(content(cordons=[], resources={GPU: 1}), "cordons: not an object", {}, set(), id="no objects"),
-        pytest.param(content({"announced": []}), "announced: expected an object", CORDONED, set(), id="announced is no object"),
+        pytest.param(content({"announced": []}), "announced: not an object", CORDONED, set(), id="announced is no object"),
         pytest.param(content({"announced": {"a": {"health": "so-so", "numa": []}, "b": {"health": "Healthy"}, "c": {"health": "Healthy", "numa": [2**63]}, "GPU-2": ROW}}), "announced.c", CORDONED, {"GPU-2"}, id="no devices"),
         pytest.param(content({"announced": {f"{n}": 1 for n in range(7)} | {"GPU-2": ROW}}), "and 4 more", CORDONED, {"GPU-2"}, id="many rows"),
         pytest.param(content({"announced": {f"{n}": 1 for n in range(1001)} | {"GPU-2": ROW}}), "and 998 more", CORDONED, set(), id="more than are looked through"),

@@ -100,7 +100,7 @@ async def test_it_is_said_once_and_what_was_known_counts_while_nobody_answers() 
         for _ in range(2):
             await looks._look()
     assert len(changes) == 2
-    assert changes[0].startswith("expected a kubelet from 1.36 on")
+    assert "Upgrade the kubelet to 1.36 first" in changes[0]
     assert changes[1] == ""
     told = [(one["log_level"], one["event"]) for one in said]
     assert told == [
