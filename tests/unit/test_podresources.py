@@ -99,7 +99,7 @@ def test_names_are_as_long_as_kubernetes_has_them_at_most() -> None:
         return pb.ListPodResourcesResponse(pod_resources=pods).SerializeToString()
 
     assert list(podresources.decode_list(listed(253, 63)).held) == ["r"]
-    with pytest.raises(MalformedError, match="382 characters.. Allowed: 381"):
+    with pytest.raises(MalformedError, match=r"382 characters.. Allowed: 381"):
         podresources.decode_list(listed(254, 63))
 
 
