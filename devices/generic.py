@@ -141,8 +141,8 @@ class GenericSource(DeviceSource):
         if rule is None or not all(_describes(rule, device_id) for device_id in request.device_ids):
             raise RefusedError(
                 Fault.FAILED_PRECONDITION,
-                f"expected devices that a rule of the configuration describes for {resource}, and there is none for "
-                f"{', '.join(request.device_ids[:4])} any more: start the pod anew, or put the rule back",
+                f"no rule of the configuration describes {', '.join(request.device_ids[:4])} of "
+                f"{resource} any more. Start the pod again, or put the rule back",
             )
         if Field.DEVICE_NODES not in sayable.said:
             raise RefusedError(
@@ -269,8 +269,8 @@ def _preferred(request: PreferredRequest, seen: Listing | None) -> tuple[str, ..
     if request.size < 1 or not must <= frozenset(request.available) or not 0 <= missing <= len(free):
         raise RefusedError(
             Fault.INVALID_ARGUMENT,
-            f"no such choice of devices: expected 1 to {len(free | must)} of as many available ones, those to include among "
-            f"them; got a size of {request.size} and {len(must)} to include",
+            f"cannot choose {request.size} devices with {len(must)} to include. Allowed: a size of 1 "
+            f"to {len(free | must)}, all to include among the available ones",
         )
     room = Counter(known[device_id].numa_nodes for device_id in free if device_id in known)
     opened = {known[device_id].numa_nodes for device_id in must if device_id in known}

@@ -95,7 +95,8 @@ def compat(
     """
     if find_spec("hpack") is None:
         raise click.ClickException(
-            "expected the extra `lab`, with which calls are read off the wire: pip install 'device-plugin-gateway[lab]'"
+            "the extra `lab` is missing, which reads calls off the wire. Install it: pip install "
+            "'device-plugin-gateway[lab]'"
         )
     from gateway_lab.kubelets import build
     from gateway_lab.matrix import report

@@ -266,7 +266,7 @@ class Leader:
         """
         age = sender(request)
         if age is None:
-            raise ControlError(f"expected the age of a gateway, got {control.shown(request.get('from'))}")
+            raise ControlError(f"not the age of a gateway: {control.shown(request.get('from'))}")
         await connection.send({"leads": self.leads, "from": self._own()})
         await self._talk(age, connection)
 
@@ -293,7 +293,7 @@ class Leader:
                         await self._changed.wait()
             raise RefusedError(
                 Fault.UNAVAILABLE,
-                f"expected a gateway to lead on this node within {PASSES:g} s, and none does: ask again",
+                f"no gateway led on this node within {PASSES:g} s. Ask again",
             )
 
         return passed

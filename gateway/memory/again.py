@@ -102,16 +102,17 @@ def refusal(resource: str, held: Mapping[str, str] | None) -> RefusedError | Non
     if held is None:
         return RefusedError(
             Fault.UNAVAILABLE,
-            f"expected the kubelet's pod-resources API to say whether a device of {resource} is free that a container was given, and it "
-            "doesn't answer: the kubelet may have forgotten that container; see why its socket doesn't answer",
+            "the kubelet's pod-resources API does not answer, so it is not known if a device of "
+            f"{resource} that a container was given is free. See why its socket doesn't answer",
         )
     if not held:
         return None
     first = min(held)
     return RefusedError(
         Fault.FAILED_PRECONDITION,
-        f"expected a device that nobody holds, but {first!r} of {resource} is {held[first]}'s: the kubelet forgot that when its "
-        "pod-resources API was read while it waited for an Allocate; it knows again now, so the next pod gets another device",
+        f"{held[first]} holds {first!r} of {resource}. The kubelet forgot that when its "
+        "pod-resources API was read while it waited for an Allocate. It knows again now, so the "
+        "next pod gets another device",
     )
 
 

@@ -139,4 +139,4 @@ def failure(negotiation: Negotiation) -> str:
         advice = f"{speaks}: use --api auto (now: --api {negotiation.choice})"
     else:
         advice = "this kubelet speaks no device plugin API known here: is kubelet.sock really a kubelet's?"
-    return f"expected the kubelet to accept one of our versions; it refused each. {advice}. Offered: {said}"
+    return f"the kubelet accepts none of our API versions. {advice}. Offered: {said}"

@@ -51,7 +51,7 @@ class Requests:
         if request is None:
             raise _late()
         if not isinstance(request, bytes):
-            raise MalformedError("expected a request, and the call ended without one: send it")
+            raise MalformedError("the call ended without a request. Send one")
         return request
 
     async def _wait(self) -> bool:
@@ -105,6 +105,4 @@ class Requests:
 
 
 def _late() -> MalformedError:
-    return MalformedError(
-        f"expected a request within {REQUEST_TIME:g} s, or {IN_LINE:g} s while others wait: call again"
-    )
+    return MalformedError(f"no request came within {REQUEST_TIME:g} s, or {IN_LINE:g} s while others wait. Call again")

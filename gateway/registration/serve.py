@@ -293,9 +293,7 @@ class DevicePlugin:
         # A kubelet sets no deadline for its stream.
         likely = may_be_kubelet(agent) and context.seconds_left is None
         if not self._has_room(likely=likely):
-            text = (
-                f"expected at most {MOST_STREAMS} clients that listen to {self.name}: end one of them, and call again"
-            )
+            text = f"too many clients listen to {self.name}. Allowed: {MOST_STREAMS}. End one of them, and call again"
             await context.abort(rpc.Code.RESOURCE_EXHAUSTED, text)
         stream = self._streams[number] = _Stream(agent, likely=likely)
         self._emit(StreamOpened(number, likely))
@@ -337,7 +335,7 @@ class DevicePlugin:
         if not containers:
             raise RefusedError(
                 Fault.INVALID_ARGUMENT,
-                f"expected at least one container in Allocate for {self.name}, got none: ask again with its device IDs",
+                f"no container in Allocate for {self.name}. Ask again with its device IDs",
             )
         known_level = level(dialect, self._evidence)
         answers: list[ContainerAnswer] = []

@@ -483,7 +483,7 @@ async def test_all_plugins_together_have_so_many_devices_and_a_list_is_taken_whe
     last = Neighbour(node, habits=Habits(repeats_s=5.0))
     await last.start()
     [refused] = await node.until(lambda: node.gateways[-1].said("a plugin's list is refused"), "the refusal")
-    assert "at most 600 devices of all plugins, got 2 besides 600" in refused["reason"]
+    assert "too many devices of all plugins (2 next to 600). Allowed: 600" in refused["reason"]
     await node.start_kubelet()
     await node.pass_time(20)
     assert node.capacity(NIC) == 0

@@ -342,9 +342,9 @@ async def test_a_cordon_on_a_node_that_no_gateway_ran_on_counts_and_a_damaged_me
     ("words", "status", "says"),
     [
         (("cordon", A), 2, "Missing option '--reason'"),
-        (("cordon", A, "--reason", " "), 2, "expected a reason"),
-        (("cordon", A, "--reason", "a\nb"), 2, "expected a reason"),
-        (("cordon", "GPU\x1b", "--reason", "ECC"), 2, "expected a device ID"),
+        (("cordon", A, "--reason", " "), 2, "not a reason"),
+        (("cordon", A, "--reason", "a\nb"), 2, "not a reason"),
+        (("cordon", "GPU\x1b", "--reason", "ECC"), 2, "not a device ID"),
         (("uncordon",), 2, "Missing argument 'ID'"),
         (("cordon", A, "--reason", "ECC", "--state-dir", "/none"), 1, "no folder /none, so no gateway"),
         (("cordon", A, "--reason", "ECC", "--state-dir", "/proc"), 1, "could not write"),

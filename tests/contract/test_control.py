@@ -435,7 +435,7 @@ async def test_hardware_is_named_by_a_part_of_it_or_as_a_whole(node: Node, op: s
         assert sorted((await one.order(op, ids=ids))["devices"]) == sorted(meant)
     with pytest.raises(OrderError, match="no device here is called 'GPU-7': `gateway devices` lists them"):
         await one.order(op, ids=["GPU-b", "GPU-7"])
-    with pytest.raises(OrderError, match="leave them out for all"):
+    with pytest.raises(OrderError, match="Leave them out for all"):
         await one.order(op)
 
 

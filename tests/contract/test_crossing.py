@@ -372,7 +372,7 @@ async def test_nothing_goes_where_pods_by_name_would_run_without_their_gpu(node:
             await cross(cluster, "dra")
             await cluster.published_is(gpu_0=[], gpu_1=[])
             return
-        with pytest.raises(OrderError, match=f"{NVIDIA} with the extendedResourceName {GPU}"):
+        with pytest.raises(OrderError, match=f"{NVIDIA} has the extendedResourceName {GPU}"):
             await cross(cluster, "dra")
         device_class(cluster, "other.com/gpu")
         await cross(cluster, "dra")

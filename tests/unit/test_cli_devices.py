@@ -17,8 +17,8 @@ from devices.life import states
 from devices.life.states import State
 from devices.model import Device, Health, TroubleKind
 from devices.source import Facts
+from gateway.cli import devicemap, named
 from gateway.cli import devices as cli
-from gateway.cli import named
 from gateway.cli.main import gateway
 from gateway.registration.events import Phase
 from gateway.telling.orders import Handled
@@ -120,6 +120,37 @@ def seen(*answers: dict[str, Any], unfolded: bool = False) -> str:
 
 
 # What a person sees.
+
+
+def test_a_map_has_gpus_by_numa_node_with_holders_and_links() -> None:
+    lines = click.unstyle("\n".join(devicemap.render(rows(FULL), 80))).splitlines()
+    assert [" ".join(line.split()) for line in lines] == [
+        "NUMA node 0",
+        "0 GPU-0f3a0c6e ■ default/training-0/main",
+        "1 GPU-1f3a1c6e □ free",
+        "",
+        "NUMA node 1",
+        "2 GPU-2f3a2c6e ✕ unhealthy",
+        "3 GPU-3f3a3c6e □■ jupyter/notebook-7/kernel",
+        "",
+        "NUMA node not known",
+        "- /dev/fpga0 □■□■ a/b/c, a/d/e",
+        "- /dev/fpga1 □□□□ free",
+        "",
+        "LINKS 0 1 2",
+        "0 - NV12 SYS",
+        "1 NV12 - NV12",
+        "2 SYS NV12 -",
+    ]
+
+
+def test_a_map_keeps_to_the_width() -> None:
+    assert [line for line in devicemap.render(rows(FULL), 40) if len(click.unstyle(line)) > 40] == []
+
+
+def test_a_map_is_for_people(tmp_path: Path) -> None:
+    result = call(tmp_path, "--map", "-o", "json")
+    assert (result.exit_code, "Leave out --map, or -o json" in result.output) == (2, True)
 
 
 def test_the_page_shows_what_it_looks_like() -> None:
@@ -262,8 +293,8 @@ def test_what_others_wrote_does_not_steer_the_terminal(place: str) -> None:
 
 
 def test_the_page_names_the_keys() -> None:
-    keys = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
-    assert keys == KEYS
+    part = PAGE.read_text().partition("## gateway devices --json")[2]
+    assert set(KEYS) <= set(re.findall(r"`(\w+)`", part))
 
 
 @pytest.mark.parametrize(

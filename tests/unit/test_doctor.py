@@ -463,7 +463,7 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0607": both(status_of(drivers=(replace(DRIVER, registered=False),)), gone("var/lib/kubelet/plugins_registry")),
     "DPG0608": status_of(drivers=(replace(DRIVER, registered=False),)),
     "DPG0609": status_of(crossing="device-plugin-gateway.io/move-to: unknown value 'dar'. Allowed: dra, plugin"),
-    "DPG0610": status_of(by_name=ByNameStatus(overlooked="expected a kubelet from 1.36 on, got 1.35")),
+    "DPG0610": status_of(by_name=ByNameStatus(overlooked="kubelet 1.35 would run pods without their GPU")),
     "DPG0611": status_of(
         by_name=ByNameStatus(waiting="no DeviceClass has the extendedResourceName nvidia.com/gpu any more")
     ),

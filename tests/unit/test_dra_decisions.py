@@ -382,12 +382,12 @@ def claim(*results: dict[str, Any], uid: str = "u", config: Any = None) -> Resou
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
-        (claim({}, uid="v"), "another one by now"),
-        (msgspec.convert({"metadata": {"uid": "u"}, "status": {}}, ResourceClaim), "not any more"),
-        (claim({"pool": "n2"}), "expected devices of the pool n1"),
-        (claim({}, {"pool": "n2"}), "expected devices of the pool n1"),
-        (claim({"driver": "x"}), "expected 1 to 32 devices of gpu.nvidia.com"),
-        (claim(*[{}] * 33), "got 33"),
+        (claim({}, uid="v"), "was replaced by another one"),
+        (msgspec.convert({"metadata": {"uid": "u"}, "status": {}}, ResourceClaim), "is not allocated any more"),
+        (claim({"pool": "n2"}), "has devices of n2, not of the pool n1"),
+        (claim({}, {"pool": "n2"}), "has devices of n2, not of the pool n1"),
+        (claim({"driver": "x"}), "has 0 devices of gpu.nvidia.com. Allowed: 1 to 32"),
+        (claim(*[{}] * 33), "has 33 devices"),
     ],
 )
 def test_what_is_no_allocation_of_ours_is_refused(found: ResourceClaim, reason: str) -> None:
