@@ -350,7 +350,7 @@ def _met(gateway: Gateway, commands: Commands) -> Mapping[str, Handler]:
     async def doctor(*talk: Any) -> None:
         from gateway.doctor import server  # noqa: PLC0415 - only a gateway that is asked pays for it
 
-        await server.meet(gateway.source.name, commands.taken(rows=False)(), gateway.settings, *talk)
+        await server.meet(gateway.source.name, commands.taken(few=True)(), gateway.settings, *talk)
 
     async def moved(*talk: Any) -> None:
         # Other drivers after each time that the gateway led.

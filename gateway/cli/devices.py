@@ -29,7 +29,7 @@ Examples:
   gateway devices
   gateway devices nvidia.com/gpu
   gateway devices GPU-5f3a -o wide
-  gateway devices -o json | jq -r '.devices[] | select(.state != "present") | .id'
+  gateway devices -o json | jq -r '.devices[] | select(.state != "healthy") | .id'
 
 Exit status: 0 where a gateway answered, otherwise 1; 2 for a wrong flag.
 """
@@ -38,7 +38,7 @@ ANSWER_TIME: Final = 5.0
 """Seconds within which a gateway must answer; the driver's time comes on top."""
 _WIDTH: Final = 100
 _MOST_REMARKS: Final = 3
-_WELL: Final = "present"
+_WELL: Final = "healthy"
 
 
 class NodeDevices(msgspec.Struct, frozen=True):

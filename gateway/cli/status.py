@@ -34,7 +34,7 @@ Examples:
   gateway status --check && echo all devices are served
   gateway status -o wide                         every device, not only the first of many
   gateway status -o json | jq '.gateways[].resources[] | {name, phase, allocatable}'
-  gateway status -o json | jq -r '.gateways[].resources[].devices[] | select(.state != "present") | .id'
+  gateway status -o json | jq -r '.gateways[].resources[].devices[] | select(.state != "healthy") | .id'
 
 Exit status: 0 where at least one gateway answered, otherwise 1. With --check: 0 where every resource with devices is served, 1 where
 one isn't, 2 where no gateway answers.
@@ -50,7 +50,7 @@ _LATE: Final = 0.05
 _MOST_MOVING: Final = 8
 _ENDS: Final = frozenset({"plugin", "dra"})
 """The sides on which a GPU stays."""
-_WELL: Final = "present"
+_WELL: Final = "healthy"
 _LIVE: Final = "live"
 _COLOURS: Final = {
     "serving": "green",

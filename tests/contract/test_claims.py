@@ -526,6 +526,45 @@ async def test_a_claim_that_tolerates_it_gets_an_unhealthy_gpu(node: Node) -> No
             assert (await node.kubelet.ask(cluster.dra.prepare(admin))).gpus == {A}
 
 
+KEY = "device-plugin-gateway.io/unhealthy"
+
+
+@pytest.mark.parametrize(
+    ("toleration", "covers"),
+    [
+        ({"key": KEY}, True),
+        ({"operator": "Exists"}, True),
+        ({"key": KEY, "operator": "Exists", "effect": "NoSchedule"}, True),
+        ({"key": KEY, "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": KEY, "value": "x"}, False),
+        ({"key": f"{KEY}-too", "operator": "Exists"}, False),
+        ({}, False),
+    ],
+)
+async def test_a_toleration_covers_what_it_covers_for_kubernetes(
+    node: Node, toleration: dict[str, str], covers: bool
+) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        simulate(node, unhealthy=A)
+        await cluster.published_is(gpu_0=["unhealthy"], gpu_1=[])
+        claim = cluster.allocate("claim", "gpu-0", tolerations=[toleration])
+        if covers:
+            assert (await cluster.prepare(claim)).gpus == {A}
+        else:
+            assert "is unhealthy" in await refusal(cluster, claim)
+
+
+async def test_each_request_of_a_claim_has_an_answer_of_its_own(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        first, second = await of_amd(cluster, nodes=False)
+        claim = cluster.allocate("claim", first, second, driver=OF_AMD)
+        results = cluster.server.objects[claim.path]["status"]["allocation"]["devices"]["results"]
+        results[1]["request"] = "another"
+        got = await cluster.prepare(claim)
+        assert got.envs["AMD_VISIBLE_DEVICES"] in {A, B}
+
+
 @pytest.mark.parametrize("version", ["v1", "v1alpha1"])
 async def test_each_kubelet_hears_of_health_in_its_own_version(node: Node, version: str) -> None:
     async with Cluster(node) as cluster:

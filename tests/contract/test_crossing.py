@@ -317,12 +317,14 @@ async def test_the_scheduler_hears_of_less_before_the_kubelet_and_of_more_at_onc
         await node.until(lambda: cluster.allocatable == 2, "the scheduler to hear of it", 2)
 
 
-@pytest.mark.parametrize("bound", ["before", "meanwhile"])
-async def test_a_pod_that_was_bound_by_the_old_number_gets_its_gpu(node: Node, bound: str) -> None:
+@pytest.mark.parametrize(
+    ("bound", "kind"), [("before", "containers"), ("before", "initContainers"), ("meanwhile", "containers")]
+)
+async def test_a_pod_that_was_bound_by_the_old_number_gets_its_gpu(node: Node, bound: str, kind: str) -> None:
     async with both(node) as cluster:
         await there_and_back(cluster)
         if bound == "before":
-            cluster.pod("pod", 2)
+            cluster.pod("pod", 2, kind)
         ordering = asyncio.create_task(cross(cluster, "dra"))
         if bound == "meanwhile":
             await node.until(lambda: cluster.allocatable == 0, "less to be told")

@@ -81,6 +81,8 @@ async def test_an_older_kubelet_on_the_node_counts_at_once(node: Node) -> None:
         await cluster.published_is(3, gpu_0=["by-name"], gpu_1=["by-name"])
         kubelet_is(cluster, "v1.37.1")
         await cluster.published_is(3, gpu_0=[], gpu_1=[])
+        kubelet_is(cluster, "unknown")
+        await cluster.published_is(3, gpu_0=["by-name"], gpu_1=["by-name"])
 
 
 @pytest.mark.parametrize("classes", ["named", "hidden"])

@@ -332,7 +332,7 @@ async def test_with_a_grace_a_gpu_may_turn_up_late_after_a_start(node: Node) -> 
     await node.pass_time(50)
     assert node.allocatable() == 2
     await node.allocatable_is(1, seconds=15)
-    assert await second.states() == {"GPU-0": "present", "GPU-1": "lost"}
+    assert await second.states() == {"GPU-0": "healthy", "GPU-1": "lost"}
 
 
 # -- a kubelet that forgets --------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ async def test_what_a_profile_says_of_a_gpu_is_so(
     await node.pass_time(5)
     assert (node.allocatable(), node.capacity()) == counts
     found = await one.states()
-    assert {ids.index(each): state for each, state in found.items() if state != "present"} == states
+    assert {ids.index(each): state for each, state in found.items() if state != "healthy"} == states
     assert list(found) == [each for each in ids if each in found]
 
 
@@ -124,7 +124,7 @@ async def test_what_a_profile_says_of_a_gpu_is_so(
         pytest.param(text(2, "withdrawn: [1]"), None, id="it is withdrawn"),
         pytest.param(text(1, "withdrawn: [0]"), "lost", id="another is withdrawn"),
         pytest.param("resources: {a.com/b: {gpus: 2}}", None, id="its resource is gone"),
-        pytest.param("resources: [", "present", id="a wrong profile takes nothing away"),
+        pytest.param("resources: [", "healthy", id="a wrong profile takes nothing away"),
     ],
 )
 async def test_what_becomes_of_a_gpu_that_a_profile_lacks(node: Node, content: str, state: str | None) -> None:

@@ -108,7 +108,7 @@ def test_without_any_flag_the_defaults_are_a_nodes(given: list[Settings]) -> Non
         (["--startup-grace", "1h"], ["'1h' is not a number from 0 to 3600 (seconds, without a unit)"]),
         (["--startup-grace", "-1"], ["'-1' is not a number from 0 to 3600"]),
         (["--startup-grace", ""], ["'' is not a number from 0 to 3600"]),
-        (["compat", "--cap", "0"], ["--cap: '0' is not a number from 0.1 to 600"]),
+        (["conformance", "x", "--cap", "0"], ["--cap: '0' is not a number from 0.1 to 600"]),
         (["status", "--state-dir", ""], ["--state-dir: the value is empty"]),
         (["probe", "--socket-dir", ""], ["Error: --socket-dir: the value is empty. Write a path, or leave it out"]),
         (["doctor", "--host-root", ""], ["--host-root: the value is empty"]),

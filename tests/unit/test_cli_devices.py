@@ -130,12 +130,12 @@ def test_the_page_shows_what_it_looks_like() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param(f"{RESOURCE}  {A100}  2 present, 1 unhealthy, 1 held", id="what all have in common is said once"),
-        pytest.param(f"0 {GPUS[0]} present 0 nvlink x12: 1 3, sys: 2 default/training-0/main", id="a device"),
+        pytest.param(f"{RESOURCE}  {A100}  2 healthy, 1 unhealthy, 1 held", id="what all have in common is said once"),
+        pytest.param(f"0 {GPUS[0]} healthy 0 nvlink x12: 1 3, sys: 2 default/training-0/main", id="a device"),
         pytest.param("reset-required: Xid 79: GPU has fallen off the bus", id="why it is as it is"),
-        pytest.param(f"on {GPUS[3]}\n 3:0   {PARTS[0]} 1g.10gb present 1 -", id="a partition under its GPU"),
-        pytest.param("/dev/fpga0 \u00d74 present 2 held", id="replicas in one line"),
-        pytest.param("/dev/fpga1 \u00d74 present -", id="replicas that nobody holds"),
+        pytest.param(f"on {GPUS[3]}\n 3:0   {PARTS[0]} 1g.10gb healthy 1 -", id="a partition under its GPU"),
+        pytest.param("/dev/fpga0 \u00d74 healthy 2 held", id="replicas in one line"),
+        pytest.param("/dev/fpga1 \u00d74 healthy -", id="replicas that nobody holds"),
     ],
 )
 def test_a_person_reads(line: str) -> None:
@@ -144,7 +144,7 @@ def test_a_person_reads(line: str) -> None:
 
 def test_replicas_one_by_one() -> None:
     text = seen(answer(document(SHARED), FACTS), unfolded=True)
-    assert re.findall(r"^  (/dev/fpga0\S+) +present +(\S+)$", text, re.MULTILINE) == [
+    assert re.findall(r"^  (/dev/fpga0\S+) +healthy +(\S+)$", text, re.MULTILINE) == [
         ("/dev/fpga0::0", "-"),
         ("/dev/fpga0::1", "a/b/c"),
         ("/dev/fpga0::2", "-"),
@@ -158,7 +158,7 @@ def test_replicas_one_by_one() -> None:
         pytest.param(
             plugin("a.b/c", {**well("x::0"), "x::1": (State.LOST, "gone", None, None)}, {}),
             {},
-            ["a.b/c 1 present, 1 lost, 0 held", "DEVICE STATE HELD BY", "x \u00d72 1 present, 1 lost -", "gone"],
+            ["a.b/c 1 healthy, 1 lost, 0 held", "DEVICE STATE HELD BY", "x \u00d72 1 healthy, 1 lost -", "gone"],
             id="replicas in different states",
         ),
         pytest.param(
@@ -178,19 +178,19 @@ def test_replicas_one_by_one() -> None:
         pytest.param(
             plugin("a.b/c", well("x", "y")),
             {},
-            ["who holds them can't be seen", "DEVICE STATE HELD BY", "x present ?", "y present ?"],
+            ["who holds them can't be seen", "DEVICE STATE HELD BY", "x healthy ?", "y healthy ?"],
             id="nobody knows who holds them",
         ),
         pytest.param(
             plugin("a.b/c", well("x", "y"), {}),
             {"x": Facts(product=A100), "y": Facts(product=H100)},
-            ["a.b/c 2 present, 0 held", "DEVICE KIND STATE HELD BY", f"x {A100} present -", f"y {H100} present -"],
+            ["a.b/c 2 healthy, 0 held", "DEVICE KIND STATE HELD BY", f"x {A100} healthy -", f"y {H100} healthy -"],
             id="different products",
         ),
         pytest.param(
             plugin("a.b/c", well("p", "x"), {}),
             {"p": Facts(parent="x", profile="half")},
-            ["2 present", "DEVICE KIND STATE HELD BY", "x - present -", "p half present -"],
+            ["2 healthy", "DEVICE KIND STATE HELD BY", "x - healthy -", "p half healthy -"],
             id="a part under a GPU of the same resource",
         ),
         pytest.param(plugin("a.b/c", {}, {}), {}, [], id="a resource without devices"),

@@ -66,7 +66,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CODES = {check.code: check for category in checks.categories() for check in category.checks}
 GPU = "nvidia.com/gpu"
 __all__ = ["authority", "server"]
-DEVICES = tuple(DeviceStatus(id=f"GPU-{number}", health="Healthy", state="present") for number in range(2))
+DEVICES = tuple(DeviceStatus(id=f"GPU-{number}", health="Healthy", state="healthy") for number in range(2))
 SERVED = ResourceStatus(name=GPU, phase="serving", listed=2, healthy=2, allocatable=2, devices=DEVICES)
 STATUS = document(resources=(SERVED,), uptime_s=60.0)
 CONTAINERD = """
@@ -598,9 +598,7 @@ QUIET: Mapping[str, Callable[[Fake], None]] = {
     "one GPU of two is cordoned": lambda fake: fake.resource(
         healthy=1, devices=(replace(DEVICES[0], state="cordoned"), DEVICES[1])
     ),
-    "all GPUs have gone to DRA": lambda fake: fake.resource(
-        healthy=0, devices=(replace(DEVICES[0], state="elsewhere"),)
-    ),
+    "all GPUs have gone to DRA": lambda fake: fake.resource(healthy=0, devices=(replace(DEVICES[0], state="dra"),)),
     "who stands by says nothing of a resource": lambda fake: fake.led_by(
         WAITING, phase="standing by for another gateway", allocatable=0
     ),

@@ -425,10 +425,6 @@ def test_the_first_line_of_the_log_has_the_version_and_what_differs_from_the_def
     assert len(given) == 1
 
 
-def test_the_version_is_that_of_the_project() -> None:
-    assert f'\nversion = "{VERSION}"\n' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from devices.gpu.simulated.profile import parse
 from devices.policy import ListStrategy, Policy
+from gateway import VERSION
 from gateway.cli import main, run
 from gateway.configuration.flags import FLAGS
 from gateway.configuration.settings import SOCKET_DIR, STATE_DIR, Settings
@@ -336,9 +337,7 @@ def test_its_memory_is_bounded_and_it_is_in_time_on_a_busy_node(name: str) -> No
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_image_is_the_one_that_is_built_here(name: str) -> None:
-    with (ROOT / "pyproject.toml").open(encoding="utf-8") as file:
-        [version] = re.findall(r'^version = "(.*)"$', file.read(), re.MULTILINE)
-    assert container(name)["image"] == f"device-plugin-gateway:{version}"
+    assert container(name)["image"] == f"device-plugin-gateway:{VERSION}"
 
 
 def test_daemon_sets_of_several_overlays_do_not_take_each_others_pods() -> None:

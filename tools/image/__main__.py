@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from gateway import VERSION
 from tools.image import archive, contents, debian, python, sbom
 
 NAME = "device-plugin-gateway"
@@ -48,17 +49,16 @@ def main() -> None:
         print(f"image: {text}   ({time.monotonic() - began:.0f} s)", flush=True)
 
     try:
-        version = python.version(Path("pyproject.toml"))
-        tags = arguments.tag or [version]
+        tags = arguments.tag or [VERSION]
         if wrong := [tag for tag in tags if not _TAG.fullmatch(tag)]:
             raise contents.ImageError(f"expected a tag of letters, digits, '_', '.' and '-', got {wrong[0]!r}")  # noqa: TRY301
         with tempfile.TemporaryDirectory(prefix="dpg-image-") as scratch:
-            _make(Path(scratch), arguments.out, tags, version, progress)
+            _make(Path(scratch), arguments.out, tags, progress)
     except contents.ImageError as error:
         sys.exit(f"image: {error}")
 
 
-def _make(scratch: Path, out: Path, tags: list[str], version: str, progress: debian.Progress) -> None:
+def _make(scratch: Path, out: Path, tags: list[str], progress: debian.Progress) -> None:
     wanted = contents.read(Path("deploy/image.toml"))
     architecture = debian.architecture()
     when, revision = _when(), _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
@@ -79,7 +79,7 @@ def _make(scratch: Path, out: Path, tags: list[str], version: str, progress: deb
             "leave out what wants it:\n" + "\n".join(missing)
         )
     distro = "debian-" + _version_id(root)
-    bill = sbom.bill(packages, wheels, name=NAME, version=version, when=when, arch=architecture, distro=distro)
+    bill = sbom.bill(packages, wheels, name=NAME, version=VERSION, when=when, arch=architecture, distro=distro)
     _complete(root, packages, bill)
 
     progress("packing the layer")

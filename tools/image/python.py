@@ -11,7 +11,6 @@ import configparser
 import email
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -155,11 +154,3 @@ def _pip(*arguments: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ImageError(f"pip {arguments[0]} ended with {done.returncode}:\n{done.stderr.strip()[-2000:]}")
-
-
-def version(pyproject: Path) -> str:
-    """The project's version."""
-    found = re.search(r'^version = "([^"]+)"$', pyproject.read_text(), re.MULTILINE)
-    if found is None:
-        raise ImageError(f'{pyproject}: expected a line version = "..."')
-    return found[1]
