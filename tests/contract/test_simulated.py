@@ -142,12 +142,12 @@ async def test_what_becomes_of_a_gpu_that_a_profile_lacks(node: Node, content: s
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("resources: [", "expected YAML"),
+        ("resources: [", "not YAML"),
         (
             text(2, "unhealthy: {7: hot}"),
-            "line 1: resources['nvidia.com/gpu'].unhealthy[7]: expected the index (0 to 1)",
+            "line 1: resources['nvidia.com/gpu'].unhealthy[7]: 7 is no GPU of this resource",
         ),
-        ("", "got an empty file"),
+        ("", "the file is empty"),
         (None, "No such file"),
     ],
 )
@@ -183,7 +183,7 @@ async def test_an_unknown_profile_ends_the_start(node: Node) -> None:
     one = node.gateway("--backend", "simulated", "--simulate", "unknown")
     await node.until(lambda: not one.alive, "its end")
     assert one.process.ended.result() == 2
-    assert "or the name of a shipped one" in str(one.process.log)
+    assert "neither a file nor a shipped one" in str(one.process.log)
 
 
 @pytest.mark.parametrize(
