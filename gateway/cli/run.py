@@ -213,13 +213,10 @@ def _refuse_impossible(settings: Settings) -> None:
 
 async def _run(gateway: Gateway) -> NoReturn:
     """Serve, and end the process: a thread that waits for a disk that hangs would hold it for as long."""
-    from gateway import process
     from gateway.wires import log
 
     log.log_what_others_write()
-    trimming = asyncio.ensure_future(process.trim())
     status = await gateway.run()
-    trimming.cancel()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
