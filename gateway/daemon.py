@@ -39,7 +39,6 @@ from gateway.telling import orders
 from gateway.telling.commands import Commands
 from gateway.telling.listeners import Listeners
 from gateway.wires import notify
-from gateway.wires.pool import GrpcThreads
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -78,7 +77,7 @@ class Gateway:
         )
         self.ledger = Ledger(settings.state_dir, settings.socket_dir)
         self.scribe = Scribe(self.ledger, self._writes, lambda: self.leader.writing())  # noqa: PLW0108 - they need each other
-        self.tally, self.config, self._threads = Tally(), reload.FileFate(), GrpcThreads()
+        self.tally, self.config = Tally(), reload.FileFate()
         self._features = _features(settings) if settings.asks_api_server else None
         self._tasks = Tasks(self._end)
         self._resources: dict[str, Resource] = {}
@@ -269,7 +268,6 @@ class Gateway:
             self.presence.check()
         elif resource.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
             self.presence.found(anew=False)
-        self._threads.served(served=all(one.unserved_since is None for one in self.resources))
         self.leader.stood(resource)
 
     def _kubelet_up(self, kubelet: KubeletId) -> None:

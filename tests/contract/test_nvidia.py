@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.hardware import Nvidia
-from tests.contract.node import GPU, PREFIX, Gateway, Node, Refused
+from tests.contract.node import GPU, Gateway, Node, Refused
 from tests.contract.test_sharing import configure
 from tests.fakes import nvml
 
