@@ -26,6 +26,7 @@ from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
 from gateway.leader import instance
 from gateway.leader.leader import Leader
 from gateway.lists import Lists
+from gateway.memory.again import Memory
 from gateway.memory.holdings import Holdings
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
@@ -106,7 +107,7 @@ class Gateway:
             token=self.token,
             kubelet_socket=self.presence.socket,
             own_socket=self._instance.socket,
-            memory=self.holdings.memory,
+            memory=partial(Memory, self.holdings),
             look_within=self.beliefs.look_within,
             accepted=self.holdings.accepted,
             stood=self._stood,
