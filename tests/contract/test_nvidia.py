@@ -416,7 +416,7 @@ async def test_what_was_offered_before_a_restart_stays_until_the_node_can_be_nam
     two = nvidia.gateway(*options, FAIL_ON_INIT_ERROR="false")
     await node.until(lambda: two.said("registered"), "its registration")
     await node.pass_time(60)
-    assert await two.states() == dict.fromkeys(before, "not looked yet")
+    assert await two.states() == dict.fromkeys(before, "not checked yet")
     assert node.capacity() == 8
     assert (await node.restart_container("pod")).devices == given.devices
     nvidia.world.mig(3, "3g.40gb", "3g.40gb")
@@ -426,7 +426,7 @@ async def test_what_was_offered_before_a_restart_stays_until_the_node_can_be_nam
 
 
 async def _are_present(one: Gateway) -> bool:
-    return set((await one.states()).values()) == {"present"}
+    return set((await one.states()).values()) == {"healthy"}
 
 
 @pytest.mark.parametrize(("failing", "usable"), [(1, 3), (4, 0)])
@@ -478,9 +478,10 @@ async def test_with_mig_mixed_each_profile_has_its_name_and_whole_gpus_theirs(no
     nvidia = Nvidia(node)
     nvidia.world.mig(0, "1g.10gb", "1g.10gb+me", "2g.20gb")
     nvidia.world.mig(1, "1c.3g.40gb", "1c.3g.40gb")
+    nvidia.world.mig(2, "7g.80gb")
     nvidia.show()
-    await ready(node, nvidia, "--mig-strategy", "mixed", "--device-id-strategy", "index", count=2)
-    names = {"mig-1g.10gb": 1, "mig-1g.10gb.me": 1, "mig-2g.20gb": 1, "mig-1c.3g.40gb": 2}
+    await ready(node, nvidia, "--mig-strategy", "mixed", "--device-id-strategy", "index", count=1)
+    names = {"mig-1g.10gb": 1, "mig-1g.10gb.me": 1, "mig-2g.20gb": 1, "mig-1c.3g.40gb": 2, "mig-7g.80gb": 1}
     for name, count in names.items():
         await node.allocatable_is(count, f"nvidia.com/{name}")
     given = await node.admit("pod", "nvidia.com/mig-2g.20gb")
@@ -498,6 +499,19 @@ async def test_without_a_mig_strategy_a_partitioned_gpu_is_offered_whole(node: N
     await one.order("release", ids=[nvidia.uuids[0]])
     await one.order("acquire", ids=[nvidia.uuids[0]])
     await node.allocatable_is(4)
+
+
+async def test_a_whole_gpu_has_the_worst_of_what_its_instances_have(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.mig(0, "3g.40gb", "3g.40gb")
+    nvidia.show()
+    one = await ready(node, nvidia)
+    for xid, hit in zip((8, 79), nvidia.world.gpus[0].instances, strict=True):
+        nvidia.event(0, xid, gpu_instance=hit.gpu_instance, compute_instance=hit.compute_instance)
+    await node.allocatable_is(3)
+    assert "Xid 79" in (await told(one))[nvidia.uuids[0]]
+    await node.pass_time(300)  # What ends with its application has ended.
+    assert node.allocatable() == 3
 
 
 async def test_an_instance_that_no_container_could_use_is_not_given(node: Node) -> None:
