@@ -302,34 +302,6 @@ async def test_a_release_that_sees_no_gpu_stops_at_the_first_gateway(stage: Stag
         assert {seen.allocatable[RESOURCE] for seen in stage.records[mark:]} <= {len(IDS)}
 
 
-@pytest.mark.parametrize("rolls", ROLLS)
-async def test_a_node_that_serves_nothing_lets_the_roll_of_a_release_that_sees_no_gpu_go_on(
-    stage: Stage, chart: Chart, rolls: str
-) -> None:
-    await stage.prepare(VERSION)
-    [old] = gateways(stage)
-    profile = yaml.safe_load((await stage.api.get(PROFILE))["data"]["profile.yaml"])
-    ill = {
-        name: {**it, "unhealthy": dict.fromkeys(range(len(it["gpus"])), "lost")}
-        for name, it in profile["resources"].items()
-    }
-    await stage.api.merge(PROFILE, {"data": {"profile.yaml": yaml.safe_dump({"resources": ill})}})
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while stage.records[-1].allocatable[RESOURCE]:
-                await changed(stage)
-        async with blind(stage, rolls):
-            new = await new_gateway(stage, old)
-            await stage.seen.until(
-                lambda _: [(one.uid, one.ready) for one in gateways(stage)] == [(new.uid, True)], "the roll's end"
-            )
-            await stage.api.merge(PROFILE, {"data": {"profile.yaml": yaml.safe_dump(profile)}})
-    finally:
-        await stage.api.merge(PROFILE, {"data": {"profile.yaml": yaml.safe_dump(profile)}})
-        await changed(stage)
-        await stage.served()
-
-
 async def test_a_node_says_when_it_is_ready(stage: Stage, node: Object) -> None:
     assert ready(node)
     assert taints(node) == []

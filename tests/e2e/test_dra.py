@@ -3,12 +3,15 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from gateway.wires.control import ControlError
-from gateway_lab.node.dra import DRIVER, EVERY, PATIENCE, DraNode
+from gateway_lab.node import pods
+from gateway_lab.node.api import Object
+from gateway_lab.node.dra import DRIVER, EVERY, PATIENCE, POD, RESOURCES, DraNode
 from gateway_lab.node.installed import DEVICES, GPUS, write_profile
 from gateway_lab.waiting import until
 
@@ -270,3 +273,106 @@ async def test_it_may_write_its_own_nodes_slices_and_what_is_allocatable_alone(d
 
         await until(in_force, 60, every=0.2)
         assert await dra.write(f"{own}/status", {"status": {"allocatable": {"example.com/none": None}}}) == 200
+
+
+# What claims and the pods that use them can look like.
+
+CLAIMS = f"{RESOURCES}/namespaces/{pods.NAMESPACE}/resourceclaims"
+ADMIN = "resource.kubernetes.io/admin-access"
+ONE = {"deviceClassName": DRIVER}
+IMPOSSIBLE = {"selectors": [{"cel": {"expression": "false"}}]}
+
+
+async def claim(dra: DraNode, name: str, request: Object) -> None:
+    """Make a claim of one request."""
+    about = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}}
+    spec = {"devices": {"requests": [{"name": "gpu", **request}]}}
+    await dra.api.create(CLAIMS, {**about, "spec": spec})
+
+
+async def pod(dra: DraNode, name: str, of: str, **spec: Any) -> pods.Account:
+    """Have a pod of a claim run; return what its container says."""
+    one = pods.gpu_pod(name, 0)
+    main = {**one["spec"]["containers"][0], "resources": {"claims": [{"name": "gpu"}]}}
+    claims = [{"name": "gpu", "resourceClaimName": of}]
+    await dra.create(name, {**one, "spec": {**one["spec"], "containers": [main], "resourceClaims": claims, **spec}})
+    await until(lambda: bool(dra.account(name).nodes), PATIENCE)
+    return dra.account(name)
+
+
+@pytest_asyncio.fixture(loop_scope="session", params=["1.37"])
+async def newest(dra: DraNode, request: pytest.FixtureRequest) -> AsyncIterator[DraNode]:
+    await begin(dra, request.param)
+    yield dra
+    await dra.delete_all()
+    for one in (await dra.api.get(CLAIMS))["items"]:
+        await dra.api.delete(f"{CLAIMS}/{one['metadata']['name']}")
+    await dra.unprepared()
+
+
+@pytest.mark.parametrize(
+    ("request_", "count"),
+    [
+        pytest.param({"firstAvailable": [{"name": "a", **ONE, **IMPOSSIBLE}, {"name": "b", **ONE}]}, 1, id="a list"),
+        pytest.param({"exactly": {**ONE, "allocationMode": "All"}}, GPUS, id="all"),
+    ],
+)
+async def test_a_claim_by_priorities_or_of_all_gpus_runs(newest: DraNode, request_: Object, count: int) -> None:
+    await claim(newest, "one", request_)
+    assert len((await pod(newest, "a", "one")).nodes) == count
+
+
+async def test_two_pods_of_one_claim_have_the_same_gpu(newest: DraNode) -> None:
+    await claim(newest, "one", {"exactly": ONE})
+    assert (await pod(newest, "a", "one")).nodes == (await pod(newest, "b", "one")).nodes
+
+
+async def test_an_administrators_claim_has_gpus_that_others_hold(newest: DraNode) -> None:
+    await newest.api.merge(f"/api/v1/namespaces/{pods.NAMESPACE}", {"metadata": {"labels": {ADMIN: "true"}}})
+    held = await newest.claim_pod("user")
+    await claim(newest, "one", {"exactly": {**ONE, "allocationMode": "All", "adminAccess": True}})
+    assert len((await pod(newest, "admin", "one")).nodes) == GPUS
+    assert newest.account("user").nodes == {DEVICES[held]}
+    assert not newest.account("user").lost
+
+
+async def test_a_sidecar_has_its_pods_gpu_and_a_pod_may_limit_its_containers_together(newest: DraNode) -> None:
+    await claim(newest, "one", {"exactly": ONE})
+    main = pods.gpu_pod("a", 0)["spec"]["containers"][0]
+    sidecar = {**main, "name": "sidecar", "restartPolicy": "Always", "resources": {"claims": [{"name": "gpu"}]}}
+    limits = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
+    assert len((await pod(newest, "a", "one", initContainers=[sidecar], resources=limits)).nodes) == 1
+    logs = newest.node.root / "var/log/pods"
+    [log] = logs.glob(f"{pods.NAMESPACE}_a_*/sidecar/*.log")
+    await until(lambda: "open /dev/nvidia" in log.read_text(), PATIENCE)
+
+
+async def test_a_pod_keeps_its_gpu_while_it_is_resized(newest: DraNode) -> None:
+    await claim(newest, "one", {"exactly": ONE})
+    main = pods.gpu_pod("a", 0)["spec"]["containers"][0]
+    resources = {"claims": [{"name": "gpu"}], "requests": {"cpu": "100m"}}
+    before = await pod(newest, "a", "one", containers=[{**main, "resources": resources}])
+    more = {"spec": {"containers": [{"name": pods.CONTAINER, "resources": {"requests": {"cpu": "200m"}}}]}}
+    await newest.api.strategic(f"{POD}/a/resize", more)
+
+    async def is_resized() -> bool:
+        [found] = (await newest.api.get(f"{POD}/a"))["status"]["containerStatuses"]
+        now = found.get("resources", {}).get("requests", {}).get("cpu")
+        return (now, found["restartCount"]) == ("200m", 0)
+
+    await until(is_resized, PATIENCE, every=EVERY)
+    after = newest.account("a")
+    assert (after.nodes, after.lost) == (before.nodes, ())
+
+
+async def test_a_pods_status_shows_that_its_claims_gpu_is_unhealthy(newest: DraNode) -> None:
+    uuid = await newest.claim_pod("a")
+    for ill, word in (([[*DEVICES].index(uuid)], "Unhealthy"), ([], "Healthy")):
+        write_profile(newest.node, ill)
+
+        async def is_told(word: str = word) -> bool:
+            [found] = (await newest.api.get(f"{POD}/a"))["status"]["containerStatuses"]
+            told = [one["health"] for of in found.get("allocatedResourcesStatus", ()) for one in of["resources"]]
+            return told == [word]
+
+        await until(is_told, PATIENCE, every=EVERY)
