@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +20,9 @@ What `gateway conformance` found of device plugins, by the [rules](conformance.m
 `make docs` from `{reports}`.)
 
 - *Broken* means that the rule was broken on at least one of these kubelets within the waiting time (`--cap`).
-- A plugin that ends and is started again also keeps a rule, because many rely on their DaemonSet. *How* reports it.
+- A plugin that ends and is started again also keeps a rule, because many rely on their DaemonSet.
+- Each report has the command that repeats it, and what was seen.
+
 """
 _PLAIN: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._:/+-]{0,99}", re.ASCII)
 """What stands in the page as it is: a name, a version, a date."""
@@ -30,7 +31,8 @@ _PLAIN: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._:/+-]{0,99}", re.ASCII)
 def page() -> str:
     """Write the page."""
     reports = [_read(path) for path in sorted((ROOT / REPORTS).glob("*/*.yaml"), key=_order)]
-    return "".join([_BEGIN.format(reports=REPORTS), *_summary(reports), *_each(reports)])
+    rows = ((_link(one), *(_counts(one, name) for name in LEVELS), _kubelets(one), _found(one)) for one in reports)
+    return "".join([_BEGIN.format(reports=REPORTS), *table(("plugin", *LEVELS, "kubelets", "found"), rows)])
 
 
 def _read(path: Path) -> PluginReport:
@@ -58,22 +60,8 @@ def _order(path: Path) -> tuple[str, Version]:
         return path.parent.name, Version("0")
 
 
-def _name(told: PluginReport) -> str:
-    return f"{told.plugin} {told.version}"
-
-
-def _summary(reports: Sequence[PluginReport]) -> Iterator[str]:
-    yield "\n## At a glance\n\n"
-    rows = [
-        (f"[{_name(one)}](#{_anchor(one)})", *(_counts(one, name) for name in LEVELS), _kubelets(one))
-        for one in reports
-    ]
-    yield from table(("plugin", *LEVELS, "kubelets"), rows)
-
-
-def _anchor(told: PluginReport) -> str:
-    """Give the anchor of a plugin's heading, as GitHub and the site make it: dots go."""
-    return _name(told).lower().replace(".", "").replace(" ", "-")
+def _link(told: PluginReport) -> str:
+    return f"[{told.plugin} {told.version}](../{REPORTS}/{told.plugin}/{told.version}.yaml)"
 
 
 def _counts(told: PluginReport, name: Level) -> str:
@@ -87,36 +75,13 @@ def _kubelets(told: PluginReport) -> str:
     return ", ".join(f"{version} ({kind})" for version, kind in told.kubelets.items())
 
 
-def _link(rule: str) -> str:
-    return f"[{rule}](conformance.md#{rule})"
-
-
-def _each(reports: Sequence[PluginReport]) -> Iterator[str]:
-    for one in reports:
-        path = f"{REPORTS}/{one.plugin}/{one.version}.yaml"
-        yield f"\n## {_name(one)}\n\n{one.notes}\n\n" if one.notes else f"\n## {_name(one)}\n\n"
-        yield f"    {_command(one)}\n\n"
-        yield f"{' '.join(_facts(one))} [What was seen](../{path}).\n"
-        broken = [_link(rule.id) for rule in RULES if rule.id in one.rules and one.rules[rule.id].result == "broken"]
-        if broken:
-            yield f"\nBroken: {', '.join(broken)}.\n"
-
-
-def _command(told: PluginReport) -> str:
-    """Spell the command with which anybody can repeat it."""
-    hard_wired = ["--hard-wired"] if told.hard_wired else []
-    change = [f"--change '{told.change}'"] if told.change else []
-    rest = [f"--cap {told.cap_seconds:g}", f"--kubelets {','.join(told.kubelets)}"]
-    return " ".join(["gateway conformance", f"'{told.command}'", *hard_wired, *change, *rest])
-
-
-def _facts(told: PluginReport) -> Iterator[str]:
-    yield f"{told.date}, by gateway {told.examined_with}."
-    for why in dict.fromkeys(told.unexamined.values()):
-        yield f"Not examined: {_cell(why)}."
-    if told.resources:
-        every = (f"{number} of `{name}`" for found in told.resources.values() for name, number in found.items())
-        yield f"Devices: {', '.join(dict.fromkeys(every))}. How: {_cell(told.process)}."
+def _found(told: PluginReport) -> str:
+    """Say why it could not be examined, or which rules it breaks; and how it keeps the others."""
+    if told.unexamined:
+        return "; ".join(map(_cell, dict.fromkeys(told.unexamined.values())))
+    broken = [rule.id for rule in RULES if rule.id in told.rules and told.rules[rule.id].result == "broken"]
+    links = ", ".join(f"[{rule}](conformance.md#{rule})" for rule in broken)
+    return f"{_cell(told.process)}" + (f"; broken: {links}" if links else "")
 
 
 def _cell(text: str) -> str:
