@@ -158,7 +158,7 @@ NODE = $(RUN)python -m gateway_lab.node $(addprefix --kubelet ,$(KUBELETS))
 .PHONY: e2e-made
 e2e-made: $(VENV)
 	@$(NODE) --make
-	@$(RUN)python -m tools.image --tag $(VERSION) --tag $(VERSION)-b --out build/e2e
+	@$(RUN)python -m tools.image --newest --tag $(VERSION) --tag $(VERSION)-b --out build/e2e
 
 .PHONY: e2e
 e2e: e2e-made ## scenarios on a whole genuine node (wants root; the first time builds Kubernetes: 10 minutes or more)
@@ -201,9 +201,11 @@ track-record: $(VENV) ## see each known bug happen on a genuine kubelet that has
 
 # IMAGE: more options. "--tag 0.1.0 --tag 0.1.0-b" makes two archives of one layer, to try a roll with.
 IMAGE ?=
-.PHONY: image
+.PHONY: image image-lock
 image: $(VENV) ## the container image, as an OCI archive in dist/image, and what is in it (no container engine needed)
 	@$(RUN)python -m tools.image $(IMAGE)
+image-lock: $(VENV) ## lock the newest of Debian's packages for the image, in deploy/image.lock
+	@$(RUN)python -m tools.image --lock
 
 .PHONY: manifests
 manifests: $(VENV) ## render deploy/kustomize into deploy/manifests, and hold both against Kubernetes' schemas

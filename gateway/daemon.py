@@ -26,6 +26,7 @@ from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
 from gateway.leader import instance
 from gateway.leader.leader import Leader
 from gateway.lists import Lists
+from gateway.memory.again import Memory
 from gateway.memory.holdings import Holdings
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
@@ -39,7 +40,6 @@ from gateway.telling import orders
 from gateway.telling.commands import Commands
 from gateway.telling.listeners import Listeners
 from gateway.wires import notify
-from gateway.wires.pool import GrpcThreads
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -78,7 +78,7 @@ class Gateway:
         )
         self.ledger = Ledger(settings.state_dir, settings.socket_dir)
         self.scribe = Scribe(self.ledger, self._writes, lambda: self.leader.writing())  # noqa: PLW0108 - they need each other
-        self.tally, self.config, self._threads = Tally(), reload.FileFate(), GrpcThreads()
+        self.tally, self.config = Tally(), reload.FileFate()
         self._features = _features(settings) if settings.asks_api_server else None
         self._tasks = Tasks(self._end)
         self._resources: dict[str, Resource] = {}
@@ -107,7 +107,7 @@ class Gateway:
             token=self.token,
             kubelet_socket=self.presence.socket,
             own_socket=self._instance.socket,
-            memory=self.holdings.memory,
+            memory=partial(Memory, self.holdings),
             look_within=self.beliefs.look_within,
             accepted=self.holdings.accepted,
             stood=self._stood,
@@ -269,7 +269,6 @@ class Gateway:
             self.presence.check()
         elif resource.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
             self.presence.found(anew=False)
-        self._threads.served(served=all(one.unserved_since is None for one in self.resources))
         self.leader.stood(resource)
 
     def _kubelet_up(self, kubelet: KubeletId) -> None:

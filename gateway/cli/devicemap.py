@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -13,11 +14,30 @@ from gateway.cli.page import table
 from gateway.wires.log import printable
 
 if TYPE_CHECKING:
-    from gateway.cli.devices import Row
+    from devices.source import Facts
+    from gateway.telling.status import DeviceStatus
 
 _HEALTHY: Final = "healthy"
 _ID: Final = 12
 """Characters of an ID that are shown: enough to tell GPUs apart, and to name one in a command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One device of one resource."""
+
+    gateway: str
+    resource: str
+    device: DeviceStatus
+    facts: Facts
+    known: bool
+    """Whether it is known who holds what."""
+
+    def is_called(self, name: str) -> bool:
+        """Whether a person means it by ``name``: its resource, its index, its ID or the beginning of that, or what it is part of."""
+        domain, _, short = self.resource.partition("/")
+        others = {self.resource, domain, short, self.facts.parent, self.facts.index}
+        return bool(name) and (name in others or self.device.id.startswith(name))
 
 
 def render(rows: Iterable[Row], width: int) -> Iterator[str]:

@@ -17,9 +17,10 @@ import msgspec
 
 from devices.replicas import unshared
 from devices.source import Facts
-from gateway.cli import named, places
+from gateway.cli import devicemap, named, places
+from gateway.cli.devicemap import Row
 from gateway.cli.status import _clean, _colour, _remarks
-from gateway.telling.status import DeviceStatus, GatewayStatus, ResourceStatus
+from gateway.telling.status import GatewayStatus, ResourceStatus
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from gateway.wires.log import escaped
@@ -48,24 +49,6 @@ class NodeDevices(msgspec.Struct, frozen=True):
 
     status: GatewayStatus
     facts: dict[str, dict[str, Facts]]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One device of one resource."""
-
-    gateway: str
-    resource: str
-    device: DeviceStatus
-    facts: Facts
-    known: bool
-    """Whether it is known who holds what."""
-
-    def is_called(self, name: str) -> bool:
-        """Whether a person means it by ``name``: its resource, its index, its ID or the beginning of that, or what it is part of."""
-        domain, _, short = self.resource.partition("/")
-        others = {self.resource, domain, short, self.facts.parent, self.facts.index}
-        return bool(name) and (name in others or self.device.id.startswith(name))
 
 
 def rows(answers: Iterable[NodeDevices]) -> list[Row]:
@@ -165,8 +148,6 @@ def devices(*, names: tuple[str, ...], output: str, as_map: bool, state_dir: Pat
 
 
 def _map(found: Sequence[Row]) -> Iterator[str]:
-    from gateway.cli import devicemap
-
     return devicemap.render(found, min(shutil.get_terminal_size().columns, _WIDTH))
 
 

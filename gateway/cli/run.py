@@ -37,7 +37,7 @@ class Run(Program):
     """A command that takes the daemon's options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse them, spelled as with Go, too. Only ``run`` itself leaves a rest: options in front of another command."""
+        """Parse the arguments, also in Go's spelling. Only ``run`` leaves a rest: a command behind options."""
         options = (one for one in self.get_params(ctx) if isinstance(one, click.Option) and not one.is_flag)
         try:
             args = commandline.spelled(args, {name for option in options for name in option.opts})
@@ -50,7 +50,7 @@ class Run(Program):
         return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write its own; the daemon's by group."""
+        """Write the command's own options, or all of ``gateway run`` by group."""
         from gateway.cli import help as texts
 
         texts.write_options(self, ctx, formatter, every=self is run)
@@ -93,10 +93,10 @@ def run(ctx: click.Context, /, **texts: Any) -> None:
 def wrong(error: ConfigError, said: Mapping[str, Given]) -> click.ClickException:
     """Return the error that ends the command: with 2 for a wrong value, with 1 if it may be right later.
 
-    It says of each setting that it names and that a variable has set, which variable.
+    For each setting in its text it names the source, if that is not the option.
     """
     words = str(error) + "".join(
-        f" (--{name} comes from the variable {one.source})"
+        f" (--{name} comes from {one.source})"
         for name, one in said.items()
         if not one.source.startswith("--") and re.search(rf"--{name}(?![\w-])", str(error))
     )
@@ -104,7 +104,7 @@ def wrong(error: ConfigError, said: Mapping[str, Given]) -> click.ClickException
 
 
 def given(ctx: click.Context, texts: Mapping[str, Any]) -> tuple[dict[str, Given], Settings]:
-    """Return what options and variables say, by flag name, and the settings that it makes without a configuration file."""
+    """Return what options and variables set, by flag name, and the settings of the start."""
     said = commandline.given(texts, os.environ)
     if ctx.info_name == NVIDIA:
         said.setdefault("backend", Given("nvidia", NVIDIA))
@@ -112,7 +112,7 @@ def given(ctx: click.Context, texts: Mapping[str, Any]) -> tuple[dict[str, Given
 
 
 def read(ctx: click.Context, said: Mapping[str, Given], start: Settings) -> tuple[Settings, Mapping[str, Given]]:
-    """Put together what ``given`` has found and the configuration file; return the settings, and who says each of them."""
+    """Return the settings with the configuration file, and where each comes from, by flag name."""
     for note in commandline.unknown_variables(os.environ, COMMANDS.keys() - {"run"}):
         _log.warning("environment", note=note)
     if inert := commandline.inert(said):
@@ -138,7 +138,7 @@ def read(ctx: click.Context, said: Mapping[str, Given], start: Settings) -> tupl
 
 
 class Settled(Run):
-    """A command that takes the daemon's options, too, to know the settings of a daemon. Its own of the same name go first."""
+    """A command that also has the daemon's options, to know the settings of a daemon. Its own of the same name win."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Add the daemon's options to its own."""
@@ -213,13 +213,10 @@ def _refuse_impossible(settings: Settings) -> None:
 
 async def _run(gateway: Gateway) -> NoReturn:
     """Serve, and end the process: a thread that waits for a disk that hangs would hold it for as long."""
-    from gateway import process
     from gateway.wires import log
 
     log.log_what_others_write()
-    trimming = asyncio.ensure_future(process.trim())
     status = await gateway.run()
-    trimming.cancel()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

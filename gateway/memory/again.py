@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from devices.model import Fault, RefusedError
 from gateway.kubelet import view
+from gateway.memory.holdings import RECORDED_WITHIN
 from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from gateway.memory.holdings import Holdings
     from gateway.memory.rows import HandedOut
 
-RECORDED_WITHIN: Final = 1.5
-"""Seconds that a kubelet is given to note what Allocate answered: its records of before that don't end a hand-out."""
 MOST_PODS: Final = 8
 """How many pods are asked about by name: a kubelet answers 10 requests at once (100 a second)."""
 MOST_CHOICES: Final = 4

@@ -16,7 +16,6 @@ from devices.model import Device
 from gateway.kubelet import beliefs
 from gateway.kubelet.drift import Earlier
 from gateway.kubelet.watch import kubelet_id
-from gateway.memory.again import RECORDED_WITHIN, Memory
 from gateway.memory.ledger import boot_id
 from gateway.registration.events import Phase
 
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
 
+RECORDED_WITHIN: Final = 1.5
+"""Seconds that a kubelet is given to note what Allocate answered: its records of before that don't end a hand-out."""
 _GIVEN: Final = "a container that was given it a moment ago"
 _FORGOTTEN: Final = "{:.80}, perhaps: the kubelet forgot who; when it has ended, run `gateway forget ID`"
 
@@ -288,7 +289,3 @@ class Holdings:
         """Remember, for the next start, which dialect the kubelet accepted."""
         if self.ledger.accept(dialect):
             self.scribe.soon()
-
-    def memory(self, resource: str) -> Memory:
-        """Return what is known and remembered of a resource's devices, beyond its list."""
-        return Memory(self, resource)

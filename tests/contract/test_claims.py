@@ -555,6 +555,15 @@ async def test_a_toleration_covers_what_it_covers_for_kubernetes(
             assert "is unhealthy" in await refusal(cluster, claim)
 
 
+async def test_a_claim_that_is_allocated_more_gets_it_beside_what_it_has(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        claim = cluster.claim("claim", "gpu-0")
+        await cluster.prepare(claim)
+        async with asyncio.timeout(3):
+            assert (await cluster.prepare(cluster.allocate("claim", "gpu-0", "gpu-1"))).gpus == {A, B}
+
+
 async def test_each_request_of_a_claim_has_an_answer_of_its_own(node: Node) -> None:
     async with Cluster(node) as cluster:
         first, second = await of_amd(cluster, nodes=False)

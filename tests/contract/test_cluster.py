@@ -552,6 +552,14 @@ async def test_a_change_is_seen_after(node: Node, what: Any) -> None:
         await followed(node, cluster, 4)
 
 
+async def test_a_server_that_was_away_for_long_is_found_within_seconds(node: Node) -> None:
+    async with followed_by(node) as cluster:
+        await cluster.server.stop()
+        await node.pass_time(300)
+        await cluster.server.start()
+        await followed(node, cluster, 3, 5)
+
+
 async def test_a_server_that_says_when_it_wants_to_be_asked_again_is_asked_then(node: Node) -> None:
     async with followed_by(node) as cluster:
 
@@ -586,6 +594,21 @@ async def test_a_node_that_is_deleted_and_made_again_is_followed(node: Node) -> 
         assert node.allocatable() == 4
         cluster.server.put(AT, metadata={"uid": "another", "labels": {LABEL: "xxx"}}, status={})
         await node.allocatable_is(6)
+
+
+async def test_a_kubeconfig_that_is_none_is_told_and_never_quoted(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        right = cluster.kubeconfig.read_text()
+        for text in ("users: [{user: {token: s3cret}]\n", "\ttoken: s3cret", "s3cret", "x" * 1024**2 + "s3cret", ""):
+            cluster.kubeconfig.write_text(text)
+            one = cluster.gateway("--node-condition")
+            await node.until(partial(one.said, "the API server can't be asked"), "what is wrong")
+            assert str(cluster.kubeconfig) in str(one.said("the API server can't be asked"))
+            assert "s3cret" not in str(one.process.log)
+            await one.terminate()
+        cluster.kubeconfig.write_text(right)
+        cluster.gateway("--node-condition")
+        await condition_is(cluster, "True Ready")
 
 
 async def under_a_path(answer: Answer, request: Request, cluster: Cluster) -> None:

@@ -175,7 +175,7 @@ async def test_what_is_lost_is_forgotten_once_no_pod_holds_it(node: Node) -> Non
     await node.pass_time(20)
     await two.order("forget", id=lost)
     await node.truthful()
-    assert node.capacity() == 1
+    await node.until(lambda: node.capacity() == 1, "the kubelet to hear of it", 1)
 
 
 async def test_hardware_that_is_released_is_not_looked_at_until_it_is_acquired(node: Node) -> None:

@@ -147,6 +147,16 @@ async def test_a_late_claim_calls_back_what_nobody_has(node: Node, held: int) ->
             await node.refused("other")
 
 
+async def test_a_claim_for_supervision_keeps_no_gpu_from_coming_back(node: Node) -> None:
+    async with both(node) as cluster:
+        await there_and_back(cluster)
+        await cross(cluster, "dra")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        cluster.allocate("admin", "gpu-0", adminAccess=True)
+        await cross(cluster, "plugin")
+        await node.allocatable_is(2)
+
+
 async def test_what_another_driver_offers_is_given_by_neither_api(node: Node) -> None:
     async with both(node) as cluster:
         slice_ = cluster.offer("dra.example.com", x=A)

@@ -304,6 +304,17 @@ async def test_claims_choose_mig_instances_by_what_nvidias_driver_says_of_them(n
     assert said | theirs == said
 
 
+@pytest.mark.parametrize("attribute", ["pciBusID", "resource.kubernetes.io/pciBusID"])
+async def test_another_drivers_gpu_is_known_by_its_address_however_that_is_spelled(node: Node, attribute: str) -> None:
+    nvidia = Nvidia(node)
+    async with Cluster(node) as cluster:
+        await of_nvidia(cluster, nvidia, 4)
+        theirs = cluster.offer(THEIRS, d="x")
+        address = {attribute: {"string": f"0000{nvidia.world.gpus[1].pci}".upper()}}
+        cluster.server.change(theirs, lambda one: one["spec"]["devices"][0].update(attributes=address))
+        await node.until(lambda: {*cluster.published()} == {"gpu-0", "gpu-2", "gpu-3"}, "theirs to go")
+
+
 async def test_devices_have_the_names_of_nvidias_driver(node: Node) -> None:
     nvidia = Nvidia(node)
     nvidia.world.gpus[0].minor, nvidia.world.gpus[3].minor = 3, 0

@@ -292,6 +292,16 @@ async def test_a_newer_gateway_that_this_kubelet_refuses_leaves_it_all_to_the_ol
         await node.admit(f"pod-{number}")
 
 
+async def test_an_update_that_no_version_of_the_kubelet_fits_is_not_ready_and_takes_nothing_over(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.served(2)
+    newer = node.gateway("--api", "v1alpha2")
+    for number in range(2):
+        await node.pass_time(20)
+        assert (node.allocatable(), await newer.is_ready()) == (2, False)
+        await node.admit(f"pod-{number}")
+
+
 async def test_a_newer_gateway_that_sees_no_gpu_takes_none_over(node: Node) -> None:
     node.simulate(gpus(0, 1, 2))
     older = await node.served(3)

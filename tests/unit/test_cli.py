@@ -161,7 +161,7 @@ def test_what_somebody_wrote_steers_no_terminal(arguments: list[str]) -> None:
         ([], "GATEWAY_POD_RESOURCES_SOCKET", "", "Error: GATEWAY_POD_RESOURCES_SOCKET: the value is empty"),
         ([], "GATEWAY_STARTUP_GRACE", "nan", "Error: GATEWAY_STARTUP_GRACE: 'nan' is not a number from 0 to 3600"),
         ([], "GATEWAY_API", "v2", "Error: GATEWAY_API: unknown value 'v2'. Allowed: "),
-        ([], "GATEWAY_SIMULATE", "small", "(--simulate comes from the variable GATEWAY_SIMULATE)"),
+        ([], "GATEWAY_SIMULATE", "small", "(--simulate comes from GATEWAY_SIMULATE)"),
         (["config", "show"], "GATEWAY_API", "v2", "Error: GATEWAY_API: unknown value 'v2'"),
         (["compat"], "GATEWAY_COMPAT_KUBELETS", "1.99", "Error: GATEWAY_COMPAT_KUBELETS: kubelet 1.99 is not known"),
     ],

@@ -111,7 +111,7 @@ def call(folder: Path, *arguments: str, color: bool = False) -> Result:
     return CliRunner().invoke(gateway, words, env={"GATEWAY_STATE_DIR": str(folder)}, color=color)
 
 
-def rows(*answers: dict[str, Any]) -> list[cli.Row]:
+def rows(*answers: dict[str, Any]) -> list[devicemap.Row]:
     return cli.rows([msgspec.convert(one, cli.NodeDevices) for one in answers])
 
 
