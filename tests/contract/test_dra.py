@@ -9,9 +9,12 @@ import os
 
 import pytest
 
+from devices.model import Device
 from gateway_lab.kubelets.kubelet import KubeletError
+from gateway_lab.plugins.played import PlayedPlugin
 from tests.contract import wire
 from tests.contract.claiming import A, B, simulate, started
+from tests.contract.clock import Process
 from tests.contract.cluster import Cluster, UnschedulableError, other_driver
 from tests.contract.node import GPU, Node
 
@@ -520,3 +523,19 @@ async def test_a_gateway_that_can_write_nothing_down_waits_is_not_ready_and_says
         assert not node.allocatable()
         node.disk.fails = 0
         await node.eventually(one.is_ready, "that it is ready", 30)
+
+
+async def test_what_another_device_plugin_offers_is_not_offered_by_dra(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        simulate(node)
+        await cluster.start_kubelet()
+        theirs = Process("plugin")
+        plugin = PlayedPlugin(folder=node.sockets, resource=GPU, devices=(Device(A), Device(B)))
+        await theirs.ask(plugin.start())
+        await node.allocatable_is(2)
+        one = cluster.gateway("--dra", "only")
+        await node.until(lambda: "a device plugin on this node offers it" in str(one.process.log), "the reason")
+        await node.pass_time(20)
+        assert not cluster.published()
+        await theirs.ask(plugin.change(()))
+        await cluster.published_is(gpu_0=[], gpu_1=[])
