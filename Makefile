@@ -21,6 +21,7 @@ MUTATES := .venv-mutate/.ready-$(call key,locks/mutate.txt)
 SITE := .venv-docs/.ready-$(call key,locks/docs.txt)
 GEN := .venv-gen/.ready-$(call key,locks/gen.txt)
 RUN := .venv/bin/
+VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"$$/\1/p' gateway/__init__.py)
 
 # pip says what it does only when it fails or takes long; no question, no notice about itself.
 PIP := -m pip install --quiet --disable-pip-version-check --no-input --require-hashes
@@ -157,7 +158,7 @@ NODE = $(RUN)python -m gateway_lab.node $(addprefix --kubelet ,$(KUBELETS))
 .PHONY: e2e-made
 e2e-made: $(VENV)
 	@$(NODE) --make
-	@$(RUN)python -m tools.image --tag 0.1.0 --tag 0.1.0-b --out build/e2e
+	@$(RUN)python -m tools.image --newest --tag $(VERSION) --tag $(VERSION)-b --out build/e2e
 
 .PHONY: e2e
 e2e: e2e-made ## scenarios on a whole genuine node (wants root; the first time builds Kubernetes: 10 minutes or more)
@@ -200,9 +201,11 @@ track-record: $(VENV) ## see each known bug happen on a genuine kubelet that has
 
 # IMAGE: more options. "--tag 0.1.0 --tag 0.1.0-b" makes two archives of one layer, to try a roll with.
 IMAGE ?=
-.PHONY: image
+.PHONY: image image-lock
 image: $(VENV) ## the container image, as an OCI archive in dist/image, and what is in it (no container engine needed)
 	@$(RUN)python -m tools.image $(IMAGE)
+image-lock: $(VENV) ## lock the newest of Debian's packages for the image, in deploy/image.lock
+	@$(RUN)python -m tools.image --lock
 
 .PHONY: manifests
 manifests: $(VENV) ## render deploy/kustomize into deploy/manifests, and hold both against Kubernetes' schemas
@@ -251,7 +254,6 @@ gauntlet: $(VENV) ## every fault, alone and mixed by chance, on emulated kubelet
 .PHONY: docs docs-check
 docs: $(VENV) ## write the tables of docs/ from what the code declares
 	$(RUN)python -m tools.dialects docs/dialects.md
-	$(RUN)python -m tools.machines docs/machines.md
 	$(RUN)python -m tools.faults docs/faults.md
 	$(RUN)python -m tools.conformance docs/conformance.md
 	$(RUN)python -m tools.compared docs/compared.md
@@ -261,9 +263,9 @@ docs: $(VENV) ## write the tables of docs/ from what the code declares
 	$(RUN)python -m tools.schemas
 	$(RUN)python -m tools.chart
 	$(RUN)python -m tools.doctor docs/doctor.md
+	$(RUN)python -m tools.version
 docs-check: $(VENV) ## are the tables of docs/ what the code declares?
 	$(RUN)python -m tools.dialects --check docs/dialects.md
-	$(RUN)python -m tools.machines --check docs/machines.md
 	$(RUN)python -m tools.faults --check docs/faults.md
 	$(RUN)python -m tools.conformance --check docs/conformance.md
 	$(RUN)python -m tools.compared --check docs/compared.md
@@ -273,6 +275,7 @@ docs-check: $(VENV) ## are the tables of docs/ what the code declares?
 	$(RUN)python -m tools.schemas --check
 	$(RUN)python -m tools.chart --check
 	$(RUN)python -m tools.doctor --check docs/doctor.md
+	$(RUN)python -m tools.version --check
 
 # What draws the site's diagrams: a package of the npm registry, by its hash.
 MERMAID := mermaid-11.16.0

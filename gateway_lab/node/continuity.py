@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from gateway import VERSION
 from gateway_lab.node import pods
 from gateway_lab.node.installed import (
     CDI_ID,
@@ -40,8 +41,8 @@ FREE = GPUS - len(KINDS)
 """How many GPUs no pod holds."""
 ANY: frozenset[str] = frozenset()
 NEVER = 0.0
-ROLLED = "device-plugin-gateway:0.1.0-b"
-IMAGE = "device-plugin-gateway:0.1.0"
+IMAGE = f"device-plugin-gateway:{VERSION}"
+ROLLED = f"{IMAGE}-b"
 INF = float("inf")
 _NAMESAKES = 5
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway import VERSION
 from tests.unit import test_commands
 from tools import chart, manifests
 
@@ -432,7 +433,8 @@ def test_only_prometheus_reaches_the_metrics() -> None:
     labels = found["DaemonSet", "nvidia"]["spec"]["template"]["metadata"]["labels"]
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     monitor = found["PodMonitor", ""]["spec"]
-    assert monitor["podMetricsEndpoints"] == [{"port": "metrics", "interval": "30s"}]
+    node = {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}
+    assert monitor["podMetricsEndpoints"] == [{"port": "metrics", "interval": "30s", "relabelings": [node]}]
     assert monitor["selector"]["matchLabels"].items() <= labels.items()
 
 
@@ -440,6 +442,9 @@ def test_the_alerts_and_the_dashboard_are_ours() -> None:
     found = rendered({"prometheusRule.enabled": True, "dashboard.enabled": True})
     rules = yaml.safe_load((ROOT / "deploy/alerts/device-plugin-gateway.rules.yaml").read_text())
     assert found["PrometheusRule", ""]["spec"] == rules
+    there = rendered({"prometheusRule.enabled": True, "prometheusRule.docsUrl": "https://docs.example/"})
+    [group] = there["PrometheusRule", ""]["spec"]["groups"]
+    assert all(rule["annotations"]["runbook_url"].startswith("https://docs.example/o") for rule in group["rules"])
     shown = json.loads(found["ConfigMap", ""]["data"]["device-plugin-gateway.json"])
     told = set(re.findall(r"device_plugin_gateway_\w+", json.dumps(shown)))
     page = (ROOT / "docs/observability.md").read_text()
@@ -490,14 +495,14 @@ def test_feature_discovery_follows_the_label_by_nvidias_own_sidecar() -> None:
 
 
 IMAGES: dict[str, tuple[dict[str, object], str]] = {
-    "none": ({}, "device-plugin-gateway:0.1.0"),
+    "none": ({}, f"device-plugin-gateway:{VERSION}"),
     "theirs": (
         {"image.repository": "nvcr.io/nvidia/k8s-device-plugin", "image.tag": "v0.17.1"},
-        "device-plugin-gateway:0.1.0",
+        f"device-plugin-gateway:{VERSION}",
     ),
-    "a-mirror-of-theirs": ({"image.repository": "a.b/k8s-device-plugin"}, "device-plugin-gateway:0.1.0"),
+    "a-mirror-of-theirs": ({"image.repository": "a.b/k8s-device-plugin"}, f"device-plugin-gateway:{VERSION}"),
     "ours": ({"image.repository": "a.b/gateway", "image.tag": "1"}, "a.b/gateway:1"),
-    "ours-without-a-tag": ({"image.repository": "a.b/gateway"}, "a.b/gateway:0.1.0"),
+    "ours-without-a-tag": ({"image.repository": "a.b/gateway"}, f"a.b/gateway:{VERSION}"),
     "whole": ({"image.repository": "a.b/gateway", "gateway.image": "c.d/gateway@sha256:0"}, "c.d/gateway@sha256:0"),
 }
 

@@ -371,7 +371,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a list within": (gpu([]), "Expected `object | null`, got `array`"),
     "a kind that is a number": (gpu(kind=7), "Expected `str`, got `int`"),
     "a screen's": (gpu(kind="\x1b[2J"), "'?[2J' are unknown"),
-    "a surrogate": (gpu(**{"\ud800": 1}), "expected to read claim"),
+    "a surrogate": (gpu(**{"\ud800": 1}), "cannot read claim"),
 }
 
 

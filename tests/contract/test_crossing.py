@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from gateway_lab.kubelets.kubelet import KubeletError
-from tests.contract.claiming import A, B, both, cross, device_class, sides, simulate, there_and_back, watch_both
+from tests.contract.claiming import A, B, both, cross, device_class, sides, simulate, there_and_back, watch_both, words
 from tests.contract.cluster import AT, NVIDIA, Claim, Cluster, UnschedulableError
 from tests.contract.node import GPU, Node, OrderError
 
@@ -372,7 +372,7 @@ async def test_nothing_goes_where_pods_by_name_would_run_without_their_gpu(node:
             await cross(cluster, "dra")
             await cluster.published_is(gpu_0=[], gpu_1=[])
             return
-        with pytest.raises(OrderError, match=f"{NVIDIA} with the extendedResourceName {GPU}"):
+        with pytest.raises(OrderError, match=f"{NVIDIA} has the extendedResourceName {GPU}"):
             await cross(cluster, "dra")
         device_class(cluster, "other.com/gpu")
         await cross(cluster, "dra")
@@ -430,3 +430,26 @@ async def test_before_a_handover_no_pod_is_on_its_way_to_a_gateway_that_ends(nod
         await node.until(lambda: cluster.allocatable == 2, "the API server to show both", 10)
         await node.pass_time(30)
         assert not any(one.said("mismatch") for one in node.gateways)
+
+
+@pytest.mark.parametrize("first", ["the order", "the kubelet's start"])
+async def test_what_the_kubelet_forgot_goes_to_no_claim_until_an_operator_says_so(node: Node, first: str) -> None:
+    async with both(node) as cluster:
+        [held] = (await node.admit("pod")).devices[GPU]
+        await node.pass_time(10)
+        if first == "the order":
+            await cross(cluster, "dra")
+            await node.until(lambda: len(cluster.published()) == 1, "one GPU to go over")
+        node.kill_kubelet()
+        node.forget_checkpoint()
+        await cluster.start_kubelet("1.37")
+        node.forgotten |= {"pod"}
+        await node.pass_time(30)
+        if first != "the order":
+            await cross(cluster, "dra")
+        await node.pass_time(30)
+        assert held not in (await cluster.prepare(cluster.claim("claim"))).gpus
+        assert len(cluster.published()) == 1
+        await words(cluster, held, "the kubelet forgot who")
+        await node.gateways[-1].order("forget", id=held)
+        await cluster.published_is(gpu_0=[], gpu_1=[])

@@ -121,7 +121,7 @@ async def test_two_resources_of_one_name_are_not_mixed(node: Node) -> None:
     one = nvidia.gateway(*configure(node, configuration))
     await node.until(lambda: not one.alive, "its end")
     assert one.process.ended.result() == 1
-    assert "got nvidia.com/mig-3g.40gb for nvidia.com/gpu, too" in str(one.process.log)
+    assert "two resources have the name nvidia.com/mig-3g.40gb; one is nvidia.com/gpu" in str(one.process.log)
     assert not node.capacity(big)
 
 

@@ -190,7 +190,7 @@ async def test_what_one_gateway_was_told_the_other_one_knows(node: Node) -> None
     await older.order("uncordon", id="GPU-3")
     newer.kill()
     await node.allocatable_is(2)
-    assert await older.states() == {"GPU-0": "present", "GPU-1": "cordoned", "GPU-2": "cordoned", "GPU-3": "present"}
+    assert await older.states() == {"GPU-0": "healthy", "GPU-1": "cordoned", "GPU-2": "cordoned", "GPU-3": "healthy"}
     older.kill()
     third = node.gateway()
     await node.allocatable_is(2)
@@ -217,7 +217,7 @@ async def test_orders_to_two_gateways_at_once_all_count(node: Node) -> None:
         one.kill()
     third = node.gateway()
     await node.allocatable_is(3)
-    assert await third.states() == {"GPU-0": "present", "GPU-1": "cordoned", "GPU-2": "present", "GPU-3": "present"}
+    assert await third.states() == {"GPU-0": "healthy", "GPU-1": "cordoned", "GPU-2": "healthy", "GPU-3": "healthy"}
 
 
 @pytest.mark.parametrize("lock", ["state/leader.lock", "gateway/leader.lock"])

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tools.image import archive, contents, debian, python, sbom
+from tools.image import archive, build, contents, debian, python, sbom
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = contents.read(ROOT / "deploy/image.toml")
@@ -59,10 +59,12 @@ def test_a_layer_has_one_time_one_owner_and_two_modes(tmp_path: Path) -> None:
 
 def image(tmp_path: Path, tag: str = "1.0") -> dict[str, bytes]:
     layer = archive.layer(folder(tmp_path / tag, when=1, order=("bin/run",)), 5)
-    data = archive.archive(
-        layer, name="docker.io/library/x", tag=tag, architecture="arm64", when=5, config={"Labels": {"version": tag}}
-    )
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+    one = archive.Image(architecture="arm64", layer=layer, config={"Labels": {"version": tag}})
+    return opened(archive.archive([one], name="docker.io/library/x", tag=tag, when=5))
+
+
+def opened(packed: archive.Archive) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(packed.data)) as tar:
         return {info.name: file.read() for info in tar.getmembers() if (file := tar.extractfile(info))}
 
 
@@ -90,6 +92,20 @@ def test_runtimes_find_the_name_in_an_archive(tmp_path: Path) -> None:
     assert entry["annotations"] == {
         "io.containerd.image.name": "docker.io/library/x:1.0",
         "org.opencontainers.image.ref.name": "1.0",
+    }
+
+
+def test_an_image_for_two_architectures_is_an_index_of_both(tmp_path: Path) -> None:
+    layer = archive.layer(folder(tmp_path / "root", when=1, order=("bin/run",)), 5)
+    images = [archive.Image(architecture=name, layer=layer, config={}) for name in ("amd64", "arm64")]
+    packed = archive.archive(images, name="docker.io/library/x", tag="1.0", when=5)
+    files = opened(packed)
+    (entry,) = json.loads(files["index.json"])["manifests"]
+    index = json.loads(blob(files, entry))
+    assert entry["digest"] == packed.digest
+    assert [one["platform"]["architecture"] for one in index["manifests"]] == ["amd64", "arm64"]
+    assert {json.loads(blob(files, one))["layers"][0]["digest"] for one in index["manifests"]} == {
+        "sha256:" + hashlib.sha256(layer.data).hexdigest()
     }
 
 
@@ -132,6 +148,23 @@ def test_a_wrong_list_of_contents_is_told(text: str, error: str, tmp_path: Path)
         contents.read(tmp_path / "image.toml")
 
 
+def test_the_lock_has_the_packages_of_each_architecture() -> None:
+    for architecture in debian.TRIPLES:
+        assert len(contents.lock(ROOT / build.LOCK, architecture, OURS)) == len(OURS.packages)
+
+
+def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
+    package = tmp_path / "libc6_2%3a1-1_amd64.deb"
+    package.write_text("content")
+    pin = contents.pin(package)
+    wanted = contents.Contents(release="trixie", packages=("libc6",), left_out=())
+    (tmp_path / "lock").write_text(contents.locked({"amd64": [pin], "arm64": []}))
+    assert contents.lock(tmp_path / "lock", "amd64", wanted) == [pin]
+    assert (pin.name, pin.version, pin.sha256) == ("libc6", "2:1-1", hashlib.sha256(b"content").hexdigest())
+    with pytest.raises(contents.ImageError, match="Run `make image-lock`"):
+        contents.lock(tmp_path / "lock", "arm64", wanted)
+
+
 def test_the_images_python_is_that_of_its_packages() -> None:
     assert OURS.python == "3.13"
     assert {f"libpython{OURS.python}-minimal", f"libpython{OURS.python}-stdlib"} <= set(OURS.packages)
@@ -170,7 +203,8 @@ def test_the_licences_of_a_debian_package_are_those_of_a_machine_readable_file()
 def test_the_bill_names_each_part_as_scanners_look_for_it() -> None:
     package = debian.Package(name="libstdc++6", version="1:14-2", sha256="aa", control="", licences=("GPL-3",))
     wheel = python.Wheel(name="Some_Wheel", version="1.0", sha256=None, licence=None)
-    bill = sbom.bill([package], [wheel], name="x", version="1", when=5, arch="amd64", distro="debian-13")
+    parts = [sbom.deb(package, "amd64", "debian-13"), sbom.pypi(wheel)]
+    bill = sbom.bill(sbom.subject("container", "x", "1"), parts, 5)
     assert json.loads(bill)["components"] == [
         {
             "type": "library",
@@ -193,7 +227,7 @@ def test_the_bill_names_each_part_as_scanners_look_for_it() -> None:
 
 def test_a_bill_has_a_number_of_its_own_that_is_the_same_next_time() -> None:
     def number(version: str) -> str:
-        bill = sbom.bill([], [], name="x", version=version, when=5, arch="amd64", distro="debian-13")
+        bill = sbom.bill(sbom.subject("container", "x", version), [], 5)
         return str(json.loads(bill)["serialNumber"])
 
     assert number("1") == number("1") != number("2")
@@ -212,8 +246,6 @@ def test_a_wrong_tag_is_told_before_anything_is_made(arguments: list[str], error
 
 
 def test_the_containerfile_runs_it_as_the_archive_does() -> None:
-    from tools.image.__main__ import ENTRYPOINT, ENVIRONMENT  # noqa: PLC0415 - a program, imported for its tables
-
     text = (ROOT / "deploy/Containerfile").read_text()
-    assert f"ENTRYPOINT {json.dumps(ENTRYPOINT)}\n" in text
-    assert "ENV " + " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items()) + "\n" in text
+    assert f"ENTRYPOINT {json.dumps(build.ENTRYPOINT)}\n" in text
+    assert "ENV " + " ".join(f"{name}={value}" for name, value in build.ENVIRONMENT.items()) + "\n" in text

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from devices.gpu.simulated.profile import parse
 from devices.policy import ListStrategy, Policy
+from gateway import VERSION
 from gateway.cli import main, run
 from gateway.configuration.flags import FLAGS
 from gateway.configuration.settings import SOCKET_DIR, STATE_DIR, Settings
@@ -227,16 +227,14 @@ def test_the_gateway_understands_what_it_is_told(name: str, monkeypatch: pytest.
     assert said.backend == name.removeprefix("legacy-").removesuffix("-cdi")
     assert said.metrics_address == ("", 9400)
     assert said.probe_address == ("", 8081)
-    options = [option for option in run.run.params if isinstance(option, click.Option)]
-    known = {str(option.envvar or f"GATEWAY_{option.name}".upper()) for option in options}
-    known |= {variable for flag in FLAGS for variable in flag.variables}
+    known = {variable for flag in FLAGS for variable in flag.variables}
     # These two are for NVIDIA's runtime.
     assert set(variables(name)) <= known | {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
 
 
 @pytest.mark.parametrize("name", ["nvidia", "nvidia-cdi", "legacy-nvidia"])
 def test_the_nvidia_runtime_is_asked_for_what_the_image_asks_for(name: str) -> None:
-    from tools.image.__main__ import ENVIRONMENT  # noqa: PLC0415 - a program, imported for its tables
+    from tools.image.build import ENVIRONMENT  # noqa: PLC0415 - a program, imported for its tables
 
     asked = {variable: value for variable, value in variables(name).items() if variable in ENVIRONMENT}
     assert asked == {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility"}
@@ -339,9 +337,7 @@ def test_its_memory_is_bounded_and_it_is_in_time_on_a_busy_node(name: str) -> No
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_image_is_the_one_that_is_built_here(name: str) -> None:
-    with (ROOT / "pyproject.toml").open(encoding="utf-8") as file:
-        [version] = re.findall(r'^version = "(.*)"$', file.read(), re.MULTILINE)
-    assert container(name)["image"] == f"device-plugin-gateway:{version}"
+    assert container(name)["image"] == f"device-plugin-gateway:{VERSION}"
 
 
 def test_daemon_sets_of_several_overlays_do_not_take_each_others_pods() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gateway import VERSION
 from gateway_lab.spawned import Spawned, spawn
 
 ROOT = Path(__file__).parents[2]
@@ -113,7 +114,7 @@ async def test_a_node_of_ones_own_does_what_is_shown() -> None:
                 async with Spawned(shown):
                     await told(shown, "nvidia.com/gpu  ■■■■■■■■  8 of 8 allocatable, 2 held, 6 free")
                     await told(shown, "v1beta1, kubelet 1.26 to 1.28")
-                    await told(shown, "present  0     default/web/main")
+                    await told(shown, "healthy  0     default/web/main")
 
 
 async def told(process: asyncio.subprocess.Process, words: str) -> None:
@@ -126,5 +127,5 @@ async def told(process: asyncio.subprocess.Process, words: str) -> None:
 
 
 def test_the_changelog_is_short() -> None:
-    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("## 0.1.0")[2].partition("\n## ")[0]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition(f"## {VERSION}")[2].partition("\n## ")[0]
     assert len(changes.split()) <= 600

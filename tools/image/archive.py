@@ -8,7 +8,7 @@ import io
 import json
 import stat
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,53 +61,118 @@ def _tar(root: Path, when: int) -> bytes:
     return out.getvalue()
 
 
-def archive(layer: Layer, *, name: str, tag: str, architecture: str, when: int, config: Mapping[str, Any]) -> bytes:
-    """Write the archive of an image of one layer.
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image of one layer for one architecture (OCI's word, as ``amd64``), and how it is run: OCI's image configuration."""
+
+    architecture: str
+    layer: Layer
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """An OCI archive, and the digest by which a registry gives what is in it."""
+
+    digest: str
+    data: bytes
+
+
+class _Blobs(dict[str, bytes]):
+    """The blobs of an archive by digest."""
+
+    def put(self, media: str, data: bytes) -> dict[str, Any]:
+        """Add a blob; return its descriptor."""
+        digest = _digest(data)
+        self[digest] = data
+        return {"mediaType": media, "digest": digest, "size": len(data)}
+
+
+def archive(images: Sequence[Image], *, name: str, tag: str, when: int) -> Archive:
+    """Write the archive of an image: its manifest for one architecture, an index of manifests for several.
 
     Args:
-        layer: its files.
+        images: one for each architecture.
         name: what runtimes call it, with the registry: ``docker.io/library/device-plugin-gateway``.
         tag: the tag of it.
-        architecture: OCI's word, as ``amd64``.
         when: when it was made, in seconds since 1970.
-        config: how it is run: ``Entrypoint``, ``Env``, ``Labels``... of OCI's image configuration.
     """
-    blobs: dict[str, bytes] = {}
+    blobs = _Blobs()
+    entries = [_image(one, blobs, when) for one in images]
+    entry = entries[0] if len(entries) == 1 else blobs.put(f"{_MEDIA}.index.v1+json", _json(_index(entries)))
+    # containerd takes the first as the image's name, others the second as its tag.
+    named = {"io.containerd.image.name": f"{name}:{tag}", "org.opencontainers.image.ref.name": tag}
+    return _archive(blobs, entry, named, when)
 
-    def put(kind: str, data: bytes) -> dict[str, Any]:
-        digest = _digest(data)
-        blobs[digest.removeprefix("sha256:")] = data
-        return {"mediaType": f"{_MEDIA}.{kind}", "digest": digest, "size": len(data)}
 
-    created = datetime.fromtimestamp(when, UTC).isoformat().replace("+00:00", "Z")
-    files = put("layer.v1.tar+gzip", layer.data)
-    image = {
-        "created": created,
-        "architecture": architecture,
+def artifact(
+    config: tuple[str, bytes], content: tuple[str, bytes], notes: Mapping[str, str], *, tag: str, when: int
+) -> Archive:
+    """Write the archive of something that is no image: a configuration and a content, each with its media type.
+
+    Args:
+        config: what the content is.
+        content: the content.
+        notes: the manifest's annotations.
+        tag: the tag of it.
+        when: the time of the archive's files, in seconds since 1970.
+    """
+    blobs = _Blobs()
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": f"{_MEDIA}.manifest.v1+json",
+        "config": blobs.put(*config),
+        "layers": [blobs.put(*content)],
+        "annotations": dict(notes),
+    }
+    entry = blobs.put(f"{_MEDIA}.manifest.v1+json", _json(manifest))
+    return _archive(blobs, entry, {"org.opencontainers.image.ref.name": tag}, when)
+
+
+def stamp(when: int) -> str:
+    """Return a time as OCI writes it."""
+    return datetime.fromtimestamp(when, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _image(image: Image, blobs: _Blobs, when: int) -> dict[str, Any]:
+    """Add an image's blobs; return the entry of its manifest."""
+    described = {
+        "created": stamp(when),
+        "architecture": image.architecture,
         "os": "linux",
-        "config": dict(config),
-        "rootfs": {"type": "layers", "diff_ids": [layer.diff]},
-        "history": [{"created": created, "created_by": "make image"}],
+        "config": dict(image.config),
+        "rootfs": {"type": "layers", "diff_ids": [image.layer.diff]},
+        "history": [{"created": stamp(when), "created_by": "make image"}],
     }
     manifest = {
         "schemaVersion": 2,
         "mediaType": f"{_MEDIA}.manifest.v1+json",
-        "config": put("config.v1+json", _json(image)),
-        "layers": [files],
+        "config": blobs.put(f"{_MEDIA}.config.v1+json", _json(described)),
+        "layers": [blobs.put(f"{_MEDIA}.layer.v1.tar+gzip", image.layer.data)],
     }
-    entry = put("manifest.v1+json", _json(manifest))
-    entry["platform"] = {"architecture": architecture, "os": "linux"}
-    # containerd takes the first as the image's name, others the second as its tag.
-    entry["annotations"] = {"io.containerd.image.name": f"{name}:{tag}", "org.opencontainers.image.ref.name": tag}
-    index = {"schemaVersion": 2, "mediaType": f"{_MEDIA}.index.v1+json", "manifests": [entry]}
+    entry = blobs.put(f"{_MEDIA}.manifest.v1+json", _json(manifest))
+    return {**entry, "platform": {"architecture": image.architecture, "os": "linux"}}
+
+
+def _index(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"schemaVersion": 2, "mediaType": f"{_MEDIA}.index.v1+json", "manifests": list(entries)}
+
+
+def _archive(blobs: _Blobs, entry: Mapping[str, Any], notes: Mapping[str, str], when: int) -> Archive:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        named = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json(index)}
-        for file, data in {**named, **{f"blobs/sha256/{digest}": blobs[digest] for digest in sorted(blobs)}}.items():
+        named = {
+            "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
+            "index.json": _json(_index([{**entry, "annotations": dict(notes)}])),
+        }
+        for file, data in {
+            **named,
+            **{f"blobs/{digest.replace(':', '/')}": blobs[digest] for digest in sorted(blobs)},
+        }.items():
             info = tarfile.TarInfo(file)
             info.size, info.mtime, info.mode = len(data), when, 0o644
             tar.addfile(info, io.BytesIO(data))
-    return out.getvalue()
+    return Archive(digest=entry["digest"], data=out.getvalue())
 
 
 def _digest(data: bytes) -> str:

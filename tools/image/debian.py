@@ -1,8 +1,7 @@
 """Debian's part of the root: packages fetched and verified by apt, as an ordinary user, and unpacked without being installed.
 
 apt works in folders of its own in the cache, with this machine's mirrors, proxies and keys, so nothing of the machine changes.
-Its lists are asked for anew each time (a second or two when nothing changed): an image never misses a security update because
-of a cache. No dependency is followed: the list of packages is the whole truth, and ``unresolved`` proves that it is enough.
+Without a lock its lists are asked for again each time, so that no cache hides a security update. No dependency is followed: the list of packages is the whole truth, and ``unresolved`` proves that it is enough.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway_lab.debian import DebianError, mirrors
-from tools.image.contents import Contents, ImageError
+from tools.image.contents import Contents, ImageError, Pin, pin
 
 TRIPLES = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
 """Debian's architectures, which OCI calls the same, and the names of their library folders."""
@@ -71,21 +70,32 @@ def sources(served: Sequence[tuple[str, str]]) -> str:
     )
 
 
-def fetch(contents: Contents, cache: Path, progress: Progress) -> list[Path]:
-    """Bring the newest packages of the release into the cache, and give their archives in the order of their names.
+def fetch(
+    contents: Contents, pins: Sequence[Pin] | None, architecture: str, cache: Path, progress: Progress
+) -> list[Path]:
+    """Bring packages of the release into the cache, and give their archives in the order of their names.
+
+    Args:
+        contents: the release and the packages.
+        pins: which versions; the newest if None. If the cache has them all, nothing is fetched.
+        architecture: of which architecture.
+        cache: the folder of the cache.
+        progress: gets one line of text at a time.
 
     Raises:
-        ImageError: apt could not get or verify them.
+        ImageError: apt could not get or verify them, or the mirrors have other versions than the pinned ones.
     """
     try:
         wanted = sources(mirrors(contents.release))
     except DebianError as error:
         raise ImageError(str(error)) from error
-    folder = cache / hashlib.sha256(f"{architecture()}\n{wanted}".encode()).hexdigest()[:16]
+    folder = cache / hashlib.sha256(f"{architecture}\n{wanted}".encode()).hexdigest()[:16]
     for name in ("lists/partial", "cache/archives/partial", "packages"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "debian.sources").write_text(wanted)
     settings = {
+        "APT::Architecture": architecture,
+        "APT::Architectures": architecture,
         "Dir::Etc::SourceList": folder / "debian.sources",
         "Dir::Etc::SourceParts": "-",
         "Dir::State::Lists": folder / "lists",
@@ -98,17 +108,37 @@ def fetch(contents: Contents, cache: Path, progress: Progress) -> list[Path]:
     apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in settings.items())]
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        progress(f"asking for Debian {contents.release}'s packages")
+        if pins and (kept := _kept(folder / "packages", pins)):
+            return kept
+        progress(f"{architecture}: asking for Debian {contents.release}'s packages")
         _run(*apt, "update")
-        # A line for each: 'ADDRESS' FILE SIZE HASH
-        lines = _run(*apt, "download", "--print-uris", *contents.packages).splitlines()
-        files = sorted(folder / "packages" / line.split()[1] for line in lines)
-        if len(files) != len(contents.packages):
+        names = [f"{one.name}={one.version}" for one in pins] if pins else contents.packages
+        try:
+            # A line for each: 'ADDRESS' FILE SIZE HASH
+            lines = _run(*apt, "download", "--print-uris", *names).splitlines()
+            _run(*apt, "download", *names, cwd=folder / "packages")
+        except ImageError as error:
+            if not pins:
+                raise
             raise ImageError(
-                f"expected {len(contents.packages)} packages of {contents.release}, apt knows {len(files)}: {lines}"
+                f"This machine's mirrors don't have a package of deploy/image.lock:\n{error}\nRun `make image-lock` and commit the "
+                "new lock, add a mirror that keeps old packages to apt's sources, or build with --newest"
+            ) from error
+        files = sorted(folder / "packages" / line.split()[1] for line in lines)
+        if len(files) != len(names):
+            raise ImageError(f"expected {len(names)} packages of {contents.release}, apt knows {len(files)}: {lines}")
+        if pins and _kept(folder / "packages", pins) != files:
+            raise ImageError(
+                "The SHA-256 of a package that was fetched is not that of deploy/image.lock: "
+                + ", ".join(path.name for path in files if pin(path) not in pins)
             )
-        _run(*apt, "download", *contents.packages, cwd=folder / "packages")
     return files
+
+
+def _kept(folder: Path, pins: Sequence[Pin]) -> list[Path]:
+    """The archives of all pinned packages, in the order of their names; none if one is missing or another."""
+    found = {pin(path): path for path in folder.glob("*.deb")}
+    return sorted(found[one] for one in pins) if set(pins) <= found.keys() else []
 
 
 def unpack(archives: Sequence[Path], root: Path) -> list[Package]:
@@ -142,20 +172,35 @@ def licences(text: str) -> tuple[str, ...]:
     return tuple(sorted(set(_LICENCE.findall(text))))
 
 
-def loader(root: Path) -> list[str]:
+def loader(root: Path, built_for: str) -> list[str]:
     """The command line that runs a program of the root on this machine, with the root's libraries: the program comes next.
 
     Raises:
-        ImageError: the root has no dynamic loader.
+        ImageError: the root has no dynamic loader, or it is of another architecture and there is no emulator.
     """
-    folder = root / "usr/lib" / TRIPLES[architecture()]
+    folder = root / "usr/lib" / TRIPLES[built_for]
     found = next(folder.glob("ld-linux-*.so.*"), None)
     if found is None:
         raise ImageError(f"expected the dynamic loader in {folder}: libc6 puts it there from Debian 13 (trixie) on")
-    return [str(found), "--library-path", str(folder)]
+    return [*emulator(built_for), str(found), "--library-path", str(folder)]
 
 
-def unresolved(root: Path) -> list[str]:
+def emulator(built_for: str) -> list[str]:
+    """What comes before a program of an architecture to run it on this machine.
+
+    Raises:
+        ImageError: there is no emulator of that architecture.
+    """
+    if built_for == architecture():
+        return []
+    name = f"qemu-{TRIPLES[built_for].partition('-')[0]}"
+    found = shutil.which(f"{name}-static") or shutil.which(name)
+    if found is None:
+        raise ImageError(f"{name} is not on the PATH: an image for {built_for} needs it here. Install qemu-user-static")
+    return [found]
+
+
+def unresolved(root: Path, built_for: str) -> list[str]:
     """Every library that a program or a library of the root wants and the root doesn't have, as ``WHO: WHAT``."""
     missing = []
     for path in sorted(root.rglob("*")):
@@ -164,7 +209,7 @@ def unresolved(root: Path) -> list[str]:
         with path.open("rb") as file:
             if file.read(4) != b"\x7fELF":
                 continue
-        done = subprocess.run([*loader(root), "--list", path], capture_output=True, text=True, check=False)
+        done = subprocess.run([*loader(root, built_for), "--list", path], capture_output=True, text=True, check=False)
         lost = [
             line.strip()
             for line in (done.stdout + done.stderr).splitlines()

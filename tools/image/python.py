@@ -1,7 +1,7 @@
 """Python's part of the root: the locked wheels and our own, laid out by pip for the root's Python, and byte code of all.
 
 pip of the project's environment does it for the image's Python, from wheels alone: nothing is built but our own wheel, and
-nothing that a package says is run. The byte code is made by the root's own Python, without a check of times or contents:
+nothing that a package says is run. The byte code is made by the same Python, without a check of times or contents:
 the daemon reads no source when it starts, and the layer's digest depends on no clock.
 """
 
@@ -11,7 +11,6 @@ import configparser
 import email
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -108,11 +107,22 @@ def commands(entry_points: str, python: str) -> dict[str, str]:
     return scripts
 
 
-def build(scratch: Path) -> Path:
-    """Build our own wheel from a copy of the tree, because a build leaves its traces in the tree that it builds.
+def build(scratch: Path, when: int) -> Path:
+    """Build our own wheel, with one time for all its files.
 
     Raises:
         ImageError: this is no checkout, or setuptools failed.
+    """
+    _pip("wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={scratch}", str(copy(scratch)), when=when)
+    (found,) = scratch.glob("*.whl")
+    return found
+
+
+def copy(scratch: Path) -> Path:
+    """Copy the tree, because a build leaves its traces in the tree that it builds; modes are "may be run" or not.
+
+    Raises:
+        ImageError: this is no checkout.
     """
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -127,21 +137,33 @@ def build(scratch: Path) -> Path:
         if name and os.path.lexists(name):
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(name, tree / name, follow_symlinks=False)
-    _pip("wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={scratch}", str(tree))
-    (found,) = scratch.glob("*.whl")
-    return found
+            if not (tree / name).is_symlink():
+                (tree / name).chmod(0o755 if os.access(name, os.X_OK) else 0o644)
+    return tree
 
 
-def compile_all(root: Path, python: str) -> None:
-    """Write the byte code of every module, by the root's own Python.
+def compile_all(root: Path, python: str, interpreter: Path) -> None:
+    """Write the byte code of every module.
+
+    Args:
+        root: where the modules are.
+        python: the version of the root's Python, as ``3.13``.
+        interpreter: a root with that Python for this machine.
 
     Raises:
         ImageError: a module can't be compiled.
     """
-    command = [*debian.loader(root), str(root / f"usr/bin/python{python}"), "-BS", "-m", "compileall", "-q"]
+    command = [
+        *debian.loader(interpreter, debian.architecture()),
+        str(interpreter / f"usr/bin/python{python}"),
+        "-BS",
+        "-m",
+        "compileall",
+        "-q",
+    ]
     unchecked = ["--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", "/"]
     # -B: what this run imports itself would be there already, with the path of today. The seed: sets come out in one order.
-    environment = {"PYTHONHOME": str(root / "usr"), "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
+    environment = {"PYTHONHOME": str(interpreter / "usr"), "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
     folders = [str(root / f"usr/lib/python{python}"), str(root / SITE)]
     done = subprocess.run(
         [*command, *unchecked, *folders], env=environment, capture_output=True, text=True, check=False
@@ -150,16 +172,9 @@ def compile_all(root: Path, python: str) -> None:
         raise ImageError(f"byte code could not be made:\n{(done.stdout + done.stderr)[-2000:]}")
 
 
-def _pip(*arguments: str) -> None:
+def _pip(*arguments: str, when: int | None = None) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = os.environ | ({} if when is None else {"SOURCE_DATE_EPOCH": str(when)})
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, umask=0o022)
     if done.returncode != 0:
         raise ImageError(f"pip {arguments[0]} ended with {done.returncode}:\n{done.stderr.strip()[-2000:]}")
-
-
-def version(pyproject: Path) -> str:
-    """The project's version."""
-    found = re.search(r'^version = "([^"]+)"$', pyproject.read_text(), re.MULTILINE)
-    if found is None:
-        raise ImageError(f'{pyproject}: expected a line version = "..."')
-    return found[1]
