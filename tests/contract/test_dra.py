@@ -512,6 +512,27 @@ async def test_what_a_pod_had_by_name_and_the_kubelet_forgot_is_offered_to_nobod
         assert held not in (await cluster.prepare(cluster.claim("claim"))).gpus
 
 
+async def test_what_a_static_pod_has_is_not_offered_while_its_mirror_runs(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        simulate(node)
+        await cluster.start_kubelet()
+        one = node.gateway()
+        await node.allocatable_is(2)
+        await node.admit("pod")
+        mirror = "/api/v1/namespaces/default/pods/pod"
+        cluster.pod("pod", phase="Running", startTime="2026-01-01T00:00:00Z")
+        about = {"uid": "mirror", "annotations": {"kubernetes.io/config.hash": "pod"}}
+        cluster.server.change(mirror, lambda pod: pod["metadata"].update(about))
+        assert await one.terminate() == 0
+        node.remove("pod")  # From now on only the checkpoint names it.
+        cluster.gateway("--dra", "only")
+        await node.until(lambda: len(cluster.published()) == 1, "one GPU to be offered")
+        await node.pass_time(60)
+        assert len(cluster.published()) == 1
+        cluster.server.remove(mirror)
+        await node.until(lambda: len(cluster.published()) == 2, "both GPUs to be offered", 30)
+
+
 async def test_an_order_to_a_gateway_that_stands_by_is_carried_out_by_the_one_that_leads(node: Node) -> None:
     async with Cluster(node) as cluster:
         older = await started(cluster)
