@@ -576,7 +576,7 @@ async def test_what_another_device_plugin_offers_is_not_offered_by_dra(node: Nod
         await theirs.ask(plugin.start())
         await node.allocatable_is(2)
         one = cluster.gateway("--dra", "only")
-        await node.until(lambda: "a device plugin on this node offers it" in str(one.process.log), "the reason")
+        await node.until(lambda: one.said("devices are not offered by DRA now"), "the reason")
         await node.pass_time(20)
         assert not cluster.published()
         await theirs.ask(plugin.change(()))
