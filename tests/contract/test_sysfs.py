@@ -267,6 +267,13 @@ async def test_a_gpu_that_lacks_a_mode_which_the_others_have_is_not_offered_unde
     assert set(await offered(one)) == {FIRST, THIRD}
 
 
+async def test_a_gpu_of_a_product_without_modes_is_well_beside_others_that_have_some(node: Node) -> None:
+    boards = [Board(FIRST, 0, SPX, product="MI300X"), Board(SECOND, 0, product="W7900")]
+    host = Amd(node, lambda root: Sysfs(root, boards).write())
+    one = await ready(node, host, 2)
+    assert await offered(one) == {FIRST: GPU, SECOND: GPU}
+
+
 async def test_a_gpu_in_trouble_decides_no_name_of_those_that_were_partitioned_meanwhile(node: Node) -> None:
     host = Amd(node, lambda root: parted(root, ("DPX", "NPS1"), ("DPX", "NPS1")))
     await ready(node, host, 4)
