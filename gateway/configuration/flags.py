@@ -119,7 +119,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     "What containers get": (
         _theirs(
             "device-list-strategy",
-            "how a container is told its GPUs; several, by commas or by repeating the flag",
+            "how a container gets its GPUs; several, by commas or by repeating the flag",
             key=(*_PLUGIN, "deviceListStrategy"),
             sets="list_strategies",
             kind=FlagKind.LIST,
