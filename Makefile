@@ -207,6 +207,10 @@ image: $(VENV) ## the container image, as an OCI archive in dist/image, and what
 image-lock: $(VENV) ## lock the newest of Debian's packages for the image, in deploy/image.lock
 	@$(RUN)python -m tools.image --lock
 
+.PHONY: release-dry-run
+release-dry-run: $(VENV) ## all of a release in dist/release, then installed on a whole node by digest (root; docker-registry, skopeo; 5 minutes)
+	@$(RUN)python -m tools.release --dry-run
+
 .PHONY: manifests
 manifests: $(VENV) ## render deploy/kustomize into deploy/manifests, and hold both against Kubernetes' schemas
 	.ci/manifests --write

@@ -25,6 +25,7 @@ from gateway.configuration.settings import SOCKET_DIR, STATE_DIR, Settings
 from gateway.wires import log as observe
 from gateway_lab.bench import busy
 from tools import manifests
+from tools.image.build import ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[2]
 CURRENT = ("nvidia", "nvidia-cdi", "amd", "simulated")
@@ -237,8 +238,6 @@ def test_the_gateway_understands_what_it_is_told(name: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", ["nvidia", "nvidia-cdi", "legacy-nvidia"])
 def test_the_nvidia_runtime_is_asked_for_what_the_image_asks_for(name: str) -> None:
-    from tools.image.__main__ import ENVIRONMENT  # noqa: PLC0415 - a program, imported for its tables
-
     asked = {variable: value for variable, value in variables(name).items() if variable in ENVIRONMENT}
     assert asked == {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility"}
     assert asked.items() <= ENVIRONMENT.items()
