@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -72,3 +74,36 @@ def test_a_tag_of_another_version_is_refused_before_anything_is_made(tmp_path: P
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, (tmp_path / "out").exists()) == (1, False)
     assert "the tag is v9.9.9" in done.stderr
+
+
+def test_each_action_is_named_by_its_commit_and_each_file_names_no_host() -> None:
+    for path in sorted((ROOT / ".github").rglob("*.yml")):
+        text = path.read_text()
+        assert yaml.safe_load(text)
+        assert re.findall(r"uses: (?!\S+@[0-9a-f]{40} # v)", text) == []
+        assert re.findall(r"https?://|ghcr\.io|docker\.io|quay\.io", text) == []
+
+
+def test_the_workflow_makes_a_release_as_the_dry_run_does() -> None:
+    steps = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["release"]["steps"]
+    commands = re.findall(r"python -m tools\.release (.+)", "\n".join(step.get("run", "") for step in steps))
+    assert commands == ['--repository "$REPOSITORY" --tag "$GITHUB_REF_NAME"', '--repository "$REPOSITORY" --push']
+
+
+@pytest.mark.parametrize("page", ["docs/first-hour.md", "docs/support.md", "docs/releasing.md", "SECURITY.md"])
+def test_the_page_is_short(page: str) -> None:
+    assert len((ROOT / page).read_text().split()) <= 500
+
+
+def test_the_first_hour_changes_a_rule_that_a_test_notices(tmp_path: Path) -> None:
+    text = (ROOT / "docs/first-hour.md").read_text()
+    [change] = re.findall(r"^    (sed .+)$", text, re.MULTILINE)
+    [test, _] = re.findall(r"^    \.venv/bin/python (-m pytest .+)$", text, re.MULTILINE)
+    for folder in ("adapters", "devices", "gateway", "gateway_lab", "tests", "tools"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    run = functools.partial(subprocess.run, cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = [sys.executable, *test.split(), "-p", "no:cacheprovider"]
+    assert run(command).returncode == 0
+    subprocess.run(["bash", "-c", change], cwd=tmp_path, check=True)
+    assert run(command).returncode == 1
