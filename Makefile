@@ -258,7 +258,6 @@ gauntlet: $(VENV) ## every fault, alone and mixed by chance, on emulated kubelet
 .PHONY: docs docs-check
 docs: $(VENV) ## write the tables of docs/ from what the code declares
 	$(RUN)python -m tools.dialects docs/dialects.md
-	$(RUN)python -m tools.machines docs/machines.md
 	$(RUN)python -m tools.faults docs/faults.md
 	$(RUN)python -m tools.conformance docs/conformance.md
 	$(RUN)python -m tools.compared docs/compared.md
@@ -271,7 +270,6 @@ docs: $(VENV) ## write the tables of docs/ from what the code declares
 	$(RUN)python -m tools.version
 docs-check: $(VENV) ## are the tables of docs/ what the code declares?
 	$(RUN)python -m tools.dialects --check docs/dialects.md
-	$(RUN)python -m tools.machines --check docs/machines.md
 	$(RUN)python -m tools.faults --check docs/faults.md
 	$(RUN)python -m tools.conformance --check docs/conformance.md
 	$(RUN)python -m tools.compared --check docs/compared.md

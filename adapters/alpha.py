@@ -33,7 +33,7 @@ _RULES: Mapping[Field, Rule] = {
     Field.SEVERAL_CONTAINERS: Rule(
         Fidelity.IMPOSSIBLE,
         source="one container in each call before kubelet 1.10 (#60318)",
-        advice="expected one container; make one Allocate call for each",
+        advice="this API has one container in each Allocate. Make one call for each",
     ),
     Field.ENVS: Rule(Fidelity.LOSSLESS, source=_SAME),
     Field.MOUNTS: Rule(Fidelity.LOSSLESS, source=_SAME),
@@ -137,5 +137,5 @@ class Alpha(Struct, eq=False):
         return Wire(b"", left_out(self, [Field.PRE_START]))
 
     def decode_pre_start_request(self, data: bytes) -> tuple[str, ...]:
-        message = f"expected no PreStartContainerRequest: device plugin API {self.name} has none; got {len(data)} bytes"
+        message = f"device plugin API {self.name} has no PreStartContainer, but {len(data)} bytes of a request came"
         raise MalformedError(message)

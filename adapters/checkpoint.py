@@ -91,18 +91,18 @@ def read(content: bytes) -> Checkpoint:
     """
     if len(content) > MAX_BYTES or content.count(b'"') > 2 * _MAX_STRINGS:
         raise MalformedError(
-            f"expected a checkpoint of at most {MAX_BYTES} bytes and {_MAX_STRINGS} strings, got more "
-            f"({len(content)} bytes): is this file the kubelet's?"
+            f"the checkpoint is too large ({len(content)} bytes). Allowed: {MAX_BYTES} bytes and "
+            f"{_MAX_STRINGS} strings. Is this file the kubelet's?"
         )
     try:
         whole = msgspec.json.decode(content, type=_Whole)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise MalformedError(f"expected a kubelet's checkpoint: {error}") from error
+        raise MalformedError(f"not a kubelet's checkpoint: {error}") from error
     if whole.devices is not msgspec.UNSET:
         return Checkpoint(_gathered(whole.devices or []))
     data = whole if whole.data is msgspec.UNSET else whole.data
     if data.entries is msgspec.UNSET:
-        raise MalformedError("expected a kubelet's checkpoint: it has none of Entries, PodDeviceEntries, Data")
+        raise MalformedError("not a kubelet's checkpoint: it has none of Entries, PodDeviceEntries, Data")
     held = tuple(
         Held(entry.pod_uid, entry.container, entry.resource, _device_ids(entry.device_ids))
         for entry in data.entries or ()

@@ -38,7 +38,7 @@ def decode_info(data: bytes) -> PluginInfo:
         MalformedError: it is none, or larger than any plugin's.
     """
     if len(data) > MAX_INFO:
-        raise MalformedError(f"expected a PluginInfo of at most {MAX_INFO} bytes, got {len(data)}")
+        raise MalformedError(f"the PluginInfo is too long ({len(data)} bytes). Allowed: {MAX_INFO}")
     message = parse(pb.PluginInfo, data, _API)
     return PluginInfo(message.type, message.name, message.endpoint, tuple(message.supported_versions))
 

@@ -34,7 +34,7 @@ _BEGINNINGS = bytes(base + (field << 3 | 2) for field in range(1, 4) for base in
 def _require_bounded(data: bytes) -> None:
     if has_more_of(data, _BEGINNINGS, MAX_PARTS):
         raise MalformedError(
-            f"expected at most {MAX_PARTS} parts in an answer of pod-resources, and {len(data)} bytes may hold more"
+            f"the answer of pod-resources has {len(data)} bytes, which may hold too many parts. Allowed: {MAX_PARTS}"
         )
 
 
@@ -87,7 +87,9 @@ def decode_list(data: bytes) -> Listed:
         for container in pod.containers:
             holder = f"{pod.namespace}/{pod.name}/{container.name}"
             if len(holder) > LONGEST_HOLDER:
-                raise MalformedError(f"expected holders of at most {LONGEST_HOLDER} characters, got {len(holder)}")
+                raise MalformedError(
+                    f"a holder's name is too long ({len(holder)} characters). Allowed: {LONGEST_HOLDER}"
+                )
             for devices in container.devices:
                 for device_id in devices.device_ids:
                     found[devices.resource_name].setdefault(device_id, holder)

@@ -24,5 +24,5 @@ def by_name(name: str) -> Dialect:
         if dialect.name == name:
             return dialect
     known = ", ".join(dialect.name for dialect in DIALECTS)
-    message = f"expected a device plugin API version out of {known}; got {name[:64]!r}"
+    message = f"unknown device plugin API version {name[:64]!r}. Allowed: {known}"
     raise ValueError(message)

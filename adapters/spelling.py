@@ -49,8 +49,7 @@ def parse(kind: type[M], data: bytes, api: str) -> M:
         return kind.FromString(data)
     except DecodeError as error:
         message = (
-            f"expected a {kind.DESCRIPTOR.name} of the API {api}, got {len(data)} bytes that are none ({error}); check that "
-            f"the peer speaks {api}"
+            f"{len(data)} bytes are no {kind.DESCRIPTOR.name} of the API {api} ({error}). Does the peer speak {api}?"
         )
         raise MalformedError(message) from error
 
@@ -69,12 +68,10 @@ def require_bounded(data: bytes, *, containers: bool) -> None:
         return
     if has_more_of(data, _BEGINNINGS, MAX_NAMES):
         raise MalformedError(
-            f"expected at most {MAX_NAMES} device IDs in a request, and {len(data)} bytes seem to hold more: no kubelet asks so"
+            f"too many device IDs in a request ({len(data)} bytes). Allowed: {MAX_NAMES}. No kubelet asks for so many"
         )
     if containers and has_more_fields(data, MAX_CONTAINERS):
-        raise MalformedError(
-            f"expected at most {MAX_CONTAINERS} containers in a request, got more: ask for fewer at once"
-        )
+        raise MalformedError(f"too many containers in a request. Allowed: {MAX_CONTAINERS}. Ask for fewer at once")
 
 
 def has_more_of(data: bytes, these: bytes, most: int) -> bool:
@@ -142,7 +139,7 @@ def require_answers(containers: Sequence[ContainerRequest], answers: Sequence[Co
         ValueError: the numbers differ or are 0, which is a mistake of the caller.
     """
     if not containers or len(containers) != len(answers):
-        message = f"expected one answer for each container, at least one; got {len(answers)} for {len(containers)}"
+        message = f"{len(answers)} answers for {len(containers)} containers. Each container needs one"
         raise ValueError(message)
 
 

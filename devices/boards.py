@@ -50,7 +50,7 @@ def held(resource: str, device_id: str, place: Place, holder: str | None) -> Hol
     return Hold(resource, device_id, place, f"{known} by {holder:.160}" if holder is not None else f"{known}{perhaps}")
 
 
-def offered_elsewhere(resource: str, device_id: str, place: Place) -> Hold:
+def offered(resource: str, device_id: str, place: Place) -> Hold:
     """Say that another gateway, or a plugin, offers a device under a resource name of its own."""
     return Hold(
         resource, device_id, place, f"offered as {resource} {device_id} by another gateway or plugin", offer=True

@@ -63,10 +63,12 @@ def rule_error(rule: Globbed, taken: Container[str] = frozenset()) -> str | None
     if problem := resource_name_error(rule.resource):
         return problem
     if rule.resource in taken:
-        return f"expected one rule for {rule.resource}, got two: put all paths into one"
+        return f"{rule.resource} has two rules. Put all paths into one"
     patterns = (*rule.paths, *rule.shared)
     if not rule.paths or len(patterns) > MOST_PATTERNS:
-        return f"expected 1 to {MOST_PATTERNS} paths for {rule.resource}, got {len(patterns)}: use wildcards, or several names"
+        return (
+            f"{rule.resource} has {len(patterns)} paths. Allowed: 1 to {MOST_PATTERNS}. Use wildcards, or several names"
+        )
     for pattern in patterns:
         if (
             not pattern.startswith(_DEV)
@@ -76,13 +78,13 @@ def rule_error(rule: Globbed, taken: Container[str] = frozenset()) -> str | None
             or not {"", ".", ".."}.isdisjoint(pattern.split("/")[1:])
         ):
             return (
-                f"expected a path below /dev of at most {LONGEST_PATH} characters, such as /dev/infiniband/uverbs*, without "
-                f"'..' and '**'; got {pattern[:80]!r} for {rule.resource}: name each folder, with wildcards if need be"
+                f"{rule.resource} has the path {pattern[:80]!r}. Write one below /dev of at most {LONGEST_PATH} characters, without "
+                "'..' and '**', such as /dev/infiniband/uverbs*"
             )
     if not 1 <= rule.count <= MOST_TIMES:
-        return f"expected a count of 1 to {MOST_TIMES} for {rule.resource}, got {rule.count}: say how many may share a file"
+        return f"{rule.resource} has the count {rule.count}. Allowed: 1 to {MOST_TIMES}, for how many may share a file"
     if not rule.permissions or sorted(set(rule.permissions) & set("rwm")) != sorted(rule.permissions):
-        return f"expected permissions of r, w and m for {rule.resource}, got {rule.permissions[:16]!r}: rw is usual"
+        return f"{rule.resource} has the permissions {rule.permissions[:16]!r}. Allowed: r, w and m, each once; rw is usual"
     return None
 
 
@@ -139,8 +141,8 @@ class GenericSource(DeviceSource):
         if rule is None or not all(_describes(rule, device_id) for device_id in request.device_ids):
             raise RefusedError(
                 Fault.FAILED_PRECONDITION,
-                f"expected devices that a rule of the configuration describes for {resource}, and there is none for "
-                f"{', '.join(request.device_ids[:4])} any more: start the pod anew, or put the rule back",
+                f"no rule of the configuration describes {', '.join(request.device_ids[:4])} of "
+                f"{resource} any more. Start the pod again, or put the rule back",
             )
         if Field.DEVICE_NODES not in sayable.said:
             raise RefusedError(
@@ -267,8 +269,8 @@ def _preferred(request: PreferredRequest, seen: Listing | None) -> tuple[str, ..
     if request.size < 1 or not must <= frozenset(request.available) or not 0 <= missing <= len(free):
         raise RefusedError(
             Fault.INVALID_ARGUMENT,
-            f"no such choice of devices: expected 1 to {len(free | must)} of as many available ones, those to include among "
-            f"them; got a size of {request.size} and {len(must)} to include",
+            f"cannot choose {request.size} devices with {len(must)} to include. Allowed: a size of 1 "
+            f"to {len(free | must)}, all to include among the available ones",
         )
     room = Counter(known[device_id].numa_nodes for device_id in free if device_id in known)
     opened = {known[device_id].numa_nodes for device_id in must if device_id in known}

@@ -27,19 +27,19 @@ def resource_name_error(name: str) -> str | None:
     shown = repr(name) if len(name) <= 2 * _MAX_DOMAIN else f"{name[:_MAX_NAME]!r}… ({len(name)} characters)"
     domain, slash, rest = name.partition("/")
     if not slash:
-        return f"expected a resource name with a domain, such as nvidia.com/gpu; got {shown}: put a domain before it"
+        return f"the resource name {shown} has no domain. Write one before it, such as nvidia.com/gpu"
     if "kubernetes.io/" in name:
-        return f"the domain kubernetes.io belongs to Kubernetes; got {shown}: use a domain of your own"
+        return f"the resource name {shown} has the domain kubernetes.io, which belongs to Kubernetes. Use a domain of your own"
     if name.startswith("requests."):
-        return f"a resource name can't start with 'requests.', which quotas use; got {shown}: use another domain"
+        return f"the resource name {shown} starts with 'requests.', which quotas use. Use another domain"
     if len(domain) > _MAX_DOMAIN or not re.fullmatch(_DOMAIN, domain):
         return (
-            f"expected a domain of at most {_MAX_DOMAIN} lower-case letters, digits, '-' and '.' before the slash, "
-            f"such as nvidia.com; got {shown}"
+            f"the resource name {shown} has a domain that Kubernetes doesn't allow. Write at most {_MAX_DOMAIN} lower-case letters, "
+            "digits, '-' and '.' before the slash, such as nvidia.com"
         )
     if len(rest) > _MAX_NAME or not re.fullmatch(_NAME, rest):
         return (
-            f"expected 1 to {_MAX_NAME} letters, digits, '-', '_' and '.' after the slash, beginning and ending with "
-            f"a letter or digit, such as gpu; got {shown}"
+            f"the resource name {shown} is not allowed. After the slash write 1 to {_MAX_NAME} letters, digits, '-', '_' and '.', "
+            "beginning and ending with a letter or digit, such as gpu"
         )
     return None

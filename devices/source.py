@@ -121,8 +121,9 @@ def unclaimed(resource: str) -> RefusedError:
     """The refusal of a call for a resource that no source of devices claims."""
     return RefusedError(
         Fault.NOT_FOUND,
-        f"expected a resource that a source of devices on this node offers, and none offers {resource} under the present "
-        "configuration: start the pod anew with a name that the node offers, or put back what the configuration said of it",
+        f"no source of devices on this node offers {resource} under the present configuration. "
+        "Start the pod again with a name that the node offers, or put back what the "
+        "configuration had for it",
     )
 
 

@@ -4,9 +4,6 @@ A SIGHUP that comes before the daemon listens would end it. A command gets back 
 """
 
 import signal
-from typing import Final
-
-_NVIDIA: Final = "nvidia-device-plugin"
 
 
 def main() -> None:
@@ -21,10 +18,10 @@ def nvidia() -> None:
     """Run the daemon under the name, and with the defaults, of NVIDIA's (the ``nvidia-device-plugin`` entry point)."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from gateway.cli.argv import first_word
-    from gateway.cli.run import run
+    from gateway.cli.run import NVIDIA, run
 
-    first_word(_NVIDIA)
-    run(prog_name=_NVIDIA, default_map={"backend": "nvidia"})
+    first_word(NVIDIA)
+    run(prog_name=NVIDIA)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def source(settings: Settings, sys: Path = _SYS) -> DeviceSource:
 
     Raises:
         NoBackendError: nothing was found (``auto`` takes real hardware only, never a simulation).
-        ValueError: the settings ask for no source, or the profile is not usable; the message says what was expected.
+        ValueError: the settings ask for no source, or the profile is not usable; the message says what to do.
     """
     wanted = hardware(sys) if settings.backend == "auto" else [settings.backend] if settings.backend != "none" else []
     sources = [_MAKERS[name](settings) for name in wanted]
@@ -55,12 +55,14 @@ def source(settings: Settings, sys: Path = _SYS) -> DeviceSource:
             )
         )
     if not sources and settings.backend == "none":
-        raise ValueError("--backend none: expected gateway.devices in a file, or --bridge, got neither: add one")
+        raise ValueError(
+            "--backend none: there are no other devices. Add gateway.devices to the configuration file, or --bridge"
+        )
     if not sources:
         raise NoBackendError(
-            f"expected a GPU of NVIDIA or AMD among the PCI devices below {sys}, and there is none, nor are devices described "
-            "in a configuration file: run the gateway only on nodes that have some (a node selector), or say --backend nvidia "
-            "or amd where the GPU comes later. --backend auto never simulates: to try it without hardware, --backend simulated"
+            f"No GPU of NVIDIA or AMD is among the PCI devices below {sys}, and no configuration file describes devices. Run the "
+            "gateway only on nodes with GPUs (a node selector). If the GPU comes later, set --backend nvidia or amd. "
+            "--backend auto never simulates; to try it without hardware, set --backend simulated"
         )
     if len(sources) == 1:
         return sources[0]

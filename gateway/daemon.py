@@ -26,6 +26,7 @@ from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
 from gateway.leader import instance
 from gateway.leader.leader import Leader
 from gateway.lists import Lists
+from gateway.memory.again import Memory
 from gateway.memory.holdings import Holdings
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
@@ -39,7 +40,6 @@ from gateway.telling import orders
 from gateway.telling.commands import Commands
 from gateway.telling.listeners import Listeners
 from gateway.wires import notify
-from gateway.wires.pool import GrpcThreads
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -78,7 +78,7 @@ class Gateway:
         )
         self.ledger = Ledger(settings.state_dir, settings.socket_dir)
         self.scribe = Scribe(self.ledger, self._writes, lambda: self.leader.writing())  # noqa: PLW0108 - they need each other
-        self.tally, self.config, self._threads = Tally(), reload.FileFate(), GrpcThreads()
+        self.tally, self.config = Tally(), reload.FileFate()
         self._features = _features(settings) if settings.asks_api_server else None
         self._tasks = Tasks(self._end)
         self._resources: dict[str, Resource] = {}
@@ -86,7 +86,8 @@ class Gateway:
         records = settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
         self.beliefs = Beliefs(*records, self._looked, lambda *lost: self.holdings.remember_forgotten(*lost))  # noqa: PLW0108 - they need each other
         self.started = time.monotonic()
-        self.holdings = Holdings(self.ledger, self.scribe, self.beliefs, self.presence, self._resources, self._tasks)
+        kept = self.ledger, self.scribe, self.beliefs, self.presence
+        self.holdings = Holdings(*kept, source, self._resources, self._tasks)
         self.leader = Leader(
             settings,
             self._instance,
@@ -106,7 +107,7 @@ class Gateway:
             token=self.token,
             kubelet_socket=self.presence.socket,
             own_socket=self._instance.socket,
-            memory=self.holdings.memory,
+            memory=partial(Memory, self.holdings),
             look_within=self.beliefs.look_within,
             accepted=self.holdings.accepted,
             stood=self._stood,
@@ -164,7 +165,7 @@ class Gateway:
 
     async def _start(self) -> None:
         await self._unless_ended(self.scribe.load(patient=True))
-        self.holdings.recall(self.ledger.resources())
+        self.holdings.recall()
         self._listeners.open_probes(self)
         await self._unless_ended(self._folder.wait(self._say_waiting))
         await self._listeners.close_control()
@@ -268,7 +269,6 @@ class Gateway:
             self.presence.check()
         elif resource.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
             self.presence.found(anew=False)
-        self._threads.served(served=all(one.unserved_since is None for one in self.resources))
         self.leader.stood(resource)
 
     def _kubelet_up(self, kubelet: KubeletId) -> None:
@@ -282,7 +282,7 @@ class Gateway:
             self.holdings.note(name)  # It was given before this kubelet's start.
         self.beliefs.restarted(self._resources if self.leader.leads else (), kubelet.mtime_ns / 1e9)
         if first:
-            self.holdings.recall(self.ledger.resources())
+            self.holdings.recall()
         _log.info("kubelet found", socket=str(self.presence.socket))
 
     def _tell_kubelet(self, resources: Iterable[Resource]) -> None:
@@ -351,7 +351,7 @@ def _met(gateway: Gateway, commands: Commands) -> Mapping[str, Handler]:
     async def doctor(*talk: Any) -> None:
         from gateway.doctor import server  # noqa: PLC0415 - only a gateway that is asked pays for it
 
-        await server.meet(gateway.source.name, commands.taken(rows=False)(), gateway.settings, *talk)
+        await server.meet(gateway.source.name, commands.taken(few=True)(), gateway.settings, *talk)
 
     async def moved(*talk: Any) -> None:
         # Other drivers after each time that the gateway led.

@@ -17,10 +17,9 @@ from devices import boards
 from devices.life import merging, states
 from devices.source import Fate, Listing, listed
 from gateway.kubelet import beliefs
-from gateway.kubelet.outdated import Outdated
+from gateway.kubelet.view import Outdated
 from gateway.memory import claimed
 from gateway.memory.ledger import boot_id
-from gateway.memory.owners import Owners
 from gateway.registration import events
 from gateway.registration.devicelist import AT_ONCE
 from gateway.telling import changes
@@ -93,11 +92,10 @@ class Lists:
     ) -> None:
         self._settings, self._source, self._leader = settings, source, leader
         self._ledger, self._scribe = holdings.ledger, holdings.scribe
-        self._beliefs, self._presence, self._held = holdings.beliefs, holdings.presence, holdings.held
+        self._beliefs, self._presence, self._holdings = holdings.beliefs, holdings.presence, holdings
         self._resources, self._make, self._changed, self._sent = resources, make, changed, sent
         self._away = away
         self._tasks, self._started = tasks, started
-        self._owners = Owners(holdings, source)
         self._holds: Sequence[Hold] = ()
         """Who has hardware under IDs that aren't offered here."""
         self.inventory: Inventory | None = None
@@ -197,10 +195,10 @@ class Lists:
                 for name, listing in listings.items()
                 if listing is not None
             }
-            self._holds = [*self._heeded(self._owners.holds(remaining, on_offer), listings), *self._prepared()]
-        cordons = self._owners.cordons(on_offer.values())
+            self._holds = [*self._heeded(self._holdings.holds(remaining, on_offer), listings), *self._prepared()]
+        cordons = self._holdings.cordons(on_offer.values())
         for name, listing in listings.items():
-            held = self._held(name) or frozenset()  # Whom the kubelet forgot has nothing that it wouldn't give.
+            held = self._holdings.held(name) or frozenset()
             offered = known[name].announced.values() if listing is None else listing.devices
             one = replace(
                 known[name],
@@ -244,7 +242,7 @@ class Lists:
             boot_id=self._boot_id,
             cordons={device_id: cordon.reason for device_id, cordon in self._ledger.cordons.items()},
             sticky={**_ill_before(listing, announced, self._ledger), **self._ledger.sticky(name)},
-            held=self._owners.held(name),
+            held=None if (holders := self._holdings.holders(name)) is None else holders.keys(),
             fates=fates(name, [announced[one] for one in gone], self.inventory, self._source),
             lost_since=self._ledger.lost_since(name),
         )
@@ -311,7 +309,7 @@ class Lists:
         )
         if not waiting and self.inventory is not None:  # What was offered until now by records of before, or by none.
             told = _told(self.inventory, (*self._resources, *self.inventory), self._ledger, self._source)
-            waiting = bool(self._heeded(self._owners.of_others(_offered(told, self._ledger)), self._resources))
+            waiting = bool(self._heeded(self._holdings.of_others(_offered(told, self._ledger)), self._resources))
         self._changed()
         if waiting:
             if self._leader.registering:

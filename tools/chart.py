@@ -1,4 +1,4 @@
-"""Make what the Helm chart has of other files: values.schema.json and the tables of docs/chart.md from keys.yaml, its alerts.
+"""Make what the Helm chart has of other files: values.schema.json and the lists of docs/chart.md from keys.yaml, its alerts.
 
 ``python tools/chart.py [--check]``; with --check they are compared with what is there (exit status 1 where they differ).
 """
@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import yaml
 
+from gateway.configuration.flags import FLAGS
+from gateway.configuration.kinds import FlagKind
 from tools import pages
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -28,9 +30,17 @@ Row = Mapping[str, Any]
 
 
 def keys() -> dict[str, list[Row]]:
-    """Read the table: what becomes of each value, by the chart whose value it is."""
+    """Read the table: what becomes of each value, by the chart whose value it is. A setting's words come from the gateway's table."""
     table: dict[str, list[Row]] = yaml.safe_load((CHART / "keys.yaml").read_text(encoding="utf-8"))
-    return table
+    return {name: [{**_words(row.get("text", "")), **row} for row in rows] for name, rows in table.items()}
+
+
+def _words(text: str) -> Row:
+    """Return the words that a value may have, if its text names the variable of a setting that has such."""
+    for flag in FLAGS:
+        if "|" in flag.values and flag.kind is FlagKind.TEXT and f"`{flag.variables[0]}`" in text:
+            return {"enum": flag.values.split("|")}
+    return {}
 
 
 def schema(table: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
@@ -48,47 +58,48 @@ def schema(table: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
 
 
 def page(text: str, table: Mapping[str, Sequence[Row]]) -> str:
-    """Put each table in its place in a page.
+    """Put each list in its place in a page.
 
     Raises:
         ValueError: the page has no place for one of them.
     """
-    for name, (head, rows) in TABLES.items():
-        lines = pages.table(head, rows(table[name]))
+    for name, written in LISTS.items():
+        lines = (f"{line}\n" for line in ("", *written(table[name]), ""))
         text = pages.between(text, BEGIN.format(name=name), END.format(name=name), lines)
     return text
 
 
-def _nvidia(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    plain = [f"`{row['key']}`" for row in rows if not row["text"]]
-    for row in rows:
-        if row["text"]:
-            does = "honoured, in part" if row["does"] == "partly" else row["does"]
-            yield f"`{row['key']}`", does, row["text"]
-    yield ", ".join(plain), "honoured", "as in NVIDIA's chart"
+def _nvidia(rows: Sequence[Row]) -> Iterator[str]:
+    for does, words in (
+        ("honoured", "Honoured"),
+        ("partly", "Honoured in part"),
+        ("ignored", "Ignored"),
+        ("refused", "Refused"),
+    ):
+        yield f"**{words}**\n"
+        yield from (f"- `{row['key']}`: {row['text']}" for row in rows if row["does"] == does and row["text"])
+        if plain := [f"`{row['key']}`" for row in rows if row["does"] == does and not row["text"]]:
+            yield f"- As in NVIDIA's chart: {', '.join(plain)}"
+        yield ""
 
 
-def _rocm(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+def _rocm(rows: Sequence[Row]) -> Iterator[str]:
     for here in dict.fromkeys(row["here"] for row in rows):
-        yield ", ".join(f"`{row['key']}`" for row in rows if row["here"] == here), here
+        named = ", ".join(f"`{row['key']}`" for row in rows if row["here"] == here)
+        yield f"- {named}: {here}"
 
 
-def _ours(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+def _ours(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         values = f": {', '.join(row['enum'])}" if "enum" in row else ""
         default = row["default"]
-        shown = (
-            "" if default in ("", {}, None) else f"`{json.dumps(default) if not isinstance(default, str) else default}`"
-        )
-        yield f"`{row['key']}`", row["text"] + values, shown
+        shown = default if isinstance(default, str) else json.dumps(default)
+        said = [f"default `{shown}`"] if default not in ("", {}, None, False, []) else []
+        yield f"- `{row['key']}`: {'; '.join([*([row['text'] + values] if row['text'] else []), *said])}".rstrip(": ")
 
 
-TABLES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Sequence[Row]], Iterator[tuple[str, ...]]]]]] = {
-    "nvidia": (("value", "", "what becomes of it"), _nvidia),
-    "rocm": (("value of ROCm's chart", "say here"), _rocm),
-    "ours": (("value", "meaning", "default"), _ours),
-}
-"""The tables of the page: their heads, and what their rows are made by."""
+LISTS: Final[Mapping[str, Callable[[Sequence[Row]], Iterator[str]]]] = {"nvidia": _nvidia, "rocm": _rocm, "ours": _ours}
+"""What writes each list of the page."""
 
 
 def _rights(name: str) -> str:

@@ -27,11 +27,13 @@ def _rules() -> Iterator[str]:
         yield f"\n## {_HEADS[name]}\n"
         for rule in RULES:
             if level(rule.id) == name:
-                yield f"\n### {rule.id}\n\n{_text(rule)}\n"
+                first = next(one.id for one in RULES if one.reference == rule.reference)
+                why = rule.reference if first == rule.id else f"as [{first}](#{first})"
+                yield f"\n### {rule.id}\n\n{_text(rule, why)}\n"
 
 
-def _text(rule: Rule) -> str:
-    said = [f"{rule.promise[0].upper()}{rule.promise[1:]}.", f"Why: {rule.reference}."]
+def _text(rule: Rule, why: str) -> str:
+    said = [f"{rule.promise[0].upper()}{rule.promise[1:]}.", f"Why: {why}."]
     if rule.emulated:
         said.append("*Emulated.*")
     if rule.since:

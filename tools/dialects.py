@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from adapters.dialect import Dialect, Rule, span
+from adapters.dialect import Dialect, Fidelity, Rule, span
 from adapters.levels import GRPC_GO, OPTIONS_FIRST, GrpcGo
 from adapters.registry import DIALECTS
 from devices.model import Field
@@ -21,12 +21,11 @@ INTRODUCTION = """\
 <!-- Generated from the adapters' declarations by `make docs`. Do not edit. -->
 # What each version of the device plugin API can say
 
-The kubelet has spoken three device plugin APIs, here called *dialects*. One model holds all that any of them can say; each dialect declares what becomes
-of each part:
+The kubelet has spoken three device plugin APIs, here called *dialects*. What becomes of each part of a message:
 
 - **lossless**: it arrives as it is;
 - **degraded**: it is left out, because the pod works without it; counted, and logged once;
-- **impossible**: without it the pod would start without its device. The request is refused, with a message that explains it.
+- **impossible**: the pod would start without its device, so the request is refused with the reason.
 """
 
 LEVELS = f"""\
@@ -35,11 +34,11 @@ LEVELS = f"""\
 A kubelet silently drops fields of `v1beta1` that it doesn't know. The gateway learns the version from the live connection:
 
 - During Register, kubelet 1.{OPTIONS_FIRST} and later call GetDevicePluginOptions before ListAndWatch; earlier ones don't.
-- The `user-agent` of its calls names its grpc-go (table below). A version between two rows means any kubelet of its neighbours. A later one means
-  the newest kubelet here, or a later one. Other programs' agents mean nothing.
+- The `user-agent` of its calls names its grpc-go (table below). A version between two rows means any kubelet of its neighbours, a later one the newest
+  kubelet here or a later one. Other programs' agents mean nothing.
 
-If the evidence contradicts itself, the older kubelet counts. If it leaves a part open, a response must not depend on that part alone.
-`--kubelet-version` settles it. A vendor's kubelet that is built with another grpc-go needs that option.
+If the evidence contradicts itself, the older kubelet counts. What it leaves open must not carry a response alone. `--kubelet-version` settles it. A vendor's
+kubelet that is built with another grpc-go needs that option.
 """
 
 
@@ -77,13 +76,15 @@ def _verdict(rule: Rule) -> str:
 
 
 def _reasons(dialects: Iterable[Dialect]) -> Iterator[str]:
-    """Give each field its reasons; dialects share one if they declare the same."""
+    """Give each field the reasons of what does not always arrive; dialects share one if they declare the same."""
     for field in Field:
         sharing: dict[Rule, list[str]] = {}
         for dialect in dialects:
             sharing.setdefault(dialect.rules[field], []).append(f"`{dialect.name}`")
-        reasons = (f"{', '.join(names)}: {rule.source}" for rule, names in sharing.items())
-        yield f"- **{field.value}**. {'. '.join(reasons)}.\n"
+        always = [rule for rule in sharing if rule.since is None and rule.verdict is Fidelity.LOSSLESS]
+        reasons = [f"{', '.join(names)}: {rule.source}" for rule, names in sharing.items() if rule not in always]
+        if reasons:
+            yield f"- **{field.value}**. {'. '.join(reasons)}.\n"
 
 
 def _agents() -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Examine device plugins and keep what was found: ``python -m tools.examine [--kubelets 1.28,1.37] [NAME[@VERSION]...]``.
 
-Genuine plugins of others, built from the Go module proxy, and our own: each by ``gateway compat --plugin``, and its report goes to
+Genuine plugins of others, built from the Go module proxy, and our own: each by ``gateway conformance``, and its report goes to
 conformance/reports/NAME/VERSION.yaml. ``make docs`` makes docs/compared.md of them. Nothing of what is built is kept in the tree.
 """
 
@@ -57,29 +57,29 @@ def _examine(plugin: built.ThirdParty, kubelets: str) -> bool:
     """Build and examine a plugin of somebody else; say whether that failed."""
     binary = built.binary(plugin)
     options = {
-        "--plugin": plugin.command,
         "--plugin-name": plugin.name,
         "--plugin-version": built.version(plugin),
         "--notes": plugin.notes,
     }
     home = built.folder(plugin)
-    return _run(
-        options, ["--hard-wired"] if plugin.hard_wired else [], kubelets, binary.parent, home if home.is_dir() else ROOT
-    )
+    hard_wired = ["--hard-wired"] if plugin.hard_wired else []
+    return _run(plugin.command, options, hard_wired, kubelets, binary.parent, home if home.is_dir() else ROOT)
 
 
 def _examine_ours(kubelets: str) -> bool:
+    command = "gateway --backend simulated --socket-dir {socket_dir} --state-dir {state_dir}"
     options = {
-        "--plugin": "gateway --backend simulated --socket-dir {socket_dir} --state-dir {state_dir}",
         "--plugin-name": OURS,
         "--plugin-version": f"v{installed(OURS)}",
         "--change": "gateway cordon 0 --reason rule --state-dir {state_dir}",
         "--notes": "This project's own, whose rules they are, with eight simulated GPUs.",
     }
-    return _run(options, [], kubelets, _PROGRAMS, ROOT)
+    return _run(command, options, [], kubelets, _PROGRAMS, ROOT)
 
 
-def _run(options: Mapping[str, str], flags: Sequence[str], kubelets: str, place: Path, home: Path) -> bool:
+def _run(
+    command: str, options: Mapping[str, str], flags: Sequence[str], kubelets: str, place: Path, home: Path
+) -> bool:
     """Examine a plugin and keep its report; a broken rule is no failure here.
 
     ``place``, where its program is, goes on the path, and it runs in ``home``, so that a report names no folder of this machine.
@@ -90,7 +90,7 @@ def _run(options: Mapping[str, str], flags: Sequence[str], kubelets: str, place:
         words = [word for option in options.items() for word in option]
         fixed = ["--kubelets", kubelets, "--genuine", "yes", "--cap", CAP, "--out", out]
         subprocess.run(
-            [_PROGRAMS / "gateway", "compat", *words, *flags, *fixed],
+            [_PROGRAMS / "gateway", "conformance", command, *words, *flags, *fixed],
             check=False,
             cwd=home,
             stdin=subprocess.DEVNULL,

@@ -94,9 +94,9 @@ class PluginApi(Struct, frozen=True):
 
     def _claims(self, kind: Any, data: bytes) -> tuple[ClaimName, ...]:
         if len(data) > MAX_BYTES:
-            raise MalformedError(f"expected a {kind.DESCRIPTOR.name} of at most {MAX_BYTES} bytes, got {len(data)}")
+            raise MalformedError(f"the {kind.DESCRIPTOR.name} is too long ({len(data)} bytes). Allowed: {MAX_BYTES}")
         if has_more_fields(data, MAX_CLAIMS):  # An empty claim is 2 bytes on the wire and 150 in memory.
-            raise MalformedError(f"expected at most {MAX_CLAIMS} claims in a request, got more")
+            raise MalformedError(f"too many claims in a request. Allowed: {MAX_CLAIMS}")
         message = parse(kind, data, self.registered_as)
         return tuple(_named(ClaimName(claim.namespace, claim.name, claim.uid)) for claim in message.claims)
 
@@ -107,8 +107,8 @@ class PluginApi(Struct, frozen=True):
         if prepared.share:
             if not self.says_share:
                 raise UnsayableShareError(
-                    f"expected a kubelet of 1.34 or later for a share of {prepared.device}, and this one speaks "
-                    f"{self.version}, which can't say shares: let the claim ask for the whole device"
+                    f"this kubelet speaks {self.version}, which cannot name the share of {prepared.device}. "
+                    "Ask for the whole device in the claim, or use kubelet 1.34 or later"
                 )
             device.share_id = prepared.share
 
@@ -116,9 +116,7 @@ class PluginApi(Struct, frozen=True):
 def _named(claim: ClaimName) -> ClaimName:
     if not (_NAME.fullmatch(claim.namespace) and _NAME.fullmatch(claim.name) and _UID.fullmatch(claim.uid)):
         shown = f"{claim!s:.80} with the UID {claim.uid:.80}"
-        raise MalformedError(
-            f"expected a claim's namespace, name and UID, got {shown!a}: no API server makes such ones"
-        )
+        raise MalformedError(f"not a claim's namespace, name and UID: {shown!a}. No API server makes such ones")
     return claim
 
 

@@ -123,7 +123,7 @@ def _spread(free: int, gpus: Sequence[GPU], room: Sequence[int], used: set[int])
 def _check(request: PreferredRequest, available: frozenset[str], must: frozenset[str]) -> None:
     strangers = must - available
     if request.size < 1:
-        problem = f"expected a size of at least 1, got {request.size}"
+        problem = f"cannot choose {request.size} devices. Ask for at least 1"
     elif len(available) < len(request.available) or len(must) < len(request.must_include):
         problem = "the same device ID came twice; give each ID once"
     elif strangers:

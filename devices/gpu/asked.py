@@ -74,8 +74,9 @@ class Asked:
         if unknown:
             raise RefusedError(
                 Fault.FAILED_PRECONDITION,
-                f"{self.resource}: expected to know the {what} of {', '.join(unknown[:4])}, but nobody has looked at that GPU "
-                "yet: see in the log whether its driver is loaded, and start the container again",
+                f"{self.resource}: the {what} of {', '.join(unknown[:4])} is not known, because the "
+                "gateway has not looked at that GPU yet. See in the log if its driver is loaded, and "
+                "start the container again",
             )
 
 
@@ -104,8 +105,7 @@ def by_nodes(asked: Asked) -> ContainerAnswer:
     if bare := [gpu.uuid for gpu in asked.known if not gpu.device_nodes]:
         raise RefusedError(
             Fault.FAILED_PRECONDITION,
-            f"{asked.resource}: expected device nodes of each GPU, but {', '.join(bare[:4])} has none: see whether its driver "
-            "is loaded",
+            f"{asked.resource}: {', '.join(bare[:4])} has no device node. Is its driver loaded?",
         )
     if Field.DEVICE_NODES not in asked.sayable.said:
         raise unsaid(asked.resource, [Field.DEVICE_NODES])

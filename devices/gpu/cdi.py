@@ -72,11 +72,11 @@ def qualified(device: str, kind: str) -> str:
         ValueError: CDI allows no such name (pkg/parser of the CDI project).
     """
     if not _KIND.fullmatch(kind):
-        raise ValueError(f"expected a kind of CDI devices such as vendor.com/class; got {kind[:80]!r}")
+        raise ValueError(f"not a kind of CDI devices: {kind[:80]!r}. Write one such as vendor.com/class")
     if not is_device_name(device):
         raise ValueError(
-            "expected a CDI device name of letters, digits and '_', '.', ':', '-', a letter or digit first and last; got "
-            f"{device[:80]!r}: the driver is older than CDI, so say GPUs in the environment"
+            f"{device[:80]!r} cannot be a CDI device name: the driver is older than CDI. Name GPUs in "
+            "the environment (envvar)"
         )
     return f"{kind}={device}"
 

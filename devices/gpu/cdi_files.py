@@ -42,8 +42,8 @@ def write(specification: Specification, folder: Path = FOLDER) -> bool:
         old = _parsed(content)
         if isinstance(old, dict) and old.get("kind", specification["kind"]) != specification["kind"]:
             raise CDIFileError(
-                f"expected CDI devices of the kind {specification['kind']} in {path}; got {str(old['kind'])[:80]!r}: it is "
-                "somebody else's, so move it away"
+                f"{path} has CDI devices of the kind {str(old['kind'])[:80]!r}, not "
+                f"{specification['kind']}, so another program wrote it. Move it away"
             )
         new = (json.dumps(with_gone(specification, old), indent=1) + "\n").encode()
         if new == content:
@@ -52,7 +52,8 @@ def write(specification: Specification, folder: Path = FOLDER) -> bool:
         files.replace(path, new, 0o644)
     except OSError as error:
         raise CDIFileError(
-            f"expected to write the CDI specification {path}, but: {error}: mount the host's folder for the gateway to write"
+            f"cannot write the CDI specification {path}: {error}. Mount the host's folder so that the "
+            "gateway can write to it"
         ) from error
     return True
 

@@ -56,10 +56,10 @@ def offered(named: Mapping[str, Iterable[GPU]], policy: Policy) -> dict[str, Nam
         slices = policy.slices.get(name, Slices(0, name))
         for shown, offer in _portioned(list(gpus), slices).items():
             if shown in offers:
-                raise NamingError(f"expected a name for each resource; got {shown} for {name}, too: rename one of them")
+                raise NamingError(f"two resources have the name {shown}; one is {name}. Rename one of them")
             if (count := sum(offer.replicas_of(uuid) or 1 for uuid in offer.gpus)) > MOST_DEVICES:
                 raise NamingError(
-                    f"expected at most {MOST_DEVICES} devices of {shown}; got {count}: ask for fewer replicas"
+                    f"{shown} would have {count} devices. Allowed: at most {MOST_DEVICES}. Write fewer replicas"
                 )
             offers[shown] = offer
     return offers

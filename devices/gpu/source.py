@@ -173,8 +173,8 @@ class GPUSource(DeviceSource):
         if ill:
             raise RefusedError(
                 Fault.FAILED_PRECONDITION,
-                f"expected healthy GPUs, to be made ready for a container of {resource}, but "
-                f"{', '.join(ill[:4])} isn't: repair it; the kubelet tries again",
+                f"{', '.join(ill[:4])} of {resource} is not healthy, so the container is not started. "
+                "Repair it; the kubelet tries again",
             )
 
     def fate(self, resource: str, device_id: str) -> Fate:
@@ -399,7 +399,7 @@ def _check_complete(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> None:
         if gpu is not None and gpu.lacks:
             raise RefusedError(
                 Fault.FAILED_PRECONDITION,
-                f"expected a device that a container can use, but {device_id[:80]!r} isn't: {gpu.lacks}",
+                f"a container cannot use {device_id[:80]!r}: {gpu.lacks}",
             )
 
 

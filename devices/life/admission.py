@@ -54,14 +54,13 @@ def judge(
     if not device_ids:
         raise RefusedError(
             Fault.INVALID_ARGUMENT,
-            f"expected at least one device ID of {resource} for a container, got none: ask for one, or don't call",
+            f"no device ID of {resource} for a container. Ask for one, or don't call",
         )
     if len(frozenset(device_ids)) < len(device_ids):
         twice = [device_id for device_id, count in Counter(device_ids).items() if count > 1]
         raise RefusedError(
             Fault.INVALID_ARGUMENT,
-            f"expected each device ID of {resource} once in a container's request, got {_some(twice)} more than once: "
-            "give each ID once",
+            (f"{_some(twice)} of {resource} is more than once in a container's request. Give each ID once"),
         )
     warnings = []
     for entry in _asked(resource, device_ids, entries):
@@ -76,7 +75,7 @@ def judge(
         elif row.lenient and entry.since is not None and now - entry.since < JUST_TURNED_S:
             why = "it turned just now and the kubelet may not know yet"
         else:
-            raise RefusedError(row.allocate, f"expected a device that a container can use, but {known}: {row.way_out}")
+            raise RefusedError(row.allocate, f"a container cannot use this device: {known}. {row.way_out}")
         warnings.append(f"{known}; served all the same, because {why}: {row.way_out}")
     return tuple(warnings)
 
@@ -94,7 +93,7 @@ def judge_pre_start(resource: str, device_ids: Sequence[str], entries: Mapping[s
         if row.pre_start is not None:
             raise RefusedError(
                 row.pre_start,
-                f"expected devices that the backend has found, but {_known(resource, entry)}: {row.way_out}",
+                f"the backend has not found this device: {_known(resource, entry)}. {row.way_out}",
             )
 
 
@@ -113,8 +112,9 @@ def never_announced(resource: str, device_ids: Sequence[str]) -> RefusedError:
     """The refusal, NOT_FOUND, of at least one device ID that isn't on the list of ``resource``."""
     return RefusedError(
         Fault.NOT_FOUND,
-        f"expected device IDs that are announced for {resource}, got {_some(device_ids)}, which never was or was withdrawn: "
-        "if the kubelet keeps asking for it, drain the node and restart the kubelet, so that it learns the devices anew",
+        f"{_some(device_ids)} of {resource} was never announced, or was withdrawn. If the kubelet "
+        "keeps asking for it, drain the node and restart the kubelet, so that it learns the "
+        "devices again",
     )
 
 

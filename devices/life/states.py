@@ -20,18 +20,18 @@ from devices.model import Device, Fault, Health, TroubleKind
 class State(Enum):
     """Where a device is in its life. The values are what people are told."""
 
-    PRESENT = "present"
-    NOT_LOOKED_YET = "not looked yet"
+    PRESENT = "healthy"
+    NOT_LOOKED_YET = "not checked yet"
     UNHEALTHY = "unhealthy"
     LOST = "lost"
     WITHDRAWN = "withdrawn"
     CORDONED = "cordoned"
     RELEASED = "released"
     WITHHELD = "withheld"
-    LEAVING = "leaving"
-    ELSEWHERE = "elsewhere"
-    LENT = "lent"
-    RETURNING = "returning"
+    LEAVING = "to-dra"
+    ELSEWHERE = "dra"
+    LENT = "dra-by-name"
+    RETURNING = "to-plugin"
 
 
 COUNTED: Final = frozenset({State.LENT, State.RETURNING})

@@ -74,7 +74,8 @@ class Admission:
         if self._seldom.tell(resource if resource in self._plugins else "") is None:
             raise RefusedError(
                 Fault.RESOURCE_EXHAUSTED,
-                f"expected at most {MOST_REGISTERS} Registers of {resource} in a minute: register once for each kubelet.sock",
+                f"{resource} was registered more than {MOST_REGISTERS} times in a minute. Register once "
+                "for each kubelet.sock",
             )
         self._require_socket(path, resource)
         known = self._plugins.get(resource)
@@ -112,8 +113,8 @@ class Admission:
         if found is None:
             raise RefusedError(
                 Fault.INVALID_ARGUMENT,
-                f"expected a socket at {path.parent.name}/{path.name}, and there is none (links aren't followed): bind it there "
-                "before registering it",
+                f"there is no socket at {path.parent.name}/{path.name} (links aren't followed). Bind it "
+                "there before registering it",
             )
         for name, one in self._plugins.items():
             if name == resource or one.peer is None or one.peer.identity != found:
@@ -123,7 +124,7 @@ class Admission:
             else:
                 raise RefusedError(
                     Fault.ALREADY_EXISTS,
-                    f"expected a socket of {resource}'s own, got {path.name}, which serves {name}: bind one for each resource",
+                    f"the socket {path.name} serves {name} already. Bind another one for {resource}",
                 )
 
     async def _require_no_rival(self, resource: str, path: Path) -> None:
@@ -164,7 +165,7 @@ class Admission:
         if idle is None:
             raise RefusedError(
                 Fault.RESOURCE_EXHAUSTED,
-                f"expected at most {judge.MOST_PLUGINS} resources behind the bridge: end a plugin",
+                f"more than {judge.MOST_PLUGINS} resources behind the bridge. End a plugin",
             )
         gone = self._plugins.pop(idle)
         self._closing = asyncio.ensure_future(gone.close())

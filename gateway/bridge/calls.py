@@ -119,8 +119,8 @@ class BridgedResource(Bridged):
         if unlisted := self._unlisted(device_ids):
             raise RefusedError(
                 Fault.NOT_FOUND,
-                f"expected devices that the plugin of {self.resource} lists, got {min(unlisted)!r}, which it came back without: "
-                "look at the plugin's log; the kubelet has been told",
+                f"the plugin of {self.resource} came back without {min(unlisted)!r}. Look at the plugin's "
+                "log; the kubelet has been told",
             )
         return True
 
@@ -144,8 +144,8 @@ class BridgedResource(Bridged):
         except TimeoutError:
             raise RefusedError(
                 Fault.UNAVAILABLE,
-                f"expected the plugin of {self.resource} to be there, and it is away ({self.word.why or 'never heard of'}): look "
-                f"at its pod; with bridge.repeat for {self.resource} it would have been answered as before",
+                f"the plugin of {self.resource} is away ({self.word.why or 'never heard of'}). Look at "
+                f"its pod. With bridge.repeat for {self.resource} this call would get the earlier answer",
             ) from None
 
     async def _let_down(self, peer: Peer, error: AwayError) -> None:

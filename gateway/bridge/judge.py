@@ -55,32 +55,32 @@ def endpoint_error(endpoint: str, folder: str) -> str | None:
     shown = f"{endpoint[:80]!r}"
     if not endpoint or endpoint in {".", ".."} or "/" in endpoint or not endpoint.isprintable():
         return (
-            f"expected the name of a socket in the folder of {KUBELET_SOCKET}, got {shown}: bind the plugin's socket there, "
-            "and register its bare name"
+            f"not the name of a socket in the folder of {KUBELET_SOCKET}: {shown}. Bind the plugin's "
+            "socket there, and register its bare name"
         )
     if endpoint == KUBELET_SOCKET:
         return own_socket(endpoint)
     if len(posixpath.join(folder, endpoint).encode()) > _LONGEST_PATH:
         return (
-            f"expected a path of at most {_LONGEST_PATH} bytes (Linux has no longer ones for sockets), got {shown} in {folder}: "
-            "use a shorter name, or a shorter folder for --bridge"
+            f"the path of the socket {shown} in {folder} is too long. Linux allows {_LONGEST_PATH} "
+            "bytes. Use a shorter name, or a shorter folder for --bridge"
         )
     return None
 
 
 def own_socket(endpoint: str) -> str:
     """Say that an endpoint is the socket that it registered on, by this name or by another."""
-    return f"expected the plugin's own socket, got {endpoint[:80]!r}, which is this one: bind one under another name"
+    return f"{endpoint[:80]!r} is the gateway's own socket. Bind one under another name"
 
 
 def info_error(info: PluginInfo) -> str | None:
     """Say why a plugin that was found in plugins_registry can't be served."""
     if info.kind != DEVICE_PLUGIN:
-        return f"expected a plugin of type {DEVICE_PLUGIN}, got {info.kind[:64]!r}: bind that one in the kubelet's own folder"
+        return f"not a plugin of type {DEVICE_PLUGIN}: {info.kind[:64]!r}. Bind that one in the kubelet's own folder"
     if "v1beta1" not in info.versions:
         return (
-            f"expected a plugin that speaks v1beta1, got {', '.join(info.versions)[:80]!r}: the kubelet takes no other one from "
-            "plugins_registry; let an older plugin register on kubelet.sock"
+            f"the plugin speaks {', '.join(info.versions)[:80]!r}, but plugins_registry is for "
+            "v1beta1 only. Let an older plugin register on kubelet.sock"
         )
     return None
 
@@ -104,20 +104,22 @@ def list_error(devices: Sequence[Device], others: int = 0) -> str | None:
     ``others`` is how many devices the other plugins have.
     """
     if len(devices) > MOST_DEVICES:
-        return f"expected at most {MOST_DEVICES} devices on a list, got {len(devices)}: announce fewer"
+        return f"too many devices on a list ({len(devices)}). Allowed: {MOST_DEVICES}. Announce fewer"
     if len(devices) + others > MOST_IN_ALL:
-        return f"expected at most {MOST_IN_ALL} devices of all plugins, got {len(devices)} besides {others}: announce fewer"
+        return (
+            f"too many devices of all plugins ({len(devices)} next to {others}). Allowed: {MOST_IN_ALL}. Announce fewer"
+        )
     if wrong := next((one.id for one in devices if not _is_id(one.id)), None):
         return (
-            f"expected device IDs of 1 to {LONGEST_ID} printable characters, got {wrong[:80]!r} ({len(wrong)} characters): "
-            "give such a device another ID"
+            f"not a device ID: {wrong[:80]!r} ({len(wrong)} characters). Allowed: 1 to {LONGEST_ID} "
+            "printable characters"
         )
     if not all(one.id for one in devices):
-        return "expected an ID for each device, got an empty one: give it one"
+        return "a device on the list has no ID. Give it one"
     ids = {one.id for one in devices}
     if len(ids) < len(devices):
         twice, count = Counter(one.id for one in devices).most_common(1)[0]
-        return f"expected each device ID once on a list, got {twice[:80]!r} {count} times: give each device an ID of its own"
+        return f"the device ID {twice[:80]!r} is on the list {count} times. Give each device an ID of its own"
     return None
 
 
@@ -139,11 +141,11 @@ def numa_nodes(found: Iterable[int]) -> tuple[int, ...]:
 def answer_error(answers: Sequence[ContainerAnswer]) -> str | None:
     """Say why an answer to an Allocate for one container can't be passed on."""
     if len(answers) != 1:
-        return f"expected the answer for one container, got {len(answers)}"
+        return f"{len(answers)} answers for one container"
     [answer] = answers
     parts = sum(
         map(len, (answer.envs, answer.mounts, answer.device_nodes, answer.annotations, answer.cdi_devices)),
     )
     if parts > MOST_PARTS:
-        return f"expected at most {MOST_PARTS} variables, mounts, devices and names for a container, got {parts}"
+        return f"{parts} variables, mounts, devices and names for a container. Allowed: {MOST_PARTS}"
     return None

@@ -193,7 +193,7 @@ class Peer:
             await reading
         except rpc.CallError as error:
             if error.code is rpc.Code.RESOURCE_EXHAUSTED:
-                to.spoilt(self, f"expected a list of at most {LIST_LIMIT} bytes: {error.details[:200]}")
+                to.spoilt(self, f"the list is too long. Allowed: {LIST_LIMIT} bytes. {error.details[:200]}")
             return f"its stream broke: {error.code.name} {error.details[:200]}".rstrip()
         finally:
             reading.cancel()
@@ -232,7 +232,7 @@ class Peer:
         wire = self.dialect.encode_allocate_request([request])
         data = await self._call("Allocate", wire.data, seconds)
         if len(data) > judge.MOST_BYTES:
-            raise _unfit(f"expected an answer of at most {judge.MOST_BYTES} bytes, got {len(data)}")
+            raise _unfit(f"the answer is too long ({len(data)} bytes). Allowed: {judge.MOST_BYTES}")
         try:
             require_bounded(data, containers=False)
             answers = self.dialect.decode_allocate_answer(data)

@@ -94,7 +94,7 @@ def folder_error(folder: Path) -> str:
     except OSError as error:
         return f"{folder} can't be used: {error.strerror}"
     if not stat.S_ISDIR(found.st_mode):
-        return f"expected a folder at {folder}, got something else: remove it"
+        return f"{folder} is no folder. Remove it"
     if found.st_uid not in {0, os.geteuid()} or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return (
             f"{folder} can be written to by others than root (owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}), and "
@@ -275,7 +275,7 @@ class Registry:
                 error = await self._taken(name, pluginregistration.decode_info(data))
             except rpc.CallError as failed:
                 self._again(name)
-                self._tell(name, f"expected an answer to GetInfo within {INFO_TIME:g} s: {failed.code.name}")
+                self._tell(name, f"no answer to GetInfo within {INFO_TIME:g} s: {failed.code.name}")
                 return
             except MalformedError as malformed:
                 error = str(malformed)

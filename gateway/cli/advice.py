@@ -208,7 +208,7 @@ def read(content: bytes) -> Advice:
     try:
         return msgspec.yaml.decode(content, type=Advice)
     except msgspec.DecodeError as error:
-        raise PlanError(f"expected facts about kubelets as advice.yaml has them: {error}") from error
+        raise PlanError(f"advice.yaml cannot be read: {error}") from error
 
 
 def load() -> Advice:

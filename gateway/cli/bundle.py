@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from devices.files import NotPlainError, read_plain
-from gateway.cli import advice, places, settled
+from gateway.cli import advice, places, run
 from gateway.cli.doctor import below, seen
 from gateway.configuration.settings import ConfigError
 from gateway.doctor import checks
@@ -47,7 +47,7 @@ _JWT: Final = re.compile(r"eyJ[0-9A-Za-z_-]{8,}\.[0-9A-Za-z_-]+\.[0-9A-Za-z_-]+"
 _BEARER: Final = re.compile(r"(?i)(bearer )[^\s\"']+")
 
 
-@click.command("support-bundle", cls=settled.Settled, epilog=_EXAMPLES)
+@click.command("support-bundle", cls=run.Settled, epilog=_EXAMPLES)
 @places.state_dir
 @places.host_root
 @click.option(
@@ -117,7 +117,7 @@ def _settings(ctx: click.Context) -> Any:
     try:
         return [
             setting if not _SECRET.search(setting.name) else {"name": setting.name, "value": "REDACTED"}
-            for setting in settled.effective_settings(ctx)
+            for setting in run.effective_settings(ctx)
         ]
     except ConfigError as error:
         return {"error": str(error)}

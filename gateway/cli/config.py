@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from gateway.cli import places, run, settled
+from gateway.cli import places, run
 from gateway.configuration.settings import ConfigError
 from gateway.wires import log as observe
 
@@ -25,7 +25,7 @@ def config() -> None:
     """Show the settings in force, and where each comes from."""
 
 
-@config.command(cls=settled.Settled, epilog=_EXAMPLES)
+@config.command(cls=run.Settled, epilog=_EXAMPLES)
 @places.output("a list of objects with name, value and from")
 @click.pass_context
 def show(ctx: click.Context, /, *, output: str, **_: Any) -> None:
@@ -37,9 +37,9 @@ def show(ctx: click.Context, /, *, output: str, **_: Any) -> None:
     Exit status: 0; like the daemon, 2 if a setting is wrong, 1 if the file can't be read.
     """
     try:
-        found = settled.effective_settings(ctx)
+        found = run.effective_settings(ctx)
     except ConfigError as error:
-        raise run.wrong(error) from error
+        raise run.wrong(error, {}) from error
     if output == "json":
         click.echo(observe.escaped(msgspec.json.format(msgspec.json.encode(found)).decode()))
         return

@@ -94,13 +94,14 @@ def unfit(directory: Path) -> str:
     path = directory / "kubelet.sock"
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as trying:
         trying.connect(str(path))
-        return f"a kubelet is serving on {path} already; expected a directory of its own"
+        return f"a kubelet serves on {path} already. Choose another directory"
     strange = sorted(entry.name for entry in directory.iterdir() if not _plausible(entry))
     if not strange:
         return ""
     return (
-        f"expected an empty directory, or one that a kubelet used, because a kubelet's start deletes the files in it; "
-        f"{directory} holds {', '.join(strange[:3])}{', …' if len(strange) > 3 else ''}"
+        "a kubelet's start would delete "
+        f"{', '.join(strange[:3])}{', …' if len(strange) > 3 else ''} in {directory}. Choose an "
+        "empty directory, or one that a kubelet used"
     )
 
 
@@ -228,7 +229,7 @@ class _Node:
                 case ["quit"]:
                     return False
                 case _:
-                    self.say(f"expected one of these commands, but got {line.strip()!r}:")
+                    self.say(f"unknown command {line.strip()!r}. Allowed:")
                     click.echo(COMMANDS)
         except (KubeletError, ValueError) as error:
             self.say(str(error))

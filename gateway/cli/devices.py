@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import textwrap
 from collections import Counter
@@ -16,9 +17,10 @@ import msgspec
 
 from devices.replicas import unshared
 from devices.source import Facts
-from gateway.cli import named, places
+from gateway.cli import devicemap, named, places
+from gateway.cli.devicemap import Row
 from gateway.cli.status import _clean, _colour, _remarks
-from gateway.telling.status import DeviceStatus, GatewayStatus, ResourceStatus
+from gateway.telling.status import GatewayStatus, ResourceStatus
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from gateway.wires.log import escaped
@@ -29,7 +31,8 @@ Examples:
   gateway devices
   gateway devices nvidia.com/gpu
   gateway devices GPU-5f3a -o wide
-  gateway devices -o json | jq -r '.devices[] | select(.state != "present") | .id'
+  gateway devices --map                          GPUs by NUMA node, their holders and links
+  gateway devices -o json | jq -r '.devices[] | select(.state != "healthy") | .id'
 
 Exit status: 0 where a gateway answered, otherwise 1; 2 for a wrong flag.
 """
@@ -38,7 +41,7 @@ ANSWER_TIME: Final = 5.0
 """Seconds within which a gateway must answer; the driver's time comes on top."""
 _WIDTH: Final = 100
 _MOST_REMARKS: Final = 3
-_WELL: Final = "present"
+_WELL: Final = "healthy"
 
 
 class NodeDevices(msgspec.Struct, frozen=True):
@@ -46,24 +49,6 @@ class NodeDevices(msgspec.Struct, frozen=True):
 
     status: GatewayStatus
     facts: dict[str, dict[str, Facts]]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One device of one resource."""
-
-    gateway: str
-    resource: str
-    device: DeviceStatus
-    facts: Facts
-    known: bool
-    """Whether it is known who holds what."""
-
-    def is_called(self, name: str) -> bool:
-        """Whether a person means it by ``name``: its resource, its index, its ID or the beginning of that, or what it is part of."""
-        domain, _, short = self.resource.partition("/")
-        others = {self.resource, domain, short, self.facts.parent, self.facts.index}
-        return bool(name) and (name in others or self.device.id.startswith(name))
 
 
 def rows(answers: Iterable[NodeDevices]) -> list[Row]:
@@ -123,8 +108,11 @@ async def ask_all(
 @click.command(epilog=_EXAMPLES)
 @click.argument("names", metavar="[RESOURCE|ID]...", nargs=-1)
 @places.output("one object (docs/devices.md has its keys)", wide="a line for each replica of a shared device")
+@click.option(
+    "--map", "as_map", is_flag=True, help="Draw GPUs by NUMA node, their holders, and the links between them."
+)
 @places.state_dir
-def devices(*, names: tuple[str, ...], output: str, state_dir: Path) -> None:
+def devices(*, names: tuple[str, ...], output: str, as_map: bool, state_dir: Path) -> None:
     """Show this node's devices: what they are, how they do, and who holds them.
 
     Names are resources, indexes, device IDs or the beginnings of those. It asks the gateways that run, so it must run on
@@ -132,6 +120,8 @@ def devices(*, names: tuple[str, ...], output: str, state_dir: Path) -> None:
     """
     if not all(names):
         raise click.UsageError("The name of a resource or device is empty. Is a variable not set?")
+    if as_map and output == "json":
+        raise click.UsageError("--map draws for people. Leave out --map, or -o json")
     try:
         answers, silent = asyncio.run(look(state_dir))
     except ControlError as error:
@@ -144,7 +134,7 @@ def devices(*, names: tuple[str, ...], output: str, state_dir: Path) -> None:
         told = {"devices": [*map(_plain, found)], "silent": silent} | ({"unusable": unusable} if unusable else {})
         click.echo(escaped(msgspec.json.encode(told).decode()))
     else:
-        for line in render(found, unfolded=output == "wide"):
+        for line in _map(found) if as_map else render(found, unfolded=output == "wide"):
             click.echo(line)
         for gpu in unusable:
             how = "left out" if gpu.excluded else "can't be used"
@@ -155,6 +145,10 @@ def devices(*, names: tuple[str, ...], output: str, state_dir: Path) -> None:
     if answers and unknown:
         raise click.ClickException(f"no resource or device here is called {unknown[0]!r}: see `gateway devices`")
     sys.exit(0 if answers else 1)
+
+
+def _map(found: Sequence[Row]) -> Iterator[str]:
+    return devicemap.render(found, min(shutil.get_terminal_size().columns, _WIDTH))
 
 
 def _plain(row: Row) -> dict[str, Any]:

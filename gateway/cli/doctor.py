@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from adapters.levels import minor_version
-from gateway.cli import advice, places, settled
+from gateway.cli import advice, places, run
 from gateway.cli.page import count
 from gateway.cli.status import look as ask
 from gateway.configuration.settings import SOCKET_DIR, ConfigError
@@ -46,7 +46,7 @@ _WIDEST: Final = 110
 _NARROWEST: Final = 50
 
 
-@click.command(cls=settled.Settled, epilog=_EXAMPLES)
+@click.command(cls=run.Settled, epilog=_EXAMPLES)
 @places.state_dir
 @places.host_root
 @click.option("--ignore", multiple=True, metavar="CODE", help="Leave a check out. Can be repeated.")
@@ -124,12 +124,12 @@ def seen(ctx: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
     told: dict[str, Any] = {"monitors_mig": "NVIDIA_MIG_MONITOR_DEVICES" in os.environ}
     found: dict[str, Any] = {}
     try:
-        found = {setting.name: setting.value for setting in settled.effective_settings(ctx)}
+        found = {setting.name: setting.value for setting in run.effective_settings(ctx)}
         told["strategies"] = frozenset(found["device-list-strategy"])
     except ConfigError as error:
         told["settings"] = str(error)
     kept = below(host_root, state_dir)
-    folder = Path(found.get("socket-dir") or ctx.params["socket_dir"])
+    folder = Path(found.get("socket-dir") or next(reversed(ctx.params["socket_dir"]), SOCKET_DIR))
     # Where the folder isn't there, no gateway runs, and that has a check of its own.
     with contextlib.suppress(control.ControlError):
         answers = asyncio.run(ask(kept))

@@ -31,9 +31,10 @@ def mixed_up() -> str:
         origin = Path(spec.origin) if spec is not None and spec.origin else None
         if origin is None or origin.parents[1] != ours or PROJECT.encode() not in origin.read_bytes():
             return (
-                f"expected the Python package {name!r} of {PROJECT} in {ours / name}, and found {_who(name)} in "
-                f"{origin or 'no file'}: packages of the same name hide or overwrite each other, so {PROJECT} needs an environment "
-                f"of its own: python3 -m venv DIR && DIR/bin/pip install {PROJECT}, without PYTHONPATH"
+                f"the Python package {name!r} of {PROJECT} should be in {ours / name}, but {_who(name)} "
+                f"is in {origin or 'no file'}. Packages of the same name hide or overwrite each other, so "
+                f"{PROJECT} needs an environment of its own: python3 -m venv DIR && DIR/bin/pip install "
+                f"{PROJECT}, without PYTHONPATH"
             )
     return ""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 from collections.abc import Callable
 
@@ -27,7 +26,7 @@ def worded(error: click.ClickException | OSError, variable: Callable[[click.Para
 
 
 def named(error: click.UsageError, variable: Callable[[click.Parameter, str | None], str]) -> click.UsageError:
-    """Return the error as one line: of a wrong value with its option or variable first, of others with the variables they are about.
+    """Return the error as one line: of a wrong value with its option or variable first.
 
     ``variable`` gives the name of an option's variable in a context with this prefix.
     """
@@ -48,13 +47,6 @@ def named(error: click.UsageError, variable: Callable[[click.Parameter, str | No
         words += f" See {where.command_path} --help."
     elif isinstance(error, click.NoSuchOption):
         words += f" See {where.command_path} --help."
-    else:
-        words += "".join(
-            f" ({option.opts[0]} comes from the variable {variable(option, where.auto_envvar_prefix)})"
-            for option in where.command.params
-            if where.get_parameter_source(str(option.name)) is ParameterSource.ENVIRONMENT
-            and re.search(rf"{re.escape(option.opts[0])}(?![\w-])", words)
-        )
     return click.UsageError(words)
 
 

@@ -118,7 +118,7 @@ def read(content: bytes) -> tuple[Node, ...]:
     try:
         found = msgspec.json.decode(content, type=_Nodes)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise PlanError(f"expected a list of nodes (kubectl get nodes -o json), got something else: {error}") from error
+        raise PlanError(f"not a list of nodes (kubectl get nodes -o json): {error}") from error
     return tuple(
         Node(
             one.metadata.name,

@@ -35,47 +35,9 @@ Examples:
   gateway run --mig-strategy mixed                   MIG partitions by profile
   gateway run --config-file config.yaml              a file in the format of NVIDIA's plugin; edit it and the gateway follows
 
-Each option has a variable: --socket-dir is GATEWAY_SOCKET_DIR. NVIDIA's keep the plugin's names: --mig-strategy is MIG_STRATEGY.
-Options win over variables, and those over the configuration file. docs/configuration.md lists all.
+Each option has a variable: --socket-dir is GATEWAY_SOCKET_DIR. Those of NVIDIA's plugin keep its names: --mig-strategy is MIG_STRATEGY.
+Options win over variables, and variables over the configuration file. docs/configuration.md lists all.
 """
-GROUPS: Final[Mapping[str, Sequence[str]]] = {
-    "Kubelet": (
-        "api",
-        "socket-dir",
-        "kubelet-socket",
-        "pod-resources-socket",
-        "kubelet-version",
-        "state-dir",
-        "host-service",
-    ),
-    "Devices": ("backend", "simulate", "exclude-devices", "startup-grace", "health-recovery", "fail-on-init-error"),
-    "What containers get": (
-        *("device-list-strategy", "device-id-strategy", "pass-device-specs", "shared-devices-allocation-policy"),
-        *("cdi-annotation-prefix", "cdi-disable-hooks", "cdi-fallback", "nvidia-cdi-hook-path"),
-        *("gdrcopy-enabled", "gds-enabled", "mofed-enabled", "imex-channel-ids"),
-    ),
-    "NVIDIA and AMD": (
-        *(
-            "mig-strategy",
-            "nvidia-driver-root",
-            "nvidia-dev-root",
-            "container-driver-root",
-            "device-discovery-strategy",
-        ),
-        *("resource-naming-strategy", "driver-type"),
-    ),
-    "Configuration file": (
-        *("config-file", "config-file-srcdir", "node-label", "default-config", "fallback-strategies", "strict-config"),
-    ),
-    "Dynamic resource allocation": ("dra", "dra-drivers"),
-    "Other vendors' plugins": ("bridge", "bridge-grace", "bridge-withdraw"),
-    "API server": ("kubeconfig", "node-name", "startup-taint", "node-condition", "node-events"),
-    "Metrics, probes and log": (
-        *("metrics-address", "metrics-device-ids", "gpu-metrics", "probe-address", "log-format", "log-level"),
-    ),
-    "Others": ("version", "help"),
-}
-"""The options of ``gateway run`` by group."""
 _ABOUT: Final = {"daemon": "Daemon", "look": "Look", "orders": "Orders", "tools": "Tools"}
 
 
@@ -91,17 +53,19 @@ def write_commands(formatter: click.HelpFormatter, commands: Mapping[str, tuple[
 def write_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter, *, every: bool) -> None:
     """Write a command's own options: those of ``gateway run`` by group, if it has them all for its own."""
     own = [one for one in (*command.params, command.get_help_option(ctx)) if isinstance(one, click.Option)]
-    rows = {max(one.opts, key=len).removeprefix("--"): one.get_help_record(ctx) for one in own}
+    rows = [row for one in own if not one.multiple or not every if (row := one.get_help_record(ctx))]
     if not every:
         with formatter.section("Options"):
-            formatter.write_dl([row for row in rows.values() if row])
+            formatter.write_dl(rows)
         formatter.write_paragraph()
         formatter.write_text("All options of `gateway run` can be given, too: they decide the settings.")
         return
-    rows |= {row[0].partition(" ")[0].removeprefix("--"): row for row in flags.help_rows()}
-    for heading, names in GROUPS.items():
-        with formatter.section(heading):
-            formatter.write_dl([row for name in names if (row := rows[name])])
+    for heading, of_group in flags.GROUPS.items():
+        if shown := [*flags.help_rows(of_group)]:
+            with formatter.section(heading):
+                formatter.write_dl(shown)
+    with formatter.section("Others"):
+        formatter.write_dl(rows)
     command.epilog = _RUN_EXAMPLES
 
 

@@ -31,6 +31,12 @@ COMMANDS = {
     "forget": ("orders", "gateway.cli.cordon:forget", "Forget that a device is lost, unhealthy or still held."),
     "plan": ("tools", "gateway.cli.plan:plan", "Say what a kubelet upgrade does to a GPU node, hop by hop."),
     "compat": ("tools", "gateway.cli.compat:compat", "Run the compatibility matrix on many kubelets."),
+    "conformance": (
+        "tools",
+        "gateway.cli.conformance:conformance",
+        "Examine any device plugin by the kubelet's rules.",
+    ),
+    "bugs": ("tools", "gateway.cli.bugs:bugs", "Show known bugs of kubelets."),
     "demo": ("tools", "gateway.cli.demo:demo", "Show a rolling kubelet upgrade on a simulated node."),
     "dev": ("tools", "gateway.cli.dev:dev", "Try device plugins, for instance on an emulated kubelet."),
     "completion": ("tools", "gateway.cli.completion:completion", "Print what a shell needs to complete commands."),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -12,8 +10,7 @@ from msgspec.structs import replace
 
 from gateway.configuration import choice as choosing
 from gateway.configuration import file as config
-from gateway.configuration.flags import NODE_LABEL
-from gateway.configuration.settings import Choice, ConfigError, Given, Settings
+from gateway.configuration.settings import Choice, ConfigError, Settings
 
 if TYPE_CHECKING:
     from gateway.configuration.file import File
@@ -24,22 +21,6 @@ IMPATIENCE: Final = 1.0
 """The same, where the label of before is known: another one is adopted when the server is there again."""
 
 _log = structlog.get_logger()
-
-
-def take(said: MutableMapping[str, Given]) -> Choice:
-    """Take what was said of the choice out of all that was said: there is a folder to choose from.
-
-    Raises:
-        ConfigError: it can't be used.
-    """
-    nothing = Given("", "")
-    folder, label, default, fallbacks = (
-        said.pop(name, nothing)
-        for name in ("config-file-srcdir", "node-label", "default-config", "fallback-strategies")
-    )
-    texts = fallbacks.value if isinstance(fallbacks.value, tuple) else ()
-    strategies = choosing.strategies([str(text) for text in texts], fallbacks.source)
-    return Choice(Path(str(folder.value)), str(label.value) or NODE_LABEL, str(default.value), strategies)
 
 
 def start(settings: Settings, choice: Choice, *, ask: bool = True) -> tuple[Settings, File]:

@@ -6,11 +6,14 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gateway.configuration.kinds import unknown
+
+if TYPE_CHECKING:
+    from gateway.configuration.kinds import Flag
 
 
 @contextlib.contextmanager
@@ -68,6 +71,23 @@ class Strict(click.Option):
         if value == "":
             self.type.fail(f"the value is empty. Write a {self.type.name}, or leave it out", self, ctx)
         return found
+
+
+def setting(flag: Flag) -> click.Option:
+    """Return the option of a setting: it takes texts, which ``gateway.configuration.commandline`` judges."""
+    words = flag.values.split("|")
+
+    def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+        return [word for word in words if len(words) > 1 and word.startswith(incomplete)]
+
+    return click.Option(
+        [*(f"--{name}" for name in (flag.name, *flag.aliases)), flag.parameter],
+        type=click.Path() if flag.values == "PATH" else str,
+        shell_complete=None if flag.values == "PATH" else complete,
+        multiple=True,
+        hidden=flag.inert,
+        allow_from_autoenv=False,
+    )
 
 
 def variable(option: click.Parameter, prefix: str | None = "GATEWAY") -> str:

@@ -13,8 +13,10 @@ from gateway.cli.options import Strict, Words
 from gateway.configuration.settings import STATE_DIR
 
 
-def output(json: str, wide: str = "the same as table") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command ``-o`` as kubectl has it, and ``--json``; it gets ``output``: ``json``, ``wide`` or ``table``."""
+def output(
+    json: str, wide: str = "the same as table", **more: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command ``-o`` as kubectl has it, and ``--json``; it gets ``output``: ``json``, ``wide``, ``table``, or one of ``more``."""
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -22,8 +24,8 @@ def output(json: str, wide: str = "the same as table") -> Callable[[Callable[...
             command(*args, output="json" if as_json else output, **options)
 
         chosen = click.option("--json", "as_json", is_flag=True, help="The same as -o json.")(chosen)
-        words = f"json: {json}. wide: {wide}."
-        choice = Words(("table", "wide", "json"))
+        words = " ".join(f"{name}: {text}." for name, text in {"json": json, "wide": wide, **more}.items())
+        choice = Words(("table", "wide", "json", *more))
         return click.option("-o", "--output", type=choice, default="table", show_default=True, help=words)(chosen)
 
     return add

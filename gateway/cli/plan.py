@@ -25,6 +25,7 @@ Examples:
   gateway plan --from 1.18 --to 1.32 --direct    in one jump: what is lost, and which stop would save it
   gateway plan --from 1.36 --to 1.28             the way back
   kubectl get nodes -o json | gateway plan --nodes - --to 1.37
+  kubectl get nodes -o json | gateway plan --nodes - --to 1.37 -o html > plan.html
   kubectl get nodes -o json | gateway plan --nodes - --to dra    GPUs move to claims (DRA): which nodes can, in which order
   gateway plan --from 1.24 --to 1.33 --json | jq '.hops[] | select(.drain != "not needed") | .new'
 """
@@ -57,7 +58,7 @@ _WHEN: Final = {
     help="The kubelet to go to, newer or older; or dra: the GPUs go to claims, the kubelets stay.",
 )
 @click.option("--direct", is_flag=True, help="In one jump, rather than one minor version at a time.")
-@places.output("one document, with the source of each statement")
+@places.output("one document, with the source of each statement", html="with --nodes, a page with a timeline")
 def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool, output: str) -> None:
     """Say what a GPU node goes through when its kubelet becomes another version, hop by hop.
 
@@ -78,6 +79,8 @@ def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool,
         raise click.UsageError("Give either --from, for one node, or --nodes, for many")
     if goal == _CLAIMS and direct:
         raise click.UsageError("--direct doesn't go with --to dra, where no kubelet changes. Leave it out")
+    if output == "html" and (nodes is None or goal == _CLAIMS):
+        raise click.UsageError("-o html draws the steps of --nodes to another kubelet. Leave it out")
     facts = advice.load()
     width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
     try:
@@ -91,6 +94,10 @@ def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool,
         raise click.UsageError(str(error)) from error
     if output == "json":
         click.echo(escaped(msgspec.json.format(msgspec.json.encode(document), indent=2).decode()))
+    elif isinstance(document, fleet.Fleet) and output == "html":
+        from gateway.cli import fleethtml
+
+        click.echo(fleethtml.page(document), nl=False)
     else:
         click.echo("\n".join(lines))
 

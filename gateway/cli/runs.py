@@ -1,4 +1,4 @@
-"""What a run of ``gateway compat`` begins with: which kubelets are genuine, progress by the clock, a report that can be kept."""
+"""What runs of the laboratory begin with: which kubelets are genuine, progress by the clock, a report that can be kept."""
 
 from __future__ import annotations
 
@@ -8,14 +8,80 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
+from gateway.cli.options import Strict, Words
 from gateway.wires.log import printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_Command = TypeVar("_Command", bound="Callable[..., Any]")
+
+
+class _Versions(click.ParamType[tuple[str, ...]]):
+    """Kubelet versions such as ``1.28,1.32``; the value is their minor versions, oldest first."""
+
+    name = "1.N,1.M"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Read the versions."""
+        from gateway_lab.kubelets.behaviour import NEWEST, OLDEST, behaviour
+
+        if isinstance(value, tuple):
+            return value
+        try:
+            found = {behaviour(one.strip()) for one in str(value).split(",")}
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if unknown := [one.name for one in found if not one.certain]:
+            self.fail(f"kubelet {unknown[0]} is not known here: 1.{OLDEST} to 1.{NEWEST} are", param, ctx)
+        return tuple(one.name for one in sorted(found, key=lambda one: one.minor))
+
+
+_OPTIONS: Final = (
+    click.option(
+        "--kubelets",
+        type=_Versions(),
+        default=None,
+        help="The kubelets to run against, separated by commas. Any from 1.8 to 1.37 can be emulated.",
+    ),
+    click.option(
+        "--genuine",
+        type=Words(("auto", "yes", "built", "no")),
+        default="auto",
+        help="auto builds genuine kubelets where there is Go, and emulates the others; yes insists (and fetches Go if there "
+        "is none); built takes those that are built already, and of --kubelets wants each; no emulates all. The report says which "
+        "was which.",
+    ),
+    click.option(
+        "--kubelet-source",
+        cls=Strict,
+        type=click.Path(path_type=Path),
+        default=None,
+        metavar="DIR",
+        help="A checkout of k8s.io/kubernetes (a release candidate, a fork): its kubelet is built, and runs in the place of the "
+        "newest of --kubelets. Without --kubelets it runs alone, as the newest that is known here.",
+    ),
+)
+
+
+def kubelet_options(command: _Command) -> _Command:
+    """Add the options that say on which kubelets a command runs."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+out_option: Final = click.option(
+    "--out",
+    cls=Strict,
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("compat-report"),
+    help="The folder for the report; what an earlier one left there is replaced.",
+)
 
 
 def clocked() -> Callable[[str], None]:

@@ -34,7 +34,7 @@ Examples:
   gateway status --check && echo all devices are served
   gateway status -o wide                         every device, not only the first of many
   gateway status -o json | jq '.gateways[].resources[] | {name, phase, allocatable}'
-  gateway status -o json | jq -r '.gateways[].resources[].devices[] | select(.state != "present") | .id'
+  gateway status -o json | jq -r '.gateways[].resources[].devices[] | select(.state != "healthy") | .id'
 
 Exit status: 0 where at least one gateway answered, otherwise 1. With --check: 0 where every resource with devices is served, 1 where
 one isn't, 2 where no gateway answers.
@@ -44,13 +44,15 @@ _ANSWER_WITHIN: Final = 10.0
 _EVERY: Final = 2.0
 """Seconds between two looks of --watch."""
 _WIDEST: Final = 140
-_NARROWEST: Final = 60
+_NARROWEST: Final = 40
+_UNFOLDED: Final = 60
+"""Columns from which a device keeps to one line, even if that is longer."""
 _LATE: Final = 0.05
 """Seconds from which a late event loop is worth a line."""
 _MOST_MOVING: Final = 8
 _ENDS: Final = frozenset({"plugin", "dra"})
 """The sides on which a GPU stays."""
-_WELL: Final = "present"
+_WELL: Final = "healthy"
 _LIVE: Final = "live"
 _COLOURS: Final = {
     "serving": "green",
@@ -92,7 +94,7 @@ async def look(state_dir: Path, *, few: bool = False) -> Answers:
                 try:
                     found.read.append(msgspec.convert(answer.get("status"), GatewayStatus))
                 except msgspec.ValidationError as error:
-                    found.silent[str(path)] = f"expected a status document, got something else: {error}"
+                    found.silent[str(path)] = f"the answer is no status document: {error}"
                 else:
                     found.raw.append(answer["status"])
     return found
@@ -198,11 +200,19 @@ class _Page:
             yield lead + (click.style(line, fg=colour) if colour else line)
             lead = " " * len(lead)
 
+    def _beside(self, lead: str, text: str) -> Iterator[str]:
+        """Write ``text`` on the line of ``lead``, or below it where both are too long."""
+        if len(click.unstyle(f"{lead}  {text}")) <= self._width:
+            yield f"{lead}  {text}".rstrip()
+        else:
+            yield lead
+            yield from self.text("  ", click.unstyle(text))
+
     def gateway(self, one: GatewayStatus) -> Iterator[str]:
         """Write all about one gateway."""
         title = click.style(f"gateway {_clean(one.token)}", bold=True)
         kind = ", host service" if one.host_service else ""
-        yield f"{title}  {_clean(one.build.gateway)}{kind}, process {one.pid}, up {age(one.uptime_s)}"
+        yield from self._beside(title, f"{_clean(one.build.gateway)}{kind}, process {one.pid}, up {age(one.uptime_s)}")
         yield from self.text("  waiting  ", one.waits_for and f"for {one.waits_for}", "red")
         leader = f"gateway {_clean(one.led_by)}" + (", the host service," if one.led_by_host_service else "")
         yield from self.text("  standby  ", one.led_by and f"{leader} leads", "cyan")
@@ -277,11 +287,11 @@ class _Page:
         name = click.style(_clean(one.name), bold=True)
         held = "" if one.held is None else f", {one.held} held"
         held += "" if one.free is None else f", {one.free} free"
-        yield f"{name}  {_bar(one)}{one.allocatable} of {one.listed} allocatable{held}"
+        yield from self._beside(name, f"{_bar(one)}{one.allocatable} of {one.listed} allocatable{held}")
         since = "" if one.stream_s is None else f" for {age(one.stream_s)}"
         spoken = ", ".join(part for part in (one.api, one.kubelets and f"kubelet {one.kubelets}") if part)
         phase = click.style(_clean(one.phase), fg=_colour(one.phase))
-        yield f"  {phase}{since}  {_clean(spoken)}".rstrip()
+        yield from self._beside(f"  {phase}{since}", _clean(spoken))
         yield from self.text("  ", unschedulable_words(one), "yellow")
         yield from self.text("  ", _chain(one), "yellow" if one.behind and one.behind.state != _LIVE else None)
         yield from self.text("  ", one.trouble, "red")
@@ -302,11 +312,17 @@ class _Page:
             cells = [("DEVICE", "STATE", "NUMA", "HELD BY"), *map(_cells, shown)]
             widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
             head, *rows = ([f"{text:<{room}}" for text, room in zip(row, widths, strict=True)] for row in cells)
+            folded = self._width < _UNFOLDED and sum(widths) + 2 * len(widths) > self._width
             yield ""
-            yield click.style("  " + "  ".join(head).rstrip(), dim=True)
+            if not folded:
+                yield click.style("  " + "  ".join(head).rstrip(), dim=True)
             for device, row in zip(shown, rows, strict=True):
-                row[1] = click.style(row[1], fg=_colour(device.state))
-                yield "  " + "  ".join(row).rstrip()
+                row[1] = click.style(row[1].rstrip() if folded else row[1], fg=_colour(device.state))
+                if folded:
+                    id_, state, numa, holder = (text.rstrip() for text in row)
+                    yield from (id_, f"  {state}, NUMA {numa}", *self.text("  ", "" if holder == "-" else holder))
+                else:
+                    yield "  " + "  ".join(row).rstrip()
                 yield from self.text(
                     "      ", _remarks(device), "yellow" if device.state == _WELL else _colour(device.state)
                 )

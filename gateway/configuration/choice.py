@@ -1,15 +1,15 @@
-"""Which of several configuration files counts on this node: the node's label says so, as with NVIDIA's config-manager.
+"""Choose one of several configuration files by the node's label, as NVIDIA's config-manager does.
 
-Label, default and fallback strategies mean what they mean there (cmd/config-manager of k8s-device-plugin 0.20). Where that
-one ends with an error, what counted before goes on to count here, over a restart too: the last label whose configuration
-was good is remembered beside the state file.
+Label, default and fallback strategies have the same meaning (cmd/config-manager of k8s-device-plugin 0.20). NVIDIA's ends with an
+error if no file fits. Here the configuration before stays in force, also after a restart: the last label with a good configuration
+is remembered next to the state file.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -17,10 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from devices import files
-from gateway.configuration.kinds import unknown
 from gateway.configuration.settings import Choice, ConfigError
 
-STRATEGIES: Final = ("named", "single", "empty")
 NAMED: Final = "default"
 """The configuration that the strategy ``named`` looks for."""
 MEMORY: Final = "node-config.json"
@@ -29,7 +27,7 @@ _MOST: Final = 4096
 
 
 class ChoiceError(ConfigError):
-    """No file is chosen; another label or another file may well come."""
+    """No file is chosen. Another label or another file may come later."""
 
     lasting = False
 
@@ -40,44 +38,31 @@ class _Memory(Struct):
 
 
 class Label:
-    """The node's label as it is known now; ``changed`` is set when it became another one."""
+    """The value of the node's label. ``changed`` is set when it changes."""
 
     def __init__(self, value: str) -> None:
         self.value = value
         self.changed = asyncio.Event()
 
     def say(self, value: str) -> None:
-        """Take the label's value; empty where the node has no such label."""
+        """Set the value; empty if the node has no such label."""
         if value != self.value:
             self.value = value
             self.changed.set()
 
 
-def strategies(texts: Sequence[str], source: str) -> tuple[str, ...]:
-    """Judge the fallback strategies.
-
-    Raises:
-        ConfigError: one of them is none.
-    """
-    found = tuple(text for text in texts if text)
-    for text in found:
-        if text not in STRATEGIES:
-            raise ConfigError(f"{source}: {unknown(text, STRATEGIES)}")
-    return found
-
-
 def choose(choice: Choice, label: str, names: Collection[str]) -> str | None:
-    """Say which of the folder's files counts; None: the empty configuration. Pure.
+    """Return the name of the file that the label chooses; None is the empty configuration. Pure.
 
     Raises:
-        ChoiceError: none does.
+        ChoiceError: no file is chosen.
     """
     if label or choice.default:
         said = f"the label {choice.label}={label}" if label else "the default configuration"
         name = label or choice.default
         if name not in names:
             raise ChoiceError(
-                f"{said} names the configuration {name!r:.80}, and {choice.folder} has {_list(names)}: correct the "
+                f"{said}: no configuration {name!r:.80} in {choice.folder}, which has {_list(names)}. Correct the "
                 f"{'label' if label else 'default'}, or add the file"
             )
         return name
@@ -90,15 +75,15 @@ def choose(choice: Choice, label: str, names: Collection[str]) -> str | None:
             return None
     raise ChoiceError(
         f"the node has no label {choice.label}, there is no default configuration, and no fallback strategy fits "
-        f"({', '.join(choice.fallbacks) or 'none is given'}; {choice.folder} has {_list(names)}): set the label or a default"
+        f"({', '.join(choice.fallbacks) or 'none is given'}; {choice.folder} has {_list(names)}). Set the label or a default"
     )
 
 
 def locate(choice: Choice, label: str) -> Path | None:
-    """Find the file that counts; None: the empty configuration.
+    """Return the path of the file that the label chooses; None is the empty configuration.
 
     Raises:
-        ChoiceError: there is none, or the folder can't be read.
+        ChoiceError: no file is chosen, or the folder can't be read.
     """
     try:
         with os.scandir(choice.folder) as entries:
@@ -113,7 +98,7 @@ def locate(choice: Choice, label: str) -> Path | None:
 
 
 def remembered(choice: Choice, state_dir: Path) -> str | None:
-    """Return the last label that led to a good configuration; None where none is known."""
+    """Return the last label that had a good configuration, if one is known."""
     try:
         found = msgspec.json.decode(files.read_plain(state_dir / MEMORY, _MOST), type=_Memory)
     except (OSError, files.NotPlainError, ValueError, RecursionError):
@@ -122,10 +107,10 @@ def remembered(choice: Choice, state_dir: Path) -> str | None:
 
 
 def remember(choice: Choice, state_dir: Path, label: str) -> None:
-    """Remember a label, if it isn't.
+    """Write the label into the state directory, unless it is there.
 
     Raises:
-        OSError: it can't be written.
+        OSError: the file can't be written.
     """
     if remembered(choice, state_dir) == label:
         return

@@ -1,7 +1,7 @@
-"""What command line and environment say of the flags, and the policy that it means together with the configuration file.
+"""From command line and environment to settings.
 
-The command line beats the environment, that beats the file, and only what wins is judged. Flags are spelled as with Go:
-``-x=true``, and a list by commas or by repetition (urfave/cli v2). Pure.
+The command line wins over the environment, and the environment over the configuration file. Only the value that wins is judged.
+Flags are spelled as with Go: ``-x=true``, and a list by commas or by repetition (urfave/cli v2). Pure.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from devices.policy import Policy
-from gateway.configuration.flags import FLAGS
+from gateway.configuration.flags import FLAGS, NODE_LABEL
 from gateway.configuration.kinds import TRUTH, Flag, FlagKind
-from gateway.configuration.settings import ConfigError, Given
+from gateway.configuration.settings import Choice, ConfigError, Given, Settings
 
 _PREFIX: Final = "GATEWAY_"
+_KUBELET_SOCKET: Final = "kubelet.sock"
+_STRATEGY: Final = "device-list-strategy"
+_CDI: Final = "cdi-cri"
 _MAX_STRANGE: Final = 20
 _OF_A_SERVICE: Final = r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)"
 """Variables that Kubernetes makes for Services ("Accessing the Service" of its documentation)."""
@@ -28,13 +32,13 @@ _BY_OPTION: Final[Mapping[str, Flag]] = {
 
 
 def spelled(arguments: Sequence[str], valued: Collection[str]) -> list[str]:
-    """Spell flags of the table as ``--name=value``, up to a command's name, as Go's flag package understands them.
+    """Return the arguments with the table's flags as ``--name=value``, up to a command's name.
 
-    That takes one dash or two, and of a switch nothing but ``=``: NVIDIA's plugin takes ``--x false`` for ``--x`` and ignores
-    all that follows. ``valued`` are the other options that take a value.
+    Go's flag package allows one dash or two, and a switch has its value behind ``=``. NVIDIA's plugin reads ``--x false`` as ``--x``
+    and ignores the rest of the line. ``valued`` are the other options that have a value.
 
     Raises:
-        ConfigError: a switch has its value beside it.
+        ConfigError: a switch has its value in the next word.
     """
     left, done = deque(arguments), list[str]()
     while left:
@@ -60,59 +64,112 @@ def spelled(arguments: Sequence[str], valued: Collection[str]) -> list[str]:
     return done
 
 
-def given(arguments: MutableMapping[str, Any], environment: Mapping[str, str]) -> dict[str, Given]:
-    """Take the table's flags out of ``arguments`` (texts by ``Flag.parameter``), the rest from variables; by flag name.
+def given(texts: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Given]:
+    """Return what options (texts by ``Flag.parameter``) and variables set, by the setting's name. Options win.
 
     Raises:
-        ConfigError: one is no value of its kind.
+        ConfigError: a value is not of its setting's kind.
     """
     found = {}
     for flag in FLAGS:
-        texts = arguments.pop(flag.parameter, ())
         variable = next((name for name in flag.variables if name in environment), None)
-        if texts:
-            found[flag.name] = flag.read(texts, f"--{flag.name}")
+        if texts.get(flag.parameter):
+            found[flag.name] = flag.read(texts[flag.parameter], f"--{flag.name}")
         elif variable is not None:
             found[flag.name] = flag.read((environment[variable],), variable)
     return found
 
 
-def settle(said: Mapping[str, Given], backend: str) -> Policy:
-    """Make the policy that these settings (by flag name) mean for a backend.
+def start(said: MutableMapping[str, Given]) -> Settings:
+    """Return the settings that no configuration file can change.
+
+    Two settings decide others. NVIDIA's --kubelet-socket names the socket directory. With --dra containers get NVIDIA's GPUs by CDI
+    names, whatever the configuration file says: the CDI names of several claims add up, but one variable replaces another.
 
     Raises:
-        ConfigError: one of them can't be used.
+        ConfigError: a setting can't be used.
     """
-    values: dict[str, Any] = {"fail_on_init_error": backend == "nvidia"}
+    _follow_kubelet_socket(said)
+    settings = Settings(**_values(said, Settings))
+    if settings.dra != "off":
+        source = said["dra"].source
+        if not settings.node_name:
+            raise ConfigError(f"{source}: needs the node's name. Set --node-name, or NODE_NAME from spec.nodeName")
+        strategy = said.get(_STRATEGY)
+        if strategy is not None and _CDI not in (strategy.value if isinstance(strategy.value, tuple) else ()):
+            raise ConfigError(
+                f"{strategy.source}: needs {_CDI} with {source}, because claims' devices reach containers by CDI. Leave it out"
+            )
+        said[_STRATEGY] = Given((_CDI,), source)
+    of_devices = {flag.name for flag in FLAGS if flag.key or flag.field in Policy.__struct_fields__}
+    return replace(settings, given={name: one for name, one in said.items() if name in of_devices})
+
+
+def choice(said: Mapping[str, Given]) -> Choice | None:
+    """Return how the node's label chooses the configuration file; None without a folder of files.
+
+    Raises:
+        ConfigError: a setting can't be used.
+    """
+    values = _values(said, Choice)
+    return Choice(**{"label": NODE_LABEL, **values}) if values.get("folder") else None
+
+
+def settle(said: Mapping[str, Given], backend: str) -> Policy:
+    """Return the policy that these settings (by name) make with a backend.
+
+    Raises:
+        ConfigError: a setting can't be used.
+    """
+    return replace(Policy(), **{"fail_on_init_error": backend == "nvidia", **_values(said, Policy)})
+
+
+def _values(said: Mapping[str, Given], into: type[Settings | Choice | Policy]) -> dict[str, Any]:
+    """Judge the settings of these fields, and return their values by field. A setting without a field is judged with the policy."""
+    values = {}
     for flag in FLAGS:
         one = said.get(flag.name)
-        if one is None or flag.inert:
+        of = next((kind for kind in (Settings, Choice) if flag.field in kind.__struct_fields__), Policy)
+        if one is None or flag.inert or of is not into:
             continue
         try:
-            value = flag.take(one.value)
+            value = flag.judge(one.value)
         except ValueError as error:
             raise ConfigError(f"{one.source}: {error}") from error
-        if flag.field:
+        if flag.field in into.__struct_fields__:
             values[flag.field] = value
-    return replace(Policy(), **values)
+    return values
+
+
+def _follow_kubelet_socket(said: MutableMapping[str, Given]) -> None:
+    """Set the socket directory to the folder of --kubelet-socket, unless --socket-dir wins."""
+    socket, ours = said.get("kubelet-socket"), said.get("socket-dir")
+    if socket is None:
+        return
+    path = Path(str(socket.value))
+    if path.name != _KUBELET_SOCKET:
+        raise ConfigError(f"{socket.source}: {str(socket.value)!r} is not the path of a {_KUBELET_SOCKET}")
+    if ours is not None and (by_option := ours.source.startswith("--")) == socket.source.startswith("--"):
+        if Path(str(ours.value)) != path.parent:
+            raise ConfigError(
+                f"{socket.source}: its folder {path.parent} is not --socket-dir {ours.value}. Leave one of them out"
+            )
+    elif ours is None or not by_option:
+        said["socket-dir"] = Given(str(path.parent), socket.source)
 
 
 def inert(said: Mapping[str, Given]) -> list[str]:
-    """Name the settings that have no effect here."""
+    """Return where the settings without an effect come from."""
     return [said[flag.name].source for flag in FLAGS if flag.inert and flag.name in said]
 
 
-def unknown_variables(environment: Mapping[str, str], options: Iterable[str], commands: Iterable[str]) -> list[str]:
-    """Say which variables look like settings of the gateway and are none, with the one that may be meant; never a value.
+def unknown_variables(environment: Mapping[str, str], commands: Iterable[str]) -> list[str]:
+    """Return a sentence for each variable that looks like a setting of the gateway and is none; never a value.
 
-    What Kubernetes sets for a Service whose name begins with "gateway" is none of them.
-
-    Args:
-        environment: all that there is.
-        options: the daemon's own variables, besides those of the table.
-        commands: the names of the commands, whose options have variables, too.
+    Not meant are the variables that Kubernetes sets for a Service whose name begins with "gateway", and those of the options of
+    ``commands``.
     """
-    known = {*options, *(name for flag in FLAGS for name in flag.variables)}
+    known = {name for flag in FLAGS for name in flag.variables}
     of_commands = tuple(f"{_PREFIX}{name.upper()}_" for name in commands)
     strange = [
         name

@@ -1,4 +1,4 @@
-"""The configuration in force: each setting, its value, and who said it. Pure."""
+"""The settings in force: each one's value, and where it comes from. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NAMES: Final = {field: key for key, field in _FILE_ALONE.items()} | {flag.field
 
 
 class Setting(Struct, frozen=True, rename={"source": "from"}):
-    """One setting: its flag or key, its value as in JSON, and what said it: a flag, a variable, a line of the file."""
+    """One setting: its flag or key, its value as in JSON, and where it comes from: a flag, a variable, a line of the file."""
 
     name: str
     value: Any
@@ -51,21 +51,21 @@ class Setting(Struct, frozen=True, rename={"source": "from"}):
 
 
 def _noted(one: Setting, field: str, backend: str) -> Setting:
-    """Say of a setting that somebody made and that does nothing with this backend."""
+    """Return the setting, with a note if somebody made it and it does nothing with this backend."""
     if one.source == DEFAULT or backend not in {"nvidia", "amd"} or field not in _others({backend}):
         return one
     return replace(one, source=f"{one.source} (no effect with --backend {backend})")
 
 
-def of_devices(settings: Settings, said: Mapping[str, Given]) -> Iterable[Setting]:
-    """Say what of devices is in force; ``said`` is what flags, variables and file said, by flag name, each the one that wins.
+def in_force(settings: Settings, said: Mapping[str, Given]) -> Iterable[Setting]:
+    """Return each setting; ``said`` has the values that win of flags, variables and file, by name.
 
-    Flags without an effect are left out, but where somebody said one.
+    Settings without an effect are left out, unless somebody made one.
     """
     for flag in FLAGS:
         given = said.get(flag.name)
-        if flag.field:
-            value = getattr(settings.policy, flag.field)
+        if (of := _holder(settings, flag.field)) is not None:
+            value = getattr(of, flag.field)
         elif given is not None:
             value = given.value
         elif flag.inert:
@@ -82,6 +82,10 @@ def of_devices(settings: Settings, said: Mapping[str, Given]) -> Iterable[Settin
         yield _noted(one, field, settings.backend)
 
 
+def _holder(settings: Settings, field: str) -> Settings | Policy | None:
+    return next((one for one in (settings.policy, settings) if field in one.__struct_fields__), None)
+
+
 def _others(backends: Collection[str]) -> frozenset[str]:
     """Return the fields of the policy that do nothing with these backends. A simulated node may have GPUs of any vendor."""
     return frozenset().union(
@@ -90,7 +94,7 @@ def _others(backends: Collection[str]) -> frozenset[str]:
 
 
 def idle(policy: Policy, source: DeviceSource) -> tuple[str, ...]:
-    """Say which settings do nothing on this node: those of another vendor, and patterns that leave out no GPU."""
+    """Return a sentence for each setting that does nothing on this node: of another vendor, or a pattern that leaves out no GPU."""
     plain, backends = Policy(), source.name.split("+")
     words, matched = " and ".join(backends), {pattern for one in source.unusable() for pattern in one.patterns}
     idle = [field for field in sorted(_others(backends)) if getattr(policy, field) != getattr(plain, field)]
@@ -105,10 +109,10 @@ def idle(policy: Policy, source: DeviceSource) -> tuple[str, ...]:
 
 
 def setting(name: str, value: Any, source: str) -> Setting:
-    """Turn a value into what JSON has; sets in order, so that equal ones look alike.
+    """Return the setting with its value as in JSON; a set as a sorted list.
 
     Raises:
-        ConfigError: it is no UTF-8: neither JSON nor gRPC can say it.
+        ConfigError: the value is no UTF-8, which neither JSON nor gRPC can carry.
     """
     try:
         found = msgspec.json.decode(msgspec.json.encode(value, enc_hook=str))

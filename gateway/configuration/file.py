@@ -1,9 +1,8 @@
 """The configuration file of NVIDIA's device plugin, with our own keys under ``gateway:``.
 
-What 0.20 accepts starts here too, with the same meaning (its api/config/v1, decoded by sigs.k8s.io/yaml and encoding/json):
-keys of structures are matched whatever their case, those of ``sharing.timeSlicing`` exactly, null means not given, types
-are strict. What it would ignore is ignored, but said. What it can do and this can't is refused, with the line. Pure but for
-``read``.
+Whatever 0.20 accepts has the same meaning here (its api/config/v1, decoded by sigs.k8s.io/yaml and encoding/json). Keys of
+structures match in any case, keys of ``sharing.timeSlicing`` exactly, null means not given, types are strict. What 0.20 ignores is
+ignored here with a warning. What only 0.20 can do is refused, with the line. Pure but for ``read``.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from msgspec.structs import replace
 from devices.files import NotPlainError, read_plain
 from devices.naming import resource_name_error
 from devices.policy import Bridging, Globbed, Policy, Portion, Slices
+from devices.yamltree import YamlNode
 from gateway.configuration import commandline, document
-from gateway.configuration.document import YamlNode
 from gateway.configuration.flags import FLAGS
 from gateway.configuration.keys import KeyPath, Reader, nearest, shown
 from gateway.configuration.kinds import Flag, FlagKind
@@ -34,13 +33,13 @@ _SHARED: Final = ".shared"
 
 
 class UnreadableConfigError(ConfigError):
-    """The file can't be read now; what is wrong may be elsewhere (no descriptor left), so it may well be later."""
+    """The file can't be read now, perhaps for a passing reason (no descriptor is left)."""
 
     lasting = False
 
 
 class File(Struct, frozen=True):
-    """What a configuration file says. ``given`` is by flag name; ``warnings`` are sentences for its author.
+    """The content of a configuration file. ``given`` is by flag name; ``warnings`` are sentences for the file's author.
 
     ``gpu_names`` and ``mig_names`` are pairs of a pattern (``*`` is anything) for products or MIG profiles and the resource
     name for those that it matches; there are none unless ``honourResourceNames`` is set.
@@ -57,11 +56,11 @@ class File(Struct, frozen=True):
 
 
 def read(path: Path) -> bytes:
-    """Read the file's text, as much of it as may be.
+    """Return the file's text, up to one byte more than is allowed.
 
     Raises:
-        UnreadableConfigError: it can't be read now.
-        ConfigError: it isn't a plain file.
+        UnreadableConfigError: the file can't be read now.
+        ConfigError: it is no plain file.
     """
     try:
         return read_plain(path, document.MAX_BYTES)
@@ -69,43 +68,36 @@ def read(path: Path) -> bytes:
         raise ConfigError(f"{path}: not a plain file") from None
     except OSError as error:
         raise UnreadableConfigError(
-            f"{path}: the configuration file can't be read ({error.strerror}): write it, or correct its mode"
+            f"{path}: the configuration file can't be read ({error.strerror}). Write it, or correct its mode"
         ) from error
 
 
 def parse(content: bytes, name: str, *, strict: bool = False) -> File:
-    """Turn a configuration's text into what it says; ``name`` is what its errors call it, ``strict``: unknown keys are errors.
+    """Return the content of a configuration file; ``name`` is its name in errors, ``strict`` makes unknown keys errors.
 
     Raises:
-        ConfigError: it is nothing to go by; the message names line and key.
+        ConfigError: the text can't be used; the message names line and key.
     """
     return _Reading(name, strict=strict).file(document.read(content, name))
 
 
 def policy(file: File, said: Mapping[str, Given], backend: str) -> Policy:
-    """Make the policy of a file and of what command line and environment ``said``, which beat it.
+    """Return the policy of a file and of command line and environment (``said``), which win over the file.
 
     Raises:
-        ConfigError: one of the settings that win can't be used.
+        ConfigError: a setting that wins can't be used.
     """
-    return replace(
-        commandline.settle({**file.given, **said}, backend),
-        slices=file.slices,
-        fail_requests_greater_than_one=file.fail_requests_greater_than_one,
-        globbed=file.globbed,
-        bridging=file.bridging,
-        gpu_names=file.gpu_names,
-        mig_names=file.mig_names,
-    )
+    of_file_alone = {name: getattr(file, name) for name in {*File.__struct_fields__} & {*Policy.__struct_fields__}}
+    return replace(commandline.settle({**file.given, **said}, backend), **of_file_alone)
 
 
 _TOP: Final = ("version", "flags", "resources", "sharing", "imex", "gateway")
-_MANIFEST: Final = "this is a Kubernetes object, not a configuration; mount the ConfigMap, and name a mounted file"
-_NAME_IT: Final = "is it the configuration file? Name that one with --config-file or CONFIG_FILE"
+_MANIFEST: Final = "this is a Kubernetes object, not a configuration. Mount the ConfigMap, and name a mounted file"
+_NAME_IT: Final = "Is it the configuration file? Name that one with --config-file or CONFIG_FILE"
 
 
 class _Reading(Reader):
-    """One file being read."""
+    """Reads one file."""
 
     def __init__(self, name: str, *, strict: bool) -> None:
         super().__init__(name, strict=strict)
@@ -127,17 +119,17 @@ class _Reading(Reader):
         return File(self._given, slices, fail, globbed, bridging, gpu_names, mig_names, self.warnings())
 
     def _configuration(self, root: YamlNode) -> YamlNode:
-        """Judge whether it is a configuration at all before anything of it is quoted: it may be a file of secrets."""
+        """Refuse a file that is no configuration before an error quotes it: it may be a file of secrets."""
         if root.value is None:
             return root
         if not isinstance(root.value, Mapping):
-            raise self._fault(root, (), f"must be a mapping with keys such as {', '.join(_TOP)}: {_NAME_IT}")
+            raise self._fault(root, (), f"must be a mapping with keys such as {', '.join(_TOP)}. {_NAME_IT}")
         if {"kind", "metadata"} <= root.value.keys():
             return self._not_ours(root, _MANIFEST)
         if root.value and not any(
             key.casefold() in _TOP or nearest((key,), _TOP) for key in islice(root.value, _MOST_KEYS)
         ):
-            problem = f"only unknown keys ({len(root.value)}). Known are {', '.join(_TOP)}: {_NAME_IT}"
+            problem = f"only unknown keys ({len(root.value)}). Known are {', '.join(_TOP)}. {_NAME_IT}"
             return self._not_ours(root, problem)
         return root
 
@@ -153,7 +145,7 @@ class _Reading(Reader):
             raise self._fault(node, ("version",), f"must be v1, not {shown(node)}")
 
     def _section(self, node: YamlNode | None, path: KeyPath, others: Iterable[str] = ()) -> Mapping[str, YamlNode]:
-        """Take the flags of one level, and return what else of it is known."""
+        """Read the flags of one level, and return its other known keys."""
         here = {flag.key[-1]: flag for flag in FLAGS if flag.key[:-1] == path and flag.key}
         found = self._members(node, path, (*here, *others))
         for key, flag in here.items():
@@ -185,7 +177,7 @@ class _Reading(Reader):
                 raise self._expected(node, path, flag.kind.value)
 
     def _called(self, node: YamlNode, path: KeyPath, flag: Flag) -> tuple[str, ...]:
-        """Read names, of which some may be numbers: one, or a list of them."""
+        """Read one name or a list of names, some of which may be numbers."""
         items = node.value if isinstance(node.value, tuple) else (node,)
         if not all(isinstance(item.value, str | int) and not isinstance(item.value, bool) for item in items):
             raise self._expected(node, path, flag.kind.value)
@@ -217,7 +209,7 @@ class _Reading(Reader):
         found = self._members(node, ("sharing",), ("timeSlicing", "mps"))
         mps, slicing = found.get("mps"), found.get("timeSlicing")
         if mps is not None and mps.value is not None:
-            problem = "MPS is not supported here: use sharing.timeSlicing, or keep NVIDIA's plugin on this node"
+            problem = "MPS is not supported here. Use sharing.timeSlicing, or keep NVIDIA's plugin on this node"
             raise self._fault(mps, ("sharing", "mps"), problem)
         return ({}, False) if slicing is None else self._time_slicing(slicing, honour=honour)
 
@@ -239,7 +231,7 @@ class _Reading(Reader):
             elif (
                 before.replicas
             ):  # NVIDIA's plugin makes the replicas of both, which are the same ones as far as they go
-                self._warn(item.line, here, f"{name} is here twice: the larger number counts")
+                self._warn(item.line, here, f"{name} is here twice; the larger number is in force")
                 one = Slices(max(one.replicas, before.replicas), one.shown_as, before.portions)
             else:
                 one = replace(one, portions=before.portions)
@@ -275,7 +267,7 @@ class _Reading(Reader):
         return name, Portion(some, replicas, shown)
 
     def _some(self, node: YamlNode, path: KeyPath) -> tuple[str, ...] | int | None:
-        """Read which ``devices`` are meant: some by index and UUID, the first so many, or all of them (None)."""
+        """Read ``devices``: some by index and UUID, a count of the first ones, or all of them (None)."""
         match node.value:
             case "all":
                 return None
@@ -310,7 +302,7 @@ class _Reading(Reader):
         return tuple(rules.values())
 
     def _bridging(self, node: YamlNode | None) -> Bridging:
-        """Read ``gateway.bridge``: what holds for single resources of other vendors' plugins."""
+        """Read ``gateway.bridge``: rules for single resources of other vendors' plugins."""
         path = ("gateway", "bridge")
         found = self._section(node, path, ("allow", "repeat", "rename", "deadlines"))
         allow, repeat = (self._texts(found[key], (*path, key)) if key in found else () for key in ("allow", "repeat"))
@@ -343,5 +335,5 @@ class _Reading(Reader):
         return name
 
     def _ignored(self, node: YamlNode, path: KeyPath) -> None:
-        advice = "ignored, as by NVIDIA's plugin; gateway.honourResourceNames: true makes it count"
+        advice = "ignored, as by NVIDIA's plugin. To use it, set gateway.honourResourceNames: true"
         self._warn(node.line, path, advice)

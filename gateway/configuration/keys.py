@@ -1,12 +1,12 @@
-"""The keys and values of a configuration file: found, given their types, or refused with their line. Pure."""
+"""Find the keys of a configuration file and check the types of their values; an error has the line. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from devices.yamltree import YamlNode
 from gateway.configuration import document
-from gateway.configuration.document import YamlNode
 from gateway.configuration.flags import FLAGS
 from gateway.configuration.settings import ConfigError
 
@@ -17,7 +17,7 @@ KeyPath = tuple[str, ...]
 
 
 class Reader:
-    """One document being read: finds known keys, gives values their types, and remembers what is to be said."""
+    """Reads one document: finds known keys, checks the types of values, and collects warnings."""
 
     def __init__(self, name: str, *, strict: bool) -> None:
         self._name, self._strict = name, strict
@@ -25,14 +25,14 @@ class Reader:
         self._more = 0
 
     def warnings(self) -> tuple[str, ...]:
-        """Return what is to be said to the author: so many sentences, and how many more there were."""
+        """Return sentences for the author: the first ones, and how many more there were."""
         more = (f"{self._name}: and {self._more} more of this kind",) if self._more else ()
         return (*self._warnings, *more)
 
     def _members(
         self, node: YamlNode | None, path: KeyPath, known: Sequence[str], *, fold: bool = True
     ) -> Mapping[str, YamlNode]:
-        """Find known keys (of several spellings the last in the alphabet counts, as with Go); warn of the others."""
+        """Return the known keys (of several spellings the last in the alphabet, as with Go); warn of the others."""
         if node is None or node.value is None:
             return {}
         if not isinstance(node.value, Mapping):
@@ -48,7 +48,7 @@ class Reader:
         return found
 
     def _items(self, node: YamlNode | None, path: KeyPath) -> list[tuple[KeyPath, YamlNode]]:
-        """Give each item of a list its own path."""
+        """Return the items of a list, each with its path."""
         if node is None or node.value is None:
             return []
         if not isinstance(node.value, tuple):
@@ -84,7 +84,7 @@ class Reader:
             raise self._expected(node, path, "a whole number")
         return value
 
-    # What is to be said.
+    # Warnings and errors.
 
     def _unknown(self, line: int, path: KeyPath, known: Sequence[str]) -> None:
         place, near = _PLACES.get(path[-1].casefold()), nearest(path, known)
@@ -111,7 +111,7 @@ def _dotted(path: KeyPath) -> str:
 
 
 def nearest(path: KeyPath, known: Sequence[str]) -> str:
-    """Find the known key that a person may have meant: one of the same level, or a flag's of another level."""
+    """Return the known key that may be meant: one of the same level, or a flag's of another level; '' for none."""
     from difflib import get_close_matches  # noqa: PLC0415 - needed where a key is wrong, and nowhere else
 
     key = path[-1].casefold()
@@ -123,25 +123,18 @@ def nearest(path: KeyPath, known: Sequence[str]) -> str:
     return ""
 
 
-_SECTIONS: Final = (
-    ("flags",),
-    ("flags", "plugin"),
-    ("sharing",),
-    ("sharing", "timeSlicing"),
-    ("sharing", "timeSlicing", "renameByDefault"),
-    ("sharing", "timeSlicing", "failRequestsGreaterThanOne"),
-    ("imex",),
-    ("gateway",),
-    ("gateway", "devices"),
-    ("gateway", "bridge"),
+_SLICING: Final = ("sharing", "timeSlicing")
+_KEYS: Final = (
+    *((*_SLICING, "renameByDefault"), (*_SLICING, "failRequestsGreaterThanOne"), ("gateway", "devices")),
+    *(flag.key for flag in FLAGS),
 )
 _PLACES: Final[Mapping[str, KeyPath]] = {
-    key[-1].casefold(): key for key in (*_SECTIONS, *(flag.key for flag in FLAGS if flag.key))
+    key[end - 1].casefold(): key[:end] for key in _KEYS for end in range(1, len(key) + 1)
 }
 
 
 def shown(node: YamlNode) -> str:
-    """Say what a value is."""
+    """Return a value in words."""
     match node.value:
         case None:
             return "nothing"

@@ -1,7 +1,7 @@
-"""Follows the configuration file: an edit or SIGHUP brings a new policy, and nothing but the policy changes.
+"""Follow the configuration file: an edit or SIGHUP brings a new policy, and only the policy changes.
 
-Where the node's label chooses the file, another label is like an edit. A file that is wrong, or gone, leaves the last good one in force, and is complained of once. What is decided at start only (the
-backend, folders, addresses: flags and variables all) needs a restart anyway.
+If the node's label chooses the file, another label is like an edit. If the file is wrong or gone, the last good one stays in force, and
+one error is logged. Backend, folders, addresses and all flags and variables need a restart.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Choice
 
 _AT_START: Final = ("fail_on_init_error", "container_driver_root", "bridge")
-"""What a backend goes by while it starts."""
+"""Fields that a backend reads only while it starts."""
 
 _log = structlog.get_logger()
 
 
 class FileFate:
-    """What became of the configuration file the last time that it was looked at, for people and metrics."""
+    """The result of the last look at the configuration file, for people and metrics."""
 
     def __init__(self) -> None:
         self.error = ""
-        """Why it was rejected, so that what it said before stays in force; empty where it wasn't."""
+        """Why the file was rejected, so that the version before stays in force; empty if it wasn't."""
         self.accepted_at: float | None = None
-        """When it was found good last (monotonic seconds)."""
+        """When the file was last accepted (monotonic seconds)."""
         self.path: Path | None = None
-        """The file, where it isn't the one of the start."""
+        """The file, if it isn't the one of the start."""
         self.policy: Policy | None = None  # where the file changed it since
 
 
@@ -51,9 +51,9 @@ async def follow(
     fate: FileFate,
     label: Label | None = None,
 ) -> None:
-    """Call ``adopt`` with each new policy, for ever; tell ``fate`` what became of the file. ``label`` is the one that chooses it.
+    """Call ``adopt`` with each new policy, for ever, and keep ``fate`` up to date. ``label`` is the label that chooses the file.
 
-    Without a file, SIGHUP only gets an answer in the log.
+    Without a file, SIGHUP only writes a line to the log.
     """
     loop = asyncio.get_running_loop()
     hangup = asyncio.Event()
@@ -88,7 +88,7 @@ async def follow(
 async def _follow_label(
     settings: Settings, choice: Choice, label: Label, current: _Current, hangup: asyncio.Event
 ) -> None:
-    """Go by the file that the label chooses, as the label, the folder and the file change."""
+    """Follow the file that the label chooses, as the label, the folder and the file change."""
     from gateway.configuration import choice as choosing  # noqa: PLC0415 - who has one file needn't pay for it
 
     watch: FileWatch | None = None
@@ -126,7 +126,7 @@ async def _remember(choice: Choice, state_dir: Path, label: str) -> None:
 
 
 class _Current:
-    """The policy in force, and the text that it came from: ``path``'s, or the empty one where that is None."""
+    """The policy in force, and the text that it came from; without a ``path`` the empty text."""
 
     def __init__(
         self,
@@ -140,15 +140,15 @@ class _Current:
         self._content: bytes | None = None
         self._missed = 0
         self.fault = ""
-        """What is wrong with the text."""
+        """Why the text was rejected; empty if it wasn't."""
 
     def choose_nothing(self, error: ConfigError, *, asked: bool) -> None:
-        """Stay with what counts, because no file is chosen; ``asked``: say so again."""
+        """Keep the policy in force, because no file is chosen; ``asked`` logs the error again."""
         if asked or str(error) != self._fate.error:
             self._reject(error)
 
     async def look(self, *, asked: bool) -> bool:
-        """Go by the file as it is now, if it is to be used; False where it could not be read. ``asked``: say what came of it."""
+        """Adopt the file as it is now, if it is good. Return False if it can't be read. ``asked`` logs the result."""
         from gateway.configuration import file as config  # noqa: PLC0415 - who has no file needn't pay for YAML
 
         settings, first = self._settings, self._content is None

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import yaml
 
 from adapters import checkpoint
 from adapters.dialect import MalformedError
 from devices.files import NotPlainError, read_plain
+from gateway.configuration import document
 from gateway.doctor.snapshot import (
     CheckpointSeen,
     DeviceNodeSeen,
@@ -289,8 +289,8 @@ def listed(content: Any) -> Sequence[Any]:
 
 def _unsound(root: Path, path: Path) -> str:
     try:
-        content = yaml.safe_load(read_plain(path, MOST_BYTES))
-    except (OSError, NotPlainError, ValueError, yaml.YAMLError, RecursionError) as error:
+        content = document.read(read_plain(path, MOST_BYTES), str(path)).plain()
+    except (OSError, NotPlainError, ValueError) as error:
         return f"it can't be read: {str(error).splitlines()[0]}"
     devices = content.get("devices") if isinstance(content, dict) else None
     if not isinstance(devices, list) or not isinstance(content.get("kind"), str):

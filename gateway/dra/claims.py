@@ -185,16 +185,14 @@ class Grant(Struct, frozen=True):
 def allocated(claim: ResourceClaim, asked: ClaimName, driver: str, node: str) -> list[Result] | Refused:
     """Give the devices that were allocated to a claim in our pool."""
     if claim.metadata.uid != asked.uid:
-        return Refused(
-            f"expected claim {asked} with the UID {asked.uid}, and it is another one by now: {claim.metadata.uid}"
-        )
+        return Refused(f"claim {asked} was replaced by another one of that name, {claim.metadata.uid}")
     if claim.status.allocation is None:
-        return Refused(f"expected claim {asked} to be allocated, and it is not any more: delete the pod")
+        return Refused(f"claim {asked} is not allocated any more. Delete the pod")
     found = [one for one in claim.results if one.driver == driver]
     if strange := [one.pool for one in found if one.pool != node]:
-        return Refused(f"expected devices of the pool {node} in claim {asked}, got some of {strange[0]}")
+        return Refused(f"claim {asked} has devices of {strange[0]}, not of the pool {node}")
     if not found or len(found) > MOST:
-        return Refused(f"expected 1 to {MOST} devices of {driver} in claim {asked}, got {len(found)}")
+        return Refused(f"claim {asked} has {len(found)} devices of {driver}. Allowed: 1 to {MOST}")
     return found
 
 
@@ -202,9 +200,7 @@ def another(asked: ClaimName, row: Claimed | None) -> Refused | None:
     """Refuse what has the UID of a claim that is prepared, and not its name; None where it doesn't."""
     if row is None or (row.namespace, row.name) == (asked.namespace, asked.name):
         return None
-    return Refused(
-        f"expected claim {row.namespace}/{row.name} with the UID {asked.uid}, which is prepared, got {asked}"
-    )
+    return Refused(f"claim {row.namespace}/{row.name} is prepared with the UID {asked.uid}, not {asked}")
 
 
 def granted(

@@ -19,7 +19,7 @@ from devices.life.states import AWAY, COUNTED, Entry, State
 from devices.model import Health
 from gateway.dra.claims import Allocated, allocated_to, by_board
 from gateway.dra.publisher import LINGERS
-from gateway.dra.records import boards_with, first_holder, since_served, starts
+from gateway.dra.records import boards_with, since_served, starts
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Backoff
 from gateway.sides import table
@@ -358,7 +358,11 @@ class Crossing:
             return None
         if side is not Side.PLUGIN and (board not in self._told or last.at <= self._told[board]):
             return None
-        return first_holder(devices, self._holdings.holders, last, moves=side is not Side.PLUGIN)
+        there = [(name, one.device.id) for name, one in devices]
+        holder = self._holdings.holder_of(there)
+        # A kubelet that has not taken the list that withholds it may be giving it away.
+        gives = side is not Side.PLUGIN and any(one in last.view.allocatable.get(name, ()) for name, one in there)
+        return None if holder == "" and gives else holder
 
     async def _put(self, news: Mapping[str, Side], of: Mapping[str, Side] | None = None) -> None:
         """Write it down, then let it count, then tell the kubelet. ``of``: only what is still on these sides."""

@@ -70,11 +70,7 @@ def not_taken(drivers: Iterable[DriverStatus]) -> str:
     missing = [one for one in drivers if not one.registered]
     if missing and missing[0].rival:
         return f"the DRA driver {missing[0].name} is not registered: {missing[0].rival}"
-    return (
-        f"expected the kubelet to have taken the DRA driver {missing[0].name}, and it has not: `gateway doctor` says what to do"
-        if missing
-        else ""
-    )
+    return f"the kubelet has not accepted the DRA driver {missing[0].name}. Run `gateway doctor`" if missing else ""
 
 
 async def leave(crossing: Crossing | None, ledger: Ledger) -> None:

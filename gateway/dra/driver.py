@@ -325,7 +325,7 @@ class ClaimsOf:
             async with asyncio.timeout(None if before is None else KNOWN):
                 found = await self._found(claim, deadline if before is None else 0.0)
         except TimeoutError:
-            found = Refused(f"expected to read claim {claim} within {KNOWN:g} s, and got no answer")
+            found = Refused(f"the API server did not answer for claim {claim} within {KNOWN:g} s")
         if isinstance(found, Refused):
             return before or found
         results = claims.allocated(found, claim, self.name, self._node)
@@ -386,9 +386,9 @@ class ClaimsOf:
                 return await self._read(claim)
             except KubernetesError as error:
                 if error.is_missing:
-                    return Refused(f"expected claim {claim}, and the API server has none: delete the pod")
+                    return Refused(f"the API server has no claim {claim}. Delete the pod")
                 if error.status in {401, 403} or loop.time() + ASK_AGAIN >= deadline:
-                    return Refused(f"expected to read claim {claim}: {error}")
+                    return Refused(f"cannot read claim {claim}: {error}")
                 await asyncio.sleep(ASK_AGAIN)
 
     async def _answer(self, devices: Sequence[ClaimedDevice]) -> ContainerAnswer:
@@ -403,7 +403,7 @@ class ClaimsOf:
         try:
             await asyncio.to_thread(cdi.write, self.name, uid, wanted, self._folder)
         except OSError as error:
-            return f"expected to write the claim's CDI specification into {self._folder}: {error.strerror}: make it writable"
+            return f"cannot write the claim's CDI specification into {self._folder}: {error.strerror}. Make it writable"
         return ""
 
     def _told(self, uid: str, row: Claimed, answers: Mapping[str, ContainerAnswer]) -> tuple[Prepared, ...]:

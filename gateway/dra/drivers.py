@@ -25,7 +25,7 @@ from gateway.dra.desk import FIRST, Desk, Names, leave, not_taken, too_old
 from gateway.dra.driver import ClaimsOf, mind_over
 from gateway.dra.offer import first_said
 from gateway.dra.publisher import Current, Publisher
-from gateway.dra.records import AskedClaims, Records, arriving_at, counted_at, is_away, pods_of, until_listed
+from gateway.dra.records import AskedClaims, EndedPods, arriving_at, counted_at, is_away, pods_of, until_listed
 from gateway.dra.serving.registered import Registered
 from gateway.dra.serving.rivals import Rivals
 from gateway.kubernetes import access
@@ -97,7 +97,7 @@ class Drivers:
         self._registry = settings.socket_dir.parent / sockets.FOLDER
         self._offers: dict[str, dict[str, Offer]] = {}
         self._why_not: dict[str, dict[str, str]] = {}
-        self._holdings, self._records = inside.holdings, Records(inside.holdings)
+        self._holdings, self._ended_pods = inside.holdings, EndedPods(inside.holdings)
         self.crossing: Crossing | None = None
         """The table of owners, where the device plugin API offers devices, too."""
         self._desk: Desk | None = None
@@ -191,9 +191,11 @@ class Drivers:
             self.crossing.listed(time.monotonic())
             self.crossing.strangers.meet(self._foreign(self.crossing.boards()))
         listed = {resource.name: resource.entries.values() for resource in inside.resources()}
-        taken, names = {name: self._records.taken(name) for name in listed}, self._settings.dra_drivers
-        self._unknown = frozenset(offer.driver_of(name, names) for name, one in taken.items() if one is None)
-        known = inside.source.facts, taken.__getitem__, names, pcie_root
+        self._ended_pods.looked(listed)
+        holds = {name: self._holdings.on(name, (one.device for one in found)) for name, found in listed.items()}
+        names = self._settings.dra_drivers
+        self._unknown = frozenset(offer.driver_of(name, names) for name, one in holds.items() if one is None)
+        known = inside.source.facts, holds.__getitem__, names, pcie_root
         stranger = self._publisher.stranger if self._publisher is not None else lambda _: ""
         found, withheld = offer.offers(listed, *known, self.crossing, stranger, self.by_name.overlooked)
         self._boards = {(one.driver, one.name): one.place.board for one in found}
@@ -271,7 +273,7 @@ class Drivers:
             later = [self._desk.follow(), self._desk.names.run(), own.run()]
         # None of them ends by itself: that is a defect, and the gateway's end.
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._records.mind(pods_of(self._api, self._settings.node_name), self._pods_ended))
+            group.create_task(self._ended_pods.mind(pods_of(self._api, self._settings.node_name), self._pods_ended))
             _ = [group.create_task(after(self.decides.wait, one)) for one in work]
             _ = [group.create_task(after(listed, one)) for one in later]
             owner = await self._learn()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
@@ -113,13 +113,6 @@ class Owner(Protocol):
         ...
 
 
-class Taken(Struct, frozen=True):
-    """What the kubelet's records say of one resource: the devices that containers hold, and those that a plugin offers."""
-
-    held: Container[str] = frozenset()
-    offered: Container[str] = frozenset()
-
-
 def driver_of(resource: str, drivers: Mapping[str, str]) -> str:
     """Name the driver of a resource: an operator's for its domain (``drivers``), the vendor's, or the domain itself."""
     domain = resource.partition("/")[0]
@@ -129,7 +122,7 @@ def driver_of(resource: str, drivers: Mapping[str, str]) -> str:
 def offers(
     listed: Mapping[str, Iterable[Entry]],
     facts: Callable[[str], Callable[[str], Facts]],
-    taken: Callable[[str], Taken | None],
+    holds: Callable[[str], Sequence[boards.Hold] | None],
     drivers: Mapping[str, str],
     root_of: Callable[[str], str] = lambda _: "",
     owner: Owner | None = None,
@@ -141,7 +134,7 @@ def offers(
     Args:
         listed: all devices, by resource name.
         facts: gives what says what is known of a resource's device.
-        taken: what the kubelet's records say of a resource; None where they can't be read: then nothing of it is offered.
+        holds: gives the holds on a resource's devices by the device plugin API; None if they aren't known: then nothing of it is offered.
         drivers: the driver's name for a resource's domain, where an operator chose one.
         root_of: names the PCIe root complex of a PCI address (``pci0000:00``); '' where it isn't known.
         owner: says which are DRA's; None: all.
@@ -151,7 +144,7 @@ def offers(
     found: list[Offer] = []
     withheld: list[Withheld] = []
     for resource, entries in listed.items():
-        records, known = taken(resource), facts(resource)
+        known, held = facts(resource), _by_board(holds(resource))
         driver = driver_of(resource, drivers)
         for entry in entries:
             device_id = entry.device.id
@@ -164,7 +157,10 @@ def offers(
             under = _without_owner(entry)
             # What the kubelet's list counts ahead of time is given to nobody there.
             counted = any(layer.state in COUNTED for layer in entry.layers)
-            if reason := _why_not(under, records, counted=counted):
+            on_board = (
+                None if held is None else [one for one in held.get(place.board, ()) if not (counted and one.offer)]
+            )
+            if reason := _why_not(under, place, on_board):
                 withheld.append(Withheld(driver, _name(driver, entry, about), device_id, reason, place.board))
                 continue
             ailment, why, cause = _ailment(under)
@@ -221,18 +217,24 @@ def _without_owner(entry: Entry) -> Entry:
     return beneath if entry.state in AWAY else replace(entry, beneath=beneath)
 
 
-def _why_not(entry: Entry, records: Taken | None, *, counted: bool) -> str:
+def _by_board(holds: Iterable[boards.Hold] | None) -> Mapping[str, list[boards.Hold]] | None:
+    if holds is None:
+        return None
+    found: dict[str, list[boards.Hold]] = {}
+    for hold in holds:
+        found.setdefault(hold.place.board, []).append(hold)
+    return found
+
+
+def _why_not(entry: Entry, place: boards.Place, holds: Sequence[boards.Hold] | None) -> str:
     """Say why a device isn't offered; '' where it is."""
     for layer in entry.layers:
         if layer.state not in {State.PRESENT, State.UNHEALTHY, State.CORDONED}:
             return layer.reason or layer.state.value
-    if records is None:
+    if holds is None:
         return "the kubelet's records can't be read, so a pod may hold it by the device plugin API"
-    if entry.device.id in records.held:
-        return "a pod holds it by the device plugin API"
-    if entry.device.id in records.offered and not counted:
-        return "a device plugin on this node offers it"
-    return ""
+    hindrance = boards.may_give(entry.device.id, place, holds, shares=True)
+    return "" if hindrance is None else hindrance.words
 
 
 def _ailment(entry: Entry) -> tuple[Ailment | None, str, str]:

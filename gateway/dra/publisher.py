@@ -79,8 +79,9 @@ async def ask(api: Client) -> Server:
     raise KubernetesError(
         f"GET {_GROUP}",
         404,
-        f"expected one of {', '.join(VERSIONS)}, got {', '.join(sorted(found)) or 'none'}: DRA needs Kubernetes 1.34, or 1.32 "
-        "with its API and feature gate switched on",
+        f"the API server has {', '.join(sorted(found)) or 'no version'} of resource.k8s.io. DRA "
+        f"needs one of {', '.join(VERSIONS)}: Kubernetes 1.34, or 1.32 with its API and feature "
+        "gate switched on",
     )
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from msgspec import Struct, field
 
-from gateway.dra.offer import Taken
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Retries
 from gateway.memory.holdings import remembered_only
@@ -117,31 +116,29 @@ def _wanted(containers: Iterable[_Container], resource: str) -> list[int]:
     return [int(one) for one in found if one.isdecimal()]
 
 
-class Records:
-    """The kubelet's records, as far as they concern who may have what is offered here."""
+class EndedPods:
+    """Finds out which of the pods that only the checkpoint names have ended."""
 
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
-        self._taken: dict[str, Taken] = {}
-        self._doubted: dict[str, frozenset[str]] = {}
-        """The UIDs of the pods that only the checkpoint names, by resource."""
+        self._doubted: frozenset[str] = frozenset()
+        """The UIDs of the pods that only the checkpoint names."""
         self._doubt = asyncio.Event()
         self._known: frozenset[str] = frozenset()
         """Those of them that were asked about."""
         self._news = asyncio.Event()
         """Set where one is doubted that wasn't asked about."""
 
-    def taken(self, resource: str) -> Taken | None:
-        """Say what is taken; while the records can't be read, their last word counts. None: they never could be."""
-        held, last = self._holdings.held(resource), self._holdings.beliefs.last
-        if held is not None and last is not None:
-            self._doubted[resource] = frozenset(remembered_only(last.view, resource).values())
-            if self._doubted[resource] - self._holdings.ended:
-                self._doubt.set()
-            if self._doubted[resource] - self._known:
-                self._news.set()
-            self._taken[resource] = Taken(held, (last.view.allocatable or {}).get(resource, frozenset()))
-        return self._taken.get(resource)
+    def looked(self, resources: Iterable[str]) -> None:
+        """Take note of the pods that only the checkpoint names, as it was read last."""
+        last = self._holdings.beliefs.last
+        if last is None or last.view.held is None:
+            return
+        self._doubted = frozenset().union(*(remembered_only(last.view, name).values() for name in resources))
+        if self._doubted - self._holdings.ended:
+            self._doubt.set()
+        if self._doubted - self._known:
+            self._news.set()
 
     async def mind(self, ask: Callable[[], Awaitable[list[Pod]]], changed: Callable[[], None]) -> None:
         """Ask which pods there are while that matters, for ever; say when it may have made a difference."""
@@ -150,7 +147,7 @@ class Records:
             await self._doubt.wait()
             self._doubt.clear()
             # Named before it is asked: who isn't there then was, and is no more.
-            doubted: frozenset[str] = frozenset().union(*self._doubted.values())
+            doubted = self._doubted
             wait = ASK_FIRST if doubted - self._known else min(2 * wait, ASK_AGAIN)
             self._known = doubted
             self._news.clear()
@@ -167,35 +164,6 @@ class Records:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._news.wait()
-
-
-def first_holder(
-    devices: Sequence[tuple[str, Entry]],
-    holders: Callable[[str], Mapping[str, str] | None],
-    last: Look,
-    *,
-    moves: bool,
-) -> str | None:
-    """Say which container holds one of some devices, each with its resource; '' for none, None where it can't be known.
-
-    Args:
-        devices: which.
-        holders: gives who holds what of a resource; None where nobody knows.
-        last: the last look.
-        moves: the kubelet was told to give them to nobody.
-    """
-    of = {name: holders(name) for name in {name for name, _ in devices}}
-
-    def holder(name: str, device_id: str) -> str | None:
-        if (known := of[name]) is None:
-            return None
-        if device_id in known:
-            return known[device_id] or "a container"
-        # Else the kubelet hasn't heard yet.
-        return None if moves and device_id in (last.view.allocatable or {}).get(name, ()) else ""
-
-    said = (holder(name, one.device.id) for name, one in devices)
-    return next((one for one in said if one != ""), "")
 
 
 class AskedClaims:

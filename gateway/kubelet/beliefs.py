@@ -1,8 +1,7 @@
-"""What the gateway makes of the kubelet's records: who holds what, and where they differ from ours.
+"""Keep the last look into the kubelet's records: who holds what, and where the records differ from our lists.
 
-Looks into the records (``view``) when something happened that they should show, and now and then while somebody
-waits for news; each costs about a millisecond. What a look shows is kept until the next one, compared with our lists
-(``drift``), and told once when it changes.
+A look (``view``) follows each event that the records should show, and repeats while a change is awaited; it takes about a
+millisecond. Its result is kept until the next one, compared with our lists (``drift``), and each change is logged once.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ if TYPE_CHECKING:
     from gateway.kubelet.drift import Earlier, Finding
 
 AFTER_ALLOCATE: Final = 2.0
-"""Seconds until the kubelet has written down what it asked for."""
+"""Seconds from an Allocate until the kubelet has written it to its checkpoint."""
 AFTER_DOUBLED: Final = 0.2
-"""The same in haste, where a device went out that an earlier pod may still use."""
+"""The same, if the device may still be used by an earlier pod."""
 WHILE_FORGOTTEN: Final = 30.0
-"""Seconds between two looks whether pods that the kubelet forgot are gone."""
+"""Seconds between two looks for the end of pods that the kubelet forgot."""
 COMPARE_EVERY: Final = 0.02
-"""Seconds between two looks whether a kubelet that just started has written its checkpoint."""
+"""Seconds between two looks for the first checkpoint of a kubelet that just started."""
 WHILE_ASKED: Final = 0.5
-"""By how many seconds a look that is due is put off while an Allocate is open; the most that one is put off that somebody waits for."""
+"""Seconds by which a look is delayed while an Allocate is open, and the most for a look that is awaited."""
 AFTER_START: Final = WRITTEN_AFTER + 1.0
-"""Seconds from a kubelet's start until its records are its own work for certain."""
+"""Seconds from a kubelet's start until it has written its records itself for certain."""
 
 _MOST_TOLD: Final = 16
-"""How many devices one line of the log names."""
+"""Devices in one line of the log."""
 
 _log = structlog.get_logger()
 
 
 class Look(Struct, frozen=True):
-    """One look: what was seen, and when it began (monotonic and unix seconds)."""
+    """One look: its result, and when it began (monotonic and Unix seconds)."""
 
     view: kubelet_view.View
     at: float
@@ -54,10 +53,10 @@ class Look(Struct, frozen=True):
 
 
 class Beliefs:
-    """The kubelet's records, as they were read last.
+    """The kubelet's records, as of the last look.
 
-    ``looked`` is called after each look, on the event loop; ``remember`` with whom the kubelet forgot, by device ID, when that has
-    changed for a resource.
+    ``looked`` is called after each look, on the event loop. ``remember`` is called with the holders that the kubelet forgot, by device
+    ID, when they change for a resource.
     """
 
     def __init__(
@@ -73,21 +72,21 @@ class Beliefs:
         self.known: Look | None = None
         """The last look that showed who holds what."""
         self._listed: kubelet_view.View | None = None
-        """What the last look saw that had a List."""
+        """The result of the last look with a List."""
         self._drifts: dict[str, Drift] = {}
         self._told: dict[str, tuple[Finding, ...]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
         self._is_awaited = False
-        """Whether somebody waits for the look that is under way: then it isn't dropped."""
+        """True if the look in progress is awaited: then it isn't cancelled."""
         self.asked = kubelet_view.OpenAllocates(self._drop)
-        """The Allocates that are open: looks are put off meanwhile, those that somebody waits for no longer than ``WHILE_ASKED``."""
+        """The open Allocates. They delay looks; those that are awaited by at most ``WHILE_ASKED``."""
         self.leads: Callable[[], bool] = lambda: True
-        """Tells whether the list that the kubelet has is this gateway's."""
+        """Returns True if the kubelet's list is this gateway's."""
         self.lists_after: Callable[[], float] = lambda: 0.0
-        """Tells for how many seconds List must not be called, as another gateway may be answering an Allocate."""
+        """Returns for how many seconds List must not be called: another gateway may be answering an Allocate."""
         self._is_quiet = False
-        """Whether the last look did without List."""
+        """True if the last look was made without List."""
         self._comparing: asyncio.Task[None] | None = None
         """Reads the checkpoint until the kubelet that started last has written its own."""
         self._found: tuple[bytes, kubelet_view.FileId] | None = None
@@ -95,13 +94,13 @@ class Beliefs:
         self._was_undecided = False
         """True if the kubelet before that one ended before its checkpoint showed whether it lost its records."""
         self._since_ns = math.inf
-        """When its socket was made (unix nanoseconds)."""
+        """When that kubelet's socket was created (Unix nanoseconds)."""
         self.waits_for_own = False
-        """Whether its first checkpoint is still waited for."""
+        """True until its first checkpoint was compared."""
         self._judging = asyncio.Lock()
-        """Held while a checkpoint is compared: the one that was found comes before the kubelet's own."""
+        """Held while a checkpoint is compared: first the one that the kubelet found, then its own."""
         self._own: tuple[bytes, kubelet_view.FileId] | None = None
-        """The first one that it wrote."""
+        """The first checkpoint that it wrote."""
         self._allocated_at = -AFTER_ALLOCATE
         """When the last Allocate was answered (monotonic seconds)."""
 
@@ -117,9 +116,9 @@ class Beliefs:
         self._timer = asyncio.get_running_loop().call_at(due, self._on_time)
 
     async def look(self) -> None:
-        """Look now, or wait for the look that is under way. Bounded, as ``view.look`` is.
+        """Look now, or wait for the look in progress. Bounded, as ``view.look`` is.
 
-        While a kubelet waits for an Allocate, and until it has noted the answer, none begins for ``WHILE_ASKED`` seconds.
+        While an Allocate is open, and until the kubelet has noted its answer, the look waits for up to ``WHILE_ASKED`` seconds.
         """
         if self._looking is None:
             with contextlib.suppress(TimeoutError):
@@ -131,7 +130,7 @@ class Beliefs:
         await asyncio.shield(self._looking)
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         if self._timer is not None:
             self._timer.cancel()
         tasks = [task for task in (self._looking, self._comparing) if task is not None]
@@ -147,7 +146,7 @@ class Beliefs:
             self._looking, self._is_awaited = asyncio.ensure_future(self._look()), False
 
     def _drop(self) -> None:
-        """Look later: an Allocate begins."""
+        """Cancel the look, and look later: an Allocate begins."""
         self._read_own()  # The kubelet writes the next one when it has the answer.
         if self._looking is not None and not self._is_awaited:
             self._looking.cancel()
@@ -159,7 +158,7 @@ class Beliefs:
             at, unix = time.monotonic(), time.time()
             if self.waits_for_own:
                 await self._compare_with_own()
-            # List frees what ended pods held, and the kubelet's first checkpoint is to show them.
+            # List frees what ended pods held, and the kubelet's first checkpoint should still show them.
             quiet_for = self.lists_after()
             self._is_quiet = self.waits_for_own or quiet_for > 0
             records = self.pod_resources, self._checkpoint
@@ -181,10 +180,10 @@ class Beliefs:
             if self._looking is asyncio.current_task():
                 self._looking = None
 
-    # What is known.
+    # Results.
 
     def holders(self, resource: str) -> dict[str, str] | None:
-        """Return who holds, or may hold, what, by device ID; None where the records could not be read."""
+        """Return who holds, or may hold, each device, by device ID; None if the records could not be read."""
         if self.last is None or self.last.view.held is None:
             return None
         return self.last.view.holders(resource)
@@ -195,30 +194,30 @@ class Beliefs:
         return drift.findings if drift is not None else ()
 
     def earlier(self, resource: str) -> dict[str, str]:
-        """Return who held what before a kubelet's start and may still use it, in words, by device ID."""
+        """Return who held devices before a kubelet's start and may still use them, in words, by device ID."""
         drift = self._drifts.get(resource)
         return drift.earlier if drift is not None else {}
 
     def avoid(self, resource: str) -> tuple[str, ...]:
-        """Return the devices to be given last, the least bad ones first."""
+        """Return the devices to give last, the least bad ones first."""
         drift = self._drifts.get(resource)
         return drift.avoid(time.monotonic()) if drift is not None else ()
 
-    # What happens.
+    # Events.
 
     def listed(self, resource: str, devices: Sequence[Device]) -> None:
-        """Take note of a list as it is sent."""
+        """Note a list as it is sent."""
         self._become(self._drift(resource).listed(devices, time.monotonic()))
 
     def allocated(self, resource: str, device_ids: Sequence[str]) -> None:
-        """Take note of an Allocate that was answered."""
+        """Note an answered Allocate."""
         self._allocated_at = time.monotonic()
         drift = self._drift(resource).allocated(device_ids, self._allocated_at, time.time())
         self._become(drift)
         self.look_within(AFTER_DOUBLED if drift.is_in_question(device_ids) else AFTER_ALLOCATE)
 
     def restarted(self, resources: Iterable[str], since: float = math.inf) -> None:
-        """Take note of a new kubelet, there ``since`` (unix seconds), which is to remember who holds what of these resources."""
+        """Note a new kubelet, started ``since`` (Unix seconds), whose records should have the holders of these resources."""
         now, self._found = time.monotonic(), kubelet_view.raw(self._checkpoint)
         self._since_ns, self._was_undecided = since * 1e9, self._is_compared()
         self._drifts |= {resource: self._drift(resource).restarted(now, since) for resource in resources}
@@ -233,7 +232,7 @@ class Beliefs:
             self._comparing = asyncio.ensure_future(self._compare_with_files(*self._found))
 
     async def _compare_with_files(self, content: bytes, found: kubelet_view.FileId) -> None:
-        """Compare what was held before with the checkpoint that a kubelet found, and with the first that it writes itself."""
+        """Compare the holders from before with the checkpoint that a kubelet found, and with the first that it writes itself."""
         try:
             own = found.written_ns >= self._since_ns
             async with self._judging:
@@ -253,7 +252,7 @@ class Beliefs:
             self.look_within(0)
 
     async def _compare_with_own(self) -> None:
-        """Compare what was held before with the kubelet's own first checkpoint, if it has written one by now."""
+        """Compare the holders from before with the kubelet's own first checkpoint, if it has written one."""
         async with self._judging:
             self._read_own()
             if self._own is None:
@@ -269,18 +268,18 @@ class Beliefs:
         return any(drift.is_compared for drift in self._drifts.values())
 
     def _read_own(self) -> None:
-        """Read the kubelet's own first checkpoint, if it has written one by now."""
+        """Read the kubelet's own first checkpoint, if it has written one."""
         if not self.waits_for_own or self._own is not None or self._found is None:
             return
         if kubelet_view.file_id(self._checkpoint) != self._found[1]:
             self._own = kubelet_view.raw(self._checkpoint)
 
     def _compare(self, record: kubelet_view.Record, *, own: bool) -> None:
-        """Judge by a checkpoint who has ended, of those that held a device before the kubelet's start.
+        """Find the holders from before the kubelet's start that have ended, by a checkpoint.
 
         A checkpoint that names one of these holders continues the records. So does the one that the kubelet found, if it is not older than
-        the last that we read and lists one of our resources. A kubelet that lost its records lists a resource only once it is registered again.
-        If it names only holders of the kubelet before, that one may have lost those of the kubelets before it.
+        the last that we read and lists one of our resources: a kubelet that lost its records lists a resource only after it is registered
+        again. If it names only holders of the kubelet before, that kubelet may have lost the holders of earlier ones.
         """
         written = [(one, record.written.get(one.resource, {})) for one in self._drifts.values() if one.is_compared]
         older = any(drift.is_in(found, older=True) for drift, found in written)
@@ -308,9 +307,9 @@ class Beliefs:
         *,
         fresh: bool = False,
     ) -> None:
-        """Take over what another process knew: whom a kubelet forgot, and who held what before a kubelet that it didn't see.
+        """Take over another process's knowledge: the holders that a kubelet forgot, and those before a kubelet that it didn't see.
 
-        ``fresh``: in place of all that was known here, until the next list.
+        ``fresh``: replace everything that was known here, until the next list.
         """
         drift = Drift(resource) if fresh else self._drift(resource)
         self._become(drift.recalled(forgotten, before))
@@ -319,7 +318,7 @@ class Beliefs:
             self.look_within(AFTER_START)
 
     def forget(self, device_id: str) -> None:
-        """Take note that an operator has looked after a device."""
+        """Note that an operator has cleared a device."""
         for drift in [*self._drifts.values()]:
             self._become(drift.forget(device_id))
 
@@ -327,7 +326,7 @@ class Beliefs:
         return self._drifts.get(resource) or Drift(resource)
 
     def _become(self, drift: Drift) -> None:
-        """Take a resource's new drift; what is other than before is told, and remembered."""
+        """Set a resource's new drift; log and remember what has changed."""
         resource = drift.resource
         before = self._drift(resource).forgotten
         self._drifts[resource] = drift
@@ -344,6 +343,6 @@ class Beliefs:
                 _log.warning("mismatch", resource=resource, kind=finding.kind.value, details=finding.words)
         differing = {device_id for finding in findings for device_id in finding.device_ids}
         for finding in before:
-            # What only differs in another way now isn't over.
+            # A device that differs in another way now is not over.
             if over := [device_id for device_id in finding.device_ids if device_id not in differing]:
                 _log.info("mismatch is over", resource=resource, kind=finding.kind.value, devices=over[:_MOST_TOLD])

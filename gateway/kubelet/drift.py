@@ -1,22 +1,22 @@
-"""Drift: where the kubelet's records and ours differ, as a pure state machine of one resource.
+"""Drift: the differences between the kubelet's records and ours, as a pure state machine of one resource.
 
 A kubelet that can't read its checkpoint (after some upgrades, a full disk, a deleted file) starts with empty records, and gives
-devices away that running containers use. Nothing here may fail a pod for that: it is said, and ``steer`` keeps such devices
-for last. What is noticed, each in words for a person:
+away devices that running containers use. This module fails no pod for that. It reports the difference, and ``steer`` gives such
+devices last. The kinds of differences, each with a sentence for people:
 
-- forgotten: held before a kubelet's start, and by its records no more.
-- doubled: forgotten, and given to another pod since: it is perhaps in two. (Not a replica: pods share its GPU anyway.)
+- forgotten: held before a kubelet's start, and no longer in its records.
+- doubled: forgotten, and given to another pod since, so perhaps two pods have it. (Not for replicas: pods share their GPU anyway.)
 - unlisted: held, and not in our list.
-- withheld, surplus: the kubelet would not give what we list as healthy; or would give what we don't.
+- withheld, surplus: not allocatable, although we list it as healthy; allocatable, although we don't.
 
-What was forgotten stays so until the pod that held it is known to be gone, the records say again that it holds it, or an operator
-says so: that another pod has the device now ends nothing. The other three end with their cause. Clocks are values here, in
-monotonic seconds, unless they are called unix.
+A device stays forgotten until the pod that held it is known to be gone, the records name that pod again, or an operator clears it. That
+another pod has the device now doesn't end it. The other kinds end with their cause. Times are arguments, in monotonic seconds unless
+their name says unix.
 
-That a pod is gone shows in List, which names every pod that the kubelet knows, with devices or without. Absence alone proves
-nothing: a kubelet that has just started, or can't reach the API server, knows only its static pods. So a pod counts as gone
-``GONE_AFTER`` seconds after it was first found absent from a List that a kubelet made who had heard from the API server
-(``_heard``), or who had named the pod before. Without List nothing shows it, but the node's reboot, over which nothing is kept.
+List names every pod that the kubelet knows, with or without devices, so it shows when a pod is gone. One absence proves nothing: a kubelet
+that has just started, or can't reach the API server, knows only its static pods. So a pod is gone ``GONE_AFTER`` seconds after it was
+first absent from a List of a kubelet that had heard from the API server (``_heard``) or had named the pod before. Without List only
+the node's reboot shows it, and nothing is kept over that.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
     from gateway.kubelet.view import View
 
 ILL_FOR = 600.0
-"""How long a device that was ill is kept for last once it is well again, in seconds: it may well be ill again soon."""
+"""Seconds for which a device that became healthy again is given last: it may become unhealthy again soon."""
 RECORDED_AFTER = 1.0
-"""Seconds that a kubelet is given to record a list, or what Allocate gave, before its records are compared with it."""
+"""Seconds in which a kubelet may record a list or an Allocate; then its records are compared."""
 WRITTEN_AFTER = 5.0
-"""Seconds from a kubelet's start until its checkpoint is its own work: it writes it with the first list that it records."""
+"""Seconds from a kubelet's start until it has written its checkpoint itself, with the first list that it records."""
 GONE_AFTER = 30.0
-"""Seconds for which a pod must be absent from List to count as gone: the containers of one that was deleted by force run on for
-the grace period that is left to them."""
+"""Seconds for which a pod must be absent from List until it is gone: after a deletion by force its containers run on for the rest of
+their grace period."""
 _LATEST: Final = 2.0**32
 """Unix seconds that every calendar can show."""
 MOST_EARLIER: Final = 8
-"""How many earlier holders of one device are told apart; of the others it is known that there are some."""
+"""Earlier holders of one device that are kept by name; of more only that there are some."""
 
 
 class MismatchKind(Enum):
-    """What differs. The values are what metrics and people call it."""
+    """The kinds of differences. The values are their names in metrics and for people."""
 
     FORGOTTEN = "forgotten"
     DOUBLED = "doubled"
@@ -63,7 +63,7 @@ class MismatchKind(Enum):
 
 
 class Finding(Struct, frozen=True):
-    """Something that differs: which devices (sorted), and what a person should know."""
+    """A difference: its devices (sorted), and a sentence for people."""
 
     kind: MismatchKind
     device_ids: tuple[str, ...]
@@ -71,9 +71,9 @@ class Finding(Struct, frozen=True):
 
 
 class Earlier(Struct, frozen=True):
-    """Who held a device before a kubelet's start, by the names that are known (``View.names_of``), and when that was known last.
+    """A holder of a device before a kubelet's start: its known names (``View.names_of``), and when they were last read.
 
-    ``names`` is empty where the device had just been given, and no look had shown to whom. ``at`` is in unix seconds.
+    ``names`` is empty if the device had just been given and no look had shown the holder. ``at`` is in Unix seconds.
     """
 
     names: tuple[str, ...]
@@ -94,43 +94,43 @@ class Earlier(Struct, frozen=True):
 
 
 class Drift(Struct, frozen=True):
-    """All that is remembered of one resource between two looks, and what differed at the last."""
+    """The state of one resource between two looks, and the differences of the last one."""
 
     resource: str
     forgotten: Mapping[str, tuple[Earlier, ...]] = field(default_factory=dict)
-    """Whom the kubelet forgot, by device ID: to be remembered for as long as the node isn't booted anew."""
+    """The holders that the kubelet forgot, by device ID; kept until the node's next boot."""
     _differs: tuple[Finding, ...] = ()
-    """What differed at the last look, beside what was forgotten."""
+    """The differences of the last look, without the forgotten devices."""
     _listed: frozenset[str] | None = None
-    """None: no list was sent yet, so nothing can differ from it."""
+    """None: no list was sent yet, so nothing is compared."""
     _unwell: frozenset[str] = frozenset()
-    """Those of the list that aren't healthy."""
+    """The unhealthy devices of the list."""
     _ill: Mapping[str, float] = field(default_factory=dict)
-    """When a device was last listed as unwell."""
+    """When a device was last listed as unhealthy."""
     _to_record: float = 0.0
-    """When a kubelet last got something to record: a list with other healthy devices, or, as a new kubelet, all of it."""
+    """When the kubelet last got something to record: a list with other healthy devices, or its first list."""
     _seen: View | None = None
-    """The last look that knew who holds what."""
+    """The last look that showed the holders."""
     _seen_at: float = 0.0
-    """When it began (unix seconds)."""
+    """When that look began (Unix seconds)."""
     _given: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """What this kubelet's Allocate gave and no look could show yet, and when (monotonic and unix seconds)."""
+    """Devices that this kubelet's Allocate gave and no look could show yet, and when (monotonic and Unix seconds)."""
     _before: Mapping[str, Earlier] = field(default_factory=dict)
     """The holders before the kubelet's start, until its own records were seen."""
     _older: frozenset[str] = frozenset()
     """Those that an earlier kubelet's start had left in question: that kubelet ended before its records were seen."""
     _started: float = 0.0
     _since: float = 0.0
-    """When the kubelet's socket was made (unix seconds); 0: nobody knows."""
+    """When the kubelet's socket was created (Unix seconds); 0: unknown."""
     _named: frozenset[str] = frozenset()
     """The pods in question that this kubelet's List has named."""
     _absent: Mapping[str, float] = field(default_factory=dict)
-    """The pods in question that it doesn't name, though it should, and since when."""
+    """The pods in question that its List should name and doesn't, and since when."""
 
     # Events.
 
     def listed(self, devices: Sequence[Device], now: float) -> Drift:
-        """Take note of the list, as it is sent; the first one before the first look."""
+        """Note the list, as it is sent; the first one before the first look."""
         listed = frozenset(device.id for device in devices)
         unwell = frozenset(device.id for device in devices if device.health is not Health.HEALTHY)
         ill = {known: since for known, since in self._ill.items() if known in listed and now - since < ILL_FOR}
@@ -145,11 +145,11 @@ class Drift(Struct, frozen=True):
         )
 
     def restarted(self, now: float, since: float = math.inf) -> Drift:
-        """Take note of a new kubelet: what was held at the last look, or given since, is to be in its records, too.
+        """Note a new kubelet: devices that were held at the last look, or given since, should be in its records.
 
         Args:
             now: monotonic seconds.
-            since: when its socket was made, in unix seconds (infinite: nobody knows). What was seen after that is its own word.
+            since: when its socket was created, in Unix seconds (infinite: unknown). Later looks show this kubelet's own records.
         """
         seen, held = self._seen, {}
         if seen is not None and self._since <= self._seen_at < since:
@@ -175,9 +175,9 @@ class Drift(Struct, frozen=True):
         )
 
     def is_in(self, written: Mapping[str, str], *, older: bool) -> bool:
-        """True if a checkpoint names someone who held a device before the kubelet's start, and it was given to nobody since.
+        """Return True if a checkpoint names a holder from before the kubelet's start, whose device was not given since.
 
-        ``older``: who did before an earlier kubelet's start, and was in question since.
+        ``older``: of the holders from before an earlier kubelet's start, which were in question since.
         """
         return any(
             _may_be(one, written[device_id])
@@ -186,9 +186,9 @@ class Drift(Struct, frozen=True):
         )
 
     def found(self, written: Mapping[str, str], *, older: bool) -> Drift:
-        """Take note of what the kubelet found at its start, in a whole checkpoint: a holder that it lacks has ended, or never ran.
+        """Note the whole checkpoint that the kubelet found at its start: a holder that it lacks has ended, or never ran.
 
-        A container starts only after the checkpoint that names it was written. Of the ``older`` ones it says nothing, unless it names one.
+        A container starts only after the checkpoint that names it was written. It says nothing of the ``older`` ones, unless it names one.
         """
         left = self._left_in_question(older=older)
         before = {
@@ -199,7 +199,7 @@ class Drift(Struct, frozen=True):
         return replace(self, _before={**before, **left}, _older=frozenset(left))
 
     def kept(self, *, older: bool) -> Drift:
-        """Take note that the kubelet has its predecessor's records: a holder that they lack now has ended. ``older`` as in ``found``."""
+        """Note that the kubelet continues its predecessor's records: a holder that they lack now has ended. ``older`` as in ``found``."""
         left = self._left_in_question(older=older)
         return replace(self, _before=left, _older=frozenset(left))
 
@@ -207,7 +207,7 @@ class Drift(Struct, frozen=True):
         return {} if older else {one: self._before[one] for one in self._before.keys() & self._older}
 
     def recalled(self, forgotten: Mapping[str, tuple[Earlier, ...]], before: Mapping[str, Earlier]) -> Drift:
-        """Take over from another process, which knew this, and who held what before the kubelet that runs was started."""
+        """Take over another process's knowledge: forgotten holders, and those from before the running kubelet's start."""
         ours = {**self._before}
         for one in before.keys() & ours.keys():
             if ours[one].names and not _are_named(ours[one].names):  # A UID alone, as no later List names its pod.
@@ -215,7 +215,7 @@ class Drift(Struct, frozen=True):
         return replace(self, forgotten=dict(forgotten), _before={**before, **ours})
 
     def allocated(self, device_ids: Iterable[str], now: float, unix: float) -> Drift:
-        """Take note of an Allocate that was answered: somebody holds these from now on, whatever the last look showed."""
+        """Note an answered Allocate: a container holds these from now on, whatever the last look showed."""
         return replace(self, _given={**self._given, **dict.fromkeys(device_ids, (now, unix))})
 
     def look(self, view: View, now: float, unix: float = 0.0, *, ours: bool = True) -> Drift:
@@ -225,23 +225,23 @@ class Drift(Struct, frozen=True):
             view: the kubelet's records, seen while it served our list.
             now: when the look began.
             unix: the same by the wall clock.
-            ours: whether the list that the kubelet has is this gateway's. Nothing differs from another one's.
+            ours: True if the kubelet's list is this gateway's. Another gateway's list is not compared.
         """
         return self._with_pods(view, now)._judged(view, now, unix, ours=ours)  # noqa: SLF001 - it is one of us
 
     def forget(self, device_id: str) -> Drift:
-        """Take note that an operator has looked after a device: nothing uses it that the kubelet doesn't know of."""
+        """Note that an operator has cleared a device: only holders that the kubelet knows use it."""
         return replace(
             self,
             forgotten={known: about for known, about in self.forgotten.items() if known != device_id},
             _before={held: holder for held, holder in self._before.items() if held != device_id},
         )
 
-    # What follows.
+    # Results.
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What differs, one finding of a kind."""
+        """The differences, one finding of each kind."""
         if not self.forgotten:
             return self._differs
         holders = self._seen.holders(self.resource) if self._seen is not None else {}
@@ -262,28 +262,28 @@ class Drift(Struct, frozen=True):
 
     @property
     def is_compared(self) -> bool:
-        """True until the kubelet's own records have shown who of before its start is in them."""
+        """True until the kubelet's own records have shown which holders from before its start they have."""
         return bool(self._before)
 
     @property
     def waits(self) -> bool:
-        """Whether later looks may show that a pod of an earlier kubelet is gone, or isn't."""
+        """True if later looks may show whether a pod of an earlier kubelet is gone."""
         return bool(self.forgotten or self._before)
 
     def is_in_question(self, device_ids: Iterable[str]) -> bool:
-        """Whether a pod of an earlier kubelet may still use one of these devices."""
+        """Return True if a pod of an earlier kubelet may still use one of these devices."""
         return any(device_id in self.forgotten or device_id in self._before for device_id in device_ids)
 
     @property
     def earlier(self) -> dict[str, str]:
-        """Who of an earlier kubelet's pods may still use which devices, in words, by device ID."""
+        """The pods of earlier kubelets that may still use a device, in words, by device ID."""
         return {
             **{device_id: one.words for device_id, one in self._before.items()},
             **{device_id: _who(earlier) for device_id, earlier in self.forgotten.items()},
         }
 
     def avoid(self, now: float) -> tuple[str, ...]:
-        """Name the devices to be given last, the least bad ones first: ill of late, perhaps forgotten, not well."""
+        """Return the devices to give last, the least bad ones first: lately unhealthy, perhaps forgotten, unhealthy."""
         bad = self._unwell.union(
             *(finding.device_ids for finding in self._differs if finding.kind is MismatchKind.SURPLUS)
         )
@@ -292,7 +292,7 @@ class Drift(Struct, frozen=True):
         ill = {device_id for device_id, since in self._ill.items() if now - since < ILL_FOR} - forgotten - bad
         return (*sorted(ill), *sorted(forgotten), *sorted(bad))
 
-    # How looks are judged.
+    # Judging a look.
 
     def _with_pods(self, view: View, now: float) -> Drift:
         if view.pods is None:
@@ -328,7 +328,7 @@ class Drift(Struct, frozen=True):
     def _compared_with_before(
         self, view: View, now: float
     ) -> tuple[Mapping[str, Earlier], Mapping[str, tuple[Earlier, ...]]]:
-        """Say whom of those before its start the kubelet may still show to remember, and whom it has forgotten."""
+        """Return the holders from before its start that are still in question, and those that the kubelet has forgotten."""
         # Without the checkpoint a List says too little: after a start it has no pod that the kubelet hasn't heard of yet.
         if not self._before or view.held is None or view.remembered is None:
             return self._before, self.forgotten
@@ -336,8 +336,8 @@ class Drift(Struct, frozen=True):
         settled = now - self._started >= WRITTEN_AFTER
         holders = view.holders(self.resource)
         for device_id, earlier in self._before.items():
-            # What is held though no Allocate gave it since the start, the kubelet remembers: who held it at our last look
-            # has ended since.
+            # The kubelet remembers a device that is held and was not given since the start: the holder at our last look has
+            # ended.
             if device_id in holders and (device_id not in self._given or self._is_held_by(device_id, earlier, view)):
                 if not settled:
                     left[device_id] = earlier
@@ -352,13 +352,13 @@ class Drift(Struct, frozen=True):
         return left, forgotten
 
     def _left(self, device_id: str, earlier: Sequence[Earlier], view: View, now: float) -> tuple[Earlier, ...]:
-        """Give those who may still use a device that the kubelet forgot them to hold."""
+        """Return the forgotten holders that may still use a device."""
         return tuple(
             one for one in earlier if not self._is_held_by(device_id, one, view) and not self._is_gone(one, view, now)
         )
 
     def _is_held_by(self, device_id: str, earlier: Earlier, view: View) -> bool:
-        """Whether the records say that a device is held by an earlier holder's pod (a pod has several containers)."""
+        """Return True if the records name an earlier holder's pod for a device (a pod has several containers)."""
         names = view.names_of(self.resource, device_id)
         if _are_named(names) and _are_named(earlier.names):
             names = names[:1]  # The checkpoint may be older than List.
@@ -415,32 +415,32 @@ _WORDS: Mapping[MismatchKind, str] = {
 
 
 def _heard(pods: AbstractSet[str]) -> bool:
-    """Whether pods (``namespace/pod``) show that the kubelet has heard from the API server: not all of them can be static.
+    """Return True if pods (``namespace/pod``) show that the kubelet has heard from the API server: not all can be static.
 
-    A static pod is called ``<name>-<node's name>`` (applyDefaults in pkg/kubelet/config/common.go), so all that a node has
-    end alike, from a dash on. The API server's pods come to the device manager together, at the first answer.
+    A static pod's name is ``<name>-<node's name>`` (applyDefaults in pkg/kubelet/config/common.go), so all static pods of a node have
+    the same last part. The API server's pods reach the device manager together, with the first answer.
     """
     return len({pod.rpartition("/")[2].rpartition("-")[2] for pod in pods}) > 1
 
 
 def _are_named(names: Sequence[str]) -> bool:
-    """Whether the first of a holder's names is List's (``namespace/pod/container``)."""
+    """Return True if the first of a holder's names is List's (``namespace/pod/container``)."""
     return bool(names) and names[0].count("/") > 1
 
 
 def _may_be(one: Earlier, written: str) -> bool:
-    """True if a holder may be the one that a checkpoint names: by its UID, if that is known."""
+    """Return True if a holder may be the one that a checkpoint names: by its UID, if that is known."""
     uids = [name for name in one.names if name.count("/") == 1]
     return written in uids or not uids
 
 
 def _with(one: Earlier, written: str) -> tuple[str, ...]:
-    """Add the name that a checkpoint has of a holder; names of another one are dropped."""
+    """Return a holder's names with the one of a checkpoint, and without names of another holder."""
     return tuple(dict.fromkeys((*one.names, written))) if _may_be(one, written) else (written,)
 
 
 def _and(earlier: tuple[Earlier, ...], one: Earlier) -> tuple[Earlier, ...]:
-    """Add an earlier holder, the latest last; one that is there already is known better now."""
+    """Return the earlier holders with one more, the latest last; it replaces an entry of the same pod."""
     others = tuple(known for known in earlier if not known.pods & one.pods)
     return (*others, one) if len(others) < MOST_EARLIER else (*others[: MOST_EARLIER - 1], Earlier((), one.at))
 
@@ -451,10 +451,9 @@ def _who(earlier: Sequence[Earlier]) -> str:
 
 
 def steer(request: PreferredRequest, avoid: Sequence[str]) -> PreferredRequest:
-    """Keep devices for last: offer a source those that are not to be avoided, and of the others no more than it takes.
+    """Return the request without the devices to avoid, as far as enough others are available.
 
-    ``avoid`` names the least bad ones first. The request can be met wherever it could be before: ``must_include`` stays,
-    and so do enough devices.
+    ``avoid`` has the least bad ones first; they fill up the request. ``must_include`` stays.
     """
     if not avoid:
         return request

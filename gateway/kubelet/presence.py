@@ -1,4 +1,4 @@
-"""Whether a kubelet is there: when it was found, that it is gone, and where one is waited for."""
+"""Whether a kubelet listens on the socket directory, and since when."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ if TYPE_CHECKING:
     from gateway.kubelet.identity import KubeletId
 
 REMIND_EVERY: Final = 60.0
-"""Seconds between two lines that say that a kubelet is still waited for."""
+"""Seconds between two log lines while the gateway waits for a kubelet."""
 
 WAITING: Final = "waiting for a kubelet"
 _log = structlog.get_logger()
 
 
 class Presence:
-    """The kubelet of a socket directory; ``socket`` is where it takes registrations."""
+    """The kubelet of a socket directory; ``socket`` is its kubelet.sock."""
 
     def __init__(self, socket: Path) -> None:
         self.since: float | None = None
-        """When it was found (monotonic seconds); None: there is none."""
+        """When it was found (monotonic seconds); None: no kubelet listens."""
         self.kubelet: KubeletId | None = None
-        """The one that was found last, also where it is gone."""
+        """The last kubelet that was found, also if it is gone."""
         self.socket = socket
         self._waiting_since = time.monotonic()
         self._reminder: asyncio.TimerHandle | None = None
 
     def listens(self) -> bool:
-        """Whether a kubelet takes connections now."""
+        """Return True if a kubelet accepts connections now."""
         return listens(self.socket)
 
     def found(self, *, anew: bool) -> None:
-        """Take note that it is there; ``anew`` is whether it is another one than before."""
+        """Note that it listens; ``anew``: it is another one than before."""
         self.close()
         if anew or self.since is None:
             self.since = time.monotonic()
 
     def check(self) -> None:
-        """Take note that it is gone, where nobody takes connections any more."""
+        """Note that it is gone, if it no longer accepts connections."""
         if self.since is not None and not listens(self.socket):
             self.since = None
             _log.warning("the kubelet is gone", socket=str(self.socket))
             self._wait()
 
     def wait(self, **told: Any) -> None:
-        """Say that one is waited for, and again each minute."""
+        """Log that the gateway waits for a kubelet, and again each minute."""
         _log.info(
             WAITING,
             socket=str(self.socket),
-            advice="expected a kubelet to listen there: does it run (systemctl status kubelet), and is --socket-dir its device plugin folder?",
+            advice="Does the kubelet run (systemctl status kubelet)? Is --socket-dir its device plugin folder?",
             **told,
         )
         self._wait()
 
     def close(self) -> None:
-        """Remind nobody any more."""
+        """Stop the reminders."""
         if self._reminder is not None:
             self._reminder.cancel()
             self._reminder = None
@@ -80,6 +80,6 @@ class Presence:
             WAITING,
             socket=str(self.socket),
             waited_s=round(time.monotonic() - self._waiting_since),
-            advice="no device is offered meanwhile: does the kubelet run, and is --socket-dir its device plugin folder?",
+            advice="No device is offered meanwhile. Does the kubelet run? Is --socket-dir its device plugin folder?",
         )
         self._remind_later()

@@ -1,11 +1,11 @@
-"""What the kubelet believes: a look into its own records, its checkpoint and its pod-resources API.
+"""Read the kubelet's own records: its checkpoint and its pod-resources API.
 
-``holds`` tells a registration that holds from one that only seems to. Kubelets 1.25 to 1.36 can be left with a live stream
-on an endpoint that they have stopped: allocatable looks right after the next list, and every Allocate fails (run on
-1.32.13). The stream can't show that; the kubelet's records can.
+``holds`` finds a registration that only seems to be in force. Kubelets 1.25 to 1.36 can keep a live stream on an endpoint that they
+have stopped: after the next list allocatable looks right, but every Allocate fails (run on 1.32.13). The stream can't show that, and
+the kubelet's records can.
 
-``look`` tells who holds which device. Where neither source can be read (a socket that isn't mounted, a file that is being
-written), nothing is known and nothing is claimed. Every look is bounded in time and size, and none raises.
+``look`` returns who holds which device. If neither source can be read (a socket that isn't mounted, a file that is being written), it
+returns None for what is unknown. Every look is bounded in time and size, and none raises.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ if TYPE_CHECKING:
 
     Holders = Mapping[str, Mapping[str, str]]
 
+SEND_AGAIN_S = 30.0
+"""Seconds until a list is sent again for the same names: an init container's devices stay in the checkpoint with good reason."""
 _DEADLINE = 2.0
-"""Seconds for all that is asked of the kubelet in one look, and as many for its file."""
+"""Seconds for all calls to the kubelet in one look, and as many for its file."""
 _NOTED = 0.1
-"""Seconds from the answer to an Allocate until the kubelet has noted it, on a busy node, too."""
+"""Seconds from the answer to an Allocate until the kubelet has noted it, also on a busy node."""
 _SHOWN_DEADLINE = 1.0
-"""Seconds for a look on which it depends who serves."""
+"""Seconds for a look that decides which gateway serves."""
 _READS, _READ_AGAIN = 10, 0.02
-"""How often a checkpoint that is being written is read, and the seconds in between: its kubelet may have to wait for a processor."""
+"""How often a checkpoint that is being written is read, and the seconds in between: the kubelet may wait for a processor."""
 _JUST_WRITTEN_NS = 1_000_000_000
 _OPTIONS = (
     # What the kubelet's own clients receive at most; 10 000 devices in their longest form are 1.5 MiB.
@@ -56,7 +58,7 @@ Source: TypeAlias = Literal["pod-resources", "checkpoint", "none"]
 
 
 class FileId(Struct, frozen=True):
-    """One writing of the checkpoint: its inode, and when it was written (unix nanoseconds)."""
+    """One version of the checkpoint: its inode, and when it was written (Unix nanoseconds)."""
 
     inode: int
     written_ns: int
@@ -66,7 +68,7 @@ _NO_FILE = FileId(0, 0)
 
 
 class Record(Struct, frozen=True):
-    """One checkpoint: who holds what, which devices were healthy (None: kubelet 1.8 doesn't note it), and which file it is."""
+    """One checkpoint: who holds what, which devices were healthy (None: kubelet 1.8 doesn't write that), and which file it is."""
 
     written: Holders
     registered: Mapping[str, frozenset[str]] | None
@@ -74,46 +76,45 @@ class Record(Struct, frozen=True):
 
 
 class View(Struct, frozen=True):
-    """What was seen in one look; None where nothing could be known. Holders are texts, by resource name and device ID."""
+    """The result of one look; None for what is unknown. Holders are texts, by resource name and device ID."""
 
     held: Holders | None = None
-    """What containers hold, by List (``namespace/pod/container``), or by the checkpoint where there is no List
-    (``pod UID/container``)."""
+    """What containers hold: from List (``namespace/pod/container``), without List from the checkpoint (``pod UID/container``)."""
     remembered: Holders | None = None
-    """What only the checkpoint names, beside a List: None where it can't be read.
+    """What the checkpoint names and List doesn't; None if the checkpoint can't be read.
 
-    List wins where both know a device, because it is said now, and by name. It leaves out more than ended pods, though:
-    init containers in every version (what they hold beyond their pod's other containers stays taken until the pod ends),
-    and after a kubelet's start every pod that it hasn't heard of yet. In the checkpoint they are there, and so are pods
-    that ended long ago: a kubelet frees late and writes later. So this may be held, and is for those who must not err."""
+    If both name a device, List wins: it is current, and has the pod's name. But List leaves out more than ended pods: init
+    containers in every version (what they hold beyond their pod's other containers is not free until the pod ends), and after a
+    kubelet's start every pod that it hasn't heard of. The checkpoint has those, and pods that ended long ago: a kubelet frees late and
+    writes later. So these devices may be held."""
     allocatable: Mapping[str, frozenset[str]] | None = None
-    """The device IDs that the kubelet would give out, taken ones included: the healthy ones that it knows."""
+    """The device IDs that the kubelet knows as healthy, held or not."""
     source: Source = "none"
-    """Where ``held`` was read."""
+    """The source of ``held``."""
     pods: frozenset[str] | None = None
-    """The pods that List named (``namespace/pod``), with devices or without: None where there is no List."""
+    """The pods that List named (``namespace/pod``), with or without devices; None without List."""
     written: Holders | None = None
     """All that the checkpoint names."""
     registered: Mapping[str, frozenset[str]] | None = None
-    """The device IDs that were healthy when the checkpoint was written: None where it can't be read, or is of kubelet 1.8."""
+    """The device IDs that were healthy when the checkpoint was written; None if it can't be read, or is of kubelet 1.8."""
     file: FileId | None = None
-    """Which file the checkpoint was: None if it can't be read."""
+    """Which file the checkpoint was; None if it can't be read."""
     unwritten: bool = False
-    """Whether there is neither a List nor a checkpoint: kubelet 1.8 writes one for each container that starts."""
+    """True if there is neither a List nor a checkpoint: kubelet 1.8 writes one only when a container starts."""
 
     def names_of(self, resource: str, device_id: str) -> tuple[str, ...]:
-        """Give the names of who holds, or may hold, one device, List's first; none where nobody does."""
+        """Return the names of the containers that hold, or may hold, a device, List's first."""
         found = ((records or {}).get(resource, {}).get(device_id) for records in (self.held, self.written))
         return tuple(dict.fromkeys(name for name in found if name is not None))
 
     def holders(self, resource: str) -> dict[str, str]:
-        """Give who holds, or may hold, the devices of a resource."""
+        """Return who holds, or may hold, the devices of a resource."""
         return {**(self.remembered or {}).get(resource, {}), **(self.held or {}).get(resource, {})}
 
     def named_as(self, listed: View | None) -> View:
-        """Go by the last List where only the checkpoint can be read, as far as it says the same as then.
+        """Return the view with the names of the last List, if only the checkpoint can be read, as far as it has not changed.
 
-        It knows pods by their UID alone, by which no later List shows that one is gone, and names pods that have ended.
+        The checkpoint has only UIDs of pods, by which no later List shows that a pod is gone, and it names pods that have ended.
         """
         if listed is None or listed.written is None or self.written is None or self.source != "checkpoint":
             return self
@@ -127,10 +128,10 @@ class View(Struct, frozen=True):
 
 
 class OpenAllocates:
-    """The Allocates that are open: enter it for each. ``begins`` is called first, and drops a look that goes on.
+    """The open Allocates: enter it for each call. ``begins`` is called first, and cancels a look in progress.
 
-    So it is with GetPreferredAllocation, after whose answer a kubelet sets aside what it is about to give. Until it has noted the answer
-    to Allocate, List could make it forget that, after another pod has ended (UpdateAllocatedDevices; 1.15 and later).
+    GetPreferredAllocation counts also: after its answer a kubelet sets aside what it will give. Until the kubelet has noted the answer
+    to Allocate, List could make it forget that, if another pod has ended (UpdateAllocatedDevices; 1.15 and later).
     """
 
     def __init__(self, begins: Callable[[], None]) -> None:
@@ -153,7 +154,7 @@ class OpenAllocates:
             self._none.set()
 
     def lately(self) -> bool:
-        """Tell whether one is open, or was a moment ago: the kubelet may not have noted its answer yet."""
+        """Return True if one is open, or was until a moment ago: the kubelet may not have noted the answer."""
         return self.open > 0 or time.monotonic() < self._ended + _NOTED
 
     async def over(self) -> None:
@@ -164,9 +165,9 @@ class OpenAllocates:
 
 
 async def look(pod_resources: Path, checkpoint_file: Path, *, lists: bool = True) -> View:
-    """Read the kubelet's records: its pod-resources API, and its checkpoint.
+    """Read the kubelet's pod-resources API and its checkpoint.
 
-    The API is v1, or v1alpha1 on kubelets before 1.20. List makes a kubelet free what ended pods held; unless ``lists``, it isn't called.
+    The API is v1, or v1alpha1 on kubelets before 1.20. List makes a kubelet free what ended pods held; it is called only with ``lists``.
     """
     written: Holders | None = None
     registered: Mapping[str, frozenset[str]] | None = None
@@ -201,7 +202,7 @@ async def look(pod_resources: Path, checkpoint_file: Path, *, lists: bool = True
 
 
 async def held_by(pod_resources: Path, pods: Iterable[str]) -> Holders | None:
-    """Say what some pods (``namespace/pod``) hold now, by Get, which changes nothing in a kubelet; None where it doesn't say it."""
+    """Return what some pods (``namespace/pod``) hold, by Get, which changes nothing in a kubelet; None without an answer."""
     found: dict[str, dict[str, str]] = {}
     with contextlib.suppress(TimeoutError, MalformedError, rpc.CallError):
         async with asyncio.timeout(_SHOWN_DEADLINE), _channel(pod_resources) as channel:
@@ -213,7 +214,7 @@ async def held_by(pod_resources: Path, pods: Iterable[str]) -> Holders | None:
 
 
 async def held(pod_resources: Path) -> Holders | None:
-    """Say who holds what now, by List, which makes a kubelet free what ended pods held; None where it doesn't answer."""
+    """Return who holds what, by List, which makes a kubelet free what ended pods held; None without an answer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_DEADLINE), _channel(pod_resources) as channel:
             listed = await _list(channel)
@@ -222,10 +223,10 @@ async def held(pod_resources: Path) -> Holders | None:
 
 
 async def holds(socket: Path, resource: str, devices: Sequence[Device], patience: float = 0.5) -> bool | None:
-    """Tell whether the kubelet behind ``socket`` would give out just the healthy ones of ``devices``.
+    """Return True if the kubelet behind ``socket`` has exactly the healthy ones of ``devices`` as allocatable.
 
-    A kubelet takes a while to record a list, so a difference counts only when it stays for ``patience`` seconds. None:
-    the kubelet could not be asked (it is older than 1.23, or its socket can't be reached).
+    A kubelet needs a while to record a list, so a difference must last for ``patience`` seconds. None: the kubelet did not answer (it
+    is older than 1.23, or its socket can't be reached).
     """
     expected = frozenset(device.id for device in devices if device.health is Health.HEALTHY)
     if not listens(socket):
@@ -285,7 +286,7 @@ async def _allocatable(channel: rpc.Channel) -> dict[str, frozenset[str]] | None
 
 
 def _too_often(error: BaseException) -> bool:
-    """Whether a kubelet (1.27 and later: 100 requests a second from all its clients) says to come again."""
+    """Return True if a kubelet limits the rate (1.27 and later: 100 requests a second from all its clients)."""
     return isinstance(error, rpc.CallError) and "rate limit" in error.details
 
 
@@ -311,9 +312,9 @@ async def _ask(channel: rpc.Channel, method: str, decode: Callable[[bytes], _Fou
 
 
 def _alone(decode: Callable[[bytes], _Found], data: bytes) -> _Found:
-    """Decode in a thread, one answer at a time: who isn't waited for any more would go on beside the next."""
+    """Decode in a thread, one answer at a time: one that nobody waits for any more would run next to the following."""
     if not _decoding.acquire(timeout=_DEADLINE):
-        raise MalformedError(f"expected the answer before to be decoded within {_DEADLINE:g} s")
+        raise MalformedError(f"the answer before was not decoded within {_DEADLINE:g} s")
     try:
         return decode(data)
     finally:
@@ -321,9 +322,9 @@ def _alone(decode: Callable[[bytes], _Found], data: bytes) -> _Found:
 
 
 def _checkpoint(path: Path) -> tuple[checkpoint.Checkpoint | None, FileId]:
-    """Read a checkpoint, and which file it is; None where there is none that can be read, or a pipe.
+    """Return the checkpoint, and which file it is; None if it can't be read, or is a pipe.
 
-    Kubelets 1.8 and 1.9 write it in place: one that was just written and can't be read is read again, as its kubelet goes on.
+    Kubelets 1.8 and 1.9 write it in place, so a checkpoint that was just written and can't be decoded is read again.
     """
     for _ in range(_READS):
         content, file = raw(path)
@@ -336,7 +337,7 @@ def _checkpoint(path: Path) -> tuple[checkpoint.Checkpoint | None, FileId]:
 
 
 def raw(path: Path) -> tuple[bytes, FileId]:
-    """Read a checkpoint's bytes, and which file it is; nothing if it can't be read."""
+    """Return a checkpoint's bytes, and which file it is; no bytes if it can't be read."""
     content, file_id = b"", _NO_FILE
     with contextlib.suppress(OSError), open(path, "rb", opener=_opener) as file:
         file_id = _id_of(os.fstat(file.fileno()))
@@ -345,14 +346,14 @@ def raw(path: Path) -> tuple[bytes, FileId]:
 
 
 def decoded(content: bytes, file: FileId) -> Record | None:
-    """Decode a checkpoint's bytes; None if they are none. To be called in a thread."""
+    """Return the checkpoint of these bytes; None if they are none. Call it in a thread."""
     with contextlib.suppress(MalformedError):
         return _record(_alone(checkpoint.read, content), file)
     return None
 
 
 def file_id(path: Path) -> FileId:
-    """Tell which checkpoint is there now."""
+    """Return which checkpoint is there now."""
     with contextlib.suppress(OSError):
         return _id_of(path.lstat())
     return _NO_FILE
@@ -371,12 +372,12 @@ def _is_missing(path: Path) -> bool:
 
 
 def _opener(path: str, flags: int) -> int:
-    """Open a file as root may: without following a link, and without waiting where it is a pipe."""
+    """Open a file safely as root: follow no link, and don't wait for a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def read_record(path: Path) -> Record | None:
-    """Read the checkpoint that is there now; None if it can't be read. To be called in a thread: a disk may be slow."""
+    """Return the current checkpoint; None if it can't be read. Call it in a thread: a disk may be slow."""
     found, file = _checkpoint(path)
     return None if found is None else _record(found, file)
 
@@ -388,3 +389,26 @@ def _record(found: checkpoint.Checkpoint, file: FileId) -> Record:
         for device_id in held.device_ids:
             holders.setdefault(held.resource, {}).setdefault(device_id, holder)
     return Record(holders, found.registered or None, file)
+
+
+class Outdated:
+    """Decides when to make a kubelet write its checkpoint again: it names pods that have ended, and their GPUs would wait for ever.
+
+    From 1.15 on pod-resources List makes a kubelet free what ended pods held; its checkpoint is written with the next Allocate, or
+    with the next list of devices. If all GPUs wait for pods that only the checkpoint names, there is no Allocate. Then a list is sent
+    once more (run on 1.37.1): when other pods came or went, and every ``SEND_AGAIN_S``.
+    """
+
+    def __init__(self) -> None:
+        self._seen: object = None
+        self._at = -math.inf
+
+    def is_due(self, view: View, now: float) -> bool:
+        """Return True if a list should be sent once more, after a look at ``now`` (monotonic seconds)."""
+        if view.source != "pod-resources" or not any((view.remembered or {}).values()):
+            return False
+        seen = view.remembered, view.pods
+        if seen == self._seen and now < self._at + SEND_AGAIN_S:
+            return False
+        self._seen, self._at = seen, now
+        return True

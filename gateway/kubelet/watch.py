@@ -1,10 +1,10 @@
-"""Watching the socket directory: when a kubelet takes connections, when a name of ours goes, when the folder is replaced.
+"""Watch the socket directory: a kubelet accepts connections, a name of ours is deleted, the folder is replaced.
 
-inotify tells at once; a slow poll beneath it finds what inotify missed, and everything where inotify can't be had.
+inotify reports changes at once. A slow poll finds what inotify missed, and a faster one everything if inotify is not available.
 
-A kubelet binds its socket before it listens: inotify fires in between, and a first connection by gRPC that is refused
-costs its one-second back-off. So a plain socket tries every millisecond until the kubelet listens, and only then is the
-kubelet reported. A kubelet.sock that nobody listens on (a stopped kubelet leaves it behind) is tried ever more rarely.
+A kubelet binds its socket before it listens. inotify fires in between, and a refused first connection costs gRPC's back-off of one
+second. So a plain socket tries every millisecond until the kubelet listens, and only then is the kubelet reported. A kubelet.sock
+on which no kubelet listens (a stopped kubelet leaves it behind) is tried less and less often.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _MASK = (
 
 
 def kubelet_id(path: Path) -> KubeletId | None:
-    """Identify the kubelet.sock that is there now; None where there is none (or something that is no socket)."""
+    """Return the identity of kubelet.sock; None if there is no socket of that name."""
     found = socket_id(path)
     return None if found is None else KubeletId(*found)
 
 
 def socket_id(path: Path) -> SocketId | None:
-    """Tell the socket that has this name now from a later one; None where there is none, or something else.
+    """Return the identity of a socket, by which a later one of the same name differs; None if there is no socket.
 
-    An inode's number may be given again at once. The time of its making tells the two apart, and a chmod, a link or another
-    SELinux label, which change ctime, leave it as it is.
+    The kernel may reuse an inode's number at once, so the time of its creation is part of it. A chmod, a link or another SELinux label
+    changes ctime, but not that time.
     """
     try:
         found = path.stat(follow_symlinks=False)
@@ -62,7 +62,7 @@ def socket_id(path: Path) -> SocketId | None:
 
 
 def folder_id(folder: Path) -> tuple[int, int, bool] | None:
-    """Identify the folder that a path leads to now, and whether it is deleted (``is_pinned``); None where there is none."""
+    """Return the identity of a folder, and whether it is deleted (``is_pinned``); None if there is no folder."""
     try:
         found = folder.stat()
     except OSError:
@@ -71,21 +71,21 @@ def folder_id(folder: Path) -> tuple[int, int, bool] | None:
 
 
 def is_pinned(folder: Path) -> bool:
-    """Whether the folder was deleted while a mount of ours still holds it: in a container, it can't come back."""
+    """Return True if the folder was deleted while a mount of ours holds it: it can't come back in a container."""
     found = folder_id(folder)
     return found is not None and found[2]
 
 
 class FolderWatch:
-    """Watches one socket directory, and calls back on the event loop.
+    """Watches one socket directory, with callbacks on the event loop.
 
     Args:
         folder: the kubelet's socket directory.
-        names: names in ``folder`` of which it must be told that they go.
-        kubelet_up: a new kubelet takes connections; called once for each creation of its socket.
+        names: names in ``folder`` whose deletion is reported.
+        kubelet_up: a new kubelet accepts connections; called once for each creation of its socket.
         name_lost: a name was deleted from the folder.
-        replaced: the folder is another one than before, or is there again.
-        late: told how late a poll was, and when it was (seconds, monotonic seconds): a look at the event loop for nothing.
+        replaced: the folder is another one than before, or exists again.
+        late: called with how late a poll was, and when (seconds, monotonic seconds): a free measure of the event loop.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class FolderWatch:
         self._names = self._there()
         self._seen: KubeletId | None = None
         self._created = True
-        """Whether a kubelet.sock may have been created since the one that was seen."""
+        """True if a kubelet.sock may have been created since the last one that was seen."""
         self._timer: asyncio.TimerHandle | None = None
         self._wait, self._urgent_until = 0.0, 0.0
 
@@ -131,7 +131,7 @@ class FolderWatch:
             self._inotify = None
 
     def look_now(self) -> None:
-        """Look here and now, because something was created: to wake a task for it takes a tenth of a millisecond."""
+        """Look at once, because something was created. Waking a task for it takes 0.1 ms."""
         self._urgent_until = asyncio.get_running_loop().time() + _LISTEN_WITHIN
         self._look()
 
@@ -143,7 +143,7 @@ class FolderWatch:
         self._look()
 
     def _look(self) -> None:
-        """Look for a new kubelet, and set the time of the next look: also where what is told fails, so that it is told again."""
+        """Look for a new kubelet, and set the time of the next look, also if a callback fails, so that it is called again."""
         loop = asyncio.get_running_loop()
         wait = self._poll
         try:
@@ -156,7 +156,7 @@ class FolderWatch:
             self._timer = loop.call_at(due, self._on_time, due)
 
     def _look_for_kubelet(self, now: float) -> float:
-        """Tell of a new kubelet that takes connections; return the seconds until it is worth to look again."""
+        """Report a new kubelet that accepts connections; return the seconds until the next look."""
         path = self._folder / KUBELET_SOCKET
         found = kubelet_id(path)
         if found is None or found == self._seen or self._touched(found):
@@ -169,7 +169,7 @@ class FolderWatch:
         return _TRY_AGAIN if now < self._urgent_until else min(max(0.05, self._wait * 2), self._poll)
 
     def _touched(self, found: KubeletId) -> bool:
-        """Whether it is the socket that was seen, of which only the times changed: one that is created is told by inotify."""
+        """Return True if it is the last socket with other times: inotify would have reported a new one."""
         seen = self._seen
         if seen is None or self._created or self._folder not in self._watched.values():
             return False
@@ -180,11 +180,11 @@ class FolderWatch:
         return POLL if self._folder in self._watched.values() else POLL_WITHOUT_INOTIFY
 
     def _there(self) -> frozenset[str]:
-        """Look for each name by itself: the folder may hold any number of others."""
+        """Return our names that exist, one look each: the folder may have any number of others."""
         return frozenset(name for name in self._own() if os.path.lexists(self._folder / name))
 
     def _look_at_names(self) -> None:
-        """Find what nobody told: names that went from the folder."""
+        """Report names that were deleted without an event."""
         before, self._names = self._names, self._there()
         for name in before - self._names:
             self._name_lost(name)
@@ -205,17 +205,17 @@ class FolderWatch:
             self._inotify = inotify.INotify()
         except OSError as error:
             _log.warning(
-                "inotify is not to be had, polling instead",
+                "inotify is not available, polling instead",
                 error=str(error),
                 every_s=POLL_WITHOUT_INOTIFY,
-                advice="raise fs.inotify.max_user_instances",
+                advice="Raise fs.inotify.max_user_instances",
             )
             return
         asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._read)
         self._rewatch()
 
     def _rewatch(self) -> None:
-        """Watch the folder that is there now, and its parent, where a new one would appear."""
+        """Watch the folder, and its parent, in which a new folder would appear."""
         if self._inotify is None:
             return
         for descriptor in self._watched:

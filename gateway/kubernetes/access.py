@@ -54,12 +54,10 @@ class Access(Struct, frozen=True):
         token = _content(self.token).strip()
         if not token:
             if isinstance(self.token, Path):
-                raise AccessError(
-                    f"{self.token}: expected a token, got nothing: is the service account's volume mounted?"
-                )
+                raise AccessError(f"{self.token}: the token is empty. Is the service account's volume mounted?")
             return ""
         if not (token.isascii() and token.decode().isprintable()):
-            raise AccessError("expected a token of printable ASCII characters, got others: look at the token's file")
+            raise AccessError("the token has characters that are not printable ASCII. Look at the token's file")
         return f"Bearer {token.decode()}"
 
 
@@ -93,12 +91,12 @@ def in_cluster(environ: Mapping[str, str] = os.environ, folder: Path = SERVICE_A
     host, port = environ.get(_HOST, ""), environ.get(_PORT, "")
     if not host or not port.isdecimal():
         raise AccessError(
-            f"expected the variables {_HOST} and {_PORT}, which every pod has, and they aren't there: say --kubeconfig FILE"
+            f"the variables {_HOST} and {_PORT}, which every pod has, are not set. Outside of a pod, set --kubeconfig FILE"
         )
     if not (folder / "token").exists():
         raise AccessError(
-            f"expected a service account's token in {folder}, and there is none: give the pod one "
-            "(automountServiceAccountToken: true), or say --kubeconfig FILE"
+            f"no service account's token is in {folder}. Give the pod one (automountServiceAccountToken: true), or set "
+            "--kubeconfig FILE"
         )
     return Access(host, int(port), folder / "ca.crt", token=folder / "token")
 
@@ -153,33 +151,31 @@ def kubeconfig(path: Path) -> Access:
     Raises:
         AccessError: it can't be read, or isn't one that can be used.
     """
-    import yaml  # noqa: PLC0415 - who is in a pod needn't pay for it
+    from gateway.configuration import document  # noqa: PLC0415 - a pod needs no YAML
 
     try:
-        found = msgspec.convert(yaml.safe_load(_content(path)), _Kubeconfig)
+        found = msgspec.convert(document.read(_content(path), str(path)).plain(), _Kubeconfig)
         context = next(one.context for one in found.contexts if one.name == found.current)
         cluster = next(one.cluster for one in found.clusters if one.name == context.cluster)
         user = next(one.user for one in found.users if one.name == context.user)
         at = urlsplit(cluster.server)
         host, port = at.hostname, at.port or 443
     except StopIteration:
-        raise AccessError(
-            f"{path}: expected current-context to name a context, a cluster and a user, got no such ones"
-        ) from None
-    except (yaml.YAMLError, msgspec.ValidationError, ValueError, RecursionError) as error:
+        raise AccessError(f"{path}: current-context names no context with a cluster and a user. Correct it") from None
+    except (msgspec.ValidationError, ValueError) as error:
         # What YAML's errors quote may be the token.
         why = str(error) if isinstance(error, msgspec.ValidationError) else type(error).__name__
-        raise AccessError(f"{path}: expected a kubeconfig, got something else ({why}): name another file") from None
+        raise AccessError(f"{path}: not a kubeconfig ({why}). Name another file") from None
     if at.scheme != "https" or not host or cluster.insecure_skip_tls_verify:
         raise AccessError(
-            f"{path}: expected a server by https whose certificate is verified, got another one: correct the cluster"
+            f"{path}: the cluster's server is not reached by https with a verified certificate. Correct the cluster"
         )
 
     def either(name: str, data: str) -> Path | bytes:
         try:
             return path.parent / name if name else base64.b64decode(data, validate=True)
         except binascii.Error as error:
-            raise AccessError(f"{path}: expected base64, got something else ({error}): make the file anew") from error
+            raise AccessError(f"{path}: not base64 ({error}). Write the file again") from error
 
     access = Access(
         host,
@@ -193,8 +189,7 @@ def kubeconfig(path: Path) -> Access:
     )
     if not access.token and not access.certificate:
         raise AccessError(
-            f"{path}: expected a token, a tokenFile or a client-certificate, got none: write one (programs and plugins that "
-            "make one aren't run here)"
+            f"{path}: no token, tokenFile or client-certificate. Write one; programs and plugins that make one are not run here"
         )
     return access
 
@@ -214,11 +209,9 @@ def _content(source: Path | bytes) -> bytes:
     try:
         found = read_plain(source, _MOST)
     except (OSError, NotPlainError) as error:
-        raise AccessError(
-            f"{source}: expected a file that can be read, and it can't be ({error}): correct that"
-        ) from error
+        raise AccessError(f"{source}: the file can't be read ({error})") from error
     if len(found) > _MOST:
-        raise AccessError(f"{source}: expected at most {_MOST} bytes, got more: name another file")
+        raise AccessError(f"{source}: more than {_MOST} bytes. Name another file")
     return found
 
 
@@ -231,9 +224,7 @@ def _tls(ca: bytes, certificate: bytes, key: bytes) -> ssl.SSLContext:
         if certificate:
             _load_chain(context, certificate + b"\n" + key)
     except (ssl.SSLError, ValueError, OSError) as error:
-        raise AccessError(
-            f"expected certificates and a key in PEM, got something else ({error}): look at these files"
-        ) from error
+        raise AccessError(f"the certificates and the key are not PEM ({error}). Look at these files") from error
     return context
 
 

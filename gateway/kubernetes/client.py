@@ -173,11 +173,11 @@ class Client:
             if len(found) > MOST_OBJECTS:  # Not every server keeps to the limit.
                 break
             if read > MOST_IN_ALL:
-                raise KubernetesError(what, 0, f"expected a list of at most {MOST_IN_ALL} bytes, got more")
+                raise KubernetesError(what, 0, f"the list is too long. Allowed: {MOST_IN_ALL} bytes")
             if not got.metadata.next:
                 return found, got.metadata.resource_version
             query["continue"] = got.metadata.next
-        raise KubernetesError(what, 0, f"expected at most {MOST_OBJECTS} objects in {PAGES} pages, got more")
+        raise KubernetesError(what, 0, f"too many objects. Allowed: {MOST_OBJECTS} in {PAGES} pages")
 
     async def create(self, path: str, body: Mapping[str, Any]) -> None:
         """Create an object; ``path`` is the collection's."""
@@ -313,7 +313,7 @@ def decoded(text: bytes, kind: type[T], what: str) -> T:
     if _has_more(text):  # Or a text does, and anybody may annotate a pod or a claim.
         bare = text.replace(rb"\\", b"").replace(rb"\"", b"")
         if bare.count(b'"') > 4 * MOST_PARTS or _has_more(_TEXT.sub(b"", bare)):
-            raise KubernetesError(what, 0, f"expected an object of at most {MOST_PARTS} parts, got more")
+            raise KubernetesError(what, 0, f"an object has too many parts. Allowed: {MOST_PARTS}")
     return _decoded(text, kind, what)
 
 
@@ -325,7 +325,7 @@ def _decoded(text: bytes, kind: type[T], what: str) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise KubernetesError(what, 0, f"expected JSON of Kubernetes, got something else: {error}") from error
+        raise KubernetesError(what, 0, f"the answer is no JSON of Kubernetes: {error}") from error
 
 
 async def _whole(connection: Connection) -> bytes:
@@ -334,7 +334,7 @@ async def _whole(connection: Connection) -> bytes:
         async for part in parts:
             found += part
             if len(found) > MOST:
-                raise TooLongError(f"expected an answer of at most {MOST} bytes, got more")
+                raise TooLongError(f"the answer is too long. Allowed: {MOST} bytes")
     return bytes(found)
 
 

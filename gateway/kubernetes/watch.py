@@ -265,4 +265,4 @@ async def _lines(parts: AsyncGenerator[bytes, None], seconds: float) -> AsyncGen
             rest.clear()
         rest += last
         if len(rest) > client.MOST:
-            raise KubernetesError("watch", 0, f"expected events of at most {client.MOST} bytes, got a longer one")
+            raise KubernetesError("watch", 0, f"an event is too long. Allowed: {client.MOST} bytes")

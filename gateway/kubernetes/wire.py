@@ -102,7 +102,7 @@ class Connection:
                     raise NoAnswerError("the connection ended before an answer came")
         except (OSError, h11.ProtocolError) as error:
             raise NoAnswerError(f"no answer: {error!r}") from error
-        raise NoAnswerError(f"expected an answer, got {_HINTS} hints that one will come")
+        raise NoAnswerError(f"no answer came, only {_HINTS} hints that one will come")
 
     async def body(self) -> AsyncGenerator[bytes, None]:
         """Give the answer's body as it comes.

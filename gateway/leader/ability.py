@@ -45,7 +45,7 @@ class Ability:
 
         found = await kubelet_api.ask(self._presence.socket, PROBE_TIME)
         if not found.answered:
-            return f"expected the kubelet to answer a Register within {PROBE_TIME:g} s: {found.says}"
+            return f"the kubelet did not answer a Register within {PROBE_TIME:g} s: {found.says}"
         if found.api is not None:  # Of what it says else, nobody knows what it means: a Register will show.
             self._speaks = (kubelet, found.api if found.api in CHOICES[self._api] else None)
         return ""

@@ -235,7 +235,7 @@ class Leader:
         """Know what the leader wrote: orders, and what it gave."""
         if self.state.leader is not None and not self._holdings.ledger.current:
             await self._scribe.load()
-            self._holdings.recall_all(())
+            self._holdings.recall(fresh=True)
             await self._lists().update()
 
     async def _guard(self) -> None:
@@ -266,7 +266,7 @@ class Leader:
         """
         age = sender(request)
         if age is None:
-            raise ControlError(f"expected the age of a gateway, got {control.shown(request.get('from'))}")
+            raise ControlError(f"not the age of a gateway: {control.shown(request.get('from'))}")
         await connection.send({"leads": self.leads, "from": self._own()})
         await self._talk(age, connection)
 
@@ -293,7 +293,7 @@ class Leader:
                         await self._changed.wait()
             raise RefusedError(
                 Fault.UNAVAILABLE,
-                f"expected a gateway to lead on this node within {PASSES:g} s, and none does: ask again",
+                f"no gateway led on this node within {PASSES:g} s. Ask again",
             )
 
         return passed
@@ -521,7 +521,7 @@ class Leader:
         if self._presence.kubelet is not None:
             self.approach(self._presence.kubelet)
         await self._scribe.load(patient=True)
-        news, lists = self._holdings.recall_all(()), self._lists()
+        news, lists = self._holdings.recall(fresh=True), self._lists()
         try:
             news |= await self._lead_parts() or lists.only_remembered or lists.unremembered()
             ready = not news and lists.based_on == self._holdings.ledger.beside_lists()

@@ -1,4 +1,4 @@
-"""Whether a device that a container was given may be given again: a kubelet may have forgotten who has it. Pure.
+"""Whether a device that a container was given may be given again: a kubelet may have forgotten who has it.
 
 While a kubelet waits for an Allocate, its records of what is in use have the device, but no pod has it yet. Whoever calls pod-resources List
 then, just after another pod ended, makes it count anew by pod (UpdateAllocatedDevices; 1.15 and later, seen on 1.20, 1.28, 1.36, 1.37): the
@@ -10,21 +10,28 @@ count of what is in use, which frees it only when its pod has ended.
 
 from __future__ import annotations
 
+import os
+import time
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from devices.model import Fault, RefusedError
+from gateway.kubelet import view
+from gateway.memory.holdings import RECORDED_WITHIN
+from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 
     from devices.model import PreferredRequest
     from gateway.kubelet.beliefs import Look
+    from gateway.memory.holdings import Holdings
     from gateway.memory.rows import HandedOut
 
-RECORDED_WITHIN: Final = 1.5
-"""Seconds that a kubelet is given to note what Allocate answered: its records of before that don't end a hand-out."""
 MOST_PODS: Final = 8
 """How many pods are asked about by name: a kubelet answers 10 requests at once (100 a second)."""
+MOST_CHOICES: Final = 4
+"""How often devices are chosen again because some of those that were chosen are held."""
 
 
 def holders(resource: str, given: Mapping[str, HandedOut], look: Look | None) -> dict[str, str]:
@@ -94,14 +101,111 @@ def refusal(resource: str, held: Mapping[str, str] | None) -> RefusedError | Non
     if held is None:
         return RefusedError(
             Fault.UNAVAILABLE,
-            f"expected the kubelet's pod-resources API to say whether a device of {resource} is free that a container was given, and it "
-            "doesn't answer: the kubelet may have forgotten that container; see why its socket doesn't answer",
+            "the kubelet's pod-resources API does not answer, so it is not known if a device of "
+            f"{resource} that a container was given is free. See why its socket doesn't answer",
         )
     if not held:
         return None
     first = min(held)
     return RefusedError(
         Fault.FAILED_PRECONDITION,
-        f"expected a device that nobody holds, but {first!r} of {resource} is {held[first]}'s: the kubelet forgot that when its "
-        "pod-resources API was read while it waited for an Allocate; it knows again now, so the next pod gets another device",
+        f"{held[first]} holds {first!r} of {resource}. The kubelet forgot that when its "
+        "pod-resources API was read while it waited for an Allocate. It knows again now, so the "
+        "next pod gets another device",
     )
+
+
+class _Asked:
+    """A container that is made each time it is asked for something."""
+
+    def __init__(self, make: Callable[[], Container[str]]) -> None:
+        self._make = make
+
+    def __contains__(self, device_id: object) -> bool:
+        return device_id in self._make()
+
+
+class Memory:
+    """What is known and remembered of one resource's devices, beyond its list (a ``serve.DeviceMemory``)."""
+
+    def __init__(self, holdings: Holdings, resource: str) -> None:
+        self._holdings, self._resource = holdings, resource
+        self.asked, self._pod_resources = holdings.beliefs.asked, holdings.beliefs.pod_resources
+        self._socket = os.fspath(self._pod_resources)
+        self._counted: dict[str, float] = {}
+        """The devices of which the kubelet knows who has them, by when they were given: they aren't in doubt."""
+        # Looked up only when asked for: an Allocate of devices that are well needs neither.
+        self.handed_out: Container[str] = _Asked(lambda: holdings.ledger.handed_out(resource))
+        self.held: Container[str] = _Asked(lambda: holdings.held(resource) or ())
+
+    async def chosen(self, request: PreferredRequest, choose: Callable[..., Awaitable[Sequence[str]]]) -> Sequence[str]:
+        """Have devices chosen by which of them are to be given last, the least bad ones first.
+
+        The worst are those that a container holds, though the kubelet takes them for free. Now is the time to ask it: it sets nothing aside
+        before it has the answer, so that List makes it forget nothing.
+        """
+        avoid, held = self._holdings.beliefs.avoid(self._resource), frozenset(request.must_include)
+        chosen = await choose(avoid)
+        self._holdings.note(self._resource)
+        self._count(request)
+        for _ in range(MOST_CHOICES):
+            doubtful = self._doubtful(one for one in chosen if one not in held)
+            if not (doubtful and (more := await self._held_still(doubtful))):
+                break
+            held |= more.keys()
+            chosen = await choose((*(one for one in avoid if one not in held), *sorted(held)))
+        return chosen
+
+    async def let_in(self) -> None:
+        """Wait until the kubelet would admit a pod that is given a device."""
+        if self._holdings.let_in is not None:
+            await self._holdings.let_in(self._resource)
+
+    async def require_free(self, device_ids: Iterable[str]) -> None:
+        """Ask the kubelet whether those of these devices that were given are free again.
+
+        Raises:
+            RefusedError: a container holds one, or the kubelet doesn't answer.
+        """
+        doubtful = self._doubtful(device_ids)
+        if doubtful and (refused := refusal(self._resource, await self._held_still(doubtful))) is not None:
+            raise refused
+
+    def _doubtful(self, device_ids: Iterable[str]) -> dict[str, HandedOut]:
+        """Name those of these that were given and aren't known to be free since; none where no kubelet can be asked."""
+        if not os.access(self._socket, os.F_OK):  # It costs a fraction of what a connection does.
+            return {}
+        rows = self._holdings.ledger.handed_out(self._resource, device_ids)
+        return {one: row for one, row in rows.items() if self._counted.get(one) != row.at}
+
+    def _count(self, request: PreferredRequest) -> None:
+        """Take note of what the kubelet doesn't offer: it knows that this is in use, and frees it only when its pod has ended."""
+        rows = self._holdings.ledger.handed_out(self._resource)
+        given = {one: row.at for one, row in rows.items() if self._counted.get(one) != row.at}
+        if given:
+            self._counted |= counted(given, request, self._holdings.numa_nodes(self._resource), time.time())
+
+    async def _held_still(self, rows: Mapping[str, HandedOut]) -> Mapping[str, str] | None:
+        """Return which of these are held, and by whom, as the kubelet says now; None if it doesn't answer, nothing if it has no such API."""
+        given = holders(self._resource, rows, self._holdings.beliefs.last)
+        if not given or not listens(self._pod_resources):
+            return {}
+        names = pods(given.values())
+        found = await view.held_by(self._pod_resources, names) if names else None
+        if found is None:
+            found = await view.held(self._pod_resources)
+        if found is None:
+            return None
+        held = {one: holder for one, holder in found.get(self._resource, {}).items() if one in given}
+        self._counted |= {one: rows[one].at for one in given.keys() - held.keys()}
+        return held
+
+    def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
+        """Take note that containers were given devices: by which dialect, and which, one container after another."""
+        together: dict[str, list[str]] = {}
+        for dialect, device_ids in given:
+            together.setdefault(dialect, []).extend(device_ids)
+        for dialect, device_ids in together.items():
+            self._holdings.ledger.hand_out(self._resource, device_ids, dialect, time.time())
+        self._holdings.scribe.soon()
+        self._holdings.beliefs.allocated(self._resource, [*chain.from_iterable(together.values())])

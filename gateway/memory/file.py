@@ -134,17 +134,17 @@ def close_to_others(folder: Path) -> str:
     try:
         info = folder.stat()
         if info.st_uid != os.geteuid():
-            return f"expected {folder} to belong to uid {os.geteuid()}, and it is uid {info.st_uid}'s: chown it"
+            return f"{folder} belongs to uid {info.st_uid}, not to uid {os.geteuid()}. Change its owner (chown)"
         if not info.st_mode & 0o077:
             return ""
         folders = {entry.name for entry in list(os.scandir(folder)) if entry.is_dir(follow_symlinks=False)}
         if info.st_mode & stat.S_ISVTX or folders - {"lost+found"}:
-            return f"expected {folder} to be the gateway's alone, and others use it: give it a --state-dir of its own"
+            return f"others use {folder} too. Give the gateway a --state-dir of its own"
         folder.chmod(0o700)
     except FileNotFoundError:
         return ""
     except OSError as error:
-        return f"expected {folder} to be a private folder (0700): {error.strerror}"
+        return f"{folder} cannot be made a private folder (0700): {error.strerror}"
     return ""
 
 

@@ -1,42 +1,46 @@
-"""What containers hold: by the kubelet's records, by what was handed out since, and by what the state file remembers of both."""
+"""Who holds which hardware of the node, and whom that keeps from getting it: the one answer to both.
+
+Evidence is the kubelet's records, what Allocate gave since, what the kubelet forgot, and what is prepared for ResourceClaims. The state
+file remembers it. ``devices.boards.may_give`` decides by the holds that are put together here; nothing else does.
+"""
 
 from __future__ import annotations
 
-import os
 import time
-from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from adapters.registry import DIALECTS
-from gateway.kubelet import beliefs, view
+from devices import boards
+from devices.life.merging import HELD_UNKNOWN_S
+from devices.model import Device
+from gateway.kubelet import beliefs
 from gateway.kubelet.drift import Earlier
 from gateway.kubelet.watch import kubelet_id
-from gateway.memory import again
-from gateway.memory.again import RECORDED_WITHIN
 from gateway.memory.ledger import boot_id
 from gateway.registration.events import Phase
-from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from devices.model import PreferredRequest
+    from devices.boards import Hold, Place
+    from devices.source import DeviceSource
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
     from gateway.kubelet.view import View
     from gateway.memory.ledger import Ledger
-    from gateway.memory.rows import HandedOut
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
 
-MOST_CHOICES = 4
-"""How often devices are chosen anew, where some that were are held."""
+RECORDED_WITHIN: Final = 1.5
+"""Seconds that a kubelet is given to note what Allocate answered: its records of before that don't end a hand-out."""
+_GIVEN: Final = "a container that was given it a moment ago"
+_FORGOTTEN: Final = "{:.80}, perhaps: the kubelet forgot who; when it has ended, run `gateway forget ID`"
 
 
 def remembered_only(view: View, resource: str) -> Mapping[str, str]:
-    """Give the UIDs of the pods that only the checkpoint names, by device ID, beside a List that doesn't."""
+    """Return the UIDs of the pods that the checkpoint names and List does not, by device ID."""
     if view.source != "pod-resources":
         return {}
     listed = (view.held or {}).get(resource, {})
@@ -45,7 +49,7 @@ def remembered_only(view: View, resource: str) -> Mapping[str, str]:
 
 
 class Holdings:
-    """Who holds what on this node, and what says so: the state file's ledger and the kubelet's records, for whoever asks."""
+    """The holds on a node's hardware."""
 
     def __init__(
         self,
@@ -53,27 +57,52 @@ class Holdings:
         scribe: Scribe,
         beliefs: Beliefs,
         presence: Presence,
+        source: DeviceSource,
         resources: Mapping[str, Resource],
         tasks: Tasks,
     ) -> None:
         self.ledger, self.scribe, self.beliefs, self.presence = ledger, scribe, beliefs, presence
-        self._resources, self._tasks = resources, tasks
+        self._source, self._resources, self._tasks = source, resources, tasks
         self._boot_id = boot_id()
         self.let_in: Callable[[str], Awaitable[None]] | None = None
         """Waits until the kubelet would admit a pod that is given a device of a resource. With DRA on."""
         self.ended: frozenset[str] = frozenset()
         """The UIDs of pods that ended by the API server, as long as the checkpoint goes on naming them. With DRA."""
+        self._last_word: dict[str, Sequence[Hold]] = {}
+        """What ``on`` returned last, by resource."""
+
+    # Who holds a resource's devices.
 
     def recorded(self, resource: str) -> dict[str, str] | None:
-        """Return who holds, or may hold, what by the kubelet's records, by device ID; None where they could not be read."""
+        """Return who holds, or may hold, what by the kubelet's records, by device ID; None if they could not be read."""
         look, holders = self.beliefs.last, self.beliefs.holders(resource)
         if look is None or holders is None or not self.ended:
             return holders
         over = {one for one, uid in remembered_only(look.view, resource).items() if uid in self.ended}
         return {one: who for one, who in holders.items() if one not in over}
 
+    def held(self, resource: str) -> AbstractSet[str] | None:
+        """Return the devices that the kubelet counts as held; None if nobody knows. It may give away what it forgot."""
+        counted = self._counted(resource)
+        return None if counted is None else counted.keys()
+
     def holders(self, resource: str) -> dict[str, str] | None:
-        """Return who holds what by the kubelet's records, and what was given since ('': nobody knows to whom); None where nobody knows."""
+        """Return who holds, or may hold, which device in words ('': unknown): what is ``held``, and what the kubelet forgot; None if nobody knows."""
+        counted = self._counted(resource)
+        if counted is None:
+            return None
+        return {one: _FORGOTTEN.format(who) for one, who in self.beliefs.earlier(resource).items()} | counted
+
+    def holder_of(self, devices: Iterable[tuple[str, str]]) -> str | None:
+        """Return who holds one of some devices (resource and ID each), in words; '' for nobody, None if nobody knows."""
+        devices = tuple(devices)
+        of = {name: self.holders(name) for name in {name for name, _ in devices}}
+        found = (
+            known[one] or "a container" for name, one in devices if (known := of[name]) is not None and one in known
+        )
+        return next(found, None if None in of.values() else "")
+
+    def _counted(self, resource: str) -> dict[str, str] | None:
         look = self.beliefs.last
         if look is None or not self._knows_its_pods(look):
             return None
@@ -84,15 +113,119 @@ class Holdings:
         self.note(resource)
         given = self.ledger.handed_out(resource)
         if holders is None:
-            return dict.fromkeys(given, "")
+            return dict.fromkeys(given, "")  # They may have ended: such a kubelet doesn't say it.
         # What was given so shortly before the look that the records may not have had it counts, too.
         since = (one for one, row in given.items() if row.at >= look.unix - RECORDED_WITHIN)
-        return dict.fromkeys(since, "") | holders
+        return dict.fromkeys(since, _GIVEN) | holders
 
-    def held(self, resource: str) -> AbstractSet[str] | None:
-        """Return the devices that have ``holders``; None where nobody knows."""
+    def _knows_its_pods(self, look: beliefs.Look) -> bool:
+        """Return whether the kubelet had heard of its pods when it was asked, or its checkpoint could be read."""
+        if look.view.source != "pod-resources" or look.view.remembered is not None:
+            return True
+        since, kubelet = self.presence.since, kubelet_id(self.presence.socket)
+        found = since is not None and look.at - since >= beliefs.AFTER_START
+        return found or (kubelet is not None and look.unix - kubelet.mtime_ns / 1e9 >= beliefs.AFTER_START)
+
+    # Which holds are in whose way.
+
+    def on(self, resource: str, devices: Iterable[Device]) -> Sequence[Hold] | None:
+        """Return the holds on a resource's own devices that another API must not overlook.
+
+        These are the holds of containers, and the offers of the kubelet to its next pods. While the kubelet's records can't be read, their
+        last word counts. None: they never could be.
+        """
+        holders, last = self.holders(resource), self.beliefs.last
+        if holders is not None and last is not None:
+            offered = (last.view.allocatable or {}).get(resource, frozenset())
+            place = {one.id: boards.place_of(one) for one in devices}
+            found = [
+                boards.held(resource, one, place[one], who or None) for one, who in holders.items() if one in place
+            ]
+            found += [boards.offered(resource, one, place[one]) for one in offered - holders.keys() if one in place]
+            self._last_word[resource] = found
+        return self._last_word.get(resource)
+
+    def holds(self, remaining: Mapping[str, Iterable[Device]], offered: Mapping[str, AbstractSet[str]]) -> list[Hold]:
+        """Return the holds on what is offered no longer, by resource of ours, and on what others have.
+
+        ``offered`` are the IDs of all that is on offer here, by resource.
+        """
+        ours = (hold for name, devices in remaining.items() for hold in self._of(name, devices))
+        return [*ours, *self.of_others(offered)]
+
+    def of_others(self, offered: Mapping[str, AbstractSet[str]]) -> list[Hold]:
+        """Return the holds of others: another plugin, a gateway before this one, this one before it lost its memory."""
+        return [*self._of_others(offered), *self._unheard_of(offered), *self._offered_elsewhere(offered)]
+
+    def cordons(self, offered: Collection[AbstractSet[str]]) -> list[Hold]:
+        """Return the cordons of IDs that aren't on offer: they are meant for the hardware, whatever it is offered as now.
+
+        A partition that is no more takes its cordon along.
+        """
+        found = []
+        for one, cordon in self.ledger.cordons.items():
+            if not any(one in ids for ids in offered):
+                seen = self._source.place(one)
+                place = seen if seen is not None and seen.part else boards.place_of(Device(one))
+                found.append(boards.Hold("", one, place, f"{cordon.reason} (cordoned as {one})"))
+        return found
+
+    def _of(self, resource: str, devices: Iterable[Device]) -> Iterable[Hold]:
         holders = self.holders(resource)
-        return None if holders is None else holders.keys()
+        for device in devices:
+            holder = None if holders is None else holders.get(device.id, _GIVEN)
+            yield boards.held(resource, device.id, self._place(device), holder or None)
+
+    def _of_others(self, ours: Mapping[str, object]) -> Iterable[Hold]:
+        """Give what is held of resources that only a gateway before this one served."""
+        for name in self.ledger.resources():
+            if name not in ours:
+                devices, held = self.ledger.announced(name), (self.holders(name) or {}).keys()
+                yield from self._of(name, (devices[one] for one in sorted(devices.keys() & held)))
+
+    def _unheard_of(self, offered: Mapping[str, AbstractSet[str]]) -> Iterable[Hold]:
+        """Give what containers hold by the kubelet's records, where it is seen here, though the ledger never heard of it.
+
+        What they said last counts while they can't be read (``HELD_UNKNOWN_S``), and whom the kubelet forgot since.
+        """
+        last, known = self.beliefs.last, self.beliefs.known
+        if last is None or known is None or last.at - known.at >= HELD_UNKNOWN_S:
+            return
+        for name in sorted({*(known.view.held or ()), *(known.view.remembered or ()), *offered}):
+            announced, earlier = self.ledger.announced(name), self.beliefs.earlier(name)
+            holders: dict[str, str | None] = {one: _FORGOTTEN.format(who) for one, who in earlier.items()}
+            seen = known.view.holders(name)
+            holders |= seen if last is known else dict.fromkeys(seen)
+            for one, holder in holders.items():
+                if one in announced or one in offered.get(name, ()):
+                    continue
+                if (place := self._source.place(one)) is not None:
+                    yield boards.held(name, one, place, holder)
+
+    def _offered_elsewhere(self, offered: Mapping[str, AbstractSet[str]]) -> Iterable[Hold]:
+        """Give what the kubelet gives out under a name that this gateway doesn't offer."""
+        for name, ids in sorted(self._offers().items()):
+            if name in offered:
+                continue
+            announced, held = self.ledger.announced(name), (self.holders(name) or {}).keys()
+            for one in sorted(ids - held):
+                place = self._place(announced[one]) if one in announced else self._source.place(one)
+                if place is not None:
+                    yield boards.offered(name, one, place)
+
+    def _offers(self) -> Mapping[str, frozenset[str]]:
+        """Return what the kubelet gives out; before 1.23 it doesn't say it, but its checkpoint does from 1.9 on."""
+        last = self.beliefs.last
+        if last is None:
+            return {}
+        said = last.view.registered if last.view.allocatable is None else last.view.allocatable
+        return said or {}
+
+    def _place(self, device: Device) -> Place:
+        """Return where a device is that isn't offered here. A partition that nobody sees may be anywhere on its GPU by now."""
+        return self._source.place(device.id) or boards.Place(boards.place_of(device).board)
+
+    # What is noted.
 
     def note(self, resource: str) -> None:
         """Take note of what was handed out of a resource until now."""
@@ -103,14 +236,6 @@ class Holdings:
         """Return the NUMA nodes of each device on a resource's list, by device ID."""
         listed = self._resources[resource].plugin.devices if resource in self._resources else ()
         return {device.id: device.numa_nodes for device in listed}
-
-    def _knows_its_pods(self, look: beliefs.Look) -> bool:
-        """Whether the kubelet had heard of its pods when it was asked, or its checkpoint could be read. How old this process is doesn't count."""
-        if look.view.source != "pod-resources" or look.view.remembered is not None:
-            return True
-        since, kubelet = self.presence.since, kubelet_id(self.presence.socket)
-        found = since is not None and look.at - since >= beliefs.AFTER_START
-        return found or (kubelet is not None and look.unix - kubelet.mtime_ns / 1e9 >= beliefs.AFTER_START)
 
     def looked(self, look: beliefs.Look) -> None:
         """Take note of the kubelet's records, as they were just read: what was handed out is known anew."""
@@ -140,16 +265,17 @@ class Holdings:
         if self.ledger.set_forgotten(resource, forgotten):
             self._tasks.background(self.scribe.durable())
 
-    def recall(self, resources: Iterable[str] | None = None, *, fresh: bool = False) -> bool:
-        """Take over what the ledger remembers of resources' holders, which this gateway before its start, or another one, knew.
+    def recall(self, *, fresh: bool = False) -> bool:
+        """Take over what the ledger remembers of holders; True if other devices may still be in use than this gateway knew.
 
-        ``fresh``: what this one knew of them is out of date. Returns whether other devices may still be in use than this one knew.
+        ``fresh``: another gateway led since, so that what this one knew is out of date. Of all resources it counts whom the kubelet forgot:
+        what we offer may be the same hardware under another name.
         """
         known, current = self.ledger.kubelet, self.kubelet_named()
         boot, _, _ = known.partition(" ")
         changed = bool(known and current) and known != current and boot == self._boot_id
         news = False
-        for resource in self.ledger.resources() if resources is None else resources:
+        for resource in self.ledger.resources():
             handed_out = self.ledger.handed_out(resource) if changed else {}
             before = {
                 device_id: Earlier((row.holder,) if row.holder else (), row.at) for device_id, row in handed_out.items()
@@ -159,123 +285,7 @@ class Holdings:
             news |= self.beliefs.earlier(resource).keys() != earlier
         return news
 
-    def recall_all(self, served: Collection[str]) -> bool:
-        """Take over what another gateway remembered: of what we ``served`` ourselves we know more, and that stays. Returns as ``recall``.
-
-        Of all resources it counts whom the kubelet forgot: what we offer may be the same hardware, under another name.
-        """
-        news = [self.recall([one], fresh=one not in served) for one in self.ledger.resources()]
-        return any(news)
-
     def accepted(self, dialect: str) -> None:
         """Remember, for the next start, which dialect the kubelet accepted."""
         if self.ledger.accept(dialect):
             self.scribe.soon()
-
-    def memory(self, resource: str) -> Memory:
-        """Return what is known and remembered of a resource's devices, beyond its list."""
-        return Memory(self, resource)
-
-
-class _Asked:
-    """A container that is made each time it is asked for something."""
-
-    def __init__(self, make: Callable[[], Container[str]]) -> None:
-        self._make = make
-
-    def __contains__(self, device_id: object) -> bool:
-        return device_id in self._make()
-
-
-class Memory:
-    """What is known and remembered of one resource's devices, beyond its list (a ``serve.DeviceMemory``)."""
-
-    def __init__(self, holdings: Holdings, resource: str) -> None:
-        self._holdings, self._resource = holdings, resource
-        self.asked, self._pod_resources = holdings.beliefs.asked, holdings.beliefs.pod_resources
-        self._socket = os.fspath(self._pod_resources)
-        self._counted: dict[str, float] = {}
-        """The devices of which the kubelet knows who has them, by when they were given: they aren't in doubt."""
-        self._given: dict[str, float] = {}
-        """Those that were given of late, and when (unix seconds): List may have made the kubelet forget them."""
-        # Looked up only when asked for: an Allocate of devices that are well needs neither.
-        self.handed_out: Container[str] = _Asked(lambda: holdings.ledger.handed_out(resource))
-        self.held: Container[str] = _Asked(lambda: holdings.held(resource) or ())
-
-    async def chosen(self, request: PreferredRequest, choose: Callable[..., Awaitable[Sequence[str]]]) -> Sequence[str]:
-        """Have devices chosen by which of them are to be given last, the least bad ones first.
-
-        The worst are those that a container holds, though the kubelet takes them for free. Now is the time to ask it: it sets nothing aside
-        before it has the answer, so that List makes it forget nothing.
-        """
-        avoid, held = self._holdings.beliefs.avoid(self._resource), frozenset(request.must_include)
-        chosen = await choose(avoid)
-        self._holdings.note(self._resource)
-        self._count(request)
-        for _ in range(MOST_CHOICES):
-            doubtful = self._doubtful(one for one in chosen if one not in held)
-            if not (doubtful and (more := await self._held_still(doubtful))):
-                break
-            held |= more.keys()
-            chosen = await choose((*(one for one in avoid if one not in held), *sorted(held)))
-        return chosen
-
-    async def let_in(self) -> None:
-        """Wait until the kubelet would admit a pod that is given a device."""
-        if self._holdings.let_in is not None:
-            await self._holdings.let_in(self._resource)
-
-    async def require_free(self, device_ids: Iterable[str]) -> None:
-        """Ask the kubelet whether those of them that were given, as far as it was noted, are free again.
-
-        Raises:
-            RefusedError: a container holds one, or the kubelet doesn't answer.
-        """
-        doubtful = self._doubtful(device_ids)
-        if doubtful and (refused := again.refusal(self._resource, await self._held_still(doubtful))) is not None:
-            raise refused
-
-    def _doubtful(self, device_ids: Iterable[str]) -> dict[str, HandedOut]:
-        """Name those of these that were given and aren't known to be free since; none where no kubelet can be asked."""
-        if not os.access(self._socket, os.F_OK):  # It costs a fraction of what a connection does.
-            return {}
-        rows = self._holdings.ledger.handed_out(self._resource, device_ids)
-        return {one: row for one, row in rows.items() if self._counted.get(one) != row.at}
-
-    def _count(self, request: PreferredRequest) -> None:
-        """Take note of what the kubelet doesn't offer: it knows that this is in use, and frees it only when its pod has ended."""
-        if self._given:
-            numa = self._holdings.numa_nodes(self._resource)
-            counted = again.counted(self._given, request, numa, time.time())
-            self._counted |= counted
-            self._given = {one: at for one, at in self._given.items() if one not in counted}
-
-    async def _held_still(self, rows: Mapping[str, HandedOut]) -> Mapping[str, str] | None:
-        """Say which of these are held, and by whom, as the kubelet says now; None where it doesn't answer.
-
-        Where it has no such API nobody knows.
-        """
-        given = again.holders(self._resource, rows, self._holdings.beliefs.last)
-        if not given or not listens(self._pod_resources):
-            return {}
-        pods = again.pods(given.values())
-        found = await view.held_by(self._pod_resources, pods) if pods else None
-        if found is None:
-            found = await view.held(self._pod_resources)
-        if found is None:
-            return None
-        held = {one: holder for one, holder in found.get(self._resource, {}).items() if one in given}
-        self._counted |= {one: rows[one].at for one in given.keys() - held.keys()}
-        return held
-
-    def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
-        """Take note that containers were given devices: by which dialect, and which, one container after another."""
-        together: dict[str, list[str]] = {}
-        for dialect, device_ids in given:
-            together.setdefault(dialect, []).extend(device_ids)
-        for dialect, device_ids in together.items():
-            at = time.time()
-            self._holdings.ledger.hand_out(self._resource, device_ids, dialect, at)
-            self._given |= dict.fromkeys(device_ids, at)
-        self._holdings.scribe.soon()
-        self._holdings.beliefs.allocated(self._resource, [*chain.from_iterable(together.values())])

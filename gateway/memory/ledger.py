@@ -129,7 +129,7 @@ class Ledger:
         if found.complaint:
             self._tables.revision += 1
             raise LedgerError(
-                f"expected a state file of format {FORMAT} in {self.path}: {found.complaint}; {self._put_aside_in_words()}"
+                f"{self.path} is no state file of format {FORMAT}: {found.complaint}; {self._put_aside_in_words()}"
             )
 
     def snapshot(self) -> LedgerSnapshot:
@@ -355,4 +355,4 @@ class Ledger:
 
 def _require_size(data: bytes) -> None:
     if len(data) > mend.MAX_BYTES:
-        raise OSError(errno.EFBIG, f"expected at most {mend.MAX_BYTES} bytes to write, and there are {len(data)}")
+        raise OSError(errno.EFBIG, f"the state file would have {len(data)} bytes. Allowed: {mend.MAX_BYTES}")

@@ -112,10 +112,10 @@ def _prune(content: rows.Content) -> list[str]:
     wrong: list[str] = []
     for key in ("accepted", "kubelet"):
         if not isinstance(content.get(key, ""), str):
-            wrong.append(f"{key}: expected a text")
+            wrong.append(f"{key}: not a text")
             del content[key]
     if type(number := content.get("generation", 0)) is not int or not 0 <= number < 2**62:
-        wrong.append("generation: expected a number")
+        wrong.append("generation: not a number")
         del content["generation"]
     for key, kind in {"cordons": Cordon, "claims": Claimed, "sides": Side, "resources": dict}.items():
         if key in content:
@@ -136,7 +136,7 @@ def _sound_rows(rows: Any, kind: Any, path: str, wrong: list[str]) -> dict[str, 
         msgspec.convert(rows, dict[str, kind])
         return cast("dict[str, Any]", rows)
     if not isinstance(rows, dict):
-        wrong.append(f"{path}: expected an object")
+        wrong.append(f"{path}: not an object")
         return {}
     sound = {}
     most = len(wrong) + _MAX_WRONG

@@ -69,7 +69,7 @@ class Scribe:
             return
         looking = asyncio.ensure_future(asyncio.to_thread(self._ledger.look))
         if not (await asyncio.wait({looking}, timeout=PATIENCE))[0]:
-            reason = f"{self._ledger.path} is not read after {PATIENCE:g} s: expected a disk that answers"
+            reason = f"{self._ledger.path} is not read after {PATIENCE:g} s: the disk does not answer"
             _log.error("state file not read", reason=reason, waits=patient)
             if not patient:
                 return
@@ -103,7 +103,7 @@ class Scribe:
                         return on_disk
         except TimeoutError:
             self._stuck = True
-            self._failed(f"{self._ledger.path} is not written after {PATIENCE:g} s: expected a disk that answers")
+            self._failed(f"{self._ledger.path} is not written after {PATIENCE:g} s: the disk does not answer")
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""Why the next Register is sent, by what happened to a registration."""
+"""Return why the next Register is sent, from the event that led to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.tally import Cause
 
 
 def cause(state: registration.State, event: events.Event) -> Cause | None:
-    """Say why the next Register will be sent, once ``event`` comes in ``state``; None: as before this event."""
+    """Return why the next Register will be sent after ``event`` in ``state``; None: as before this event."""
     match event:
         case events.KubeletUp(kubelet):
             if kubelet == state.kubelet and state.phase is not Phase.ABSENT:

@@ -1,55 +1,62 @@
-"""The list of one resource: what is on it, what is asked of the kubelet with it, and how each dialect spells it."""
+"""The device list of one resource: its devices, its options, and its message in each dialect.
+
+A list is sent whole, but only what changed is spelled again: if one device of 8 000 becomes unhealthy, the kubelet waits for it. The
+message has one field, which is repeated, and the parts of such a message joined are the whole (protobuf: "Last One Wins",
+https://protobuf.dev/programming-guides/encoding/#last-one-wins). So a list is spelled in parts.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import structlog
 from msgspec.structs import replace
 
+from adapters.dialect import Wire
 from devices.life import admission, states
 from devices.model import Field, Options
-from gateway.registration.spelled import spell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from adapters.dialect import Dialect, Wire
+    from adapters.dialect import Dialect
     from devices.model import Device, PreferredRequest
     from devices.source import Listing
-    from gateway.registration.spelled import Parts
     from gateway.tally import Tally
 
 AT_ONCE = 10_000
-"""So many devices are put together, noted or spelled in milliseconds; 65 000 would keep the event loop from its calls for 0.1 s each."""
+"""So many devices take milliseconds on the event loop; 65 000 would block its calls for 0.1 s."""
 LIST_LIMIT = 4 * 1024 * 1024
-"""The most bytes of a list: kubelets from 1.10 on receive no more in one message, and 1.8 and 1.9 stall on a longer one for seconds."""
+"""The most bytes of a list: kubelets from 1.10 on accept no longer message, and 1.8 and 1.9 stall on one for seconds."""
+PART: Final = 256
+"""Devices in a part."""
+Parts: TypeAlias = "Sequence[tuple[Sequence[Device], Wire]]"
 _log = structlog.get_logger()
 
 
 class DeviceList:
-    """What is on offer under one resource name.
+    """The devices that are offered under one resource name.
 
-    ``grace``: containers wait, by a PreStartContainer that is refused, for devices that nobody has looked for yet.
+    ``grace``: PreStartContainer is refused, so that containers wait, until the backend has looked for their devices.
     """
 
     def __init__(self, name: str, tally: Tally, *, grace: bool) -> None:
         self._name, self._tally, self._grace = name, tally, grace
         self._log = _log.bind(resource=name)
         self.entries: dict[str, states.Entry] = {}
-        """What is on the list, with each device's state, by device ID; replaced, never changed: threads read it."""
+        """The devices with their states, by ID. Replaced, never changed: threads read it."""
         self.devices: tuple[Device, ...] = ()
-        """The list as the kubelet is to see it."""
+        """The devices as the kubelet gets them."""
         self._counted: tuple[str, ...] = ()
-        """What another API is about to give back, the soonest first."""
+        """IDs of devices that another API will give back, the soonest first."""
         self._listing: Listing | None = None
         self._wires: dict[str, Wire] = {}
         self._parts: dict[str, Parts] = {}
         self._lost_fields: set[tuple[str, Field]] = set()
 
     def becomes(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> bool:
-        """Take a new list; say whether it tells the kubelet anything new."""
+        """Set a new list; return True if it differs for the kubelet."""
         if listing is not None and not listing.devices and self._listing is not None:
             # Nothing is offered any more: what containers hold still asks what it asked.
             listing = replace(listing, options=self._listing.options)
@@ -63,18 +70,18 @@ class DeviceList:
         return True
 
     def given_last(self, avoid: Sequence[str], request: PreferredRequest) -> Sequence[str]:
-        """Put what another API is about to give back behind what is to be avoided anyway, and then what isn't listed: it can't be had."""
+        """Return ``avoid``, then what another API will give back, then what isn't listed and so can't be given."""
         if len(request.must_include) >= request.size:  # There is nothing to choose.
             return ()
         foreign = [one for one in request.available if one not in self.entries]
         return (*(one for one in avoid if one not in self._counted), *self._counted, *foreign)
 
     def forget(self, device_id: str) -> None:
-        """Judge a device anew with the next list, as if it had never been on one."""
+        """Forget a device's state: the next list judges it as a new one."""
         self.entries = {known: entry for known, entry in self.entries.items() if known != device_id}
 
     def too_large(self, dialect: Dialect) -> str | None:
-        """Say why the list can't be sent in ``dialect``, and how many devices of it could; None where it can."""
+        """Return why the list can't be sent in ``dialect``, and how many of its devices could; None if it can."""
         size = len(self.wire(dialect).data)
         if size <= LIST_LIMIT:
             return None
@@ -85,7 +92,7 @@ class DeviceList:
         )
 
     def wire(self, dialect: Dialect) -> Wire:
-        """Spell the list, once per dialect and change."""
+        """Return the list in a dialect; encoded once per dialect and change."""
         wire = self._wires.get(dialect.name)
         if wire is None:
             wire, self._parts[dialect.name] = spell(dialect, self.devices, self._parts.get(dialect.name, ()))
@@ -94,21 +101,21 @@ class DeviceList:
         return wire
 
     async def spell(self, dialect: Dialect) -> None:
-        """Spell the parts of a long list in a thread: ``wire`` spells only what has changed since."""
+        """Encode the parts of a long list in a thread; ``wire`` then encodes only what has changed since."""
         if dialect.name not in self._wires and len(self.devices) > AT_ONCE:
             known = self._parts.get(dialect.name, ())
             _, self._parts[dialect.name] = await asyncio.to_thread(spell, dialect, self.devices, known)
 
     @property
     def options(self) -> Options:
-        """What is asked of the kubelet for this resource; nothing while the source has not looked yet."""
+        """The options for the kubelet; none until the source has looked."""
         options = self._listing.options if self._listing is not None else Options()
         if self._grace and admission.awaits_pre_start(self.entries.values()):
             return replace(options, pre_start_required=True)
         return options
 
     def note_lost(self, dialect: Dialect, wire: Wire) -> None:
-        """Count what a dialect could not say, and tell it once per field."""
+        """Count the fields that a dialect can't carry, and log each once."""
         for field in wire.lost:
             self._tally.lost_fields.add(dialect.name, field.name.lower())
             if (dialect.name, field) not in self._lost_fields:
@@ -122,7 +129,7 @@ class DeviceList:
 
 
 def _how_many_fit(dialect: Dialect, devices: Sequence[Device], limit: int) -> int:
-    """Count the first devices whose list takes at most ``limit`` bytes; a list's size is the sum of its parts'."""
+    """Return how many of the first devices fit into ``limit`` bytes; a list's size is the sum of its parts'."""
     fits, step = 0, 4096
     while step:
         part = len(dialect.encode_list(devices[fits : fits + step]).data)
@@ -131,3 +138,17 @@ def _how_many_fit(dialect: Dialect, devices: Sequence[Device], limit: int) -> in
         else:
             step //= 2
     return fits
+
+
+def spell(dialect: Dialect, devices: Sequence[Device], before: Parts) -> tuple[Wire, Parts]:
+    """Return the list in a dialect, and its parts for the next call; parts that are the same as ``before`` are not encoded again.
+
+    Comparing is quick if the devices are the same objects.
+    """
+    parts: list[tuple[Sequence[Device], Wire]] = []
+    for start in range(0, len(devices), PART):
+        part = devices[start : start + PART]
+        known = before[len(parts)] if len(parts) < len(before) else None
+        parts.append(known if known is not None and known[0] == part else (part, dialect.encode_list(part)))
+    wires = [wire for _, wire in parts]
+    return Wire(b"".join(wire.data for wire in wires), frozenset().union(*(wire.lost for wire in wires))), parts

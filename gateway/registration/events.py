@@ -1,4 +1,4 @@
-"""What the registration of one resource is told, and what it asks for: its events, its actions, its phases."""
+"""The events, actions and phases of the registration of one resource."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.kubelet.identity import KubeletId
 
 
 class Phase(Enum):
-    """Where a resource stands. The values are what people read."""
+    """The phases of a registration. People read the values."""
 
     ABSENT = "waiting for a kubelet"
     OFFERING = "registering"
@@ -33,7 +33,7 @@ class Timer(Enum):
 
 
 class KubeletUp(Struct, frozen=True):
-    """A kubelet.sock that takes connections was seen: a new one, or (after a poll) perhaps the known one."""
+    """A kubelet.sock accepts connections: a new one, or (after a poll) perhaps the known one."""
 
     kubelet: KubeletId
 
@@ -46,7 +46,7 @@ class Reached(Struct, frozen=True):
 
 
 class Replied(Struct, frozen=True):
-    """The Register of ``attempt`` ended, with gRPC's status name and text. ``connected``: our options were asked for before that."""
+    """The Register of ``attempt`` ended, with gRPC's status name and text. ``connected``: the kubelet asked for our options first."""
 
     attempt: int
     code: str
@@ -55,58 +55,58 @@ class Replied(Struct, frozen=True):
 
 
 class StreamOpened(Struct, frozen=True):
-    """Somebody called ListAndWatch. ``likely`` is whether the caller looks like a kubelet."""
+    """A client called ListAndWatch. ``likely``: it looks like a kubelet."""
 
     stream: int
     likely: bool = True
 
 
 class StreamEnded(Struct, frozen=True):
-    """A ListAndWatch stream is over, whoever ended it."""
+    """A ListAndWatch stream has ended, from either side."""
 
     stream: int
 
 
 class Fired(Struct, frozen=True):
-    """A timer that was set has run out."""
+    """A timer has expired."""
 
     timer: Timer
 
 
 class NameLost(Struct, frozen=True):
-    """A name of ours in the socket directory was deleted by somebody."""
+    """One of our names in the socket directory was deleted."""
 
     name: str
 
 
 class Verified(Struct, frozen=True):
-    """What the kubelet's own records say: it holds our list, or it doesn't."""
+    """The kubelet's records were read: they have our list (``held``), or they don't."""
 
     held: bool
 
 
 class Lacking(Struct, frozen=True):
-    """The kubelet may have lost the resource: a look into its records for another reason found nothing of it."""
+    """The kubelet may have lost the resource: its records, read for another reason, don't have it."""
 
 
 class Withhold(Struct, frozen=True):
-    """This resource must not be offered now (its list is too large for the dialect): end it, say why."""
+    """The resource must not be offered now (its list is too large for the dialect): end the registration, report why."""
 
     reason: str
 
 
 class Renew(Struct, frozen=True):
-    """What Register says of the resource has changed (its options): a kubelet that was told otherwise is told once more."""
+    """The resource's options in Register have changed: register again with a kubelet that got others."""
 
     reason: str
 
 
 class StandBy(Struct, frozen=True):
-    """Nothing is offered until ``Resume``: another gateway leads, or DRA offers the resource."""
+    """Offer nothing until ``Resume``: another gateway leads, or DRA offers the resource."""
 
 
 class Resume(Struct, frozen=True):
-    """What held the resource back is gone, for ``waited`` seconds already."""
+    """The reason of ``StandBy`` has ended, ``waited`` seconds ago."""
 
     waited: float = 0.0
 
@@ -122,7 +122,7 @@ Event = (
 
 
 class SendRegister(Struct, frozen=True):
-    """Make a fresh name for the socket and send one Register in ``dialect`` under it."""
+    """Give the socket a new name, and send one Register in ``dialect`` with it."""
 
     attempt: int
     dialect: str
@@ -130,30 +130,30 @@ class SendRegister(Struct, frozen=True):
 
 
 class CancelRegister(Struct, frozen=True):
-    """Give up the Register in flight: it was for a kubelet that is gone."""
+    """Cancel the Register in flight: its kubelet is gone."""
 
 
 class SetTimer(Struct, frozen=True):
-    """Send ``Fired(timer)`` after ``seconds`` plus up to a quarter of it, by chance."""
+    """Send ``Fired(timer)`` after ``seconds`` and a random part of up to a quarter of them."""
 
     timer: Timer
     seconds: float
 
 
 class CancelTimer(Struct, frozen=True):
-    """Forget a timer."""
+    """Cancel a timer."""
 
     timer: Timer
 
 
 class Heed(Struct, frozen=True):
-    """Take this stream for the kubelet's: what its caller shows is the kubelet's."""
+    """Treat the caller of this stream as the kubelet."""
 
     stream: int
 
 
 class EndStreams(Struct, frozen=True):
-    """End all ListAndWatch streams of the resource from our side."""
+    """End all ListAndWatch streams of the resource."""
 
 
 class LinkSocket(Struct, frozen=True):
@@ -163,17 +163,17 @@ class LinkSocket(Struct, frozen=True):
 
 
 class UnlinkSocket(Struct, frozen=True):
-    """Take our ``name`` out of the socket directory."""
+    """Remove our ``name`` from the socket directory."""
 
     name: str
 
 
 class Verify(Struct, frozen=True):
-    """Look into the kubelet's records, where they can be reached, and send ``Verified``."""
+    """Read the kubelet's records, if possible, and send ``Verified``."""
 
 
 class Report(Struct, frozen=True):
-    """Tell people. ``level`` is one of info, warning, error."""
+    """Log an event. ``level`` is info, warning or error."""
 
     level: str
     what: str

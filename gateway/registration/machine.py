@@ -56,9 +56,9 @@ CUT_WAIT = 0.005
 """Seconds between the end of a stream and the next Register, doubled for each cut in a row. (Run on 1.32.13: after
 0.3 ms 11 of 400 registrations stuck, after 1 ms 1 of 550, after 2 ms none of 400.)"""
 ERROR_WAIT = 0.05
-"""Seconds before a failed Register is tried again, doubled for each failure in a row."""
+"""Seconds until a failed Register is tried again, doubled for each failure in a row."""
 REFUSED_WAIT = 15.0
-"""Seconds before a kubelet that speaks none of our versions is asked again. It will say the same until it restarts."""
+"""Seconds until a kubelet that speaks none of our versions is asked again. Its answer changes only with a restart."""
 LONGEST_WAIT = 10.0
 CALL_WAIT = 11.0
 """Seconds to wait for ListAndWatch after an accepted Register: longer than the kubelet's own dial time-out of 10 s, so
@@ -69,16 +69,16 @@ UNLIKELY_WAIT = 1.0
 """Seconds at least between the end of a stream that hardly was the kubelet's and the next Register: its own may still come,
 later than after a tenth of a second on a busy node."""
 SETTLED = 10.0
-"""Seconds that a stream must live until earlier cuts and errors are forgotten."""
+"""Seconds of a stream after which earlier cuts and errors are forgotten."""
 RENEW_WAIT = 1.0
-"""Seconds between two Registers for new options, at least: each takes the devices away for a moment."""
+"""Least seconds between two Registers for new options: each takes the devices away for a moment."""
 VERIFY_AFTER = (0.1, 1.0, 330.0)
 """Seconds after the stream opened at which the kubelet's own records are looked into. A registration that was disconnected
 between the kubelet's connect and our first list looks held at first: its resource vanishes after 5 minutes (read in 1.34.2)."""
 FIRST_LOOKS = 2
-"""How many of them show whether the registration took."""
+"""How many of these looks show if the registration is in force."""
 LOOK_AGAIN = 1.0
-"""Seconds until the records are looked into again where something speaks against an open stream."""
+"""Seconds until the records are read again if there is evidence against an open stream."""
 HEAL_WAIT = 0.1
 """Seconds between the end of a stream that the kubelet's records lack and the next Register, four times as long for each in a
 row, up to ``HEALS``: a kubelet that reports a gone resource late (1.25 to 1.36) takes the new one down with it."""
@@ -86,52 +86,52 @@ HEALS = 3
 """How often in a row that is done at once; from then on after ``LONGEST_WAIT``, twice as long each time up to ``MOST_HEALS``,
 and reported as an error."""
 MOST_HEALS = 8
-"""How many in a row are counted."""
+"""The highest count in a row."""
 
 
 class State(Struct, frozen=True):
-    """All that is remembered of one resource's registration. ``attempt`` numbers the Registers, from 1."""
+    """The state of one resource's registration. ``attempt`` numbers the Registers, from 1."""
 
     token: str
-    """Part of each name that no other registration, instance or process has: 1.37 refuses a path it knows."""
+    """A part of each name that no other registration, instance or process has: 1.37 refuses a path that it knows."""
     negotiation: Negotiation
     phase: Phase = Phase.ABSENT
     kubelet: KubeletId | None = None
-    """The kubelet that was last reached or heard of."""
+    """The kubelet that was last reached or reported."""
     attempt: int = 0
     name: str = ""
-    """Our name in the socket directory that the kubelet was told last."""
+    """Our name in the socket directory, as in the last Register."""
     dialect: str = ""
     """The dialect on offer, or accepted."""
     accepted: str = ""
-    """The dialect that some kubelet last accepted."""
+    """The dialect that a kubelet last accepted."""
     reached: bool = False
-    """Whether the Register on offer is on its way; before that, whoever calls means an earlier one."""
+    """True if the current Register was sent; before that, a call belongs to an earlier one."""
     told: KubeletId | None = None
-    """The kubelet that a Register was last sent to."""
+    """The kubelet of the last Register."""
     stream: int | None = None
-    """The stream that is taken for the kubelet's."""
+    """The stream that is treated as the kubelet's."""
     likely: bool = True
-    """Whether its caller looks like a kubelet; one that does takes the place of one that doesn't."""
+    """True if its caller looks like a kubelet; such a stream replaces one whose caller doesn't."""
     others: frozenset[int] = frozenset()
-    """The other open streams whose callers look like a kubelet: after an earlier Register, one may be the kubelet's, too."""
+    """The other open streams whose callers look like a kubelet: one after an earlier Register may be the kubelet's."""
     called: bool = False
-    """Whether the kubelet has called ListAndWatch since the last Offer."""
+    """True if the kubelet has called ListAndWatch since the last Register."""
     cuts: int = 0
     errors: int = 0
     heals: int = 0
     verified: int = 0
-    """How many of the looks of ``VERIFY_AFTER`` are done for this stream."""
+    """Number of the looks of ``VERIFY_AFTER`` that were made for this stream."""
     stale: str = ""
-    """Why what the last Register said is no longer true; empty where it is."""
+    """Why the last Register is out of date; empty if it isn't."""
     renewed: bool = False
-    """Whether it was sent anew for that within ``RENEW_WAIT``."""
+    """True if it was sent again for that within ``RENEW_WAIT``."""
     refused: bool = False
-    """Whether the kubelet refused the last Register."""
+    """True if the kubelet refused the last Register."""
 
 
 def start(token: str, choice: str, last_accepted: str) -> State:
-    """Begin for one resource. ``token`` is random, for this process and resource; ``choice`` is one of ``CHOICES``."""
+    """Return the first state of one resource. ``token`` is random, for this process and resource; ``choice`` is one of ``CHOICES``."""
     return State(token=token, negotiation=negotiate.begin(choice, last_accepted or None), accepted=last_accepted)
 
 
@@ -139,14 +139,14 @@ Step = tuple[State, tuple[Action, ...]]
 
 _HELD_BACK = frozenset({Phase.STANDBY, Phase.OUT, Phase.STOPPED})
 _UNASKED = frozenset({Phase.WAITING, Phase.ABSENT})
-"""The phases in which no Register awaits a call: one who calls then was told of us by an earlier Register, or by nobody."""
+"""The phases in which no Register awaits a call: a caller then knows us by an earlier Register, or is no kubelet."""
 _NONE: frozenset[int] = frozenset()
 _CANCEL_ALL: tuple[Action, ...] = tuple(CancelTimer(timer) for timer in Timer)
 _QUIET: tuple[Action, ...] = tuple(CancelTimer(timer) for timer in Timer if timer is not Timer.RENEW)
 
 
 def step(state: State, event: Event) -> Step:
-    """Take one event. Total: every event is meaningful, or ignored, in every state."""
+    """Return the next state and the actions. Total: every event is used or ignored in every state."""
     if state.phase is Phase.STOPPED:
         return state, ()
     match event:
@@ -201,7 +201,7 @@ def _kubelet_up(state: State, kubelet: KubeletId) -> Step:
 
 
 def _reached(state: State, kubelet: KubeletId) -> State:
-    """The Register meets this kubelet. One that nobody told us of yet has refused nothing: negotiate anew with it."""
+    """The Register goes to this kubelet. If it is new, it has refused nothing: start the negotiation again."""
     state = replace(state, reached=True, told=kubelet, stale="")
     if kubelet == state.kubelet:
         return state
@@ -210,7 +210,7 @@ def _reached(state: State, kubelet: KubeletId) -> State:
 
 
 def _offer(state: State) -> Step:
-    """Send the next Register, or say that no dialect is left to offer."""
+    """Send the next Register, or report that no dialect is left."""
     dialect = state.negotiation.offer
     if dialect is None:
         # Only a new kubelet can change this; ask again, slowly, in case that one was missed.
@@ -241,7 +241,7 @@ def _offer(state: State) -> Step:
 
 
 def _drop(state: State) -> tuple[Action, ...]:
-    """Let go of a stream (the kubelet's before, or of one that called and refused us: nobody's, either way) and a name."""
+    """Give up the stream and the name: both belong to an earlier kubelet, or to one that called and refused us."""
     ends: tuple[Action, ...] = (EndStreams(),) if state.stream is not None else ()
     return (*ends, UnlinkSocket(state.name)) if state.name else ends
 
@@ -285,7 +285,7 @@ def _wait_after_error(state: State, report: Report) -> Step:
 
 
 def _after_error(state: State) -> tuple[float, int]:
-    """How long to wait now, in seconds, and the count of errors that makes the next wait longer."""
+    """Return the seconds to wait now, and the count of errors, which makes the next wait longer."""
     return min(ERROR_WAIT * 2.0 ** min(state.errors, 20), LONGEST_WAIT), state.errors + 1
 
 
@@ -323,7 +323,7 @@ def _serving(state: State) -> Step:
 
 
 def _renew(state: State) -> Step:
-    """Say the new options of a resource that is served; soon, where that was done a moment ago."""
+    """Register the new options of a served resource; later, if that was done a moment ago."""
     if state.renewed:
         return state, ()
     cuts, report = state.cuts, Report("info", "registering anew", state.stale)
@@ -345,7 +345,7 @@ def _stream_ended(state: State, stream: int) -> Step:
 
 
 def _look_again(state: State) -> Step:
-    """Look into the records once more, unless the looks that a new stream gets are still to come."""
+    """Read the records once more, unless looks of a new stream will follow."""
     if state.phase is not Phase.SERVING or state.verified < FIRST_LOOKS:
         return state, ()
     return replace(state, verified=FIRST_LOOKS - 1), (SetTimer(Timer.VERIFY, LOOK_AGAIN),)
@@ -394,7 +394,7 @@ def _verified(state: State, *, held: bool) -> Step:
 
 
 def _again(state: State, report: Report, seconds: float = 0.0) -> Step:
-    """End the stream and register once more, after ``seconds`` or what a cut takes, whichever is longer."""
+    """End the stream and register again, after ``seconds`` or the wait after a cut, whichever is longer."""
     if state.phase is not Phase.SERVING:
         return state, ()
     state, actions = _wait_after_cut(replace(state, stream=None, others=_NONE), report, seconds)

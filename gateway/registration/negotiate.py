@@ -1,12 +1,12 @@
-"""Negotiation, as pure functions: what a kubelet said to a Register -> what to do next.
+"""Negotiation of the dialect, as pure functions: a kubelet's answer to Register -> what to do next.
 
-The kubelet has no call that tells its device plugin API, so the gateway finds out by registering for real: a Register
-in the wrong dialect is inert in every version (run on 1.8 to 1.37). Rules:
+No call returns a kubelet's device plugin API, so the gateway finds out by real Registers. A Register in the wrong dialect changes
+nothing in any version (run on 1.8 to 1.37). Rules:
 
-- The dialect that was last accepted comes first, then the others, newest to oldest; anew for each kubelet.sock.
-- Only the kubelet's own word moves on to another dialect: UNIMPLEMENTED (it has no such service), or a refusal of the
-  version in one of the texts below. A time-out or a lost connection is no answer: the same dialect is tried again.
-- A text that nobody has met yet is reported and the same dialect tried again later; it isn't guessed at.
+- For each new kubelet.sock the dialect that was accepted last comes first, then the others, newest to oldest.
+- Only an answer of the kubelet leads to another dialect: UNIMPLEMENTED (no such service), or a refusal of the version in one of the
+  texts below. After a time-out or a lost connection the same dialect is tried again.
+- An unknown text is reported, and the same dialect is tried again later.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in NEWEST_FIRST},
     **{one.family: tuple(other.name for other in DIALECTS if other.family == one.family) for one in DIALECTS},
 }
-"""What ``--api`` may say, and the dialects that it allows."""
+"""The values of ``--api``, and the dialects that each allows."""
 
 SPOKEN_BY = {dialect.name: f"kubelet {span(dialect.kubelets)}" for dialect in DIALECTS}
 
 UNFIT = "UNFIT"
-"""Our own code, beside gRPC's: the Register was not even sent, because the dialect can't carry what is to be offered."""
+"""Our own code, next to gRPC's: the Register was not sent, because the dialect can't carry the resource."""
 NOBODY = "NOBODY"
-"""Our own code, too: the Register was not sent, because nobody listens on kubelet.sock."""
+"""Also our own code: the Register was not sent, because no process listens on kubelet.sock."""
 
 _MAX_DETAILS = 2048
 _QUOTED = r'"([^"]{1,64})"'
@@ -47,7 +47,7 @@ _VERSION_REFUSALS = (
 
 
 class AnswerKind(Enum):
-    """What a kubelet's answer to Register means."""
+    """The meaning of a kubelet's answer to Register."""
 
     ACCEPTED = "accepted"
     OTHER_VERSION = "the kubelet speaks another version"
@@ -67,10 +67,10 @@ class Answer(Struct, frozen=True):
 
 
 def classify(code: str, details: str) -> Answer:
-    """Tell what a Register's gRPC status means. ``code`` is gRPC's name for it, such as ``UNKNOWN``.
+    """Return the meaning of a Register's gRPC status. ``code`` is gRPC's name for it, such as ``UNKNOWN``.
 
-    A plain Go error always arrives as UNKNOWN; the text alone tells a version refusal from another one. The text of
-    UNIMPLEMENTED differs between gRPC libraries and is never looked at.
+    A plain Go error always arrives as UNKNOWN; only its text shows if the version was refused. The text of UNIMPLEMENTED differs between
+    gRPC libraries and is not read.
     """
     details = details[:_MAX_DETAILS]
     if code == "OK":
@@ -92,7 +92,7 @@ def classify(code: str, details: str) -> Answer:
 
 
 class Negotiation(Struct, frozen=True):
-    """Where the negotiation with one kubelet stands: what is still worth an offer, best first, and what was refused."""
+    """The negotiation with one kubelet: the dialects that are left to offer, best first, and those that were refused."""
 
     choice: str
     left: tuple[str, ...]
@@ -100,21 +100,21 @@ class Negotiation(Struct, frozen=True):
 
     @property
     def offer(self) -> str | None:
-        """The dialect to offer now; None when none is left (``failure`` then says why)."""
+        """The dialect to offer now; None if none is left (``failure`` returns why)."""
         return self.left[0] if self.left else None
 
 
 def begin(choice: str, last_accepted: str | None) -> Negotiation:
-    """Open the negotiation with a kubelet of unknown version. ``choice`` is one of ``CHOICES``."""
+    """Return the negotiation with a kubelet of unknown version. ``choice`` is one of ``CHOICES``."""
     allowed = CHOICES[choice]
     first = (last_accepted,) if last_accepted in allowed else ()
     return Negotiation(choice, (*first, *(name for name in allowed if name not in first)))
 
 
 def refuse(negotiation: Negotiation, answer: Answer) -> Negotiation:
-    """Strike the dialect on offer, refused as ``answer`` says (OTHER_VERSION, NO_SERVICE or UNFIT).
+    """Remove the dialect on offer, which ``answer`` refused (OTHER_VERSION, NO_SERVICE or UNFIT).
 
-    A kubelet that names the versions it speaks is believed: of the rest only those stay, and none may.
+    If the kubelet named its versions, only those dialects stay; perhaps none.
     """
     offered, *rest = negotiation.left
     if answer.supported:
@@ -123,7 +123,7 @@ def refuse(negotiation: Negotiation, answer: Answer) -> Negotiation:
 
 
 def failure(negotiation: Negotiation) -> str:
-    """Say why no dialect is left: what we offered, what the kubelet said, and what to do."""
+    """Return why no dialect is left: the offers, the kubelet's answers, and what to do."""
     said = "; ".join(
         f"{name} ({SPOKEN_BY[name]}): {answer.details or answer.kind.value}" for name, answer in negotiation.refused
     )
@@ -139,4 +139,4 @@ def failure(negotiation: Negotiation) -> str:
         advice = f"{speaks}: use --api auto (now: --api {negotiation.choice})"
     else:
         advice = "this kubelet speaks no device plugin API known here: is kubelet.sock really a kubelet's?"
-    return f"expected the kubelet to accept one of our versions; it refused each. {advice}. Offered: {said}"
+    return f"the kubelet accepts none of our API versions. {advice}. Offered: {said}"

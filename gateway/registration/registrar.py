@@ -52,20 +52,20 @@ RECORDS_PATIENCE, RECORDS_PATIENCE_EACH = 1.0, 0.001
 """Seconds that a kubelet may take to record a list, and more for each device of it (5 000 take a genuine 1.32 on a busy node
 2.5 s); four times as long each time that it was too short: a list that is sent again makes the kubelet only later."""
 RECORDED = 1.2
-"""Seconds after a stream opened at which the kubelet has recorded the list for certain, and its records are read."""
+"""Seconds from a stream's begin until the kubelet has recorded the list for certain, and its records are read."""
 
 CALL_FIRST = 0.002
-"""Seconds after an accepted Register in which the kubelet's ListAndWatch goes first: it comes at the same time."""
+"""Seconds after an accepted Register for the kubelet's ListAndWatch, which comes at the same time and goes first."""
 WARM_UP = 0.2
-"""Seconds that a first connection to the kubelet may take, before nothing depends on it."""
+"""Seconds for a first connection to the kubelet, on which nothing depends."""
 
 # Without retries: gRPC would carry a Register that a dying kubelet cut off to the next one, behind our back.
 _CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 _BETWEEN = frozenset({Phase.WAITING, Phase.ABSENT})
 _SERVED = frozenset({Phase.SERVING, Phase.STANDBY})
-"""The phases in which somebody serves the resource, this gateway or another."""
+"""The phases in which a gateway serves the resource, this one or another."""
 _AT_REST = _SERVED | {Phase.OUT}
-"""The phases in which no Register is to be sent soon."""
+"""The phases in which no Register will be sent soon."""
 _LEVELS = logging.getLevelNamesMapping()
 _log = structlog.get_logger()
 
@@ -87,7 +87,7 @@ async def warm_up(socket: Path) -> None:
 
 
 def spread(seconds: float) -> float:
-    """Wait up to a quarter longer: resources that were cut together don't register again together."""
+    """Return the seconds with a random quarter more, so that resources whose streams ended together don't register together."""
     return seconds * (1 + os.urandom(1)[0] / 1024)
 
 
@@ -101,25 +101,25 @@ class Node(Struct, frozen=True, kw_only=True):
     token: str
     """The gateway's own."""
     kubelet_socket: Path
-    """Where the kubelet takes registrations."""
+    """The kubelet's kubelet.sock."""
     own_socket: Callable[[str], Path]
-    """Gives the socket that a resource's server is bound on."""
+    """Returns the path on which a resource's server is bound."""
     memory: Callable[[str], DeviceMemory]
-    """Gives what is known of a resource's devices beyond its list."""
+    """Returns what is known of a resource's devices next to its list."""
     look_within: Callable[[float], None]
-    """Has the kubelet's records read so many seconds from now at the latest."""
+    """Makes sure that the kubelet's records are read within so many seconds."""
     accepted: Callable[[str], None]
     """Remembers which dialect the kubelet accepted."""
     stood: Callable[[Resource], None]
-    """Is told that a resource's registration may stand elsewhere now."""
+    """Called when a resource's registration may have another phase."""
     register_at: Callable[[], float]
-    """Tells when the next Register may be sent at the earliest (monotonic seconds)."""
+    """Returns the earliest time of the next Register (monotonic seconds)."""
     guard: Callable[..., Any] | None = None
     """What is laid around answers to the kubelet."""
 
 
 class _Ahead(Struct, frozen=True):
-    """A channel that was made before it was needed, and the kubelet that it was connected to, if it was."""
+    """A channel that was made in advance, and the kubelet that it is connected to, if it is."""
 
     channel: rpc.Channel
     kubelet: KubeletId | None = None
@@ -145,16 +145,16 @@ class Resource:
         )
         self.state = registration.start(f"{node.token}-{os.urandom(2).hex()}", settings.api, last_accepted)
         self.trouble = ""
-        """The last thing that went wrong with the registration."""
+        """The last fault of the registration."""
         self.checked: Confirmation | None = None
-        """What the last look into the kubelet's records told of the registration."""
+        """What the last look into the kubelet's records found of the registration."""
         self.stream_since: float | None = None
         """When the open stream was opened (monotonic seconds)."""
         self.unserved_since: float | None = time.monotonic()
         """Since when the resource is neither served nor left to another gateway (monotonic seconds)."""
         self._why = Cause.FIRST
         self._without_since: float | None = None
-        """When a kubelet was found, or a stream ended, that no stream followed yet."""
+        """When a kubelet was found, or a stream ended, and no stream has followed."""
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._offer_task: asyncio.Task[None] | None = None
         self._last_report: events.Report | None = None
@@ -171,12 +171,12 @@ class Resource:
 
     @property
     def endpoint(self) -> Path:
-        """Where the kubelet was told to call it."""
+        """The endpoint in the last Register."""
         return self._node.settings.socket_dir / self.state.name
 
     @property
     def entries(self) -> dict[str, states.Entry]:
-        """What is on its list, by device ID."""
+        """Its devices with their states, by ID."""
         return self.plugin.list.entries
 
     async def bind(self) -> None:
@@ -194,7 +194,7 @@ class Resource:
         made.rename(path)
 
     def publish(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> None:
-        """Put a new list before the kubelet, and register once more where what Register said is no longer true."""
+        """Send a new list to the kubelet, and register again if the options of the last Register have changed."""
         asked = self.plugin.list.options
         self.plugin.publish(listing, entries)
         if self.plugin.list.options != asked and self.plugin.says_options:
@@ -203,13 +203,13 @@ class Resource:
             self.feed(events.Resume())
 
     def approach(self, kubelet: KubeletId) -> None:
-        """Begin to connect to a kubelet that is there, while the Register to it is made ready."""
+        """Begin to connect to a kubelet while the Register is prepared."""
         channel = self._channel_to(kubelet)
         channel.connect()
         self._ahead = _Ahead(channel, kubelet)
 
     def _channel_to(self, kubelet: KubeletId | None) -> rpc.Channel:
-        """Take the channel that was made ahead, unless it leads to another kubelet; then a new one."""
+        """Return the channel that was made in advance, or a new one if that is connected to another kubelet."""
         if self._ahead is not None and self._ahead.kubelet not in {None, kubelet}:
             self._drop_ahead()
         ahead, self._ahead = self._ahead, None
@@ -221,7 +221,7 @@ class Resource:
             self._tasks.background(ahead.channel.close())
 
     def feed(self, event: events.Event) -> None:
-        """Let the state machine take an event, and do what it asks for."""
+        """Pass an event to the state machine, and carry out its actions."""
         before, self._why = self.state, cause(self.state, event) or self._why
         self.state, actions = registration.step(self.state, event)
         if self.state.phase is not before.phase:
@@ -242,7 +242,7 @@ class Resource:
             self._drop_ahead()
 
     def _keep_time(self, before: registration.State, event: events.Event) -> None:
-        """Take note of how long the kubelet was without a stream of ours."""
+        """Count how long the kubelet was without our stream."""
         now, state = time.monotonic(), self.state
         if state.stream is None:
             self.stream_since = None
@@ -286,7 +286,7 @@ class Resource:
                 self._report(action)
 
     async def _offer(self, offer: events.SendRegister) -> None:
-        """Send one Register, and feed back what became of it, whatever that is: the state machine waits for it."""
+        """Send one Register, and pass its result to the state machine in every case: it waits for that."""
         try:
             code, details = await self._register(offer)
         except Exception as error:  # noqa: BLE001 - see above
@@ -334,7 +334,7 @@ class Resource:
         return "OK", ""
 
     def _link(self, name: str) -> str:
-        """Give the bound socket a fresh name in the kubelet's folder; return the endpoint to register."""
+        """Give the bound socket a new name in the kubelet's folder; return the endpoint to register."""
         own, folder = self._node.own_socket(self.name), self._node.settings.socket_dir
         try:
             os.link(own, folder / name)
@@ -364,7 +364,7 @@ class Resource:
             self.feed(events.Verified(held))
 
     def looked(self, look: Look) -> None:
-        """Take in what a look into the kubelet's records shows that was made for the node."""
+        """Apply a look into the kubelet's records that was made for the whole node."""
         allocatable, since = look.view.allocatable, self.stream_since
         if allocatable is None or since is None or look.at < since or allocatable.get(self.name):
             return
@@ -372,7 +372,7 @@ class Resource:
             self.feed(events.Lacking())
 
     def _report(self, report: events.Report) -> None:
-        """Say it; a trouble that repeats itself word for word is said once."""
+        """Log it; a fault that repeats word for word is logged once."""
         state = self.state
         told = {"api": state.dialect, "details": report.details} if report.details else {"api": state.dialect}
         if report.what == "registered":
@@ -388,7 +388,7 @@ class Resource:
             handle.cancel()
 
     async def close(self) -> None:
-        """End everything of this resource; its machine was told to stop."""
+        """End everything of this resource after ``Stop``."""
         await self._tasks.close()
         if self._ahead is not None:
             await self._ahead.channel.close()

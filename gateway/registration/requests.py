@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from gateway.wires.rpc import Call
 
 REQUEST_TIME = 5.0
-"""Seconds within which a request must have come, once its call began."""
+"""Seconds from the begin of a call until its request must have arrived."""
 MAX_READ = 8
-"""How many requests are read at once: what isn't read stays with gRPC, but for 64 KiB. Each may take twice what it may have."""
+"""Requests that are read at once; gRPC holds the others back, but for 64 KiB. Reading takes twice the size of a request."""
 IN_LINE = 0.25
-"""Seconds that a request may take to come while others wait for their turn."""
+"""Seconds that a request may take to arrive while others wait for their turn."""
 _TURNS = 4
-"""Turns of the event loop after which a request that gRPC has is known here: the loop was late then, not the request."""
+"""Turns of the event loop until a request that gRPC has arrives here: then the loop was late, not the request."""
 
 
 class Requests:
-    """Reads the requests of calls: ``MAX_READ`` at once, the others in line; each within ``REQUEST_TIME``, ``IN_LINE`` with a line."""
+    """Reads the requests of calls: ``MAX_READ`` at once, each within ``REQUEST_TIME``; while others wait, within ``IN_LINE``."""
 
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(MAX_READ)
         self._reading: dict[asyncio.Future[Any], float] = {}
-        """Since when (seconds of the event loop)."""
+        """The start of each read (seconds of the event loop)."""
         self._line = 0
         self._timer: asyncio.TimerHandle | None = None
-        """One for all, and left as it is when a read ends: a call needn't pay for a timer."""
+        """One timer for all reads, also after a read has ended: a call needs none of its own."""
 
     async def read(self, call: Call) -> bytes:
         """Read a call's one request.
@@ -51,11 +51,11 @@ class Requests:
         if request is None:
             raise _late()
         if not isinstance(request, bytes):
-            raise MalformedError("expected a request, and the call ended without one: send it")
+            raise MalformedError("the call ended without a request. Send one")
         return request
 
     async def _wait(self) -> bool:
-        """Wait for a turn; False where none came in time. Who is at it hurries from now on."""
+        """Wait for a turn; False if none came in time. Reads in progress have only ``IN_LINE`` from now on."""
         self._line += 1
         self._set_timer()
         try:
@@ -68,7 +68,7 @@ class Requests:
         return True
 
     async def _read(self, call: Call) -> object:
-        """Read; None where nothing came in time."""
+        """Read a request; None if none arrived in time."""
         reading = call.read()
         self._reading[reading] = asyncio.get_running_loop().time()
         if self._timer is None:
@@ -79,7 +79,7 @@ class Requests:
             del self._reading[reading]
 
     def _set_timer(self) -> None:
-        """Have the first look at those that are read when the time of the oldest is over."""
+        """Set the timer to when the time of the oldest read is over."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -105,6 +105,4 @@ class Requests:
 
 
 def _late() -> MalformedError:
-    return MalformedError(
-        f"expected a request within {REQUEST_TIME:g} s, or {IN_LINE:g} s while others wait: call again"
-    )
+    return MalformedError(f"no request came within {REQUEST_TIME:g} s, or {IN_LINE:g} s while others wait. Call again")

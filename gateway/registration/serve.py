@@ -47,14 +47,14 @@ The largest is GetPreferredAllocation: it names every free device, and those tha
 bytes more than its ID, so 10 000 devices fit twice with IDs of 207 bytes, and 43 000 with those of MIG devices that are shared (46 bytes).
 Once, everything fits that does on a list (also 4 MiB), where a device takes 13 bytes more than its ID."""
 MAX_CALLS = 1024
-"""How many calls a server has at once, streams included; more are refused by gRPC."""
+"""Calls of a server at once, streams included; gRPC refuses more."""
 REFUSALS_TOLD = 20
-"""How many refusals of one kind are logged in a minute; whoever calls without end fills no disk."""
+"""Refusals of one kind that are logged in a minute: endless calls can't fill the disk."""
 NOTED_AFTER = 0.02
 """Seconds after an Allocate until it is noted, with those that came meanwhile: the next one needn't wait for that. It is written
 within 100 ms all the same (``scribe.SOON``)."""
 MOST_STREAMS = 32
-"""Open ListAndWatch streams of a resource. The kubelet has one, or two for a moment; all others are refused beyond it."""
+"""Open ListAndWatch streams of a resource. The kubelet has one, or two for a moment. More are refused."""
 _MOST_AGENTS = 16
 _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", REQUEST_LIMIT),
@@ -73,42 +73,42 @@ _log = structlog.get_logger()
 
 
 class DeviceMemory(Protocol):
-    """What is known of a resource's devices beyond the list, and remembered of them."""
+    """What the gateway knows and remembers of a resource's devices, next to the list."""
 
     @property
     def handed_out(self) -> Container[str]:
-        """The devices that containers were ever given, as far as that is remembered."""
+        """The devices that containers were given at any time, as far as the gateway remembers."""
 
     @property
     def held(self) -> Container[str]:
-        """The devices that containers hold by the kubelet's own records, as far as they are known."""
+        """The devices that containers hold by the kubelet's records, as far as they are known."""
 
     @property
     def asked(self) -> AbstractContextManager[None]:
-        """Keeps the kubelet's records from being looked into while an Allocate, or a GetPreferredAllocation, is open."""
+        """Prevents looks into the kubelet's records while an Allocate or GetPreferredAllocation is open."""
 
     async def chosen(self, request: PreferredRequest, choose: Callable[..., Awaitable[Sequence[str]]]) -> Sequence[str]:
-        """Have devices chosen by which of them are to be given last, the least bad ones first."""
+        """Return the devices to give last, the least bad ones first."""
 
     async def let_in(self) -> None:
-        """Wait until the kubelet would admit a pod that is given a device."""
+        """Wait until the kubelet would admit a pod with a device."""
 
     async def require_free(self, device_ids: Iterable[str]) -> None:
-        """Raise RefusedError where a container holds one of these, by what was noted, though the kubelet takes it for free."""
+        """Raise RefusedError if the gateway noted that a container holds one of these, although the kubelet thinks it is free."""
 
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
-        """Take note that containers were given devices: by which dialect, and which, one container after another."""
+        """Note that containers were given devices: the dialect, and the devices of each container."""
 
 
 class _Stream:
-    """One ListAndWatch stream: who called it, and whether there is news for it."""
+    """One ListAndWatch stream: its caller, and whether there is a new list for it."""
 
     def __init__(self, user_agent: str | None, *, likely: bool) -> None:
         self.user_agent, self.likely = user_agent, likely
         self.changed, self.ending = asyncio.Event(), False
 
     def end(self) -> None:
-        """Let it end as soon as what is being sent is sent."""
+        """End it after the current message."""
         self.ending = True
         self.changed.set()
 
@@ -143,15 +143,15 @@ class DevicePlugin:
         self._methods: dict[str, rpc.Method] = {}
         self._evidence = Evidence()
         self.asked_options: set[str | None] = set()
-        """The user agents of those who asked for the options since the last Register: kubelets from 1.25 on do, before they answer it."""
+        """The user agents that asked for the options since the last Register: kubelets from 1.25 on do so before they answer it."""
         self.list = DeviceList(name, tally, grace=grace)
         self._streams: dict[int, _Stream] = {}
         self._heeded: int | None = None
-        """The stream that is taken for the kubelet's, or was taken for it last."""
+        """The stream that is treated as the kubelet's, or was last."""
         self._notes: list[tuple[str, tuple[str, ...], Level]] = []
-        """What was handed out and isn't noted yet: the dialect, the devices, and what is known of the kubelet."""
+        """Devices that were given and are not noted yet: the dialect, the devices, and what is known of the kubelet."""
         self.given = 0
-        """How many containers were given devices."""
+        """Number of containers that were given devices."""
         self._servers: list[rpc.UnixServer] = []
         self._requests = Requests()
         self._seldom = Seldom(REFUSALS_TOLD)
@@ -160,16 +160,16 @@ class DevicePlugin:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The list as the kubelet is to see it."""
+        """The devices as the kubelet gets them."""
         return self.list.devices
 
     def publish(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> None:
-        """Put a new list before every open stream, if it says anything new. The caller has made its device IDs durable."""
+        """Send a new list on every open stream, if it differs. The caller has written its device IDs to disk."""
         if self.list.becomes(listing, entries):
             self.send_again()
 
     def send_again(self) -> None:
-        """Put the list before every open stream as it is: a kubelet writes its checkpoint with each list."""
+        """Send the list again on every open stream: a kubelet writes its checkpoint with each list."""
         for stream in self._streams.values():
             stream.changed.set()
 
@@ -177,12 +177,12 @@ class DevicePlugin:
 
     @property
     def level(self) -> Level | None:
-        """The kubelets that fit what was seen of this one; None while there is no dialect to speak of."""
+        """The kubelet versions that fit the evidence; None without a dialect."""
         return level(self._dialect, self._evidence) if self._dialect is not None else None
 
     @property
     def streaming(self) -> bool:
-        """Whether a ListAndWatch stream is open that may be the kubelet's."""
+        """True if a ListAndWatch stream is open that may be the kubelet's."""
         return any(stream.likely or number == self._heeded for number, stream in self._streams.items())
 
     async def bind(self, path: Path) -> None:
@@ -196,32 +196,32 @@ class DevicePlugin:
         await server.start()
 
     async def drop_earlier_servers(self) -> None:
-        """Stop all servers but the last one bound."""
+        """Stop all servers but the newest."""
         *earlier, last = self._servers
         self._servers = [last]
         if earlier:
             await asyncio.gather(*(server.stop(grace=0) for server in earlier))
 
     async def close(self) -> None:
-        """End the streams, then the servers: a server waits out its grace while a stream is open."""
+        """End the streams, then the servers: a server waits for its whole grace while a stream is open."""
         self.end_streams()
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.stop(grace=0.2) for server in servers))
 
     def offer(self, dialect: Dialect) -> None:
-        """Speak ``dialect`` from now on, to a kubelet of which nothing more is known yet."""
+        """Use ``dialect`` from now on, with a kubelet of unknown version."""
         self._dialect, self._methods = dialect, self._calls(dialect)
         self._evidence = Evidence(pinned=self._kubelet_minor)
         self.asked_options.clear()
 
     def heed(self, number: int) -> None:
-        """Take a stream for the kubelet's: what its caller showed is evidence of the kubelet, and of nobody else."""
+        """Treat a stream as the kubelet's: only its caller is evidence of the kubelet's version."""
         self._heeded = number
         agent = self._streams[number].user_agent
         self._evidence = Evidence(agent, agent in self.asked_options, self._kubelet_minor)
 
     def end_streams(self) -> None:
-        """End every ListAndWatch stream that is open now."""
+        """End every open ListAndWatch stream."""
         for stream in self._streams.values():
             stream.end()
 
@@ -231,7 +231,7 @@ class DevicePlugin:
         return self._methods.get(path)
 
     def _calls(self, dialect: Dialect) -> dict[str, rpc.Method]:
-        """Make the methods for the calls that a dialect has, by full method path: what is missing is UNIMPLEMENTED."""
+        """Return the methods of a dialect's calls, by full method path. Others are UNIMPLEMENTED."""
         unary: dict[str, _Answer] = {"Allocate": self._allocate}
         if dialect.rules[Field.GET_OPTIONS].verdict is Fidelity.LOSSLESS:
             unary["GetDevicePluginOptions"] = self._get_options
@@ -293,9 +293,7 @@ class DevicePlugin:
         # A kubelet sets no deadline for its stream.
         likely = may_be_kubelet(agent) and context.seconds_left is None
         if not self._has_room(likely=likely):
-            text = (
-                f"expected at most {MOST_STREAMS} clients that listen to {self.name}: end one of them, and call again"
-            )
+            text = f"too many clients listen to {self.name}. Allowed: {MOST_STREAMS}. End one of them, and call again"
             await context.abort(rpc.Code.RESOURCE_EXHAUSTED, text)
         stream = self._streams[number] = _Stream(agent, likely=likely)
         self._emit(StreamOpened(number, likely))
@@ -321,7 +319,7 @@ class DevicePlugin:
             self._emit(StreamEnded(number))
 
     def _has_room(self, *, likely: bool) -> bool:
-        """Whether one more stream is taken. One that may be the kubelet's is, where the oldest of the others ends instead."""
+        """Return True if one more stream is accepted. For one that may be the kubelet's, the oldest of the others ends."""
         if len(self._streams) < MOST_STREAMS:
             return True
         if not likely:
@@ -337,7 +335,7 @@ class DevicePlugin:
         if not containers:
             raise RefusedError(
                 Fault.INVALID_ARGUMENT,
-                f"expected at least one container in Allocate for {self.name}, got none: ask again with its device IDs",
+                f"no container in Allocate for {self.name}. Ask again with its device IDs",
             )
         known_level = level(dialect, self._evidence)
         answers: list[ContainerAnswer] = []
@@ -367,7 +365,7 @@ class DevicePlugin:
         return wire.data
 
     def note_handed_out(self) -> None:
-        """Take note of what was handed out, now: somebody asks who holds what."""
+        """Note the given devices now, because who holds what is about to be read."""
         notes, self._notes = self._notes, []
         if notes:
             self._memory.hand_out((dialect, device_ids) for dialect, device_ids, _ in notes)
@@ -375,7 +373,7 @@ class DevicePlugin:
             self._log.info("allocated", devices=list(device_ids), kubelet=span(known_level))
 
     def _check(self, dialect: Dialect, container: ContainerRequest) -> None:
-        """Raise RefusedError unless the life of each device allows it to be handed out now."""
+        """Raise RefusedError unless each device's state allows giving it now."""
         if admission.all_present(container.device_ids, self.list.entries):
             return
         self.note_handed_out()  # It counts now.
@@ -408,5 +406,5 @@ class DevicePlugin:
 
     @property
     def says_options(self) -> bool:
-        """Whether the kubelet can be told of them: not by the alphas, which have no word for them."""
+        """Return True if the dialect can carry them; the alpha dialects can't."""
         return self._dialect is not None and self._dialect.rules[Field.OPTIONS].verdict is Fidelity.LOSSLESS

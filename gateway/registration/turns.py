@@ -1,4 +1,4 @@
-"""Turns: one list or answer at a time, for a kubelet whose checkpoint two at once would break (``Dialect.spacing``)."""
+"""Send one list or answer at a time to a kubelet whose checkpoint two at once would break (``Dialect.spacing``)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PATIENCE: Final = 2.0
-"""Seconds that a kubelet is given to write its checkpoint after a list: a busy disk holds it up for longer than
-``Dialect.spacing`` (0.3 s seen)."""
+"""Seconds that a kubelet may take to write its checkpoint after a list: a busy disk takes longer than ``Dialect.spacing`` (0.3 s
+seen)."""
 _AGAIN: Final = 0.005
-"""Seconds between two looks at the file, and until a write that was seen to begin is over."""
+"""Seconds between two looks at the file, and until a write that has begun is over."""
 
 
 class Turns:
-    """Whose turn it is, of all the resources of a node, whose kubelet has this checkpoint."""
+    """The turns of all resources of a node, whose kubelet has this checkpoint."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
@@ -27,10 +27,9 @@ class Turns:
         self._written = True
 
     async def take(self, spacing: float, *, writes: bool) -> None:
-        """Wait for the turn, and take it for ``spacing`` seconds; ``writes`` is whether the kubelet will write for certain.
+        """Wait for the turn, and take it for ``spacing`` seconds; ``writes``: the kubelet will write for certain.
 
-        It comes when the turn before is over: its time, and the write, if one is to come. It does not stand in the way for
-        longer than ``PATIENCE``.
+        It comes when the turn before is over: its time, and the kubelet's write, if one was certain, but at most ``PATIENCE``.
         """
         async with self._lock:
             now = time.monotonic()
@@ -44,7 +43,7 @@ class Turns:
             self._free_at, self._written, self._before = self._taken + spacing, not writes, self._stamp()
 
     def unused(self) -> None:
-        """Have the next one not wait for a write: who has just taken the turn sends nothing."""
+        """Note that nothing was sent in this turn, so that the next one doesn't wait for a write."""
         self._written = True
 
     def _stamp(self) -> tuple[int, int] | None:

@@ -35,9 +35,9 @@ def overlooked(
     for name, resource in classes.items():
         if resource in resources:
             return (
-                f"expected a kubelet from 1.{BY_NAME} on, because of the DeviceClass {name} with the extendedResourceName "
-                f"{resource}, got 1.{kubelet or 0}, which would run pods that ask for that name without their GPU: upgrade the "
-                "kubelet first, or take that field out of the class"
+                f"the DeviceClass {name} has the extendedResourceName {resource}, and kubelet "
+                f"1.{kubelet or 0} would run pods that ask for that name without their GPU. Upgrade the "
+                f"kubelet to 1.{BY_NAME} first, or take that field out of the class"
             )
     return ""
 

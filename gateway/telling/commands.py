@@ -73,10 +73,10 @@ class Commands:
         """Who meets which op before there is a list."""
         return {"status": self._status, "cordon": self._order, "uncordon": self._order}
 
-    def taken(self, rows: bool, *, few: bool = False) -> Callable[[], status.GatewayStatus]:  # noqa: FBT001 - the metrics' signature
+    def taken(self, few: bool) -> Callable[[], status.GatewayStatus]:  # noqa: FBT001 - the metrics' signature
         """Take what is known now; what is given puts the document of it together, and may do so in a thread.
 
-        ``rows``: of each device, too, or of a ``few`` (``status.FEW``).
+        ``few``: with a row for at most so many devices of a resource (``status.FEW``), else for each.
         """
         from gateway.telling import sides, status  # noqa: PLC0415 - only a gateway that is asked pays for it
 
@@ -85,7 +85,7 @@ class Commands:
         self._build = self._build or status.build()
         last, since, config, drivers = gateway.beliefs.last, gateway.presence.since, gateway.config, gateway.drivers
         path, policy = str(config.path or gateway.settings.config_file or ""), config.policy or gateway.settings.policy
-        facts = [(self._resource(one), self._strangers(one) if rows else dict) for one in gateway.resources]
+        facts = [(self._resource(one), self._strangers(one)) for one in gateway.resources]
         known = status.GatewayStatus(
             build=self._build,
             pid=os.getpid(),
@@ -115,7 +115,7 @@ class Commands:
 
         def together() -> status.GatewayStatus:
             found = (replace(one, strangers=strangers()) for one, strangers in facts)
-            told = tuple(status.resource(one, gateway.tally, now, rows=rows, few=few) for one in found)
+            told = tuple(status.resource(one, gateway.tally, now, few=few) for one in found)
             return replace(known, resources=told)
 
         return together
@@ -168,7 +168,7 @@ class Commands:
 
     async def _status(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         await self._look()
-        taken = partial(self.taken, rows=True, few=request.get("few") is True)
+        taken = partial(self.taken, request.get("few") is True)
         await connection.send(await self._apart(taken, _told))
 
     async def _look(self) -> None:
@@ -180,9 +180,10 @@ class Commands:
     async def _devices(self, connection: ControlConnection, _request: dict[str, Any]) -> None:
         """Say the status, and what is known of each device; of replicas once, by the ID of what they share."""
         await self._look()
-        taken = partial(self.taken, rows=True)
         await connection.send(
-            await self._apart(lambda: (taken(), self._listed()), lambda it: _told(it[0]) | {"facts": _facts(it[1])})
+            await self._apart(
+                lambda: (self.taken(few=False), self._listed()), lambda it: _told(it[0]) | {"facts": _facts(it[1])}
+            )
         )
 
     def _listed(self) -> list[Listed]:

@@ -1,7 +1,7 @@
 """The metrics: the status document and the tally, as Prometheus reads them. Imported only where ``--metrics-address`` is given.
 
-Each scrape asks for a new document, unless one came just before. Labels are bounded, because devices are counted by state; a sample
-for each device is opt-in (``--metrics-device-ids``). Counters that people alert on begin at 0, so that their first event is
+Each scrape asks for a new document, unless one came just before. Labels are bounded: devices are counted by state, and only those that
+are not healthy are named, at most ``status.FEW`` of a resource, unless all are asked for (``--metrics-device-ids``). Counters that people alert on begin at 0, so that their first event is
 seen as an increase.
 """
 
@@ -21,6 +21,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from devices.life.states import State
+from devices.model import Health
 from gateway import tally
 from gateway.kubelet import drift
 from gateway.registration.events import Phase
@@ -103,7 +105,7 @@ _FAMILIES: Final = (
     ),
     _gauge(
         "device_info",
-        "Always 1, for each device. Only with --metrics-device-ids.",
+        "Always 1, for each device that is not healthy (at most 32 of a resource, without holders). With --metrics-device-ids for each device.",
         "resource device state kind numa holder",
     ),
     _gauge("drift_devices", "Devices for which the kubelet's records differ from the gateway's.", "resource kind"),
@@ -161,7 +163,7 @@ FAMILIES: Final[Mapping[str, Family]] = {family.name: family for family in _FAMI
 class Metrics(Collector):
     """All metrics of one gateway; with ``device_ids`` each device gets a sample of its own.
 
-    ``document`` takes what the status document of now is made of, with a row for each device where it is told True, and gives what puts
+    ``document`` takes what the status document of now is made of, with a row for a few devices where it is told True, and gives what puts
     it together, in any thread.
     """
 
@@ -180,7 +182,7 @@ class Metrics(Collector):
 
     def take(self) -> None:
         """Take what the next text is made of. Belongs to the event loop; all else may happen in a thread."""
-        self._taken = self._document(self._device_ids), copy.deepcopy(self._tally)
+        self._taken = self._document(not self._device_ids), copy.deepcopy(self._tally)
 
     def exposition(self) -> bytes:
         """Write what was taken in Prometheus' text format: with a sample for each of 10 000 devices it takes 0.2 s."""
@@ -280,9 +282,11 @@ def _gauges_of(resource: ResourceStatus, *, device_ids: bool) -> Iterator[tuple[
         yield "drift_devices", (*name, kind.value), 0
     for finding in resource.drift:
         yield "drift_devices", (*name, finding.kind), finding.devices
-    for device in resource.devices if device_ids else ():
-        numa = ",".join(map(str, device.numa))
-        yield "device_info", (*name, device.id, device.state, device.kind, numa, device.holder or ""), 1
+    for device in resource.devices:
+        if device_ids or device.state != State.PRESENT.value or device.health != Health.HEALTHY.value:
+            numa = ",".join(map(str, device.numa))
+            holder = device.holder if device_ids and device.holder else ""
+            yield "device_info", (*name, device.id, device.state, device.kind, numa, holder), 1
 
 
 def _counters(status: GatewayStatus, counted: tally.Tally) -> dict[str, Mapping[tuple[str, ...], int]]:

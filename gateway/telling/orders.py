@@ -60,7 +60,7 @@ def order(request: Mapping[str, Any]) -> Order:
     """
     op = request.get("op")
     if op not in ORDERS:
-        raise ControlError(f"expected one of {', '.join(ORDERS)}, got {shown(op)}")
+        raise ControlError(f"unknown order {shown(op)}. Allowed: {', '.join(ORDERS)}")
     device_id = _one_line(request.get("id"), "a device ID", _MAX_ID)
     return Order(op, device_id, _one_line(request.get("reason"), "a reason", _MAX_REASON) if op == "cordon" else "")
 
@@ -73,13 +73,11 @@ def handle_ids(request: Mapping[str, Any]) -> tuple[str, ...]:
     """
     ids = request.get("ids")
     if not isinstance(ids, list | tuple) or len(ids) > _MAX_IDS:
-        raise ControlError(
-            f"expected a list of at most {_MAX_IDS} device IDs, got {shown(ids)}: leave them out for all"
-        )
+        raise ControlError(f"not a list of at most {_MAX_IDS} device IDs: {shown(ids)}. Leave them out for all")
     return tuple(dict.fromkeys(_one_line(device_id, "a device ID", _MAX_ID) for device_id in ids))
 
 
 def _one_line(text: object, what: str, limit: int) -> str:
     if isinstance(text, str) and text.strip() and text.isprintable() and len(text) <= limit:
         return text
-    raise ControlError(f"expected {what} of at most {limit} printable characters, got {shown(text)}")
+    raise ControlError(f"not {what} of at most {limit} printable characters: {shown(text)}")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gateway.registration import machine as registration
     from gateway.tally import Confirmation, Tally
 
-SCHEMA = 1
+SCHEMA = 2
 """Rises when a field changes its meaning or goes away."""
 FEW = 32
 """Of up to this many devices a person is shown all; of more, as many of those that there is something to say of."""
@@ -112,8 +112,7 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     ``listed`` devices are on the list, and ``healthy`` ones said to be so. ``allocatable`` counts what the kubelet gives by its own
     records; if they can't be read, the healthy devices while they are served. ``held`` counts the listed devices with a holder, and
-    ``free`` the allocatable ones without; null if nobody knows. ``devices`` is left out (empty) where nobody asked for the rows,
-    and has only what a person is shown where that was asked for.
+    ``free`` the allocatable ones without; null if nobody knows. ``devices`` has only what a person is shown where that was asked for.
     """
 
     name: str
@@ -238,8 +237,8 @@ def build() -> Build:
     )
 
 
-def resource(facts: ResourceFacts, tally: Tally, now: float, *, rows: bool = True, few: bool = False) -> ResourceStatus:
-    """Say what is known of a resource at ``now`` (monotonic seconds); ``rows``: of each device, too, or of a ``few``.
+def resource(facts: ResourceFacts, tally: Tally, now: float, *, few: bool = False) -> ResourceStatus:
+    """Say what is known of a resource at ``now`` (monotonic seconds), with a row for each device, or for a ``few``.
 
     It may be called in a thread while the tally goes on counting.
     """
@@ -275,7 +274,7 @@ def resource(facts: ResourceFacts, tally: Tally, now: float, *, rows: bool = Tru
             for finding in facts.drift
         ),
         behind=facts.behind,
-        devices=_devices(facts, few=few) if rows else (),
+        devices=_devices(facts, few=few),
     )
 
 

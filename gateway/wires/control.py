@@ -84,7 +84,7 @@ class ControlConnection:
         """
         line = _JSON.encode_lines([{**message, "v": VERSION}])
         if len(line) > REPLY_LIMIT:
-            raise ControlError(f"expected an answer of at most {REPLY_LIMIT} bytes, it has {len(line)}: ask for less")
+            raise ControlError(f"the answer is too long ({len(line)} bytes). Allowed: {REPLY_LIMIT}. Ask for less")
         if self.closed:
             raise ControlError("the control connection is closed")
         try:
@@ -151,8 +151,9 @@ class ControlServer:
         hidden = self.path.with_name(f".{self.path.name}")
         if (length := len(os.fsencode(hidden))) > LONGEST_PATH:
             raise ControlError(
-                f"expected a control socket's path of at most {LONGEST_PATH} bytes, {hidden} has {length}: use a shorter "
-                "--state-dir; until then no command reaches this gateway, and it can't arrange a handover"
+                f"the path of the control socket is too long: {hidden} has {length} bytes. Linux allows "
+                f"{LONGEST_PATH}. Use a shorter --state-dir. Until then no command reaches this gateway, "
+                "and it can't arrange a handover"
             )
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -236,7 +237,7 @@ class ControlServer:
     def _handler(self, request: Mapping[str, Any]) -> Handler:
         version, op = request.get("v"), request.get("op")
         if version != VERSION:
-            raise ControlError(f"expected a message of version {VERSION}, got {shown(version)}")
+            raise ControlError(f"not a message of version {VERSION}: {shown(version)}")
         handler = self._handlers.get(op) if isinstance(op, str) else None
         if handler is None:
             raise ControlError(
@@ -344,7 +345,7 @@ def _may_talk(partner: Any) -> bool:
     user = _user(partner)
     if user in {0, os.geteuid()}:
         return True
-    _log.warning("refused a control connection: expected our own user or root", user=user)
+    _log.warning("refused a control connection: only the gateway's own user and root may connect", user=user)
     return False
 
 

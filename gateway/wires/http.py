@@ -1,10 +1,10 @@
-"""A small HTTP listener, for those who ask a gateway over the network: GET and HEAD, a few fixed paths, nothing else.
+"""A small HTTP listener for metrics and probes: GET and HEAD on a few fixed paths.
 
-Whoever asks is a stranger: a request is at most ``REQUEST_LIMIT`` bytes, everything has ``SECONDS``, ``MAX_CONNECTIONS`` are
-open at most, and each carries one request. When one more comes, one ends that was answered or says nothing: whoever holds
-them all keeps no probe away, and no answer that is being made is lost. A turn of the event loop takes a bounded number of
-connections, and under a flood the listener rests for as long as it works: it starves before the kubelet's calls do.
-Nothing that comes in is kept, obeyed or said back.
+Every client may be hostile. A request has at most ``REQUEST_LIMIT`` bytes, each step at most ``SECONDS``, a connection one request,
+and at most ``MAX_CONNECTIONS`` are open. One more connection ends one that was answered or is silent, so a client that holds them all
+can't keep a probe away, and an answer in the making is not lost. One turn of the event loop accepts a bounded number of connections.
+Under a flood the listener rests for as long as it works, so that the kubelet's calls get their time. A request's content is never
+kept or sent back.
 """
 
 from __future__ import annotations
@@ -26,89 +26,70 @@ from gateway.wires.log import Seldom
 REQUEST_LIMIT: Final = 8 * 1024
 """The most bytes of a request's first line and headers, together."""
 SECONDS: Final = 5.0
-"""How long a request may take to come, its answer to be made, and the answer to be taken: for each of the three."""
+"""Seconds for each of: the request to arrive, the answer to be made, the client to receive it."""
 MAX_CONNECTIONS: Final = 256
-"""How many are open at once: at 10 000 a second each has 25 ms to say something before it makes room."""
+"""Open connections. At 10 000 new ones a second each has 25 ms for its request before it is ended."""
 AT_ONCE: Final = 64
-"""How many are taken in one turn of the event loop."""
+"""Connections that one turn of the event loop accepts."""
 ACCEPT_AGAIN: Final = 1.0
-"""Seconds until the next try, where the kernel gave no descriptor."""
+"""Seconds until the next accept if the kernel gave no descriptor."""
 _BACKLOG: Final = 2048
-"""How many the kernel lets wait: of one more it drops the SYN, which comes again a second later, as long as a probe waits by
-default. What waits in a longer line is late, too: on a busy node 4 000 are answered in a second."""
+"""Connections that wait in the kernel. It drops the SYN of one more, which comes again after a second, the default time-out of a probe.
+A longer queue would be too late also: a busy node answers 4 000 in a second."""
 _RECEIVED, _SENT = REQUEST_LIMIT, 64 * 1024
-"""Bytes that the kernel keeps for each (it doubles both): so those that wait fit into the pod's memory limit."""
+"""Bytes of the kernel's buffers for each connection (it doubles both), so that those that wait fit into the pod's memory limit."""
 _LINGER: Final = 16
-"""How many times ``REQUEST_LIMIT`` bytes are read and dropped, of a request that was too large."""
+"""How many times ``REQUEST_LIMIT`` bytes of a request that is too large are read and dropped."""
 TEXT: Final = "text/plain; charset=utf-8"
 
 Answer = tuple[HTTPStatus, str, bytes]
 """Status, content type, body."""
 _Spelled = tuple[bytes, bytes]
-"""An answer as it is sent: its head, and its body."""
+"""An answer as it is sent: head and body."""
 Handler = Callable[[], Answer | Awaitable[Answer]]
-"""Who can answer at once does: it costs half of what a task does, and under a flood that is how soon the next one has its turn."""
+"""An answer without an await costs half of what a task does, so under a flood the next client waits half as long."""
 
 _REQUEST = re.compile(rb"(?P<method>[!#$%&'*+.^_`|~0-9A-Za-z-]+) (?P<target>[!-~]+) HTTP/1\.(?P<minor>[01])")
 """RFC 9112, section 3. A target is a path (origin form), or a whole URL (absolute form)."""
 _HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*")
 _ORIGIN = re.compile(r"(?i:https?://[^/?]*)?(?P<path>/[^?]*)?(?:\?.*)?")
-_ADDRESS = re.compile(r"(?:(?:(?P<host>[^\s:\[\]]*)|\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]):)?(?P<port>[0-9]{1,5})")
-_LOOPBACK: Final = "127.0.0.1"
 
 _seldom = Seldom()
 _log = structlog.get_logger()
 
 
-def address(text: str) -> tuple[str, int]:
-    """Read where to listen: ``HOST:PORT``, ``[IPV6]:PORT``, ``:PORT`` (every address), or ``PORT`` alone (this machine only).
-
-    Port 0 is any free one; the host of ``:PORT`` is empty.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    match = _ADDRESS.fullmatch(text)
-    if match is None or int(match["port"]) > 65535:
-        raise ValueError(
-            f"{text[:80]!r} is not HOST:PORT or PORT, such as 10.1.2.3:9400, :9400 (every address) or 9400 (this machine only)"
-        )
-    host = match["host"] if match["host"] is not None else match["v6"]
-    return _LOOPBACK if host is None else host, int(match["port"])
-
-
 class _Stage(IntEnum):
-    """Where a connection stands. Of too many the first of the lowest stage goes."""
+    """The stage of a connection. If there are too many, the oldest of the lowest stage is ended."""
 
     SERVED = 0
-    """Its answer is out; the other side is to end it."""
+    """Its answer was sent; the client should end it."""
     SILENT = 1
-    """Its request isn't there yet."""
+    """Its request has not arrived."""
     TAKING = 2
-    """Its answer is being taken."""
+    """Its answer is being sent."""
     ASKED = 3
     """Its answer is being made."""
 
 
 class _Connection:
-    """One connection, and what is under way on it."""
+    """One connection."""
 
     __slots__ = ("dropped", "fd", "linger", "read", "rest", "since", "socket", "stage", "task")
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket, self.fd = connection, connection.fileno()
-        """asyncio gets the number: it writes the socket it is given into an exception each time, with both addresses."""
+        """asyncio gets the number: it would format a socket, with both addresses, into an exception each time."""
         self.stage = _Stage.SILENT
         self.since = 0.0
-        """When it came to its stage, in the event loop's time."""
+        """When it entered its stage, in the event loop's time."""
         self.linger = False
-        """Whether more came than a request, and may still come."""
+        """True if more came than a request."""
         self.read = bytearray()
         """The request so far."""
         self.dropped = 0
-        """How many bytes came after it."""
+        """Bytes that came after the request."""
         self.rest: list[memoryview] = []
-        """What is left of the answer."""
+        """The rest of the answer."""
         self.task: asyncio.Task[None] | None = None
 
 
@@ -116,9 +97,9 @@ class HttpServer:
     """The listener.
 
     Args:
-        host: the address to listen on, or a name of it; empty: every one that this machine has.
+        host: the address or name to listen on; empty: all addresses.
         port: the port; 0 is any free one.
-        routes: who answers for which path. A handler that raises is answered for with 500, one that hangs with 503.
+        routes: the handler of each path. A handler that raises gives 500, one that hangs 503.
     """
 
     def __init__(self, host: str, port: int, routes: Mapping[str, Handler]) -> None:
@@ -127,19 +108,19 @@ class HttpServer:
         self._listeners: list[socket.socket] = []
         self._open: dict[_Connection, None] = {}
         self._at: dict[_Stage, dict[_Connection, None]] = {stage: {} for stage in _Stage}
-        """The same by stage, in the order in which they came to it."""
+        """The same by stage, oldest first."""
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Listen; return the address that was taken.
+        """Listen; return host and port.
 
         Raises:
-            OSError: it can't be had (it is taken, or is none of this machine).
+            OSError: the address is in use, or not of this machine.
         """
         self._loop = asyncio.get_running_loop()
         bound = await self._loop.create_server(
             asyncio.Protocol, self._host or None, self._port, start_serving=False
-        )  # for its names: asyncio's own way to accept is up to a hundred at once, whatever they cost
+        )  # It resolves names. asyncio's own accept takes up to a hundred at once, whatever they cost.
         try:
             self._listeners = [one.dup() for one in bound.sockets]
         finally:
@@ -147,7 +128,7 @@ class HttpServer:
         try:
             for listener in self._listeners:
                 listener.settimeout(0)
-                with contextlib.suppress(OSError):  # Who says nothing stays with the kernel, as far as it has room.
+                with contextlib.suppress(OSError):  # The kernel holds silent connections back, as far as it has room.
                     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1)
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED)
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SENT)
@@ -172,12 +153,12 @@ class HttpServer:
             self._end(connection)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # Each of these is one turn of the event loop, and short.
+    # Each of these runs within one turn of the event loop.
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take those who wait, no more at once than may be open; after so many it rests for as much time as a processor needed.
+        """Accept up to ``AT_ONCE`` connections. After so many, rest for the processor time that they took.
 
-        By the clock, it would rest also for the time that a busy node gave to others.
+        Wall-clock time would also count what a busy node gave to other processes.
         """
         began = time.thread_time()
         for _ in range(AT_ONCE):
@@ -187,7 +168,7 @@ class HttpServer:
                 return
             except OSError as error:  # No descriptor is left, or no memory.
                 if (left_out := _seldom.tell("accept")) is not None:
-                    _log.warning("connections can't be taken", reason=str(error), more_of_them_before=left_out)
+                    _log.warning("cannot accept connections", reason=str(error), more_of_them_before=left_out)
                 self._rest(listener, ACCEPT_AGAIN)
                 return
             self._take(connection)
@@ -202,7 +183,7 @@ class HttpServer:
         self._loop.call_later(seconds, again)
 
     def _take(self, accepted: socket.socket) -> None:
-        """Take a connection, in place of the one that needs it least; who is being answered stays."""
+        """Add a connection. If there are too many, end the oldest of the lowest stage, or refuse this one if all are being answered."""
         if len(self._open) >= MAX_CONNECTIONS:
             least = next(stage for stage in _Stage if self._at[stage])
             if least is _Stage.ASKED:
@@ -218,7 +199,7 @@ class HttpServer:
             self._loop.add_reader(connection.fd, self._readable, connection)
 
     def _enter(self, connection: _Connection, stage: _Stage) -> None:
-        """Let it come to a stage. In each but ``ASKED``, which has its own time, it may be for ``SECONDS``."""
+        """Move it to a stage. Each stage but ``ASKED``, which has its own time-out, may last for ``SECONDS``."""
         self._at[connection.stage].pop(connection, None)
         self._at[stage][connection] = None
         connection.stage, connection.since = stage, self._loop.time()
@@ -226,7 +207,7 @@ class HttpServer:
             self._sweeping = self._loop.call_later(SECONDS, self._sweep)
 
     def _sweep(self) -> None:
-        """End those whose time is over: one timer for all is a third of what a connection costs less."""
+        """End the connections whose time is over. One timer for all makes a connection a third cheaper."""
         now, timed = self._loop.time(), [self._at[stage] for stage in _Stage if stage is not _Stage.ASKED]
         for those in timed:
             for connection in list(those):
@@ -275,7 +256,7 @@ class HttpServer:
             self._loop.add_writer(connection.fd, self._writable, connection)
 
     def _writable(self, connection: _Connection) -> None:
-        """Send on, then end; where more came than a request, the other side ends: closed on unread bytes, a socket drops what it sent."""
+        """Send the rest, then end it. If more came than a request, let the client end it: a socket closed on unread bytes drops its answer."""
         rest = connection.rest
         try:
             sent = connection.socket.sendmsg(rest)
@@ -290,7 +271,7 @@ class HttpServer:
             connection.socket.shutdown(socket.SHUT_WR)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:  # Nobody waits for an answer.
+        except OSError:  # The client is gone.
             self._end(connection)
             return
         self._loop.remove_writer(connection.fd)
@@ -308,7 +289,7 @@ class HttpServer:
         connection.socket.close()
 
     def _answer(self, request: bytes | None) -> _Spelled | Awaitable[_Spelled]:
-        """Answer a request's head (None: it was too large)."""
+        """Return the answer to a request's head (None: it is too large)."""
         if request is None:
             return _spell(*_plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
         found = parse(request)
@@ -344,7 +325,7 @@ def _failed(path: str, *, head: bool) -> _Spelled:
 
 
 def parse(request: bytes) -> tuple[str, str] | None:
-    """Read a request's head, without the empty line: its method and path (undecoded). None: it is no HTTP/1 request."""
+    """Return method and path (undecoded) of a request's head, without the empty line; None if it is no HTTP/1 request."""
     first, *headers = request.split(b"\r\n")
     match = _REQUEST.fullmatch(first)
     if match is None or not all(map(_HEADER.fullmatch, headers)):

@@ -33,7 +33,7 @@ class Section:
     words: str
     plot: Callable[[Report], str] = lambda _report: ""
     figures: str = ""
-    """The beginning of the names of the figures that it tells as a table."""
+    """The beginning of the names of the figures that it tells as a table; a plot shows its own."""
 
 
 def write(report: Report, path: Path) -> None:
@@ -304,7 +304,6 @@ SECTIONS: Final = (
         "all 8 GPUs. Most of it is the kubelet's own: in turns with the gateway, a trivial plugin registers and does nothing else. The "
         "curves show which share of the restarts took at most so long; dashed lines are the bars.",
         _restarts,
-        figures="restart gap",
     ),
     Section(
         "A busy node",
@@ -339,14 +338,12 @@ SECTIONS: Final = (
         "One call after another, as from a kubelet, in turns with a trivial plugin that uses the same library and accepts everything. "
         "The gateway checks the devices, logs, and writes down what it gave. *Times* is the ratio to that call.",
         _calls,
-        figures="calls",
     ),
     Section(
         "A health change",
         (),
         "A GPU becomes unhealthy in the profile: the time until the kubelet's records show one less. The list is always sent whole. The plot has medians.",
         _health,
-        figures="a health change",
     ),
     Section(
         "Idle",
@@ -354,7 +351,6 @@ SECTIONS: Final = (
         "How much more the gateway costs than the trivial plugin, in the same 20 seconds in which nothing happens (with metrics on: a "
         "scrape every 15 seconds). The marks are the bars.",
         _idle,
-        figures="in 20 idle seconds",
     ),
     Section("Start", ("cold start",), "From the start of the process until the kubelet's records show its first list."),
     Section(

@@ -231,4 +231,4 @@ BUGS: Final[Mapping[str, Bug]] = {
         why_not="it is a race: 3 of 100 tries at the worst moment",
     ),
 }
-"""By name, as ``gateway compat --only`` takes it."""
+"""By name, as ``gateway bugs`` takes it."""

@@ -204,19 +204,27 @@ def _emulated(report: Report) -> set[str]:
 # Markdown.
 
 
-def markdown(report: Report, level: int = 2) -> str:
-    """Give the run in Markdown, with headings from ``level`` on."""
-    return "\n".join(_markdown(report, "#" * level)) + "\n"
+def markdown(report: Report) -> str:
+    """Give the run in Markdown."""
+    return "\n".join(_markdown(report)) + "\n"
 
 
 def place(page: str, report: Report) -> str:
-    """Put a run into a page, in place of the one it holds.
+    """Put what a run found, in a few lines, into a page in place of the run it holds.
 
     Raises:
         NoPlaceError: it has no place for one.
     """
     before, after = find_place(page)
-    return f"{before}{BEGIN}\n\n{markdown(report, 3)}\n{END}{after}"
+    _, *counts, last = summary(report).splitlines()
+    lines = [
+        "",
+        *_table(["", "what was run"], _facts(report)),
+        "",
+        *(f"- {one.strip()}" for one in (*counts, last)),
+        "",
+    ]
+    return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"])
 
 
 def find_place(page: str) -> tuple[str, str]:
@@ -232,7 +240,7 @@ def find_place(page: str) -> tuple[str, str]:
     return before, after
 
 
-def _markdown(report: Report, heading: str) -> Iterator[str]:
+def _markdown(report: Report) -> Iterator[str]:
     ran = sum(1 for one in report.results() if one.status != "not applicable")
     yield f"**{'Passed' if report.passed else 'Failed'}**: {counted(ran, 'run')}, {tally(one.status for one in report.results())}."
     yield ""
@@ -241,14 +249,14 @@ def _markdown(report: Report, heading: str) -> Iterator[str]:
     if why:
         yield from ("", *(f"- kubelet *{version}* is emulated: {reason}" for version, reason in why.items()))
     if report.cells:
-        yield from _markdown_grid(report, heading)
+        yield from _markdown_grid(report)
     if report.hops:
-        yield from _markdown_hops(report, heading)
+        yield from _markdown_hops(report)
     if second := [*_second_tries(report)]:
-        yield f"\n{heading} Passed at the second try ({SECOND_TRY})\n"
+        yield f"\n## Passed at the second try ({SECOND_TRY})\n"
         yield from (f"- {_inline(one)}" for one in second)
     if report.cluster:
-        yield from (f"\n{heading} A cluster of all of them at once\n",)
+        yield from ("\n## A cluster of all of them at once\n",)
         alike: dict[tuple[str, ...], list[str]] = {}
         for node in report.cluster.nodes:
             seen = node.api, _registers(node.registers), _verdict(node)
@@ -259,8 +267,8 @@ def _markdown(report: Report, heading: str) -> Iterator[str]:
         )
 
 
-def _markdown_grid(report: Report, heading: str) -> Iterator[str]:
-    yield f"\n{heading} Scenarios\n"
+def _markdown_grid(report: Report) -> Iterator[str]:
+    yield "\n## Scenarios\n"
     shown = _shown(report)
     found: dict[tuple[str, Status], list[str]] = {}
     for cell in report.cells:
@@ -289,8 +297,8 @@ def _markdown_grid(report: Report, heading: str) -> Iterator[str]:
             )
 
 
-def _markdown_hops(report: Report, heading: str) -> Iterator[str]:
-    yield f"\n{heading} Hops\n"
+def _markdown_hops(report: Report) -> Iterator[str]:
+    yield "\n## Hops\n"
     yield "Gap: from the first possible connect to the new kubelet's socket until all devices are allocatable again.\n"
     shown = _shown(report)
     yield from _table(

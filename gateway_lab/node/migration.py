@@ -46,7 +46,7 @@ STEPS: Sequence[Step] = (
     Step("back", "ours is ended, the other plugin is started", OTHER, _SWAPPED),
     Step("back-containers", "containers are killed", OTHER, _CONTAINERS),
     Step("back-kubelet", "the kubelet is restarted", OTHER, _OTHERS),
-    Step("beside", "ours is started beside the other plugin, which is ended then", OURS, _SWAPPED),
+    Step("beside", "ours is started next to the other plugin, which then ends", OURS, _SWAPPED),
     Step("beside-containers", "containers are killed", OURS, _CONTAINERS),
     Step("beside-kubelet", "the kubelet is restarted", OURS, Promise()),
 )

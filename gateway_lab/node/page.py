@@ -1,6 +1,6 @@
-"""Writes what was seen of each scenario into the documentation's tables.
+"""Writes what was seen of each scenario into the tables of one page.
 
-    python -m gateway_lab.node.page OUTCOMES docs/continuity.md docs/migration.md docs/bridge.md
+    python -m gateway_lab.node.page OUTCOMES docs/measured.md
 
 OUTCOMES is the file of that name that the e2e tests write: a line of JSON for each run of each scenario. Nothing in the table is
 written by hand, and nothing is left out of it: a run that broke its promise is counted like any other.
@@ -32,17 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the table."""
     parser = argparse.ArgumentParser(prog="python -m gateway_lab.node.page", description=__doc__)
     parser.add_argument("outcomes", type=Path)
-    parser.add_argument("continuity", type=Path)
-    parser.add_argument("migration", type=Path)
-    parser.add_argument("bridge", type=Path)
+    parser.add_argument("page", type=Path)
     options = parser.parse_args(arguments)
     found = [msgspec.json.decode(line, type=Outcome) for line in options.outcomes.read_bytes().splitlines()]
     outcomes = [one for one in found if one.installed in _WAYS]
     bridged = [one for one in found if one.installed == Bridged.kind]
-    swaps = {step.name: f"{step.words} ({step.plugin} serves)" for step in STEPS}
-    write(options.continuity, "scenarios", table([one for one in outcomes if one.scenario not in swaps], _WORDS))
-    write(options.migration, "migration", table([one for one in outcomes if one.scenario in swaps], swaps))
-    write(options.bridge, "scenarios", table(bridged, BRIDGED, (Bridged.kind,)))
+    swaps = {step.name: step.words for step in STEPS}
+    write(options.page, "scenarios", table([one for one in outcomes if one.scenario not in swaps], _WORDS))
+    write(options.page, "migration", table([one for one in outcomes if one.scenario in swaps], swaps))
+    write(options.page, "bridge", table(bridged, BRIDGED, (Bridged.kind,)))
 
 
 def write(page: Path, part: str, text: str) -> None:
@@ -62,28 +60,31 @@ def write(page: Path, part: str, text: str) -> None:
 
 
 def table(outcomes: Sequence[Outcome], words: Mapping[str, str], ways: Sequence[str] = _WAYS) -> str:
-    """Write a table: a row for each scenario and kubelet, and for each way to install what was seen of GPUs and of pods.
+    """Write a table: a row for each scenario and change of the kubelet, with what was seen of GPUs and pods for each way to install.
 
-    Kubelets that did the same share a row.
+    Scenarios of which the same was seen share a row.
     ``words`` says what happens, by the name of the scenario, in the order of the rows; those without are changes of the kubelet.
     """
-    rows = [("what happens", "kubelet", *(f"{way}: {what}" for way in ways for what in ("GPUs", "pods")))]
     order = {name: number for number, name in enumerate(words)}
-    keys = sorted(
-        {(one.scenario, one.kubelet) for one in outcomes}, key=lambda key: (order.get(key[0], -1), _versions(key[1]))
-    )
-    for name, kubelet in keys:
-        cells = [f"{words.get(name, 'the kubelet is replaced by another version')} (`{name}`)", kubelet]
+    runs: dict[tuple[str, str], list[Outcome]] = {}
+    for one in sorted(outcomes, key=lambda one: (order.get(one.scenario, -1), _versions(one.kubelet))):
+        runs.setdefault((one.scenario, one.kubelet if "->" in one.kubelet else ""), []).append(one)
+    rows: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for (name, change), found in runs.items():
+        kubelets = change or ", ".join(dict.fromkeys(one.kubelet for one in found))
+        cells = [kubelets]
         for way in ways:
-            runs = [one for one in outcomes if (one.scenario, one.kubelet, one.installed) == (name, kubelet, way)]
-            cells += [_gpus(runs), _pods(runs)] if runs else ["-", "-"]
-        what, version, *seen = rows[-1]
-        if [what, *seen] == [cells[0], *cells[2:]]:
-            rows[-1] = (what, f"{version}, {kubelet}", *seen)
-        else:
-            rows.append(tuple(cells))
-    rows.insert(1, ("---",) * len(rows[0]))
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows) + _facts(outcomes, order)
+            here = [one for one in found if one.installed == way]
+            cells += [_gpus(here), _pods(here)] if here else ["-", "-"]
+        what = words.get(name, "the kubelet is replaced by another version")
+        rows.setdefault(tuple(cells), {}).setdefault(what, []).append(f"`{name}`")
+    head = ("what happens", "kubelet", *(f"{way}: {what}" for way in ways for what in ("GPUs", "pods")))
+    lines = [head, ("---",) * len(head)]
+    lines += [
+        ("; ".join(f"{what} ({', '.join(names)})" for what, names in happened.items()), *seen)
+        for seen, happened in rows.items()
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + _facts(outcomes, order)
 
 
 def _facts(outcomes: Sequence[Outcome], order: Mapping[str, int]) -> str:
@@ -107,7 +108,7 @@ def _values(values: Sequence[str | float]) -> str:
     numbers = sorted(one for one in values if isinstance(one, (int, float)))
     if numbers:
         return f"{numbers[0]:g}" if numbers[0] == numbers[-1] else f"{numbers[0]:g} to {numbers[-1]:g}"
-    return ", or ".join(dict.fromkeys(map(str, values)))
+    return ", or ".join(dict.fromkeys(": ".join(str(one).split(": ")[:2]) for one in values))
 
 
 def _versions(kubelet: str) -> list[Version]:
@@ -118,18 +119,19 @@ def _gpus(runs: Sequence[Outcome]) -> str:
     """Say what the API server saw of the GPUs, and what the kubelet's own records had where that was less."""
     dropped = [one for one in runs if one.drops]
     said = (
-        f"fewer in {len(dropped)} of {len(runs)}, for {_range(one.drop_ms for one in dropped)}"
+        f"fewer in {len(dropped)} of {len(runs)}, for {seconds(one.drop_ms for one in dropped)}"
         if dropped
-        else f"all, {len(runs)} of {len(runs)}"
+        else f"all ({len(runs)})"
     )
     gaps = [one.gap_ms for one in runs if one.gap_ms]
-    return said + (f"; records: {_range(gaps)}" if gaps else "")
+    return said + (f"; records {seconds(gaps)}" if gaps else "")
 
 
-def _range(ms: Iterable[float]) -> str:
+def seconds(ms: Iterable[float]) -> str:
+    """Write the shortest and the longest of some times, given in milliseconds: ``0.1-1.2 s``."""
     found = sorted(one / 1000 for one in ms)
     low, high = (f"{one:.1f}" for one in (found[0], found[-1]))
-    return f"{high} s" if low == high else f"{low} to {high} s"
+    return f"{high} s" if low == high else f"{low}-{high} s"
 
 
 def _pods(runs: Sequence[Outcome]) -> str:
@@ -143,7 +145,7 @@ def _pods(runs: Sequence[Outcome]) -> str:
         said = next(iter(alike))
     else:
         said = "; ".join(f"{' and '.join(kinds)}: {word}" for word, kinds in alike.items())
-    failed = sum(bool(one.failed) for one in runs)
+    failed = sum(bool(one.failed) for one in runs if "failed" not in one.fates.values())
     lost = sum(bool(one.lost) for one in runs)
     return (
         said

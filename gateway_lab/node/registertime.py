@@ -3,7 +3,7 @@
 A restarted kubelet tells the API server of its node a moment later, and then not again for 10 seconds: a plugin that isn't back by
 then costs ten seconds without GPUs. Counted are the restarts in which the API server saw that. Run on the whole node:
 
-    python -m gateway_lab.node -- python -m gateway_lab.node.registertime --page docs/continuity.md
+    python -m gateway_lab.node -- python -m gateway_lab.node.registertime --page docs/measured.md
 """
 
 from __future__ import annotations
@@ -79,27 +79,25 @@ async def _whole(node: Node, seen: Recorder) -> None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Write the table: a row for each kubelet and load, a column for each delay."""
+    """Write the table: in how many restarts the node lost its GPUs, a column for each delay; kubelets of which the same was seen share a row."""
     delays = sorted({row.delay_ms for row in rows})
     lines = [["kubelet", "machine", *(f"Register {delay} ms after the socket" for delay in delays)]]
     lines.append(["---"] * len(lines[0]))
-    for kubelet, load in sorted(
-        {(row.kubelet, row.load) for row in rows}, key=lambda one: (one[0], LOADS.index(one[1]))
+    seen: dict[tuple[str, ...], list[str]] = {}
+    for load, kubelet in sorted(
+        {(row.load, row.kubelet) for row in rows}, key=lambda one: (LOADS.index(one[0]), one[1])
     ):
-        found = {row.delay_ms: row for row in rows if (row.kubelet, row.load) == (kubelet, load)}
-        lines.append([kubelet, load, *(_cell(found[delay]) if delay in found else "-" for delay in delays)])
+        found = {row.delay_ms: row for row in rows if (row.load, row.kubelet) == (load, kubelet)}
+        seen.setdefault((load, *(_cell(found[delay]) if delay in found else "-" for delay in delays)), []).append(
+            kubelet
+        )
+    lines += [[", ".join(kubelets), *cells] for cells, kubelets in seen.items()]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _cell(row: Row) -> str:
-    seen = [one / 1000 for one in row.drops_ms if one]
-    lasted = f", for {_range(seen, '.1f')} s" if seen else ""
-    return f"{len(seen)} of {len(row.drops_ms)}{lasted} (answered after {_range(row.registered_ms, '.0f')} ms)"
-
-
-def _range(values: Sequence[float], form: str) -> str:
-    low, high = format(min(values), form), format(max(values), form)
-    return low if low == high else f"{low} to {high}"
+    seen = [one for one in row.drops_ms if one]
+    return f"{len(seen)} of {len(row.drops_ms)}" + (f", for {page.seconds(seen)}" if seen else "")
 
 
 async def run(

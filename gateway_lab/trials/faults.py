@@ -995,7 +995,7 @@ FAULTS: Mapping[str, Fault] = {
             serves=True,
             meanwhile=("gateway-killed", "kubelet-killed", "device-ill", "directory-replaced"),
             inside_namespaces=True,
-            shows="inotify is not to be had",
+            shows="inotify is not available",
         ),
         Fault(
             "no-watches",
@@ -1162,40 +1162,44 @@ INTRODUCTION = f"""\
 
     make gauntlet
 
-strikes a node with every fault below: each alone, on emulated and real kubelets, then all of them mixed by chance. After each the node must be *right* again
-within the bound, in the same gateway process unless the fault ends it:
-
-- the kubelet's records show the hardware as it is, and a pod gets a device of it,
-- no device is in two living pods, and no pod lost one,
-- the state file is on disk.
+strikes a node with every fault below: each alone, on emulated and real kubelets, then all mixed by chance. After each the node must be *right* again within
+the bound, in the same gateway process unless the fault ends it: the kubelet's records show the hardware as it is, a pod gets a device, no device is in two
+living pods, no pod lost one, and the state file is on disk.
 
 A bound is for an idle machine and counts from the fault's end. On a busy one the check allows {SLOWER:g} times the bound, at most {SLOWEST:g} s above it, and
 {SLACK:g} s on top; the summary reports the worst recovery.
 
-- *serves*: the node must be right during the fault also.
-- *and as long again*: waits between two tries grow with each failure, so the bound is longer by the duration of the fault.
-- *emulated*: only on emulated kubelets, because a real one can't be made to lie.
+- *It serves*: the node must be right during the fault also.
+- *And as long again*: waits between two tries grow with each failure, so the bound is longer by the duration of the fault.
+- *Emulated*: a real kubelet can't be made to lie so.
 
-A fault that the environment can't strike (it has no namespaces, for example) is reported as not applicable, with the reason.
+A fault that the environment can't strike (it has no namespaces, for example) is reported as not applicable.
 """
 
 NOTES = """\
 ## What is simulated
 
-- The wall clock jumps in the gateway's process only, for its own code. gRPC and the event loop measure time by the monotonic clock.
-- Full disks, read-only file systems, refused links and limits of inotify are real, in namespaces that hold the gateway alone.
-- Real kubelets are really stopped and killed, and really run next to each other.
+The wall clock jumps for the gateway's own code only; gRPC and the event loop use the monotonic clock. All else is real, in namespaces that hold the gateway
+alone.
 """
 
 
 def page() -> str:
     """Write docs/faults.md, in Markdown."""
-    rows = [(f"`{fault.name}`", fault.what, _bound(fault), fault.why) for fault in FAULTS.values()]
-    head = ("fault", "what happens", "right again within", "why so long")
-    lines = [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows)]
-    return "\n".join([INTRODUCTION, *lines, "", NOTES])
+    bounds: dict[str, list[Fault]] = {}
+    for fault in sorted(FAULTS.values(), key=lambda fault: fault.bound):
+        bounds.setdefault(_bound(fault), []).append(fault)
+    lines = []
+    for bound, faults in bounds.items():
+        lines += [
+            f"## {bound}",
+            "",
+            *(f"- `{one.name}`: {one.what}" + (f" ({one.why})" if one.why else "") for one in faults),
+            "",
+        ]
+    return "\n".join([INTRODUCTION, *lines, NOTES])
 
 
 def _bound(fault: Fault) -> str:
-    notes = {"and as long again": fault.lingers, "*serves*": fault.serves, "*emulated*": fault.emulated}
-    return ", ".join([f"{fault.bound:g} s", *(note for note, holds in notes.items() if holds)])
+    notes = {"and as long again": fault.lingers, "it serves": fault.serves, "emulated": fault.emulated}
+    return ", ".join([f"Within {fault.bound:g} s", *(note for note, holds in notes.items() if holds)])

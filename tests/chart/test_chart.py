@@ -433,7 +433,8 @@ def test_only_prometheus_reaches_the_metrics() -> None:
     labels = found["DaemonSet", "nvidia"]["spec"]["template"]["metadata"]["labels"]
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     monitor = found["PodMonitor", ""]["spec"]
-    assert monitor["podMetricsEndpoints"] == [{"port": "metrics", "interval": "30s"}]
+    node = {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}
+    assert monitor["podMetricsEndpoints"] == [{"port": "metrics", "interval": "30s", "relabelings": [node]}]
     assert monitor["selector"]["matchLabels"].items() <= labels.items()
 
 
@@ -441,6 +442,9 @@ def test_the_alerts_and_the_dashboard_are_ours() -> None:
     found = rendered({"prometheusRule.enabled": True, "dashboard.enabled": True})
     rules = yaml.safe_load((ROOT / "deploy/alerts/device-plugin-gateway.rules.yaml").read_text())
     assert found["PrometheusRule", ""]["spec"] == rules
+    there = rendered({"prometheusRule.enabled": True, "prometheusRule.docsUrl": "https://docs.example/"})
+    [group] = there["PrometheusRule", ""]["spec"]["groups"]
+    assert all(rule["annotations"]["runbook_url"].startswith("https://docs.example/o") for rule in group["rules"])
     shown = json.loads(found["ConfigMap", ""]["data"]["device-plugin-gateway.json"])
     told = set(re.findall(r"device_plugin_gateway_\w+", json.dumps(shown)))
     page = (ROOT / "docs/observability.md").read_text()

@@ -111,7 +111,7 @@ async def test_an_error_of_the_hardware_reaches_the_kubelet_and_one_of_a_program
         one.world.event(3, 79)  # the GPU fell off the bus
         await one.allocatable(GPU, 7)
         rows = json.loads(one.ask("devices", "--json").stdout)
-        ill = {row["id"]: row["reason"] for row in rows["devices"] if row["state"] != "present"}
+        ill = {row["id"]: row["reason"] for row in rows["devices"] if row["state"] != "healthy"}
         assert set(ill) == {one.world.gpus[3].uuid}
         assert "79" in ill[one.world.gpus[3].uuid]
 
@@ -137,12 +137,12 @@ async def test_released_gpus_are_given_to_nobody_until_they_are_acquired(monkeyp
         uuid = one.world.gpus[5].uuid
         assert uuid in (let_go := one.ask("release", uuid)).stdout, let_go
         states = {row["id"]: row["state"] for row in json.loads(one.ask("devices", "--json").stdout)["devices"]}
-        assert {device: state for device, state in states.items() if state != "present"} == {uuid: "released"}
+        assert {device: state for device, state in states.items() if state != "healthy"} == {uuid: "released"}
         await one.allocatable(GPU, 7)
         assert uuid in one.ask("acquire", uuid).stdout
         await one.allocatable(GPU, 8)
         states = {row["id"]: row["state"] for row in json.loads(one.ask("devices", "--json").stdout)["devices"]}
-        assert set(states.values()) == {"present"}
+        assert set(states.values()) == {"healthy"}
 
 
 @pytest.mark.parametrize("told", ["by SIGHUP", "by the edit alone"])

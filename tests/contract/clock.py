@@ -334,16 +334,19 @@ class _Selector(selectors.EpollSelector):
         self._clock.advance(_TURN_S)
         if found or timeout == 0:
             return found
-        if any(map(_is_connected, self.tcp)) and (found := super().select(_SETTLE_S)):
+        if self.tcp and self._is_connected() and (found := super().select(_SETTLE_S)):
             return found
         if timeout is None:
             raise StandstillError
         self._clock.advance(timeout)
         return []
 
-
-def _is_connected(one: socket.socket) -> bool:
-    return one.fileno() >= 0 and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    def _is_connected(self) -> bool:
+        """Whether something may be on its way by TCP. Sockets that listen, or are closed, stay so."""
+        for one in list(self.tcp):
+            if one.fileno() < 0 or one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                self.tcp.discard(one)
+        return bool(self.tcp)
 
 
 class _Listener:

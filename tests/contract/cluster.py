@@ -419,13 +419,13 @@ class Cluster:
         self.server.put(path, spec={"driver": driver, "nodeName": NAME, "pool": pool, "devices": said})
         return path
 
-    def pod(self, name: str, count: int = 1, **status: Any) -> None:
+    def pod(self, name: str, count: int = 1, kind: str = "containers", **status: Any) -> None:
         """Bind a pod to the node that asks for GPUs by name; by default the kubelet has not admitted it yet."""
         limits = [{"resources": {"limits": {GPU: str(count)}}}]
         self.server.put(
             f"/api/v1/namespaces/default/pods/{name}",
             metadata={"uid": name, "namespace": "default"},
-            spec={"nodeName": NAME, "containers": limits},
+            spec={"nodeName": NAME, kind: limits},
             status=status or {"phase": "Pending"},
         )
 

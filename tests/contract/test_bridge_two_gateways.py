@@ -73,8 +73,8 @@ async def test_a_gateway_that_stands_by_shows_the_plugins_and_calls_none(node: N
     await late.start()
     await node.pass_time(5)
     assert (await older.states(NIC), await older.states(OTHER)) == (
-        {"a": "unhealthy", "c": "present"},
-        {"x": "present"},
+        {"a": "unhealthy", "c": "healthy"},
+        {"x": "healthy"},
     )
     assert (await behind(older))["state"] == "live"
     plugin.kill()

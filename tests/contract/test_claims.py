@@ -371,7 +371,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a list within": (gpu([]), "Expected `object | null`, got `array`"),
     "a kind that is a number": (gpu(kind=7), "Expected `str`, got `int`"),
     "a screen's": (gpu(kind="\x1b[2J"), "'?[2J' are unknown"),
-    "a surrogate": (gpu(**{"\ud800": 1}), "expected to read claim"),
+    "a surrogate": (gpu(**{"\ud800": 1}), "cannot read claim"),
 }
 
 
@@ -524,6 +524,54 @@ async def test_a_claim_that_tolerates_it_gets_an_unhealthy_gpu(node: Node) -> No
         async with asyncio.timeout(3):
             assert (await cluster.prepare(claim)).gpus == {A}
             assert (await node.kubelet.ask(cluster.dra.prepare(admin))).gpus == {A}
+
+
+KEY = "device-plugin-gateway.io/unhealthy"
+
+
+@pytest.mark.parametrize(
+    ("toleration", "covers"),
+    [
+        ({"key": KEY}, True),
+        ({"operator": "Exists"}, True),
+        ({"key": KEY, "operator": "Exists", "effect": "NoSchedule"}, True),
+        ({"key": KEY, "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": KEY, "value": "x"}, False),
+        ({"key": f"{KEY}-too", "operator": "Exists"}, False),
+        ({}, False),
+    ],
+)
+async def test_a_toleration_covers_what_it_covers_for_kubernetes(
+    node: Node, toleration: dict[str, str], covers: bool
+) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        simulate(node, unhealthy=A)
+        await cluster.published_is(gpu_0=["unhealthy"], gpu_1=[])
+        claim = cluster.allocate("claim", "gpu-0", tolerations=[toleration])
+        if covers:
+            assert (await cluster.prepare(claim)).gpus == {A}
+        else:
+            assert "is unhealthy" in await refusal(cluster, claim)
+
+
+async def test_a_claim_that_is_allocated_more_gets_it_beside_what_it_has(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        claim = cluster.claim("claim", "gpu-0")
+        await cluster.prepare(claim)
+        async with asyncio.timeout(3):
+            assert (await cluster.prepare(cluster.allocate("claim", "gpu-0", "gpu-1"))).gpus == {A, B}
+
+
+async def test_each_request_of_a_claim_has_an_answer_of_its_own(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        first, second = await of_amd(cluster, nodes=False)
+        claim = cluster.allocate("claim", first, second, driver=OF_AMD)
+        results = cluster.server.objects[claim.path]["status"]["allocation"]["devices"]["results"]
+        results[1]["request"] = "another"
+        got = await cluster.prepare(claim)
+        assert got.envs["AMD_VISIBLE_DEVICES"] in {A, B}
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha1"])

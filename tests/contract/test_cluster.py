@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import h11
 import pytest
 import trustme
 
-from tests.contract.cluster import AT, Cluster
+from tests.contract import clock
+from tests.contract.cluster import AT, NAME, Cluster
 from tests.contract.node import GPU, Node
 from tests.contract.test_sharing import configure, sliced
-from tests.fakes.apiserver import Answer, Request
+from tests.fakes.apiserver import TOKEN, Answer, Request
 
 A, B = "GPU-a", "GPU-b"
 TAINT = "example.com/starting"
@@ -70,6 +73,16 @@ async def test_the_node_is_ready_when_the_api_server_shows_all_its_gpus(node: No
         await node.pass_time(7)
         assert condition(cluster) == "True Ready"
         await condition_is(cluster, "False NotAllocatable", 10)
+
+
+async def test_thousands_of_devices_are_counted_as_kubernetes_spells_them(node: Node) -> None:
+    async with cluster_of(node, reports=False) as cluster:
+        cluster.gateway("--node-condition", *configure(node, sliced({"name": "gpu", "replicas": 1000})))
+        await node.allocatable_is(2000)
+        cluster.tell({GPU: "1k"})
+        await condition_is(cluster, "False NotAllocatable")
+        cluster.tell({GPU: "2k"})
+        await condition_is(cluster, "True Ready")
 
 
 async def test_a_restart_of_kubelet_or_gateway_takes_no_readiness_away(node: Node) -> None:
@@ -539,6 +552,14 @@ async def test_a_change_is_seen_after(node: Node, what: Any) -> None:
         await followed(node, cluster, 4)
 
 
+async def test_a_server_that_was_away_for_long_is_found_within_seconds(node: Node) -> None:
+    async with followed_by(node) as cluster:
+        await cluster.server.stop()
+        await node.pass_time(300)
+        await cluster.server.start()
+        await followed(node, cluster, 3, 5)
+
+
 async def test_a_server_that_says_when_it_wants_to_be_asked_again_is_asked_then(node: Node) -> None:
     async with followed_by(node) as cluster:
 
@@ -575,6 +596,108 @@ async def test_a_node_that_is_deleted_and_made_again_is_followed(node: Node) -> 
         await node.allocatable_is(6)
 
 
+async def test_a_kubeconfig_that_is_none_is_told_and_never_quoted(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        right = cluster.kubeconfig.read_text()
+        for text in ("users: [{user: {token: s3cret}]\n", "\ttoken: s3cret", "s3cret", "x" * 1024**2 + "s3cret", ""):
+            cluster.kubeconfig.write_text(text)
+            one = cluster.gateway("--node-condition")
+            await node.until(partial(one.said, "the API server can't be asked"), "what is wrong")
+            assert str(cluster.kubeconfig) in str(one.said("the API server can't be asked"))
+            assert "s3cret" not in str(one.process.log)
+            await one.terminate()
+        cluster.kubeconfig.write_text(right)
+        cluster.gateway("--node-condition")
+        await condition_is(cluster, "True Ready")
+
+
+async def under_a_path(answer: Answer, request: Request, cluster: Cluster) -> None:
+    """Answer as a proxy does that has the API server under a path."""
+    if not request.path.startswith("/k8s/api"):
+        await answer.no(404, "NotFound")
+        return
+    request.path = request.path.removeprefix("/k8s")
+    await cluster.server.answer(answer, request)
+
+
+async def test_a_kubeconfig_may_have_a_certificate_a_name_and_a_path(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        await cluster.server.stop()
+        clients = cluster.server.clients = trustme.CA()
+        cluster.server.tokens = {""}
+        await cluster.server.start("kubernetes")
+        cluster.server.always = partial(under_a_path, cluster=cluster)
+        mine = clients.issue_cert("client.example")
+        chain = b"".join(one.bytes() for one in mine.cert_chain_pems)
+        config = json.loads(cluster.kubeconfig.read_text())
+        config["clusters"][0]["cluster"] |= {
+            "server": f"https://127.0.0.1:{cluster.server.port}/k8s/",
+            "tls-server-name": "kubernetes",
+        }
+        config["users"][0]["user"] = {
+            "client-certificate-data": base64.b64encode(chain).decode(),
+            "client-key-data": base64.b64encode(mine.private_key_pem.bytes()).decode(),
+        }
+        config["clusters"].insert(0, {"name": "another", "cluster": {"server": "http://nowhere"}})
+        cluster.kubeconfig.write_text(json.dumps(config))
+        cluster.gateway(*choices(node, "xx", "xxx"), "--default-config=xx")
+        await node.allocatable_is(4)
+        await followed(node, cluster, 3)
+        assert not any("authorization" in one.headers for one in cluster.server.requests)
+
+
+@pytest.mark.parametrize(
+    ("cluster_says", "user_says", "words"),
+    [
+        ({"server": "http://127.0.0.1"}, {}, "https"),
+        ({"insecure-skip-tls-verify": True}, {}, "verified"),
+        ({"certificate-authority-data": "no base64"}, {}, "base64"),
+        ({"certificate-authority-data": ""}, {}, "PEM"),
+        ({"certificate-authority-data": "bm90aGluZw=="}, {}, "PEM"),
+        ({}, {"token": ""}, "client-certificate"),
+        ({}, {"token": ["s3cret"]}, "a kubeconfig"),
+        ({}, {"token": "s3cret\x01s3cret"}, "printable"),
+        ({}, {"token": "", "tokenFile": "empty"}, "empty"),
+    ],
+)
+async def test_a_kubeconfig_that_cannot_be_used_is_told_and_never_quoted(
+    node: Node, cluster_says: dict[str, Any], user_says: dict[str, Any], words: str
+) -> None:
+    async with cluster_of(node) as cluster:
+        right = cluster.kubeconfig.read_text()
+        (node.folder / "empty").touch()
+        config = json.loads(right)
+        config["clusters"][0]["cluster"] |= cluster_says
+        config["users"][0]["user"] |= user_says
+        cluster.kubeconfig.write_text(json.dumps(config))
+        one = cluster.gateway("--node-condition")
+        await node.allocatable_is(2)
+        await node.until(lambda: words in str(one.process.log), "what is wrong")
+        assert "s3cret" not in str(one.process.log)
+        if one.said("the API server can't be asked"):  # What a file beside it says is read with each request.
+            cluster.kubeconfig.write_text(right)
+        else:
+            await one.terminate()
+            cluster.kubeconfig.write_text(right)
+            cluster.gateway("--node-condition")
+        await condition_is(cluster, "True Ready")
+
+
+async def test_a_pod_asks_with_its_service_account(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        folder = node.folder / "account"
+        folder.mkdir()
+        environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1"}
+        clock.patches.setattr("gateway.kubernetes.access.in_cluster.__defaults__", (environment, folder))
+        one = node.gateway("--node-name", NAME, "--node-condition")
+        await node.until(lambda: "KUBERNETES_SERVICE_PORT" in str(one.process.log), "what is missing")
+        environment["KUBERNETES_SERVICE_PORT"] = str(cluster.server.port)
+        await node.until(lambda: "automountServiceAccountToken" in str(one.process.log), "what is missing")
+        (folder / "ca.crt").write_bytes(cluster.server.authority.cert_pem.bytes())
+        (folder / "token").write_bytes(TOKEN + b"\n")
+        await condition_is(cluster, "True Ready")
+
+
 async def test_a_renewed_token_and_ca_are_used_from_then_on(node: Node) -> None:
     async with cluster_of(node) as cluster:
         options = choices(node, "xx", "xxx", "xxxx")
@@ -585,9 +708,9 @@ async def test_a_renewed_token_and_ca_are_used_from_then_on(node: Node) -> None:
         config = json.loads(cluster.kubeconfig.read_text())
         config["clusters"][0]["cluster"] = {
             "server": f"https://127.0.0.1:{cluster.server.port}",
-            "certificate-authority": str(ca),
+            "certificate-authority": "ca.crt",
         }
-        config["users"][0]["user"] = {"tokenFile": str(token)}
+        config["users"][0]["user"] = {"tokenFile": "token"}
         cluster.kubeconfig.write_text(json.dumps(config))
         cluster.gateway(*options)
         await node.allocatable_is(4)

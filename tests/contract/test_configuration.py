@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Mapping
@@ -12,6 +13,39 @@ import pytest
 from tests.contract.node import GPU, PREFIX, Gateway, Node
 
 WRONG = 2
+DRA = ("--dra=on", "--node-name=n")
+TAKEN: tuple[tuple[tuple[str, ...], Mapping[str, str], str, object], ...] = (
+    (("-mig-strategy", "mixed"), {}, "mig-strategy", "mixed"),
+    (("--resource_naming_strategy=mixed",), {}, "resource-naming-strategy", "mixed"),
+    (("--gds-enabled",), {"GDS_ENABLED": "false"}, "gds-enabled", True),
+    ((), {"GDS_ENABLED": ""}, "gds-enabled", False),
+    ((), {"GDS_ENABLED": "T"}, "gds-enabled", True),
+    ((), {"CONTAINER_DRIVER_ROOT": "/one", "DRIVER_ROOT_CTR_PATH": "/two"}, "container-driver-root", "/two"),
+    (("--exclude-devices=0, GPU-a,,0",), {}, "exclude-devices", ["0", "GPU-a"]),
+    (("--exclude-devices=0", "--exclude-devices=1"), {}, "exclude-devices", ["0", "1"]),
+    (("--mig-strategy=single", "--mig-strategy=mixed"), {}, "mig-strategy", "mixed"),
+    (("--nvidia-cdi-hook-path=",), {}, "nvidia-cdi-hook-path", "/usr/bin/nvidia-ctk"),
+    (("--imex-channel-ids=",), {}, "imex-channel-ids", []),
+    (("--device-discovery-strategy=nvml", "--driver-type="), {}, "device-discovery-strategy", "nvml"),
+    (DRA, {}, "device-list-strategy", ["cdi-cri"]),
+    ((*DRA, "--device-list-strategy=cdi-cri,envvar"), {}, "device-list-strategy", ["cdi-cri"]),
+)
+"""What is said by flags and variables, and what a setting is then."""
+NOT_TAKEN: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("--dra=maybe", "--node-name=n"), "maybe"),
+    (("--dra=on",), "NODE_NAME"),
+    ((*DRA, "--device-list-strategy=envvar"), "cdi-cri"),
+    ((*DRA, "--dra-drivers=gpu.example.com"), "DOMAIN=DRIVER"),
+    ((*DRA, "--dra-drivers=example.com=GPU_x"), "DOMAIN=DRIVER"),
+    (("--imex-channel-ids=one",), "one"),
+    (("--device-list-strategy=",), "envvar"),
+    (("--device-discovery-strategy=guess",), "guess"),
+    (("--driver-type=vf-passthrough",), "vf-passthrough"),
+    (("--cdi-annotation-prefix=a\tb",), "control characters"),
+    (("--exclude-devices=a\tb",), "unprintable"),
+    (("--bridge-grace=soon",), "soon"),
+    (("--fallback-strategies=named,any", "--config-file-srcdir=/x", "--node-name=n"), "any"),
+)
 
 
 def _shared(replicas: object, more: str = "") -> str:
@@ -61,6 +95,23 @@ async def test_a_wrong_value_ends_the_start_and_is_named(
     assert found == status, said
     assert all(word in said for word in words), said
     assert not list(node.sockets.iterdir())
+
+
+async def test_what_flags_and_variables_mean(node: Node) -> None:
+    for options, environment, name, value in TAKEN:
+        with pytest.MonkeyPatch.context() as patch:
+            for key, text in environment.items():
+                patch.setenv(key, text)
+            status, said = await node.command("config", "show", *options, "-o", "json")
+        assert status == 0, (options, said)
+        shown = {one["name"]: one["value"] for one in json.loads(said[said.index("[\n") :])}
+        assert shown[name] == value, (options, environment)
+
+
+async def test_what_cannot_be_meant_is_refused_in_words(node: Node) -> None:
+    for options, word in NOT_TAKEN:
+        status, said = await node.command("config", "show", *options)
+        assert (status, word in said) == (WRONG, True), (options, said)
 
 
 async def test_a_memory_that_kubelets_would_delete_is_refused(node: Node) -> None:

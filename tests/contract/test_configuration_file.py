@@ -23,6 +23,75 @@ WRONG = (
     "gateway: {devices: [{resource: vendor.com/x, paths: [/etc/passwd]}]}",
     "resources: {gpus: [{pattern: '*', name: 'bad name'}]}\ngateway: {honourResourceNames: true}",
 )
+LONG = f"{'a' * 63}.{'b' * 63}.{'c' * 63}.{'d' * 52}/{'E' * 63}"
+"""The longest name that every kubelet takes."""
+MEANT = (
+    ("flags: {plugin: {<<: [{deviceIDStrategy: index}, {deviceIDStrategy: uuid}]}}", "device-id-strategy", "index"),
+    ("flags: {<<: &one {migStrategy: mixed}, plugin: {<<: *one}}", "mig-strategy", "mixed"),
+    ("flags: {migStrategy: mixed, MIGSTRATEGY: single}", "mig-strategy", "mixed"),
+    ("flags: {migStrategy: mixed}\n---\nflags: {migStrategy: single}", "mig-strategy", "mixed"),
+    ("flags: {plugin: {deviceListStrategy: &two [envvar, cdi-cri]}}", "device-list-strategy", ["cdi-cri", "envvar"]),
+    ("flags: {gdsEnabled: yes}", "gds-enabled", True),
+    ("flags: {gdsEnabled: null, mofedEnabled: on}", "gds-enabled", False),
+    ("flags: {nvidiaDriverRoot: run//nvidia/}", "nvidia-driver-root", "/run/nvidia"),
+    ("imex: {channelIDs: []}", "imex-channel-ids", []),
+    ("gateway: {healthRecovery: off}", "health-recovery", "off"),
+    ("gateway: {excludeDevices: 3}", "exclude-devices", ["3"]),
+    ("gateway: {bridge: {grace: 017}}", "bridge-grace", 15.0),
+    ("gateway: {bridge: {grace: 1_0}}", "bridge-grace", 10.0),
+    ("resources: {gpus: [{pattern: '*', name: big}]}", "resources.gpus", []),
+    *(
+        (f"sharing: {{timeSlicing: {text}}}", "sharing.timeSlicing.resources", {GPU: slices})
+        for text, slices in (
+            ("{resources: [{name: gpu, replicas: 4}, {name: gpu, replicas: 2}]}", [4, GPU, []]),
+            ("{renameByDefault: true, resources: [{name: gpu, replicas: 2.0}]}", [2, f"{GPU}.shared", []]),
+            ("{resources: [{name: gpu, replicas: 3, rename: x, devices: [0]}]}", [3, GPU, []]),
+            ("{resources: [{name: gpu, replicas: 3, devices: all}]}", [3, GPU, []]),
+        )
+    ),
+    (f"gateway: {{devices: [{{resource: {LONG}, paths: [/dev/x]}}]}}", "gateway.devices", [LONG]),
+)
+"""What a file says, and what it means, as with NVIDIA's plugin."""
+HONOURED = "gateway: {honourResourceNames: true}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: some}]}}"
+NOT_READ = (
+    (f"version: v1 #{'x' * 1024**2}", "1048576 bytes"),
+    ("a: " + "[" * 40 + "]" * 40, "32 levels"),
+    ("a: &one [*one]", "'*'"),
+    ("a: *nothing", "'*'"),
+    ("? [a, b]\n: c", "line 1"),
+    ("flags: {<<: 3}", "mapping"),
+    (
+        "a: &a [1, 2, 3, 4, 5, 6, 7, 8]\n"
+        + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 8)}]\n" for a, b in zip("abcdef", "bcdefg", strict=True)),
+        "50000",
+    ),
+    ("flags: [1]", "flags"),
+    ("flags: {gdsEnabled: 1}", "flags.gdsEnabled"),
+    ("gateway: {devices: {a: b}}", "gateway.devices"),
+    ("sharing: {timeSlicing: {renameByDefault: maybe, resources: [{name: gpu, replicas: 2}]}}", "renameByDefault"),
+    ("sharing: {timeSlicing: {resources: [{name: 3, replicas: 2}]}}", "the number 3"),
+    (
+        "sharing: {timeSlicing: {resources: [{name: a, replicas: 2}, {name: b, replicas: 2, rename: a}]}}\ngateway: {honourResourceNames: true}",
+        "nvidia.com/a",
+    ),
+    (HONOURED, "'some'"),
+    ("gateway: {bridge: {rename: [{resource: a.b/c, name: a.b/e}, {resource: a.b/d, name: a.b/e}]}}", "a.b/e"),
+    ("imex: {channelIDs: [0]}", "IMEX"),
+    *(
+        (f"gateway: {{devices: [{{resource: '{name}', paths: [/dev/x]}}]}}", words)
+        for name, words in (
+            (f"{LONG}x", "63 letters"),
+            (f"x{LONG}", "244 lower-case"),
+            ("a.b/-x", "beginning"),
+            ("A.b/x", "lower-case"),
+            ("requests.a.b/x", "quotas"),
+            ("node.kubernetes.io/x", "Kubernetes"),
+            ("x", "domain"),
+        )
+    ),
+    ("flags: {deviceDiscoveryStrategy: guess}", "guess"),
+)
+"""What is no configuration, and a word of why."""
 
 
 def sharing(replicas: int, name: str = "gpu") -> str:
@@ -61,6 +130,29 @@ async def test_a_wrong_edit_changes_nothing_and_is_told(node: Node) -> None:
     renamed(path, sharing(3))
     await node.allocatable_is(6, seconds=1)
     assert (await one.status())["configuration"].get("error", "") == ""
+
+
+async def test_a_file_means_what_it_means_to_nvidias_plugin(node: Node) -> None:
+    path = node.folder / "config.yaml"
+    for text, name, value in MEANT:
+        path.write_text(text)
+        status, said = await node.command("config", "show", "--config-file", str(path), "-o", "json")
+        assert status == 0, (text, said)
+        shown = {one["name"]: one["value"] for one in json.loads(said[said.index("[\n") :])}
+        found = shown[name]
+        if isinstance(found, dict):
+            found = {key: [one["replicas"], one["shown_as"], one["portions"]] for key, one in found.items()}
+        elif name == "gateway.devices":
+            found = [one["resource"] for one in found]
+        assert found == value, text
+
+
+async def test_what_is_no_configuration_is_refused_in_words(node: Node) -> None:
+    path = node.folder / "config.yaml"
+    for text, word in NOT_READ:
+        path.write_text(text)
+        status, said = await node.command("config", "show", "--config-file", str(path))
+        assert (status, word in said, str(path) in said) == (2, True, True), (text[:200], said)
 
 
 async def test_a_file_that_is_emptied_for_a_moment_changes_nothing(node: Node) -> None:

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from gateway_lab.kubelets.kubelet import KubeletError
-from tests.contract.claiming import A, B, both, cross, device_class, sides, simulate, there_and_back, watch_both
+from tests.contract.claiming import A, B, both, cross, device_class, sides, simulate, there_and_back, watch_both, words
 from tests.contract.cluster import AT, NVIDIA, Claim, Cluster, UnschedulableError
 from tests.contract.node import GPU, Node, OrderError
 
@@ -145,6 +145,16 @@ async def test_a_late_claim_calls_back_what_nobody_has(node: Node, held: int) ->
         else:
             assert not {*pod.devices[GPU]} & (await cluster.prepare(late)).gpus
             await node.refused("other")
+
+
+async def test_a_claim_for_supervision_keeps_no_gpu_from_coming_back(node: Node) -> None:
+    async with both(node) as cluster:
+        await there_and_back(cluster)
+        await cross(cluster, "dra")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        cluster.allocate("admin", "gpu-0", adminAccess=True)
+        await cross(cluster, "plugin")
+        await node.allocatable_is(2)
 
 
 async def test_what_another_driver_offers_is_given_by_neither_api(node: Node) -> None:
@@ -317,12 +327,14 @@ async def test_the_scheduler_hears_of_less_before_the_kubelet_and_of_more_at_onc
         await node.until(lambda: cluster.allocatable == 2, "the scheduler to hear of it", 2)
 
 
-@pytest.mark.parametrize("bound", ["before", "meanwhile"])
-async def test_a_pod_that_was_bound_by_the_old_number_gets_its_gpu(node: Node, bound: str) -> None:
+@pytest.mark.parametrize(
+    ("bound", "kind"), [("before", "containers"), ("before", "initContainers"), ("meanwhile", "containers")]
+)
+async def test_a_pod_that_was_bound_by_the_old_number_gets_its_gpu(node: Node, bound: str, kind: str) -> None:
     async with both(node) as cluster:
         await there_and_back(cluster)
         if bound == "before":
-            cluster.pod("pod", 2)
+            cluster.pod("pod", 2, kind)
         ordering = asyncio.create_task(cross(cluster, "dra"))
         if bound == "meanwhile":
             await node.until(lambda: cluster.allocatable == 0, "less to be told")
@@ -360,7 +372,7 @@ async def test_nothing_goes_where_pods_by_name_would_run_without_their_gpu(node:
             await cross(cluster, "dra")
             await cluster.published_is(gpu_0=[], gpu_1=[])
             return
-        with pytest.raises(OrderError, match=f"{NVIDIA} with the extendedResourceName {GPU}"):
+        with pytest.raises(OrderError, match=f"{NVIDIA} has the extendedResourceName {GPU}"):
             await cross(cluster, "dra")
         device_class(cluster, "other.com/gpu")
         await cross(cluster, "dra")
@@ -418,3 +430,26 @@ async def test_before_a_handover_no_pod_is_on_its_way_to_a_gateway_that_ends(nod
         await node.until(lambda: cluster.allocatable == 2, "the API server to show both", 10)
         await node.pass_time(30)
         assert not any(one.said("mismatch") for one in node.gateways)
+
+
+@pytest.mark.parametrize("first", ["the order", "the kubelet's start"])
+async def test_what_the_kubelet_forgot_goes_to_no_claim_until_an_operator_says_so(node: Node, first: str) -> None:
+    async with both(node) as cluster:
+        [held] = (await node.admit("pod")).devices[GPU]
+        await node.pass_time(10)
+        if first == "the order":
+            await cross(cluster, "dra")
+            await node.until(lambda: len(cluster.published()) == 1, "one GPU to go over")
+        node.kill_kubelet()
+        node.forget_checkpoint()
+        await cluster.start_kubelet("1.37")
+        node.forgotten |= {"pod"}
+        await node.pass_time(30)
+        if first != "the order":
+            await cross(cluster, "dra")
+        await node.pass_time(30)
+        assert held not in (await cluster.prepare(cluster.claim("claim"))).gpus
+        assert len(cluster.published()) == 1
+        await words(cluster, held, "the kubelet forgot who")
+        await node.gateways[-1].order("forget", id=held)
+        await cluster.published_is(gpu_0=[], gpu_1=[])

@@ -28,7 +28,7 @@ from tests.contract.claiming import (
     words,
 )
 from tests.contract.cluster import AT, GROUP, NVIDIA, Cluster
-from tests.contract.node import GPU, Node, OrderError, Refused
+from tests.contract.node import GPU, PREFIX, Node, OrderError, Refused
 from tests.fakes.apiserver import Answer, Request
 
 
@@ -75,9 +75,14 @@ async def test_the_status_says_where_each_gpu_is_who_holds_it_and_since_when_it_
 
         await node.eventually(reason, "the list to say which claim has it", 2)
         row = await device(node, other)
-        assert (row["state"], row["holder"]) == ("elsewhere", "claim default/claim (pod claim)")
+        assert (row["state"], row["holder"]) == ("dra", "claim default/claim (pod claim)")
         told = await driver(cluster)
         assert (told["name"], told["registered"], told["claims"], told["unpublished"]) == (NVIDIA, True, 1, "")
+        await node.pass_time(1.1)
+        metrics = await node.gateways[-1].metrics()
+        assert [metrics[f'{PREFIX}gpus{{side="{one}"}}'] for one in ("plugin", "to-dra", "dra")] == [0, 1, 1]
+        counts = ("registered", "published", "devices", "claims")
+        assert [metrics[f'{PREFIX}dra_driver_{one}{{driver="{NVIDIA}"}}'] for one in counts] == [1, 1, 1, 1]
         await cross(cluster, "plugin", other)
         await words(
             cluster, other, "it comes back from DRA as soon as no claim has it: claim default/claim (pod claim) has it"
@@ -527,7 +532,7 @@ async def test_what_is_ordered_while_no_kubelet_is_there_is_withheld_from_none(n
         node.kill_kubelet()
         await node.pass_time(0.2)
         await cross(cluster, "dra")
-        assert set((await node.gateways[-1].states()).values()) == {"present"}
+        assert set((await node.gateways[-1].states()).values()) == {"healthy"}
         cluster.server.requests.clear()
         await node.pass_time(60)
         assert asked(cluster, "/status", "PATCH") < 5

@@ -488,6 +488,27 @@ async def test_what_a_pod_has_by_name_is_offered_when_it_ended(node: Node, phase
         await cluster.prepare(cluster.claim("other"))
 
 
+async def test_what_a_pod_had_by_name_and_the_kubelet_forgot_is_offered_to_nobody(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        simulate(node)
+        await cluster.start_kubelet()
+        one = node.gateway()
+        await node.allocatable_is(2)
+        [held] = (await node.admit("pod")).devices[GPU]
+        await node.pass_time(10)
+        node.kill_kubelet()
+        node.forget_checkpoint()
+        await cluster.start_kubelet()
+        node.forgotten |= {"pod"}
+        await node.allocatable_is(2)
+        await node.pass_time(30)
+        assert await one.terminate() == 0
+        cluster.gateway("--dra", "only")
+        await node.pass_time(60)
+        assert len(cluster.published()) == 1
+        assert held not in (await cluster.prepare(cluster.claim("claim"))).gpus
+
+
 async def test_an_order_to_a_gateway_that_stands_by_is_carried_out_by_the_one_that_leads(node: Node) -> None:
     async with Cluster(node) as cluster:
         older = await started(cluster)

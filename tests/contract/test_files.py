@@ -221,7 +221,7 @@ async def test_files_beside_a_silent_driver_are_given_as_files_and_gpus_as_gpus(
     await node.until(lambda: len(two.said("registered")) == 2, "its registrations")
     await node.allocatable_is(2, FPGA)
     await node.allocatable_is(4)
-    assert set((await two.states()).values()) == {"not looked yet"}
+    assert set((await two.states()).values()) == {"not checked yet"}
     file, gpu = await node.admit("file", FPGA), await node.admit("gpu")
     assert [one.host_path for one in file.answer.device_nodes] == list(file.devices[FPGA])
     assert (dict(file.answer.envs), [*gpu.answer.envs]) == ({}, ["NVIDIA_VISIBLE_DEVICES"])
@@ -229,5 +229,5 @@ async def test_files_beside_a_silent_driver_are_given_as_files_and_gpus_as_gpus(
     await node.allocatable_is(1, FPGA)
     nvidia.works("nvmlInit")
     await node.pass_time(60)
-    assert set((await two.states()).values()) == {"present"}
+    assert set((await two.states()).values()) == {"healthy"}
     await node.truthful()

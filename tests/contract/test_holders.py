@@ -178,7 +178,7 @@ async def test_a_cordon_is_of_the_hardware_whatever_it_is_offered_as(
     assert told <= {f"smells (cordoned as {cordoned})"}
     await one.order("uncordon", id=cordoned)
     await node.pass_time(3)
-    assert {row["state"] for row in await rows(one)} == {"present"}
+    assert {row["state"] for row in await rows(one)} == {"healthy"}
 
 
 @pytest.mark.parametrize("way", WAYS[:2])

@@ -72,6 +72,18 @@ async def test_all_of_the_file_that_the_label_names_counts_and_nothing_of_anothe
         assert (await node.restart_container("pod")).devices == given.devices
 
 
+async def test_what_another_label_said_before_counts_no_more(node: Node) -> None:
+    async with cluster_of(node) as cluster:
+        options = (*write(node, twice=shared(2), thrice=shared(3)), "--default-config=thrice")
+        choose(cluster, "twice")
+        one = cluster.gateway(*options)
+        await node.allocatable_is(4)
+        await one.terminate()
+        await cluster.server.stop()
+        cluster.gateway(*options, "--node-label=example.com/another")
+        await node.allocatable_is(6)
+
+
 async def test_an_edit_of_the_file_that_is_chosen_counts_at_once_and_one_of_another_does_not(node: Node) -> None:
     async with cluster_of(node) as cluster:
         options = choices(node, "two", "three")

@@ -12,12 +12,6 @@ from tests.contract.test_sharing import configure
 from tests.fakes import nvml
 
 NOT_LOADED, UNKNOWN, LOST, DENIED, MISMATCH = 9, 999, 15, 4, 18
-CALLS = (
-    *("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetMinorNumber"),
-    *("nvmlDeviceGetPciInfo", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMigMode", "nvmlDeviceGetRemappedRows"),
-    *("nvmlDeviceGetNvLinkState", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"),
-)
-"""What is asked of each GPU."""
 
 
 async def told(one: Gateway) -> dict[str, str]:
@@ -201,37 +195,6 @@ async def test_a_gpu_that_is_plugged_in_is_offered_and_one_that_is_pulled_is_unh
     assert (node.allocatable(), node.capacity()) == (3, 5)
     assert free in await told(one)
     assert given.devices[GPU][0] in await told(one)
-
-
-async def test_a_call_that_fails_on_one_gpu_never_hides_the_others(node: Node) -> None:
-    nvidia = Nvidia(node)
-    one = await ready(node, nvidia)
-    for call in CALLS:
-        for code in (UNKNOWN, DENIED, LOST):
-            nvidia.fails(call, code, gpu=1)
-            await node.pass_time(15)
-            assert node.capacity() == 4, (call, code)
-            troubled = [] if node.allocatable() == 4 else [nvidia.uuids[1]]
-            assert node.allocatable() == 4 - len(troubled), (call, code)
-            assert list(await told(one)) == troubled, (call, code)
-            nvidia.works(call, gpu=1)
-            await node.allocatable_is(4, seconds=1300)
-
-
-@pytest.mark.parametrize("call", CALLS)
-async def test_a_gpu_that_cannot_be_asked_from_the_start_is_named_with_its_reason(node: Node, call: str) -> None:
-    nvidia = Nvidia(node)
-    nvidia.world.fails(call, UNKNOWN, 2)
-    nvidia.show()
-    await node.start_kubelet()
-    one = nvidia.gateway()
-    await node.until(lambda: node.allocatable() >= 3, "the others")
-    await node.pass_time(30)
-    if node.allocatable() == 3:
-        assert all(reason for reason in (await told(one)).values())
-        assert list(await told(one)) == [nvidia.uuids[2]]
-    nvidia.works(call, gpu=2)
-    await node.allocatable_is(4, seconds=1300)
 
 
 async def test_a_call_that_hangs_makes_its_gpu_unhealthy_and_nothing_else(node: Node) -> None:
@@ -453,7 +416,7 @@ async def test_what_was_offered_before_a_restart_stays_until_the_node_can_be_nam
     two = nvidia.gateway(*options, FAIL_ON_INIT_ERROR="false")
     await node.until(lambda: two.said("registered"), "its registration")
     await node.pass_time(60)
-    assert await two.states() == dict.fromkeys(before, "not looked yet")
+    assert await two.states() == dict.fromkeys(before, "not checked yet")
     assert node.capacity() == 8
     assert (await node.restart_container("pod")).devices == given.devices
     nvidia.world.mig(3, "3g.40gb", "3g.40gb")
@@ -463,7 +426,7 @@ async def test_what_was_offered_before_a_restart_stays_until_the_node_can_be_nam
 
 
 async def _are_present(one: Gateway) -> bool:
-    return set((await one.states()).values()) == {"present"}
+    return set((await one.states()).values()) == {"healthy"}
 
 
 @pytest.mark.parametrize(("failing", "usable"), [(1, 3), (4, 0)])
@@ -515,9 +478,10 @@ async def test_with_mig_mixed_each_profile_has_its_name_and_whole_gpus_theirs(no
     nvidia = Nvidia(node)
     nvidia.world.mig(0, "1g.10gb", "1g.10gb+me", "2g.20gb")
     nvidia.world.mig(1, "1c.3g.40gb", "1c.3g.40gb")
+    nvidia.world.mig(2, "7g.80gb")
     nvidia.show()
-    await ready(node, nvidia, "--mig-strategy", "mixed", "--device-id-strategy", "index", count=2)
-    names = {"mig-1g.10gb": 1, "mig-1g.10gb.me": 1, "mig-2g.20gb": 1, "mig-1c.3g.40gb": 2}
+    await ready(node, nvidia, "--mig-strategy", "mixed", "--device-id-strategy", "index", count=1)
+    names = {"mig-1g.10gb": 1, "mig-1g.10gb.me": 1, "mig-2g.20gb": 1, "mig-1c.3g.40gb": 2, "mig-7g.80gb": 1}
     for name, count in names.items():
         await node.allocatable_is(count, f"nvidia.com/{name}")
     given = await node.admit("pod", "nvidia.com/mig-2g.20gb")
@@ -535,6 +499,19 @@ async def test_without_a_mig_strategy_a_partitioned_gpu_is_offered_whole(node: N
     await one.order("release", ids=[nvidia.uuids[0]])
     await one.order("acquire", ids=[nvidia.uuids[0]])
     await node.allocatable_is(4)
+
+
+async def test_a_whole_gpu_has_the_worst_of_what_its_instances_have(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.mig(0, "3g.40gb", "3g.40gb")
+    nvidia.show()
+    one = await ready(node, nvidia)
+    for xid, hit in zip((8, 79), nvidia.world.gpus[0].instances, strict=True):
+        nvidia.event(0, xid, gpu_instance=hit.gpu_instance, compute_instance=hit.compute_instance)
+    await node.allocatable_is(3)
+    assert "Xid 79" in (await told(one))[nvidia.uuids[0]]
+    await node.pass_time(300)  # What ends with its application has ended.
+    assert node.allocatable() == 3
 
 
 async def test_an_instance_that_no_container_could_use_is_not_given(node: Node) -> None:

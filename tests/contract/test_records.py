@@ -59,7 +59,7 @@ async def test_a_withdrawn_gpu_stays_listed_while_a_pod_has_it(node: Node, versi
     given = (await node.admit("pod-a", count=3)).devices[GPU]
     node.simulate(gpus(*range(3), withdrawn=["GPU-0", "GPU-1", "GPU-2"]))  # In the moment that it was given.
     await node.until(lambda: node.allocatable() == 0, "that it is offered no more")
-    await node.pass_time(90)
+    await node.pass_time(700)  # Longer than it would stay if nobody could say who has it.
     assert (node.capacity(), len(given)) == (3, 3)
     one.kill()
     node.gateway()
@@ -332,7 +332,7 @@ async def test_with_a_grace_a_gpu_may_turn_up_late_after_a_start(node: Node) -> 
     await node.pass_time(50)
     assert node.allocatable() == 2
     await node.allocatable_is(1, seconds=15)
-    assert await second.states() == {"GPU-0": "present", "GPU-1": "lost"}
+    assert await second.states() == {"GPU-0": "healthy", "GPU-1": "lost"}
 
 
 # -- a kubelet that forgets --------------------------------------------------------------------------------------------
@@ -696,9 +696,9 @@ async def test_what_a_pod_has_is_given_to_no_other_one_whatever_the_kubelet_take
     for seconds in (0.001, 0.1, 10):
         await node.pass_time(seconds)
         async with node.plugin() as plugin:
-            with pytest.raises(Refused, match=r"expected a device that nobody holds, but .* is default/first/main's"):
+            with pytest.raises(Refused, match=r"default/first/main holds "):
                 await plugin.allocate(held)
-            with pytest.raises(Refused, match="expected a device that nobody holds"):
+            with pytest.raises(Refused, match="holds "):
                 await plugin.allocate(free[0], held)
             await plugin.allocate(free[1])  # It never was given, or is known to be free.
             if node.kubelet.manager.behaviour.preferred:
@@ -766,7 +766,7 @@ async def test_a_kubelet_that_offers_another_numa_node_s_gpus_says_nothing_of_th
     await node.pass_time(3)
     async with node.plugin() as plugin:
         await plugin.prefer(["GPU-2"], 1)
-        with pytest.raises(Refused, match="expected a device that nobody holds"):
+        with pytest.raises(Refused, match="holds "):
             await plugin.allocate(held)
 
 

@@ -513,7 +513,7 @@ async def test_without_inotify_it_is_served_a_moment_later(node: Node, lacks: st
     one = await node.served(8)
     await node.pass_time(60)
     if lacks == "instances":
-        assert one.said("inotify is not to be had, polling instead")
+        assert one.said("inotify is not available, polling instead")
     else:  # Each folder once, not with each poll.
         folders = [line["folder"] for line in one.said("cannot watch a folder, polling it")]
         assert sorted(folders) == sorted(set(folders)) != []

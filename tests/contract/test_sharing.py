@@ -121,7 +121,7 @@ async def test_two_resources_of_one_name_are_not_mixed(node: Node) -> None:
     one = nvidia.gateway(*configure(node, configuration))
     await node.until(lambda: not one.alive, "its end")
     assert one.process.ended.result() == 1
-    assert "got nvidia.com/mig-3g.40gb for nvidia.com/gpu, too" in str(one.process.log)
+    assert "two resources have the name nvidia.com/mig-3g.40gb; one is nvidia.com/gpu" in str(one.process.log)
     assert not node.capacity(big)
 
 
@@ -233,6 +233,15 @@ async def test_gpus_that_are_near_to_each_other_are_preferred(
             await plugin.prefer(nvidia.uuids[:1], 2)
 
 
+async def test_replicas_are_given_in_the_order_of_their_numbers(node: Node) -> None:
+    node.simulate({GPU: {"gpus": [{"uuid": "GPU-a"}]}})
+    await ready(node, 12, GPU, *configure(node, sliced({"name": "gpu", "replicas": 12})))
+    replicas = [f"GPU-a::{number}" for number in range(12)]
+    async with node.plugin() as plugin:
+        assert await plugin.prefer(replicas, 3) == {*replicas[:3]}
+        assert await plugin.prefer(replicas[2:], 3) == {*replicas[2:5]}
+
+
 async def test_gpus_on_one_switch_are_nearer_than_those_over_pcie(node: Node) -> None:
     nvidia = Nvidia(node)
     for index in (0, 1):  # They alone lost their links to the switches.
@@ -300,5 +309,11 @@ async def test_partitions_of_one_gpu_are_preferred_and_those_of_one_that_is_used
     await node.start_kubelet()
     nvidia.gateway("--mig-strategy", "single")
     await node.allocatable_is(9)
+    of = [[one.uuid for one in gpu.instances] for gpu in nvidia.world.gpus]
+    async with node.plugin() as plugin:
+        assert await plugin.prefer([*of[0], *of[1]], 2, [of[1][1]]) == {*of[1]}
+        chosen = await plugin.prefer([*of[0], *of[2][:2]], 3, [of[2][0]])
+        assert len(chosen & {*of[2]}) == 2
+        assert len(chosen & {*of[0]}) == 1
     given = await node.admit("pod", count=3)
-    assert set(given.devices[GPU]) == {one.uuid for one in nvidia.world.gpus[2].instances}
+    assert set(given.devices[GPU]) == {*of[2]}

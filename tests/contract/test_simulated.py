@@ -113,7 +113,7 @@ async def test_what_a_profile_says_of_a_gpu_is_so(
     await node.pass_time(5)
     assert (node.allocatable(), node.capacity()) == counts
     found = await one.states()
-    assert {ids.index(each): state for each, state in found.items() if state != "present"} == states
+    assert {ids.index(each): state for each, state in found.items() if state != "healthy"} == states
     assert list(found) == [each for each in ids if each in found]
 
 
@@ -124,7 +124,7 @@ async def test_what_a_profile_says_of_a_gpu_is_so(
         pytest.param(text(2, "withdrawn: [1]"), None, id="it is withdrawn"),
         pytest.param(text(1, "withdrawn: [0]"), "lost", id="another is withdrawn"),
         pytest.param("resources: {a.com/b: {gpus: 2}}", None, id="its resource is gone"),
-        pytest.param("resources: [", "present", id="a wrong profile takes nothing away"),
+        pytest.param("resources: [", "healthy", id="a wrong profile takes nothing away"),
     ],
 )
 async def test_what_becomes_of_a_gpu_that_a_profile_lacks(node: Node, content: str, state: str | None) -> None:
@@ -142,12 +142,12 @@ async def test_what_becomes_of_a_gpu_that_a_profile_lacks(node: Node, content: s
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("resources: [", "expected YAML"),
+        ("resources: [", "not YAML"),
         (
             text(2, "unhealthy: {7: hot}"),
-            "line 1: resources['nvidia.com/gpu'].unhealthy[7]: expected the index (0 to 1)",
+            "line 1: resources['nvidia.com/gpu'].unhealthy[7]: 7 is no GPU of this resource",
         ),
-        ("", "got an empty file"),
+        ("", "the file is empty"),
         (None, "No such file"),
     ],
 )
@@ -183,7 +183,7 @@ async def test_an_unknown_profile_ends_the_start(node: Node) -> None:
     one = node.gateway("--backend", "simulated", "--simulate", "unknown")
     await node.until(lambda: not one.alive, "its end")
     assert one.process.ended.result() == 2
-    assert "or the name of a shipped one" in str(one.process.log)
+    assert "or use one of default, " in str(one.process.log)
 
 
 @pytest.mark.parametrize(

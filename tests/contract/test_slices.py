@@ -304,6 +304,32 @@ async def test_claims_choose_mig_instances_by_what_nvidias_driver_says_of_them(n
     assert said | theirs == said
 
 
+@pytest.mark.parametrize("attribute", ["pciBusID", "resource.kubernetes.io/pciBusID"])
+async def test_another_drivers_gpu_is_known_by_its_address_however_that_is_spelled(node: Node, attribute: str) -> None:
+    nvidia = Nvidia(node)
+    async with Cluster(node) as cluster:
+        await of_nvidia(cluster, nvidia, 4)
+        theirs = cluster.offer(THEIRS, d="x")
+        address = {attribute: {"string": f"0000{nvidia.world.gpus[1].pci}".upper()}}
+        cluster.server.change(theirs, lambda one: one["spec"]["devices"][0].update(attributes=address))
+        await node.until(lambda: {*cluster.published()} == {"gpu-0", "gpu-2", "gpu-3"}, "theirs to go")
+
+
+async def test_devices_have_the_names_of_nvidias_driver(node: Node) -> None:
+    nvidia = Nvidia(node)
+    nvidia.world.gpus[0].minor, nvidia.world.gpus[3].minor = 3, 0
+    nvidia.world.mig(1, "1g.10gb", "1g.10gb+me")
+    nvidia.world.mig(2, "1c.3g.40gb")
+    async with Cluster(node) as cluster:
+        await of_nvidia(cluster, nvidia, 5, "--mig-strategy", "mixed")
+        there = {name: spelled(one)[0]["uuid"] for name, one in cluster.slices().items()}
+        gpus, parts = nvidia.world.gpus, [*nvidia.world.gpus[1].instances, *nvidia.world.gpus[2].instances]
+        names = ("gpu-1-mig-1g10gb-19-0", "gpu-1-mig-1g10gb-me-20-1", "gpu-2-mig-1c3g40gb-0")
+        assert there == {"gpu-3": gpus[0].uuid, "gpu-0": gpus[3].uuid} | {
+            name: part.uuid for name, part in zip(names, parts, strict=True)
+        }
+
+
 @pytest.mark.parametrize(("mode", "said"), [(None, None), (0, "None"), (1, "HMM"), (2, "ATS"), (3, None)])
 async def test_claims_choose_gpus_by_their_addressing_mode(node: Node, mode: int | None, said: str | None) -> None:
     nvidia = Nvidia(node)

@@ -190,7 +190,7 @@ async def test_what_one_gateway_was_told_the_other_one_knows(node: Node) -> None
     await older.order("uncordon", id="GPU-3")
     newer.kill()
     await node.allocatable_is(2)
-    assert await older.states() == {"GPU-0": "present", "GPU-1": "cordoned", "GPU-2": "cordoned", "GPU-3": "present"}
+    assert await older.states() == {"GPU-0": "healthy", "GPU-1": "cordoned", "GPU-2": "cordoned", "GPU-3": "healthy"}
     older.kill()
     third = node.gateway()
     await node.allocatable_is(2)
@@ -217,7 +217,7 @@ async def test_orders_to_two_gateways_at_once_all_count(node: Node) -> None:
         one.kill()
     third = node.gateway()
     await node.allocatable_is(3)
-    assert await third.states() == {"GPU-0": "present", "GPU-1": "cordoned", "GPU-2": "present", "GPU-3": "present"}
+    assert await third.states() == {"GPU-0": "healthy", "GPU-1": "cordoned", "GPU-2": "healthy", "GPU-3": "healthy"}
 
 
 @pytest.mark.parametrize("lock", ["state/leader.lock", "gateway/leader.lock"])
@@ -289,6 +289,16 @@ async def test_a_newer_gateway_that_this_kubelet_refuses_leaves_it_all_to_the_ol
     for number in range(6):
         await node.pass_time(5)
         assert node.allocatable() == 8
+        await node.admit(f"pod-{number}")
+
+
+async def test_an_update_that_no_version_of_the_kubelet_fits_is_not_ready_and_takes_nothing_over(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.served(2)
+    newer = node.gateway("--api", "v1alpha2")
+    for number in range(2):
+        await node.pass_time(20)
+        assert (node.allocatable(), await newer.is_ready()) == (2, False)
         await node.admit(f"pod-{number}")
 
 

@@ -86,9 +86,10 @@ class _Exchange:
             await self._news.wait()
         if not self.answers:
             return None
-        data = self.answers.popleft()
+        data, full = self.answers.popleft(), self.buffered > _WINDOW
         self.buffered -= len(data)
-        _later(self.client, self._room.set)
+        if full:
+            _later(self.client, self._room.set)
         limit = self.channel.limit
         if 0 <= limit < len(data):
             text = f"Stream removed (CLIENT: Received message larger than max ({len(data)} vs. {limit}))"
@@ -144,8 +145,8 @@ class _Exchange:
             code, details, data = grpc.StatusCode.UNAVAILABLE, "Cancelling all calls", None
         server.exchanges.discard(self)
         if data is not None:
-            self.send(data)
-        self._send(self.end, code, details)
+            self.buffered += len(data)
+        self._send(self._arrive, data, code, details)
 
     def send(self, data: bytes) -> None:
         """Send an answer."""
@@ -158,10 +159,14 @@ class _Exchange:
         self._arrived = max(loop.time() + _clock[0].latency(), self._arrived + 1e-7)
         loop.call_at(self._arrived, call, *args, context=self.client)
 
-    def _arrive(self, data: bytes) -> None:
-        if self.status is None:
+    def _arrive(self, data: bytes | None, code: grpc.StatusCode | None = None, details: str = "") -> None:
+        if self.status is not None:
+            return
+        if data is not None:
             self.answers.append(data)
             self._news.set()
+        if code is not None:
+            self.end(code, details)
 
     async def room(self) -> None:
         """Wait until the client has taken enough of what was sent."""

@@ -52,16 +52,16 @@ def test_what_isnt_as_the_table_says_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("only", "status", "words"),
+    ("names", "status", "words"),
     [
         pytest.param(["phantoms"], 0, ["1.8 (emulated) has it", "1.9 (emulated) doesn't have it"], id="shown"),
         pytest.param(["issue-102880"], 2, ["can't be shown", "1.20.15"], id="not to be shown"),
-        pytest.param(["phantoms", "register"], 2, ["bugs don't go with scenarios"], id="a scenario besides"),
+        pytest.param(["phantoms", "register"], 2, ["unknown value register. Allowed: issue-127803"], id="no bug"),
+        pytest.param([], 0, ["issue-127803 the end of an old plugin's stream"], id="a list"),
     ],
 )
-def test_the_command(only: list[str], status: int, words: list[str]) -> None:
-    arguments = [argument for name in only for argument in ("--only", name)]
-    result = CliRunner().invoke(gateway, ["compat", "--genuine", "no", *arguments])
+def test_the_command(names: list[str], status: int, words: list[str]) -> None:
+    result = CliRunner().invoke(gateway, ["bugs", "--genuine", "no", *names])
     assert result.exit_code == status, result.output
     for word in words:
         assert word in " ".join(result.output.split())

@@ -452,7 +452,7 @@ def test_a_plugin_is_examined_without_the_extra_lab(tmp_path: Path) -> None:
     without = "import sys; sys.modules.update(hpack=None, rich=None); from gateway.__main__ import main; main()"
     plugin = f"{sys.executable} -m gateway_lab.trivial {{socket_dir}}"
     options = ["--kubelets", "1.37", "--genuine", "no", "--only", "registers", "--out", str(tmp_path)]
-    asked = [sys.executable, "-c", without, "compat", "--plugin", plugin, "--plugin-version", "v1", *options]
+    asked = [sys.executable, "-c", without, "conformance", plugin, "--plugin-version", "v1", *options]
     done = subprocess.run(asked, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     told = from_yaml((tmp_path / "plugin-report.yaml").read_bytes())
@@ -465,7 +465,7 @@ def test_a_plugin_that_did_not_run_ends_the_command_with_2(tmp_path: Path) -> No
     options = ["--kubelets", "1.37", "--genuine", "no", "--only", "registers", "--cap", "1", "--out", str(tmp_path)]
     plugin = f"{sys.executable} -c pass {{socket_dir}}"
     done = subprocess.run(
-        [sys.executable, "-m", "gateway", "compat", "--plugin", plugin, *options],
+        [sys.executable, "-m", "gateway", "conformance", plugin, *options],
         check=False,
         capture_output=True,
         text=True,

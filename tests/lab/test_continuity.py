@@ -103,13 +103,13 @@ def test_a_table_counts_what_was_seen() -> None:
     ]
     words = {name: one.words for name, one in SCENARIOS.items()}
     assert table(outcomes, words).splitlines()[2:] == [
-        "| the kubelet is replaced by another version (`to-1.36`) | 1.37 -> 1.36 | all, 1 of 1 | kept | - | - |",
+        "| the kubelet is replaced by another version (`to-1.36`) | 1.37 -> 1.36 | all (1) | kept | - | - |",
         (
             "| the kubelet is restarted (TERM) (`kubelet-term`) | 1.37 "
-            "| fewer in 1 of 2, for 10.0 s; records: 0.3 s "
-            "| bare and deployed: kept; static: kept (1), failed (1); pods failed in 1 of 2 | - | - |"
+            "| fewer in 1 of 2, for 10.0 s; records 0.3 s "
+            "| bare and deployed: kept; static: kept (1), failed (1) | - | - |"
         ),
-        "| the node loses power and boots (`reboot`) | 1.37 | - | - | all, 2 of 2 | kept; GPUs that could not be opened in 1 |",
+        "| the node loses power and boots (`reboot`) | 1.37 | - | - | all (2) | kept; GPUs that could not be opened in 1 |",
         "",
         "- `reboot`, DaemonSet: took, s: 1 to 3.5; x: a, or b",
     ]

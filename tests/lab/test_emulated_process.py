@@ -361,7 +361,7 @@ async def test_pods_outlive_a_restart(folder: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("admit web example.com/gpu x", "expected one of these commands, but got 'admit web example.com/gpu x'"),
+        ("admit web example.com/gpu x", "unknown command 'admit web example.com/gpu x'"),
         ("admit web example.com/gpu -1", "expected one of these commands"),
         ("remove web", "no pod web was admitted"),
         ("start web", 'of a pod "web" is active'),

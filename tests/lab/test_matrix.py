@@ -150,7 +150,11 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _call(*arguments: str) -> Result:
-    return CliRunner().invoke(main.gateway, ["compat", *arguments])
+    return _run("compat", *arguments)
+
+
+def _run(*arguments: str) -> Result:
+    return CliRunner().invoke(main.gateway, arguments)
 
 
 @pytest.mark.usefixtures("broken")
@@ -239,7 +243,7 @@ def test_a_passing_run_ends_with_0_and_can_be_put_on_a_page(folder: Path) -> Non
     result = _call(*options, "--out", str(folder / "out"), "--page", str(page))
     assert result.exit_code == 0, result.output
     assert "2 emulated (1.36, 1.37)" in result.output
-    assert "| *1.36* → *1.37* | ✅ | 1.37 and later |" in page.read_text()
+    assert "- 2 hops: 2 passed\n" in page.read_text()
 
 
 @pytest.mark.usefixtures("broken")
@@ -282,22 +286,18 @@ def _run_nothing(work: Coroutine[object, object, object]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--kubelets", "1.7"], ["1.8 on", "'1.7'"]),
-        (["--kubelets", "new"], ["such as 1.28"]),
-        (["--kubelets", "1.28,1.99", "--genuine", "no"], ["kubelet 1.99 is not known here: 1.8 to 1.37 are"]),
-        (["--plugin", "true {socket_dir}", "--kubelets", "1.99"], ["kubelet 1.99 is not known here"]),
-        (["--kubelets", "1.28,1.21", "--genuine", "built"], ["no genuine kubelet 1.21 is built; built are 1.28:"]),
-        (["--only", "dance"], ["register", "hops", "cluster", "issue-127803", "unknown value dance"]),
-        (["--simulate", "no-such"], ["--simulate", "no-such"]),
-        (["--plugin", "true"], ["--plugin", "{socket_dir}"]),
+        (["compat", "--kubelets", "1.7"], ["1.8 on", "'1.7'"]),
+        (["compat", "--kubelets", "new"], ["such as 1.28"]),
+        (["compat", "--kubelets", "1.28,1.99", "--genuine", "no"], ["kubelet 1.99 is not known here: 1.8 to 1.37 are"]),
+        (["conformance", "true {socket_dir}", "--kubelets", "1.99"], ["kubelet 1.99 is not known here"]),
         (
-            ["--plugin", "true {socket_dir}", "--behind", "0.1", "--no-hops"],
-            ["--plugin goes without --behind, --hops"],
+            ["compat", "--kubelets", "1.28,1.21", "--genuine", "built"],
+            ["no genuine kubelet 1.21 is built; built are 1.28:"],
         ),
-        (["--plugin", "true {socket_dir}", "--api", "0.1"], ["--plugin goes without --api"]),
-        (["--cap", "5", "--notes", "x"], ["--plugin is missing, which goes with --cap, --notes"]),
-        (["--only", "issue-127803", "--api", "0.1"], ["a bug of --only goes without --api, --out"]),
-        (["--plugin", "true {socket_dir}", "--only", "dance"], ["--only", "registers", "unknown value dance"]),
+        (["compat", "--only", "dance"], ["register", "hops", "cluster", "unknown value dance"]),
+        (["compat", "--simulate", "no-such"], ["--simulate", "no-such"]),
+        (["conformance", "true"], ["COMMAND", "{socket_dir}"]),
+        (["conformance", "true {socket_dir}", "--only", "dance"], ["--only", "registers", "unknown value dance"]),
     ],
 )
 def test_a_wrong_option_is_told_what_was_expected(
@@ -305,7 +305,8 @@ def test_a_wrong_option_is_told_what_was_expected(
 ) -> None:
     monkeypatch.setattr(build, "built", lambda version: Path("kubelet") if version == "1.28" else None)
     monkeypatch.setattr(asyncio, "run", _run_nothing)  # It would take minutes to tell that nothing was refused.
-    result = _call("--genuine", "no", *arguments, "--out", str(folder / "out"))
+    name, *options = arguments
+    result = _run(name, "--genuine", "no", *options, "--out", str(folder / "out"))
     text = " ".join(result.output.split())
     assert result.exit_code == 2
     assert [word for word in words if word not in text] == []
@@ -337,13 +338,13 @@ async def test_the_cluster_has_no_node_whose_api_is_not_spoken() -> None:
     assert (await matrix._cluster(job, lambda _line: None)).nodes == ()
 
 
-@pytest.mark.parametrize("more", [[], ["--plugin", "true {socket_dir}"]], ids=["the gateway", "a plugin"])
+@pytest.mark.parametrize("command", [["compat"], ["conformance", "true {socket_dir}"]], ids=["the gateway", "a plugin"])
 def test_a_report_that_cannot_be_kept_is_told_before_the_run(
-    folder: Path, more: list[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "kubelets", None)
     (folder / "file").touch()
-    result = _call("--kubelets", "1.37", "--genuine", "no", *more, "--out", str(folder / "file" / "out"))
+    result = _run(*command, "--kubelets", "1.37", "--genuine", "no", "--out", str(folder / "file" / "out"))
     assert (result.exit_code, "so nothing was run" in result.output) == (1, True), result.output
     assert "name another folder with --out" in result.output
 
@@ -367,7 +368,7 @@ def test_one_run_is_no_runs(count: int, words: str) -> None:
 def test_what_a_plugin_breaks_is_named_and_ends_the_run_with_1(folder: Path) -> None:
     command = f"{sys.executable} -m tests.compat.plugins.allocates_anything {{socket_dir}}"
     options = ("--kubelets", "1.37", "--genuine", "no", "--only", "unknown-device", "--out", str(folder / "out"))
-    result = _call("--plugin", command, *options)
+    result = _run("conformance", command, *options)
     assert result.exit_code == 1, result.output
     assert "broken: unknown-device" in result.output
     assert json.loads((folder / "out" / "plugin.json").read_text())["broken"] == ["unknown-device"]

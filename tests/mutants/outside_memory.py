@@ -213,7 +213,7 @@ MUTANTS = (
         "OM2",
         "what was given since the last look counts as free",
         "gateway/memory/holdings.py",
-        '        return dict.fromkeys(since, "") | holders',
+        "        return dict.fromkeys(since, _GIVEN) | holders",
         "        return holders",
         f"{_RECORDS}::test_a_withdrawn_gpu_stays_listed_while_a_pod_has_it",
     ),
@@ -236,7 +236,7 @@ MUTANTS = (
     Mutant(
         "OM2",
         "hardware that is held under an ID nobody remembers is given again",
-        "gateway/memory/owners.py",
+        "gateway/memory/holdings.py",
         "        return [*self._of_others(offered), *self._unheard_of(offered), *self._offered_elsewhere(offered)]",
         "        return [*self._of_others(offered), *self._offered_elsewhere(offered)]",
         f"{_RECORDS}::test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_old_one",
@@ -284,7 +284,7 @@ MUTANTS = (
     Mutant(
         "OM2",
         "a checkpoint that names pods that ended is waited for",
-        "gateway/kubelet/outdated.py",
+        "gateway/kubelet/view.py",
         '        if view.source != "pod-resources" or not any((view.remembered or {}).values()):',
         '        if view.source == "pod-resources" or not any((view.remembered or {}).values()):',
         f"{_RECORDS}::test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_old_one",
@@ -428,7 +428,7 @@ MUTANTS = (
     Mutant(
         "OM4",
         "a cordon is lost with the name",
-        "gateway/memory/owners.py",
+        "gateway/memory/holdings.py",
         "            if not any(one in ids for ids in offered):",
         "            if False:",
         f"{_RECORDS}::test_a_cordon_stays_with_the_gpu_however_often_it_is_offered",
@@ -596,7 +596,7 @@ MUTANTS = (
     Mutant(
         "OM2",
         "a partition that is no more has its place",
-        "gateway/memory/owners.py",
+        "gateway/memory/holdings.py",
         "or boards.Place(boards.place_of(device).board)",
         "or boards.place_of(device)",
         f"{_HOLDERS}::test_an_edit_gives_nobody_what_a_pod_has",
@@ -604,7 +604,7 @@ MUTANTS = (
     Mutant(
         "OM2",
         "only what the ledger knows is held",
-        "gateway/memory/owners.py",
+        "gateway/memory/holdings.py",
         "*self._unheard_of(offered), ",
         "",
         f"{_HOLDERS}::test_an_edit_gives_nobody_what_a_pod_has",
@@ -645,14 +645,14 @@ MUTANTS = (
         "OM3",
         "whom the kubelet forgot holds a replica as if it were not free to the kubelet",
         "gateway/lists.py",
-        "held = self._held(name) or frozenset()",
+        "held = self._holdings.held(name) or frozenset()",
         "held = known[name].held or frozenset()",
         f"{_HOLDERS}::test_a_replica_that_the_kubelet_forgot_is_given_to_nobody_beside_one_too_many",
     ),
     Mutant(
         "OM3",
         "what no ledger knows of and the kubelet forgot is free",
-        "gateway/memory/owners.py",
+        "gateway/memory/holdings.py",
         "{one: _FORGOTTEN.format(who) for one, who in earlier.items()}",
         "{}",
         f"{_HOLDERS}::test_what_nobody_wrote_down_and_the_kubelet_forgot_is_withheld_until_an_operator_says_otherwise",
@@ -700,7 +700,7 @@ MUTANTS = (
     Mutant(
         "OM4",
         "a cordon of an instance ends where its GPU is offered whole",
-        "gateway/memory/owners.py",
+        "gateway/memory/holdings.py",
         "place = seen if seen is not None and seen.part else boards.place_of(Device(one))",
         "place = boards.place_of(Device(one))",
         f"{_HOLDERS}::test_a_cordon_is_of_the_hardware_whatever_it_is_offered_as",
@@ -708,7 +708,7 @@ MUTANTS = (
     Mutant(
         "OM4",
         "the cordon of an instance that is no more is its GPU's",
-        "gateway/memory/owners.py",
+        "gateway/memory/holdings.py",
         "place = seen if seen is not None and seen.part else",
         "place = seen if seen is not None else",
         f"{_HOLDERS}::test_a_cordon_is_of_the_hardware_whatever_it_is_offered_as",

@@ -238,7 +238,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "XR9",
         "only the first part of a long list is spelled anew",
-        "gateway/registration/spelled.py",
+        "gateway/registration/devicelist.py",
         "known is not None and known[0] == part",
         "known is not None and (known[0] == part or start)",
         f"{_KUBELETS}::test_news_of_a_long_list_reaches_a_kubelet_that_reads_late",
@@ -246,7 +246,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "XR9",
         "a list with fewer devices keeps the rest of the one before",
-        "gateway/registration/spelled.py",
+        "gateway/registration/devicelist.py",
         "known is not None and known[0] == part",
         "known is not None and known[0][: len(part)] == part",
         f"{_KUBELETS}::test_news_of_a_long_list_reaches_a_kubelet_that_reads_late",

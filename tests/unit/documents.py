@@ -123,9 +123,7 @@ def counted() -> Tally:
     return tally
 
 
-def document(
-    *plugins: ResourceFacts, tally: Tally | None = None, rows: bool = True, token: str = SERVING, **others: Any
-) -> GatewayStatus:
+def document(*plugins: ResourceFacts, tally: Tally | None = None, token: str = SERVING, **others: Any) -> GatewayStatus:
     """Say what a gateway with these resources says of itself; ``others`` are fields that it says otherwise."""
     tally = tally or Tally()
     known = GatewayStatus(
@@ -139,7 +137,7 @@ def document(
         ledger=GOOD_LEDGER,
         lag_s=tally.lag(NOW),
         configuration=Configuration(path="/config/config.yaml", accepted_s=60),
-        resources=tuple(status.resource(plugin, tally, NOW, rows=rows) for plugin in plugins),
+        resources=tuple(status.resource(plugin, tally, NOW) for plugin in plugins),
     )
     return replace(known, **others)
 

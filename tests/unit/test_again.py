@@ -10,7 +10,8 @@ from devices.model import Fault, PreferredRequest
 from gateway.kubelet.beliefs import Look
 from gateway.kubelet.view import View
 from gateway.memory import again
-from gateway.memory.again import MOST_PODS, RECORDED_WITHIN
+from gateway.memory.again import MOST_PODS
+from gateway.memory.holdings import RECORDED_WITHIN
 from gateway.memory.rows import HandedOut
 
 GPU = "example.com/gpu"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+from enum import Enum
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from devices.life.states import State as DeviceState
+from gateway.bridge.shield import Cover
 from gateway.leader.machine import Stage
 from gateway.registration.events import Phase
-from tools import machines
+from gateway.sides.side import Side
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -77,9 +80,7 @@ def test_the_code_has_what_the_glossary_says_of_it() -> None:
     assert [name for name in named if not re.search(rf"^(class {name}\b|{name} = )", code, re.MULTILINE)] == []
 
 
-def test_the_tables_have_every_state_of_both_machines() -> None:
-    page = machines.page()
-    for states in (Phase, Stage):
-        rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
-        named = {name for row in rows if len(row) == 4 for cell in row[1:3] for name in re.split("; | or ", cell)}
-        assert [one.value for one in states if one.value not in named] == []
+@pytest.mark.parametrize("states", [Phase, Stage, DeviceState, Side, Cover])
+def test_the_table_of_state_machines_has_every_state(states: type[Enum]) -> None:
+    cells = [row.split(" | ")[1] for row in PAGE.splitlines() if row.startswith("| ") and row.count(" | ") == 2]
+    assert ", ".join(str(one.value) for one in states) in cells

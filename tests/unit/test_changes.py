@@ -33,17 +33,17 @@ def told(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[Any]:
     ("before", "after", "lines"),
     [
         pytest.param({"g": WELL}, {"g": WELL}, [], id="nothing"),
-        pytest.param({"g": WELL}, {"g": ILL}, [("warning", "present", "unhealthy", "Xid 79")], id="it falls ill"),
-        pytest.param({"g": ILL}, {"g": WELL}, [("info", "unhealthy", "present", "")], id="it is well again"),
+        pytest.param({"g": WELL}, {"g": ILL}, [("warning", "healthy", "unhealthy", "Xid 79")], id="it falls ill"),
+        pytest.param({"g": ILL}, {"g": WELL}, [("info", "unhealthy", "healthy", "")], id="it is well again"),
         pytest.param({"g": ILL}, {"g": WORSE}, [("warning", "unhealthy", "unhealthy", "Xid 48")], id="for another reason"),
-        pytest.param({"g": WELL}, {"g": AWAY}, [("info", "present", "elsewhere", "offered by DRA")], id="another API has it"),
-        pytest.param({"g": WELL}, {}, [("info", "present", "not listed", "")], id="it goes"),
-        pytest.param({"h": OTHER}, {"h": OTHER, "g": WELL}, [("info", "not listed", "present", "")], id="it comes"),
+        pytest.param({"g": WELL}, {"g": AWAY}, [("info", "healthy", "dra", "offered by DRA")], id="another API has it"),
+        pytest.param({"g": WELL}, {}, [("info", "healthy", "not listed", "")], id="it goes"),
+        pytest.param({"h": OTHER}, {"h": OTHER, "g": WELL}, [("info", "not listed", "healthy", "")], id="it comes"),
         pytest.param({}, {"g": WELL}, [], id="the first list"),
         pytest.param({}, {"g": ILL}, [("warning", "not listed", "unhealthy", "Xid 79")], id="ill from the start"),
         pytest.param({}, {"g": UNSEEN}, [], id="from memory"),
         pytest.param({"g": UNSEEN}, {"g": WELL}, [], id="found again after a restart"),
-        pytest.param({"g": UNSEEN}, {"g": ILL}, [("warning", "not looked yet", "unhealthy", "Xid 79")], id="found ill"),
+        pytest.param({"g": UNSEEN}, {"g": ILL}, [("warning", "not checked yet", "unhealthy", "Xid 79")], id="found ill"),
     ],
 )  # fmt: skip
 def test_each_change_is_a_line(before: Mapping[str, Entry], after: Mapping[str, Entry], lines: list[Any]) -> None:
@@ -54,4 +54,4 @@ def test_each_change_is_a_line(before: Mapping[str, Entry], after: Mapping[str, 
 def test_of_many_some_are_told(more: int, rest: list[int]) -> None:
     names = [f"g{number}" for number in range(MOST + more)]
     lines = told(dict.fromkeys(names, WELL), dict.fromkeys(names, ILL))
-    assert lines == [("warning", "present", "unhealthy", "Xid 79")] * MOST + rest
+    assert lines == [("warning", "healthy", "unhealthy", "Xid 79")] * MOST + rest

@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.configuration import choice as choosing
+from gateway.configuration import commandline
 from gateway.configuration.choice import ChoiceError, choose, locate, remember, remembered
 from gateway.configuration.flags import NODE_LABEL
-from gateway.configuration.settings import Choice, ConfigError
+from gateway.configuration.settings import Choice, ConfigError, Given
 
 FOLDER = Path("/available-configs")
 
@@ -46,8 +47,8 @@ def test_the_label_chooses_then_the_default_then_the_strategies_in_their_order(
         (rule("named"), "", ["a"], "has 'a'"),
         (rule("single"), "", ["a", "b"], "'a', 'b'"),
         (rule("single"), "", [], "no file"),
-        (rule("named", "empty", default="b"), "a", ["b", "default"], f"{NODE_LABEL}=a names the configuration 'a'"),
-        (rule("named", "empty", default="b"), "", ["default"], "the default configuration names the configuration 'b'"),
+        (rule("named", "empty", default="b"), "a", ["b", "default"], f"{NODE_LABEL}=a: no configuration 'a'"),
+        (rule("named", "empty", default="b"), "", ["default"], "the default configuration: no configuration 'b'"),
         (rule("single"), "", [f"name-{number}" for number in range(99)], "'name-15', ..."),
     ],
 )
@@ -73,7 +74,7 @@ def test_a_mounted_config_map_has_files_and_the_links_of_its_volume(tmp_path: Pa
 def test_a_label_reaches_no_other_folder(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "secret").touch()
-    with pytest.raises(ChoiceError, match="names the configuration"):
+    with pytest.raises(ChoiceError, match="no configuration"):
         locate(rule(folder=tmp_path / "here"), "../secret")
 
 
@@ -85,7 +86,7 @@ def test_a_folder_that_isnt_there_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["first", "Named", " named"])
 def test_another_strategy_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="FALLBACK_STRATEGIES: unknown value"):
-        choosing.strategies(["named", text], "FALLBACK_STRATEGIES")
+        commandline.choice({"fallback-strategies": Given(("named", text), "FALLBACK_STRATEGIES")})
 
 
 def test_a_label_is_remembered(tmp_path: Path) -> None:

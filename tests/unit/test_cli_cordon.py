@@ -17,7 +17,7 @@ from tests.unit.answering import gateways
 
 OLDER, NEWER = "00000001", "00000002"
 GPU = "nvidia.com/gpu"
-FREE = OrderOutcome(changed=True, found=(FoundDevice(GPU, "present", "cordoned"),))
+FREE = OrderOutcome(changed=True, found=(FoundDevice(GPU, "healthy", "cordoned"),))
 
 Says = OrderOutcome | ControlError | dict[str, Any]
 
@@ -30,7 +30,7 @@ Says = OrderOutcome | ControlError | dict[str, Any]
             1,
             [
                 "GPU-1 is cordoned: ECC",
-                f"gateway {OLDER}: {GPU}: was present, is cordoned",
+                f"gateway {OLDER}: {GPU}: was healthy, is cordoned",
                 f"gateway {NEWER}: unknown op 'cordon'",
             ],
             id="one of two gateways refuses",

@@ -17,8 +17,8 @@ from devices.life import states
 from devices.life.states import State
 from devices.model import Device, Health, TroubleKind
 from devices.source import Facts
+from gateway.cli import devicemap, named
 from gateway.cli import devices as cli
-from gateway.cli import named
 from gateway.cli.main import gateway
 from gateway.registration.events import Phase
 from gateway.telling.orders import Handled
@@ -111,7 +111,7 @@ def call(folder: Path, *arguments: str, color: bool = False) -> Result:
     return CliRunner().invoke(gateway, words, env={"GATEWAY_STATE_DIR": str(folder)}, color=color)
 
 
-def rows(*answers: dict[str, Any]) -> list[cli.Row]:
+def rows(*answers: dict[str, Any]) -> list[devicemap.Row]:
     return cli.rows([msgspec.convert(one, cli.NodeDevices) for one in answers])
 
 
@@ -122,6 +122,37 @@ def seen(*answers: dict[str, Any], unfolded: bool = False) -> str:
 # What a person sees.
 
 
+def test_a_map_has_gpus_by_numa_node_with_holders_and_links() -> None:
+    lines = click.unstyle("\n".join(devicemap.render(rows(FULL), 80))).splitlines()
+    assert [" ".join(line.split()) for line in lines] == [
+        "NUMA node 0",
+        "0 GPU-0f3a0c6e ■ default/training-0/main",
+        "1 GPU-1f3a1c6e □ free",
+        "",
+        "NUMA node 1",
+        "2 GPU-2f3a2c6e ✕ unhealthy",
+        "3 GPU-3f3a3c6e □■ jupyter/notebook-7/kernel",
+        "",
+        "NUMA node not known",
+        "- /dev/fpga0 □■□■ a/b/c, a/d/e",
+        "- /dev/fpga1 □□□□ free",
+        "",
+        "LINKS 0 1 2",
+        "0 - NV12 SYS",
+        "1 NV12 - NV12",
+        "2 SYS NV12 -",
+    ]
+
+
+def test_a_map_keeps_to_the_width() -> None:
+    assert [line for line in devicemap.render(rows(FULL), 40) if len(click.unstyle(line)) > 40] == []
+
+
+def test_a_map_is_for_people(tmp_path: Path) -> None:
+    result = call(tmp_path, "--map", "-o", "json")
+    assert (result.exit_code, "Leave out --map, or -o json" in result.output) == (2, True)
+
+
 def test_the_page_shows_what_it_looks_like() -> None:
     """If not: put what this test calls ``seen`` there."""
     assert f"```text\n{seen(FULL)}\n```" in PAGE.read_text()
@@ -130,12 +161,12 @@ def test_the_page_shows_what_it_looks_like() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param(f"{RESOURCE}  {A100}  2 present, 1 unhealthy, 1 held", id="what all have in common is said once"),
-        pytest.param(f"0 {GPUS[0]} present 0 nvlink x12: 1 3, sys: 2 default/training-0/main", id="a device"),
+        pytest.param(f"{RESOURCE}  {A100}  2 healthy, 1 unhealthy, 1 held", id="what all have in common is said once"),
+        pytest.param(f"0 {GPUS[0]} healthy 0 nvlink x12: 1 3, sys: 2 default/training-0/main", id="a device"),
         pytest.param("reset-required: Xid 79: GPU has fallen off the bus", id="why it is as it is"),
-        pytest.param(f"on {GPUS[3]}\n 3:0   {PARTS[0]} 1g.10gb present 1 -", id="a partition under its GPU"),
-        pytest.param("/dev/fpga0 \u00d74 present 2 held", id="replicas in one line"),
-        pytest.param("/dev/fpga1 \u00d74 present -", id="replicas that nobody holds"),
+        pytest.param(f"on {GPUS[3]}\n 3:0   {PARTS[0]} 1g.10gb healthy 1 -", id="a partition under its GPU"),
+        pytest.param("/dev/fpga0 \u00d74 healthy 2 held", id="replicas in one line"),
+        pytest.param("/dev/fpga1 \u00d74 healthy -", id="replicas that nobody holds"),
     ],
 )
 def test_a_person_reads(line: str) -> None:
@@ -144,7 +175,7 @@ def test_a_person_reads(line: str) -> None:
 
 def test_replicas_one_by_one() -> None:
     text = seen(answer(document(SHARED), FACTS), unfolded=True)
-    assert re.findall(r"^  (/dev/fpga0\S+) +present +(\S+)$", text, re.MULTILINE) == [
+    assert re.findall(r"^  (/dev/fpga0\S+) +healthy +(\S+)$", text, re.MULTILINE) == [
         ("/dev/fpga0::0", "-"),
         ("/dev/fpga0::1", "a/b/c"),
         ("/dev/fpga0::2", "-"),
@@ -158,7 +189,7 @@ def test_replicas_one_by_one() -> None:
         pytest.param(
             plugin("a.b/c", {**well("x::0"), "x::1": (State.LOST, "gone", None, None)}, {}),
             {},
-            ["a.b/c 1 present, 1 lost, 0 held", "DEVICE STATE HELD BY", "x \u00d72 1 present, 1 lost -", "gone"],
+            ["a.b/c 1 healthy, 1 lost, 0 held", "DEVICE STATE HELD BY", "x \u00d72 1 healthy, 1 lost -", "gone"],
             id="replicas in different states",
         ),
         pytest.param(
@@ -178,19 +209,19 @@ def test_replicas_one_by_one() -> None:
         pytest.param(
             plugin("a.b/c", well("x", "y")),
             {},
-            ["who holds them can't be seen", "DEVICE STATE HELD BY", "x present ?", "y present ?"],
+            ["who holds them can't be seen", "DEVICE STATE HELD BY", "x healthy ?", "y healthy ?"],
             id="nobody knows who holds them",
         ),
         pytest.param(
             plugin("a.b/c", well("x", "y"), {}),
             {"x": Facts(product=A100), "y": Facts(product=H100)},
-            ["a.b/c 2 present, 0 held", "DEVICE KIND STATE HELD BY", f"x {A100} present -", f"y {H100} present -"],
+            ["a.b/c 2 healthy, 0 held", "DEVICE KIND STATE HELD BY", f"x {A100} healthy -", f"y {H100} healthy -"],
             id="different products",
         ),
         pytest.param(
             plugin("a.b/c", well("p", "x"), {}),
             {"p": Facts(parent="x", profile="half")},
-            ["2 present", "DEVICE KIND STATE HELD BY", "x - present -", "p half present -"],
+            ["2 healthy", "DEVICE KIND STATE HELD BY", "x - healthy -", "p half healthy -"],
             id="a part under a GPU of the same resource",
         ),
         pytest.param(plugin("a.b/c", {}, {}), {}, [], id="a resource without devices"),
@@ -262,8 +293,8 @@ def test_what_others_wrote_does_not_steer_the_terminal(place: str) -> None:
 
 
 def test_the_page_names_the_keys() -> None:
-    keys = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
-    assert keys == KEYS
+    part = PAGE.read_text().partition("## gateway devices --json")[2]
+    assert set(KEYS) <= set(re.findall(r"`(\w+)`", part))
 
 
 @pytest.mark.parametrize(

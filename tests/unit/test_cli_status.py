@@ -77,8 +77,8 @@ def test_for_a_script_it_is_the_documents_as_they_came(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        pytest.param({"nonsense": 1}, "expected a status document", id="something else"),
-        pytest.param(None, "expected a status document", id="nothing"),
+        pytest.param({"nonsense": 1}, "no status document", id="something else"),
+        pytest.param(None, "no status document", id="nothing"),
     ],
 )
 def test_a_gateway_that_says_something_else_is_told_of(folder: Path, answer: Any, words: str) -> None:
@@ -289,13 +289,20 @@ def test_a_person_reads_how_drivers_stand_and_what_another_driver_offers() -> No
     assert "  driver   " not in seen(FULL)
 
 
-@pytest.mark.parametrize("width", [60, 80, 140])
+@pytest.mark.parametrize("width", [40, 60, 80, 140])
 def test_text_keeps_to_the_width_and_device_ids_are_whole(width: int) -> None:
     text = seen(OTHER, FULL, width=width, silent={"/x/0badcafe.sock": "why " * 60})
     assert [
         line for line in text.splitlines() if len(line) > width and "GPU-" not in line and "DEVICE" not in line
     ] == []
-    assert all(f"\n  {id_} " in text for id_ in IDS)
+    assert all(f"{id_}\n" in text if width == 40 else f"\n  {id_} " in text for id_ in IDS)
+
+
+def test_at_forty_columns_a_device_is_folded() -> None:
+    lines = seen(FULL, width=40).splitlines()
+    assert [line for line in lines if len(line) > 40] == []
+    place = lines.index(IDS[0])
+    assert lines[place : place + 3] == [IDS[0], "  healthy, NUMA 0", "  default/training-0/main"]
 
 
 def test_columns_are_aligned() -> None:
@@ -372,4 +379,4 @@ def test_an_age(seconds: float, words: str) -> None:
 
 def test_the_page_shows_what_it_looks_like() -> None:
     """If not: put what this test calls ``seen`` there."""
-    assert f"```text\n{seen(OTHER, FULL)}\n```" in PAGE.read_text()
+    assert f"```text\n{seen(document(TROUBLED))}\n```" in PAGE.read_text()

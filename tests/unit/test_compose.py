@@ -78,16 +78,16 @@ def test_auto_takes_what_is_there(tmp_path: Path) -> None:
 
 
 def test_auto_never_simulates(tmp_path: Path) -> None:
-    with pytest.raises(NoBackendError, match="auto never simulates: to try it without hardware"):
+    with pytest.raises(NoBackendError, match="auto never simulates; to try it without hardware"):
         source(Settings(), tmp_path)
-    with pytest.raises(NoBackendError, match="nor are devices described in a configuration file"):
+    with pytest.raises(NoBackendError, match="no configuration file describes devices"):
         source(Settings(config_file=Path("c.yaml")), tmp_path)
 
 
 @pytest.mark.parametrize("file", [None, Path("c.yaml")])
 def test_who_wants_none_is_told_what_else_there_is(file: Path | None, tmp_path: Path) -> None:
     """No look for hardware can help there, nor a restart."""
-    with pytest.raises(ValueError, match="--backend none: expected"):
+    with pytest.raises(ValueError, match="--backend none: there are no other devices"):
         source(Settings(backend="none", config_file=file), tmp_path)
 
 

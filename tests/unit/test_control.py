@@ -188,16 +188,16 @@ def test_so_many_sockets_are_looked_at(folder: Path, monkeypatch: pytest.MonkeyP
         ),
         pytest.param({"op": "uncordon", "id": "GPU-1"}, orders.Order("uncordon", "GPU-1"), id="uncordon"),
         pytest.param({"op": "forget", "id": "GPU-1", "reason": 7}, orders.Order("forget", "GPU-1"), id="forget"),
-        pytest.param({"op": "reset", "id": "GPU-1"}, "expected one of cordon, uncordon, forget", id="another op"),
-        pytest.param({"op": "cordon", "id": "GPU-1"}, "expected a reason", id="no reason"),
-        pytest.param({"op": "cordon", "id": "GPU-1", "reason": "  "}, "expected a reason", id="an empty reason"),
         pytest.param(
-            {"op": "cordon", "id": "GPU-1", "reason": "a\nb"}, "expected a reason", id="a reason of two lines"
+            {"op": "reset", "id": "GPU-1"}, "unknown order 'reset'. Allowed: cordon, uncordon, forget", id="another op"
         ),
+        pytest.param({"op": "cordon", "id": "GPU-1"}, "not a reason", id="no reason"),
+        pytest.param({"op": "cordon", "id": "GPU-1", "reason": "  "}, "not a reason", id="an empty reason"),
+        pytest.param({"op": "cordon", "id": "GPU-1", "reason": "a\nb"}, "not a reason", id="a reason of two lines"),
         pytest.param({"op": "cordon", "id": "GPU-1", "reason": "\x1b[2J"}, "printable", id="a terminal's commands"),
         pytest.param({"op": "cordon", "id": "GPU-1", "reason": "x" * 257}, "at most 256", id="a long reason"),
-        pytest.param({"op": "uncordon"}, "expected a device ID", id="no ID"),
-        pytest.param({"op": "uncordon", "id": 3}, "expected a device ID", id="an ID that is no text"),
+        pytest.param({"op": "uncordon"}, "not a device ID", id="no ID"),
+        pytest.param({"op": "uncordon", "id": 3}, "not a device ID", id="an ID that is no text"),
         pytest.param({"op": "uncordon", "id": "x" * 257}, "at most 256", id="a long ID"),
     ],
 )
@@ -222,10 +222,10 @@ def test_an_order_or_an_error(request_: dict[str, Any]) -> None:
     [
         pytest.param({"ids": []}, (), id="all"),
         pytest.param({"ids": ["GPU-1", "GPU-2", "GPU-1"]}, ("GPU-1", "GPU-2"), id="each once"),
-        pytest.param({}, "leave them out for all", id="nothing said is not all"),
-        pytest.param({"ids": "GPU-1"}, "expected a list", id="no list"),
+        pytest.param({}, "Leave them out for all", id="nothing said is not all"),
+        pytest.param({"ids": "GPU-1"}, "not a list", id="no list"),
         pytest.param({"ids": ["GPU-1"] * 129}, "at most 128", id="too many"),
-        pytest.param({"ids": ["GPU-1", 7]}, "expected a device ID", id="an ID that is no text"),
+        pytest.param({"ids": ["GPU-1", 7]}, "not a device ID", id="an ID that is no text"),
         pytest.param({"ids": ["\x1b[2J"]}, "printable", id="a terminal's commands"),
     ],
 )

@@ -66,7 +66,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CODES = {check.code: check for category in checks.categories() for check in category.checks}
 GPU = "nvidia.com/gpu"
 __all__ = ["authority", "server"]
-DEVICES = tuple(DeviceStatus(id=f"GPU-{number}", health="Healthy", state="present") for number in range(2))
+DEVICES = tuple(DeviceStatus(id=f"GPU-{number}", health="Healthy", state="healthy") for number in range(2))
 SERVED = ResourceStatus(name=GPU, phase="serving", listed=2, healthy=2, allocatable=2, devices=DEVICES)
 STATUS = document(resources=(SERVED,), uptime_s=60.0)
 CONTAINERD = """
@@ -463,7 +463,7 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0607": both(status_of(drivers=(replace(DRIVER, registered=False),)), gone("var/lib/kubelet/plugins_registry")),
     "DPG0608": status_of(drivers=(replace(DRIVER, registered=False),)),
     "DPG0609": status_of(crossing="device-plugin-gateway.io/move-to: unknown value 'dar'. Allowed: dra, plugin"),
-    "DPG0610": status_of(by_name=ByNameStatus(overlooked="expected a kubelet from 1.36 on, got 1.35")),
+    "DPG0610": status_of(by_name=ByNameStatus(overlooked="kubelet 1.35 would run pods without their GPU")),
     "DPG0611": status_of(
         by_name=ByNameStatus(waiting="no DeviceClass has the extendedResourceName nvidia.com/gpu any more")
     ),
@@ -598,9 +598,7 @@ QUIET: Mapping[str, Callable[[Fake], None]] = {
     "one GPU of two is cordoned": lambda fake: fake.resource(
         healthy=1, devices=(replace(DEVICES[0], state="cordoned"), DEVICES[1])
     ),
-    "all GPUs have gone to DRA": lambda fake: fake.resource(
-        healthy=0, devices=(replace(DEVICES[0], state="elsewhere"),)
-    ),
+    "all GPUs have gone to DRA": lambda fake: fake.resource(healthy=0, devices=(replace(DEVICES[0], state="dra"),)),
     "who stands by says nothing of a resource": lambda fake: fake.led_by(
         WAITING, phase="standing by for another gateway", allocatable=0
     ),

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from devices.boards import Place
+from devices.boards import Hold, Place
 from devices.claims import ClaimName, Refused
 from devices.gpu.nvidia import health
 from devices.gpu.nvidia.health import Checks
@@ -18,16 +18,16 @@ from devices.life.states import Entry, State
 from devices.model import Device, Health
 from devices.replicas import ids, unshared
 from devices.source import Facts
-from gateway.configuration import dra as settings
+from gateway.configuration import commandline
 from gateway.configuration.settings import ConfigError, Given
 from gateway.dra import claims, offer, slices, sockets
 from gateway.dra.claims import ResourceClaim, Toleration
-from gateway.dra.offer import Ailment, Offer, Taken, Version
+from gateway.dra.offer import Ailment, Offer, Version
 from gateway.dra.slices import Pool, Slice
 from gateway.memory.claimed import Claimed, ClaimedDevice
 
 GPU, MIG, AMD, FILE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "amd.com/gpu", "example.com/fpga"
-FREE = Taken()
+NO_HOLDS: list[Hold] = []
 
 
 def entry(device_id: str, state: State = State.PRESENT, reason: str = "", **device: Any) -> Entry:
@@ -36,13 +36,13 @@ def entry(device_id: str, state: State = State.PRESENT, reason: str = "", **devi
 
 
 def offered(
-    entries: Mapping[str, list[Entry]], facts: Mapping[str, Facts], taken: Taken | None = FREE, **drivers: str
+    entries: Mapping[str, list[Entry]], facts: Mapping[str, Facts], holds: list[Hold] | None = NO_HOLDS, **drivers: str
 ) -> tuple[list[Offer], dict[str, str]]:
     named = {name.replace("_", "."): driver for name, driver in drivers.items()}
     found, withheld = offer.offers(
         entries,
         lambda _: lambda one: facts.get(one, Facts()),
-        lambda _: taken,
+        lambda _: holds,
         named,
         lambda pci: "pci0000:00" if pci else "",
     )
@@ -382,12 +382,12 @@ def claim(*results: dict[str, Any], uid: str = "u", config: Any = None) -> Resou
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
-        (claim({}, uid="v"), "another one by now"),
-        (msgspec.convert({"metadata": {"uid": "u"}, "status": {}}, ResourceClaim), "not any more"),
-        (claim({"pool": "n2"}), "expected devices of the pool n1"),
-        (claim({}, {"pool": "n2"}), "expected devices of the pool n1"),
-        (claim({"driver": "x"}), "expected 1 to 32 devices of gpu.nvidia.com"),
-        (claim(*[{}] * 33), "got 33"),
+        (claim({}, uid="v"), "was replaced by another one"),
+        (msgspec.convert({"metadata": {"uid": "u"}, "status": {}}, ResourceClaim), "is not allocated any more"),
+        (claim({"pool": "n2"}), "has devices of n2, not of the pool n1"),
+        (claim({}, {"pool": "n2"}), "has devices of n2, not of the pool n1"),
+        (claim({"driver": "x"}), "has 0 devices of gpu.nvidia.com. Allowed: 1 to 32"),
+        (claim(*[{}] * 33), "has 33 devices"),
     ],
 )
 def test_what_is_no_allocation_of_ours_is_refused(found: ResourceClaim, reason: str) -> None:
@@ -488,7 +488,7 @@ def said(**texts: Any) -> dict[str, Given]:
 )
 def test_settings_that_cannot_be_gone_by(given: dict[str, Given], node: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        settings.taken(given, node)
+        commandline.start({**given, "node-name": Given(node, "--node-name")})
 
 
 # Pods that ask by name, and sockets.

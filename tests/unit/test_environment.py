@@ -17,15 +17,17 @@ ROOT = Path(__file__).parents[2]
     ("spoiled", "status", "said"),
     [
         pytest.param({}, 0, "", id="ours"),
-        pytest.param({"ours/adapters/__init__.py": "1 / 0\n"}, 2, "another one in {}/ours/adapters", id="merged"),
-        pytest.param({"first/devices/__init__.py": "1 / 0\n"}, 2, "another one in {}/first/devices", id="hidden"),
+        pytest.param({"ours/adapters/__init__.py": "1 / 0\n"}, 2, "another one is in {}/ours/adapters", id="merged"),
+        pytest.param({"first/devices/__init__.py": "1 / 0\n"}, 2, "another one is in {}/first/devices", id="hidden"),
         pytest.param(
             {"first/devices/__init__.py": '"""device-plugin-gateway"""\n1 / 0\n'},
             2,
-            "another one in {}/first/devices",
+            "another one is in {}/first/devices",
             id="of another release",
         ),
-        pytest.param({"ours/devices": ""}, 2, "'devices' of device-plugin-gateway in {}/ours/devices", id="gone"),
+        pytest.param(
+            {"ours/devices": ""}, 2, "'devices' of device-plugin-gateway should be in {}/ours/devices", id="gone"
+        ),
     ],
 )
 def test_whose_packages_they_are(tmp_path: Path, spoiled: dict[str, str], status: int, said: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,15 @@ from devices.policy import (
     Recovery,
     Sharing,
 )
-from gateway import VERSION
+from gateway import VERSION, compose
 from gateway.__main__ import nvidia
-from gateway.cli import main, run
-from gateway.cli.help import GROUPS
+from gateway.cli import main
 from gateway.configuration import commandline
-from gateway.configuration.flags import FLAGS
+from gateway.configuration.flags import FLAGS, GROUPS
 from gateway.configuration.kinds import Flag, FlagKind
 from gateway.configuration.settings import SOCKET_DIR, Settings
+from gateway.registration import negotiate
+from gateway.wires import log
 from tools import flags as flagtable
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +108,8 @@ def test_each_flag_by_each_way(
 
 
 def test_every_flag_with_an_effect_has_a_row() -> None:
-    assert {flag.name for flag in FLAGS if flag.field} == {row[0] for row in EFFECTS}
+    of_policy = {field.name for field in fields(Policy)}
+    assert {flag.name for flag in FLAGS if flag.field in of_policy} == {row[0] for row in EFFECTS}
     assert {field.name for field in fields(Policy)} - {flag.field for flag in FLAGS} == {
         "gpu_names",
         "mig_names",
@@ -243,7 +247,7 @@ def test_failing_at_start_is_nvidias_default_only(
         (["-gds-enabled", "-pulse", "30"], ["--gds-enabled=true", "--pulse=30"]),
         (["-resource_naming_strategy=mixed"], ["--resource_naming_strategy=mixed"]),
         (["--mig-strategy", "--gds-enabled"], ["--mig-strategy=--gds-enabled"]),
-        (["--api", "-gds-enabled", "-pulse=1"], ["--api", "-gds-enabled", "--pulse=1"]),
+        (["--output", "-gds-enabled", "-pulse=1"], ["--output", "-gds-enabled", "--pulse=1"]),
         (["probe", "-gds-enabled"], ["probe", "-gds-enabled"]),
         (["--", "-gds-enabled"], ["--", "-gds-enabled"]),
         (["--config-file="], ["--config-file="]),
@@ -277,7 +281,7 @@ def test_failing_at_start_is_nvidias_default_only(
     ],
 )
 def test_flags_are_spelled_as_go_has_them(arguments: list[str], spelled: list[str]) -> None:
-    assert commandline.spelled(arguments, {"--api"}) == spelled
+    assert commandline.spelled(arguments, {"--output"}) == spelled
 
 
 @pytest.mark.parametrize(
@@ -378,9 +382,8 @@ def test_every_setting_is_shown_once_and_none_that_has_no_effect() -> None:
     names = shown()
     assert {flag.name for flag in FLAGS if not flag.inert} <= {*names}
     assert not {flag.name for flag in FLAGS if flag.inert} & {*names}
-    options = {option.name for option in run.run.params} & {field.name for field in fields(Settings)}
-    of_the_log, of_the_file_alone = 2, 6
-    assert len(names) == len(options) + len([flag for flag in FLAGS if not flag.inert]) + of_the_log + of_the_file_alone
+    of_the_file_alone = 6
+    assert len(names) == len([flag for flag in FLAGS if not flag.inert]) + of_the_file_alone
 
 
 def test_what_the_file_says_is_shown_with_its_line(tmp_path: Path) -> None:
@@ -402,9 +405,9 @@ def test_what_the_file_says_is_shown_with_its_line(tmp_path: Path) -> None:
 def test_the_configuration_in_force_as_a_table() -> None:
     lines = call("config", "show", "--mig-strategy=mixed").output.splitlines()
     assert [line.split() for line in lines if line.startswith(("mig-strategy", "nvidia-dev-root", "gds"))] == [
+        ["gds-enabled", "false", "default"],
         ["mig-strategy", "mixed", "--mig-strategy"],
         ["nvidia-dev-root", '""', "default"],
-        ["gds-enabled", "false", "default"],
     ]
 
 
@@ -512,13 +515,37 @@ def test_under_nvidias_name(
 
 
 def test_help_has_every_option_in_one_group() -> None:
-    names = [option.opts[0].removeprefix("--") for option in run.run.params]
-    names += [flag.name for flag in FLAGS if flag.option and not flag.inert]
-    assert sorted(name for group in GROUPS.values() for name in group) == sorted([*names, "help"])
+    names = [flag.name for flag in FLAGS if flag.option and not flag.inert]
     text = call("run", "--help").output
-    assert [name for name in names if f"  --{name}" not in text] == []
-    assert [heading for heading in GROUPS if f"\n{heading}:\n" not in text] == []
+    assert [name for name in (*names, "version") if len(re.findall(rf"\n  --{name}\s", text)) != 1] == []
+    assert [heading for heading in (*GROUPS, "Others") if f"\n{heading}:\n" not in text] == ["Without an effect"]
     assert "--pulse" not in text
+
+
+WORDS = {
+    "api": {*negotiate.CHOICES},
+    "backend": {*compose.BACKENDS},
+    "log-format": {*log.FORMATS},
+    "log-level": {*log.LEVELS},
+    "fallback-strategies": {"named", "single", "empty"},
+    "device-discovery-strategy": {"auto", "nvml"},
+    "dra": {"off", "on", "only"},
+}
+
+
+def test_the_words_of_a_setting_are_those_that_the_gateway_knows() -> None:
+    effects = {name: type(value) for name, _, _, value in EFFECTS if isinstance(value, Enum)}
+    for flag in FLAGS:
+        if "|" in flag.values:
+            words = WORDS.get(flag.name) or {one.value for one in effects.get(flag.name, ListStrategy)}
+            assert {*flag.values.split("|")} == words, flag.name
+
+
+def test_each_option_has_a_variable_of_its_name() -> None:
+    assert [flag.name for flag in FLAGS if flag.option and not flag.variables] == []
+    ours = {flag.name: flag.variables for flag in FLAGS if flag.prefix and flag.option}
+    assert ours == {name: ("GATEWAY_" + name.upper().replace("-", "_"),) for name in ours}
+    assert {"socket-dir", "dra", "bridge", "driver-type", "pulse"} <= ours.keys()
 
 
 def test_the_committed_table_is_what_the_flags_declare() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -208,3 +209,20 @@ def test_where_no_node_has_devices_it_says_so() -> None:
 
 def test_a_name_cannot_steer_the_terminal() -> None:
     assert "\x1b" not in call(listed(item("n\x1b[2J", "v1.27.9"), item("m\x1b[2J", "x")), "--to", "1.28").output
+
+
+def test_the_page_has_a_row_for_each_version_and_a_column_for_each_step() -> None:
+    text = listed(item("a", "v1.25.16"), item("<b>", "v1.26.15"), item("c", "v1.28.15"))
+    page = call(text, "--to", "1.28", "-o", "html").output
+    heads = re.findall(r"<th>([^<]+)", page)
+    assert heads == ["kubelet today", "step 1", "step 2", "step 3", "1.25.16", "1.26.15", "1.28.15"]
+    assert re.findall(r'<td class="(\w+)">', page)
+    assert len(re.findall(r"<td[ >]", page)) == 9
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+
+
+@pytest.mark.parametrize("arguments", [["--nodes", "-", "--to", "dra"], ["--from", "1.27", "--to", "1.28"]])
+def test_only_the_steps_of_many_nodes_are_drawn(arguments: list[str]) -> None:
+    result = CliRunner().invoke(gateway, ["plan", *arguments, "-o", "html"], input=listed())
+    assert (result.exit_code, "draws the steps of --nodes" in result.output) == (2, True)

@@ -152,8 +152,8 @@ def test_distance(link: Link, distance: int) -> None:
 @pytest.mark.parametrize(
     ("available", "must", "size", "says"),
     [
-        ("g0 g1", "", 0, "expected a size of at least 1, got 0"),
-        ("g0 g1", "", -1, "expected a size of at least 1, got -1"),
+        ("g0 g1", "", 0, "cannot choose 0 devices. Ask for at least 1"),
+        ("g0 g1", "", -1, "cannot choose -1 devices. Ask for at least 1"),
         ("g0 g0", "", 1, "the same device ID came twice; give each ID once"),
         ("g0 g1", "g1 g1", 2, "the same device ID came twice; give each ID once"),
         ("g0 g1", "g2 g3", 2, "'g2' and 1 more must be included but aren't available; list them as available too"),

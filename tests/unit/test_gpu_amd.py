@@ -64,8 +64,8 @@ def test_no_answer_of_the_exporter_does_harm(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        pytest.param(answer(a="unhealthy")[:-1], "cut short by 1 bytes", id="cut short"),
-        pytest.param(b"\x0a\x05\x1a\x09abc", "cut short by 6 bytes", id="cut short inside"),
+        pytest.param(answer(a="unhealthy")[:-1], "lacks 1 bytes", id="cut short"),
+        pytest.param(b"\x0a\x05\x1a\x09abc", "lacks 6 bytes", id="cut short inside"),
         pytest.param(b"\x0a" + b"\xff" * 10, "a number without an end", id="a length of more than 64 bits"),
         pytest.param(b"\x0a", "a number without an end", id="no length"),
         pytest.param(b"\x0b", "the unknown type 3", id="a group"),

@@ -151,7 +151,7 @@ def test_the_lowest_version_that_has_all_of_it(policy: Policy, version: str) -> 
 
 @pytest.mark.parametrize("kind", ["gpu", "a/b/c", "1a/b", "a/b.c", "a/", "/b"])
 def test_kinds_that_cdi_does_not_allow(kind: str) -> None:
-    with pytest.raises(ValueError, match="expected a kind"):
+    with pytest.raises(ValueError, match="not a kind"):
         cdi.qualified("a", kind)
 
 
@@ -227,7 +227,10 @@ def test_a_foreign_file_stays_as_it_is(tmp_path: Path) -> None:
     assert foreign.read_text() == "kind: nvidia.com/gpu"
     ours = path_of(only(), tmp_path)
     ours.write_text('{"kind": "vendor.com/gpu"}')
-    with pytest.raises(CDIFileError, match=re.escape("got 'vendor.com/gpu': it is somebody else's")):
+    with pytest.raises(
+        CDIFileError,
+        match=re.escape("'vendor.com/gpu', not k8s.device-plugin.nvidia.com/gpu, so another program wrote it"),
+    ):
         write(only(), folder=tmp_path)
     assert ours.read_text() == '{"kind": "vendor.com/gpu"}'
 
@@ -465,5 +468,5 @@ def test_a_version_that_is_none(root: Path, version: str) -> None:
 def test_no_libraries_is_said(tmp_path: Path) -> None:
     put(tmp_path, f"/usr/lib64/libnvidia-ml.so.{VERSION}")
     (tmp_path / f"usr/lib64/libcuda.so.{VERSION}").mkdir()
-    with pytest.raises(DriverFilesError, match=re.escape(f"expected libcuda.so.{VERSION}")):
+    with pytest.raises(DriverFilesError, match=re.escape(f"no libcuda.so.{VERSION}")):
         look(tmp_path)

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gateway.configuration.kinds import address
 from gateway.wires import http
-from gateway.wires.http import TEXT, Answer, HttpServer, address, parse
+from gateway.wires.http import TEXT, Answer, HttpServer, parse
 
 BODY = b"all is well\n" * 20_000
 """More than a socket takes at once."""

@@ -166,9 +166,9 @@ OPEN = f'{{"format": {FORMAT}, "cordons": {{"GPU-1": {{"reason": "smells", "at":
         pytest.param(content(format="1"), "no object with a format", CORDONED, set(), id="the format is a text"),
         pytest.param(content(format=FORMAT + 1, cordons={"GPU-1": "smells", "GPU-2": {"reason": "hums", "at": 10**400}}), "newer gateway", {"GPU-1": Cordon("smells", 0.0), "GPU-2": Cordon("hums", 0.0)}, set(), id="newer cordons"),
         pytest.param(content(cordons={"GPU-1": {"reason": 7, "at": "noon"}}), "cordons.GPU-1", {"GPU-1": LOST}, TWO, id="a cordon without its reason"),
-        pytest.param(content(accepted=1, kubelet=1), "accepted: expected a text; kubelet: expected a text", CORDONED, TWO, id="no texts"),
-        pytest.param(content(cordons=[], resources={GPU: 1}), "cordons: expected an object", {}, set(), id="no objects"),
-        pytest.param(content({"announced": []}), "announced: expected an object", CORDONED, set(), id="announced is no object"),
+        pytest.param(content(accepted=1, kubelet=1), "accepted: not a text; kubelet: not a text", CORDONED, TWO, id="no texts"),
+        pytest.param(content(cordons=[], resources={GPU: 1}), "cordons: not an object", {}, set(), id="no objects"),
+        pytest.param(content({"announced": []}), "announced: not an object", CORDONED, set(), id="announced is no object"),
         pytest.param(content({"announced": {"a": {"health": "so-so", "numa": []}, "b": {"health": "Healthy"}, "c": {"health": "Healthy", "numa": [2**63]}, "GPU-2": ROW}}), "announced.c", CORDONED, {"GPU-2"}, id="no devices"),
         pytest.param(content({"announced": {f"{n}": 1 for n in range(7)} | {"GPU-2": ROW}}), "and 4 more", CORDONED, {"GPU-2"}, id="many rows"),
         pytest.param(content({"announced": {f"{n}": 1 for n in range(1001)} | {"GPU-2": ROW}}), "and 998 more", CORDONED, set(), id="more than are looked through"),
@@ -241,7 +241,7 @@ def test_a_disk_that_takes_a_little_at_a_time_gets_all(tmp_path: Path, monkeypat
 def test_a_ledger_too_large_to_be_read_again_is_not_written(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.announce(GPU, tuple(Device(f"{n}" + "x" * 2**20) for n in range(16)))
-    with pytest.raises(LedgerError, match="expected at most"):
+    with pytest.raises(LedgerError, match="Allowed: "):
         write(ledger)
 
 

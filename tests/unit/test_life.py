@@ -364,7 +364,7 @@ def over(state: State, beneath: State, since: float | None = 0.0) -> Entry:
         pytest.param(entry(State.PRESENT), "", "served", id="present"),
         pytest.param(entry(State.PRESENT), "again", "served", id="present, handed out before"),
         pytest.param(entry(State.PRESENT), "held", "served", id="present, held: init and app containers share"),
-        pytest.param(entry(State.NOT_LOOKED_YET, health=WELL), "", "served", id="not looked yet"),
+        pytest.param(entry(State.NOT_LOOKED_YET, health=WELL), "", "served", id="not checked yet"),
         pytest.param(entry(State.NOT_LOOKED_YET, health=ILL), "", "served", id="not looked yet, ill the last time"),
         pytest.param(entry(State.UNHEALTHY), "", Fault.FAILED_PRECONDITION, id="unhealthy"),
         pytest.param(entry(State.UNHEALTHY, None), "", Fault.FAILED_PRECONDITION, id="unhealthy since who knows"),

@@ -21,8 +21,8 @@ NAMED, UNNAMED = {"by-name": GPU, "c": ""}, {"c": "", "d": OTHER}
 @pytest.mark.parametrize(
     ("resources", "kubelet", "classes", "words"),
     [
-        ({GPU}, 35, NAMED, "expected a kubelet from 1.36 on, because of the DeviceClass by-name with"),
-        ({GPU}, None, NAMED, "expected a kubelet from 1.36 on, because of the DeviceClass by-name with"),
+        ({GPU}, 35, NAMED, "the DeviceClass by-name has the extendedResourceName"),
+        ({GPU}, None, NAMED, "the DeviceClass by-name has the extendedResourceName"),
         ({GPU}, 35, None, "it can't be known whether pods that ask by name would run without their GPU: no answer"),
         ({GPU}, 35, UNNAMED, ""),
         ({GPU}, 36, NAMED, ""),
@@ -100,7 +100,7 @@ async def test_it_is_said_once_and_what_was_known_counts_while_nobody_answers() 
         for _ in range(2):
             await looks._look()
     assert len(changes) == 2
-    assert changes[0].startswith("expected a kubelet from 1.36 on")
+    assert "Upgrade the kubelet to 1.36 first" in changes[0]
     assert changes[1] == ""
     told = [(one["log_level"], one["event"]) for one in said]
     assert told == [

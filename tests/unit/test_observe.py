@@ -8,7 +8,6 @@ import io
 import json
 import resource
 import sys
-import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,42 +126,6 @@ def test_where_the_limit_may_not_be_raised_it_stays(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(resource, "setrlimit", forbidden)
     assert process.allow_descriptors() == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-@pytest.mark.parametrize(
-    ("resident", "gives", "waits"),
-    [
-        pytest.param([50, 55, 61, 50], 0, [2, 2, 2, 4], id="it has hardly grown"),
-        pytest.param([50] * 7, 0, [2, 4, 8, 16, 16, 16, 16], id="nothing happens: an idle process isn't woken for it"),
-        pytest.param([50, 50, 50, 55, 62, 51], 1, [2, 4, 8, 2, 2], id="something happens: soon again"),
-        pytest.param([50, 62, 51, 60], 1, [2, 2, 2], id="it has"),
-        pytest.param(
-            [50, 62, 62, 62, 62, 62, 61], 3, [2, 4, 8, 2], id="nothing was free: ever more seldom, until it is"
-        ),
-        pytest.param([50, *[70] * 20], 10, [2, 4, 8, 16, 32, 64, 128, 128, 128, 128, 128], id="but never not at all"),
-        pytest.param([50, 62, 51, 63, 51], 2, [2, 2, 2], id="again"),
-        pytest.param([50, 40, 52, 40], 1, [2, 4, 2], id="it counts from the least that was needed"),
-    ],
-)
-async def test_memory_goes_back_when_it_has_grown(
-    monkeypatch: pytest.MonkeyPatch, resident: list[int], gives: int, waits: list[float]
-) -> None:
-    given: list[threading.Thread] = []
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    left = iter(resident)
-    with pytest.raises(RuntimeError):  # What StopIteration becomes: there is no more to measure.
-        await process.trim_by(lambda: given.append(threading.current_thread()), lambda: next(left) * 1024 * 1024)
-    assert (len(given), slept) == (gives, waits)
-    assert threading.current_thread() not in given
-
-
-def test_what_is_resident_is_read() -> None:
-    assert 2**20 < process.resident() < 2**33
 
 
 def test_what_a_library_writes_to_standard_error_is_a_line_of_the_json_log(monkeypatch: pytest.MonkeyPatch) -> None:

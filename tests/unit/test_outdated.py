@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gateway.kubelet.outdated import AGAIN, Outdated
-from gateway.kubelet.view import View
+from gateway.kubelet.view import SEND_AGAIN_S, Outdated, View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +30,7 @@ ENDED = seen({"U0": "uid-a/main"}, ())
         pytest.param([(0, View(held={}, source="pod-resources"))], [False], id="there is no checkpoint"),
         pytest.param([(0, seen({"U0": "uid-a/main"}, (), "checkpoint"))], [False], id="a kubelet without List"),
         pytest.param([(0, ENDED), (2, ENDED)], [True, False], id="it was just sent"),
-        pytest.param([(0, ENDED), (AGAIN, ENDED)], [True, True], id="it names them still"),
+        pytest.param([(0, ENDED), (SEND_AGAIN_S, ENDED)], [True, True], id="it names them still"),
         pytest.param([(0, seen({"U0": "uid-a/main"}, A)), (2, ENDED)], [True, True], id="a pod went meanwhile"),
         pytest.param(
             [(0, seen({"U0": "uid-a/main"}, B)), (2, seen({"U1": "uid-c/main"}, B))],

@@ -114,7 +114,7 @@ async def test_a_node_of_ones_own_does_what_is_shown() -> None:
                 async with Spawned(shown):
                     await told(shown, "nvidia.com/gpu  ■■■■■■■■  8 of 8 allocatable, 2 held, 6 free")
                     await told(shown, "v1beta1, kubelet 1.26 to 1.28")
-                    await told(shown, "present  0     default/web/main")
+                    await told(shown, "healthy  0     default/web/main")
 
 
 async def told(process: asyncio.subprocess.Process, words: str) -> None:

@@ -177,7 +177,7 @@ def test_containers_are_counted_before_they_are_decoded(monkeypatch: pytest.Monk
     for decode in (V1BETA1.decode_allocate_request, V1BETA1.decode_preferred_request):
         assert len(decode(few)) == spelling.MAX_CONTAINERS // 4
         monkeypatch.setattr("adapters.v1beta1.parse", None)
-        with pytest.raises(MalformedError, match="at most 1024 containers"):
+        with pytest.raises(MalformedError, match="Allowed: 1024"):
             decode(whole + empty)
         monkeypatch.undo()
 
@@ -193,7 +193,7 @@ def test_devices_of_an_alpha_are_counted_before_they_are_decoded(
 ) -> None:
     assert by_name(dialect).decode_allocate_request(field * 1000) == (ContainerRequest(("x",) * 1000),)
     monkeypatch.setattr("adapters.alpha.parse", None)
-    with pytest.raises(MalformedError, match="at most 200000 device IDs"):
+    with pytest.raises(MalformedError, match="Allowed: 200000"):
         by_name(dialect).decode_allocate_request(field * 200_001)
 
 
@@ -205,7 +205,7 @@ def test_devices_are_counted_before_they_are_decoded(monkeypatch: pytest.MonkeyP
         V1BETA1.decode_preferred_request,
         V1BETA1.decode_pre_start_request,
     ):
-        with pytest.raises(MalformedError, match="at most 200000 device IDs"):
+        with pytest.raises(MalformedError, match="Allowed: 200000"):
             decode((tag + b"\x00") * 200_001)
 
 
@@ -292,7 +292,7 @@ async def test_a_read_that_nobody_waits_for_comes_to_its_end(monkeypatch: pytest
     """gRPC never frees the message of one that was cancelled."""
     monkeypatch.setattr(requests, "REQUEST_TIME", 0.01)
     slow: Any = _Slow()
-    with pytest.raises(MalformedError, match="expected a request within"):
+    with pytest.raises(MalformedError, match="no request came within"):
         await requests.Requests().read(rpc.Call(slow))
     slow.comes.set()
     async with asyncio.timeout(20):

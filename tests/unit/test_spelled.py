@@ -14,7 +14,7 @@ from adapters.pb.v1beta1 import v1beta1_pb2
 from adapters.registry import DIALECTS, by_name
 from adapters.v1beta1 import RULES, Beta
 from devices.model import Device, Health
-from gateway.registration.spelled import PART, spell
+from gateway.registration.devicelist import PART, spell
 
 DEVICES = st.lists(
     st.builds(
@@ -47,7 +47,7 @@ def test_the_parts_make_the_whole(dialect: Dialect, lists: list[list[Device]], p
     """Whatever the list before was."""
     parts: Sequence[tuple[Sequence[Device], Wire]] = ()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.registration.spelled.PART", part)
+        patch.setattr("gateway.registration.devicelist.PART", part)
         for devices in lists:
             wire, parts = spell(dialect, tuple(devices), parts)
             assert wire == dialect.encode_list(devices)

@@ -48,8 +48,8 @@ def _resource(plugin: ResourceFacts) -> ResourceStatus:
             "states",
             (
                 Count(state="cordoned", kind="", devices=1),
+                Count(state="healthy", kind="", devices=4),
                 Count(state="lost", kind="", devices=1),
-                Count(state="present", kind="", devices=4),
                 Count(state="unhealthy", kind="reset-required", devices=1),
                 Count(state="unhealthy", kind="unknown", devices=1),
             ),
@@ -115,21 +115,15 @@ def test_a_holder_of_what_is_not_listed_is_not_counted() -> None:
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
-        (0, ("Healthy", "present", "", "", (0,), "default/training-0/main", ())),
+        (0, ("Healthy", "healthy", "", "", (0,), "default/training-0/main", ())),
         (5, ("Unhealthy", "cordoned", "", "swap the riser, ticket 4711", (1,), None, ())),
         (6, ("Unhealthy", "unhealthy", "unknown", "double-bit ECC error", (1,), None, ())),
-        (7, ("Healthy", "present", "", "", (1,), None, ("forgotten",))),
+        (7, ("Healthy", "healthy", "", "", (1,), None, ("forgotten",))),
     ],
 )
 def test_a_device(number: int, expected: tuple[object, ...]) -> None:
     device = _resource(TROUBLED).devices[number]
     assert (device.id, *msgspec.structs.astuple(device)[1:-1], device.stranger) == (IDS[number], *expected, "")
-
-
-def test_without_rows_only_the_devices_are_left_out() -> None:
-    whole, short = (document(TROUBLED, tally=documents.counted(), rows=rows).resources[0] for rows in (True, False))
-    assert short == msgspec.structs.replace(whole, devices=())
-    assert len(whole.devices) == 8
 
 
 def test_of_many_devices_a_person_is_told_of_those_that_there_is_something_to_say_of() -> None:

@@ -158,8 +158,8 @@ class AmdBackend:
                 result = await asyncio.shield(self._reading)
         except TimeoutError:
             raise HangsError(
-                f"the amdgpu driver hangs: expected {self._sys} to be read within {_PATIENCE_S:g} s; reboot the node if this "
-                "lasts"
+                f"the amdgpu driver hangs: {self._sys} was not read within {_PATIENCE_S:g} s. If this "
+                "lasts, reboot the node"
             ) from None
         self._reading = None
         if isinstance(result, Exception):

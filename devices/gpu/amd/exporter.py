@@ -124,9 +124,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
                 yield tag >> 3, message[at : at + length]
                 at += length
             case kind:
-                raise ValueError(f"expected an answer of the metrics exporter, got a field of the unknown type {kind}")
+                raise ValueError(f"the metrics exporter's answer has a field of the unknown type {kind}")
     if at > len(message):
-        raise ValueError(f"expected an answer of the metrics exporter, got one cut short by {at - len(message)} bytes")
+        raise ValueError(f"the metrics exporter's answer lacks {at - len(message)} bytes")
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
@@ -139,4 +139,4 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         number, at = number | (byte & 0x7F) << shift, at + 1
         if byte < 0x80:
             return number, at
-    raise ValueError("expected an answer of the metrics exporter, got a number without an end")
+    raise ValueError("the metrics exporter's answer has a number without an end")

@@ -120,7 +120,7 @@ def read(sys: Path, last: Topology) -> Tree:
         kfd = _folder(root, root / "class/kfd/kfd/topology")
         drivers = _folder(root, root / "module/amdgpu/drivers/pci:amdgpu")
     except (OSError, ValueError) as error:
-        raise AbsentError(f"expected the amdgpu driver with KFD to be loaded: {error}") from None
+        raise AbsentError(f"the amdgpu driver with KFD is not loaded: {error}") from None
     tree = Tree()
     for _ in range(_TRIES):  # until nothing changed while it was read
         tree = _read(root, kfd, drivers, last)
@@ -186,7 +186,7 @@ def _mode(path: Path) -> tuple[str, str]:
     modes, example = _MODES[path.name]
     text, problem = _optional(path)
     if not problem and not modes.fullmatch(text.lower()) and (text or path.exists()):
-        problem = f"expected a partition mode such as {example}, got {text[:40]!r}"
+        problem = f"unknown partition mode {text[:40]!r}. It should be one such as {example}"
     return ("", f"{path.name}: {problem}") if problem else (text.lower(), "")
 
 
@@ -303,10 +303,10 @@ def _text(path: Path) -> str:
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise ValueError(f"expected {path} to be a plain file")
+            raise ValueError(f"{path} is no plain file")
         text = os.read(file, _TEXT + 1)
     finally:
         os.close(file)
     if len(text) > _TEXT:
-        raise ValueError(f"expected at most {_TEXT} bytes in {path}")
+        raise ValueError(f"{path} has more than {_TEXT} bytes")
     return text.decode(errors="replace")

@@ -127,9 +127,10 @@ def find(
     libraries, found = _libraries(tree, version)
     if not any(PurePosixPath(library.container_path).name == f"libcuda.so.{version}" for library in libraries):
         raise DriverFilesError(
-            f"CDI needs the driver's libraries: expected libcuda.so.{version} in {_LIBRARY_FOLDERS[0]} or another library "
-            f"folder below {tree.root}, the host's {policy.driver_root}; there is none: let NVIDIA_DRIVER_ROOT say where the "
-            "driver is and mount that at CONTAINER_DRIVER_ROOT, or choose a device list strategy without CDI"
+            f"the driver's libraries are missing for CDI: no libcuda.so.{version} in "
+            f"{_LIBRARY_FOLDERS[0]} or another library folder below {tree.root}, the host's "
+            f"{policy.driver_root}. Set NVIDIA_DRIVER_ROOT to the driver's folder and mount it at "
+            "CONTAINER_DRIVER_ROOT, or choose a device list strategy without CDI"
         )
     dev = tree if tree.resolve("/dev") else _Tree("/", "/")
     graphics = tuple(_graphics(tree, version, libraries))

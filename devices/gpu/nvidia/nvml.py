@@ -407,7 +407,7 @@ def _number(handle: Any) -> int:
 
 def _uuid(text: str) -> str:
     if not _UUID.fullmatch(text):
-        raise NvmlError(f"nvmlDeviceGetUUID: expected a UUID, got {text[:100]!r}")
+        raise NvmlError(f"nvmlDeviceGetUUID returned no UUID: {text[:100]!r}")
     return text
 
 

@@ -171,7 +171,7 @@ class Looker:
             async with asyncio.timeout(self._pace.wait + 2 * self._pace.hang):
                 if await done:
                     return
-        raise TimeoutError("expected NVML to be closed, but a call of it hangs: see to the GPU that it hangs on")
+        raise TimeoutError("NVML cannot be closed, because a call of it hangs. Look at the GPU that it hangs on")
 
     async def end(self) -> None:
         """Have both threads let go of all they hold, and end. What takes longer than ``Pace.leave`` happens behind us."""

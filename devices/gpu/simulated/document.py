@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import reduce
 from typing import Any, Final, NoReturn
 
 import msgspec
 import yaml
 
+from devices import yamltree
 from devices.gpu.model import Way
 from devices.model import TroubleKind
+from devices.yamltree import Language, Plain, YamlError
 
-_MAX_DEPTH: Final = 8
 MAX_NODE: Final = 1023
 """Linux numbers at most 1024 NUMA nodes (CONFIG_NODES_SHIFT)."""
 
 
-# libyaml where PyYAML was built with it: ten times as fast.
-_LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _WORDS: Final[Mapping[str, bool | None]] = {"": None, "~": None, "null": None, "true": True, "false": False}
 _INTEGER: Final = re.compile(r"[-+]?[0-9]{1,18}", re.ASCII)
 _DECIMAL: Final = re.compile(r"[-+]?([0-9]+\.?|[0-9]*\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
@@ -34,31 +33,31 @@ _TYPES: Final[Mapping[str, str]] = {
     "str": "text",
 }
 _ADVICE: Final[Mapping[str, str]] = {
-    "": "write 'resources:' and beneath it resource names, such as nvidia.com/gpu",
-    "resources": "write resource names, and beneath each 'gpus:' and, where wanted, 'numa:', 'unhealthy:', 'recovered:', "
+    "": "Write 'resources:' and beneath it resource names, such as nvidia.com/gpu",
+    "resources": "Write resource names, and beneath each 'gpus:' and, where wanted, 'numa:', 'unhealthy:', 'recovered:', "
     "'released:', 'withdrawn:', 'cdi:', 'pre_start:', 'links:', 'partitions:', 'mig:', 'product:' and 'memory:'",
-    "gpus": "write how many, such as 'gpus: 8', or a list with uuid, numa, health, reason and device_nodes of each",
-    "numa": f"write the number of a NUMA node, 0 to {MAX_NODE}, for each GPU, or null for no known place",
-    "unhealthy": "write index or UUID and the reason in 1 to 256 characters, such as '3: fell off the bus', or as "
+    "gpus": "Write how many, such as 'gpus: 8', or a list with uuid, numa, health, reason and device_nodes of each",
+    "numa": f"Write the number of a NUMA node, 0 to {MAX_NODE}, for each GPU, or null for no known place",
+    "unhealthy": "Write index or UUID and the reason in 1 to 256 characters, such as '3: fell off the bus', or as "
     "'3: {reason: fell off the bus, kind: reset-required}'",
-    "kind": f"write {', '.join(kind.value for kind in TroubleKind)}",
-    "recovered": "write indices or UUIDs, such as [3]",
-    "released": "write indices or UUIDs, such as [3]",
-    "withdrawn": "write indices or UUIDs, such as [3]",
-    "uuid": "write 1 to 63 letters, digits, '.', '_', ':' and '-', in quotes if it looks like a number",
-    "health": "write Healthy or Unhealthy",
-    "reason": "write 1 to 256 characters of text",
-    "device_nodes": "write a list of paths below /dev, such as [/dev/null]",
-    "cdi": "write the kind that a CDI specification has, such as vendor.com/gpu",
-    "pre_start": "write true or false",
-    "links": "write a list such as [{between: [0, 1], by: nvlink, lanes: 2}]",
-    "between": "write 2 to 64 indices or UUIDs of different GPUs",
-    "by": f"write {', '.join(way.value for way in Way)}",
-    "lanes": "write how many such links there are side by side, 1 to 64, for nvlink and xgmi alone",
-    "mig": "write for each GPU in MIG mode its instances' profiles, such as '0: [1g.10gb, 2g.20gb]'",
-    "product": "write 1 to 64 characters, such as NVIDIA H100 80GB HBM3",
-    "memory": "write GiB of each GPU, 1 to 4096",
-    "partitions": "write how many in a row are partitions of one GPU, 2 to 1024",
+    "kind": f"Write {', '.join(kind.value for kind in TroubleKind)}",
+    "recovered": "Write indices or UUIDs, such as [3]",
+    "released": "Write indices or UUIDs, such as [3]",
+    "withdrawn": "Write indices or UUIDs, such as [3]",
+    "uuid": "Write 1 to 63 letters, digits, '.', '_', ':' and '-', in quotes if it looks like a number",
+    "health": "Write Healthy or Unhealthy",
+    "reason": "Write 1 to 256 characters of text",
+    "device_nodes": "Write a list of paths below /dev, such as [/dev/null]",
+    "cdi": "Write the kind that a CDI specification has, such as vendor.com/gpu",
+    "pre_start": "Write true or false",
+    "links": "Write a list such as [{between: [0, 1], by: nvlink, lanes: 2}]",
+    "between": "Write 2 to 64 indices or UUIDs of different GPUs",
+    "by": f"Write {', '.join(way.value for way in Way)}",
+    "lanes": "Write how many such links there are side by side, 1 to 64, for nvlink and xgmi alone",
+    "mig": "Write for each GPU in MIG mode its instances' profiles, such as '0: [1g.10gb, 2g.20gb]'",
+    "product": "Write 1 to 64 characters, such as NVIDIA H100 80GB HBM3",
+    "memory": "Write GiB of each GPU, 1 to 4096",
+    "partitions": "Write how many in a row are partitions of one GPU, 2 to 1024",
 }
 _CHOICES: Final[Mapping[str, str]] = {
     "kind": "a kind of trouble",
@@ -68,41 +67,37 @@ _CHOICES: Final[Mapping[str, str]] = {
 
 
 class ProfileError(ValueError):
-    """A profile that can't be used. The message names file and line, what was expected, what came and what to do."""
+    """A profile that can't be used. The message names file and line, what is wrong and what to do."""
 
 
 class Document:
     """A YAML text as plain values, that can say on which line each of them stands.
 
-    Only what the format needs: mappings, lists and scalars, read straight from the parser's events. Plain scalars mean
-    what YAML 1.2 says (null, true, numbers, else text: ``no`` is a word and ``1:30`` no number). Anchors, tags, duplicate
-    keys and further documents are refused. NVIDIA's configuration files are in another language, Go's (``no`` is false there,
-    and anchors work), so they have a reader of their own, ``gateway.configuration.document``.
+    Only what the format needs. Plain scalars mean what YAML 1.2 says (null, true, numbers, else text: ``no`` is a word and ``1:30``
+    no number), which differs from NVIDIA's configuration files (``gateway.configuration.document``).
     """
 
     def __init__(self, content: bytes, name: str) -> None:
         self._name = name
         try:
-            self._text = content.decode()
+            content.decode()
         except UnicodeDecodeError as error:
-            line = content.count(b"\n", 0, error.start)
-            self._fail(line, f"expected UTF-8 text, got the byte 0x{content[error.start]:02x}: save it as UTF-8")
+            line = content.count(b"\n", 0, error.start) + 1
+            self._fail(line, f"not UTF-8 (the byte 0x{content[error.start]:02x}). Save it as UTF-8")
         try:
-            self._root: Any = self._read()
-        except yaml.MarkedYAMLError as error:
-            line = 0 if error.problem_mark is None else error.problem_mark.line
-            self._fail(
-                line, f"expected YAML, got something else ({error.problem}): correct this line or the one before"
-            )
-        except yaml.YAMLError as error:
-            self._fail(0, f"expected YAML, got something else ({str(error).splitlines()[0]}): write plain text")
+            self._node = yamltree.read(content, LANGUAGE)
+        except YamlError as error:
+            self._fail(error.line, str(error))
+        if self._node.value is None:
+            self._fail(1, f"the file is empty. {_ADVICE['']}")
+        self._root: Any = self._node.plain()
 
     def require(self, key: str) -> None:
         """Refuse a document without ``key``, before anything in it is quoted: it may be another file, such as one of secrets."""
         if not isinstance(self._root, dict):
-            self.refuse((), "expected a mapping, got something else", "")
+            self.refuse((), "must be a mapping", "")
         if key not in self._root:
-            self.refuse((), f"expected the key '{key}', got none", "")
+            self.refuse((), f"the key '{key}' is missing", "")
 
     def convert(self, path: Where, kind: Any) -> Any:
         """Give the value at ``path`` its type, or refuse it."""
@@ -121,7 +116,7 @@ class Document:
         where = "".join(
             f".{key:.80}" if isinstance(key, str) and key.isidentifier() else f"[{key!r:.80}]" for key in path
         )
-        advice = "" if field is None else f": {_ADVICE[field]}"
+        advice = "" if field is None else f". {_ADVICE[field]}"
         self._fail(self._line(path), f"{where[1:] or 'the profile'}: {problem}{advice}")
 
     def _refuse_type(self, path: Where, value: object, problem: str, *, of_key: bool) -> NoReturn:
@@ -130,92 +125,35 @@ class Document:
         if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
             self.refuse((*path, unknown[1]), "this key is unknown", str(field))
         if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
-            self.refuse(path, f"expected the key '{missing[1]}', got none", str(field))
+            self.refuse(path, f"the key '{missing[1]}' is missing", str(field))
         expected, _, got = problem.replace("Expected ", "").partition(", got ")
         if expected.startswith("Invalid enum value"):
             expected = _CHOICES[str(field)]
         if of_key:
-            expected, got = f"keys that are {expected}", got or "something else"
+            expected, got = f"a mapping whose keys are {expected}", got or "something else"
         elif isinstance(value, dict | list):
             got = got or f"{len(value)}"
         else:
             got = "nothing" if value is None else f"{value!r:.80}"
-        self.refuse(path, f"expected {_in_words(expected)}, got {_in_words(got)}", str(field))
-
-    def _read(self) -> object:
-        events = self._events()
-        first = next(events, None)
-        if first is None:
-            self._fail(0, f"expected a profile, got an empty file: {_ADVICE['']}")
-        value = self._value(first, events, 0)
-        further = next(events, None)
-        if further is not None:
-            self._fail(_line_of(further), "expected one document, got another: remove it and its '---'")
-        return value
-
-    def _events(self) -> Iterator[yaml.Event]:
-        """The parser's events, without the stream's and the documents' own."""
-        frame = (yaml.StreamStartEvent, yaml.StreamEndEvent, yaml.DocumentStartEvent, yaml.DocumentEndEvent)
-        return (event for event in yaml.parse(self._text, Loader=_LOADER) if not isinstance(event, frame))
-
-    def _value(self, event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> object:
-        """Build the value that begins with ``event``, and use up its events."""
-        line = _line_of(event)
-        if getattr(event, "anchor", None) is not None:
-            self._fail(line, "expected no anchors ('&') and aliases ('*'), got one: write the value out")
-        if getattr(event, "tag", None) is not None:
-            self._fail(line, "expected no tags, got one: remove it")
-        if isinstance(event, yaml.ScalarEvent):
-            return _scalar(event)
-        if depth == _MAX_DEPTH:
-            self._fail(line, f"expected at most {_MAX_DEPTH} levels, got more: keep to the format")
-        if isinstance(event, yaml.SequenceStartEvent):
-            items = []
-            while not isinstance(event := next(events), yaml.SequenceEndEvent):
-                items.append(self._value(event, events, depth + 1))
-            return items
-        members: dict[object, object] = {}
-        while not isinstance(event := next(events), yaml.MappingEndEvent):
-            if isinstance(event, yaml.CollectionStartEvent):
-                self._fail(_line_of(event), "expected a word or number as a key, got a list or mapping: write one")
-            key = self._value(event, events, depth)
-            if key in members:
-                again = (
-                    f"{key!r:.80}" if depth else "one"
-                )  # The profile's own level shows whether it is a profile at all.
-                self._fail(_line_of(event), f"expected each key once, got {again} again: remove one of them")
-            members[key] = self._value(next(events), events, depth + 1)
-        return members
+        self.refuse(path, f"must be {_in_words(expected)}, not {_in_words(got)}", str(field))
 
     def _line(self, path: Where) -> int:
-        """Find the line, from 0, on which the value at ``path`` stands, or its key; as far as the path exists."""
-        events = self._events()
-        event = next(events, None)
-        line = 0 if event is None else _line_of(event)
+        """Find the line on which the value at ``path`` stands, or its key; as far as the path exists."""
+        node = self._node
         for key in path:
-            if isinstance(event, yaml.MappingStartEvent):
-                while isinstance(event := next(events), yaml.ScalarEvent):
-                    key_event, event = event, next(events)
-                    if _scalar(key_event) == key:
-                        line = _line_of(key_event)
-                        break
-                    self._value(event, events, 0)
-            elif isinstance(event, yaml.SequenceStartEvent) and isinstance(key, int):
-                for _ in range(key):
-                    self._value(next(events), events, 0)
-                event = next(events)
-                line = _line_of(event)
-        return line
+            if not isinstance(node.value, tuple | dict):
+                break
+            try:
+                node = node.value[key]  # type: ignore[index]
+            except (LookupError, TypeError):
+                break
+        return node.line
 
     def _fail(self, line: int, problem: str) -> NoReturn:
-        raise ProfileError(f"{self._name}, line {line + 1}: {problem}")
+        raise ProfileError(f"{self._name}, line {line}: {problem}")
 
 
-def _line_of(event: yaml.Event) -> int:
-    return 0 if event.start_mark is None else event.start_mark.line
-
-
-def _scalar(event: yaml.ScalarEvent) -> str | int | float | bool | None:
+def _scalar(event: yaml.ScalarEvent) -> Plain:
     text: str = event.value
     if not event.implicit[0]:  # quoted, or a block: text, whatever it looks like
         return text
@@ -224,6 +162,9 @@ def _scalar(event: yaml.ScalarEvent) -> str | int | float | bool | None:
     if _INTEGER.fullmatch(text):
         return int(text)
     return float(text) if _DECIMAL.fullmatch(text) else text
+
+
+LANGUAGE: Final = Language(_scalar, levels=9, values=2_000_000, strict=True)
 
 
 def _in_words(types: str) -> str:

@@ -18,9 +18,8 @@
         cdi: vendor.com/gpu                # containers are told vendor.com/gpu=<UUID> (CDI names), and nothing else
         pre_start: true                    # the kubelet calls PreStartContainer, which fails while a GPU is not well
 
-A mistake in it is worth a good answer, because someone is watching a node follow the edit: file, line, key, what was
-expected, what came, what to do. And it is read by a root daemon: its size, depth and numbers are bounded, and YAML's
-anchors (which can unfold without end) are refused.
+An error names file, line and key, what is wrong and what to do: somebody watches a node follow the edit. A root daemon reads the
+file, so its size, depth and numbers are bounded, and YAML's anchors (which can unfold without end) are refused.
 """
 
 from __future__ import annotations
@@ -148,8 +147,7 @@ def find(profile: str) -> tuple[Path, bool]:
     path = Path(profile)
     if not path.is_file():
         raise ProfileError(
-            f"expected the path of a profile or the name of a shipped one ({', '.join(shipped())}); got {profile!r}, which "
-            "is no file: write one, or use one of those names"
+            f"no profile {profile!r}: neither a file nor a shipped one. Write the file, or use one of {', '.join(shipped())}"
         )
     return path, True
 
@@ -164,15 +162,13 @@ def read(path: Path) -> bytes:
     try:
         content = read_plain(path, MAX_BYTES)
     except NotPlainError:
-        raise ProfileError(f"{path}: expected a plain file, got something else: put the profile's text there") from None
+        raise ProfileError(f"{path}: not a plain file. Put the profile's text there") from None
     except OSError as error:
         raise UnreadableProfileError(
-            f"{path}: the profile can't be read ({error.strerror}): write it, or correct its mode"
+            f"{path}: the profile can't be read ({error.strerror}). Write it, or correct its mode"
         ) from error
     if len(content) > MAX_BYTES:
-        raise ProfileError(
-            f"{path}: expected at most {MAX_BYTES} bytes, got more: write 'gpus: 10000' instead of a list"
-        )
+        raise ProfileError(f"{path}: more than {MAX_BYTES} bytes. Write 'gpus: 10000' instead of a list")
     return content
 
 
@@ -196,7 +192,7 @@ def parse(content: bytes, name: str) -> Mapping[str, Described]:
         found[resource] = _described(document, path, resource)
         total = sum(len(described.gpus) for described in found.values())
         if total > MAX_GPUS:
-            document.refuse(path, f"expected at most {MAX_GPUS} GPUs on a node, got {total}: write fewer")
+            document.refuse(path, f"{total} GPUs on a node. Allowed: at most {MAX_GPUS}")
     return found
 
 
@@ -209,19 +205,17 @@ def _described(document: Document, path: Where, resource: str) -> Described:
         _check_entry(document, gpu_path, entry, placed=spec.numa is not None)
         device_id = _derived_uuid(resource, index) if entry.uuid is None else entry.uuid
         if uuids.setdefault(device_id, index) != index:
-            problem = f"expected each UUID once, got {device_id!r} again (GPU {uuids[device_id]} has it): write another"
+            problem = f"the UUID {device_id!r} is here twice: GPU {uuids[device_id]} has it. Write another"
             document.refuse((*gpu_path, "uuid"), problem)
     numa = (entry.numa for entry in entries) if spec.numa is None else spec.numa
     if spec.numa is not None and len(spec.numa) != len(entries):
-        problem = f"expected as many NUMA nodes as GPUs ({len(entries)}), got {len(spec.numa)}: write one for each"
+        problem = f"{len(entries)} GPUs, and {len(spec.numa)} of them with a NUMA node. Write one for each"
         document.refuse((*path, "numa"), problem)
     if spec.cdi is not None and not re.fullmatch(_CDI_KIND, spec.cdi):
         document.refuse((*path, "cdi"), f"no kind of CDI devices: {spec.cdi[:80]!r}", "cdi")
     unnamed = [device_id for device_id in uuids if spec.cdi is not None and not device_id[-1].isalnum()]
     if unnamed:
-        problem = (
-            f"expected a UUID that ends in a letter or digit, as a CDI name must, got {unnamed[0]!r}: write another"
-        )
+        problem = f"the UUID {unnamed[0]!r} is no CDI name, which ends with a letter or digit. Write another"
         document.refuse((*path, "gpus", uuids[unnamed[0]]), problem)
     unhealthy = _unhealthy(document, (*path, "unhealthy"), spec.unhealthy or {}, uuids)
     recovered = _named(document, (*path, "recovered"), spec.recovered or (), uuids)
@@ -258,7 +252,7 @@ def _described(document: Document, path: Where, resource: str) -> Described:
 def _split(document: Document, path: Where, spec: _Resource, uuids: Mapping[str, int]) -> Mapping[str, tuple[str, ...]]:
     given, known = spec.mig or {}, tuple(uuids)
     if given and spec.partitions is not None:
-        document.refuse(path, "expected either 'mig' or 'partitions', got both: remove one of them")
+        document.refuse(path, "'mig' and 'partitions' do not go together. Remove one of them")
     return {_uuid(document, (*path, key), key, known, uuids): profiles for key, profiles in given.items()}
 
 
@@ -286,12 +280,10 @@ def _check_entry(document: Document, path: Where, entry: _Entry, *, placed: bool
     if entry.uuid is not None and not re.fullmatch(_UUID, entry.uuid):
         document.refuse((*path, "uuid"), f"no device ID: {entry.uuid[:80]!r}", "uuid")
     if entry.reason is not None and entry.health is Health.HEALTHY:
-        problem = "expected a reason only for an unhealthy GPU: write 'health: Unhealthy' too, or no reason"
+        problem = "a healthy GPU has no reason. Write 'health: Unhealthy' also, or no reason"
         document.refuse((*path, "reason"), problem)
     if placed and entry.numa is not None:
-        problem = (
-            "expected a GPU's NUMA node in one place, got it here and in the resource's 'numa': remove one of them"
-        )
+        problem = "the GPU's NUMA node is here and in the resource's 'numa'. Remove one of them"
         document.refuse((*path, "numa"), problem)
     for number, node in enumerate(entry.device_nodes):
         plain = node.startswith("/dev/") and node.isprintable() and len(node) <= 255
@@ -334,11 +326,11 @@ def _links(
         named = [boards[uuids[_uuid(document, (*here, at), key, known, uuids)]] for at, key in enumerate(one.between)]
         pairs += len(named) * (len(named) - 1) // 2
         if len(set(named)) < len(named):
-            document.refuse(here, "expected each GPU once, got one twice, or two of its partitions", "between")
+            document.refuse(here, "a GPU is here twice, or two of its partitions", "between")
         if one.lanes > 1 and one.by not in {Way.NVLINK, Way.XGMI}:
-            document.refuse((*path, number, "lanes"), f"expected none with {one.by.value}, got {one.lanes}", "lanes")
+            document.refuse((*path, number, "lanes"), f"{one.lanes} lanes, which {one.by.value} does not have", "lanes")
         if pairs > _MAX_PAIRS:
-            problem = f"expected at most {_MAX_PAIRS} pairs of linked GPUs, got more: leave out the far ones"
+            problem = f"more than {_MAX_PAIRS} pairs of linked GPUs. Leave out the far ones"
             document.refuse((*path, number), problem)
         for a, b in combinations(named, 2):
             links.setdefault(a, []).append(Link(b, one.by, one.lanes))
@@ -351,7 +343,7 @@ def _uuid(document: Document, path: Where, key: int | str, known: Sequence[str],
     index = key if isinstance(key, int) else uuids.get(key, -1)
     if not 0 <= index < len(known):
         there = f"0 to {len(known) - 1}" if known else "there is none"
-        document.refuse(path, f"expected the index ({there}) or UUID of a GPU of this resource, got {key!r:.80}")
+        document.refuse(path, f"{key!r:.80} is no GPU of this resource. Write a UUID or an index ({there})")
     return known[index]
 
 

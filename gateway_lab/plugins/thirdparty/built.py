@@ -31,7 +31,7 @@ class ThirdParty:
     resource: str = ""
     count: int = 0
     command: str
-    """How it is started, with its folder as the working directory; as ``gateway compat --plugin`` takes it."""
+    """How it is started, with its folder as the working directory; as ``gateway conformance`` takes it."""
     hard_wired: bool = False
     notes: str = ""
     """What a reader of its report must know."""
@@ -74,7 +74,7 @@ _RDMA: Final = ThirdParty(
 BRIDGED: Final = (_SAMPLE, _DPM, _RDMA)
 """Those that are run behind the bridge."""
 EXAMINED: Final = (_OLDER_SAMPLE, _SAMPLE, _DPM, _RDMA)
-"""Those that are examined by ``gateway compat --plugin``."""
+"""Those that are examined by ``gateway conformance``."""
 
 
 def folder(plugin: ThirdParty) -> Path:
