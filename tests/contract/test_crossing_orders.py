@@ -102,7 +102,7 @@ async def test_a_dry_run_says_what_gpus_would_wait_for_and_why_an_order_would_be
         (await cluster.start_kubelet("1.37")).refuses = "no such version"
         await node.pass_time(20)
         answer = await order(node, "move", to="dra", ids=[], dry_run=True)
-        assert "`gateway doctor` says what to do" in answer["refused"]
+        assert "Run `gateway doctor`" in answer["refused"]
 
 
 async def test_the_command_line_moves_gpus_and_says_where_each_goes(node: Node) -> None:

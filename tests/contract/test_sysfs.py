@@ -209,7 +209,7 @@ EDITS: Final[Mapping[str, tuple[Callable[[Sysfs], object], str]]] = {
     "a folder for a file": (_folder_for_a_file, "is no plain file"),
     "a pipe": (_pipe_for_a_file, "is no plain file"),
     "a link for a file": (_link_for_a_file, "Too many levels of symbolic links"),
-    "a huge file": (lambda tree: _mode(tree).write_text("X" * 4097), "at most 4096 bytes"),
+    "a huge file": (lambda tree: _mode(tree).write_text("X" * 4097), "more than 4096 bytes"),
     "an odd mode": (lambda tree: _mode(tree).write_text("CPX/../x"), "unknown partition mode"),
     "no text": (lambda tree: _mode(tree).write_bytes(b"\xff\xfe"), "unknown partition mode"),
     "it leads out": (_leads("/etc"), "leads out of"),
