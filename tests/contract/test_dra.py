@@ -202,7 +202,7 @@ async def test_what_cannot_be_is_refused(node: Node) -> None:
         with pytest.raises(KubeletError, match="not allocated any more"):
             await cluster.prepare(now)
         cluster.forget(now)
-        with pytest.raises(KubeletError, match="has none"):
+        with pytest.raises(KubeletError, match="has no claim"):
             await cluster.prepare(now)
         elsewhere = cluster.allocate("elsewhere", "gpu-0", pool="n2")
         with pytest.raises(KubeletError, match="n2"):
