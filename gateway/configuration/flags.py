@@ -386,7 +386,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag("log-format", "auto: JSON unless on a terminal", form="auto|console|json"),
         Flag("log-level", "the least that is logged", form="debug|info|warning|error"),
     ),
-    # NVIDIA's plugin has the first three; ROCm's the others: its own, and those of Go's glog.
+    # NVIDIA's plugin has the first two; ROCm's the others: its own, and those of Go's glog.
     "Without an effect": (
         _theirs("mps-root", key=(*_FLAGS, "mpsRoot"), inert=True),
         _theirs("cdi-feature-flags", kind=FlagKind.LIST, inert=True),

@@ -605,19 +605,25 @@ async def test_instances_of_before_the_restart_are_not_lost_but_gone(node: Node)
     await node.until(lambda: node.capacity() == node.allocatable() == 12, "its going", 900)
 
 
-async def test_a_gpu_that_another_one_replaces_goes_when_no_pod_has_it(node: Node) -> None:
+@pytest.mark.parametrize("down", [False, True])
+async def test_a_gpu_that_another_one_replaces_goes_when_no_pod_has_it(node: Node, down: bool) -> None:
     nvidia = Nvidia(node)
     one = await ready(node, nvidia)
-    gone = nvidia.uuids[1]
-    await one.order("release", ids=[])
-    nvidia.world.gpus[1].uuid = "GPU-new"
-    nvidia.show()
-    await one.order("acquire", ids=[])
-    await node.until(lambda: node.capacity() == node.allocatable() == 4, "the new one", 900)
+    (held,) = (await node.admit("pod")).devices[GPU]
+    nvidia.world.gpus[nvidia.uuids.index(held)].uuid = "GPU-new"
+    if down:
+        await one.terminate()
+        nvidia.show()
+        nvidia.gateway()
+    else:
+        await one.order("release", ids=[])
+        nvidia.show()
+        await one.order("acquire", ids=[])
+    await node.until(lambda: (node.capacity(), node.allocatable()) == (5, 4), "the new one", 900)
+    node.remove("pod")
+    await node.until(lambda: node.capacity() == node.allocatable() == 4, "the old one's going", 900)
     async with node.plugin() as plugin:
-        listed = {device.id for device in await plugin.first_list()}
-    assert "GPU-new" in listed
-    assert gone not in listed
+        assert {device.id for device in await plugin.first_list()} == {*nvidia.uuids}
 
 
 async def test_the_gauges_tell_of_each_gpu_that_answers_and_of_its_pod(node: Node) -> None:
