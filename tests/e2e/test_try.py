@@ -29,7 +29,7 @@ async def test_what_the_page_shows_can_be_seen(images: list[Path], tmp_path: Pat
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     for archive in images:
         await node.import_image(archive)
-    await node.ctr("images", "tag", BUSYBOX, SAMPLE)
+    await node.ctr("images", "tag", "--force", BUSYBOX, SAMPLE)
 
     for command in commands("2. Install"):
         await done(node, tmp_path, command)
