@@ -268,7 +268,8 @@ docs: $(VENV) ## write the tables of docs/ from what the code declares
 	$(RUN)python -m tools.chart
 	$(RUN)python -m tools.doctor docs/doctor.md
 	$(RUN)python -m tools.version
-docs-check: $(VENV) ## are the tables of docs/ what the code declares?
+docs-check: $(VENV) ## are the tables of docs/ what the code declares, and do the pages keep to the words and lengths of tools/prose.py?
+	$(RUN)python -m tools.prose
 	$(RUN)python -m tools.dialects --check docs/dialects.md
 	$(RUN)python -m tools.faults --check docs/faults.md
 	$(RUN)python -m tools.conformance --check docs/conformance.md

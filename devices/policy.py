@@ -139,6 +139,10 @@ class Bridging(Struct, frozen=True):
     deadlines: tuple[tuple[str, float], ...] = ()
 
 
+IMEX_CHANNEL: Final = "/dev/nvidia-caps-imex-channels/channel0"
+"""The device node of the only IMEX channel that can be given to every container."""
+
+
 class Policy(Struct, frozen=True):
     """All that an operator decides about devices. Paths are of the host, without a slash at the end (but ``/``).
 
@@ -149,6 +153,7 @@ class Policy(Struct, frozen=True):
     ``gpu_names`` and ``mig_names`` are pairs of a pattern (``*`` is anything) for NVIDIA's products or MIG profiles and the
     resource name for those that it matches, the first that does; what none matches isn't offered. Empty: the usual names.
     ``excluded`` are patterns of GPUs to leave out: of UUIDs, indexes, PCI addresses or products.
+    ``imex_channels`` is () or (0,): each container with a GPU gets that IMEX channel. With ``imex_required`` GPUs are unhealthy without it.
     ``bridge`` is the folder in which other vendors' plugins register ('': nowhere); for ``bridge_grace`` seconds the devices of one
     that is away stay as they are, for ``bridge_withdraw`` seconds they stay on the list.
     """
@@ -169,6 +174,8 @@ class Policy(Struct, frozen=True):
     gdrcopy: bool = False
     gds: bool = False
     mofed: bool = False
+    imex_channels: tuple[int, ...] = ()
+    imex_required: bool = False
     sharing: Sharing = Sharing.DISTRIBUTED
     gpu_names: tuple[tuple[str, str], ...] = ()
     mig_names: tuple[tuple[str, str], ...] = ()

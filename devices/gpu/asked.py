@@ -21,7 +21,7 @@ class NodeTraits(Struct, frozen=True):
 
     ``control_nodes`` are those of ``Sight``. ``extras`` are the CDI names of what containers get beside GPUs.
     ``specifications`` are what the CDI names stand for, and ``without_cdi`` why there are none ('' where there are).
-    ``missing`` are those of ``Sight``.
+    ``missing`` and ``imex`` are those of ``Sight``.
     """
 
     control_nodes: tuple[str, ...] = ()
@@ -29,6 +29,7 @@ class NodeTraits(Struct, frozen=True):
     specifications: tuple[Specification, ...] = ()
     without_cdi: str = ""
     missing: tuple[str, ...] = ()
+    imex: bool = False
 
 
 class Asked:

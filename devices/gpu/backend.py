@@ -24,6 +24,7 @@ class Sight(Struct, frozen=True):
     ``resources`` are names that are offered although they may have no GPU now. ``driver`` is the driver's version, for
     people, '' where it isn't known. ``unusable`` are GPUs that the driver or the kernel has and that aren't in ``gpus``.
     ``missing`` are device nodes that aren't there: programs that need one of them fail.
+    ``imex``: containers get IMEX channel 0.
     """
 
     gpus: tuple[GPU, ...]
@@ -35,6 +36,7 @@ class Sight(Struct, frozen=True):
     driver: str = ""
     unusable: tuple[Unusable, ...] = ()
     missing: tuple[str, ...] = ()
+    imex: bool = False
 
 
 class Backend(Protocol):

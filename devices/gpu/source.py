@@ -324,7 +324,7 @@ class GPUSource(DeviceSource):
         if self._inventory is None or sight is None or not (sight.gpus or self._known):
             return  # A driver that isn't loaded tells nothing of what was written before.
         if self._survey_cdi is None or not policy.list_strategies & CDI_STRATEGIES:
-            self._around = NodeTraits(sight.control_nodes, missing=sight.missing)
+            self._around = NodeTraits(sight.control_nodes, missing=sight.missing, imex=sight.imex)
             return
         around = await asyncio.to_thread(self._survey_cdi, replace(sight, gpus=_wanted(sight, self._left_out)), policy)
         if around.without_cdi:
@@ -334,7 +334,7 @@ class GPUSource(DeviceSource):
                 _log.error("no CDI specification", reason=around.without_cdi, retry_s=_CDI_AGAIN)
             # Once they were written, the start has not failed.
             around = replace(around, specifications=self._around.specifications)
-        self._around = replace(around, missing=sight.missing)
+        self._around = replace(around, missing=sight.missing, imex=sight.imex)
 
     def _differently(self, resource: str, device_id: str, gpu: GPU) -> bool:
         """Whether this GPU, if it were there, would not be offered as ``device_id`` of ``resource``."""

@@ -126,6 +126,7 @@ def seen(ctx: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
     try:
         found = {setting.name: setting.value for setting in run.effective_settings(ctx)}
         told["strategies"] = frozenset(found["device-list-strategy"])
+        told["imex"] = bool(found["imex-channel-ids"])
     except ConfigError as error:
         told["settings"] = str(error)
     kept = below(host_root, state_dir)

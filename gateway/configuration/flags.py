@@ -119,7 +119,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     "What containers get": (
         _theirs(
             "device-list-strategy",
-            "how a container is told its GPUs; several, by commas or by repeating the flag",
+            "how a container gets its GPUs; several, by commas or by repeating the flag",
             key=(*_PLUGIN, "deviceListStrategy"),
             sets="list_strategies",
             kind=FlagKind.LIST,
@@ -178,11 +178,15 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         _their_switch("mofed-enabled", "containers get Mellanox OFED", key=(*_FLAGS, "mofedEnabled"), sets="mofed"),
         _theirs(
             "imex-channel-ids",
-            "IMEX channels for each container; any is refused",
+            "IMEX channels that each container with a GPU gets: none or 0",
             key=("imex", "channelIDs"),
+            sets="imex_channels",
             kind=FlagKind.NUMBERS,
             form="IDS",
             take=kinds.channels,
+        ),
+        _their_switch(
+            "imex-required", "GPUs are unhealthy until their IMEX channel is there", key=("imex", "required")
         ),
     ),
     "NVIDIA and AMD": (
@@ -384,7 +388,6 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     ),
     # NVIDIA's plugin has the first three; ROCm's the others: its own, and those of Go's glog.
     "Without an effect": (
-        _their_switch("imex-required", key=("imex", "required"), inert=True),
         _theirs("mps-root", key=(*_FLAGS, "mpsRoot"), inert=True),
         _theirs("cdi-feature-flags", kind=FlagKind.LIST, inert=True),
         *(_switch(name, inert=True) for name in ("logtostderr", "alsologtostderr")),

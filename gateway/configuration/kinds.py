@@ -170,12 +170,10 @@ def driver(text: str) -> str:
 
 
 def channels(numbers: Sequence[int]) -> tuple[int, ...]:
-    """Take no IMEX channel."""
-    if numbers:
-        raise ValueError(
-            f"{list(numbers)!r:.80}: IMEX channels are not supported here. Leave them out, or keep NVIDIA's plugin on this node"
-        )
-    return ()
+    """Take no IMEX channel, or the first one, as NVIDIA's plugin does."""
+    if tuple(numbers) not in {(), (0,)}:
+        raise ValueError(f"{list(numbers)!r:.80}: only IMEX channel 0 can be given to containers. Allowed: [] or [0]")
+    return tuple(numbers)
 
 
 def path(text: str) -> str:

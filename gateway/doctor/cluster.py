@@ -9,6 +9,7 @@ from gateway.doctor.snapshot import Surveyed, offered
 
 _DRIVERS: Final = {"gpu.nvidia.com": "nvidia.com/", "gpu.amd.com": "amd.com/"}
 """DRA drivers of GPUs, and what the names of their vendor's resources begin with."""
+_COMPUTE_DOMAINS: Final = "compute-domain.nvidia.com"
 _VENDORS: Final = ("nvidia.com/", "amd.com/")
 
 
@@ -20,6 +21,12 @@ def _dra(seen: Surveyed) -> str:
         if driver in (seen.drivers or ()) and any(name.startswith(prefix) for name in names)
     )
     return f"{', '.join(both)} is registered with the kubelet, beside {', '.join(sorted(names))}" if both else ""
+
+
+def _channels(seen: Surveyed) -> str:
+    if not seen.imex or _COMPUTE_DOMAINS not in (seen.drivers or ()):
+        return ""
+    return f"imex.channelIDs is [0], and {_COMPUTE_DOMAINS} is registered with the kubelet"
 
 
 def _dead(seen: Surveyed) -> str:
@@ -67,4 +74,5 @@ CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     "DPG0503": _unseen,
     "DPG0504": _no_class,
     "DPG0505": _misnamed,
+    "DPG0506": _channels,
 }

@@ -33,6 +33,7 @@ class Told(Struct, frozen=True, kw_only=True):
     settings: str = ""
     strategies: frozenset[str] = frozenset({"envvar"})
     monitors_mig: bool = False
+    imex: bool = False
 
 
 def look(
@@ -66,6 +67,7 @@ def look(
         settings=told.settings,
         strategies=told.strategies,
         monitors_mig=told.monitors_mig,
+        imex=told.imex,
         inotify_most=collect.inotify_most(root),
         processes=tuple(found for status in told.statuses if (found := collect.process(root, status.pid)) is not None),
         gpus=gpus,

@@ -176,6 +176,8 @@ class Surveyed(Struct, frozen=True, kw_only=True):
     strategies: frozenset[str] = frozenset({"envvar"})
     """How containers are told their GPUs."""
     monitors_mig: bool = False
+    imex: bool = False
+    """Containers get IMEX channel 0."""
     inotify_most: int | None = None
     processes: tuple[Process, ...] = ()
     gpus: tuple[Pci, ...] | None = None

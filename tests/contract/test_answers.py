@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -56,6 +57,56 @@ async def test_device_nodes_are_passed_from_where_they_are_on_the_host(node: Nod
     names = ("nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
     nodes = tuple(DeviceNode(f"/dev/{name}", f"/run/dev/dev/{name}") for name in names)
     assert await answer(node, nvidia, 2) == ContainerAnswer(envs={VISIBLE: nvidia.uuids[2]}, device_nodes=nodes)
+
+
+CHANNEL = "nvidia-caps-imex-channels/channel0"
+IN_CDI = "k8s.device-plugin.nvidia.com/imex-channel=0"
+WAYS: dict[str, Callable[[ContainerAnswer], bool]] = {
+    "--device-list-strategy=envvar": lambda said: said.envs.get("NVIDIA_IMEX_CHANNELS") == "0",
+    "--device-list-strategy=volume-mounts": lambda said: Mount(f"{MOUNTED}/imex/0", "/dev/null") in said.mounts,
+    "--device-list-strategy=cdi-annotations": lambda said: any(
+        IN_CDI in names.split(",") for names in said.annotations.values()
+    ),
+    "--device-list-strategy=cdi-cri": lambda said: IN_CDI in said.cdi_devices,
+    "--pass-device-specs": lambda said: DeviceNode(f"/dev/{CHANNEL}", f"/dev/{CHANNEL}") in said.device_nodes,
+}
+"""How a container is told its IMEX channel."""
+
+
+@pytest.mark.parametrize("required", [False, True])
+@pytest.mark.parametrize("when", ["early", "late", "absent"])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_container_gets_its_imex_channel_as_its_gpus_once_it_is_there(
+    node: Node, way: str, when: str, required: bool
+) -> None:
+    nvidia = Nvidia(node)
+    before, after = nvidia.dev / CHANNEL, nvidia.driver / "dev" / CHANNEL
+    if when == "early":
+        before.parent.mkdir()
+        before.touch()
+    await node.start_kubelet("1.34")
+    one = nvidia.gateway(way, "--imex-channel-ids=0", f"--imex-required={required}".lower())
+    if when != "early":
+        await node.until(lambda: node.capacity() == 4, "the GPUs")
+        await node.pass_time(60)
+        assert node.allocatable() == (0 if required else 4)
+        assert "channel0 is missing" in str(await one.status())
+        assert one.said("no IMEX channel")
+        if not required:
+            said = await answer(node, nvidia, 1)
+            assert not any(told(said) for told in WAYS.values())
+            assert await one.is_ready()
+    if when == "late":
+        after.parent.mkdir(parents=True)  # What a container sees of nodes that are made after its start.
+        after.touch()
+        await node.pass_time(10)
+    if when != "absent":
+        await node.allocatable_is(4)
+        assert WAYS[way](await answer(node, nvidia, 1))
+        assert "channel0 is missing" not in str(await one.status())
+        if "cdi" in way:
+            (device,) = nvidia.specification("k8s.device-plugin.nvidia.com-imex-channel")["devices"]
+            assert device == {"name": "0", "containerEdits": {"deviceNodes": [{"path": f"/dev/{CHANNEL}"}]}}
 
 
 @pytest.mark.parametrize("options", [("--pass-device-specs",), ("--device-list-strategy", "cdi-cri")])

@@ -73,7 +73,7 @@ async def _ended(node: Node, *options: str, environment: Mapping[str, str] = {})
         (["--bridge=folder"], {}, WRONG, ("--bridge", "folder")),
         (["--pass-device-specs=maybe"], {}, WRONG, ("--pass-device-specs", "maybe")),
         (["--pass-device-specs", "false"], {}, WRONG, ("--pass-device-specs=false",)),
-        (["--imex-channel-ids=0"], {}, WRONG, ("--imex-channel-ids",)),
+        (["--imex-channel-ids=1"], {}, WRONG, ("--imex-channel-ids",)),
         (["--device-discovery-strategy=tegra"], {}, WRONG, ("--device-discovery-strategy", "tegra")),
         (["--api=v9"], {}, WRONG, ("--api", "v9")),
         ([], {"GATEWAY_API": "v9"}, WRONG, ("GATEWAY_API", "v9")),

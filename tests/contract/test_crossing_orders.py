@@ -378,6 +378,15 @@ async def test_a_gpu_that_nobody_new_is_to_get_moves_and_stays_so(node: Node) ->
         await node.allocatable_is(2)
 
 
+async def test_a_cordon_of_a_gpu_of_dra_is_read_on_top(node: Node) -> None:
+    async with both(node) as cluster:
+        await cross(cluster, "dra")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        await node.gateways[-1].order("cordon", id=A, reason="smells")
+        await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
+        assert [(await device(node, one))["state"] for one in (A, B)] == ["cordoned", "dra"]
+
+
 async def test_a_gpu_of_dra_that_is_lost_is_dras_again_when_it_comes_back(node: Node) -> None:
     async with all_at_dra(node) as cluster:
         held = cluster.claim("held", "gpu-1")

@@ -269,6 +269,18 @@ async def of_nvidia(cluster: Cluster, nvidia: Nvidia, count: int, *options: str)
     await cluster.node.until(lambda: len(cluster.published()) == count, f"{count} devices")
 
 
+async def test_a_claim_brings_the_imex_channel_of_the_configuration(node: Node) -> None:
+    nvidia, channel = Nvidia(node), "nvidia-caps-imex-channels/channel0"
+    (nvidia.dev / channel).parent.mkdir()
+    (nvidia.dev / channel).touch()
+    node.cdi.mkdir(exist_ok=True)
+    nvidia.cdi.rmdir()
+    nvidia.cdi.symlink_to(node.cdi)  # The container runtime of this node looks there.
+    async with Cluster(node) as cluster:
+        await of_nvidia(cluster, nvidia, 4, "--imex-channel-ids", "0")
+        assert f"/dev/{channel}" in (await cluster.prepare(cluster.claim("one", "gpu-0"))).nodes
+
+
 async def test_claims_choose_mig_instances_by_what_nvidias_driver_says_of_them(node: Node) -> None:
     nvidia = Nvidia(node)
     for gpu in nvidia.world.gpus:

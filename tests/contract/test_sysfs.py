@@ -267,6 +267,13 @@ async def test_a_gpu_that_lacks_a_mode_which_the_others_have_is_not_offered_unde
     assert set(await offered(one)) == {FIRST, THIRD}
 
 
+async def test_a_gpu_of_a_product_without_modes_is_well_beside_others_that_have_some(node: Node) -> None:
+    boards = [Board(FIRST, 0, SPX, product="MI300X"), Board(SECOND, 0, product="W7900")]
+    host = Amd(node, lambda root: Sysfs(root, boards).write())
+    one = await ready(node, host, 2)
+    assert await offered(one) == {FIRST: GPU, SECOND: GPU}
+
+
 async def test_a_gpu_in_trouble_decides_no_name_of_those_that_were_partitioned_meanwhile(node: Node) -> None:
     host = Amd(node, lambda root: parted(root, ("DPX", "NPS1"), ("DPX", "NPS1")))
     await ready(node, host, 4)
@@ -405,34 +412,43 @@ def _nonsense(path: Path) -> None:
     path.write_text("N/A\n")
 
 
-@pytest.mark.parametrize("fault", [_absent, _empty, _unreadable, _nonsense], ids=lambda fault: fault.__name__[1:])
+FAULTS = (_absent, _empty, _unreadable, _nonsense)
+EACH = {"first": (0,), "last": (7,), "two": (1, 5), "all": tuple(range(8))}
+WHICH = EACH if "WHOLE_TABLE" in os.environ else {"two": EACH["two"]}
+
+
 @pytest.mark.parametrize("file", FILES)
-async def test_no_file_of_a_gpu_takes_another_one_away(node: Node, file: str, fault: Callable[[Path], None]) -> None:
-    boards = [Board(pci, 0, ("DPX", "NPS2"), 2, product="MI300X") for pci in (FIRST, SECOND, THIRD)]
+async def test_no_file_of_a_gpu_takes_another_one_away(node: Node, file: str) -> None:
+    """``pytest -s`` shows the table; with WHOLE_TABLE in the environment, as at night, for the first GPU of eight, the last, two and all."""
+    boards = [Board(f"0000:{5 + 17 * index:02x}:00.0", 0, ("DPX", "NPS2"), 2, product="MI300X") for index in range(8)]
     host = Amd(node, lambda root: Sysfs(root, boards).write())
-    name = "amd.com/dpx_nps2"
-    one = await ready(node, host, 6, MIXED, resource=name)
-    well = await offered(one)
-    mine = {SECOND, "amdgpu_xcp_1"}
-    for later in (True, False):
-        fault(FILES[file](host.tree, 1))
-        if not later:
-            await one.terminate()
-            node.forget_checkpoint()
-            shutil.rmtree(node.state)
-            await node.start_kubelet()
-            one = host.gateway(MIXED)
-            await node.until(lambda: node.capacity(name) >= 4, "the others")
-        await node.pass_time(12)
-        now, ill = await offered(one), await reasons(one)
-        others = {uuid: resource for uuid, resource in well.items() if uuid not in mine}
-        assert others.items() <= now.items()
-        assert now.items() <= well.items(), "it is offered as something else"
-        assert all(ill.values())
-        hindered = (await one.status())["hindrances"]
-        assert well.keys() - now.keys() <= ill.keys() or hindered, "it is gone without a reason"
-        host.tree.write()
-        await _are_back(node, one, well)
+    one = await ready(node, host, 16, MIXED, resource="amd.com/dpx_nps2")
+    well, cells = await offered(one), dict[str, list[str]]()
+    for fault in FAULTS:
+        for hit in WHICH.values():
+            mine = {name for index in hit for name in (boards[index].pci, f"amdgpu_xcp_{index}")}
+            for moment in ("later", "first look"):
+                for index in hit:
+                    fault(FILES[file](host.tree, index))
+                if moment == "first look":
+                    one.kill()
+                    shutil.rmtree(node.state)
+                    one = host.gateway(MIXED)
+                await node.pass_time(12)
+                now, ill = await offered(one), await reasons(one)
+                case = f"{fault.__name__[1:]} {hit} {moment}"
+                others = {uuid: resource for uuid, resource in well.items() if uuid not in mine}
+                assert others.items() <= now.items(), case
+                assert now.items() <= well.items(), f"it is offered as something else: {case}"
+                assert all(ill.values()), case
+                hindered = (await one.status())["hindrances"]
+                assert well.keys() - now.keys() <= ill.keys() or hindered, f"it is gone without a reason: {case}"
+                lost = len(well) - len(now)
+                cells.setdefault(f"{fault.__name__[1:]}, {moment}", []).append(f"{lost}/{len(mine)}")
+                host.tree.write()
+                await _are_back(node, one, well)
+    for case, row in cells.items():
+        print(f"{file:46} {case:24}" + "".join(f"{cell:>8}" for cell in row))  # noqa: T201
 
 
 async def _are_back(node: Node, one: Gateway, well: dict[str, str]) -> None:

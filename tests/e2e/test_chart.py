@@ -257,29 +257,77 @@ async def test_the_chart_keeps_what_the_manifests_promise(stage: Stage, chart: C
     assert judge(outcome, SCENARIOS[name].promises[DaemonSet.kind]) == []
 
 
-async def test_a_release_that_sees_no_gpu_stops_at_the_first_gateway(stage: Stage, chart: Chart) -> None:
-    await stage.prepare(VERSION)
-    [old], mark = gateways(stage), len(stage.records)
+ROLLS = {"maxSurge 1": {"maxSurge": 1, "maxUnavailable": 0}, "maxUnavailable 1": {"maxSurge": 0, "maxUnavailable": 1}}
+
+
+@contextlib.asynccontextmanager
+async def blind(stage: Stage, rolls: str) -> AsyncIterator[None]:
+    """Roll the node's gateway to a release that sees no GPU, and back."""
+    path = f"{DAEMONSETS}/{RELEASE}"
+    rolling = (await stage.api.get(path))["spec"]["updateStrategy"]["rollingUpdate"]
+    await stage.api.merge(path, {"spec": {"updateStrategy": {"rollingUpdate": ROLLS[rolls]}}})
     await stage.api.merge(PROFILE, {"data": {"blind.yaml": yaml.safe_dump(BLIND)}})
     before = await simulate(stage, "/etc/device-plugin-gateway/blind.yaml")
     try:
-        await stage.seen.until(lambda _: [one.runs for one in gateways(stage)] == [True, True], "two gateways")
-        [new] = [one for one in gateways(stage) if one.uid != old.uid]
-        verdict = ""
+        yield
+    finally:
+        await simulate(stage, before)
+        await stage.seen.until(lambda _: [one.ready for one in gateways(stage)] == [True], "one gateway that serves")
+        await stage.api.merge(path, {"spec": {"updateStrategy": {"rollingUpdate": rolling}}})
+
+
+async def new_gateway(stage: Stage, old: PodSeen) -> PodSeen:
+    """Wait until the new gateway runs."""
+    await stage.seen.until(lambda _: any(one.runs and one.uid != old.uid for one in gateways(stage)), "a new gateway")
+    return next(one for one in gateways(stage) if one.uid != old.uid)
+
+
+@pytest.mark.parametrize("rolls", ROLLS)
+async def test_a_release_that_sees_no_gpu_stops_at_the_first_gateway(stage: Stage, chart: Chart, rolls: str) -> None:
+    """With maxSurge, the node keeps its GPUs."""
+    await stage.prepare(VERSION)
+    [old], mark = gateways(stage), len(stage.records)
+    async with blind(stage, rolls):
+        new, verdict = await new_gateway(stage, old), ""
         async with asyncio.timeout(PATIENCE):
             while "sees none of" not in verdict:
                 with contextlib.suppress(ConnectionRefusedError):  # Its container runs before it listens.
                     verdict = await answer(stage, new, 8081, "/readyz")
                 await asyncio.sleep(0.1)
-        assert {one.uid: (one.ready, one.ending) for one in gateways(stage)} == {
-            old.uid: (True, False),
-            new.uid: (False, False),
-        }
+        await asyncio.sleep(5)
+        left = {old.uid: (True, False)} if rolls == "maxSurge 1" else {}
+        assert {one.uid: (one.ready, one.ending) for one in gateways(stage)} == {**left, new.uid: (False, False)}
+    await stage.served()
+    if rolls == "maxSurge 1":
+        assert {seen.allocatable[RESOURCE] for seen in stage.records[mark:]} <= {len(IDS)}
+
+
+@pytest.mark.parametrize("rolls", ROLLS)
+async def test_a_node_that_serves_nothing_lets_the_roll_of_a_release_that_sees_no_gpu_go_on(
+    stage: Stage, chart: Chart, rolls: str
+) -> None:
+    await stage.prepare(VERSION)
+    [old] = gateways(stage)
+    profile = yaml.safe_load((await stage.api.get(PROFILE))["data"]["profile.yaml"])
+    ill = {
+        name: {**it, "unhealthy": dict.fromkeys(range(len(it["gpus"])), "lost")}
+        for name, it in profile["resources"].items()
+    }
+    await stage.api.merge(PROFILE, {"data": {"profile.yaml": yaml.safe_dump({"resources": ill})}})
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while stage.records[-1].allocatable[RESOURCE]:
+                await changed(stage)
+        async with blind(stage, rolls):
+            new = await new_gateway(stage, old)
+            await stage.seen.until(
+                lambda _: [(one.uid, one.ready) for one in gateways(stage)] == [(new.uid, True)], "the roll's end"
+            )
+            await stage.api.merge(PROFILE, {"data": {"profile.yaml": yaml.safe_dump(profile)}})
     finally:
-        await simulate(stage, before)
-        await stage.seen.until(lambda _: [one.ready for one in gateways(stage)] == [True], "one gateway that serves")
+        await stage.api.merge(PROFILE, {"data": {"profile.yaml": yaml.safe_dump(profile)}})
+        await changed(stage)
         await stage.served()
-    assert [seen.allocatable[RESOURCE] for seen in stage.records[mark:] if seen.allocatable[RESOURCE] != len(IDS)] == []
 
 
 async def test_a_node_says_when_it_is_ready(stage: Stage, node: Object) -> None:

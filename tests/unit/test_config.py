@@ -66,7 +66,7 @@ EMPTY += [
     "gateway:",
     "resources:",
 ]
-EMPTY += ["imex: {channelIDs: [], required: true}", "flags: {migStrategy: null}", "gateway: {devices: []}"]
+EMPTY += ["imex: {channelIDs: [], required: false}", "flags: {migStrategy: null}", "gateway: {devices: []}"]
 EMPTY += ["flags: {plugin: {deviceListStrategy: ~}}", "flags: {useNodeFeatureAPI: true, mpsRoot: /x}", "--- {}\n--- [}"]
 EMPTY += [
     "flags: {gfd: {sleepInterval: 60s, oneshot: no, whatever: [1]}}",
@@ -320,7 +320,7 @@ REFUSED = [
     ("flags:\n  plugin:\n    deviceListStrategy: []", 3, "the list is empty. Allowed: envvar"),
     ("flags:\n  plugin:\n    deviceListStrategy: [1]", 3, "deviceListStrategy[0]: must be text, not the number 1"),
     ("flags:\n  deviceDiscoveryStrategy: tegra", 2, "tegra (the GPUs of Jetson boards) is not supported"),
-    ("imex:\n  channelIDs: [0]", 2, "imex.channelIDs: [0]: IMEX channels are not supported here"),
+    ("imex:\n  channelIDs: [1]", 2, "imex.channelIDs: [1]: only IMEX channel 0 can be given to containers"),
     ("sharing:\n  mps: {resources: [{name: gpu, replicas: 2}]}", 2, "sharing.mps: MPS is not supported"),
     ("sharing:\n  timeSlicing:", 2, "'resources:' is missing or empty"),
     (slicing("resources: {}"), 3, "sharing.timeSlicing.resources: must be a list, not a mapping"),

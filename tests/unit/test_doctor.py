@@ -452,6 +452,10 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0503": node_of(allocatable={GPU: 0}),
     "DPG0504": no_default,
     "DPG0505": lambda fake: setattr(fake, "missing", True),
+    "DPG0506": both(
+        lambda fake: fake.told.update(imex=True),
+        lambda fake: fake.listen("var/lib/kubelet/plugins_registry/compute-domain.nvidia.com-reg.sock"),
+    ),
     "DPG0601": lambda fake: fake.resource(
         devices=(replace(DEVICES[0], stranger="dra.example.com offers it as x in theirs"), DEVICES[1])
     ),
@@ -641,6 +645,9 @@ QUIET: Mapping[str, Callable[[Fake], None]] = {
     "a limit that never held it": written("sys/fs/cgroup/kubepods/gateway/cpu.max", "20000 100000\n"),
     "SELinux that only warns": both(
         written("sys/fs/selinux/enforce", "0"), written("proc/4711/attr/current", "system_u:system_r:container_t:s0\n")
+    ),
+    "compute domains beside a gateway that gives out no channel": lambda fake: fake.listen(
+        "var/lib/kubelet/plugins_registry/compute-domain.nvidia.com-reg.sock"
     ),
     "MIG watched with the right to": both(
         lambda fake: fake.told.update(monitors_mig=True),

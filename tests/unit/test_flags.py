@@ -71,6 +71,8 @@ EFFECTS: list[tuple[str, str, str, Any]] = [
     ("gdrcopy-enabled", "true", "gdrcopy", True),
     ("gds-enabled", "true", "gds", True),
     ("mofed-enabled", "true", "mofed", True),
+    ("imex-channel-ids", "0", "imex_channels", (0,)),
+    ("imex-required", "true", "imex_required", True),
     ("cdi-annotation-prefix", "x.io/", "cdi_annotation_prefix", "x.io/"),
     ("nvidia-cdi-hook-path", "/opt/hook", "cdi_hook_path", "/opt/hook"),
     ("cdi-disable-hooks", "update-ldcache", "cdi_disabled_hooks", frozenset({"update-ldcache"})),
@@ -101,7 +103,8 @@ def test_each_flag_by_each_way(
             else [call(f"--{option}", text), call(f"-{option}", text)]
         )
     if flag.key:
-        runs.append(call("--config-file", written(tmp_path, flag.key, text)))
+        in_file = f"[{text}]" if flag.kind is FlagKind.NUMBERS else text
+        runs.append(call("--config-file", written(tmp_path, flag.key, in_file)))
     assert [run.exit_code for run in runs] == [0] * len(runs), [run.output for run in runs]
     assert [getattr(settings.policy, field) for settings in given] == [value] * len(runs)
     assert getattr(Policy(), field) != value
@@ -310,8 +313,8 @@ def test_flags_are_spelled_as_go_has_them(arguments: list[str], spelled: list[st
         (["--device-discovery-strategy=cdi"], {}, ["'cdi'. Allowed: auto, nvml"]),
         (
             [],
-            {"IMEX_CHANNEL_IDS": "0"},
-            ["IMEX_CHANNEL_IDS: [0]: IMEX channels are not supported here. Leave them out"],
+            {"IMEX_CHANNEL_IDS": "0,1"},
+            ["IMEX_CHANNEL_IDS: [0, 1]: only IMEX channel 0 can be given to containers. Allowed: [] or [0]"],
         ),
         ([], {"IMEX_CHANNEL_IDS": "x"}, ["IMEX_CHANNEL_IDS: 'x' is not a whole number"]),
         (["--nvidia-driver-root=/a\nb"], {}, ["--nvidia-driver-root", "control characters"]),

@@ -5,7 +5,7 @@ By the strategies that an operator chose: in the environment, by mounts, in anno
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from devices.gpu.asked import Asked, unsaid
 from devices.model import ContainerAnswer, DeviceNode, Fault, Field, Mount, RefusedError, Sayable
-from devices.policy import CDI_STRATEGIES, CdiFallback, IdStrategy, ListStrategy, Policy
+from devices.policy import CDI_STRATEGIES, IMEX_CHANNEL, CdiFallback, IdStrategy, ListStrategy, Policy
 
 UVM: Final = "/dev/nvidia-uvm"
 NEEDED: Final = frozenset({"/dev/nvidiactl", UVM})
@@ -38,7 +38,7 @@ def by_strategies(asked: Asked) -> ContainerAnswer:
     elif policy.list_strategies <= CDI_STRATEGIES:  # The specification has all the rest.
         said = ContainerAnswer()
     else:
-        said = _with_nodes(_with_modes(_in_environment(_names(asked), certain), policy), asked)
+        said = _with_nodes(_with_modes(_in_environment(asked, certain), policy), asked)
     if not by_cdi:
         return said
     names = _cdi_names(asked)
@@ -71,7 +71,7 @@ def _fallback(asked: Asked) -> ContainerAnswer:
     if around.without_cdi:
         why = f"{asked.resource} reaches a container by CDI, and there is no specification: {around.without_cdi}"
     if policy.cdi_fallback is CdiFallback.ENVVAR and Field.ENVS in said:
-        return _with_nodes(_with_modes(_in_environment(_names(asked), {ListStrategy.ENVVAR}), policy), asked)
+        return _with_nodes(_with_modes(_in_environment(asked, {ListStrategy.ENVVAR}), policy), asked)
     if policy.cdi_fallback is CdiFallback.EXPAND and not around.without_cdi and said >= _EXPANDED:
         from devices.gpu.cdi import HookError, expanded  # noqa: PLC0415 - loaded with the specifications (survey)
 
@@ -84,13 +84,14 @@ def _fallback(asked: Asked) -> ContainerAnswer:
     raise RefusedError(Fault.FAILED_PRECONDITION, why)
 
 
-def _in_environment(names: Sequence[str], strategies: Collection[ListStrategy]) -> ContainerAnswer:
-    """Name GPUs in the variable or by mounts, which win: only an administrator can mount (NVIDIA's accept-…-as-volume-mounts)."""
+def _in_environment(asked: Asked, strategies: Collection[ListStrategy]) -> ContainerAnswer:
+    """Name GPUs and the IMEX channel by mounts or else in variables: only an administrator can mount (NVIDIA's accept-…-as-volume-mounts)."""
+    names, imex = _names(asked), asked.around.imex
     if ListStrategy.VOLUME_MOUNTS in strategies:
-        mounts = tuple(Mount(f"{_MOUNTED}/{name}", "/dev/null") for name in names)
+        mounts = tuple(Mount(f"{_MOUNTED}/{name}", "/dev/null") for name in (*names, *(["imex/0"] if imex else [])))
         return ContainerAnswer(envs={VARIABLE: _MOUNTED}, mounts=mounts)
     if ListStrategy.ENVVAR in strategies:
-        return ContainerAnswer(envs={VARIABLE: ",".join(names)})
+        return ContainerAnswer(envs={VARIABLE: ",".join(names), **({"NVIDIA_IMEX_CHANNELS": "0"} if imex else {})})
     return ContainerAnswer()
 
 
@@ -114,7 +115,8 @@ def _with_nodes(said: ContainerAnswer, asked: Asked) -> ContainerAnswer:
         return replace(said, device_nodes=tuple(dict.fromkeys(always)))
     asked.require_known("device nodes")
     _require_nodes(asked)
-    paths = (*(path for gpu in asked.known for path in gpu.spec_nodes), *asked.around.control_nodes)
+    paths = [path for gpu in asked.known for path in gpu.spec_nodes]
+    paths += [*asked.around.control_nodes, *([IMEX_CHANNEL] if asked.around.imex else [])]
     passed = [DeviceNode(path, policy.on_host(path)) for path in paths]
     return replace(said, device_nodes=tuple(dict.fromkeys((*always, *passed))))
 

@@ -24,7 +24,7 @@ from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml
 from devices.gpu.nvidia.scan import Let, Scan
 from devices.gpu.nvidia.watch import Down, Guests, Happened, Looker, News, Pace
 from devices.model import Trouble, TroubleKind
-from devices.policy import Policy
+from devices.policy import IMEX_CHANNEL, Policy
 from devices.source import GiveUpError
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ _CURES: Final[Mapping[int, str]] = {
     18: "The driver was upgraded: restart the container, or reboot the node if that does not help.",
 }
 """What to do, by NVML's error code (nvmlReturn_t in nvml.h)."""
+
+_NO_CHANNEL: Final = (
+    f"{IMEX_CHANNEL} is missing, so containers get no IMEX channel. Load the driver with NVreg_CreateImexChannel0=1, or set "
+    "imex.channelIDs to []"
+)
 
 _log = structlog.get_logger()
 
@@ -82,7 +87,7 @@ class NvidiaBackend:
     ) -> None:
         self._policy, self._pace = policy, pace
         self._checks = _checks(policy)
-        self._node = KernelFacts(sys, proc, dev, without_uvm)
+        self._node = KernelFacts(sys, proc, dev, without_uvm, Path(policy.container_driver_root))
         self._library = library
         self._health = NodeHealth()
         self._scan: Scan | None = None
@@ -100,7 +105,7 @@ class NvidiaBackend:
     def hindrance(self) -> str:
         """Why no GPU was seen yet; those that were say themselves what became of them."""
         if self._scan is not None:
-            return ""
+            return _NO_CHANNEL if self._lacks_channel(self._scan) and not self._policy.imex_required else ""
         silent = f"NVML doesn't answer: {self._stuck} has hung for {self._pace.hang:g} s" if self._stuck else ""
         return silent if self._down is None else f"NVML can't be used: {self._down.error}"
 
@@ -191,6 +196,8 @@ class NvidiaBackend:
             case Scan():
                 if self._down is not None or self._scan is None:
                     _log.info("NVML answers", driver=news.driver, gpus=len(news.looks))
+                if self._lacks_channel(news) and (self._scan is None or self._scan.imex):
+                    _log.warning("no IMEX channel", reason=_NO_CHANNEL)
                 self._scan, self._down, self._mismatch_since = news, None, None
                 self._health = health.looked(
                     self._health,
@@ -298,6 +305,7 @@ class NvidiaBackend:
             driver=scan.driver,
             unusable=scan.unusable,
             missing=scan.missing,
+            imex=scan.imex and bool(self._policy.imex_channels),
         )
 
     def _trouble(self, gpu: GPU) -> Trouble | None:
@@ -310,7 +318,12 @@ class NvidiaBackend:
             return Trouble(f"NVML can't be asked: {self._down.error}", TroubleKind.APPLICATION)
         if self._stuck and gpu.board == self._stuck:
             return Trouble(f"NVML hasn't answered about it for {self._pace.hang:.0f} s", TroubleKind.RESTART_APP)
+        if self._policy.imex_required and self._scan is not None and self._lacks_channel(self._scan):
+            return Trouble(_NO_CHANNEL, TroubleKind.RESTART_APP)
         return trouble
+
+    def _lacks_channel(self, scan: Scan) -> bool:
+        return bool(self._policy.imex_channels) and not scan.imex
 
 
 def _checks(policy: Policy) -> Checks:

@@ -18,7 +18,7 @@ from devices.gpu import cdi
 from devices.gpu.cdi import ALL, Specification
 from devices.gpu.model import GPU
 from devices.model import Mount
-from devices.policy import Policy
+from devices.policy import IMEX_CHANNEL, Policy
 
 VENDOR: Final = "k8s.device-plugin.nvidia.com"
 CLASS: Final = "gpu"
@@ -77,6 +77,10 @@ def qualified(device: str, of: str = CLASS) -> str:
     return cdi.qualified(device, f"{VENDOR}/{of}")
 
 
+IMEX_CLASS: Final = "imex-channel"
+"""The class of IMEX channels. A channel's device name is its number."""
+
+
 def extras(policy: Policy, driver: DriverFiles) -> tuple[Extra, ...]:
     """Say which extras are wanted, and there: NVIDIA's plugin doesn't name the others (AdditionalDevices)."""
     wanted = {Extra.GDRCOPY: policy.gdrcopy, Extra.GDS: policy.gds, Extra.MOFED: policy.mofed}
@@ -84,9 +88,9 @@ def extras(policy: Policy, driver: DriverFiles) -> tuple[Extra, ...]:
 
 
 def specifications(
-    gpus: Iterable[GPU], control_nodes: Sequence[str], policy: Policy, driver: DriverFiles
+    gpus: Iterable[GPU], control_nodes: Sequence[str], policy: Policy, driver: DriverFiles, *, imex: bool = False
 ) -> tuple[Specification, ...]:
-    """Write the specifications: of GPUs and their partitions, where there are any, and of each extra.
+    """Write the specifications: of GPUs and their partitions, where there are any, of each extra, and of IMEX channel 0.
 
     A GPU that can't be named in CDI (``qualified``) is left out.
     """
@@ -105,6 +109,8 @@ def specifications(
     for extra in extras(policy, driver):
         edits = _edits(nodes=_nodes(driver.nodes[extra], policy), mounts=driver.mounts.get(extra, ()))
         written.append(_specification(extra.value, {ALL: edits}, {}))
+    if imex:
+        written.append(_specification(IMEX_CLASS, {"0": _edits(nodes=_nodes([IMEX_CHANNEL], policy))}, {}))
     return tuple(written)
 
 

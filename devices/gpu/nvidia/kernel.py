@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from devices.gpu.nvidia.answers import NEEDED, UVM
+from devices.policy import IMEX_CHANNEL
 
 _CONTROL: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 _UUID: Final = re.compile(r"GPU-[0-9a-f-]{36}")
@@ -26,6 +27,8 @@ class KernelFacts(Struct, frozen=True):
     dev: Path
     without_uvm: bool = False
     """The container runtime keeps /dev/nvidia-uvm from this container, so only its module shows whether it is there."""
+    root: Path = Path("/")
+    """Where the driver's root is seen."""
 
     def numa_node(self, pci: str) -> int | None:
         """The NUMA node that a PCI device is near; None where the kernel knows none."""
@@ -35,6 +38,10 @@ class KernelFacts(Struct, frozen=True):
     def control_nodes(self) -> tuple[str, ...]:
         """The device nodes that every GPU of NVIDIA needs, as far as they are there."""
         return tuple(f"/dev/{name}" for name in _CONTROL if (self.dev / name).exists())
+
+    def imex(self) -> bool:
+        """Whether IMEX channel 0 is there. A container has a device node made after its start only below the driver's root."""
+        return any((dev / IMEX_CHANNEL.removeprefix("/dev/")).exists() for dev in (self.root / "dev", self.dev))
 
     def load(self) -> int | None:
         """What is another with each load of the driver: sysfs makes its folder anew; None where it can't be told."""

@@ -38,7 +38,7 @@ class Scan(Struct, frozen=True):
     """What one look found, begun at ``at``, of all GPUs but those ``let`` go of.
 
     ``reloaded``: the driver was loaded anew since the look before, and NVML was closed then (None: it wasn't). ``missing`` are the
-    device nodes without which CUDA programs fail.
+    device nodes without which CUDA programs fail. ``imex``: IMEX channel 0 is there.
     """
 
     at: float
@@ -50,6 +50,7 @@ class Scan(Struct, frozen=True):
     reloaded: float | None
     unusable: tuple[Unusable, ...] = ()
     missing: tuple[str, ...] = ()
+    imex: bool = False
 
 
 class Seat(Struct, frozen=True):
@@ -148,6 +149,7 @@ class Scanner:
             reloaded=reloaded,
             unusable=tuple(unusable),
             missing=self._node.missing(path for gpu in gpus for path in gpu.spec_nodes),
+            imex=self._node.imex(),
         )
 
     def _look_at_all(

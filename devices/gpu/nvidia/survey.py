@@ -41,10 +41,11 @@ def keep(
     root = "" if Path(policy.container_driver_root).is_dir() else policy.driver_root
     try:
         driver = driver or find(policy, sight.driver, root, {gpu.pci for gpu in gpus if gpu.pci})
-        specs = specifications(gpus, sight.control_nodes, policy, driver)
+        specs = specifications(gpus, sight.control_nodes, policy, driver, imex=sight.imex)
         for specification in specs:
             write(specification, folder)
     except (DriverFilesError, CDIFileError) as error:
         return NodeTraits(sight.control_nodes, without_cdi=str(error))
-    names = tuple(cdi.qualified(ALL, extra.value) for extra in extras(policy, driver))
-    return NodeTraits(sight.control_nodes, names, specs)
+    names = [cdi.qualified(ALL, extra.value) for extra in extras(policy, driver)]
+    names += [cdi.qualified("0", cdi.IMEX_CLASS)] if sight.imex else []
+    return NodeTraits(sight.control_nodes, tuple(names), specs)
