@@ -31,6 +31,8 @@ async def test_what_the_page_shows_can_be_seen(images: list[Path], tmp_path: Pat
         await node.import_image(archive)
     await node.ctr("images", "tag", "--force", BUSYBOX, SAMPLE)
 
+    for number in range(8):
+        node.make_device(f"/dev/nvidia{number}")
     for command in commands("2. Install"):
         await done(node, tmp_path, command)
     said = [await done(node, tmp_path, command) for command in commands("3. Start pods")]
