@@ -209,7 +209,7 @@ def unresolved(root: Path, built_for: str) -> list[str]:
         with path.open("rb") as file:
             if file.read(4) != b"\x7fELF":
                 continue
-        command = [*loader(root, built_for), "--list", path]
+        command = [*loader(root, built_for), "--list", str(path)]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env={}
         )  # no LD_PRELOAD of this machine's
