@@ -65,7 +65,7 @@ async def test_the_readmes_steps_work_with_what_was_released(registry: None, tmp
     (tmp_path / "bin" / "helm").symlink_to(helm())
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     (tmp_path / "values.yaml").write_text("gateway: {backend: simulated}\n")
-    await node.ctr("images", "tag", BUSYBOX, SAMPLE)
+    await node.ctr("images", "tag", "--force", BUSYBOX, SAMPLE)
     label = {"metadata": {"labels": {"device-plugin-gateway.io/simulated": "true"}}}
     await Api.of(node).merge(f"/api/v1/nodes/{node.name}", label)
 
