@@ -167,7 +167,7 @@ e2e: e2e-made ## scenarios on a whole genuine node (wants root; the first time b
 
 .PHONY: e2e-chart
 e2e-chart: e2e-made ## the README's five steps, and the Helm chart's rolls and features, on such a node (`.ci/chart` builds Helm first)
-	$(NODE) -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_readme.py tests/e2e/test_chart.py $(E2E)
+	$(NODE) -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_readme.py tests/e2e/test_try.py tests/e2e/test_chart.py $(E2E)
 	@$(RUN)python -m gateway_lab.node --leftovers
 
 .PHONY: e2e-dra
@@ -206,6 +206,10 @@ image: $(VENV) ## the container image, as an OCI archive in dist/image, and what
 	@$(RUN)python -m tools.image $(IMAGE)
 image-lock: $(VENV) ## lock the newest of Debian's packages for the image, in deploy/image.lock
 	@$(RUN)python -m tools.image --lock
+
+.PHONY: release-dry-run
+release-dry-run: $(VENV) ## all of a release in dist/release, then installed on a whole node by digest (root; docker-registry, skopeo; 5 minutes)
+	@$(RUN)python -m tools.release --dry-run
 
 .PHONY: manifests
 manifests: $(VENV) ## render deploy/kustomize into deploy/manifests, and hold both against Kubernetes' schemas
@@ -264,7 +268,8 @@ docs: $(VENV) ## write the tables of docs/ from what the code declares
 	$(RUN)python -m tools.chart
 	$(RUN)python -m tools.doctor docs/doctor.md
 	$(RUN)python -m tools.version
-docs-check: $(VENV) ## are the tables of docs/ what the code declares?
+docs-check: $(VENV) ## are the tables of docs/ what the code declares, and do the pages keep to the words and lengths of tools/prose.py?
+	$(RUN)python -m tools.prose
 	$(RUN)python -m tools.dialects --check docs/dialects.md
 	$(RUN)python -m tools.faults --check docs/faults.md
 	$(RUN)python -m tools.conformance --check docs/conformance.md

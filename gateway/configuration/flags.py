@@ -119,7 +119,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     "What containers get": (
         _theirs(
             "device-list-strategy",
-            "how a container is told its GPUs; several, by commas or by repeating the flag",
+            "how a container gets its GPUs; several, by commas or by repeating the flag",
             key=(*_PLUGIN, "deviceListStrategy"),
             sets="list_strategies",
             kind=FlagKind.LIST,
@@ -180,8 +180,8 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "imex-channel-ids",
             "IMEX channels that each container with a GPU gets: none or 0",
             key=("imex", "channelIDs"),
-            kind=FlagKind.NUMBERS,
             sets="imex_channels",
+            kind=FlagKind.NUMBERS,
             form="IDS",
             take=kinds.channels,
         ),

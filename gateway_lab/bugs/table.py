@@ -47,7 +47,7 @@ BUGS: Final[Mapping[str, Bug]] = {
         25,
         36,
         "1.37 (#135437): clients are known by their sockets",
-        "the older gateway ends its streams before the newer one registers; the gateway checks its registrations in the kubelet's records",
+        "ends the older gateway's streams before the newer gateway registers; the gateway checks its registrations in the kubelet's records",
         shows.old_end_disconnects_new,
         "1.28",
         "1.37",

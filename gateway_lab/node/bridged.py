@@ -120,7 +120,7 @@ async def _away(stage: Stage) -> Facts:
     await found.returned(found.plugin.start)
     await stage.seen.until(lambda seen: any(pod.runs for pod in seen.named(name)), "the pod to run", PATIENCE)
     await stage.remove(name)
-    return {"a pod that asks meanwhile": "waits and runs"}
+    return {"a pod that asks then": "waits and runs"}
 
 
 async def _kubelet(stage: Stage, version: str) -> None:

@@ -310,7 +310,7 @@ async def test_a_container_whose_gpu_is_made_ready_starts_only_with_a_healthy_on
     node.simulate({GPU: {"gpus": now, "pre_start": True}})
     await node.until(lambda: node.capacity() == 2, "the other list")
     await node.allocatable_is(1)
-    with pytest.raises(Refused, match="isn't"):
+    with pytest.raises(Refused, match="is not healthy"):
         await node.restart_container("pod")
     node.simulate(well)
     await node.allocatable_is(2)

@@ -476,6 +476,7 @@ async def bookmarked(cluster: Cluster) -> None:
     """Let the version that the watch began with become too old, but not that of a bookmark."""
     cluster.server.forget()
     cluster.server.bookmark()
+    await cluster.node.pass_time(1)  # Until it is told.
     cluster.server.oldest = cluster.server.version
     await gone(cluster)
 
@@ -550,6 +551,14 @@ async def test_a_change_is_seen_after(node: Node, what: Any) -> None:
         asked = [(one.method, one.path, one.query) for one in cluster.server.requests]
         assert len(asked) < 16, f"it asks too often: {asked}"
         await followed(node, cluster, 4)
+
+
+async def test_after_a_bookmark_nothing_is_asked_for_again(node: Node) -> None:
+    async with followed_by(node) as cluster:
+        cluster.server.requests.clear()
+        await bookmarked(cluster)
+        await followed(node, cluster, 3)
+        assert not [(one.method, one.path) for one in cluster.server.requests if not one.watches]
 
 
 async def test_a_server_that_was_away_for_long_is_found_within_seconds(node: Node) -> None:

@@ -76,7 +76,7 @@ NOT_READ = (
     ),
     (HONOURED, "'some'"),
     ("gateway: {bridge: {rename: [{resource: a.b/c, name: a.b/e}, {resource: a.b/d, name: a.b/e}]}}", "a.b/e"),
-    ("imex: {channelIDs: [0]}", "IMEX"),
+    ("imex: {channelIDs: [1]}", "channel"),
     *(
         (f"gateway: {{devices: [{{resource: '{name}', paths: [/dev/x]}}]}}", words)
         for name, words in (

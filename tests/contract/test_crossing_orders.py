@@ -102,7 +102,7 @@ async def test_a_dry_run_says_what_gpus_would_wait_for_and_why_an_order_would_be
         (await cluster.start_kubelet("1.37")).refuses = "no such version"
         await node.pass_time(20)
         answer = await order(node, "move", to="dra", ids=[], dry_run=True)
-        assert "`gateway doctor` says what to do" in answer["refused"]
+        assert "Run `gateway doctor`" in answer["refused"]
 
 
 async def test_the_command_line_moves_gpus_and_says_where_each_goes(node: Node) -> None:
@@ -376,6 +376,15 @@ async def test_a_gpu_that_nobody_new_is_to_get_moves_and_stays_so(node: Node) ->
         assert (await node.admit("pod")).devices[GPU] == (B,)
         await order(node, "uncordon", id=A)
         await node.allocatable_is(2)
+
+
+async def test_a_cordon_of_a_gpu_of_dra_is_read_on_top(node: Node) -> None:
+    async with both(node) as cluster:
+        await cross(cluster, "dra")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        await node.gateways[-1].order("cordon", id=A, reason="smells")
+        await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
+        assert [(await device(node, one))["state"] for one in (A, B)] == ["cordoned", "dra"]
 
 
 async def test_a_gpu_of_dra_that_is_lost_is_dras_again_when_it_comes_back(node: Node) -> None:

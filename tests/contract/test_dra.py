@@ -9,9 +9,12 @@ import os
 
 import pytest
 
+from devices.model import Device
 from gateway_lab.kubelets.kubelet import KubeletError
+from gateway_lab.plugins.played import PlayedPlugin
 from tests.contract import wire
 from tests.contract.claiming import A, B, simulate, started
+from tests.contract.clock import Process
 from tests.contract.cluster import Cluster, UnschedulableError, other_driver
 from tests.contract.node import GPU, Node
 
@@ -193,13 +196,13 @@ async def test_what_cannot_be_is_refused(node: Node) -> None:
         before = cluster.claim("one", "gpu-0")
         cluster.forget(before)
         now = cluster.claim("one", "gpu-0")
-        with pytest.raises(KubeletError, match="another one by now"):
+        with pytest.raises(KubeletError, match="was replaced by another one"):
             await cluster.prepare(before)
         cluster.server.change(now.path, lambda claim: claim["status"].pop("allocation"))
-        with pytest.raises(KubeletError, match="not any more"):
+        with pytest.raises(KubeletError, match="is not allocated any more"):
             await cluster.prepare(now)
         cluster.forget(now)
-        with pytest.raises(KubeletError, match="has none"):
+        with pytest.raises(KubeletError, match="has no claim"):
             await cluster.prepare(now)
         elsewhere = cluster.allocate("elsewhere", "gpu-0", pool="n2")
         with pytest.raises(KubeletError, match="n2"):
@@ -293,7 +296,7 @@ async def test_specifications_of_claims_are_there_as_long_as_the_claims(node: No
 async def test_a_share_of_a_gpu_is_refused_where_the_kubelet_can_not_be_told_of_it(node: Node) -> None:
     async with Cluster(node, "1.34") as cluster:  # The kubelets of a cluster may be older than its API server.
         await started(cluster, "1.33")
-        with pytest.raises(KubeletError, match="can't say shares"):
+        with pytest.raises(KubeletError, match="cannot name the share"):
             await cluster.prepare(cluster.allocate("one", "gpu-0", shareID="share"))
         assert (await cluster.prepare(cluster.claim("two", "gpu-1"))).gpus == {B}
 
@@ -509,6 +512,27 @@ async def test_what_a_pod_had_by_name_and_the_kubelet_forgot_is_offered_to_nobod
         assert held not in (await cluster.prepare(cluster.claim("claim"))).gpus
 
 
+async def test_what_a_static_pod_has_is_not_offered_while_its_mirror_runs(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        simulate(node)
+        await cluster.start_kubelet()
+        one = node.gateway()
+        await node.allocatable_is(2)
+        await node.admit("pod")
+        mirror = "/api/v1/namespaces/default/pods/pod"
+        cluster.pod("pod", phase="Running", startTime="2026-01-01T00:00:00Z")
+        about = {"uid": "mirror", "annotations": {"kubernetes.io/config.hash": "pod"}}
+        cluster.server.change(mirror, lambda pod: pod["metadata"].update(about))
+        assert await one.terminate() == 0
+        node.remove("pod")  # From now on only the checkpoint names it.
+        cluster.gateway("--dra", "only")
+        await node.until(lambda: len(cluster.published()) == 1, "one GPU to be offered")
+        await node.pass_time(60)
+        assert len(cluster.published()) == 1
+        cluster.server.remove(mirror)
+        await node.until(lambda: len(cluster.published()) == 2, "both GPUs to be offered", 30)
+
+
 async def test_an_order_to_a_gateway_that_stands_by_is_carried_out_by_the_one_that_leads(node: Node) -> None:
     async with Cluster(node) as cluster:
         older = await started(cluster)
@@ -541,3 +565,19 @@ async def test_a_gateway_that_can_write_nothing_down_waits_is_not_ready_and_says
         assert not node.allocatable()
         node.disk.fails = 0
         await node.eventually(one.is_ready, "that it is ready", 30)
+
+
+async def test_what_another_device_plugin_offers_is_not_offered_by_dra(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        simulate(node)
+        await cluster.start_kubelet()
+        theirs = Process("plugin")
+        plugin = PlayedPlugin(folder=node.sockets, resource=GPU, devices=(Device(A), Device(B)))
+        await theirs.ask(plugin.start())
+        await node.allocatable_is(2)
+        one = cluster.gateway("--dra", "only")
+        await node.until(lambda: one.said("devices are not offered by DRA now"), "the reason")
+        await node.pass_time(20)
+        assert not cluster.published()
+        await theirs.ask(plugin.change(()))
+        await cluster.published_is(gpu_0=[], gpu_1=[])

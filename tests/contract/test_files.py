@@ -186,6 +186,17 @@ async def test_a_choice_that_nobody_can_make_is_refused(
             await plugin.prefer(["/dev/fpga0", "/dev/fpga1"], count, must)
 
 
+async def test_of_files_that_several_may_have_each_is_given_once_first(node: Node) -> None:
+    host = Host(node)
+    for name in ("fpga0", "fpga1"):
+        device(host, name)
+    await ready(node, RULE | {"count": 3})
+    ids = [f"/dev/fpga{file}::{number}" for file in range(2) for number in range(3)]
+    async with node.plugin(FPGA) as plugin:
+        assert await plugin.prefer(ids, 2) == {ids[0], ids[3]}
+        assert await plugin.prefer(ids[1:], 2) == {ids[1], ids[3]}
+
+
 async def test_a_file_goes_with_its_rule_and_its_pod_over_a_restart(node: Node) -> None:
     host = Host(node)
     for name in ("fpga0", "fpga1"):

@@ -176,7 +176,7 @@ async def test_people_read_that_an_api_server_has_no_dra(node: Node) -> None:
         await cluster.start_kubelet()
         cluster.gateway("--dra", "only")
         await node.pass_time(600)
-        assert "v1alpha3: DRA needs Kubernetes 1.34" in (await driver(cluster))["unpublished"]
+        assert "the API server has v1alpha3 of resource.k8s.io" in (await driver(cluster))["unpublished"]
         assert asked(cluster, GROUP) < 60
 
 

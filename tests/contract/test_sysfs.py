@@ -209,7 +209,7 @@ EDITS: Final[Mapping[str, tuple[Callable[[Sysfs], object], str]]] = {
     "a folder for a file": (_folder_for_a_file, "is no plain file"),
     "a pipe": (_pipe_for_a_file, "is no plain file"),
     "a link for a file": (_link_for_a_file, "Too many levels of symbolic links"),
-    "a huge file": (lambda tree: _mode(tree).write_text("X" * 4097), "at most 4096 bytes"),
+    "a huge file": (lambda tree: _mode(tree).write_text("X" * 4097), "more than 4096 bytes"),
     "an odd mode": (lambda tree: _mode(tree).write_text("CPX/../x"), "unknown partition mode"),
     "no text": (lambda tree: _mode(tree).write_bytes(b"\xff\xfe"), "unknown partition mode"),
     "it leads out": (_leads("/etc"), "leads out of"),
@@ -265,6 +265,13 @@ async def test_a_gpu_that_lacks_a_mode_which_the_others_have_is_not_offered_unde
     (host.tree.pci(boards[1]) / "current_memory_partition").unlink(missing_ok=True)
     await node.pass_time(10)
     assert set(await offered(one)) == {FIRST, THIRD}
+
+
+async def test_a_gpu_of_a_product_without_modes_is_well_beside_others_that_have_some(node: Node) -> None:
+    boards = [Board(FIRST, 0, SPX, product="MI300X"), Board(SECOND, 0, product="W7900")]
+    host = Amd(node, lambda root: Sysfs(root, boards).write())
+    one = await ready(node, host, 2)
+    assert await offered(one) == {FIRST: GPU, SECOND: GPU}
 
 
 async def test_a_gpu_in_trouble_decides_no_name_of_those_that_were_partitioned_meanwhile(node: Node) -> None:

@@ -267,9 +267,9 @@ def test_the_checksum_is_the_one_that_a_kubelet_computes(data: dict[str, object]
     [
         ([], ""),
         (["kubelet_internal_checkpoint", "DEPRECATION", "sub/"], ""),
-        (["thesis.tex"], "holds thesis.tex"),
+        (["thesis.tex"], "delete thesis.tex"),
         (["plugin.sock"], ""),
-        (["a", "b", "c", "d"], "holds a, b, c, …"),
+        (["a", "b", "c", "d"], "delete a, b, c, …"),
     ],
 )
 def test_a_directory_with_someones_files_is_refused(folder: Path, entries: list[str], refusal: str) -> None:
@@ -286,7 +286,7 @@ def test_a_directory_with_someones_files_is_refused(folder: Path, entries: list[
 
 async def test_a_directory_with_a_living_kubelet_is_refused(kubelet: Kubelet, folder: Path) -> None:
     await kubelet.start()
-    assert "is serving" in unfit(folder)
+    assert "serves on" in unfit(folder)
     await kubelet.kill()
     assert not unfit(folder)
 
@@ -362,7 +362,7 @@ async def test_pods_outlive_a_restart(folder: Path, monkeypatch: pytest.MonkeyPa
     ("line", "words"),
     [
         ("admit web example.com/gpu x", "unknown command 'admit web example.com/gpu x'"),
-        ("admit web example.com/gpu -1", "expected one of these commands"),
+        ("admit web example.com/gpu -1", "unknown command"),
         ("remove web", "no pod web was admitted"),
         ("start web", 'of a pod "web" is active'),
         ("restart 1.7", "expected a kubelet version from 1.8 on"),
@@ -408,7 +408,7 @@ async def test_a_person_can_play_with_it(folder: Path) -> None:
                     "pod pod runs with no device: no plugin has registered example.com/gpu",
                 ),
                 ("pods", "no pod holds a device"),
-                ("admit pod", "expected one of these commands"),
+                ("admit pod", "unknown command"),
                 ("restart 1.99", "1.99 is newer than any known here"),
                 ("help", "kubelet 1.99 serves v1beta1.Registration"),
                 ("admit 'x", "No closing quotation"),

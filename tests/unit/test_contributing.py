@@ -181,6 +181,7 @@ def vendor(folder: Path, *, rules: bool) -> Copy:
     copy.edit(compose, "\n_MAKERS", MAKER.format(imported=imported, vendor="PRETEND," if rules else ""))
     copy.edit(compose, '    "amd": _amd,\n', '    "amd": _amd,\n    "pretend": _pretend,\n')
     copy.edit(compose, '"0x1002": "amd"', '"0x1002": "amd", "0x1234": "pretend"')
+    copy.edit("gateway/configuration/flags.py", 'form="auto|nvidia|amd|', 'form="auto|nvidia|amd|pretend|')
     return copy
 
 

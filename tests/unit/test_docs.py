@@ -12,6 +12,7 @@ import pytest
 
 from devices.gpu.simulated.profile import parse
 from gateway.cli.main import gateway
+from tools import prose
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -74,3 +75,24 @@ def test_what_belongs_to_a_step_is_indented_by_four(page: Path) -> None:
     """With less, the site shows a command as text, and counts the steps after it from 1."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     assert re.findall(r"\n\n((?: {1,3}| {5,7})\S.*)", text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("- Whoever has it keeps it.\n- A pod keeps it.\n", ["Whoever has it keeps it.", "A pod keeps it."]),
+        (
+            "Run `a b c.d` first. Then\ngo on.\n\n    a command\n\n| a | table |\n# A title\n",
+            ["Run CODE first.", "Then go on."],
+        ),
+        ("A [link](x.md#y), and\n```text\ncode. code.\n```\nmore.", ["A link, and", "more."]),
+    ],
+)
+def test_a_page_is_read_by_sentences(text: str, found: list[str]) -> None:
+    assert [*prose.sentences(text)] == found
+
+
+def test_pages_keep_to_the_words_and_lengths_of_ours() -> None:
+    """If not: ``python -m tools.prose`` names them."""
+    assert prose.WORDS.findall("Whoever is told so gets it, too.") != []
+    prose.main()

@@ -13,7 +13,8 @@ import pytest
 import trustme
 from msgspec import Struct
 
-from gateway.kubernetes import client
+from gateway.kubernetes import access, client
+from gateway.kubernetes.access import Access
 from gateway.kubernetes.client import Client, KubernetesError
 from tests.fakes.apiserver import Answer, ApiServer, Fault, Request
 from tests.unit.kubernetes import api, authority, node, server, until
@@ -51,6 +52,29 @@ async def test_a_certificate_of_another_name_is_refused(authority: trustme.CA) -
         assert not server.requests
     finally:
         await server.stop()
+
+
+async def test_a_name_is_resolved(server: ApiServer) -> None:
+    there = server.access()
+    server.put(NODE, **node())
+    one = Client(Access("localhost", there.port, there.ca, server_name="127.0.0.1", token=there.token), manager="test")
+    await one.get(NODE, Node)
+    one.close()
+
+
+async def test_what_is_in_the_bundle_is_trusted_root_or_not() -> None:
+    """As Go trusts it: an intermediate CA is enough."""
+    async with ApiServer(trustme.CA().create_child_ca()) as server:
+        server.put(NODE, **node())
+        one = Client(server.access(), manager="test")
+        await one.get(NODE, Node)
+        one.close()
+
+
+def test_without_a_port_a_kubeconfigs_server_has_that_of_https(server: ApiServer, tmp_path: Path) -> None:
+    path = server.kubeconfig(tmp_path / "config")
+    path.write_text(path.read_text().replace(f":{server.port}", ""))
+    assert access.kubeconfig(path).port == 443
 
 
 # What goes wrong after the connection.

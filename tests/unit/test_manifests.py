@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from gateway.configuration.settings import SOCKET_DIR, STATE_DIR, Settings
 from gateway.wires import log as observe
 from gateway_lab.bench import busy
 from tools import manifests
+from tools.image.build import ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[2]
 CURRENT = ("nvidia", "nvidia-cdi", "amd", "simulated")
@@ -234,8 +235,6 @@ def test_the_gateway_understands_what_it_is_told(name: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", ["nvidia", "nvidia-cdi", "legacy-nvidia"])
 def test_the_nvidia_runtime_is_asked_for_what_the_image_asks_for(name: str) -> None:
-    from tools.image.build import ENVIRONMENT  # noqa: PLC0415 - a program, imported for its tables
-
     asked = {variable: value for variable, value in variables(name).items() if variable in ENVIRONMENT}
     assert asked == {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility"}
     assert asked.items() <= ENVIRONMENT.items()
@@ -338,6 +337,43 @@ def test_its_memory_is_bounded_and_it_is_in_time_on_a_busy_node(name: str) -> No
 @pytest.mark.parametrize("name", ALL)
 def test_the_image_is_the_one_that_is_built_here(name: str) -> None:
     assert container(name)["image"] == f"device-plugin-gateway:{VERSION}"
+
+
+def told(heading: str) -> dict[str, str]:
+    """The first two cells of a table of the page on security."""
+    text = (
+        (ROOT / "docs" / "security.md").read_text(encoding="utf-8").partition(f"## {heading}")[2].partition("\n## ")[0]
+    )
+    return dict(re.findall(r"^\| `?([^|`]+?)`? \| ([^|]+) \|", text, re.MULTILINE))
+
+
+def mounted(document: Any) -> Iterator[tuple[str, bool]]:
+    """Each mount in a document, at any depth: where it is in the pod, and whether it can be written to."""
+    if isinstance(document, dict) and "mountPath" in document:
+        yield document["mountPath"], not document.get("readOnly", False)
+    for one in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
+        yield from mounted(one)
+
+
+def test_the_page_on_security_names_each_mount_of_the_node() -> None:
+    files = [
+        *(ROOT / "deploy/manifests").glob("*.yaml"),
+        *(ROOT / "deploy/kustomize/components").glob("*/daemonset.yaml"),
+    ]
+    found = {mount for file in files for mount in mounted([*yaml.safe_load_all(file.read_text(encoding="utf-8"))])}
+    found = {mount for mount in found if not mount[0].startswith("/etc/device-plugin-gateway")}  # of a ConfigMap
+    page = {path: access for path, access in told("What each mount is for").items() if path.startswith("/")}
+    assert found == {(path, access.startswith("write")) for path, access in page.items()}
+
+
+def test_the_page_on_security_names_each_privilege() -> None:
+    chart = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "deploy/chart/templates").iterdir())
+    asked = {*re.findall(r'"?add"?:? ?\(?(?:list )?\[?"?([A-Z_]+)', chart)}
+    privileged = {name for name in ALL if container(name)["securityContext"].get("privileged")}
+    page = told("What root is needed for")
+    assert asked == {"SYS_ADMIN"} <= page.keys()
+    assert privileged == {"amd", "legacy-amd"}
+    assert "`amd`" in page["privileged"]
 
 
 def test_daemon_sets_of_several_overlays_do_not_take_each_others_pods() -> None:

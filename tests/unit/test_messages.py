@@ -54,7 +54,7 @@ def strict(file: str) -> str:
     return f"gateway config show --strict-config --config-file {{}}/{file}"
 
 
-OBJECT = "this is a Kubernetes object, not a configuration; mount the ConfigMap, and name a mounted file"
+OBJECT = "this is a Kubernetes object, not a configuration. Mount the ConfigMap, and name a mounted file"
 FULL = "Error: Cannot write the output: No space left on device."
 ROWS: dict[str, tuple[str, str, int]] = {
     "probe, no right to connect": (
@@ -128,7 +128,7 @@ ROWS: dict[str, tuple[str, str, int]] = {
     ),
     "DRA without the node's name": (
         "gateway config show --backend simulated --dra on",
-        "Error: --dra: needs the node's name. Set --node-name, or NODE_NAME from spec.nodeName.",
+        "Error: --dra: needs the node's name. Set --node-name, or NODE_NAME from spec.nodeName",
         2,
     ),
 }

@@ -64,7 +64,7 @@ def test_it_shows_a_recording_of_the_demo_that_passed() -> None:
 def test_the_image_has_the_name_that_is_copied() -> None:
     [copied] = re.findall(r"oci-archive:(\S+)", TEXT)
     made = (ROOT / "tools/image/__main__.py").read_text(encoding="utf-8")
-    assert 'f"{NAME}-{tag}-{architecture}.oci.tar"' in made
+    assert 'f"{build.NAME}-{tag}-{made.architecture}.oci.tar"' in made
     assert re.fullmatch(r"dist/image/device-plugin-gateway-[0-9.]+-amd64\.oci\.tar", copied)
 
 

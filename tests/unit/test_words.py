@@ -82,6 +82,16 @@ def test_people_are_told_in_their_words() -> None:
     assert found == []
 
 
+def test_a_message_says_what_happened_and_not_what_was_expected() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in MODULES
+        for text in told(ast.parse(path.read_text()))
+        if re.match("expected ", text)
+    ]
+    assert found == []
+
+
 def said_in(code: str) -> Iterator[str]:
     """Give the words of each name, comment and docstring that are our own."""
     for token in tokenize.generate_tokens(iter(code.splitlines(keepends=True)).__next__):

@@ -33,16 +33,39 @@ def layer(root: Path, when: int) -> Layer:
         root: the folder.
         when: the time of every file, in seconds since 1970.
     """
-    tar = _tar(root, when)
+    packed = _tar(root, when)
+    return Layer(diff=_digest(packed), data=gzipped(packed))
+
+
+def gzipped(data: bytes) -> bytes:
+    """Compress by gzip, without a name and a time."""
     packed = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=packed, mtime=0) as file:
-        file.write(tar)
-    return Layer(diff=_digest(tar), data=packed.getvalue())
+        file.write(data)
+    return packed.getvalue()
+
+
+def tar(files: Mapping[str, bytes], when: int) -> bytes:
+    """Write a tar of files in their order, all of them readable, none of them to be run."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as opened:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime, info.mode = len(data), when, 0o644
+            opened.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def repacked(data: bytes, when: int) -> bytes:
+    """Write the files of a compressed tar again: sorted, with one time for all and one owner."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as opened:
+        files = {info.name: file.read() for info in opened if (file := opened.extractfile(info))}
+    return gzipped(tar(dict(sorted(files.items())), when))
 
 
 def _tar(root: Path, when: int) -> bytes:
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as opened:
         for path in sorted(root.rglob("*")):
             name = path.relative_to(root).as_posix()
             info = tarfile.TarInfo(name)
@@ -50,14 +73,14 @@ def _tar(root: Path, when: int) -> bytes:
             mode = path.lstat().st_mode
             if stat.S_ISLNK(mode):
                 info.type, info.linkname, info.mode = tarfile.SYMTYPE, str(path.readlink()), 0o777
-                tar.addfile(info)
+                opened.addfile(info)
             elif stat.S_ISDIR(mode):
                 info.type, info.mode = tarfile.DIRTYPE, 0o1777 if name in _STICKY else 0o755
-                tar.addfile(info)
+                opened.addfile(info)
             else:
                 info.size, info.mode = path.lstat().st_size, 0o755 if mode & stat.S_IXUSR else 0o644
                 with path.open("rb") as file:
-                    tar.addfile(info, file)
+                    opened.addfile(info, file)
     return out.getvalue()
 
 
@@ -159,20 +182,12 @@ def _index(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _archive(blobs: _Blobs, entry: Mapping[str, Any], notes: Mapping[str, str], when: int) -> Archive:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        named = {
-            "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
-            "index.json": _json(_index([{**entry, "annotations": dict(notes)}])),
-        }
-        for file, data in {
-            **named,
-            **{f"blobs/{digest.replace(':', '/')}": blobs[digest] for digest in sorted(blobs)},
-        }.items():
-            info = tarfile.TarInfo(file)
-            info.size, info.mtime, info.mode = len(data), when, 0o644
-            tar.addfile(info, io.BytesIO(data))
-    return Archive(digest=entry["digest"], data=out.getvalue())
+    named = {
+        "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
+        "index.json": _json(_index([{**entry, "annotations": dict(notes)}])),
+    }
+    files = {f"blobs/{digest.replace(':', '/')}": blobs[digest] for digest in sorted(blobs)}
+    return Archive(digest=entry["digest"], data=tar({**named, **files}, when))
 
 
 def _digest(data: bytes) -> str:

@@ -209,7 +209,10 @@ def unresolved(root: Path, built_for: str) -> list[str]:
         with path.open("rb") as file:
             if file.read(4) != b"\x7fELF":
                 continue
-        done = subprocess.run([*loader(root, built_for), "--list", path], capture_output=True, text=True, check=False)
+        command = [*loader(root, built_for), "--list", str(path)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={}
+        )  # no LD_PRELOAD of this machine's
         lost = [
             line.strip()
             for line in (done.stdout + done.stderr).splitlines()

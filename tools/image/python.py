@@ -118,6 +118,23 @@ def build(scratch: Path, when: int) -> Path:
     return found
 
 
+def sdist(scratch: Path, when: int) -> Path:
+    """Build our source distribution; its times are those of the build.
+
+    Raises:
+        ImageError: this is no checkout, or setuptools failed.
+    """
+    command = [sys.executable, "-c", f"from setuptools import build_meta; build_meta.build_sdist({str(scratch)!r})"]
+    environment = os.environ | {"SOURCE_DATE_EPOCH": str(when)}
+    done = subprocess.run(
+        command, cwd=copy(scratch / "sdist"), env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise ImageError(f"setuptools could not build the sdist:\n{done.stderr.strip()[-2000:]}")
+    (found,) = scratch.glob("*.tar.gz")
+    return found
+
+
 def copy(scratch: Path) -> Path:
     """Copy the tree, because a build leaves its traces in the tree that it builds; modes are "may be run" or not.
 
