@@ -42,8 +42,8 @@ async def test_what_the_page_shows_can_be_seen(images: list[Path], tmp_path: Pat
 
     await node.kubelet.restart()
     await node.ready()
-    for command in commands("4. Restart"):
-        await done(node, tmp_path, command)
+    for command in commands("4. Restart"):  # a kubelet that has just started knows its pods a moment later
+        await done(node, tmp_path, f"until {command}; do sleep 0.2; done")
     assert await done(node, tmp_path, "kubectl get pods -l app=training -o jsonpath={..containerID}") == before
 
     said = [await done(node, tmp_path, command) for command in commands("5. Move")]
