@@ -105,10 +105,10 @@ def test_another_package_of_the_same_name_is_named(environment: Path, tmp_path: 
     other.mkdir(parents=True)
     (other / "__init__.py").touch()
     hidden = _gateway(environment, PYTHONPATH=str(other.parent))
-    assert (hidden.returncode, f"found another one in {other}/__init__.py" in hidden.stderr) == (2, True)
+    assert (hidden.returncode, f"but another one is in {other}/__init__.py" in hidden.stderr) == (2, True)
 
     _install(environment, _rival(tmp_path))
     merged = _gateway(environment)
     (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
-    named = f"found that of adapters in {site}/adapters/__init__.py" in merged.stderr
+    named = f"but that of adapters is in {site}/adapters/__init__.py" in merged.stderr
     assert (merged.returncode, named, "Traceback" in merged.stderr) == (2, True, False)
