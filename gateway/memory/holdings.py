@@ -157,6 +157,29 @@ class Holdings:
         """Return the holds of others: another plugin, a gateway before this one, this one before it lost its memory."""
         return [*self._of_others(offered), *self._unheard_of(offered), *self._offered_elsewhere(offered)]
 
+    def twice(
+        self, own: Mapping[str, Iterable[Device]], bridged: Iterable[str]
+    ) -> tuple[Sequence[Hold], Sequence[Hold]]:
+        """Return what keeps hardware from being given both by our own source and by a plugin behind the bridge.
+
+        Our devices wait for the containers that have the plugin's; the plugin's wait as long as we offer the same hardware.
+
+        Args:
+            own: our source's devices by resource.
+            bridged: the plugins' resources.
+        """
+        held = [
+            boards.held(name, one, boards.place_of(Device(one)), who or None)
+            for name in bridged
+            for one, who in (self.holders(name) or {}).items()
+        ]
+        offered = [
+            boards.Hold(name, one.id, boards.place_of(one), f"offered as {name} {one.id} by this gateway", offer=True)
+            for name, devices in own.items()
+            for one in devices
+        ]
+        return held, offered
+
     def cordons(self, offered: Collection[AbstractSet[str]]) -> list[Hold]:
         """Return the cordons of IDs that aren't on offer: they are meant for the hardware, whatever it is offered as now.
 

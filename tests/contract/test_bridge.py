@@ -11,7 +11,8 @@ import pytest
 from devices.model import ContainerAnswer, Device, Health, Options
 from gateway_lab.plugins.played import Habits
 from tests.contract.bridged import NIC, OTHER, Neighbour, behind, bridging, configured, socket_of, stays
-from tests.contract.node import GPU, PREFIX, Node, Refused
+from tests.contract.node import GPU, PREFIX, Node, Refused, gpus
+from tests.contract.test_holders import reasons
 
 
 @pytest.mark.parametrize(
@@ -388,6 +389,27 @@ async def test_a_plugin_never_takes_a_name_that_another_has(node: Node) -> None:
     await newer.start()
     await node.allocatable_is(3, NIC)
     await node.truthful()
+
+
+async def test_a_gpu_that_a_plugin_lists_as_well_is_given_by_one_of_them(node: Node) -> None:
+    node.simulate(gpus(1))
+    await node.start_kubelet()
+    one = bridging(node)
+    await node.allocatable_is(1)
+    plugin = Neighbour(node, devices=(Device("GPU-0"), Device("GPU-1"), Device("a")))
+    await plugin.start()
+    await node.allocatable_is(2, NIC)
+    assert (await node.admit("first", NIC)).devices[NIC] == ("GPU-0",)
+    await node.pass_time(5)
+    node.simulate(gpus(0, 1))  # Our own source finds what the plugin has given.
+    await node.pass_time(10)
+    assert (node.allocatable(), node.allocatable(NIC)) == (1, 1)
+    assert (await node.admit("second")).devices[GPU] == ("GPU-1",)
+    assert (await node.admit("third", NIC)).devices[NIC] == ("a",)
+    assert "by this gateway" in (await reasons(one, NIC))["GPU-1"]
+    node.remove("first")
+    await node.allocatable_is(2)
+    assert (await node.admit("fourth")).devices[GPU] == ("GPU-0",)
 
 
 async def test_a_renamed_resource_has_its_new_name_alone(node: Node) -> None:
