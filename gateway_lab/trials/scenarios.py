@@ -673,7 +673,7 @@ async def _pre_start(node: Node, version: str) -> None:
         try:
             await node.the_kubelet.restart_container("a")
         except KubeletError as error:
-            well = error.stage == "start" and "made ready" in error.message
+            well = error.stage == "start" and "not healthy" in error.message
             must([] if well else [f"expected the error of PreStartContainer at the start of the container: {error}"])
         else:
             must([f"the container started although {held} can't be made ready"])

@@ -62,7 +62,7 @@ async def test_a_plugin_that_waits_to_be_found() -> None:
     )
     assert (good.passed, good.findings[0].verdict) == (True, "kept"), to_text(good)
     assert bad.broken == ("registry-mode",)
-    assert "expected a plugin that speaks v1beta1" in bad.findings[0].seen
+    assert "the plugin speaks 'v1'" in bad.findings[0].seen
     assert other.findings[0].verdict == "not applicable"
     assert "registers on kubelet.sock" in other.findings[0].seen
 
