@@ -199,17 +199,15 @@ class Lists:
         bridged = {name for name in listings if self._source.behind(name) is not None}
         own = {name: one.devices for name, one in listings.items() if one is not None and name not in bridged}
         twice = self._holdings.twice(own, bridged) if own and bridged else ([], [])
-        self._holds += twice[0]
+        holds, self._holds = self._holds, [*self._holds, *twice[0]]
         cordons = self._holdings.cordons(on_offer.values())
         for name, listing in listings.items():
             held = self._holdings.held(name) or frozenset()
             offered = known[name].announced.values() if listing is None else listing.devices
-            # What a resource's own devices are held as keeps none of them from being listed.
-            holds = [one for one in self._holds if one.resource != name or one.device_id not in on_offer[name]]
             one = replace(
                 known[name],
                 cordons={**known[name].cordons, **boards.withheld(cordons, offered, ())},
-                withheld=boards.withheld([*holds, *(twice[1] if name in bridged else ())], offered, held),
+                withheld=boards.withheld([*holds, *twice[name in bridged]], offered, held),
                 away=self._away(chain(known[name].announced.values(), offered)),
             )
             asked[name] = one, listing, before[name], clock, grace
