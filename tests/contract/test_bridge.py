@@ -396,10 +396,11 @@ async def test_a_gpu_that_a_plugin_lists_as_well_is_given_by_one_of_them(node: N
     await node.start_kubelet()
     one = bridging(node)
     await node.allocatable_is(1)
-    plugin = Neighbour(node, devices=(Device("GPU-0"), Device("GPU-1"), Device("a")))
+    plugin = Neighbour(node, devices=(Device("GPU-0"), Device("GPU-1")))
     await plugin.start()
-    await node.allocatable_is(2, NIC)
+    await node.allocatable_is(1, NIC)
     assert (await node.admit("first", NIC)).devices[NIC] == ("GPU-0",)
+    await plugin.change(Device("GPU-0"), Device("GPU-1"), Device("a"))
     await node.pass_time(5)
     node.simulate(gpus(0, 1))  # Our own source finds what the plugin has given.
     await node.pass_time(10)

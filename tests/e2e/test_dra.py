@@ -290,13 +290,13 @@ async def claim(dra: DraNode, name: str, request: Object) -> None:
     await dra.api.create(CLAIMS, {**about, "spec": spec})
 
 
-async def pod(dra: DraNode, name: str, of: str, **spec: Any) -> pods.Account:
-    """Have a pod of a claim run; return what its container says."""
+async def pod(dra: DraNode, name: str, of: str, count: int = 1, **spec: Any) -> pods.Account:
+    """Have a pod of a claim run; return what its container says once it has opened so many GPUs."""
     one = pods.gpu_pod(name, 0)
     main = {**one["spec"]["containers"][0], "resources": {"claims": [{"name": "gpu"}]}}
     claims = [{"name": "gpu", "resourceClaimName": of}]
     await dra.create(name, {**one, "spec": {**one["spec"], "containers": [main], "resourceClaims": claims, **spec}})
-    await until(lambda: bool(dra.account(name).nodes), PATIENCE)
+    await until(lambda: len(dra.account(name).nodes) >= count, PATIENCE)
     return dra.account(name)
 
 
@@ -319,7 +319,7 @@ async def newest(dra: DraNode, request: pytest.FixtureRequest) -> AsyncIterator[
 )
 async def test_a_claim_by_priorities_or_of_all_gpus_runs(newest: DraNode, request_: Object, count: int) -> None:
     await claim(newest, "one", request_)
-    assert len((await pod(newest, "a", "one")).nodes) == count
+    assert len((await pod(newest, "a", "one", count)).nodes) == count
 
 
 async def test_two_pods_of_one_claim_have_the_same_gpu(newest: DraNode) -> None:
@@ -331,7 +331,7 @@ async def test_an_administrators_claim_has_gpus_that_others_hold(newest: DraNode
     await newest.api.merge(f"/api/v1/namespaces/{pods.NAMESPACE}", {"metadata": {"labels": {ADMIN: "true"}}})
     held = await newest.claim_pod("user")
     await claim(newest, "one", {"exactly": {**ONE, "allocationMode": "All", "adminAccess": True}})
-    assert len((await pod(newest, "admin", "one")).nodes) == GPUS
+    assert len((await pod(newest, "admin", "one", GPUS)).nodes) == GPUS
     assert newest.account("user").nodes == {DEVICES[held]}
     assert not newest.account("user").lost
 
