@@ -2,7 +2,7 @@
 
 A kubelet counts IDs, and one GPU has several: after an edit of the configuration (shared or not, another name, MIG or not), under a
 resource of another plugin, in a ResourceSlice. So lists and Prepare ask ``may_give`` with the ``Hold``s of the node, wherever these come
-from. IDs that are offered side by side now, replicas for example, are not in each other's way: that is what the operator wants.
+from. IDs that one source offers side by side, replicas for example, are not in each other's way: that is what the operator wants.
 """
 
 from __future__ import annotations
@@ -50,11 +50,9 @@ def held(resource: str, device_id: str, place: Place, holder: str | None) -> Hol
     return Hold(resource, device_id, place, f"{known} by {holder:.160}" if holder is not None else f"{known}{perhaps}")
 
 
-def offered(resource: str, device_id: str, place: Place) -> Hold:
-    """Say that another gateway, or a plugin, offers a device under a resource name of its own."""
-    return Hold(
-        resource, device_id, place, f"offered as {resource} {device_id} by another gateway or plugin", offer=True
-    )
+def offered(resource: str, device_id: str, place: Place, by: str = "another gateway or plugin") -> Hold:
+    """Say that a device is offered under a resource name, so that the kubelet may give it to somebody."""
+    return Hold(resource, device_id, place, f"offered as {resource} {device_id} by {by}", offer=True)
 
 
 def may_give(device_id: str, place: Place, holds: Iterable[Hold], *, shares: bool) -> Hold | None:
@@ -83,6 +81,14 @@ def place_of(device: Device) -> Place:
     return Place(shared)
 
 
+def by_board(holds: Iterable[Hold]) -> dict[str, list[Hold]]:
+    """Return the holds on each board."""
+    found: dict[str, list[Hold]] = {}
+    for hold in holds:
+        found.setdefault(hold.place.board, []).append(hold)
+    return found
+
+
 def withheld(holds: Iterable[Hold], devices: Iterable[Device], held: Container[str]) -> dict[str, str]:
     """Say which devices of one resource are not to be given out now, and why, by ID.
 
@@ -92,13 +98,10 @@ def withheld(holds: Iterable[Hold], devices: Iterable[Device], held: Container[s
         held: the devices of the resource that containers hold. Of a GPU that was shared more often before, they stay as they
             are: whoever shared it goes on sharing it.
     """
-    by_board: dict[str, list[Hold]] = {}
-    for hold in holds:
-        by_board.setdefault(hold.place.board, []).append(hold)
-    found: dict[str, str] = {}
-    for device in devices if by_board else ():
+    boards, found = by_board(holds), dict[str, str]()
+    for device in devices if boards else ():
         place = place_of(device)
-        hindrance = may_give(device.id, place, by_board.get(place.board, ()), shares=device.id in held)
+        hindrance = may_give(device.id, place, boards.get(place.board, ()), shares=device.id in held)
         if hindrance is not None:
             found[device.id] = hindrance.words
     return found

@@ -196,19 +196,23 @@ class Lists:
                 if listing is not None
             }
             self._holds = [*self._heeded(self._holdings.holds(remaining, on_offer), listings), *self._prepared()]
+        offered = {
+            name: known[name].announced.values() if listing is None else listing.devices
+            for name, listing in listings.items()
+        }
         bridged = {name for name in listings if self._source.behind(name) is not None}
-        own = {name: one.devices for name, one in listings.items() if one is not None and name not in bridged}
-        twice = self._holdings.twice(own, bridged) if own and bridged else ([], [])
-        holds, self._holds = self._holds, [*self._holds, *twice[0]]
+        own = {name: devices for name, devices in offered.items() if name not in bridged}
+        against_own, against_bridged = self._holdings.across_the_bridge(own, bridged) if own and bridged else ((), ())
+        holds, self._holds = self._holds, [*self._holds, *against_own]
         cordons = self._holdings.cordons(on_offer.values())
         for name, listing in listings.items():
             held = self._holdings.held(name) or frozenset()
-            offered = known[name].announced.values() if listing is None else listing.devices
+            across = against_bridged if name in bridged else against_own
             one = replace(
                 known[name],
-                cordons={**known[name].cordons, **boards.withheld(cordons, offered, ())},
-                withheld=boards.withheld([*holds, *twice[name in bridged]], offered, held),
-                away=self._away(chain(known[name].announced.values(), offered)),
+                cordons={**known[name].cordons, **boards.withheld(cordons, offered[name], ())},
+                withheld=boards.withheld([*holds, *across], offered[name], held),
+                away=self._away(chain(known[name].announced.values(), offered[name])),
             )
             asked[name] = one, listing, before[name], clock, grace
         return asked

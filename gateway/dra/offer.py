@@ -144,7 +144,8 @@ def offers(
     found: list[Offer] = []
     withheld: list[Withheld] = []
     for resource, entries in listed.items():
-        known, held = facts(resource), _by_board(holds(resource))
+        known, of = facts(resource), holds(resource)
+        held = None if of is None else boards.by_board(of)
         driver = driver_of(resource, drivers)
         for entry in entries:
             device_id = entry.device.id
@@ -215,15 +216,6 @@ def _without_owner(entry: Entry) -> Entry:
         return entry
     beneath = _without_owner(entry.beneath)
     return beneath if entry.state in AWAY else replace(entry, beneath=beneath)
-
-
-def _by_board(holds: Iterable[boards.Hold] | None) -> Mapping[str, list[boards.Hold]] | None:
-    if holds is None:
-        return None
-    found: dict[str, list[boards.Hold]] = {}
-    for hold in holds:
-        found.setdefault(hold.place.board, []).append(hold)
-    return found
 
 
 def _why_not(entry: Entry, place: boards.Place, holds: Sequence[boards.Hold] | None) -> str:

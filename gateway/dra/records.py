@@ -1,4 +1,4 @@
-"""What pods hold, and may get, by the device plugin API, according to the kubelet's records.
+"""What the API server says of the node's pods and claims, where the kubelet's records don't say it.
 
 The kubelet's checkpoint goes on naming pods that ended, until another pod gets devices; where no device plugin is left, that is
 never. So a pod that only the checkpoint names counts as long as the API server has it, too.

@@ -157,26 +157,28 @@ class Holdings:
         """Return the holds of others: another plugin, a gateway before this one, this one before it lost its memory."""
         return [*self._of_others(offered), *self._unheard_of(offered), *self._offered_elsewhere(offered)]
 
-    def twice(
+    def across_the_bridge(
         self, own: Mapping[str, Iterable[Device]], bridged: Iterable[str]
     ) -> tuple[Sequence[Hold], Sequence[Hold]]:
-        """Return what keeps hardware from being given both by our own source and by a plugin behind the bridge.
+        """Return what withholds devices of our own source, and what withholds those of plugins behind the bridge.
 
-        Our devices wait for the containers that have the plugin's; the plugin's wait as long as we offer the same hardware.
+        If both list the same hardware, only our source offers it, as soon as no container holds it as the plugin's device.
 
         Args:
             own: our source's devices by resource.
             bridged: the plugins' resources.
         """
-        held = [
-            boards.held(name, one, boards.place_of(Device(one)), who or None)
-            for name in bridged
-            for one, who in (self.holders(name) or {}).items()
-        ]
         offered = [
-            boards.Hold(name, one.id, boards.place_of(one), f"offered as {name} {one.id} by this gateway", offer=True)
+            boards.offered(name, one.id, boards.place_of(one), "this gateway")
             for name, devices in own.items()
             for one in devices
+        ]
+        ours = boards.by_board(offered)
+        held = [
+            boards.held(name, one, place, who or None)
+            for name in bridged
+            for one, who in (self.holders(name) or {}).items()
+            if (place := boards.place_of(Device(one))).board in ours
         ]
         return held, offered
 
@@ -194,6 +196,8 @@ class Holdings:
         return found
 
     def _of(self, resource: str, devices: Iterable[Device]) -> Iterable[Hold]:
+        if not (devices := tuple(devices)):
+            return
         holders = self.holders(resource)
         for device in devices:
             holder = None if holders is None else holders.get(device.id, _GIVEN)

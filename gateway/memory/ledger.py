@@ -243,7 +243,7 @@ class Ledger:
     @property
     def cordons(self) -> Mapping[str, Cordon]:
         """The cordons by device ID. They hold for every resource that the device is announced under."""
-        return self._tables.whole("cordons", dict[str, Cordon])
+        return self._tables.whole(dict[str, Cordon], "cordons")
 
     def cordon(self, device_id: str, cordon: Cordon) -> None:
         """Note an operator's cordon, in place of an earlier one."""
@@ -259,7 +259,7 @@ class Ledger:
     @property
     def claims(self) -> Mapping[str, Claimed]:
         """What is prepared for ResourceClaims, by their UID."""
-        return self._tables.whole("claims", dict[str, Claimed])
+        return self._tables.whole(dict[str, Claimed], "claims")
 
     def set_claim(self, uid: str, row: Claimed | None) -> None:
         """Note what is prepared for a claim; None: nothing any more. Durable before the kubelet is told."""
@@ -268,7 +268,7 @@ class Ledger:
     @property
     def sides(self) -> Mapping[str, Side]:
         """To which API boards belong, by the board's name; the row of '' is that of all that have none."""
-        return self._tables.whole("sides", dict[str, Side])
+        return self._tables.whole(dict[str, Side], "sides")
 
     def set_side(self, board: str, side: Side | None) -> None:
         """Note to which API a board belongs (None: as those without a row). Durable before it is in force."""
@@ -303,6 +303,8 @@ class Ledger:
 
     def handed_out(self, resource: str, among: Iterable[str] | None = None) -> Mapping[str, HandedOut]:
         """Return what Allocate gave away, by device ID. Not proof: records may be lost in a crash, and none says "returned"."""
+        if among is None:
+            return self._tables.whole(dict[str, HandedOut], "resources", resource, "handed_out")
         return msgspec.convert(self._tables.rows(resource, "handed_out", among), dict[str, HandedOut])
 
     def hand_out(self, resource: str, device_ids: Iterable[str], dialect: str, at: float) -> None:

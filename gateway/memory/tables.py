@@ -53,11 +53,14 @@ class Tables:
         rows: dict[str, Content] = self.content.get("resources", {}).get(resource, {}).get(table, {})
         return rows if among is None else {one: rows[one] for one in among if one in rows}
 
-    def whole(self, name: str, kind: type[_V]) -> _V:
-        """Return what stands under a name of its own, such as ``claims``, as a value of ``kind``."""
-        if (name,) not in self._values:
-            self._values[name,] = msgspec.convert(self.content.get(name, {}), kind)
-        return cast("_V", self._values[name,])
+    def whole(self, kind: type[_V], *place: str) -> _V:
+        """Return the table at a place in the content, such as ``claims``, as a value of ``kind``. It must not be changed."""
+        if place not in self._values:
+            rows: Any = self.content
+            for name in place:
+                rows = rows.get(name, {})
+            self._values[place] = msgspec.convert(rows, kind)
+        return cast("_V", self._values[place])
 
     def read(self, resource: str, table: str, value: Callable[[str, Content], _V]) -> Mapping[str, _V]:
         """Return a table as values."""

@@ -52,6 +52,16 @@ async def there_and_back(cluster: Cluster) -> None:
     await cluster.node.until(lambda: cluster.allocatable == 2, "the API server to show both")
 
 
+async def held_by_name(cluster: Cluster) -> tuple[Gateway, str]:
+    """Start a gateway without DRA that gives a pod one of two GPUs; return the gateway and the GPU."""
+    simulate(cluster.node)
+    await cluster.start_kubelet()
+    one = cluster.node.gateway()
+    await cluster.node.allocatable_is(2)
+    [held] = (await cluster.node.admit("pod")).devices[GPU]
+    return one, held
+
+
 @contextlib.asynccontextmanager
 async def all_at_dra(node: Node, version: str = "1.37") -> AsyncGenerator[Cluster]:
     """Give such a node that has moved both GPUs to DRA."""

@@ -51,7 +51,10 @@ async def test_pods_keep_a_plugins_devices_through_every_restart(node: Node, api
     assert plugin.played.listening == 1
 
 
-async def test_a_plugin_that_registers_once_is_called_again(node: Node) -> None:
+@pytest.mark.parametrize("own", [False, True])
+async def test_a_plugin_that_registers_once_is_called_again(node: Node, *, own: bool) -> None:
+    if own:
+        node.simulate(gpus(7))
     await node.start_kubelet()
     one = bridging(node)
     plugin = Neighbour(node)

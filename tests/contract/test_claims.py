@@ -17,7 +17,7 @@ from adapters.dra import health
 from adapters.dra.plugin import MAX_BYTES, PREPARE, V1
 from gateway_lab.kubelets.kubelet import KubeletError
 from tests.contract import wire
-from tests.contract.claiming import A, B, asked, driver, simulate, started
+from tests.contract.claiming import A, B, asked, driver, held_by_name, simulate, started
 from tests.contract.clock import spoiled
 from tests.contract.cluster import Claim, Cluster, UnschedulableError
 from tests.contract.node import GPU, Node, OrderError
@@ -781,11 +781,7 @@ async def test_where_one_api_is_served_nothing_moves(node: Node, dra: str) -> No
 
 async def test_a_pod_that_goes_on_is_asked_about_less_and_less_often_and_an_outage_hides_no_end(node: Node) -> None:
     async with Cluster(node) as cluster:
-        simulate(node)
-        await cluster.start_kubelet()
-        one = node.gateway()
-        await node.allocatable_is(2)
-        given = await node.admit("pod")
+        one, held = await held_by_name(cluster)
         cluster.pod("pod", phase="Running", startTime="2026-01-01T00:00:00Z")
         await one.terminate()
         cluster.gateway("--dra", "only")
@@ -799,6 +795,6 @@ async def test_a_pod_that_goes_on_is_asked_about_less_and_less_often_and_an_outa
         cluster.server.remove(POD)
         await node.pass_time(20)
         with pytest.raises(UnschedulableError):
-            cluster.claim("claim", {A: "gpu-0", B: "gpu-1"}[given.devices[GPU][0]])
+            cluster.claim("claim", {A: "gpu-0", B: "gpu-1"}[held])
         await cluster.server.start()
         await cluster.published_is(30, gpu_0=[], gpu_1=[])

@@ -13,7 +13,7 @@ from devices.model import Device
 from gateway_lab.kubelets.kubelet import KubeletError
 from gateway_lab.plugins.played import PlayedPlugin
 from tests.contract import wire
-from tests.contract.claiming import A, B, simulate, started
+from tests.contract.claiming import A, B, held_by_name, simulate, started
 from tests.contract.clock import Process
 from tests.contract.cluster import Cluster, UnschedulableError, other_driver
 from tests.contract.node import GPU, Node
@@ -469,11 +469,7 @@ async def test_without_dra_a_claims_gpu_is_given_to_nobody(node: Node) -> None:
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed", ""])
 async def test_what_a_pod_has_by_name_is_offered_when_it_ended(node: Node, phase: str) -> None:
     async with Cluster(node) as cluster:
-        simulate(node)
-        await cluster.start_kubelet()
-        one = node.gateway()
-        await node.allocatable_is(2)
-        await node.admit("pod")
+        one, _ = await held_by_name(cluster)
         cluster.pod("pod", phase="Running", startTime="2026-01-01T00:00:00Z")
         assert await one.terminate() == 0
         cluster.gateway("--dra", "only")
@@ -493,11 +489,7 @@ async def test_what_a_pod_has_by_name_is_offered_when_it_ended(node: Node, phase
 
 async def test_what_a_pod_had_by_name_and_the_kubelet_forgot_is_offered_to_nobody(node: Node) -> None:
     async with Cluster(node) as cluster:
-        simulate(node)
-        await cluster.start_kubelet()
-        one = node.gateway()
-        await node.allocatable_is(2)
-        [held] = (await node.admit("pod")).devices[GPU]
+        one, held = await held_by_name(cluster)
         await node.pass_time(10)
         node.kill_kubelet()
         node.forget_checkpoint()
@@ -514,11 +506,7 @@ async def test_what_a_pod_had_by_name_and_the_kubelet_forgot_is_offered_to_nobod
 
 async def test_what_a_static_pod_has_is_not_offered_while_its_mirror_runs(node: Node) -> None:
     async with Cluster(node) as cluster:
-        simulate(node)
-        await cluster.start_kubelet()
-        one = node.gateway()
-        await node.allocatable_is(2)
-        await node.admit("pod")
+        one, _ = await held_by_name(cluster)
         mirror = "/api/v1/namespaces/default/pods/pod"
         cluster.pod("pod", phase="Running", startTime="2026-01-01T00:00:00Z")
         about = {"uid": "mirror", "annotations": {"kubernetes.io/config.hash": "pod"}}

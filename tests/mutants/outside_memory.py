@@ -589,7 +589,7 @@ MUTANTS = (
         "OM2",
         "what is held under another ID is free",
         "devices/boards.py",
-        "    for device in devices if by_board else ():",
+        "    for device in devices if boards else ():",
         "    for device in ():",
         f"{_HOLDERS}::test_an_edit_gives_nobody_what_a_pod_has",
     ),
