@@ -37,7 +37,7 @@ class Run(Program):
     """A command that takes the daemon's options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, also in Go's spelling. Only ``run`` leaves a rest: a command behind options."""
+        """Parse the arguments, also in Go's spelling, and refuse a command's name behind the options of ``run``."""
         options = (one for one in self.get_params(ctx) if isinstance(one, click.Option) and not one.is_flag)
         try:
             args = commandline.spelled(args, {name for option in options for name in option.opts})
@@ -91,7 +91,7 @@ def run(ctx: click.Context, /, **texts: Any) -> None:
 
 
 def wrong(error: ConfigError, said: Mapping[str, Given]) -> click.ClickException:
-    """Return the error that ends the command: with 2 for a wrong value, with 1 if it may be right later.
+    """Return the error that ends the command: exit status 2 for a wrong value, 1 for one that may become right later.
 
     For each setting in its text it names the source, if that is not the option.
     """

@@ -126,13 +126,13 @@ class Holdings:
         found = since is not None and look.at - since >= beliefs.AFTER_START
         return found or (kubelet is not None and look.unix - kubelet.mtime_ns / 1e9 >= beliefs.AFTER_START)
 
-    # Which holds are in whose way.
+    # Holds on hardware, under any name.
 
     def on(self, resource: str, devices: Iterable[Device]) -> Sequence[Hold] | None:
         """Return the holds on a resource's own devices that another API must not overlook.
 
-        These are the holds of containers, and the offers of the kubelet to its next pods. While the kubelet's records can't be read, their
-        last word counts. None: they never could be.
+        These are the holds of containers, and what the kubelet may give to its next pods. While the kubelet's records can't be read, this
+        returns what they said last. None: they never could be read.
         """
         holders, last = self.holders(resource), self.beliefs.last
         if holders is not None and last is not None:
