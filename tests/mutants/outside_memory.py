@@ -351,7 +351,7 @@ MUTANTS = (
         "gateway/memory/holdings.py",
         "        changed = bool(known and current) and known != current and boot == self._boot_id",
         "        changed = bool(known and current) and known != current",
-        f"{_RECORDS}::test_a_reboot_ends_what_the_kubelet_forgot",
+        f"{_HOLDERS}::test_a_reboot_ends_what_the_kubelet_forgot_under_every_name",
     ),
     Mutant(
         "OM3",
