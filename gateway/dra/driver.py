@@ -158,6 +158,8 @@ class ClaimsOf:
         """Whether a kubelet took the registration."""
         self.trouble = ""
         """Why one didn't take it last."""
+        self.changed_at: float | None = None
+        """When a kubelet took it or lost it last (monotonic seconds)."""
 
     @property
     def prepared(self) -> int:
@@ -249,7 +251,7 @@ class ClaimsOf:
 
     def registered(self, reason: str) -> None:
         """Take note of what the kubelet made of the registration."""
-        self.is_registered, self.trouble = not reason, reason
+        self.is_registered, self.trouble, self.changed_at = not reason, reason, time.monotonic()
         if reason:
             _log.error("the kubelet refused the DRA driver", driver=self.name, reason=reason)
         else:
@@ -258,7 +260,7 @@ class ClaimsOf:
 
     def withdrawn(self) -> None:
         """Take note that the driver is registered no more."""
-        self.is_registered = False
+        self.is_registered, self.changed_at = False, time.monotonic()
         _log.info("DRA driver no longer registered", driver=self.name)
 
     # What is kept.

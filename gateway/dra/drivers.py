@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
     from gateway.dra.offer import Offer
     from gateway.dra.publisher import Server
-    from gateway.dra.serving.rivals import Rival
     from gateway.dra.slices import Slice
     from gateway.memory.holdings import Holdings
     from gateway.registration.registrar import Resource
@@ -223,11 +222,26 @@ class Drivers:
 
     def standings(self) -> list[DriverStatus]:
         """Say how each driver stands with the kubelet."""
-        unpublished = self._unasked if self._publisher is None else ""
-        return [
-            _standing(name, len(found), self._drivers.get(name), self._publisher, unpublished, self._rivals.of(name))
-            for name, found in sorted(self._offers.items())
-        ]
+        return [self._standing(name) for name in sorted(self._offers)]
+
+    def standing(self, resource: str) -> DriverStatus:
+        """Return how the driver of a resource stands with the kubelet."""
+        return self._standing(offer.driver_of(resource, self._settings.dra_drivers))
+
+    def _standing(self, name: str) -> DriverStatus:
+        claims, rival = self._drivers.get(name), self._rivals.of(name)
+        changed = None if claims is None else claims.changed_at
+        return DriverStatus(
+            name=name,
+            devices=len(self._offers.get(name, ())),
+            registered=claims is not None and claims.is_registered,
+            since_s=None if changed is None else round(time.monotonic() - changed, 3),
+            trouble="" if claims is None else claims.trouble,
+            unpublished=self._unasked if self._publisher is None else self._publisher.trouble(name),
+            claims=0 if claims is None else claims.prepared,
+            rival="" if rival is None else rival.words,
+            refused=() if claims is None else claims.refused,
+        )
 
     def stranger(self, device_id: str, about: Facts) -> str:
         """Say which other DRA driver offers a device on this node, too; '' for none."""
@@ -253,10 +267,6 @@ class Drivers:
     def by_name(self) -> ByNameStatus:
         """What is wrong for pods that ask by name."""
         return ByNameStatus() if self._desk is None else self._desk.names.status
-
-    def words(self, resource: str) -> str:
-        """Say for people why the kubelet isn't told of a resource by the device plugin API."""
-        return _instead(driver := offer.driver_of(resource, self._settings.dra_drivers), self._drivers.get(driver))
 
     # Running.
 
@@ -408,27 +418,6 @@ def pcie_root(pci: str) -> str:
     return next((part for part in parts if part.startswith("pci") and ":" in part), "")
 
 
-def _standing(
-    name: str,
-    devices: int,
-    claims: ClaimsOf | None,
-    published: Publisher | None,
-    unpublished: str,
-    rival: Rival | None,
-) -> DriverStatus:
-    """Say how a driver stands; ``unpublished`` is for where nothing is published yet."""
-    return DriverStatus(
-        name=name,
-        devices=devices,
-        registered=claims is not None and claims.is_registered,
-        trouble="" if claims is None else claims.trouble,
-        unpublished=unpublished if published is None else published.trouble(name),
-        claims=0 if claims is None else claims.prepared,
-        rival="" if rival is None else rival.words,
-        refused=() if claims is None else claims.refused,
-    )
-
-
 def _tell_left_out(why_not: Mapping[str, Mapping[str, str]], before: Mapping[str, Mapping[str, str]]) -> None:
     if why_not == before:
         return
@@ -439,10 +428,3 @@ def _tell_left_out(why_not: Mapping[str, Mapping[str, str]], before: Mapping[str
 def _published(publisher: Publisher | None) -> tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]]:
     """Give what slices offer to new claims, and all that they have."""
     return (frozenset(), frozenset()) if publisher is None else (publisher.free(), publisher.shown())
-
-
-def _instead(driver: str, claims: ClaimsOf | None) -> str:
-    if claims is not None and claims.is_registered:
-        return f"offered by DRA: the driver {driver} is registered"
-    why = f": {claims.trouble}" if claims is not None and claims.trouble else ""
-    return f"offered by DRA: the driver {driver} is not registered{why}"
