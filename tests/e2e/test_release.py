@@ -6,11 +6,14 @@ RELEASE is the folder of the release.
 
 import asyncio
 import hashlib
+import http.server
 import json
 import os
 import re
 import subprocess
+import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,25 +26,28 @@ from gateway_lab.node.chart import helm
 from gateway_lab.node.image import BUSYBOX
 from gateway_lab.spawned import Spawned, spawn
 from tests.e2e.test_readme import COMMANDS, REMOVAL, ROOT, SAMPLE, done
-from tools.release.__main__ import LOOPBACK, push
+from tools.release.__main__ import push
 
 pytestmark = pytest.mark.e2e
 RELEASE = Path(os.environ.get("RELEASE", "dist/release"))
+RELEASED = json.loads((RELEASE / "release.json").read_text())
+REGISTRY = RELEASED["image"].partition("/")[0]
+"""For which the dry run made the release."""
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def registry(tmp_path: Path) -> AsyncIterator[None]:
-    """Serve an empty registry on loopback."""
+async def registry(tmp_path: Path) -> AsyncIterator[str]:
+    """Serve an empty registry on loopback; give its address."""
     config = {
         "version": 0.1,
         "log": {"level": "error"},
         "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
-        "http": {"addr": LOOPBACK},
+        "http": {"addr": REGISTRY},
     }
     path = tmp_path / "registry.yaml"
     path.write_text(yaml.safe_dump(config))
     async with Spawned(await spawn(["docker-registry", "serve", str(path)])), asyncio.timeout(60):
-        host, _, port = LOOPBACK.partition(":")
+        host, _, port = REGISTRY.partition(":")
         while True:
             try:
                 _, writer = await asyncio.open_connection(host, int(port))
@@ -49,17 +55,16 @@ async def registry(tmp_path: Path) -> AsyncIterator[None]:
                 break
             except ConnectionRefusedError:
                 await asyncio.sleep(0.1)
-        yield
+        yield REGISTRY
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_the_readmes_steps_work_with_what_was_released(registry: None, tmp_path: Path) -> None:
-    del registry
-    node, released = Node.here(), json.loads((RELEASE / "release.json").read_text())
+async def test_the_readmes_steps_work_with_what_was_released(registry: str, tmp_path: Path) -> None:
+    node = Node.here()
     for line in (RELEASE / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split()
         assert hashlib.sha256((RELEASE / name).read_bytes()).hexdigest() == digest
-    await asyncio.to_thread(push, RELEASE, LOOPBACK, "tls-verify=false")
+    await asyncio.to_thread(push, RELEASE, registry, "tls-verify=false")
 
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "helm").symlink_to(helm())
@@ -69,7 +74,7 @@ async def test_the_readmes_steps_work_with_what_was_released(registry: None, tmp
     label = {"metadata": {"labels": {"device-plugin-gateway.io/simulated": "true"}}}
     await Api.of(node).merge(f"/api/v1/nodes/{node.name}", label)
 
-    chart = f"oci://{released['chart'].partition('@')[0]} --plain-http --version {released['version']}"
+    chart = f"oci://{RELEASED['chart'].partition('@')[0]} --plain-http --version {RELEASED['version']}"
     install = COMMANDS[0].replace("deploy/chart", chart).replace(" --set gateway.image=$IMAGE", "")
     said = [await done(node, tmp_path, command) for command in (install, *COMMANDS[1:])]
     assert "NVIDIA_VISIBLE_DEVICES=GPU-" in said[-1]
@@ -77,21 +82,18 @@ async def test_the_readmes_steps_work_with_what_was_released(registry: None, tmp
         r"\S+@sha256:\S+",
         await done(node, tmp_path, "kubectl get pods -A -l app.kubernetes.io/name -o jsonpath={..imageID}"),
     )
-    assert running == released["image"]
+    assert running == RELEASED["image"]
     await done(node, tmp_path, f"{REMOVAL} --wait")
 
 
 def test_helm_reads_the_plain_repository(tmp_path: Path) -> None:
-    version = json.loads((RELEASE / "release.json").read_text())["version"]
-    server = subprocess.Popen(
-        ["python3", "-m", "http.server", "--bind", "127.0.0.1", "--directory", RELEASE, "5001"],
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        script = "until $HELM pull device-plugin-gateway --repo http://127.0.0.1:5001; do sleep 0.2; done"
-        subprocess.run(["bash", "-c", script], cwd=tmp_path, env=os.environ | {"HELM": helm()}, check=True, timeout=60)
-    finally:
-        server.terminate()
-        server.wait()
-    name = f"device-plugin-gateway-{version}.tgz"
+    files = partial(http.server.SimpleHTTPRequestHandler, directory=RELEASE)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), files) as server:
+        threading.Thread(target=server.serve_forever).start()
+        repository = f"http://127.0.0.1:{server.server_port}"
+        try:
+            subprocess.run([helm(), "pull", "device-plugin-gateway", "--repo", repository], cwd=tmp_path, check=True, timeout=60)
+        finally:
+            server.shutdown()
+    name = f"device-plugin-gateway-{RELEASED['version']}.tgz"
     assert (tmp_path / name).read_bytes() == (RELEASE / name).read_bytes()
