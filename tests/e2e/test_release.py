@@ -30,24 +30,28 @@ from tools.release.__main__ import push
 
 pytestmark = pytest.mark.e2e
 RELEASE = Path(os.environ.get("RELEASE", "dist/release"))
-RELEASED = json.loads((RELEASE / "release.json").read_text())
-REGISTRY = RELEASED["image"].partition("/")[0]
-"""For which the dry run made the release."""
+
+
+@pytest.fixture
+def released() -> dict[str, str]:
+    found: dict[str, str] = json.loads((RELEASE / "release.json").read_text())
+    return found
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def registry(tmp_path: Path) -> AsyncIterator[str]:
-    """Serve an empty registry on loopback; give its address."""
+async def registry(released: dict[str, str], tmp_path: Path) -> AsyncIterator[str]:
+    """Serve an empty registry where the release was made for; give its address."""
+    address = released["image"].partition("/")[0]
     config = {
         "version": 0.1,
         "log": {"level": "error"},
         "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
-        "http": {"addr": REGISTRY},
+        "http": {"addr": address},
     }
     path = tmp_path / "registry.yaml"
     path.write_text(yaml.safe_dump(config))
     async with Spawned(await spawn(["docker-registry", "serve", str(path)])), asyncio.timeout(60):
-        host, _, port = REGISTRY.partition(":")
+        host, _, port = address.partition(":")
         while True:
             try:
                 _, writer = await asyncio.open_connection(host, int(port))
@@ -55,11 +59,13 @@ async def registry(tmp_path: Path) -> AsyncIterator[str]:
                 break
             except ConnectionRefusedError:
                 await asyncio.sleep(0.1)
-        yield REGISTRY
+        yield address
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_the_readmes_steps_work_with_what_was_released(registry: str, tmp_path: Path) -> None:
+async def test_the_readmes_steps_work_with_what_was_released(
+    registry: str, released: dict[str, str], tmp_path: Path
+) -> None:
     node = Node.here()
     for line in (RELEASE / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split()
@@ -74,7 +80,7 @@ async def test_the_readmes_steps_work_with_what_was_released(registry: str, tmp_
     label = {"metadata": {"labels": {"device-plugin-gateway.io/simulated": "true"}}}
     await Api.of(node).merge(f"/api/v1/nodes/{node.name}", label)
 
-    chart = f"oci://{RELEASED['chart'].partition('@')[0]} --plain-http --version {RELEASED['version']}"
+    chart = f"oci://{released['chart'].partition('@')[0]} --plain-http --version {released['version']}"
     install = COMMANDS[0].replace("deploy/chart", chart).replace(" --set gateway.image=$IMAGE", "")
     said = [await done(node, tmp_path, command) for command in (install, *COMMANDS[1:])]
     assert "NVIDIA_VISIBLE_DEVICES=GPU-" in said[-1]
@@ -82,18 +88,20 @@ async def test_the_readmes_steps_work_with_what_was_released(registry: str, tmp_
         r"\S+@sha256:\S+",
         await done(node, tmp_path, "kubectl get pods -A -l app.kubernetes.io/name -o jsonpath={..imageID}"),
     )
-    assert running == RELEASED["image"]
+    assert running == released["image"]
     await done(node, tmp_path, f"{REMOVAL} --wait")
 
 
-def test_helm_reads_the_plain_repository(tmp_path: Path) -> None:
+def test_helm_reads_the_plain_repository(released: dict[str, str], tmp_path: Path) -> None:
     files = partial(http.server.SimpleHTTPRequestHandler, directory=RELEASE)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), files) as server:
         threading.Thread(target=server.serve_forever).start()
         repository = f"http://127.0.0.1:{server.server_port}"
         try:
-            subprocess.run([helm(), "pull", "device-plugin-gateway", "--repo", repository], cwd=tmp_path, check=True, timeout=60)
+            subprocess.run(
+                [helm(), "pull", "device-plugin-gateway", "--repo", repository], cwd=tmp_path, check=True, timeout=60
+            )
         finally:
             server.shutdown()
-    name = f"device-plugin-gateway-{RELEASED['version']}.tgz"
+    name = f"device-plugin-gateway-{released['version']}.tgz"
     assert (tmp_path / name).read_bytes() == (RELEASE / name).read_bytes()
