@@ -444,7 +444,7 @@ def test_the_alerts_and_the_dashboard_are_ours() -> None:
     assert found["PrometheusRule", ""]["spec"] == rules
     there = rendered({"prometheusRule.enabled": True, "prometheusRule.docsUrl": "https://docs.example/"})
     [group] = there["PrometheusRule", ""]["spec"]["groups"]
-    assert all(rule["annotations"]["runbook_url"].startswith("https://docs.example/o") for rule in group["rules"])
+    assert all(rule["annotations"]["runbook_url"].startswith("https://docs.example/alerts.html#") for rule in group["rules"])
     shown = json.loads(found["ConfigMap", ""]["data"]["device-plugin-gateway.json"])
     told = set(re.findall(r"device_plugin_gateway_\w+", json.dumps(shown)))
     page = (ROOT / "docs/observability.md").read_text()

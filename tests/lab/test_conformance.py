@@ -127,7 +127,7 @@ def test_each_rule_is_a_heading_of_the_page_so_that_it_can_be_linked_to() -> Non
     assert [
         rule.id
         for rule in RULES
-        if f"\n### {rule.id}\n\n{rule.promise[0].upper()}{rule.promise[1:]}. Why: " not in page
+        if f"\n### {rule.id}\n\n{rule.promise[0].upper()}{rule.promise[1:]}." not in page
     ] == []
 
 
