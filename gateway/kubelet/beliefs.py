@@ -20,6 +20,7 @@ from gateway.kubelet.drift import WRITTEN_AFTER, Drift
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from devices.model import Device
@@ -198,6 +199,11 @@ class Beliefs:
         drift = self._drifts.get(resource)
         return drift.earlier if drift is not None else {}
 
+    def unsettled(self, resource: str) -> AbstractSet[str]:
+        """Return the devices that were held before the kubelet's start, as long as its records don't show if they still are."""
+        drift = self._drifts.get(resource)
+        return drift.in_question if drift is not None else frozenset()
+
     def avoid(self, resource: str) -> tuple[str, ...]:
         """Return the devices to give last, the least bad ones first."""
         drift = self._drifts.get(resource)
@@ -265,7 +271,7 @@ class Beliefs:
             self.waits_for_own = False
 
     def _is_compared(self) -> bool:
-        return any(drift.is_compared for drift in self._drifts.values())
+        return any(drift.in_question for drift in self._drifts.values())
 
     def _read_own(self) -> None:
         """Read the kubelet's own first checkpoint, if it has written one."""
@@ -281,7 +287,7 @@ class Beliefs:
         the last that we read and lists one of our resources: a kubelet that lost its records lists a resource only after it is registered
         again. If it names only holders of the kubelet before, that kubelet may have lost the holders of earlier ones.
         """
-        written = [(one, record.written.get(one.resource, {})) for one in self._drifts.values() if one.is_compared]
+        written = [(one, record.written.get(one.resource, {})) for one in self._drifts.values() if one.in_question]
         older = any(drift.is_in(found, older=True) for drift, found in written)
         same = older or any(drift.is_in(found, older=False) for drift, found in written)
         if own and same:
