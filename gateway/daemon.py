@@ -24,6 +24,7 @@ from gateway.kubelet.beliefs import Beliefs
 from gateway.kubelet.presence import Presence
 from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
 from gateway.leader import instance
+from gateway.leader.lead import Lead
 from gateway.leader.leader import Leader
 from gateway.lists import Lists
 from gateway.memory.again import Memory
@@ -31,18 +32,17 @@ from gateway.memory.holdings import Holdings
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
 from gateway.registration import events
-from gateway.registration.events import Phase
 from gateway.registration.registrar import Node, Resource
 from gateway.registration.turns import Turns
 from gateway.tally import Tally
-from gateway.tasks import Tasks
+from gateway.tasks import Signal, Tasks
 from gateway.telling import orders
 from gateway.telling.commands import Commands
 from gateway.telling.listeners import Listeners
 from gateway.wires import notify
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from devices.source import DeviceSource, Hindrance
@@ -60,12 +60,7 @@ START = 5.0
 FIRST_LOOK = 1.0
 """Seconds that the source's first inventory is waited for, before what the ledger knows is served from memory."""
 
-_T = TypeVar("_T")
 _log = structlog.get_logger()
-
-
-class _EndedError(Exception):
-    """The gateway was told to end, with this exit status, while it was still starting."""
 
 
 class Gateway:
@@ -73,101 +68,73 @@ class Gateway:
 
     def __init__(self, settings: Settings, source: DeviceSource) -> None:
         self.settings, self.source = settings, source
+        self.started = time.monotonic()
+        self._tasks, self.tally, self.config = Tasks(), Tally(), reload.FileFate()
+        self._features = _features(settings) if settings.asks_api_server else None
         self._instance = instance.Instance(
             settings.socket_dir, host_service=settings.host_service, pod_uid=settings.pod_uid
         )
-        self.ledger = Ledger(settings.state_dir, settings.socket_dir)
-        self.scribe = Scribe(self.ledger, self._writes, lambda: self.leader.writing())  # noqa: PLW0108 - they need each other
-        self.tally, self.config = Tally(), reload.FileFate()
-        self._features = _features(settings) if settings.asks_api_server else None
-        self._tasks = Tasks(self._end)
-        self._resources: dict[str, Resource] = {}
         self.presence = Presence(settings.socket_dir / KUBELET_SOCKET)
+        self.lead = Lead(settings, self._instance, self.presence)
+        self.ledger = Ledger(settings.state_dir, settings.socket_dir)
+        self.scribe = Scribe(self.ledger, lambda: self.lead.writes, self.lead.locks.writing)
         records = settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
-        self.beliefs = Beliefs(*records, self._looked, lambda *lost: self.holdings.remember_forgotten(*lost))  # noqa: PLW0108 - they need each other
-        self.started = time.monotonic()
+        self.beliefs = Beliefs(*records, self.lead, self._looked, lambda *lost: self.holdings.remember_forgotten(*lost))  # noqa: PLW0108 - they need each other
+        self._resources: dict[str, Resource] = {}
         kept = self.ledger, self.scribe, self.beliefs, self.presence
         self.holdings = Holdings(*kept, source, self._resources, self._tasks)
-        self.leader = Leader(
-            settings,
-            self._instance,
-            source,
-            self.holdings,
-            self._resources,
-            lambda: self.lists,  # They need each other.
-            lambda: self._drivers,
-            lambda: self._exit.done(),  # noqa: PLW0108 - there is none before `run`
-            self._tasks,
-        )
-        self.around = Node(
+        node = Node(
             settings=settings,
             source=source,
             tally=self.tally,
             turns=Turns(settings.socket_dir / CHECKPOINT),
             token=self.token,
-            kubelet_socket=self.presence.socket,
             own_socket=self._instance.socket,
             memory=partial(Memory, self.holdings),
-            look_within=self.beliefs.look_within,
             accepted=self.holdings.accepted,
-            stood=self._stood,
-            register_at=self.leader.register_at,
-            guard=self.leader.passing,
+            presence=self.presence,
+            beliefs=self.beliefs,
+            lead=self.lead,
+            moved=Signal(),
         )
-        self.lists = Lists(
-            settings,
-            source,
-            self.holdings,
-            self.leader,
-            self._resources,
-            lambda name: Resource(self.around, name, self.ledger.accepted),
-            lambda: None if self.drivers is None else self.drivers.update(),
-            lambda devices: {} if self.drivers is None else self.drivers.away(devices),
-            self._sent,
-            self._tasks,
-            self.started,
-        )
+        around = self._resources, node, self._tasks, self.started
+        self.lists = Lists(settings, source, self.holdings, self.lead, *around)
         self.lock = self.lists.lock
-        self._follower = Follower(source, self.lists.take, self._end, lambda: self.config.policy or settings.policy)
+        parts = source, self.holdings, self._resources, self.lists
+        self.leader = Leader(settings, self._instance, self.lead, *parts, node.moved, self._tasks)
+        self._follower = Follower(settings, self.config, source, self.lists, self._tasks)
         self._listeners = Listeners(settings, self.token, self._tasks)
-        self._folder = Folder(
-            settings,
-            self._instance,
-            self.presence,
-            self._resources,
-            self.lists.lock,
-            kubelet_up=self._kubelet_up,
-            bound_anew=lambda: self._tell_kubelet([one for one in self.resources if one.state.phase is Phase.ABSENT]),
-            late=self.tally.late,
-            end=self._end,
-            tasks=self._tasks,
-        )
-        self._exit: asyncio.Future[int]
+        place = self._instance, self.lead, self.presence, self._resources, self.lists.lock
+        self._folder = Folder(settings, *place, self.tally, self._tasks)
         self._drivers: RenewedDrivers | None = None
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT; return the exit status."""
         loop = asyncio.get_running_loop()
-        self._exit = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._end, 0)
+            loop.add_signal_handler(number, self._tasks.end, 0)
         loop.set_exception_handler(process.report_loop_error)
+        ended = asyncio.ensure_future(self._tasks.ended())
+        start = asyncio.ensure_future(self._start())
         try:
-            await self._start()
-            status = await self._exit
-        except _EndedError as ended:
-            (status,) = ended.args
+            await asyncio.wait((start, ended), return_when=asyncio.FIRST_COMPLETED)
+            if start.done():
+                start.result()  # What it raises is a defect.
+            await ended
         finally:
+            for task in (start, ended):
+                task.cancel()
+            await asyncio.gather(start, ended, return_exceptions=True)
             await self._close()
-        return status
+        return self._tasks.status or 0
 
     # Start and end.
 
     async def _start(self) -> None:
-        await self._unless_ended(self.scribe.load(patient=True))
+        await self.scribe.load(patient=True)
         self.holdings.recall()
         self._listeners.open_probes(self)
-        await self._unless_ended(self._folder.wait(self._say_waiting))
+        await self._folder.wait(self._say_waiting)
         await self._listeners.close_control()
         self.beliefs.look_within(0)
         if removed := instance.sweep(self.settings.socket_dir):
@@ -176,23 +143,23 @@ class Gateway:
         # It looks at its devices; where that takes longer than a moment, what is remembered is served.
         first = asyncio.Event()
         if self.settings.dra != "off":
-            self._drivers = _drivers(self, first)
+            self._drivers = self.lists.drivers = self.leader.drivers = _drivers(self, first)
         self._tasks.spawn("source", self._follower.run(first))
         label = None if self._features is None else self._features.label
-        self._tasks.spawn("reload", reload.follow(self.settings, self.source.adopt, self.config, label))
+        self._tasks.spawn("reload", reload.follow(self.settings, self.source, self.config, label))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK):
-                await self._unless_ended(first.wait())
+                await first.wait()
         if self.lists.inventory is None:
             await self.lists.take(None)
         await self._open_control()
-        self._tasks.spawn("watch", self._folder.run())
+        self._tasks.spawn("watch", self._folder.run(self._kubelet_up))
         if self._drivers is not None:
             self._drivers.begin()
         self._tasks.spawn("leader", self.leader.run())
         with contextlib.suppress(TimeoutError):  # systemd ends a unit whose start lasts.
             async with asyncio.timeout(START):
-                await self._unless_ended(self.leader.settled.wait())
+                await self.leader.settled.wait()
         await asyncio.sleep(0)  # The Registers go first.
         notify.tell(notify.READY)
         if (seconds := notify.watchdog()) is not None:
@@ -205,25 +172,6 @@ class Gateway:
     async def _say_waiting(self) -> None:
         if not self._listeners.has_control:
             await self._listeners.open_control(Commands(self).handlers_while_waiting)
-
-    async def _unless_ended(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Await ``work``, but leave at once when the gateway is to end. What it raises is a defect, and ends the start."""
-        task: asyncio.Future[_T] = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait((task, self._exit), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise _EndedError(self._exit.result())
-            return task.result()
-        finally:
-            task.cancel()
-
-    def _writes(self) -> bool:
-        """Whether this gateway writes the state file: it leads, or waits for the folder in which others would be met."""
-        return self.leader.leads or bool(self._folder.waits_for)
-
-    def _end(self, status: int) -> None:
-        if not self._exit.done():
-            self._exit.set_result(status)
 
     async def _close(self) -> None:
         """End the streams, then the servers, then what is left of us in the socket directory."""
@@ -249,27 +197,11 @@ class Gateway:
 
     # What happens.
 
-    async def _sent(self, news: bool) -> None:  # noqa: FBT001 - the lists' signature
-        """Go on after each update: with ``news``, there are resources that are new."""
-        if not self.begun:
-            return
-        if news:
-            self.leader.look()
-        self._tell_kubelet([resource for resource in self._resources.values() if resource.state.kubelet is None])
-
     def _looked(self, look: Look) -> None:
         for resource in self.resources:
             resource.looked(look)
         self.holdings.looked(look)
         self.lists.looked()
-
-    def _stood(self, resource: Resource) -> None:
-        """Take note that a resource's registration may stand elsewhere now."""
-        if resource.state.phase is Phase.ABSENT:
-            self.presence.check()
-        elif resource.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
-            self.presence.found(anew=False)
-        self.leader.stood(resource)
 
     def _kubelet_up(self, kubelet: KubeletId) -> None:
         first = self.presence.kubelet is None
@@ -277,18 +209,14 @@ class Gateway:
         self.presence.found(anew=True)
         if self.begun:
             self.leader.approach(kubelet)
-            self._tell_kubelet(self.resources)
+            for resource in self.resources:
+                resource.feed(events.KubeletUp(kubelet))
         for name in self._resources:
             self.holdings.note(name)  # It was given before this kubelet's start.
-        self.beliefs.restarted(self._resources if self.leader.leads else (), kubelet.mtime_ns / 1e9)
+        self.beliefs.restarted(self._resources if self.lead.leads else (), kubelet.mtime_ns / 1e9)
         if first:
             self.holdings.recall()
         _log.info("kubelet found", socket=str(self.presence.socket))
-
-    def _tell_kubelet(self, resources: Iterable[Resource]) -> None:
-        if self.presence.kubelet is not None:
-            for resource in resources:
-                resource.feed(events.KubeletUp(self.presence.kubelet))
 
     async def update(self) -> None:
         """Bring every resource's list up to date, because something else than the source has news."""
@@ -306,22 +234,22 @@ class Gateway:
     @property
     def led_by(self) -> Age | None:
         """The gateway that leads, unless that is this one, or nobody is known to."""
-        return self.leader.led_by
+        return self.lead.led_by
 
     @property
     def could_lead(self) -> bool:
         """Whether it stands by, and would lead as soon as the other gateway ends."""
-        return self.leader.could
+        return self.lead.could
 
     @property
     def waits_for(self) -> str:
         """What the start waits for, and why; empty where it doesn't."""
-        return self._folder.waits_for or self.leader.waits_for
+        return self.lead.waits_for
 
     @property
     def begun(self) -> bool:
         """Whether it is done with its start."""
-        return self.leader.begun
+        return self.lead.begun
 
     @property
     def resources(self) -> Sequence[Resource]:
@@ -363,18 +291,19 @@ def _met(gateway: Gateway, commands: Commands) -> Mapping[str, Handler]:
     return {**handlers, **forwarded, **gateway.leader.handlers, "doctor": doctor}
 
 
-def _drivers(gateway: Gateway, first: asyncio.Event) -> RenewedDrivers:
+def _drivers(gateway: Gateway, first: asyncio.Event) -> RenewedDrivers | None:
     from gateway.dra import drivers, renewed  # noqa: PLC0415 - its imports are paid only where DRA is wanted
     from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
 
     lists = (lambda: gateway.resources), gateway.update
     known = gateway.age, gateway.source, gateway.holdings, *lists
-    inside = drivers.Inside(*known, first, lambda: gateway.leader.passes_to)
+    inside = drivers.Inside(*known, first, lambda: gateway.lead.passes_to)
     try:
         made = renewed.RenewedDrivers(lambda: drivers.Drivers(gateway.settings, inside), gateway._tasks)  # noqa: SLF001 - its parts
     except AccessError as error:
         _log.error("giving up: --dra needs the API server", reason=str(error))
-        raise _EndedError(1) from error
+        gateway._tasks.end(1)  # noqa: SLF001 - as above
+        return None
     gateway.holdings.let_in = made.let_in
     return made
 

@@ -121,7 +121,7 @@ class Place:
                 yield one
         finally:
             registering.cancel()
-            one._end(0)
+            one._tasks.end(0)
             async with asyncio.timeout(20):
                 assert await run == 0
             with contextlib.suppress(asyncio.CancelledError):
