@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from devices.claims import ClaimName
 from devices.replicas import unshared
+from gateway import compose
 from gateway.dra import cdi, offer, sockets
 from gateway.dra.claims import Allocated, ResourceClaim, allocations
 from gateway.dra.crossing import Crossing
@@ -28,6 +29,7 @@ from gateway.dra.publisher import Current, Publisher
 from gateway.dra.records import AskedClaims, EndedPods, arriving_at, counted_at, is_away, pods_of, until_listed
 from gateway.dra.serving.registered import Registered
 from gateway.dra.serving.rivals import Rivals
+from gateway.dra.timeslices import TimeSlices
 from gateway.kubernetes import access
 from gateway.kubernetes.allocatable import Allocatable
 from gateway.kubernetes.client import Client, KubernetesError
@@ -114,6 +116,7 @@ class Drivers:
         self._unknown: frozenset[str] = frozenset()
         """The drivers of which that isn't known yet: what they published before stays until it is."""
         self._drivers: dict[str, ClaimsOf] = {}
+        self._slices = TimeSlices(self._holdings.ledger, self._holdings.scribe, compose.time_slicer(settings))
         self._rivals = Rivals(self._registry, self._claims_with, self._holdings.ledger, self._others, self.registered)
         own = self._registry, inside.age.token, inside.passes_to
         self._registered = Registered(*own, lambda: self._kubelet, lambda: self.lacking)
@@ -275,7 +278,7 @@ class Drivers:
         self.update()
         self._holdings.beliefs.look_within(0)
         listed, later = partial(until_listed, self.decides, self._inside.resources, lambda: is_known(self.crossing)), []
-        work = [mind_over(self._drivers, self._read, partial(is_away, self._holdings.presence))]
+        work = [mind_over(self._drivers, self._read, partial(is_away, self._holdings.presence), self._slices)]
         if self.crossing is not None and self._desk is not None:
             own = OwnNode(self._api, self._settings)
             own.told += [self._desk.take, self._desk.names.take, self.crossing.allocatable.heard]
@@ -389,7 +392,7 @@ class Drivers:
 
     async def _serve(self, driver: str) -> None:
         inside, rival = self._inside, self._rivals.of(driver) or self._rivals.add(driver)
-        known = inside.source, self._holdings.ledger, self._holdings.scribe, self._read, cdi.FOLDER
+        known = inside.source, self._holdings.ledger, self._holdings.scribe, self._read, self._slices, cdi.FOLDER
         claims = self._drivers[driver] = ClaimsOf(driver, self._settings.node_name, self, *known, rival=rival)
         # Until this gateway decides, another one may write and remove specifications.
         self._tasks.background(after(self.decides.wait, claims.restore()))

@@ -66,7 +66,8 @@ class Offer(Struct, frozen=True):
     """A device as DRA shows it: ``name`` in the pool of its ``driver``; ``resource`` and ``device_id`` are what it is here.
 
     ``memory`` is in bytes, 0 where it isn't known, ``capacities`` what else it has so much of. ``reason`` says in words what ``ailment`` it has.
-    ``vendor_taints`` are the taints by which the vendor's own driver says the same: values by key.
+    ``vendor_taints`` are the taints by which the vendor's own driver says the same: values by key. ``beside`` says who has another replica of
+    it by the device plugin API.
     """
 
     driver: str
@@ -80,6 +81,7 @@ class Offer(Struct, frozen=True):
     memory: int = 0
     capacities: Mapping[str, int] = {}
     vendor_taints: Mapping[str, str] = {}
+    beside: str = ""
 
     @property
     def is_well(self) -> bool:
@@ -182,6 +184,7 @@ def offers(
                     about.memory,
                     about.capacities,
                     _vendor_taints(code),
+                    next((one.words for one in on_board or () if not one.offer and one.place.overlaps(place)), ""),
                 )
             )
     return _held_back(_distinct(found), overlooked), withheld

@@ -62,7 +62,6 @@ from tests.fakes.nvml import dgx
 from tests.unit.answering import By, gateways
 from tests.unit.documents import SERVING, WAITING, document
 from tests.unit.kubernetes import authority, server
-from tools import doctor as page
 
 ROOT = Path(__file__).resolve().parents[2]
 CODES = {check.code: check for category in checks.categories() for check in category.checks}
@@ -1067,8 +1066,3 @@ def test_a_check_leads_to_a_page_that_is_there(check: checks.Check) -> None:
     }
     assert not anchor or anchor in headings
     assert not check.needs or hasattr(Surveyed, check.needs)
-
-
-def test_the_page_is_what_the_checks_say() -> None:
-    text = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
-    assert page.page(text) == text
