@@ -12,7 +12,7 @@ import gc
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -20,12 +20,12 @@ from gateway import process
 from gateway.configuration import reload
 from gateway.folder import Folder
 from gateway.following import Follower
+from gateway.handover import Leader
 from gateway.kubelet.beliefs import Beliefs
 from gateway.kubelet.presence import Presence
 from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
 from gateway.leader import instance
-from gateway.leader.lead import Lead
-from gateway.leader.leader import Leader
+from gateway.leader.leadership import Leadership
 from gateway.lists import Lists
 from gateway.memory.again import Memory
 from gateway.memory.holdings import Holdings
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from gateway.dra.drivers import Drivers
     from gateway.dra.renewed import RenewedDrivers
     from gateway.kubelet.beliefs import Look
-    from gateway.kubelet.identity import KubeletId
+    from gateway.kubelet.watch import KubeletId
     from gateway.kubernetes.features import Features
     from gateway.wires.control import Handler
 
@@ -75,7 +75,7 @@ class Gateway:
             settings.socket_dir, host_service=settings.host_service, pod_uid=settings.pod_uid
         )
         self.presence = Presence(settings.socket_dir / KUBELET_SOCKET)
-        self.lead = Lead(settings, self._instance, self.presence)
+        self.lead = Leadership(settings, self._instance, self.presence)
         self.ledger = Ledger(settings.state_dir, settings.socket_dir)
         self.scribe = Scribe(self.ledger, lambda: self.lead.writes, self.lead.locks.writing)
         records = settings.pod_resources_socket, settings.socket_dir / CHECKPOINT

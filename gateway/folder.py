@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from gateway.configuration.settings import Settings
-    from gateway.kubelet.identity import KubeletId
     from gateway.kubelet.presence import Presence
+    from gateway.kubelet.watch import KubeletId
     from gateway.leader.instance import Instance
-    from gateway.leader.lead import Lead
+    from gateway.leader.leadership import Leadership
     from gateway.registration.registrar import Resource
     from gateway.tally import Tally
     from gateway.tasks import Tasks
@@ -41,7 +41,7 @@ class Folder:
         self,
         settings: Settings,
         own: Instance,
-        lead: Lead,
+        lead: Leadership,
         presence: Presence,
         resources: Mapping[str, Resource],
         lock: asyncio.Lock,

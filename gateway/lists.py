@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from devices.source import DeviceSource, Inventory
     from gateway.configuration.settings import Settings
     from gateway.dra.renewed import RenewedDrivers
-    from gateway.leader.lead import Lead
+    from gateway.leader.leadership import Leadership
     from gateway.memory.holdings import Holdings
     from gateway.memory.ledger import Ledger
     from gateway.registration.registrar import Node
@@ -70,7 +70,7 @@ class Lists:
         settings: Settings,
         source: DeviceSource,
         holdings: Holdings,
-        lead: Lead,
+        lead: Leadership,
         resources: dict[str, Resource],
         node: Node,
         tasks: Tasks,

@@ -23,7 +23,6 @@ from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import kubelet_id
 from gateway.registration import events
 from gateway.registration import machine as registration
-from gateway.registration.cause import cause
 from gateway.registration.events import Phase, Timer
 from gateway.registration.negotiate import NOBODY, UNFIT
 from gateway.registration.serve import DevicePlugin
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
     from devices.source import DeviceSource, Listing
     from gateway.configuration.settings import Settings
     from gateway.kubelet.beliefs import Beliefs, Look
-    from gateway.kubelet.identity import KubeletId
     from gateway.kubelet.presence import Presence
+    from gateway.kubelet.watch import KubeletId
     from gateway.registration.serve import DeviceMemory, Leading
     from gateway.registration.turns import Turns
     from gateway.tally import Tally
@@ -227,7 +226,7 @@ class Resource:
 
     def feed(self, event: events.Event) -> None:
         """Pass an event to the state machine, and carry out its actions."""
-        before, self._why = self.state, cause(self.state, event) or self._why
+        before, self._why = self.state, registration.cause(self.state, event) or self._why
         self.state, actions = registration.step(self.state, event)
         if self.state.phase is not before.phase:
             self._log.debug("phase", phase=self.state.phase.value)

@@ -101,13 +101,13 @@ class DeviceMemory(Protocol):
 
 
 class Leading(Protocol):
-    """Who leads on the node, as far as it matters for one resource."""
+    """Who leads on the node (``gateway.leader.leadership``)."""
 
     def register_at(self) -> float:
         """Return the earliest time of the next Register (monotonic seconds)."""
 
     async def passed(self, call: str, dialect: Dialect, resource: str, request: bytes) -> bytes | None:
-        """Return another gateway's response to a call; None if this gateway answers it."""
+        """Return the leader's response to a call; None if this gateway leads, and so answers it."""
 
     def one_more(self) -> AbstractContextManager[None]:
         """Count a call while it is being answered."""

@@ -39,7 +39,7 @@ _FAULTS: Final = {rpc.Code(fault.value): fault for fault in Fault if fault not i
 _log = structlog.get_logger()
 
 
-class Lead:
+class Leadership:
     """Whether this gateway leads, and which other one does."""
 
     def __init__(self, settings: Settings, own: Instance, presence: Presence) -> None:

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from adapters.registry import by_name
 from gateway.age import TOKEN, Age, plausible
+from gateway.kubelet.watch import kubelet_id
 from gateway.leader import machine
-from gateway.leader.ability import Ability
 from gateway.leader.instance import boot_ns
-from gateway.leader.lead import ALLOCATES_END, PASSES
+from gateway.leader.leadership import ALLOCATES_END, PASSES
 from gateway.leader.machine import Stage
 from gateway.memory.scribe import PATIENCE
 from gateway.registration import events
 from gateway.registration.events import Phase
+from gateway.registration.negotiate import CHOICES
 from gateway.registration.registrar import any_registers, warm_up
 from gateway.wires import control
 from gateway.wires.control import ControlConnection, ControlError
@@ -29,9 +31,10 @@ if TYPE_CHECKING:
     from devices.source import DeviceSource
     from gateway.configuration.settings import Settings
     from gateway.dra.renewed import RenewedDrivers
-    from gateway.kubelet.identity import KubeletId
+    from gateway.kubelet.presence import Presence
+    from gateway.kubelet.watch import KubeletId
     from gateway.leader.instance import Instance
-    from gateway.leader.lead import Lead
+    from gateway.leader.leadership import Leadership
     from gateway.lists import Lists
     from gateway.memory.holdings import Holdings
     from gateway.registration.registrar import Resource
@@ -61,7 +64,50 @@ ORDER: Final = 30.0
 """Seconds within which the leader carries out an order that was passed on to it."""
 SERVES: Final = 15.0
 """Seconds within which a gateway that took over must be served, as long as a Register may last."""
+PROBE_TIME = 1.0
+"""Seconds within which a kubelet must say which API it speaks, before anything is taken from another gateway."""
 _log = structlog.get_logger()
+
+
+class Ability:
+    """What this gateway could serve, by its choice of APIs (``--api``)."""
+
+    def __init__(self, api: str, presence: Presence, resources: Mapping[str, Resource]) -> None:
+        self._api, self._presence, self._resources = api, presence, resources
+        self._speaks: tuple[KubeletId, str | None] | None = None
+        """Which kubelet said that it speaks which of our dialects (None: none), where it was asked."""
+
+    async def unable(self) -> str:
+        """Say why no resource of this gateway could be served by the kubelet that runs; empty where one could, or none runs."""
+        if not self._presence.listens():
+            return ""
+        if reason := await self.probe():
+            return reason
+        unfit = [self.unfit(resource) for resource in self._resources.values()]
+        return "" if None in unfit else next((reason for reason in unfit if reason), "")
+
+    async def probe(self) -> str:
+        """Ask the kubelet which API it speaks, once for each kubelet; return why that can't be known now."""
+        kubelet = kubelet_id(self._presence.socket)
+        if kubelet is None or (self._speaks is not None and self._speaks[0] == kubelet):
+            return ""
+        from gateway.registration import api as kubelet_api  # noqa: PLC0415 - paid where there is another gateway
+
+        found = await kubelet_api.ask(self._presence.socket, PROBE_TIME)
+        if not found.answered:
+            return f"the kubelet did not answer a Register within {PROBE_TIME:g} s: {found.says}"
+        if found.api is not None:  # Of what it says else, nobody knows what it means: a Register will show.
+            self._speaks = (kubelet, found.api if found.api in CHOICES[self._api] else None)
+        return ""
+
+    def unfit(self, resource: Resource) -> str | None:
+        """Say why a resource could not be served by the kubelet that runs; None where it could, as far as that is known."""
+        if self._speaks is None or self._speaks[0] != kubelet_id(self._presence.socket):
+            return None
+        api = self._speaks[1]
+        if api is None:
+            return f"this kubelet speaks none of the APIs that --api {self._api} allows: use --api auto"
+        return resource.plugin.list.too_large(by_name(api))
 
 
 class Leader:
@@ -83,7 +129,7 @@ class Leader:
         self,
         settings: Settings,
         own: Instance,
-        lead: Lead,
+        lead: Leadership,
         source: DeviceSource,
         holdings: Holdings,
         resources: Mapping[str, Resource],
