@@ -39,21 +39,17 @@ from gateway.tasks import Signal, Tasks
 from gateway.telling import orders
 from gateway.telling.commands import Commands
 from gateway.telling.listeners import Listeners
+from gateway.telling.subject import Subject
 from gateway.wires import notify
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from devices.source import DeviceSource, Hindrance
-    from gateway.age import Age
+    from devices.source import DeviceSource
     from gateway.configuration.settings import Settings
-    from gateway.dra.drivers import Drivers
-    from gateway.dra.renewed import RenewedDrivers
     from gateway.kubelet.beliefs import Look
     from gateway.kubelet.watch import KubeletId
     from gateway.kubernetes.features import Features
-    from gateway.wires.control import Handler
 
 START = 5.0
 """Seconds of a start that are waited for until this gateway leads, or could."""
@@ -67,46 +63,64 @@ class Gateway:
     """The daemon."""
 
     def __init__(self, settings: Settings, source: DeviceSource) -> None:
-        self.settings, self.source = settings, source
-        self.started = time.monotonic()
-        self._tasks, self.tally, self.config = Tasks(), Tally(), reload.FileFate()
+        self._settings, self._source = settings, source
+        started = time.monotonic()
+        self._tasks, self._config, tally = Tasks(), reload.FileFate(), Tally()
         self._features = _features(settings) if settings.asks_api_server else None
         self._instance = instance.Instance(
             settings.socket_dir, host_service=settings.host_service, pod_uid=settings.pod_uid
         )
-        self.presence = Presence(settings.socket_dir / KUBELET_SOCKET)
-        self.lead = Leadership(settings, self._instance, self.presence)
-        self.ledger = Ledger(settings.state_dir, settings.socket_dir)
-        self.scribe = Scribe(self.ledger, lambda: self.lead.writes, self.lead.locks.writing)
+        self._presence = Presence(settings.socket_dir / KUBELET_SOCKET)
+        self._lead = Leadership(settings, self._instance, self._presence)
+        self._ledger = Ledger(settings.state_dir, settings.socket_dir)
+        self._scribe = Scribe(self._ledger, lambda: self._lead.writes, self._lead.locks.writing)
         records = settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
-        self.beliefs = Beliefs(*records, self.lead, self._looked, lambda *lost: self.holdings.remember_forgotten(*lost))  # noqa: PLW0108 - they need each other
+        self._beliefs = Beliefs(*records, self._lead, self._looked)
         self._resources: dict[str, Resource] = {}
-        kept = self.ledger, self.scribe, self.beliefs, self.presence
-        self.holdings = Holdings(*kept, source, self._resources, self._tasks)
+        kept = self._ledger, self._scribe, self._beliefs, self._presence
+        self._holdings = Holdings(*kept, source, self._resources, self._tasks)
+        self._beliefs.remember = self._holdings.remember_forgotten
         node = Node(
             settings=settings,
             source=source,
-            tally=self.tally,
+            tally=tally,
             turns=Turns(settings.socket_dir / CHECKPOINT),
-            token=self.token,
+            token=self._instance.token,
             own_socket=self._instance.socket,
-            memory=partial(Memory, self.holdings),
-            accepted=self.holdings.accepted,
-            presence=self.presence,
-            beliefs=self.beliefs,
-            lead=self.lead,
+            memory=partial(Memory, self._holdings),
+            accepted=self._holdings.accepted,
+            presence=self._presence,
+            beliefs=self._beliefs,
+            lead=self._lead,
             moved=Signal(),
         )
-        around = self._resources, node, self._tasks, self.started
-        self.lists = Lists(settings, source, self.holdings, self.lead, *around)
-        self.lock = self.lists.lock
-        parts = source, self.holdings, self._resources, self.lists
-        self.leader = Leader(settings, self._instance, self.lead, *parts, node.moved, self._tasks)
-        self._follower = Follower(settings, self.config, source, self.lists, self._tasks)
-        self._listeners = Listeners(settings, self.token, self._tasks)
-        place = self._instance, self.lead, self.presence, self._resources, self.lists.lock
-        self._folder = Folder(settings, *place, self.tally, self._tasks)
-        self._drivers: RenewedDrivers | None = None
+        around = self._resources, node, self._tasks, started
+        self._lists = Lists(settings, source, self._holdings, self._lead, *around)
+        parts = source, self._holdings, self._resources, self._lists
+        self._leader = Leader(settings, self._instance, self._lead, *parts, node.moved, self._tasks)
+        self._follower = Follower(settings, self._config, source, self._lists, self._tasks)
+        self._listeners = Listeners(settings, self._instance.token, self._tasks)
+        place = self._instance, self._lead, self._presence, self._resources, self._lists.lock
+        self._folder = Folder(settings, *place, tally, self._tasks)
+        self._subject = Subject(
+            settings=settings,
+            source=source,
+            ledger=self._ledger,
+            scribe=self._scribe,
+            beliefs=self._beliefs,
+            presence=self._presence,
+            holdings=self._holdings,
+            tally=tally,
+            config=self._config,
+            resources=self._resources,
+            instance=self._instance,
+            lead=self._lead,
+            started=started,
+            drivers=lambda: None if self._lists.drivers is None else self._lists.drivers.now,
+            hindrances=lambda: self._lists.unseen.added_to(self._follower.hindrances()),
+            lock=self._lists.lock,
+            update=self._lists.update,
+        )
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT; return the exit status."""
@@ -131,184 +145,124 @@ class Gateway:
     # Start and end.
 
     async def _start(self) -> None:
-        await self.scribe.load(patient=True)
-        self.holdings.recall()
-        self._listeners.open_probes(self)
+        settings = self._settings
+        await self._scribe.load(patient=True)
+        self._holdings.recall()
+        self._listeners.open_probes(self._subject)
         await self._folder.wait(self._say_waiting)
         await self._listeners.close_control()
-        self.beliefs.look_within(0)
-        if removed := instance.sweep(self.settings.socket_dir):
+        self._beliefs.look_within(0)
+        if removed := instance.sweep(self._settings.socket_dir):
             _log.info("removed what dead gateways left", folders=removed)
         self._instance.create()
         # It looks at its devices; where that takes longer than a moment, what is remembered is served.
         first = asyncio.Event()
-        if self.settings.dra != "off":
-            self._drivers = self.lists.drivers = self.leader.drivers = _drivers(self, first)
+        if self._settings.dra != "off":
+            self._make_drivers(first)
         self._tasks.spawn("source", self._follower.run(first))
         label = None if self._features is None else self._features.label
-        self._tasks.spawn("reload", reload.follow(self.settings, self.source, self.config, label))
+        self._tasks.spawn("reload", reload.follow(self._settings, self._source, self._config, label))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK):
                 await first.wait()
-        if self.lists.inventory is None:
-            await self.lists.take(None)
+        if self._lists.inventory is None:
+            await self._lists.take(None)
         await self._open_control()
         self._tasks.spawn("watch", self._folder.run(self._kubelet_up))
-        if self._drivers is not None:
-            self._drivers.begin()
-        self._tasks.spawn("leader", self.leader.run())
+        if self._lists.drivers is not None:
+            self._lists.drivers.begin()
+        self._tasks.spawn("leader", self._leader.run())
         with contextlib.suppress(TimeoutError):  # systemd ends a unit whose start lasts.
             async with asyncio.timeout(START):
-                await self.leader.settled.wait()
+                await self._leader.settled.wait()
         await asyncio.sleep(0)  # The Registers go first.
         notify.tell(notify.READY)
         if (seconds := notify.watchdog()) is not None:
             self._tasks.spawn("watchdog", notify.keep_alive(seconds))
         if self._features is not None:
-            self._tasks.spawn("kubernetes", self._features.run(self))
+            self._tasks.spawn("kubernetes", self._features.run(self._subject))
         gc.freeze()  # What is there now stays: a full collection of it takes 8 to 15 ms, in which nothing is answered.
-        _tell_serving(self)
+        tell = partial(_log.info, "serving") if self._presence.since is not None else self._presence.wait
+        resources = {name: len(one.plugin.devices) for name, one in self._resources.items()}
+        tell(backend=self._source.name, api=settings.api, socket_dir=str(settings.socket_dir), resources=resources)
 
     async def _say_waiting(self) -> None:
         if not self._listeners.has_control:
-            await self._listeners.open_control(Commands(self).handlers_while_waiting)
+            await self._listeners.open_control(Commands(self._subject).handlers_while_waiting)
 
     async def _close(self) -> None:
         """End the streams, then the servers, then what is left of us in the socket directory."""
         notify.tell(notify.STOPPING)
-        await self.leader.end()
+        await self._leader.end()
         for resource in self._resources.values():
             resource.feed(events.Stop())
         await self._tasks.close()
-        self.lists.close()
-        await asyncio.gather(*(resource.close() for resource in self._resources.values()), self.beliefs.close())
-        self.presence.close()
+        self._lists.close()
+        await asyncio.gather(*(resource.close() for resource in self._resources.values()), self._beliefs.close())
+        self._presence.close()
         await self._listeners.close_control()
-        self.scribe.close()
+        self._scribe.close()
         self._instance.remove()
-        if self._drivers is not None:
-            await self._drivers.finish()
+        if self._lists.drivers is not None:
+            await self._lists.drivers.finish()
         _log.info("ended")
 
+    def _make_drivers(self, first: asyncio.Event) -> None:
+        """Make the DRA drivers; without a way to the API server the gateway ends."""
+        from gateway.dra import drivers, renewed  # noqa: PLC0415 - its imports are paid only where DRA is wanted
+        from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
+
+        lists = (lambda: tuple(self._resources.values())), self._lists.update
+        known = self._instance.age, self._source, self._holdings, *lists
+        inside = drivers.Inside(*known, first, lambda: self._lead.passes_to)
+        try:
+            made = renewed.RenewedDrivers(lambda: drivers.Drivers(self._settings, inside), self._tasks)
+        except AccessError as error:
+            _log.error("giving up: --dra needs the API server", reason=str(error))
+            self._tasks.end(1)
+        else:
+            self._lists.drivers = self._leader.drivers = made
+            self._holdings.let_in = made.let_in
+
     async def _open_control(self) -> None:
-        commands = Commands(self)
-        await self._listeners.open_control(_met(self, commands))
-        self._listeners.open_metrics(commands.taken, self.tally, self)
+        """Listen for orders. An order about a device is the leader's."""
+        commands = Commands(self._subject)
+
+        async def doctor(*talk: Any) -> None:
+            from gateway.doctor import server  # noqa: PLC0415 - only a gateway that is asked pays for it
+
+            await server.meet(self._source.name, commands.taken(few=True)(), self._settings, *talk)
+
+        own = commands.handlers
+        forwarded = {order: self._leader.forwarding(own[order]) for order in ("move", *orders.ORDERS)}
+        await self._listeners.open_control({**own, **forwarded, **self._leader.handlers, "doctor": doctor})
+        self._listeners.open_metrics(commands.taken, self._subject)
 
     # What happens.
 
     def _looked(self, look: Look) -> None:
-        for resource in self.resources:
+        for resource in self._resources.values():
             resource.looked(look)
-        self.holdings.looked(look)
-        self.lists.looked()
+        self._holdings.looked(look)
+        self._lists.looked()
 
     def _kubelet_up(self, kubelet: KubeletId) -> None:
-        first = self.presence.kubelet is None
-        self.presence.kubelet = kubelet
-        self.presence.found(anew=True)
-        if self.begun:
-            self.leader.approach(kubelet)
-            for resource in self.resources:
+        first = self._presence.kubelet is None
+        self._presence.kubelet = kubelet
+        self._presence.found(anew=True)
+        if self._lead.begun:
+            self._leader.approach(kubelet)
+            for resource in self._resources.values():
                 resource.feed(events.KubeletUp(kubelet))
         for name in self._resources:
-            self.holdings.note(name)  # It was given before this kubelet's start.
-        self.beliefs.restarted(self._resources if self.lead.leads else (), kubelet.mtime_ns / 1e9)
+            self._holdings.note(name)  # It was given before this kubelet's start.
+        self._beliefs.restarted(self._resources if self._lead.leads else (), kubelet.mtime_ns / 1e9)
         if first:
-            self.holdings.recall()
-        _log.info("kubelet found", socket=str(self.presence.socket))
-
-    async def update(self) -> None:
-        """Bring every resource's list up to date, because something else than the source has news."""
-        await self.lists.update()
-
-    def hindrances(self) -> tuple[Hindrance, ...]:
-        """Say what keeps the sources of devices from telling of them, or from offering some."""
-        return self.lists.unseen.added_to(self._follower.hindrances())
-
-    @property
-    def drivers(self) -> Drivers | None:
-        """Its DRA drivers, where devices are offered by them."""
-        return None if self._drivers is None else self._drivers.now
-
-    @property
-    def led_by(self) -> Age | None:
-        """The gateway that leads, unless that is this one, or nobody is known to."""
-        return self.lead.led_by
-
-    @property
-    def could_lead(self) -> bool:
-        """Whether it stands by, and would lead as soon as the other gateway ends."""
-        return self.lead.could
-
-    @property
-    def waits_for(self) -> str:
-        """What the start waits for, and why; empty where it doesn't."""
-        return self.lead.waits_for
-
-    @property
-    def begun(self) -> bool:
-        """Whether it is done with its start."""
-        return self.lead.begun
-
-    @property
-    def resources(self) -> Sequence[Resource]:
-        """All resources of this gateway."""
-        return tuple(self._resources.values())
-
-    @property
-    def age(self) -> Age:
-        """This gateway's own age."""
-        return self._instance.age
-
-    @property
-    def token(self) -> str:
-        """This gateway's own token."""
-        return self._instance.token
+            self._holdings.recall()
+        _log.info("kubelet found", socket=str(self._presence.socket))
 
 
 def _features(settings: Settings) -> Features:
     from gateway.kubernetes.features import Features  # noqa: PLC0415 - who needs none needn't pay for it
 
     return Features(settings)
-
-
-def _met(gateway: Gateway, commands: Commands) -> Mapping[str, Handler]:
-    """Return who meets which order. An order about a device is the leader's."""
-
-    async def doctor(*talk: Any) -> None:
-        from gateway.doctor import server  # noqa: PLC0415 - only a gateway that is asked pays for it
-
-        await server.meet(gateway.source.name, commands.taken(few=True)(), gateway.settings, *talk)
-
-    async def moved(*talk: Any) -> None:
-        # Other drivers after each time that the gateway led.
-        of_drivers = {} if gateway.drivers is None else gateway.drivers.handlers
-        await {**commands.handlers, **of_drivers}["move"](*talk)
-
-    handlers = {**commands.handlers, "move": moved}
-    forwarded = {order: gateway.leader.forwarding(handlers[order]) for order in ("move", *orders.ORDERS)}
-    return {**handlers, **forwarded, **gateway.leader.handlers, "doctor": doctor}
-
-
-def _drivers(gateway: Gateway, first: asyncio.Event) -> RenewedDrivers | None:
-    from gateway.dra import drivers, renewed  # noqa: PLC0415 - its imports are paid only where DRA is wanted
-    from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
-
-    lists = (lambda: gateway.resources), gateway.update
-    known = gateway.age, gateway.source, gateway.holdings, *lists
-    inside = drivers.Inside(*known, first, lambda: gateway.lead.passes_to)
-    try:
-        made = renewed.RenewedDrivers(lambda: drivers.Drivers(gateway.settings, inside), gateway._tasks)  # noqa: SLF001 - its parts
-    except AccessError as error:
-        _log.error("giving up: --dra needs the API server", reason=str(error))
-        gateway._tasks.end(1)  # noqa: SLF001 - as above
-        return None
-    gateway.holdings.let_in = made.let_in
-    return made
-
-
-def _tell_serving(gateway: Gateway) -> None:
-    tell = partial(_log.info, "serving") if gateway.presence.since is not None else gateway.presence.wait
-    settings, resources = gateway.settings, {one.name: len(one.plugin.devices) for one in gateway.resources}
-    tell(backend=gateway.source.name, api=settings.api, socket_dir=str(settings.socket_dir), resources=resources)

@@ -76,10 +76,10 @@ class Beliefs:
         checkpoint: Path,
         lead: Deciding,
         looked: Callable[[Look], None],
-        remember: Callable[[str, Mapping[str, Sequence[Earlier]]], None] = lambda *_: None,
     ) -> None:
         self.pod_resources, self._checkpoint, self._looked = pod_resources, checkpoint, looked
-        self._lead, self._remember = lead, remember
+        self._lead = lead
+        self.remember: Callable[[str, Mapping[str, Sequence[Earlier]]], None]
         self.last: Look | None = None
         self.known: Look | None = None
         """The last look that showed who holds what."""
@@ -339,7 +339,7 @@ class Beliefs:
         before = self._drift(resource).forgotten
         self._drifts[resource] = drift
         if drift.forgotten != before:
-            self._remember(resource, drift.forgotten)
+            self.remember(resource, drift.forgotten)
         self._tell(resource)
 
     def _tell(self, resource: str) -> None:

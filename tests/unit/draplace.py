@@ -129,7 +129,7 @@ class Place:
             structlog.reset_defaults()
 
     async def _register(self, one: Gateway) -> None:
-        path = sockets.path_of(self.folder / "plugins_registry", "gpu.nvidia.com", one.age.token)
+        path = sockets.path_of(self.folder / "plugins_registry", "gpu.nvidia.com", one._instance.age.token)
         await until(path.exists)
         kubelet = Kubelet(path)
         async with kubelet.channel:
