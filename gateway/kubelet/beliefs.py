@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import math
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 from msgspec import Struct
@@ -53,6 +53,17 @@ class Look(Struct, frozen=True):
     unix: float
 
 
+class Deciding(Protocol):
+    """Who leads on the node, as far as it matters for looks."""
+
+    @property
+    def leads(self) -> bool:
+        """True if the kubelet's list is this gateway's."""
+
+    def others_allocate_for(self) -> float:
+        """Return for how many seconds List must not be called: another gateway may be answering an Allocate."""
+
+
 class Beliefs:
     """The kubelet's records, as of the last look.
 
@@ -64,11 +75,12 @@ class Beliefs:
         self,
         pod_resources: Path,
         checkpoint: Path,
+        lead: Deciding,
         looked: Callable[[Look], None],
-        remember: Callable[[str, Mapping[str, Sequence[Earlier]]], None] = lambda *_: None,
     ) -> None:
         self.pod_resources, self._checkpoint, self._looked = pod_resources, checkpoint, looked
-        self._remember = remember
+        self._lead = lead
+        self.remember: Callable[[str, Mapping[str, Sequence[Earlier]]], None]
         self.last: Look | None = None
         self.known: Look | None = None
         """The last look that showed who holds what."""
@@ -82,10 +94,6 @@ class Beliefs:
         """True if the look in progress is awaited: then it isn't cancelled."""
         self.asked = kubelet_view.OpenAllocates(self._drop)
         """The open Allocates. They delay looks; those that are awaited by at most ``WHILE_ASKED``."""
-        self.leads: Callable[[], bool] = lambda: True
-        """Returns True if the kubelet's list is this gateway's."""
-        self.lists_after: Callable[[], float] = lambda: 0.0
-        """Returns for how many seconds List must not be called: another gateway may be answering an Allocate."""
         self._is_quiet = False
         """True if the last look was made without List."""
         self._comparing: asyncio.Task[None] | None = None
@@ -160,7 +168,7 @@ class Beliefs:
             if self.waits_for_own:
                 await self._compare_with_own()
             # List frees what ended pods held, and the kubelet's first checkpoint should still show them.
-            quiet_for = self.lists_after()
+            quiet_for = self._lead.others_allocate_for()
             self._is_quiet = self.waits_for_own or quiet_for > 0
             records = self.pod_resources, self._checkpoint
             view = (await kubelet_view.look(*records, lists=not self._is_quiet)).named_as(self._listed)
@@ -169,7 +177,7 @@ class Beliefs:
             self.known = look if view.held is not None else self.known
             if not self.waits_for_own:
                 for drift in [*self._drifts.values()]:
-                    self._become(drift.look(view, at, unix, ours=self.leads()))
+                    self._become(drift.look(view, at, unix, ours=self._lead.leads))
             self._looked(self.last)
             if 0 < quiet_for < math.inf:
                 self.look_within(quiet_for)
@@ -337,7 +345,7 @@ class Beliefs:
         before = self._drift(resource).forgotten
         self._drifts[resource] = drift
         if drift.forgotten != before:
-            self._remember(resource, drift.forgotten)
+            self.remember(resource, drift.forgotten)
         self._tell(resource)
 
     def _tell(self, resource: str) -> None:
