@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from devices.boards import Hold, Place
     from devices.source import DeviceSource
     from gateway.kubelet.beliefs import Beliefs
-    from gateway.kubelet.identity import KubeletId
     from gateway.kubelet.presence import Presence
     from gateway.kubelet.view import View
+    from gateway.kubelet.watch import KubeletId
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
