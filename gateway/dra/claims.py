@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from devices import boards
 from devices.claims import ClaimName, Prepared, Refused
 from gateway.dra.offer import Ailment, Offer
-from gateway.dra.parameters import Config, refusal
+from gateway.dra.parameters import Config, intervals
 from gateway.dra.slices import SHARES, TAINTS, counted
 from gateway.memory.claimed import Claimed, ClaimedDevice, given, holds
 
@@ -183,9 +183,12 @@ class Wait(Struct, frozen=True):
 
 
 class Grant(Struct, frozen=True):
-    """What a claim gets: each allocated device, and what it is here. For each share there is one of its replicas."""
+    """What a claim gets: each allocated device, what it is here, and the time-slice interval of its GPU ('': the default).
 
-    devices: tuple[tuple[Result, Offer], ...]
+    For each share there is one of its replicas.
+    """
+
+    devices: tuple[tuple[Result, Offer, str], ...]
 
 
 def allocated(claim: ResourceClaim, asked: ClaimName, driver: str, node: str) -> list[Result] | Refused:
@@ -232,11 +235,14 @@ def granted(
         for one in results
         if one.device in offers
     ]
-    if why_not := refusal(results[0].driver, configs, there):
+    sliced = intervals(results[0].driver, configs, there)
+    if isinstance(sliced, dict) and any(one.admin and one.device in sliced for one in results):
+        sliced = Refused("a request with adminAccess sets no time-slice interval. Remove timeSlicingConfig")
+    if isinstance(sliced, Refused):
         return Refused(
-            f"Cannot use the parameters of claim {asked} or its DeviceClass: {why_not}. Then delete the pod and its claim"
+            f"Cannot use the parameters of claim {asked} or its DeviceClass: {sliced.reason}. Then delete the pod and its claim"
         )
-    given, held = [], [*holds(others, besides=asked.uid)]
+    given, held = list[tuple[Result, Offer, str]](), [*holds(others, besides=asked.uid)]
     for result in results:
         offer = offers.get(result.device)
         if offer is None:
@@ -244,35 +250,42 @@ def granted(
             return Wait(f"{result.device} can't be handed out: {reason}")
         if offer.ailment is not None and not _tolerated(result, offer):
             return Wait(f"{result.device} is {offer.ailment.value}: {offer.reason or 'no reason is known'}")
-        if result.admin or not offer.shares:
-            hindrance = None if result.admin else boards.may_give(offer.device_id, offer.place, held, shares=True)
-            if hindrance is not None:
-                return Wait(f"{result.device} is in use: {hindrance.words}")
-            given.append((result, offer))
-            continue
-        if not result.shares:
+        interval = sliced.get(result.device, "")
+        if offer.shares and not (result.admin or result.shares):
             return Refused(
                 f"claim {asked} was allocated {result.device} without a number of shares. The gateway offers it in shares "
                 "(--dra-shares capacity). Delete the pod and its claim"
             )
-        ids, words = _free(offer, held)
-        if len(ids) < result.shares:
-            return Wait(f"{result.device} has {len(ids)} free shares, and {result.shares} were allocated{words}")
-        given += [(result, replace(offer, device_id=one)) for one in ids[: result.shares]]
-        held += [boards.held(offer.resource, one, offer.place, str(asked)) for one in ids[: result.shares]]
+        wanted = result.shares if offer.shares and not result.admin else 1
+        taken = {one.device_id for of, one, _ in given if not of.admin}
+        ids, beside = ([offer.device_id], "") if result.admin else _free(offer, held, taken, shares=not interval)
+        if interval and (beside := beside or offer.beside):
+            return Wait(
+                f"{result.device} is in use, and the time-slice interval {interval} is set only for a claim that has the GPU alone: {beside}"
+            )
+        if len(ids) < wanted and offer.shares:
+            return Wait(
+                f"{result.device} has {len(ids)} free shares, and {wanted} were allocated{beside and f': {beside}'}"
+            )
+        if len(ids) < wanted:
+            return Wait(f"{result.device} is in use: {beside}")
+        given += [(result, replace(offer, device_id=one), interval) for one in ids[:wanted]]
     return Grant(tuple(given))
 
 
-def _free(offer: Offer, held: Sequence[boards.Hold]) -> tuple[list[str], str]:
-    """Return the replicas of a device that are free, and in words what is in the way of another one.
+def _free(offer: Offer, held: Iterable[boards.Hold], taken: Container[str], *, shares: bool) -> tuple[list[str], str]:
+    """Return the free replicas of a device, or the device itself if it has no shares; and in words who has others, or it.
 
-    A replica that is no longer offered, because there are fewer since, counts as long as a claim has it.
+    ``taken`` are those that the claim has already. A replica that is no longer offered, because there are fewer since, counts as long as
+    a claim has it.
     """
     here = [one for one in held if one.place.overlaps(offer.place)]
-    hindrances = {one: boards.may_give(one, offer.place, here, shares=True) for one in offer.shares}
-    free = [one for one, hindrance in hindrances.items() if hindrance is None]
-    more = {one.device_id for one in here} - hindrances.keys()
-    return free[: max(len(free) - len(more), 0)], f": {here[0].words}" if here else ""
+    ids = offer.shares or (offer.device_id,)
+    hindrances = {one: boards.may_give(one, offer.place, here, shares=shares) for one in ids}
+    free = [one for one, hindrance in hindrances.items() if hindrance is None and one not in taken]
+    more = {one.device_id for one in here} - hindrances.keys() if offer.shares else ()
+    words = next((one.words for one in (*hindrances.values(), *here) if one is not None), "")
+    return free[: max(len(free) - len(more), 0)], words
 
 
 def _tolerated(result: Result, offer: Offer) -> bool:
@@ -306,8 +319,9 @@ def claimed(
                 [result.of],
                 share=result.share or "",
                 admin=bool(result.admin),
+                interval=interval,
             )
-            for result, offer in grant.devices
+            for result, offer, interval in grant.devices
         ],
         list(pods),
         by_name,

@@ -1,4 +1,4 @@
-/* A libnvidia-ml.so.1 without a GPU: exactly the entry points that the gateway calls, through the genuine pynvml.
+/* A libnvidia-ml.so.1 without a GPU: the entry points that the gateway calls through pynvml, and NVIDIA's programs by go-nvml.
  *
  * Its world (GPUs, MIG instances, links, failures) is a text file, $FAKE_NVML_WORLD, that a test replaces while it runs;
  * `tests/fakes/nvml.py` writes it and is the reference of its lines. Events are lines appended to `$FAKE_NVML_WORLD.events`.
@@ -320,6 +320,9 @@ EXPORTED Result nvmlInitWithFlags(u32 flags) {
     pthread_mutex_unlock(&lock);
     return result;
 }
+
+/* What go-nvml calls, and with it NVIDIA's own programs; pynvml calls the one above. */
+EXPORTED Result nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 
 /* nvml.h both lists UNINITIALIZED and promises no error for one shutdown too many; here it is one. */
 EXPORTED Result nvmlShutdown(void) {
