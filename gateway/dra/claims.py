@@ -279,13 +279,14 @@ def _free(offer: Offer, held: Iterable[boards.Hold], taken: Container[str], *, s
     ``taken`` are those that the claim has already. A replica that is no longer offered, because there are fewer since, counts as long as
     a claim has it.
     """
-    here = [one for one in held if one.place.overlaps(offer.place)]
+    here = {one.device_id: one for one in held if one.place.overlaps(offer.place)}
     ids = offer.shares or (offer.device_id,)
-    hindrances = {one: boards.may_give(one, offer.place, here, shares=shares) for one in ids}
-    free = [one for one, hindrance in hindrances.items() if hindrance is None and one not in taken]
-    more = {one.device_id for one in here} - hindrances.keys() if offer.shares else ()
-    words = next((one.words for one in (*hindrances.values(), *here) if one is not None), "")
-    return free[: max(len(free) - len(more), 0)], words
+    free = [one for one in ids if one not in here and one not in taken]
+    # Whatever keeps one of them back keeps back all: they are replicas of the same.
+    hindrance = boards.may_give((free or ids)[0], offer.place, here.values(), shares=shares)
+    more = here.keys() - set(ids) if offer.shares else ()
+    words = next((one.words for one in (hindrance, *here.values()) if one is not None), "")
+    return [] if hindrance is not None else free[: max(len(free) - len(more), 0)], words
 
 
 def _tolerated(result: Result, offer: Offer) -> bool:
