@@ -97,6 +97,17 @@ def nvml(root: str) -> str:
     return next((str(path) for path in there if path.exists()), _NVML)
 
 
+def time_slicer(settings: Settings) -> Callable[..., str]:
+    """Give ``set_time_slice`` of NVIDIA's GPUs, but for its first two arguments."""
+
+    def set_one(uuid: str = "", interval: str = "") -> str:
+        from devices.gpu.nvidia.timeslice import set_time_slice
+
+        return set_time_slice(settings.policy, nvml(settings.policy.container_driver_root), uuid, interval)
+
+    return set_one
+
+
 def _nvidia(settings: Settings) -> DeviceSource:
     from devices.gpu.nvidia.backend import NvidiaBackend
     from devices.gpu.nvidia.vendor import NVIDIA

@@ -21,6 +21,7 @@ from gateway.configuration import effective
 from gateway.memory.claimed import holding
 from gateway.memory.rows import Cordon
 from gateway.registration.devicelist import AT_ONCE
+from gateway.registration.registrar import SERVED
 from gateway.telling import orders
 from gateway.telling.orders import FoundDevice, Handled, Order, OrderOutcome
 from gateway.wires.control import ControlError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from devices.source import Facts
     from gateway.registration.registrar import Resource
     from gateway.telling import status
+    from gateway.telling.served import Verdict
     from gateway.telling.subject import Subject
     from gateway.wires.control import ControlConnection, Handler
 
@@ -78,14 +80,15 @@ class Commands:
 
         ``few``: with a row for at most so many devices of a resource (``status.FEW``), else for each.
         """
-        from gateway.telling import sides, status  # noqa: PLC0415 - only a gateway that is asked pays for it
+        from gateway.telling import sides, status, subject  # noqa: PLC0415 - only a gateway that is asked pays for it
 
         gateway, now = self._gateway, time.monotonic()
         leader = gateway.led_by
         self._build = self._build or status.build()
         last, since, config, drivers = gateway.beliefs.last, gateway.presence.since, gateway.config, gateway.drivers
         path, policy = str(config.path or gateway.settings.config_file or ""), config.policy or gateway.settings.policy
-        facts = [(self._resource(one), self._strangers(one)) for one in gateway.resources]
+        judged = subject.verdicts(gateway, now)
+        facts = [(self._resource(one, judged[one.name]), self._strangers(one)) for one in gateway.resources]
         known = status.GatewayStatus(
             build=self._build,
             pid=os.getpid(),
@@ -127,20 +130,18 @@ class Commands:
             many = sum(len(resource.entries) for resource in self._gateway.resources) > AT_ONCE
             return await asyncio.to_thread(make, taken) if many else make(taken)
 
-    def _resource(self, resource: Resource) -> status.ResourceFacts:
+    def _resource(self, resource: Resource, verdict: Verdict) -> status.ResourceFacts:
         from gateway.telling import status  # noqa: PLC0415 - as above
 
-        name, drivers = resource.name, self._gateway.drivers
-        trouble = (
-            resource.trouble if self._gateway.settings.dra != "only" else "" if drivers is None else drivers.words(name)
-        )
+        name = resource.name
         return status.ResourceFacts(
             name=name,
             state=resource.state,
             entries=resource.entries,
             level=resource.plugin.level,
             stream_since=resource.stream_since,
-            trouble=trouble,
+            trouble=resource.trouble,
+            verdict=verdict,
             checked=resource.checked,
             holders=self._holders(name),
             drift=self._gateway.beliefs.findings(name),
@@ -150,8 +151,8 @@ class Commands:
 
     def _others(self, resource: Resource) -> frozenset[str]:
         """Return the devices that the kubelet would give though no gateway serves the resource: they are another plugin's."""
-        last, since = self._gateway.beliefs.last, resource.unserved_since
-        if last is None or since is None or last.at < since:
+        last = self._gateway.beliefs.last
+        if last is None or resource.state.phase in SERVED or last.at < resource.since:
             return frozenset()
         return (last.view.allocatable or {}).get(resource.name, frozenset())
 
