@@ -64,6 +64,8 @@ async def node(images: list[Path], tmp_path: Path) -> AsyncIterator[DraNode]:
     await label(one, {"device-plugin-gateway.io/simulated": "true"})
     yield one
     await one.delete_all()
+    await done(one.node, tmp_path, f"helm uninstall gpu -n {OPERATOR} --ignore-not-found --wait")
+    await gone(one, f"/api/v1/pods?labelSelector={GATEWAYS}")
     await label(one, dict.fromkeys((CLIENT, DRIVER)))
     await one.api.merge(f"/api/v1/nodes/{one.node.name}", {"metadata": {"annotations": {MOVE: None}}})
     shutil.rmtree(one.node.root / STATE)
