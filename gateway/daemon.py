@@ -32,7 +32,7 @@ from gateway.memory.holdings import Holdings
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
 from gateway.registration import events
-from gateway.registration.registrar import Node, Resource
+from gateway.registration.serve import Node
 from gateway.registration.turns import Turns
 from gateway.tally import Tally
 from gateway.tasks import Signal, Tasks
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Look
     from gateway.kubelet.watch import KubeletId
     from gateway.kubernetes.features import Features
+    from gateway.registration.registrar import Resource
 
 START = 5.0
 """Seconds of a start that are waited for until this gateway leads, or could."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gateway.leader.leadership import Leadership
     from gateway.memory.holdings import Holdings
     from gateway.memory.ledger import Ledger
-    from gateway.registration.registrar import Node
+    from gateway.registration.serve import Node
     from gateway.tasks import Tasks
 
     Asked = Mapping[str, tuple[merging.Known, Listing | None, Mapping[str, states.Entry], merging.Clock, float]]
