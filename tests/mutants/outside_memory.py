@@ -149,8 +149,8 @@ MUTANTS = (
         "OM1",
         "nothing is written at the end",
         "gateway/handover.py",
-        "            await self._promised()\n            await self._streams_end()",
-        "            await self._streams_end()",
+        "            await self._write_promises()\n            await self._wait_for_streams()",
+        "            await self._wait_for_streams()",
         f"{_RECORDS}::test_what_was_given_is_remembered_where_the_kubelet_forgets_it",
     ),
     Mutant(
