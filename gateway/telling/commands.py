@@ -258,9 +258,8 @@ class Commands:
         )
         if not self._gateway.lead.waits_for:
             await self._gateway.update()
-        if (
-            not await self._gateway.holdings.scribe.durable()
-        ):  # Also what changes nothing now: it may have failed a moment ago.
+        # Also what changes nothing now: it may have failed a moment ago.
+        if not await self._gateway.holdings.scribe.durable():
             raise ControlError(
                 f"done, but it will be forgotten when the gateway restarts: {self._gateway.holdings.scribe.state.error}"
             )
