@@ -193,7 +193,7 @@ class Faked(DraNode):
         return not found
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def dra() -> AsyncIterator[Faked]:
     async with Faked.here() as one:
         yield one
