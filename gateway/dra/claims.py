@@ -242,8 +242,7 @@ def granted(
         return Refused(
             f"Cannot use the parameters of claim {asked} or its DeviceClass: {sliced.reason}. Then delete the pod and its claim"
         )
-    given, theirs = [], [*holds(others, besides=asked.uid)]
-    held = [*theirs]
+    given, held = list[tuple[Result, Offer, str]](), [*holds(others, besides=asked.uid)]
     for result in results:
         offer = offers.get(result.device)
         if offer is None:
@@ -252,44 +251,42 @@ def granted(
         if offer.ailment is not None and not _tolerated(result, offer):
             return Wait(f"{result.device} is {offer.ailment.value}: {offer.reason or 'no reason is known'}")
         interval = sliced.get(result.device, "")
-        if interval and (words := _not_alone(offer, theirs)):
-            return Wait(
-                f"{result.device} is in use, and the time-slice interval {interval} is set only for a claim that has the GPU alone: {words}"
-            )
-        if result.admin or not offer.shares:
-            hindrance = None if result.admin else boards.may_give(offer.device_id, offer.place, held, shares=True)
-            if hindrance is not None:
-                return Wait(f"{result.device} is in use: {hindrance.words}")
-            given.append((result, offer, interval))
-            continue
-        if not result.shares:
+        if offer.shares and not (result.admin or result.shares):
             return Refused(
                 f"claim {asked} was allocated {result.device} without a number of shares. The gateway offers it in shares "
                 "(--dra-shares capacity). Delete the pod and its claim"
             )
-        ids, words = _free(offer, held)
-        if len(ids) < result.shares:
-            return Wait(f"{result.device} has {len(ids)} free shares, and {result.shares} were allocated{words}")
-        given += [(result, replace(offer, device_id=one), interval) for one in ids[: result.shares]]
-        held += [boards.held(offer.resource, one, offer.place, str(asked)) for one in ids[: result.shares]]
+        wanted = result.shares if offer.shares and not result.admin else 1
+        taken = {one.device_id for of, one, _ in given if not of.admin}
+        ids, beside = ([offer.device_id], "") if result.admin else _free(offer, held, taken, shares=not interval)
+        if interval and (beside := beside or offer.beside):
+            return Wait(
+                f"{result.device} is in use, and the time-slice interval {interval} is set only for a claim that has the GPU alone: {beside}"
+            )
+        if len(ids) < wanted and offer.shares:
+            return Wait(
+                f"{result.device} has {len(ids)} free shares, and {wanted} were allocated{beside and f': {beside}'}"
+            )
+        if len(ids) < wanted:
+            return Wait(f"{result.device} is in use: {beside}")
+        given += [(result, replace(offer, device_id=one), interval) for one in ids[:wanted]]
     return Grant(tuple(given))
 
 
-def _not_alone(offer: Offer, theirs: Iterable[boards.Hold]) -> str:
-    """Say in words who else has something of a device's GPU; '' if nobody has."""
-    return offer.beside or next((one.words for one in theirs if one.place.overlaps(offer.place)), "")
+def _free(offer: Offer, held: Iterable[boards.Hold], taken: Container[str], *, shares: bool) -> tuple[list[str], str]:
+    """Return the free replicas of a device, or the device itself if it has no shares; and in words who has others, or it.
 
-
-def _free(offer: Offer, held: Sequence[boards.Hold]) -> tuple[list[str], str]:
-    """Return the replicas of a device that are free, and in words what is in the way of another one.
-
-    A replica that is no longer offered, because there are fewer since, counts as long as a claim has it.
+    ``taken`` are those that the claim has already. A replica that is no longer offered, because there are fewer since, counts as long as
+    a claim has it.
     """
-    here = [one for one in held if one.place.overlaps(offer.place)]
-    hindrances = {one: boards.may_give(one, offer.place, here, shares=True) for one in offer.shares}
-    free = [one for one, hindrance in hindrances.items() if hindrance is None]
-    more = {one.device_id for one in here} - hindrances.keys()
-    return free[: max(len(free) - len(more), 0)], f": {here[0].words}" if here else ""
+    here = {one.device_id: one for one in held if one.place.overlaps(offer.place)}
+    ids = offer.shares or (offer.device_id,)
+    free = [one for one in ids if one not in here and one not in taken]
+    # Whatever keeps one of them back keeps back all: they are replicas of the same.
+    hindrance = boards.may_give((free or ids)[0], offer.place, here.values(), shares=shares)
+    more = here.keys() - set(ids) if offer.shares else ()
+    words = next((one.words for one in (hindrance, *here.values()) if one is not None), "")
+    return [] if hindrance is not None else free[: max(len(free) - len(more), 0)], words
 
 
 def _tolerated(result: Result, offer: Offer) -> bool:

@@ -17,6 +17,7 @@ from tests.contract.claiming import A, B, cross, driver, simulate
 from tests.contract.cluster import Claim, Cluster, UnschedulableError
 from tests.contract.node import GPU, Gateway, Node
 from tests.contract.test_sharing import configure, sliced
+from tests.contract.test_time_slices import Driver, asking
 from tests.fakes.apiserver import Answer, Request
 
 CAPACITY = ("--dra-shares", "capacity")
@@ -24,14 +25,20 @@ CAPACITY = ("--dra-shares", "capacity")
 
 @contextlib.asynccontextmanager
 async def shared(
-    node: Node, replicas: int = 4, *gpus: str, dra: str = "only", version: str = "1.37", **more: Any
+    node: Node,
+    replicas: int = 4,
+    *gpus: str,
+    dra: str = "only",
+    version: str = "1.37",
+    options: tuple[str, ...] = (),
+    **more: Any,
 ) -> AsyncGenerator[Cluster]:
     """Give a node whose GPUs are shared so often, and whose gateway offers shares of them to claims."""
     node.shared, node.most = (GPU,), replicas
     simulate(node, *gpus or (A, B), **more)
     async with Cluster(node, version) as cluster:
         await cluster.start_kubelet(version)
-        start(cluster, replicas, dra)
+        start(cluster, replicas, dra, *CAPACITY, *options)
         await cluster.connected()
         yield cluster
 
@@ -172,6 +179,45 @@ async def test_two_requests_of_a_claim_may_have_shares_of_one_gpu(node: Node) ->
         await cluster.end(both)
         await cluster.end(more)
         await cluster.prepare(cluster.share("all", 4))
+
+
+async def test_a_claim_with_a_time_slice_interval_has_the_gpu_alone(node: Node) -> None:
+    there = Driver(node)
+    async with shared(node, 4, A, options=there.options) as cluster:
+        await offered(cluster, gpu_0=4)
+        one = cluster.share("one")
+        await cluster.prepare(one)
+        sliced = asking(cluster, cluster.share("sliced", 2), "Short")
+        with pytest.raises(KubeletError, match="only for a claim that has the GPU alone: still held"):
+            await cluster.prepare(sliced)
+        await cluster.end(one)
+        await cluster.prepare(sliced)
+        assert there.slice() == "1"
+        with pytest.raises(KubeletError, match="has 0 free shares"):
+            await cluster.prepare(cluster.share("two"))
+        await cluster.end(sliced)
+        assert there.slice() == "0"
+        await cluster.prepared(cluster.allocate_shares("two", 1, "gpu-0"))
+
+
+async def test_a_partition_that_is_shared_has_shares_of_its_own(node: Node) -> None:
+    node.most = 2
+    simulate(node, A, mig={0: ["1g.10gb", "2g.20gb"]})
+    shares = configure(node, sliced({"name": "mig-1g.10gb", "replicas": 2}))
+    async with Cluster(node, "1.37") as cluster:
+        await cluster.start_kubelet("1.37")
+        cluster.gateway("--dra", "only", "--mig-strategy", "mixed", *shares, *CAPACITY)
+        await node.until(lambda: len(cluster.slices()) == 2, "both partitions")
+        names = {one: said["attributes"]["profile"]["string"] for one, said in cluster.slices().items()}
+        [small] = [one for one, profile in names.items() if profile == "1g.10gb"]
+        [large] = names.keys() - {small}
+        await offered(cluster, **{small: 2, large: 0})
+        assert cluster.slices()[small]["capacity"]["memory"]["requestPolicy"] == {"default": "0"}
+        assert "requestPolicy" not in cluster.slices()[large]["capacity"]["memory"]
+        got = [await cluster.prepare(cluster.share(name, 1, small)) for name in ("a", "b")]
+        assert got[0].names != (await cluster.prepare(cluster.claim("c", large))).names
+        with pytest.raises(KubeletError, match="has 0 free shares"):
+            await cluster.prepare(cluster.allocate_shares("d", 1, small))
 
 
 async def test_a_gpu_that_has_fewer_shares_since_gets_no_claim_until_as_many_are_free(node: Node) -> None:

@@ -149,9 +149,7 @@ class Faked(DraNode):
         """Have one gateway with these options more, that offers so many devices."""
         await self.delete_all()
         await self.close()
-        before, self.more = self.more, (*self.more, *more)
-        await self.start()
-        self.more = before
+        await self.start("only", *more)
 
         async def all_are() -> bool:
             return len(await self.offered()) == count
