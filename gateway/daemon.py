@@ -105,10 +105,6 @@ class Gateway:
         self._subject = Subject(
             settings=settings,
             source=source,
-            ledger=self._ledger,
-            scribe=self._scribe,
-            beliefs=self._beliefs,
-            presence=self._presence,
             holdings=self._holdings,
             tally=tally,
             config=self._config,
