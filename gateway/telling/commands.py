@@ -258,7 +258,7 @@ class Commands:
         )
         if not self._gateway.lead.waits_for:
             await self._gateway.update()
-        # Also what changes nothing now: it may have failed a moment ago.
+        # Also if the order changes nothing now: an earlier write may have failed a moment ago.
         if not await self._gateway.holdings.scribe.durable():
             raise ControlError(
                 f"done, but it will be forgotten when the gateway restarts: {self._gateway.holdings.scribe.state.error}"
