@@ -83,9 +83,7 @@ _FAMILIES: Final = (
     _gauge("stream_age_seconds", "Age of the kubelet's open stream; absent without one.", "resource"),
     _counter("registrations_total", "Registrations that a kubelet accepted.", "resource cause"),
     _counter("register_errors_total", "Calls of Register that failed.", "resource code"),
-    _histogram(
-        "restart_gap_seconds", "Time without the kubelet's stream, after its start or a cut.", "resource"
-    ),
+    _histogram("restart_gap_seconds", "Time without the kubelet's stream, after its start or a cut.", "resource"),
     _counter(
         "registration_checks_total",
         "Checks of the kubelet's records after a registration: held, lacking, unknown.",
