@@ -317,6 +317,11 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             form="DOMAIN=DRIVER",
             take=kinds.drivers,
         ),
+        Flag(
+            "dra-shares",
+            "how claims get a shared GPU: each replica is a device, or the GPU is one device with a capacity of shares (docs/dra.md)",
+            form="devices|capacity",
+        ),
     ),
     "Other vendors' plugins": (
         Flag(

@@ -34,6 +34,11 @@ class ClaimedDevice(Struct, frozen=True):
         """Where it is, or was when it was prepared."""
         return boards.Place(self.board, self.part)
 
+    @property
+    def part_name(self) -> str:
+        """What tells it from the claim's other devices: its name, with the share if it is one. Several replicas may be one share."""
+        return f"{self.name}-{self.share}" if self.share else self.name
+
 
 _MOST_PODS = 3
 

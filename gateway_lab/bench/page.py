@@ -332,7 +332,7 @@ SECTIONS: Final = (
     ),
     Section(
         "Recovery",
-        ("recovery",),
+        (),
         "Other trouble, all in one gateway process: the worst of each kind.",
         _recoveries,
     ),
@@ -362,9 +362,6 @@ SECTIONS: Final = (
         (),
         "What the daemon imports until it serves, by top-level package (`python -X importtime`).",
         _imports,
-    ),
-    Section(
-        "Long lists", ("a list", "beside", "its error"), "A list is one message, and kubelets receive at most 4 MiB."
     ),
     Section(
         "Compared with another plugin",

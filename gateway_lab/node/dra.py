@@ -65,6 +65,7 @@ class DraNode:
         self._pods = 0
         """How many were started, each as if in a pod of its own."""
         self.token = self.mode = ""
+        self._options: tuple[str, ...] = ()
         self._uids: dict[str, str] = {}
         """Of the pods that were started, by name: the kubelet keeps an ended pod's log for a while."""
 
@@ -112,9 +113,9 @@ class DraNode:
 
     # The gateway.
 
-    async def start(self, dra: str = "only") -> GatewayProcess:
+    async def start(self, dra: str = "only", *options: str) -> GatewayProcess:
         """Start one more gateway, with DRA ``only``, ``off`` or ``on``; return when the kubelet has taken its registrations."""
-        self.mode = dra
+        self.mode, self._options = dra, options
         self._pods += 1
         one = await self._launch()
         self.gateways.append(one)
@@ -130,7 +131,8 @@ class DraNode:
         (root / "run/cdi").mkdir(parents=True, exist_ok=True)
         kubeconfig = self.node.folder / "run" / "gateway.kubeconfig"
         kubeconfig.write_text(json.dumps(self._kubeconfig()))
-        options = ["--dra", self.mode, "--node-name", self.node.name, "--kubeconfig", str(kubeconfig)]
+        own = ["--dra", self.mode, "--node-name", self.node.name, "--kubeconfig", str(kubeconfig)]
+        options = [*own, *self._options]
         command = gateway_command(self.node.plugins, state, write_profile(self.node), options=options)
         # The runtime's folder of specifications is the node's: the gateway sees it where a pod or a host service does.
         enter = f'mkdir -p /run/cdi && mount --bind "{root}/run/cdi" /run/cdi && exec "$@"'
@@ -256,7 +258,10 @@ class DraNode:
 
         api = client.Client(access.find(self.node.folder / "run" / "gateway.kubeconfig"), manager="e2e")
         try:
-            await api.patch(path, body, client.Patch.APPLY if apply else client.Patch.MERGE)
+            if apply:
+                await api.apply(path, body, dict[str, Any])
+            else:
+                await api.patch(path, body, client.Patch.MERGE)
         except client.KubernetesError as error:
             return error.status
         finally:

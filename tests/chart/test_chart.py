@@ -698,6 +698,13 @@ def test_the_mode_is_the_one_that_a_values_file_says(tmp_path: Path, said: str, 
     assert pod(values)["automountServiceAccountToken"] is bool(mode)
 
 
+@pytest.mark.parametrize("shares", ["devices", "capacity", None])
+def test_how_claims_get_a_shared_gpu_is_what_a_values_file_says(tmp_path: Path, shares: str | None) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(f"gateway: {{dra: only, draShares: {shares or 'null'}}}\n")
+    assert env(values).get("GATEWAY_DRA_SHARES") == (shares if shares == "capacity" else None)
+
+
 @pytest.mark.parametrize("mode", ["only", "on"])
 def test_by_dra_the_pod_has_what_kustomize_gives_it(mode: str) -> None:
     (patch,) = yaml.safe_load_all((ROOT / "deploy/kustomize/components/dra/daemonset.yaml").read_text())
