@@ -35,7 +35,7 @@ A kubelet silently drops fields of `v1beta1` that it doesn't know. The gateway l
 
 - During Register, kubelet 1.{OPTIONS_FIRST} and later call GetDevicePluginOptions before ListAndWatch; earlier ones don't.
 - The `user-agent` of its calls names its grpc-go (table below). A version between two rows means any kubelet of its neighbours, a later one the newest
-  kubelet here or a later one. Other programs' agents mean nothing.
+  kubelet here or a later one. Agents of other programs are no evidence.
 
 If the evidence contradicts itself, the older kubelet counts. What it leaves open must not carry a response alone. `--kubelet-version` settles it. A vendor's
 kubelet that is built with another grpc-go needs that option.

@@ -116,7 +116,9 @@ class Drivers:
         self._unknown: frozenset[str] = frozenset()
         """The drivers of which that isn't known yet: what they published before stays until it is."""
         self._drivers: dict[str, ClaimsOf] = {}
-        self._slices = TimeSlices(self._holdings.ledger, self._holdings.scribe, compose.time_slicer(settings))
+        self._slices = TimeSlices(
+            self._holdings.ledger, self._holdings.scribe, partial(compose.set_time_slice, settings)
+        )
         self._rivals = Rivals(self._registry, self._claims_with, self._holdings.ledger, self._others, self.registered)
         own = self._registry, inside.age.token, inside.passes_to
         self._registered = Registered(*own, lambda: self._kubelet, lambda: self.lacking)
