@@ -110,7 +110,7 @@ def _nvidia(settings: Settings) -> DeviceSource:
         library=nvml(policy.container_driver_root),
         without_uvm=not given & {"all", "compute"},
     )
-    return GPUSource(nvidia, policy, (NVIDIA,), _survey, tell=nvidia.judge_by)
+    return GPUSource(nvidia, policy, (NVIDIA,), _survey, tell=nvidia.judge_by, labels=_labels)
 
 
 def _amd(settings: Settings) -> DeviceSource:
@@ -126,7 +126,14 @@ def _simulated(settings: Settings) -> DeviceSource:
     from devices.gpu.source import GPUSource
 
     simulated = SimulatedBackend(settings.profile or "default")
-    return GPUSource(simulated, settings.policy, VENDORS, partial(_survey, simulated=True))
+    survey = partial(_survey, simulated=True)
+    return GPUSource(simulated, settings.policy, VENDORS, survey, labels=_labels)
+
+
+def _labels(sight: Sight, policy: Policy) -> Mapping[str, str]:
+    from devices.gpu.nvidia.labels import labels  # Paid only where an operator wants them.
+
+    return labels(sight, policy)
 
 
 def _survey(sight: Sight, policy: Policy, *, simulated: bool = False) -> NodeTraits:
