@@ -79,7 +79,7 @@ class Gateway:
         self.ledger = Ledger(settings.state_dir, settings.socket_dir)
         self.scribe = Scribe(self.ledger, self._writes, lambda: self.leader.writing())  # noqa: PLW0108 - they need each other
         self.tally, self.config = Tally(), reload.FileFate()
-        self._features = _features(settings) if settings.asks_api_server else None
+        self._features = _features(self) if settings.asks_api_server or settings.dra != "off" else None
         self._tasks = Tasks(self._end)
         self._resources: dict[str, Resource] = {}
         self.presence = Presence(settings.socket_dir / KUBELET_SOCKET)
@@ -198,7 +198,7 @@ class Gateway:
         if (seconds := notify.watchdog()) is not None:
             self._tasks.spawn("watchdog", notify.keep_alive(seconds))
         if self._features is not None:
-            self._tasks.spawn("kubernetes", self._features.run(self))
+            self._tasks.spawn("kubernetes", self._features.run())
         gc.freeze()  # What is there now stays: a full collection of it takes 8 to 15 ms, in which nothing is answered.
         _tell_serving(self)
 
@@ -296,7 +296,8 @@ class Gateway:
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         """Say what keeps the sources of devices from telling of them, or from offering some."""
-        return self.lists.unseen.added_to(self._follower.hindrances())
+        by_annotation = () if self._features is None else self._features.cordons.hindrances()
+        return (*self.lists.unseen.added_to(self._follower.hindrances()), *by_annotation)
 
     @property
     def drivers(self) -> Drivers | None:
@@ -339,10 +340,10 @@ class Gateway:
         return self._instance.token
 
 
-def _features(settings: Settings) -> Features:
+def _features(gateway: Gateway) -> Features:
     from gateway.kubernetes.features import Features  # noqa: PLC0415 - who needs none needn't pay for it
 
-    return Features(settings)
+    return Features(gateway, lambda: gateway.leader.leads)
 
 
 def _met(gateway: Gateway, commands: Commands) -> Mapping[str, Handler]:
@@ -369,7 +370,8 @@ def _drivers(gateway: Gateway, first: asyncio.Event) -> RenewedDrivers:
 
     lists = (lambda: gateway.resources), gateway.update
     known = gateway.age, gateway.source, gateway.holdings, *lists
-    inside = drivers.Inside(*known, first, lambda: gateway.leader.passes_to)
+    told = [] if gateway._features is None else [gateway._features.cordons.take]  # noqa: SLF001 - its parts
+    inside = drivers.Inside(*known, first, lambda: gateway.leader.passes_to, told)
     try:
         made = renewed.RenewedDrivers(lambda: drivers.Drivers(gateway.settings, inside), gateway._tasks)  # noqa: SLF001 - its parts
     except AccessError as error:

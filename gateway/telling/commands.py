@@ -275,6 +275,10 @@ class Commands:
                 ledger.cordon(order.device_id, Cordon(order.reason, time.time()))
                 return True
             case "uncordon":
+                if (cordon := ledger.cordons.get(order.device_id)) is not None and cordon.annotated:
+                    raise ControlError(
+                        f"the node's annotation {orders.CORDON_ANNOTATION} names {order.device_id}. Take it out there"
+                    )
                 return ledger.uncordon(order.device_id)
             case _:
                 # It may be offered under one name, and be remembered under another.
