@@ -33,7 +33,7 @@ class Place(Struct, frozen=True):
 class Hold(Struct, frozen=True):
     """That somebody has hardware: under which resource and ID, where it is, and in words who has it.
 
-    ``offer``: nobody has it, but the kubelet may give it to somebody.
+    ``offer``: nobody has it, but the kubelet may give it to somebody. ``alone``: not even other replicas of it may be given.
     """
 
     resource: str
@@ -41,6 +41,7 @@ class Hold(Struct, frozen=True):
     place: Place
     words: str
     offer: bool = False
+    alone: bool = False
 
 
 def held(resource: str, device_id: str, place: Place, holder: str | None) -> Hold:
@@ -65,7 +66,8 @@ def may_give(device_id: str, place: Place, holds: Iterable[Hold], *, shares: boo
         shares: whether it may go beside other replicas of the same hardware.
     """
     for hold in holds:
-        beside = shares and device_id != hold.device_id and are_shared(device_id, hold.device_id)
+        replicas = device_id != hold.device_id and are_shared(device_id, hold.device_id)
+        beside = shares and not hold.alone and replicas
         if hold.place.overlaps(place) and not beside:
             return hold
     return None

@@ -123,7 +123,10 @@ class Lists:
         self.inventory, known_holds = inventory, self._held_ids()
         clock = merging.Clock(began := time.monotonic(), time.time(), self._started)
         self.unseen.look(inventory)
-        self.based_on, known = self._ledger.beside_lists(), self._ledger.resources()
+        self.based_on = self._ledger.beside_lists()
+        # What this gateway listed while it stood by, the one that led may have withdrawn.
+        served = (name for name, one in self._resources.items() if one.entries)
+        known = tuple(dict.fromkeys((*self._ledger.resources(), *served)))
         listings: dict[str, Listing | None] = dict.fromkeys(known)
         if inventory is not None:
             listings |= _told(inventory, (*known, *inventory), self._ledger, self._source)

@@ -1,4 +1,4 @@
-"""Make what the Helm chart has of other files: values.schema.json and the lists of docs/chart.md from keys.yaml, its alerts.
+"""Make what the Helm chart has of other files: values.schema.json and the lists of docs/chart-values.md from keys.yaml, its alerts.
 
 ``python tools/chart.py [--check]``; with --check they are compared with what is there (exit status 1 where they differ).
 """
@@ -18,7 +18,7 @@ from tools import pages
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 CHART: Final = ROOT / "deploy" / "chart"
-PAGE: Final = ROOT / "docs" / "chart.md"
+PAGE: Final = ROOT / "docs" / "chart-values.md"
 ALERTS: Final = ROOT / "deploy" / "alerts" / "device-plugin-gateway.rules.yaml"
 COMPONENTS: Final = ROOT / "deploy" / "kustomize" / "components"
 RIGHTS: Final = ("node-readiness", "dra", "dra-on")

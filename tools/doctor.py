@@ -30,7 +30,7 @@ def _sections() -> Iterator[str]:
         yield f"\n## {category.category}\n"
         for check in category.checks:
             more = "" if check.page == HERE else f" [More]({check.page})."
-            yield f"\n### {check.code}: {check.fault}\n\n*{check.level}*: {check.means}\n\n{check.do}{more}\n"
+            yield f"\n### {check.code}: {check.fault}\n\n*{check.level.capitalize()}.* {check.do}{more}\n"
     yield "\n"
 
 

@@ -6,7 +6,8 @@ as a whole, and removed when nobody keeps it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -15,11 +16,11 @@ from devices import files
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from devices.gpu.backend import Sight
     from devices.policy import Policy
 
+PATH: Final = Path("/etc/kubernetes/node-feature-discovery/features.d/device-plugin-gateway")
 _log = structlog.get_logger()
 
 
@@ -29,7 +30,7 @@ class FeatureFile:
     ``labels`` makes the labels of what a backend sees.
     """
 
-    def __init__(self, labels: Callable[[Sight, Policy], Mapping[str, str]], path: Path) -> None:
+    def __init__(self, labels: Callable[[Sight, Policy], Mapping[str, str]], path: Path = PATH) -> None:
         self._labels, self._path = labels, path
         self._written = b""
         self._as: tuple[int, int] | None = None

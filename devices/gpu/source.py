@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from operator import is_not
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from devices.gpu.labels import FeatureFile
     from devices.telemetry import Reading
 
-FEATURE_FILE: Final = Path("/etc/kubernetes/node-feature-discovery/features.d/device-plugin-gateway")
-"""From which Node Feature Discovery labels the node."""
 _CDI_AGAIN: Final = 30.0
 """Seconds between two looks at what a CDI specification rests on besides the GPUs: /dev/dri fills when DRM's driver is loaded, say."""
 _REMEMBERED: Final = 4096
@@ -66,7 +63,7 @@ class GPUSource(DeviceSource):
     While the devices of the node can't be named under the policy, what was listed before stays, as well or ill as it is now, and
     the reason is logged.
     ``survey`` finds out, in a thread, what answers by CDI rest on besides the GPUs, and writes it; ``tell`` takes each policy that is
-    adopted, for a backend that goes by it, too. ``labels`` makes those that the node gets by the ``feature_file``; None: there are none.
+    adopted, for a backend that goes by it, too. ``features`` makes the file of the node's labels; None: there are none.
     """
 
     def __init__(
@@ -76,13 +73,12 @@ class GPUSource(DeviceSource):
         vendors: Sequence[Vendor] = (),
         survey: Callable[[Sight, Policy], NodeTraits] | None = None,
         tell: Callable[[Policy], None] = lambda _: None,
-        labels: Callable[[Sight, Policy], Mapping[str, str]] | None = None,
-        feature_file: Path = FEATURE_FILE,
+        features: Callable[[], FeatureFile] | None = None,
     ) -> None:
         self.name = backend.name
         self._backend, self._policy, self._vendors = backend, policy, vendors
         self._survey_cdi, self._tell = survey, tell
-        self._labels, self._feature_file, self._leads = labels, feature_file, False
+        self._make_features, self._leads = features, False
         self._features: FeatureFile | None = None
         self._around = NodeTraits()
         self._news = asyncio.Event()
@@ -109,19 +105,18 @@ class GPUSource(DeviceSource):
         try:
             while True:
                 news = asyncio.ensure_future(self._news.wait())
-                kept = self._policy.list_strategies & CDI_STRATEGIES or self._keeps_labels
+                kept = self._policy.list_strategies & CDI_STRATEGIES or self._features
                 again = _CDI_AGAIN if kept else None
                 done, _ = await asyncio.wait({news, following}, timeout=again, return_when=asyncio.FIRST_COMPLETED)
                 news.cancel()
-                if not done:
-                    await self._survey()
-                    await self._label()
-                    continue
                 if following.done():
                     following.result()
                     raise RuntimeError(f"the backend {self.name} ended, which it must not")
-                self._news.clear()
                 await self._label()
+                if not done:
+                    await self._survey()
+                    continue
+                self._news.clear()
                 held_up = [one.reason for one in self._own_hindrances() if one.held_up]
                 if held_up and not told and self._policy.fail_on_init_error:
                     raise GiveUpError("; ".join(held_up))
@@ -265,7 +260,7 @@ class GPUSource(DeviceSource):
     async def lead(self) -> None:
         """Keep the node's labels from now on."""
         self._leads = True
-        if self._keeps_labels:
+        if self._policy.node_features:
             self._news.set()
 
     async def rest(self) -> None:
@@ -359,21 +354,13 @@ class GPUSource(DeviceSource):
             around = replace(around, specifications=self._around.specifications)
         self._around = replace(around, missing=sight.missing, imex=sight.imex)
 
-    @property
-    def _keeps_labels(self) -> bool:
-        """Whether there must be a feature file, or is one, and this gateway leads."""
-        return self._labels is not None and self._leads and (self._policy.node_features or self._feature_file.exists())
-
     async def _label(self) -> None:
-        """Have the node's labels say what is there; those of a driver that can't be looked at stay."""
-        if self._labels is None or self._sight is None or not self._keeps_labels:
-            return
-        if self._features is None:
-            from devices.gpu.labels import FeatureFile  # noqa: PLC0415 - who wants no labels needn't pay for it
-
-            self._features = FeatureFile(self._labels, self._feature_file)
-        sight = replace(self._sight, gpus=_wanted(self._sight, self._left_out))
-        await asyncio.to_thread(self._features.keep, sight, self._policy)
+        """Have the node's labels say what is there, if this gateway leads; those of a driver that can't be looked at stay."""
+        if self._features is None and self._policy.node_features and self._make_features is not None:
+            self._features = self._make_features()
+        if self._features is not None and self._leads and self._sight is not None:
+            sight = replace(self._sight, gpus=_wanted(self._sight, self._left_out))
+            await asyncio.to_thread(self._features.keep, sight, self._policy)
 
     def _differently(self, resource: str, device_id: str, gpu: GPU) -> bool:
         """Whether this GPU, if it were there, would not be offered as ``device_id`` of ``resource``."""

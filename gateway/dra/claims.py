@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from devices import boards
 from devices.claims import ClaimName, Prepared, Refused
 from gateway.dra.offer import Ailment, Offer
-from gateway.dra.parameters import Config, refusal
+from gateway.dra.parameters import Config, intervals
 from gateway.dra.slices import TAINTS
 from gateway.memory.claimed import Claimed, ClaimedDevice, given, holds
 
@@ -177,9 +177,9 @@ class Wait(Struct, frozen=True):
 
 
 class Grant(Struct, frozen=True):
-    """What a claim gets: each allocated device, and what it is here."""
+    """What a claim gets: each allocated device, what it is here, and the time-slice interval of its GPU ('': the default)."""
 
-    devices: tuple[tuple[Result, Offer], ...]
+    devices: tuple[tuple[Result, Offer, str], ...]
 
 
 def allocated(claim: ResourceClaim, asked: ClaimName, driver: str, node: str) -> list[Result] | Refused:
@@ -226,9 +226,12 @@ def granted(
         for one in results
         if one.device in offers
     ]
-    if why_not := refusal(results[0].driver, configs, there):
+    sliced = intervals(results[0].driver, configs, there)
+    if isinstance(sliced, dict) and any(one.admin and one.device in sliced for one in results):
+        sliced = Refused("a request with adminAccess sets no time-slice interval. Remove timeSlicingConfig")
+    if isinstance(sliced, Refused):
         return Refused(
-            f"Cannot use the parameters of claim {asked} or its DeviceClass: {why_not}. Then delete the pod and its claim"
+            f"Cannot use the parameters of claim {asked} or its DeviceClass: {sliced.reason}. Then delete the pod and its claim"
         )
     given, held = [], [*holds(others, besides=asked.uid)]
     for result in results:
@@ -238,10 +241,16 @@ def granted(
             return Wait(f"{result.device} can't be handed out: {reason}")
         if offer.ailment is not None and not _tolerated(result, offer):
             return Wait(f"{result.device} is {offer.ailment.value}: {offer.reason or 'no reason is known'}")
-        hindrance = None if result.admin else boards.may_give(offer.device_id, offer.place, held, shares=True)
-        if hindrance is not None:
-            return Wait(f"{result.device} is in use: {hindrance.words}")
-        given.append((result, offer))
+        interval = sliced.get(result.device, "")
+        hindrance = None if result.admin else boards.may_give(offer.device_id, offer.place, held, shares=not interval)
+        beside = "" if hindrance is None else hindrance.words
+        if interval and (beside := beside or offer.beside):
+            return Wait(
+                f"{result.device} is in use, and the time-slice interval {interval} is set only for a claim that has the GPU alone: {beside}"
+            )
+        if beside:
+            return Wait(f"{result.device} is in use: {beside}")
+        given.append((result, offer, interval))
     return Grant(tuple(given))
 
 
@@ -276,8 +285,9 @@ def claimed(
                 [result.of],
                 share=result.share or "",
                 admin=bool(result.admin),
+                interval=interval,
             )
-            for result, offer in grant.devices
+            for result, offer, interval in grant.devices
         ],
         list(pods),
         by_name,

@@ -36,9 +36,6 @@ _NOT_IN_A_NAME: Final = re.compile(r"[^a-z0-9]+")
 _VERSION: Final = re.compile(r"(0|[1-9][0-9]{0,8})(?:\.0*([0-9]{1,9}))?(?:\.0*([0-9]{1,9}))?(?:\.[0-9]+)*")
 _VERSIONS: Final = frozenset({"cudaComputeCapability", "cudaDriverVersion"})
 """Traits that are versions."""
-_XID: Final = re.compile(r"Xid ([0-9]{1,9}) \(")
-_LOST: Final = "it doesn't answer any more: "
-"""How the reasons begin that NVIDIA's backend gives (``judged`` in devices/gpu/nvidia/health.py, ``_failed`` in scan.py)."""
 _LONGEST_NAME: Final = 63
 """Of a device: a DNS label (k8s.io/api/resource/v1)."""
 _LONGEST_VALUE: Final = 64
@@ -69,7 +66,8 @@ class Offer(Struct, frozen=True):
     """A device as DRA shows it: ``name`` in the pool of its ``driver``; ``resource`` and ``device_id`` are what it is here.
 
     ``memory`` is in bytes, 0 where it isn't known, ``capacities`` what else it has so much of. ``reason`` says in words what ``ailment`` it has.
-    ``vendor_taints`` are the taints by which the vendor's own driver says the same: values by key.
+    ``vendor_taints`` are the taints by which the vendor's own driver says the same: values by key. ``beside`` says who has another replica of
+    it by the device plugin API.
     """
 
     driver: str
@@ -83,6 +81,7 @@ class Offer(Struct, frozen=True):
     memory: int = 0
     capacities: Mapping[str, int] = {}
     vendor_taints: Mapping[str, str] = {}
+    beside: str = ""
 
     @property
     def is_well(self) -> bool:
@@ -164,7 +163,7 @@ def offers(
             if reason := _why_not(under, place, on_board):
                 withheld.append(Withheld(driver, _name(driver, entry, about), device_id, reason, place.board))
                 continue
-            ailment, why, cause = _ailment(under)
+            ailment, why, code = _ailment(under)
             if ailment is None and shows is Offered.LEAVING:
                 ailment, why = Ailment.LEAVING, "it goes back to the device plugin API"
             attributes = _attributes(driver, resource, entry, about, root_of(about.pci))
@@ -184,7 +183,8 @@ def offers(
                     why,
                     about.memory,
                     about.capacities,
-                    _vendor_taints(cause),
+                    _vendor_taints(code),
+                    next((one.words for one in on_board or () if not one.offer and one.place.overlaps(place)), ""),
                 )
             )
     return _held_back(_distinct(found), overlooked), withheld
@@ -230,20 +230,19 @@ def _why_not(entry: Entry, place: boards.Place, holds: Sequence[boards.Hold] | N
 
 
 def _ailment(entry: Entry) -> tuple[Ailment | None, str, str]:
-    """Return what a device has, in words with its cordon, and in words without."""
+    """Return what a device has, why in words, and the vendor's code of that."""
     *_, own = entry.layers  # Under a cordon.
     if own.device.health is Health.UNHEALTHY:
-        return Ailment.UNHEALTHY, entry.reason, own.reason
+        return Ailment.UNHEALTHY, entry.reason, own.code
     if entry.state is State.CORDONED:
         return Ailment.CORDONED, entry.reason, ""
     return None, "", ""
 
 
-def _vendor_taints(cause: str) -> Mapping[str, str]:
-    """Return the taints of NVIDIA's driver for this cause (healthEventToTaint in cmd/gpu-kubelet-plugin/device_health.go)."""
-    if cause.startswith(_LOST):
-        return {f"{NVIDIA}/gpu-lost": ""}
-    return {f"{NVIDIA}/xid": xid[1]} if (xid := _XID.match(cause)) else {}
+def _vendor_taints(code: str) -> Mapping[str, str]:
+    """Return the taint of NVIDIA's driver for a code (healthEventToTaint in cmd/gpu-kubelet-plugin/device_health.go)."""
+    key, _, value = code.partition("=")
+    return {f"{NVIDIA}/{key}": value} if code else {}
 
 
 def _name(driver: str, entry: Entry, about: Facts) -> str:

@@ -17,8 +17,7 @@ from gateway.kubelet.drift import MismatchKind
 from gateway.kubernetes import events, node, ready, watch
 from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.kubernetes.events import Queue
-from gateway.registration.events import Phase
-from gateway.tally import Confirmation
+from gateway.telling.subject import verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -142,6 +141,7 @@ class Keeper:
         return not was or now - self._unready_since >= PATIENCE
 
     def _standings(self) -> Iterator[NodeResource]:
+        judged = verdicts(self._gateway, time.monotonic())
         for resource in self._gateway.resources:
             entries = resource.entries
             healthy = {one for one, entry in entries.items() if entry.device.health is Health.HEALTHY}
@@ -150,9 +150,7 @@ class Keeper:
                 resource.name,
                 len(entries),
                 len(healthy),
-                served=resource.state.phase is Phase.SERVING,
-                looked=resource.checked is not None,
-                lacking=resource.checked is Confirmation.LACKING,
+                judged[resource.name],
                 withheld=sum(
                     len(healthy.intersection(one.device_ids)) for one in findings if one.kind is MismatchKind.WITHHELD
                 ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from devices import boards
 
@@ -14,6 +15,7 @@ class ClaimedDevice(Struct, frozen=True):
 
     ``requests`` are the claim's requests that it is for, ``share`` names the share of it that the claim has ('' for all of it),
     ``admin`` says that it is there for supervision and taken from nobody, ``former`` that its claim was allocated others since: nobody gets it.
+    ``interval`` is the time-slice interval of its GPU, which nobody else has then; '' for the default.
     """
 
     name: str
@@ -25,6 +27,7 @@ class ClaimedDevice(Struct, frozen=True):
     share: str = ""
     admin: bool = False
     former: bool = False
+    interval: str = ""
 
     @property
     def place(self) -> boards.Place:
@@ -72,4 +75,11 @@ def holds(claims: Mapping[str, Claimed], besides: str = "") -> Iterator[boards.H
     """Give what claims hold, but for the one with the UID ``besides``: several drivers may have devices of one."""
     for key, row, one in given(claims):
         if not key.startswith(f"{besides}@"):
-            yield boards.held(one.resource, one.device_id, one.place, row.words)
+            alone = f", with the time-slice interval {one.interval}" if one.interval else ""
+            hold = boards.held(one.resource, one.device_id, one.place, row.words + alone)
+            yield replace(hold, alone=bool(alone))
+
+
+def sliced(claims: Mapping[str, Claimed]) -> dict[str, str]:
+    """Give the time-slice interval that claims have of a GPU, by its UUID, if it isn't the default."""
+    return {one.board: one.interval for _, _, one in given(claims) if one.interval}

@@ -118,7 +118,13 @@ def _prune(content: rows.Content) -> list[str]:
     if type(number := content.get("generation", 0)) is not int or not 0 <= number < 2**62:
         wrong.append("generation: not a number")
         del content["generation"]
-    for key, kind in {"cordons": Cordon, "claims": Claimed, "sides": Side, "resources": dict}.items():
+    for key, kind in {
+        "cordons": Cordon,
+        "claims": Claimed,
+        "sides": Side,
+        "time_slices": str,
+        "resources": dict,
+    }.items():
         if key in content:
             content[key] = _sound_rows(content[key], kind, key, wrong)
     resources = content.get("resources", {})

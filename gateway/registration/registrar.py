@@ -62,9 +62,9 @@ WARM_UP = 0.2
 # Without retries: gRPC would carry a Register that a dying kubelet cut off to the next one, behind our back.
 _CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 _BETWEEN = frozenset({Phase.WAITING, Phase.ABSENT})
-_SERVED = frozenset({Phase.SERVING, Phase.STANDBY})
+SERVED = frozenset({Phase.SERVING, Phase.STANDBY})
 """The phases in which a gateway serves the resource, this one or another."""
-_AT_REST = _SERVED | {Phase.OUT}
+_AT_REST = SERVED | {Phase.OUT}
 """The phases in which no Register will be sent soon."""
 _LEVELS = logging.getLevelNamesMapping()
 _log = structlog.get_logger()
@@ -150,8 +150,8 @@ class Resource:
         """What the last look into the kubelet's records found of the registration."""
         self.stream_since: float | None = None
         """When the open stream was opened (monotonic seconds)."""
-        self.unserved_since: float | None = time.monotonic()
-        """Since when the resource is neither served nor left to another gateway (monotonic seconds)."""
+        self.since = time.monotonic()
+        """When the resource began to be served, to be left to another gateway, or to be neither (monotonic seconds)."""
         self._why = Cause.FIRST
         self._without_since: float | None = None
         """When a kubelet was found, or a stream ended, and no stream has followed."""
@@ -226,10 +226,8 @@ class Resource:
         self.state, actions = registration.step(self.state, event)
         if self.state.phase is not before.phase:
             self._log.debug("phase", phase=self.state.phase.value)
-            if self.state.phase in _SERVED:
-                self.unserved_since = None
-            elif before.phase in _SERVED:
-                self.unserved_since = time.monotonic()
+            if not {before.phase, self.state.phase}.isdisjoint(SERVED):
+                self.since = time.monotonic()
             if self.state.phase is Phase.SERVING:
                 self._node.look_within(RECORDED)
         self._keep_time(before, event)

@@ -27,6 +27,7 @@ from gateway import tally
 from gateway.kubelet import drift
 from gateway.registration.events import Phase
 from gateway.sides.side import Side
+from gateway.telling.served import VerdictState
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -42,8 +43,6 @@ FRESH: Final = 1.0
 CALLS: Final = ("Allocate", "GetPreferredAllocation", "PreStartContainer")
 CODES: Final = ("OK", "NOT_FOUND", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNIMPLEMENTED", "UNKNOWN")
 _LIVE: Final = "live"
-_ELSEWHERE: Final = frozenset({Phase.STANDBY.value, Phase.STOPPED.value})
-"""Phases in which a resource isn't this gateway's to serve."""
 
 
 class Family(Struct, frozen=True):
@@ -72,7 +71,7 @@ _FAMILIES: Final = (
     _gauge("kubelet_present", "1 while a kubelet takes registrations."),
     _gauge(
         "serving",
-        "1 while the kubelet's stream of the resource is open; absent while another gateway serves it.",
+        "1 while the resource is served; absent while another gateway serves it.",
         "resource",
     ),
     _gauge("registration_phase", "1 for the current phase of the registration, else 0.", "resource phase"),
@@ -263,8 +262,8 @@ def _gauges(status: GatewayStatus, *, device_ids: bool) -> dict[str, dict[tuple[
 def _gauges_of(resource: ResourceStatus, *, device_ids: bool) -> Iterator[tuple[str, tuple[str, ...], float | None]]:
     """Give one resource's gauges as family, labels and value. Of the same labels the last value counts."""
     name = (resource.name,)
-    elsewhere = resource.phase in _ELSEWHERE
-    yield "serving", name, None if elsewhere else resource.phase == Phase.SERVING.value
+    state = resource.verdict.state
+    yield "serving", name, None if state == VerdictState.STANDBY else state == VerdictState.SERVED
     for phase in Phase:
         yield "registration_phase", (*name, phase.name.lower()), resource.phase == phase.value
     if resource.api:

@@ -11,12 +11,12 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from gateway.telling import readiness
+from gateway.telling.subject import kubelet_s, leader_name, verdicts
 from gateway.wires import http
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gateway.registration.registrar import Resource
     from gateway.telling.subject import Subject
 
 
@@ -27,34 +27,32 @@ def routes(gateway: Subject) -> Mapping[str, http.Handler]:
         return HTTPStatus.OK, http.TEXT, b"alive\n"
 
     def readyz() -> http.Answer:
-        verdict = look(gateway)
-        status = HTTPStatus.OK if verdict.ready else HTTPStatus.SERVICE_UNAVAILABLE
-        return status, http.TEXT, verdict.text.encode()
+        found = look(gateway)
+        status = HTTPStatus.OK if found.ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return status, http.TEXT, found.text.encode()
 
     return {"/healthz": healthz, "/readyz": readyz}
 
 
-def look(gateway: Subject) -> readiness.Verdict:
+def look(gateway: Subject) -> readiness.Readiness:
     """Judge how a gateway stands now."""
     now = time.monotonic()
-    since = gateway.presence.since if gateway.presence.since is not None else now
-    kubelet_s = now - since if gateway.presence.listens() else None
-    leader, hindrances = _leader(gateway), gateway.hindrances()
-    if gateway.drivers is not None and gateway.drivers.alone:
-        return readiness.judge_drivers(
-            gateway.drivers.standings(),
-            begun=gateway.begun,
-            kubelet_s=kubelet_s,
-            leader=leader,
-            hindrances=hindrances,
-            waits_for=gateway.waits_for,
-        )
+    found = verdicts(gateway, now)
     return readiness.judge(
-        [_standing(resource, now) for resource in gateway.resources],
+        [
+            readiness.ResourceStanding(
+                name=one.name,
+                devices=len(one.entries),
+                verdict=found[one.name],
+                confirmed=one.checked is not None,
+                trouble=one.trouble,
+            )
+            for one in gateway.resources
+        ],
         begun=gateway.begun,
-        kubelet_s=kubelet_s,
-        leader=leader,
-        hindrances=hindrances,
+        kubelet_s=kubelet_s(gateway, now),
+        leader=_leader(gateway),
+        hindrances=gateway.hindrances(),
         waits_for=gateway.waits_for,
     )
 
@@ -63,17 +61,5 @@ def _leader(gateway: Subject) -> readiness.LeaderSeen | None:
     one = gateway.led_by
     if one is None:
         return None
-    name = readiness.HOST_SERVICE if one.host_service else one.token
-    return readiness.LeaderSeen(name, to_take_over=not one.is_newer_than(gateway.age) and not gateway.could_lead)
-
-
-def _standing(resource: Resource, now: float) -> readiness.ResourceStanding:
-    return readiness.ResourceStanding(
-        name=resource.name,
-        devices=len(resource.entries),
-        phase=resource.state.phase,
-        checked=resource.checked,
-        stream_s=0.0 if resource.stream_since is None else now - resource.stream_since,
-        unserved_s=0.0 if resource.unserved_since is None else now - resource.unserved_since,
-        trouble=resource.trouble,
-    )
+    to_take_over = not one.is_newer_than(gateway.age) and not gateway.could_lead
+    return readiness.LeaderSeen(leader_name(one), to_take_over=to_take_over)

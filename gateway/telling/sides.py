@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A DRA driver of the gateway, with so many ``devices`` to offer, and as many ``claims`` that have some.
 
-    ``registered``: the kubelet took it; otherwise ``trouble`` says why not, where it said so. ``unpublished`` says why its ResourceSlices
+    ``registered``: the kubelet took it, or lost it, ``since_s`` ago (null: neither yet). If not, ``trouble`` is the reason it gave. ``unpublished`` says why its ResourceSlices
     aren't what they should be, and is mostly empty. ``rival`` names another process that has the driver's name, and says what is waited for.
     ``refused`` says which claims were refused in the last two minutes, and why.
     """
@@ -22,6 +22,7 @@ class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     devices: int
     registered: bool
+    since_s: float | None = None
     trouble: str = ""
     unpublished: str = ""
     claims: int = 0

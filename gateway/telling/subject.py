@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from gateway.telling.served import Verdict, verdict
+
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from devices.source import DeviceSource, Facts, Hindrance
     from gateway.age import Age
@@ -30,8 +32,8 @@ class SubjectDrivers(Protocol):
     def alone(self) -> bool:
         """Whether devices are offered by DRA alone."""
 
-    def words(self, resource: str) -> str:
-        """Say for people why the kubelet isn't told of a resource by the device plugin API."""
+    def standing(self, resource: str) -> DriverStatus:
+        """Return how the driver of a resource stands with the kubelet."""
 
     @property
     def trouble(self) -> str:
@@ -135,3 +137,33 @@ class Subject(Protocol):
 
     async def update(self) -> None:
         """Bring every resource's list up to date."""
+
+
+def leader_name(leader: Age) -> str:
+    """Return what people call a gateway that leads."""
+    return "host service" if leader.host_service else leader.token
+
+
+def kubelet_s(gateway: Subject, now: float) -> float | None:
+    """Return how many seconds ago the kubelet was found that listens; None: none does."""
+    presence = gateway.presence
+    return now - (presence.since or now) if presence.listens() else None
+
+
+def verdicts(gateway: Subject, now: float) -> Mapping[str, Verdict]:
+    """Return the verdict on each resource, by name, at ``now`` (monotonic seconds)."""
+    drivers, leader, found_s = gateway.drivers, gateway.led_by, kubelet_s(gateway, now)
+    alone = drivers if drivers is not None and drivers.alone else None
+    return {
+        one.name: verdict(
+            one.state.phase,
+            refused=one.state.refused,
+            checked=one.checked,
+            trouble=one.trouble,
+            since_s=now - one.since,
+            kubelet_s=found_s,
+            leader="" if leader is None else leader_name(leader),
+            driver=None if alone is None else alone.standing(one.name),
+        )
+        for one in gateway.resources
+    }

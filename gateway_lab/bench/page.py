@@ -59,10 +59,8 @@ def write(report: Report, path: Path) -> None:
 
 _HEAD: Final = """# Benchmarks
 
-The figures that this project promises, and what one run found. `make bench` measures them; this run was written by
-`python -m gateway_lab.bench --page docs/benchmarks.md`. The daemon's environment holds the run-time lock alone. A *genuine* kubelet is the
-real device manager of its version. Machines differ, so ratios and bars say more than times. A bar is in the head of its column, or in
-brackets. **Bold**: not kept.
+The figures that this project promises, and what one run of `python -m gateway_lab.bench --page docs/benchmarks.md` found. A *genuine* kubelet is the real device
+manager of its version. Machines differ, so ratios and bars say more than times. A bar is in the head of its column, or in brackets. **Bold**: not kept.
 """
 
 
@@ -306,9 +304,9 @@ SECTIONS: Final = (
     Section(
         "Restart gap",
         ("restart gap",),
-        "The kubelet is killed (SIGKILL) and started again. The time from the first possible connection to its socket until its records show "
-        "all 8 GPUs. Most of it is the kubelet's own: in turns with the gateway, a trivial plugin registers and does nothing else. The "
-        "curves show which share of the restarts took at most so long; dashed lines are the bars.",
+        "The kubelet is killed and started again: the time from the first possible connection to its socket until its records "
+        "show all 8 GPUs. Most of it is the kubelet's own. The curves show which share of the restarts took at most so long, "
+        "also with a trivial plugin; dashed lines are the bars.",
         _restarts,
     ),
     Section(
@@ -321,8 +319,8 @@ SECTIONS: Final = (
     Section(
         "Handover",
         ("handover",),
-        "A second gateway starts on the node and takes over; the first one ends. The longest time in which the kubelet's records lack a GPU: "
-        "from the last look that had all to the first that has them again, with a look about every millisecond. 0: no look missed any.",
+        "A second gateway takes over: the longest time in which the kubelet's records lack a GPU, with a look about every "
+        "millisecond. 0: no look missed any.",
         _handovers,
     ),
     Section(
@@ -341,28 +339,28 @@ SECTIONS: Final = (
     Section(
         "Calls",
         ("Allocate", "GetPreferredAllocation"),
-        "One call after another, as from a kubelet, in turns with a trivial plugin that uses the same library and accepts everything. "
-        "The gateway checks the devices, logs, and writes down what it gave. *Times* is the ratio to that call.",
+        "One call after another, in turns with a trivial plugin that uses the same library and accepts everything. *Times* is "
+        "the ratio to that call.",
         _calls,
     ),
     Section(
         "A health change",
         (),
-        "A GPU becomes unhealthy in the profile: the time until the kubelet's records show one less. The list is always sent whole. The plot has medians.",
+        "A GPU becomes unhealthy in the profile: the median time until the kubelet's records show one less.",
         _health,
     ),
     Section(
         "Idle",
         ("idle",),
-        "How much more the gateway costs than the trivial plugin, in the same 20 seconds in which nothing happens (with metrics on: a "
-        "scrape every 15 seconds). The marks are the bars.",
+        "How much more the gateway costs than the trivial plugin in 20 seconds (with metrics: a scrape every 15). The marks are "
+        "the bars.",
         _idle,
     ),
     Section("Start", ("cold start",), "From the start of the process until the kubelet's records show its first list."),
     Section(
         "Imports",
         (),
-        "What the daemon imports until it serves, by top-level package (`python -X importtime`, which makes everything slower).",
+        "What the daemon imports until it serves, by top-level package (`python -X importtime`).",
         _imports,
     ),
     Section(

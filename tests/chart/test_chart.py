@@ -6,8 +6,10 @@ import functools
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -305,6 +307,48 @@ def test_the_folder_of_node_features_is_mounted_only_for_who_writes_there(*, on:
     assert "add" not in found["containers"][0]["securityContext"]["capabilities"]
 
 
+def test_the_bridge_is_what_the_component_adds() -> None:
+    text = (ROOT / "deploy/kustomize/components/bridge/daemonset.yaml").read_text(encoding="utf-8")
+    added = yaml.safe_load(text)["spec"]["template"]["spec"]
+    spec = pod({"gateway.backend": "none", "gateway.bridge": "/run/dp-bridge"}, component="none")
+    [theirs], [ours] = added["containers"], spec["containers"]
+    assert added["volumes"][0] in spec["volumes"]
+    assert theirs["volumeMounts"][0] in ours["volumeMounts"]
+    assert theirs["env"][0] in ours["env"]
+    [term] = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [one["operator"] for one in term["matchExpressions"]] == ["NotIn"]
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TYPED = [
+    pytest.param(page, line, id=f"{page.name}: {line}")
+    for page in PAGES
+    for line in dict.fromkeys(
+        re.findall(
+            r"\bhelm (?:install|upgrade|template) (gpu deploy/chart [^\n`]+)",
+            page.read_text(encoding="utf-8").replace("\\\n", ""),
+        )
+    )
+]
+
+
+@pytest.mark.parametrize(("page", "line"), TYPED)
+def test_a_command_of_helm_renders_with_the_values_that_the_page_shows(page: Path, line: str, tmp_path: Path) -> None:
+    """Values of people's own are those of NVIDIA's chart with time-slicing; those of the page are in a block that names the file."""
+    text = page.read_text(encoding="utf-8")
+    shutil.copy(Path(__file__).parent / "values" / "time-slicing.yaml", tmp_path / "your-values.yaml")
+    for name, block in re.findall(r"^ +# (\S+\.yaml)\n((?: {4}.*\n|\n)+)", text, re.MULTILINE):
+        (tmp_path / name).write_text(textwrap.dedent(block), encoding="utf-8")
+    words = shlex.split(re.sub(r"\$IMAGE", "registry.example.com/gateway:1", line))
+    words = [str(tmp_path / word) if (tmp_path / word).is_file() else word for word in words]
+    ours = {"--reuse-values", "--create-namespace"}
+    said = [word.replace("deploy/", f"{ROOT}/deploy/") for word in words if word not in ours]
+    version = [] if "--kube-version" in said else ["--kube-version=1.37.0"]
+    done = helm("template", *said, *version)
+    assert not done.returncode, done.stderr
+    assert "kind: DaemonSet" in done.stdout
+
+
 ROWS: dict[str, tuple[dict[str, object], dict[str, str | None]]] = {
     "mig": ({"migStrategy": "mixed"}, {"MIG_STRATEGY": "mixed", "NVIDIA_MIG_MONITOR_DEVICES": "all"}),
     "no-mig": ({"migStrategy": "none"}, {"MIG_STRATEGY": "none", "NVIDIA_MIG_MONITOR_DEVICES": None}),
@@ -455,7 +499,9 @@ def test_the_alerts_and_the_dashboard_are_ours() -> None:
     assert found["PrometheusRule", ""]["spec"] == rules
     there = rendered({"prometheusRule.enabled": True, "prometheusRule.docsUrl": "https://docs.example/"})
     [group] = there["PrometheusRule", ""]["spec"]["groups"]
-    assert all(rule["annotations"]["runbook_url"].startswith("https://docs.example/o") for rule in group["rules"])
+    assert all(
+        rule["annotations"]["runbook_url"].startswith("https://docs.example/alerts.html#") for rule in group["rules"]
+    )
     shown = json.loads(found["ConfigMap", ""]["data"]["device-plugin-gateway.json"])
     told = set(re.findall(r"device_plugin_gateway_\w+", json.dumps(shown)))
     page = (ROOT / "docs/observability.md").read_text()

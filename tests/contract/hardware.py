@@ -46,7 +46,7 @@ class Host:
         _by_default("devices.gpu.nvidia.survey", "keep", folder=self.cdi)
         self.features = self.root / "features.d" / "device-plugin-gateway"
         self.features.parent.mkdir()
-        _by_default("devices.gpu.source", "GPUSource.__init__", feature_file=self.features)
+        _by_default("devices.gpu.labels", "FeatureFile.__init__", path=self.features)
         _by_default("devices.gpu.nvidia.labels", "labels", sys=self.sys)
         _by_default("devices.gpu.amd.backend", "AmdBackend.__init__", sys=self.sys)
         exporter = self.root / "exporter.sock"

@@ -597,6 +597,9 @@ class Node:
             if name in told and not resource["allocatable"]:
                 continue  # Another one says the rest.
             same(f"what is allocatable of {name}", resource["allocatable"], self.allocatable(name))
+            if resource["listed"]:
+                here_or_there = resource["verdict"]["state"] in {"served", "standby"}
+                same(f"whether {name} is served", here_or_there, bool(self.capacity(name)))
             if resource["held"] is not None:
                 same(f"what is held of {name}", resource["held"], len(holders.keys() & ids))
                 well = {device for device in ids if _is_well(ids[device])} if self.allocatable(name) else set()

@@ -106,7 +106,7 @@ def test_a_table_counts_what_was_seen() -> None:
         "| the kubelet is replaced by another version (`to-1.36`) | 1.37 -> 1.36 | all (1) | kept | - | - |",
         (
             "| the kubelet is restarted (TERM) (`kubelet-term`) | 1.37 "
-            "| fewer in 1 of 2, for 10.0 s; records 0.3 s "
+            "| fewer in 1 of 2, for 10.0 s "
             "| bare and deployed: kept; static: kept (1), failed (1) | - | - |"
         ),
         "| the node loses power and boots (`reboot`) | 1.37 | - | - | all (2) | kept; GPUs that could not be opened in 1 |",

@@ -30,7 +30,7 @@ def test_a_link_that_leads_out_of_the_site_names_its_file(markdown: str, wanted:
 @pytest.mark.parametrize(
     ("markdown", "wanted"),
     [
-        ("[image.md](image.md#x)", "[The image](image.md#x)"),
+        ("[security.md](security.md#x)", "[Security](security.md#x)"),
         ("[how](image.md)", "[how](image.md)"),
         ("[x.md](nothing.md)", "[x.md](nothing.md)"),
         ("[image.md](https://example.com/image.md)", "[image.md](https://example.com/image.md)"),

@@ -15,12 +15,26 @@ from gateway.kubernetes import events, ready
 from gateway.kubernetes.events import News, Queue
 from gateway.kubernetes.node import Condition, NodeConditions, NodeMetadata, NodeObject, NodeSpec, Taint
 from gateway.kubernetes.ready import CONDITION, NodeResource, judge
+from gateway.registration.events import Phase
+from gateway.tally import Confirmation
+from gateway.telling.served import verdict
 
 GPU, OTHER = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 
 
-def standing(name: str = GPU, devices: int = 4, healthy: int = 4, **more: int) -> NodeResource:
-    return NodeResource(name, devices, healthy, **{"served": True, "looked": True, **more})  # type: ignore[arg-type]
+def standing(
+    name: str = GPU,
+    devices: int = 4,
+    healthy: int = 4,
+    *,
+    served: bool = True,
+    looked: bool = True,
+    lacking: bool = False,
+    withheld: int = 0,
+) -> NodeResource:
+    checked = Confirmation.LACKING if lacking else Confirmation.HELD if looked else None
+    found = verdict(Phase.SERVING if served else Phase.WAITING, checked=checked)
+    return NodeResource(name, devices, healthy, found, withheld)
 
 
 def node(

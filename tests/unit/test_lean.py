@@ -44,6 +44,7 @@ def loaded() -> frozenset[str]:
         "gateway.cli.advice",
         "gateway.doctor",
         "gateway.wires.http",
+        "gateway.telling.gathered",
         "gateway.telling.gpumetrics",
         "gateway.telling.metrics",
         "gateway.telling.status",

@@ -77,6 +77,10 @@
   - name: plugins-registry
     mountPath: /var/lib/kubelet/plugins_registry
   {{- end }}
+  {{- with $root.Values.gateway.bridge }}
+  - name: bridge
+    mountPath: {{ . }}
+  {{- end }}
   {{- if include "gateway.configMap" $root }}
   - name: configs
     mountPath: /available-configs

@@ -154,7 +154,7 @@ def judged(xid: int, checks: Checks) -> Trouble:
     elif ignored is False and kind is TroubleKind.APPLICATION:
         kind = TroubleKind.RESTART_APP
     known = f"{words}; NVIDIA's catalogue: {action}" if words else "NVIDIA's catalogue names no cure"
-    return Trouble(f"Xid {xid} ({known})", kind)
+    return Trouble(f"Xid {xid} ({known})", kind, f"xid={xid}")
 
 
 class Event(Struct, frozen=True):

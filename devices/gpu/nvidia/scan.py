@@ -378,6 +378,6 @@ def addressed(unseen: Sequence[Seat], free: Sequence[str], uncounted: Callable[[
 def _failed(error: NvmlError) -> tuple[Trouble, bool]:
     """What a failed look says of a GPU, and whether it is lost."""
     if isinstance(error, LostError):
-        return Trouble(f"it doesn't answer any more: {error}", TroubleKind.RESET_REQUIRED), True
+        return Trouble(f"it doesn't answer any more: {error}", TroubleKind.RESET_REQUIRED, "gpu-lost"), True
     hint = _DENIED if isinstance(error, DeniedError) else ""
     return Trouble(f"it can't be looked at: {error}{hint}", TroubleKind.RESTART_APP), False
