@@ -1,11 +1,12 @@
 """A node's labels, in a file from which Node Feature Discovery (NFD) labels the node.
 
-NFD's worker reads every file of a folder, but hidden ones, and takes away labels that no file has any more. So a file is replaced
-as a whole, and removed when nobody keeps it.
+NFD's worker reads every file of a folder, but hidden and large ones, and takes away labels that no file has any more
+(source/local/local.go of 0.18). So a file is replaced as a whole, and removed when nobody keeps it.
 """
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from devices.policy import Policy
 
 PATH: Final = Path("/etc/kubernetes/node-feature-discovery/features.d/device-plugin-gateway")
+_MOST_BYTES: Final = 65536
 _log = structlog.get_logger()
 
 
@@ -44,20 +46,18 @@ class FeatureFile:
             if not policy.node_features:
                 self._path.unlink(missing_ok=True)
             else:
-                labels = self._labels(sight, policy)
-                text = "".join(
-                    f"{name}={value}\n" for name, value in sorted(labels.items()) if value.isprintable()
-                ).encode()
+                text = _spelled(self._labels(sight, policy))
                 if text != self._written or not self._is_ours():
                     files.sweep(self._path.parent, self._path.name)
                     self._as = _known_by(files.replace(self._path, text, 0o644))
                     self._written = text
-                    _log.info("node labels written", path=str(self._path), labels=len(labels))
+                    _log.info("node labels written", path=str(self._path), labels=text.count(b"\n"))
             self.trouble = ""
         except OSError as error:
-            before, self.trouble = (
-                self.trouble,
-                f"the node's labels can't be written: {error}. Node Feature Discovery makes this folder. In a pod, mount it",
+            before = self.trouble
+            self.trouble = (
+                f"the node's labels can't be written to {self._path}: {error.strerror}. Is Node Feature Discovery installed? "
+                "In a pod, mount its folder"
             )
             if self.trouble != before:
                 _log.warning("node labels not written", reason=self.trouble)
@@ -75,6 +75,18 @@ class FeatureFile:
             return self._as == _known_by(self._path.lstat())
         except FileNotFoundError:
             return False
+
+
+def _spelled(labels: Mapping[str, str]) -> bytes:
+    """Return the file's text.
+
+    Raises:
+        OSError: it is too large.
+    """
+    lines = (f"{name}={value}\n" for name, value in sorted(labels.items()) if value.isprintable())
+    if len(text := "".join(lines).encode()) > _MOST_BYTES:
+        raise OSError(errno.EFBIG, f"Node Feature Discovery reads at most {_MOST_BYTES} bytes")
+    return text
 
 
 def _known_by(found: os.stat_result) -> tuple[int, int]:
