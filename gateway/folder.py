@@ -11,15 +11,18 @@ import structlog
 from gateway.kubelet.watch import KUBELET_SOCKET, FolderWatch, is_pinned
 from gateway.leader import instance
 from gateway.registration import events
+from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from gateway.configuration.settings import Settings
-    from gateway.kubelet.identity import KubeletId
     from gateway.kubelet.presence import Presence
+    from gateway.kubelet.watch import KubeletId
     from gateway.leader.instance import Instance
+    from gateway.leader.leadership import Leadership
     from gateway.registration.registrar import Resource
+    from gateway.tally import Tally
     from gateway.tasks import Tasks
 
 FOLDER_AGAIN, FOLDER_TOLD = 0.5, 60.0
@@ -32,55 +35,45 @@ _log = structlog.get_logger()
 
 
 class Folder:
-    """The socket directory of one gateway; ``lock`` is held while sockets or lists change.
-
-    ``kubelet_up`` takes each kubelet that comes, ``bound_anew`` is called when all sockets are in a new directory, ``late`` is told how
-    late a look was, and when it was (seconds, monotonic seconds). ``end`` ends the gateway with an exit status.
-    """
+    """The socket directory of one gateway; ``lock`` is held while sockets or lists change."""
 
     def __init__(
         self,
         settings: Settings,
         own: Instance,
+        lead: Leadership,
         presence: Presence,
         resources: Mapping[str, Resource],
         lock: asyncio.Lock,
-        *,
-        kubelet_up: Callable[[KubeletId], None],
-        bound_anew: Callable[[], None],
-        late: Callable[[float, float], None],
-        end: Callable[[int], None],
+        tally: Tally,
         tasks: Tasks,
     ) -> None:
-        self._settings, self._instance, self._presence, self._resources = settings, own, presence, resources
-        self._lock, self._bound_anew, self._end, self._tasks = lock, bound_anew, end, tasks
+        self._settings, self._instance, self._lead, self._presence = settings, own, lead, presence
+        self._resources, self._lock, self._tally, self._tasks = resources, lock, tally, tasks
         self._rebinding: asyncio.Task[None] | None = None
-        self._kubelet_up, self._late = kubelet_up, late
         self._watch: FolderWatch | None = None
-        self.waits_for = ""
-        """Why it can't be used, in words, while that is waited for; empty where it isn't."""
 
     async def wait(self, hindered: Callable[[], Awaitable[None]]) -> None:
         """Wait until it can be used; say again and again why it can't, and await ``hindered`` each time."""
         folder, tell_at = self._settings.socket_dir, 0.0
         while reason := instance.make_folder(folder):
-            self.waits_for = f"the socket directory: {reason}"
+            self._lead.waits_for_folder = f"the socket directory: {reason}"
             await hindered()
             if (now := time.monotonic()) >= tell_at:
                 _log.warning("waiting for the socket directory", folder=str(folder), reason=reason)
                 tell_at = now + FOLDER_TOLD
             await asyncio.sleep(FOLDER_AGAIN)
-        self.waits_for = ""
+        self._lead.waits_for_folder = ""
 
-    async def run(self) -> None:
-        """Watch it, for ever."""
+    async def run(self, kubelet_up: Callable[[KubeletId], None]) -> None:
+        """Watch it, for ever; ``kubelet_up`` takes each kubelet that comes."""
         self._watch = FolderWatch(
             self._settings.socket_dir,
             lambda: (KUBELET_SOCKET, instance.FOLDER, *(one.state.name for one in self._resources.values())),
-            kubelet_up=self._kubelet_up,
+            kubelet_up=kubelet_up,
             name_lost=self._name_lost,
             replaced=self._replaced,
-            late=self._late,
+            late=self._tally.late,
         )
         await self._watch.run()
 
@@ -101,7 +94,7 @@ class Folder:
                 folder=str(self._settings.socket_dir),
                 advice="the container must be restarted to see the new one; mount its parent to avoid this",
             )
-            self._end(EXIT_PINNED)
+            self._tasks.end(EXIT_PINNED)
             return
         _log.warning("the socket directory was replaced: binding anew", folder=str(self._settings.socket_dir))
         self._bind_again()
@@ -119,7 +112,10 @@ class Folder:
             wait = min(wait * 2, REBIND_MAX)
         if self._watch is not None:
             self._watch.look_now()
-        self._bound_anew()
+        if (kubelet := self._presence.kubelet) is not None:
+            for resource in self._resources.values():
+                if resource.state.phase is Phase.ABSENT:
+                    resource.feed(events.KubeletUp(kubelet))
 
     async def _bind_anew(self, *, told: bool) -> bool:
         async with self._lock:

@@ -7,29 +7,24 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from devices.policy import Policy
 from devices.source import NOT_TOLD, RETRY_S, GiveUpError, Hindrance, Partial, hear
 from gateway.configuration import effective
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from devices.source import DeviceSource, Inventory
+    from gateway.configuration.reload import FileFate
+    from gateway.configuration.settings import Settings
+    from gateway.lists import Lists
+    from gateway.tasks import Tasks
 
 _log = structlog.get_logger()
 
 
 class Follower:
-    """Follows one source: ``take`` takes each inventory, ``end`` ends the gateway where the source gives up."""
+    """Follows one source: the lists take each inventory. A source that gives up ends the gateway."""
 
-    def __init__(
-        self,
-        source: DeviceSource,
-        take: Callable[[Inventory], Awaitable[None]],
-        end: Callable[[int], None],
-        policy: Callable[[], Policy] = Policy,
-    ) -> None:
-        self._source, self._take, self._end, self._policy = source, take, end, policy
+    def __init__(self, settings: Settings, config: FileFate, source: DeviceSource, lists: Lists, tasks: Tasks) -> None:
+        self._settings, self._config, self._source, self._lists, self._tasks = settings, config, source, lists, tasks
         self._warned: tuple[str, ...] = ()
         self.trouble = NOT_TOLD
         """Why the source doesn't tell of devices; empty where it does."""
@@ -39,7 +34,7 @@ class Follower:
 
         async def take(inventory: Inventory) -> None:
             self.trouble = ""
-            await self._take(inventory)
+            await self._lists.take(inventory)
             if not isinstance(inventory, Partial):
                 first.set()
             if first.is_set():
@@ -50,13 +45,13 @@ class Follower:
                 self.trouble = await hear(self._source, take)
             except GiveUpError as error:
                 _log.error("giving up", reason=str(error), status=error.status)
-                self._end(error.status)
+                self._tasks.end(error.status)
                 await asyncio.get_running_loop().create_future()
             await asyncio.sleep(RETRY_S)
 
     def _warn(self) -> None:
         """Log the settings that do nothing here, once."""
-        found = effective.idle(self._policy(), self._source)
+        found = effective.idle(self._config.policy or self._settings.policy, self._source)
         for one in found:
             if one not in self._warned:
                 _log.warning("a setting has no effect", reason=one)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 from msgspec.structs import replace
@@ -22,20 +22,23 @@ from gateway.memory import claimed
 from gateway.memory.ledger import boot_id
 from gateway.registration import events
 from gateway.registration.devicelist import AT_ONCE
+from gateway.registration.registrar import Resource, any_registers
 from gateway.telling import changes
 from gateway.unseen import Unseen, fates
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from devices.boards import Hold
     from devices.model import Device
     from devices.source import DeviceSource, Inventory
     from gateway.configuration.settings import Settings
+    from gateway.dra.renewed import RenewedDrivers
+    from gateway.leader.leadership import Leadership
     from gateway.memory.holdings import Holdings
     from gateway.memory.ledger import Ledger
-    from gateway.registration.registrar import Resource
+    from gateway.registration.registrar import Node
     from gateway.tasks import Tasks
 
     Asked = Mapping[str, tuple[merging.Known, Listing | None, Mapping[str, states.Entry], merging.Clock, float]]
@@ -56,24 +59,10 @@ _WAITING = frozenset({states.State.WITHDRAWN, states.State.LOST})
 _log = structlog.get_logger()
 
 
-class WhoLeads(Protocol):
-    """What the lists depend on of who leads on the node."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether this gateway decides: what it doesn't send isn't remembered."""
-
-    @property
-    def registering(self) -> bool:
-        """Whether a Register is on its way: what takes seconds waits until it is answered by a call."""
-
-
 class Lists:
     """What is on offer of each resource; new ones are added to ``resources``.
 
-    ``make`` makes a resource of a name, bound to nothing yet. ``changed`` is called when lists have changed, or what is known of their
-    holders; ``away`` says which devices are another API's, by ID, and why; ``sent`` is awaited at the end of each update, with
-    whether a resource is new. ``started`` is in monotonic seconds.
+    ``node`` is what is around a resource. ``started`` is in monotonic seconds.
     """
 
     def __init__(
@@ -81,21 +70,18 @@ class Lists:
         settings: Settings,
         source: DeviceSource,
         holdings: Holdings,
-        leader: WhoLeads,
+        lead: Leadership,
         resources: dict[str, Resource],
-        make: Callable[[str], Resource],
-        changed: Callable[[], None],
-        away: Callable[[Iterable[Device]], Mapping[str, tuple[states.State, str]]],
-        sent: Callable[[bool], Awaitable[None]],
+        node: Node,
         tasks: Tasks,
         started: float,
     ) -> None:
-        self._settings, self._source, self._leader = settings, source, leader
+        self._settings, self._source, self._lead, self._node = settings, source, lead, node
         self._ledger, self._scribe = holdings.ledger, holdings.scribe
         self._beliefs, self._presence, self._holdings = holdings.beliefs, holdings.presence, holdings
-        self._resources, self._make, self._changed, self._sent = resources, make, changed, sent
-        self._away = away
-        self._tasks, self._started = tasks, started
+        self._resources, self._tasks, self._started = resources, tasks, started
+        self.drivers: RenewedDrivers | None = None
+        """The DRA drivers, if there are any: they offer what these lists leave to them."""
         self._holds: Sequence[Hold] = ()
         """Who has hardware under IDs that aren't offered here."""
         self.inventory: Inventory | None = None
@@ -136,7 +122,7 @@ class Lists:
         given, asked = self._given(), self._asked(listings, clock)
         merged = await _merged_apart(asked)
         # What isn't sent isn't remembered: what counts is what the gateway that serves it remembers.
-        sent = list(merged) if self._leader.leads else []
+        sent = list(merged) if self._lead.leads else []
         if any(merged[name].new for name in sent):
             for name in sent:
                 devices = self.unseen.to_record(name, [entry.device for entry in merged[name].entries])
@@ -146,7 +132,7 @@ class Lists:
             await self._scribe.durable()
         before, again = frozenset(self._resources), list[float]()
         for name in merged.keys() - before:
-            resource = self._make(name)
+            resource = Resource(self._node, name, self._ledger.accepted)
             if self._settings.dra == "only":  # Its devices are offered by DRA alone.
                 self._resources[name] = resource
                 resource.feed(events.StandBy())
@@ -183,7 +169,27 @@ class Lists:
         self._took = time.monotonic() - began
         self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
         self._look_for(known_holds)
-        await self._sent(any(name not in before for name in self._resources))
+        self._serve_new(before)
+
+    def _serve_new(self, before: Container[str]) -> None:
+        """Have resources that are new registered, or stand by; the start does so with its own."""
+        if not self._lead.begun:
+            return
+        for name, resource in self._resources.items():
+            if name not in before and self._lead.stands_by:
+                resource.feed(events.StandBy())
+            if resource.state.kubelet is None and self._presence.kubelet is not None:
+                resource.feed(events.KubeletUp(self._presence.kubelet))
+
+    def _changed(self) -> None:
+        """Tell the DRA drivers that lists have changed, or what is known of their holders."""
+        if self.drivers is not None:
+            self.drivers.now.update()
+
+    @property
+    def registering(self) -> bool:
+        """True if a Register is on its way: what takes seconds waits until it is answered by a call."""
+        return self._lead.takes_over or any_registers(self._resources.values())
 
     def _asked(self, listings: Mapping[str, Listing | None], clock: merging.Clock) -> Asked:
         """Say what is to be merged: what is remembered and what is there, by resource; hardware that is held is given once."""
@@ -215,7 +221,9 @@ class Lists:
                 known[name],
                 cordons={**known[name].cordons, **boards.withheld(cordons, offered[name], ())},
                 withheld=boards.withheld([*holds, *across], offered[name], held),
-                away=self._away(chain(known[name].announced.values(), offered[name])),
+                away={}
+                if self.drivers is None
+                else self.drivers.now.away(chain(known[name].announced.values(), offered[name])),
             )
             asked[name] = one, listing, before[name], clock, grace
         return asked
@@ -323,7 +331,7 @@ class Lists:
             waiting = bool(self._heeded(self._holdings.of_others(_offered(told, self._ledger)), self._resources))
         self._changed()
         if waiting:
-            if self._leader.registering:
+            if self.registering:
                 self._beliefs.look_within(HANDED_OVER_LOOK)
                 return
             self._tasks.background(self.update())
@@ -336,7 +344,7 @@ class Lists:
             self._beliefs.look_within(LOOK_FOR_METRICS)
 
     def _refresh(self) -> None:
-        if self._leader.registering:
+        if self.registering:
             self.update_again([time.monotonic() + HANDED_OVER_LOOK])
             return
         self._tasks.background(self.update())

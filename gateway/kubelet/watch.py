@@ -16,9 +16,9 @@ import stat
 from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
+from msgspec import Struct
 
 from devices import inotify
-from gateway.kubelet.identity import KubeletId
 from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
@@ -40,6 +40,18 @@ _log = structlog.get_logger()
 _MASK = (
     inotify.CREATE | inotify.MOVED_TO | inotify.DELETE | inotify.MOVED_FROM | inotify.DELETE_SELF | inotify.MOVE_SELF
 )
+
+
+class KubeletId(Struct, frozen=True):
+    """One creation of kubelet.sock.
+
+    A new socket may get the old inode number, so that the time of its creation belongs to it: nothing modifies a socket
+    afterwards, and a change of its mode, owner, label or links is another time.
+    """
+
+    device: int
+    inode: int
+    mtime_ns: int
 
 
 def kubelet_id(path: Path) -> KubeletId | None:

@@ -15,7 +15,7 @@ from gateway.telling import orders
 from gateway.wires.control import ControlError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from gateway.kubernetes.node import NodeObject
     from gateway.telling.subject import Subject
@@ -29,8 +29,8 @@ _log = structlog.get_logger()
 class AnnotatedCordons:
     """Keeps the cordons that the annotation names, beside those of commands; without the API server, those that it named last."""
 
-    def __init__(self, gateway: Subject, leads: Callable[[], bool]) -> None:
-        self._gateway, self._leads = gateway, leads
+    def __init__(self, gateway: Subject) -> None:
+        self._gateway = gateway
         self._wanted: Collection[str] | None = None
         """The IDs; None until the API server told."""
         self._wrong = ""
@@ -48,7 +48,7 @@ class AnnotatedCordons:
     async def follow(self) -> None:
         """Follow it, for ever."""
         while True:
-            if self._leads() and self._wanted is not None:
+            if self._gateway.lead.leads and self._wanted is not None:
                 await self._settle(frozenset(self._wanted))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK):
@@ -71,7 +71,7 @@ class AnnotatedCordons:
 
     def hindrances(self) -> list[Hindrance]:
         """Say what of the annotation can't be followed."""
-        listed = {one for resource in self._gateway.resources for one in resource.entries}
+        listed = {one for resource in self._gateway.resources.values() for one in resource.entries}
         missing = [one for one in self._wanted or () if one not in listed and self._gateway.source.place(one) is None]
         words = f"no device here is called {', '.join(missing)[:200]}. Write whole IDs" if missing else ""
         return [Hindrance(f"annotation {ANNOTATION}", one) for one in (self._wrong, words) if one]

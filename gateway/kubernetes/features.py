@@ -14,8 +14,6 @@ from gateway.kubernetes.cordons import AnnotatedCordons
 from gateway.kubernetes.keeper import Keeper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gateway.kubernetes.client import Client
     from gateway.kubernetes.node import NodeObject
     from gateway.telling.subject import Subject
@@ -33,10 +31,10 @@ class Features:
     here or by the DRA drivers.
     """
 
-    def __init__(self, gateway: Subject, leads: Callable[[], bool]) -> None:
+    def __init__(self, gateway: Subject) -> None:
         self._gateway, self._settings = gateway, gateway.settings
         self.label = None if self._settings.choice is None else Label(self._settings.node_label)
-        self.cordons = AnnotatedCordons(gateway, leads)
+        self.cordons = AnnotatedCordons(gateway)
 
     async def run(self) -> None:
         """Do what the settings ask for, for ever. Nothing in here ends the gateway."""

@@ -17,7 +17,7 @@ from gateway.kubelet.drift import MismatchKind
 from gateway.kubernetes import events, node, ready, watch
 from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.kubernetes.events import Queue
-from gateway.telling.subject import verdicts
+from gateway.telling.served import verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -101,7 +101,7 @@ class Keeper:
 
     def _verdict(self, own: NodeObject, *, was: bool) -> NodeReadiness | None:
         """Judge; None where another gateway serves, and says so."""
-        if self._gateway.led_by is not None:
+        if self._gateway.lead.led_by is not None:
             return None
         standings = list(self._standings())
         if any(one.withheld or ready.allocatable(own, one.name) < one.healthy for one in standings):
@@ -142,7 +142,7 @@ class Keeper:
 
     def _standings(self) -> Iterator[NodeResource]:
         judged = verdicts(self._gateway, time.monotonic())
-        for resource in self._gateway.resources:
+        for resource in self._gateway.resources.values():
             entries = resource.entries
             healthy = {one for one, entry in entries.items() if entry.device.health is Health.HEALTHY}
             findings = self._gateway.beliefs.findings(resource.name)
@@ -163,9 +163,9 @@ class Keeper:
 
     def _take_news(self) -> None:
         now, unix = time.monotonic(), time.time()
-        for resource in self._gateway.resources:
+        for resource in self._gateway.resources.values():
             name, entries = resource.name, resource.entries
-            if self._gateway.led_by is not None:
+            if self._gateway.lead.led_by is not None:
                 self._entries.pop(name, None)
                 continue
             findings = tuple(self._gateway.beliefs.findings(name))
@@ -184,7 +184,9 @@ class Keeper:
         while self._queue.waiting:
             news = self._queue.waiting[0]
             try:
-                await self._api.create(events.PATH, events.body(news, self._settings.node_name, self._gateway.token))
+                await self._api.create(
+                    events.PATH, events.body(news, self._settings.node_name, self._gateway.instance.token)
+                )
             except KubernetesError as error:
                 if error.status not in _UNTELLABLE:
                     raise

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 from msgspec import Struct
@@ -23,7 +23,6 @@ from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import kubelet_id
 from gateway.registration import events
 from gateway.registration import machine as registration
-from gateway.registration.cause import cause
 from gateway.registration.events import Phase, Timer
 from gateway.registration.negotiate import NOBODY, UNFIT
 from gateway.registration.serve import DevicePlugin
@@ -33,17 +32,19 @@ from gateway.wires import rpc
 from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from devices.life import states
     from devices.source import DeviceSource, Listing
     from gateway.configuration.settings import Settings
-    from gateway.kubelet.beliefs import Look
-    from gateway.kubelet.identity import KubeletId
-    from gateway.registration.serve import DeviceMemory
+    from gateway.kubelet.beliefs import Beliefs, Look
+    from gateway.kubelet.presence import Presence
+    from gateway.kubelet.watch import KubeletId
+    from gateway.registration.serve import DeviceMemory, Leading
     from gateway.registration.turns import Turns
     from gateway.tally import Tally
+    from gateway.tasks import Signal
 
 REGISTER_DEADLINE = 15.0
 """Seconds for one Register. Kubelets 1.25 and later dial back within it, for up to 10 s; 1.35 and later give that up
@@ -91,6 +92,11 @@ def spread(seconds: float) -> float:
     return seconds * (1 + os.urandom(1)[0] / 1024)
 
 
+def any_registers(resources: Iterable[Resource]) -> bool:
+    """Return True if a Register is in flight, or was accepted and the kubelet hasn't called yet."""
+    return any(one.state.phase in {Phase.OFFERING, Phase.ACCEPTED} for one in resources)
+
+
 class Node(Struct, frozen=True, kw_only=True):
     """The node around a resource, and the gateway on it."""
 
@@ -100,22 +106,20 @@ class Node(Struct, frozen=True, kw_only=True):
     turns: Turns
     token: str
     """The gateway's own."""
-    kubelet_socket: Path
-    """The kubelet's kubelet.sock."""
     own_socket: Callable[[str], Path]
     """Returns the path on which a resource's server is bound."""
     memory: Callable[[str], DeviceMemory]
     """Returns what is known of a resource's devices next to its list."""
-    look_within: Callable[[float], None]
-    """Makes sure that the kubelet's records are read within so many seconds."""
     accepted: Callable[[str], None]
     """Remembers which dialect the kubelet accepted."""
-    stood: Callable[[Resource], None]
-    """Called when a resource's registration may have another phase."""
-    register_at: Callable[[], float]
-    """Returns the earliest time of the next Register (monotonic seconds)."""
-    guard: Callable[..., Any] | None = None
-    """What is laid around answers to the kubelet."""
+    presence: Presence
+    """The kubelet that listens."""
+    beliefs: Beliefs
+    """Its records."""
+    lead: Leading
+    """Who leads on the node."""
+    moved: Signal
+    """Set when a resource's registration may have another phase."""
 
 
 class _Ahead(Struct, frozen=True):
@@ -139,9 +143,9 @@ class Resource:
             node.memory(name),
             node.tally,
             node.turns,
+            node.lead,
             kubelet_minor=settings.kubelet_minor,
             grace=settings.startup_grace > 0,
-            guard=node.guard,
         )
         self.state = registration.start(f"{node.token}-{os.urandom(2).hex()}", settings.api, last_accepted)
         self.trouble = ""
@@ -213,7 +217,7 @@ class Resource:
         if self._ahead is not None and self._ahead.kubelet not in {None, kubelet}:
             self._drop_ahead()
         ahead, self._ahead = self._ahead, None
-        return ahead.channel if ahead is not None else rpc.Channel(self._node.kubelet_socket, _CHANNEL_OPTIONS)
+        return ahead.channel if ahead is not None else rpc.Channel(self._node.presence.socket, _CHANNEL_OPTIONS)
 
     def _drop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
@@ -222,20 +226,24 @@ class Resource:
 
     def feed(self, event: events.Event) -> None:
         """Pass an event to the state machine, and carry out its actions."""
-        before, self._why = self.state, cause(self.state, event) or self._why
+        before, self._why = self.state, registration.cause(self.state, event) or self._why
         self.state, actions = registration.step(self.state, event)
         if self.state.phase is not before.phase:
             self._log.debug("phase", phase=self.state.phase.value)
             if not {before.phase, self.state.phase}.isdisjoint(SERVED):
                 self.since = time.monotonic()
             if self.state.phase is Phase.SERVING:
-                self._node.look_within(RECORDED)
+                self._node.beliefs.look_within(RECORDED)
         self._keep_time(before, event)
         for action in actions:
             self._act(action)
-        self._node.stood(self)
+        if self.state.phase is Phase.ABSENT:
+            self._node.presence.check()
+        elif self.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
+            self._node.presence.found(anew=False)
+        self._node.moved.set()
         if before.stream is not None and self.state.phase in _BETWEEN and self._ahead is None:
-            self._ahead = _Ahead(rpc.Channel(self._node.kubelet_socket, _CHANNEL_OPTIONS))
+            self._ahead = _Ahead(rpc.Channel(self._node.presence.socket, _CHANNEL_OPTIONS))
         elif self.state.phase in _AT_REST:
             self._drop_ahead()
 
@@ -303,9 +311,9 @@ class Resource:
         await self.plugin.list.spell(dialect)
         if reason := self.plugin.list.too_large(dialect):
             return UNFIT, reason
-        if (wait := self._node.register_at() - time.monotonic()) > 0:
+        if (wait := self._node.lead.register_at() - time.monotonic()) > 0:
             await asyncio.sleep(wait)
-        socket = self._node.kubelet_socket
+        socket = self._node.presence.socket
         kubelet = kubelet_id(socket)
         if kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet:  # Else another one came in between.
             return NOBODY, f"nobody takes connections on {socket}"

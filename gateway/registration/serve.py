@@ -100,6 +100,19 @@ class DeviceMemory(Protocol):
         """Note that containers were given devices: the dialect, and the devices of each container."""
 
 
+class Leading(Protocol):
+    """Who leads on the node (``gateway.leader.leadership``)."""
+
+    def register_at(self) -> float:
+        """Return the earliest time of the next Register (monotonic seconds)."""
+
+    async def passed(self, call: str, dialect: Dialect, resource: str, request: bytes) -> bytes | None:
+        """Return the leader's response to a call; None if this gateway leads, and so answers it."""
+
+    def one_more(self) -> AbstractContextManager[None]:
+        """Count a call while it is being answered."""
+
+
 class _Stream:
     """One ListAndWatch stream: its caller, and whether there is a new list for it."""
 
@@ -117,8 +130,7 @@ class DevicePlugin:
     """The device plugin of one resource name.
 
     ``emit`` takes the registration events that calls cause (a stream opened, ended, a list too large). ``kubelet_minor`` is the
-    kubelet's version, where an operator vouches for it. ``grace`` is as of ``DeviceList``; ``guard`` is laid around each answer, by call and
-    resource (``gateway.leader``).
+    kubelet's version, where an operator vouches for it. ``grace`` is as of ``DeviceList``.
     """
 
     def __init__(
@@ -129,13 +141,13 @@ class DevicePlugin:
         memory: DeviceMemory,
         tally: Tally,
         turns: Turns,
+        lead: Leading,
         *,
         kubelet_minor: int | None = None,
         grace: bool = False,
-        guard: Callable[[str, str, _Answer], _Answer] | None = None,
     ) -> None:
         self.name = name
-        self._guard = guard
+        self._lead = lead
         self._source, self._emit, self._memory, self._tally, self._turns = source, emit, memory, tally, turns
         self._kubelet_minor = kubelet_minor
         self._log = _log.bind(resource=name)
@@ -244,27 +256,22 @@ class DevicePlugin:
             await self._list_and_watch(dialect, context)
 
         calls: dict[str, rpc.Method] = {
-            call: rpc.reading(self._answered(call, answer, dialect)) for call, answer in self._guarded(unary).items()
+            call: rpc.reading(self._answered(call, answer, dialect)) for call, answer in unary.items()
         }
         calls["ListAndWatch"] = rpc.writing(watch)
         return {f"/{dialect.plugin_service}/{call}": method for call, method in calls.items()}
 
-    def _guarded(self, answers: dict[str, _Answer]) -> dict[str, _Answer]:
-        guard = self._guard
-        if guard is None:
-            return answers
-        return {call: guard(call, self.name, answer) for call, answer in answers.items()}
-
     def _answered(self, call: str, answer: _Answer, dialect: Dialect) -> Callable[[rpc.Call], Awaitable[bytes]]:
-        """Count a call, and say what is wrong with it as gRPC does.
-
-        To gRPC it is one with a stream of requests, of which one is read: so it is ours to bound how long and how many wait.
-        """
+        """Return the handler of a call: it answers while this gateway leads, or passes the call on, and counts it."""
 
         async def answered(context: rpc.Call) -> bytes:
             began, status, text = time.perf_counter(), rpc.Code.UNKNOWN, ""
             try:
-                wire = await answer(dialect, await self._requests.read(context), context)
+                request = await self._requests.read(context)
+                wire = await self._lead.passed(call, dialect, self.name, request)
+                if wire is None:
+                    with self._lead.one_more():
+                        wire = await answer(dialect, request, context)
                 status = rpc.Code.OK
             except RefusedError as refused:
                 status, text = rpc.Code(refused.fault.value), str(refused)

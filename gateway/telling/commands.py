@@ -58,7 +58,7 @@ class Commands:
         return {
             "status": self._status,
             "devices": self._devices,
-            "move": self._cannot_move,
+            "move": self._move,
             **dict.fromkeys(orders.ORDERS, self._order),
             **dict.fromkeys(orders.HANDLES, self._handle),
         }
@@ -79,7 +79,7 @@ class Commands:
         """Take something, and make something of it: of many devices in a thread, for one who asks at a time. Calls are answered meanwhile."""
         async with self._turn:
             taken = take()
-            many = sum(len(resource.entries) for resource in self._gateway.resources) > AT_ONCE
+            many = sum(len(resource.entries) for resource in self._gateway.resources.values()) > AT_ONCE
             return await asyncio.to_thread(make, taken) if many else make(taken)
 
     async def _status(self, connection: ControlConnection, request: dict[str, Any]) -> None:
@@ -103,13 +103,19 @@ class Commands:
         )
 
     def _listed(self) -> list[Listed]:
-        return [(one.name, one.entries, self._gateway.source.facts(one.name)) for one in self._gateway.resources]
+        return [
+            (one.name, one.entries, self._gateway.source.facts(one.name)) for one in self._gateway.resources.values()
+        ]
 
-    async def _cannot_move(self, _connection: ControlConnection, _request: dict[str, Any]) -> None:
-        """Refuse an order that the drivers meet, where they are there beside the device plugin API."""
-        raise ControlError(
-            f"this gateway runs with --dra {self._gateway.settings.dra}: GPUs move where it serves both APIs, with --dra on"
-        )
+    async def _move(self, connection: ControlConnection, request: dict[str, Any]) -> None:
+        """Pass the order to the DRA drivers, if the gateway serves both APIs."""
+        drivers = self._gateway.drivers()
+        move = None if drivers is None else drivers.handlers.get("move")
+        if move is None:
+            raise ControlError(
+                f"this gateway runs with --dra {self._gateway.settings.dra}: GPUs move where it serves both APIs, with --dra on"
+            )
+        await move(connection, request)
 
     async def _handle(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         source, ids = self._gateway.source, orders.handle_ids(request)
@@ -123,7 +129,7 @@ class Commands:
                 "the gateway"
             ) from error
         await self._gateway.beliefs.look()  # Who was given one a moment ago holds it.
-        names = [resource.name for resource in self._gateway.resources]
+        names = list(self._gateway.resources)
         concerned, known = dict.fromkeys(handled), [self._gateway.beliefs.holders(name) for name in names]
         _log.info("order", op=request["op"], devices=[*concerned][:_MOST_TOLD], count=len(concerned))
         told = (one for name in names for one in (self._gateway.holdings.named(name) or {}).items())
@@ -134,7 +140,7 @@ class Commands:
     async def _meant(self, ids: Sequence[str]) -> tuple[str, ...]:
         """Return the devices that are meant, as ``_meant`` does, by the lists that are in force when it returns."""
         before, found = None, tuple[str, ...]()
-        while ids and before != (before := [one.entries.keys() for one in self._gateway.resources]):
+        while ids and before != (before := [one.entries.keys() for one in self._gateway.resources.values()]):
             found = await self._apart(self._listed, partial(_meant, ids))
         return found
 
@@ -142,7 +148,7 @@ class Commands:
         order = orders.order(request)
         if order.op == "forget":
             await self._gateway.beliefs.look()  # Who was given one a moment ago holds it.
-        before = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources}
+        before = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources.values()}
         found = [(name, entry) for name, entry in before.items() if entry is not None]
         cordoned = order.device_id in self._gateway.ledger.cordons
         resources = [name for name, _ in found]
@@ -150,14 +156,14 @@ class Commands:
             resources += [
                 name for name in before if name not in resources and self._is_forgotten(order.device_id, name)
             ]
-        if not resources and not (cordoned and order.op == "uncordon") and not self._gateway.waits_for:
+        if not resources and not (cordoned and order.op == "uncordon") and not self._gateway.lead.waits_for:
             raise ControlError(f"no device here is called {order.device_id!r}: `gateway devices` lists them")
         async with self._gateway.lock:  # What is put together now would bring back what is to be forgotten.
             changed = self._carry_out(order, resources)
         _log.info(
             "order", op=order.op, device=order.device_id, resources=resources, reason=order.reason, changed=changed
         )
-        if not self._gateway.waits_for:
+        if not self._gateway.lead.waits_for:
             await self._gateway.update()
         if not await self._gateway.scribe.durable():  # Also what changes nothing now: it may have failed a moment ago.
             raise ControlError(
@@ -165,7 +171,7 @@ class Commands:
             )
         if order.op == "cordon":
             await self._gateway.beliefs.look()  # As above: the operator is told who holds it.
-        now = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources}
+        now = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources.values()}
         outcome = OrderOutcome(
             changed,
             tuple(
@@ -208,7 +214,7 @@ class Commands:
             ControlError: it is on the list because it is there, or because a container holds it.
         """
         gateway = self._gateway
-        one = next(one for one in gateway.resources if one.name == resource)
+        one = gateway.resources[resource]
         state = _state(one.entries.get(device_id))
         if state is not None and self._is_just_here(device_id, resource):
             raise ControlError(f"{device_id} of {resource} is {state.value}: there is nothing to forget of it")
@@ -228,7 +234,7 @@ class Commands:
 
     def _is_just_here(self, device_id: str, resource: str) -> bool:
         """Whether a device is on the list because it is there, and nothing of it is remembered that could be forgotten."""
-        entries = next(one.entries for one in self._gateway.resources if one.name == resource)
+        entries = self._gateway.resources[resource].entries
         remembered = device_id in self._gateway.ledger.sticky(resource) or self._is_forgotten(device_id, resource)
         return not remembered and _state(entries.get(device_id)) in _HERE
 

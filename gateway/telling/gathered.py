@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gateway.configuration import effective
 from gateway.registration.registrar import SERVED
-from gateway.telling import sides, status, subject
+from gateway.telling import served, sides, status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,21 +25,23 @@ def taken(gateway: Subject, build: status.Build, *, few: bool) -> Callable[[], s
 
     ``few``: with a row for at most so many devices of a resource (``status.FEW``), else for each.
     """
-    now, leader = time.monotonic(), gateway.led_by
-    last, since, config, drivers = gateway.beliefs.last, gateway.presence.since, gateway.config, gateway.drivers
+    now, leader = time.monotonic(), gateway.lead.led_by
+    last, since, config, drivers = gateway.beliefs.last, gateway.presence.since, gateway.config, gateway.drivers()
     path, policy = str(config.path or gateway.settings.config_file or ""), config.policy or gateway.settings.policy
-    judged = subject.verdicts(gateway, now)
-    facts = [(_resource(gateway, one, judged[one.name]), _strangers(gateway, one)) for one in gateway.resources]
+    judged = served.verdicts(gateway, now)
+    facts = [
+        (_resource(gateway, one, judged[one.name]), _strangers(gateway, one)) for one in gateway.resources.values()
+    ]
     known = status.GatewayStatus(
         build=build,
         pid=os.getpid(),
-        token=gateway.token,
+        token=gateway.instance.token,
         host_service=gateway.settings.host_service,
         uptime_s=status.age(gateway.started, now),
         socket_dir=str(gateway.settings.socket_dir),
         led_by="" if leader is None else leader.token,
         led_by_host_service=leader is not None and leader.host_service,
-        waits_for=gateway.waits_for,
+        waits_for=gateway.lead.waits_for,
         kubelet=status.KubeletStatus(present=since is not None, age_s=status.age_or_none(since, now)),
         books=status.RecordsStatus(source=last.view.source, age_s=status.age(last.at, now))
         if last
@@ -48,7 +50,7 @@ def taken(gateway: Subject, build: status.Build, *, few: bool) -> Callable[[], s
         lag_s=round(gateway.tally.lag(now), 6),
         hindrances=tuple(gateway.hindrances()),
         unusable=gateway.source.unusable(),
-        warnings=effective.idle(policy, gateway.source) if gateway.begun else (),
+        warnings=effective.idle(policy, gateway.source) if gateway.lead.begun else (),
         configuration=status.configuration(path, config, now),
         list_strategies=tuple(sorted(one.value for one in policy.list_strategies)),
         crossing="" if drivers is None else drivers.trouble,
@@ -92,7 +94,7 @@ def _others(gateway: Subject, resource: Resource) -> frozenset[str]:
 
 
 def _strangers(gateway: Subject, resource: Resource) -> Callable[[], dict[str, str]]:
-    drivers, known, entries = gateway.drivers, gateway.source.facts(resource.name), resource.entries
+    drivers, known, entries = gateway.drivers(), gateway.source.facts(resource.name), resource.entries
     if drivers is None:
         return dict
     return lambda: {one: words for one in entries if (words := drivers.stranger(one, known(one)))}

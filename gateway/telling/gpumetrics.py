@@ -173,7 +173,7 @@ def added(gateway: Subject, answer: Callable[[], Awaitable[Answer]]) -> Handler:
         last = gateway.beliefs.last
         if last is not None and time.monotonic() - last.at > HOLDERS:
             gateway.beliefs.look_within(0)
-        held = [gateway.holdings.recorded(resource.name) for resource in gateway.resources]
+        held = [gateway.holdings.recorded(resource.name) for resource in gateway.resources.values()]
         return status, kind, body + await asyncio.to_thread(lambda: text(readings, holders(held), host))
 
     return both

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gateway.configuration.settings import Settings
-    from gateway.tally import Tally
     from gateway.tasks import Tasks
     from gateway.telling import status
     from gateway.telling.subject import Subject
@@ -59,12 +58,12 @@ class Listeners:
             await self._control.close()
             self._control = None
 
-    def open_metrics(self, document: _Document, tally: Tally, gateway: Subject) -> None:
+    def open_metrics(self, document: _Document, gateway: Subject) -> None:
         """Serve metrics, where they are wanted."""
         if self._settings.metrics_address is not None:
             from gateway.telling import metrics  # noqa: PLC0415 - its imports are paid only where metrics are wanted
 
-            told = metrics.Metrics(document, tally, device_ids=self._settings.metrics_device_ids)
+            told = metrics.Metrics(document, gateway.tally, device_ids=self._settings.metrics_device_ids)
             routes: dict[str, http.Handler] = {"/metrics": told.answer}
             if self._settings.gpu_metrics:
                 from gateway.telling import gpumetrics  # noqa: PLC0415 - as above

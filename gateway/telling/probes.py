@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from gateway.telling import readiness
-from gateway.telling.subject import kubelet_s, leader_name, verdicts
+from gateway.telling.served import kubelet_s, leader_name, verdicts
 from gateway.wires import http
 
 if TYPE_CHECKING:
@@ -47,19 +47,19 @@ def look(gateway: Subject) -> readiness.Readiness:
                 confirmed=one.checked is not None,
                 trouble=one.trouble,
             )
-            for one in gateway.resources
+            for one in gateway.resources.values()
         ],
-        begun=gateway.begun,
+        begun=gateway.lead.begun,
         kubelet_s=kubelet_s(gateway, now),
         leader=_leader(gateway),
         hindrances=gateway.hindrances(),
-        waits_for=gateway.waits_for,
+        waits_for=gateway.lead.waits_for,
     )
 
 
 def _leader(gateway: Subject) -> readiness.LeaderSeen | None:
-    one = gateway.led_by
+    one = gateway.lead.led_by
     if one is None:
         return None
-    to_take_over = not one.is_newer_than(gateway.age) and not gateway.could_lead
+    to_take_over = not one.is_newer_than(gateway.instance.age) and not gateway.lead.could
     return readiness.LeaderSeen(leader_name(one), to_take_over=to_take_over)

@@ -14,7 +14,11 @@ from gateway.registration.events import Phase
 from gateway.tally import Confirmation
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.age import Age
     from gateway.telling.sides import DriverStatus
+    from gateway.telling.subject import Subject
 
 
 class VerdictState(StrEnum):
@@ -131,3 +135,33 @@ def _of_driver(driver: DriverStatus) -> Verdict:
 def _verdict(reason: Reason, why: str, since_s: float | None) -> Verdict:
     since_s = None if since_s is None else round(since_s, 3)
     return Verdict(state=_STATES.get(reason, VerdictState.WAITING), reason=reason, why=why, since_s=since_s)
+
+
+def leader_name(leader: Age) -> str:
+    """Return what people call a gateway that leads."""
+    return "host service" if leader.host_service else leader.token
+
+
+def kubelet_s(gateway: Subject, now: float) -> float | None:
+    """Return how many seconds ago the kubelet was found that listens; None: none does."""
+    presence = gateway.presence
+    return now - (presence.since or now) if presence.listens() else None
+
+
+def verdicts(gateway: Subject, now: float) -> Mapping[str, Verdict]:
+    """Return the verdict on each resource, by name, at ``now`` (monotonic seconds)."""
+    drivers, leader, found_s = gateway.drivers(), gateway.lead.led_by, kubelet_s(gateway, now)
+    alone = drivers if drivers is not None and drivers.alone else None
+    return {
+        one.name: verdict(
+            one.state.phase,
+            refused=one.state.refused,
+            checked=one.checked,
+            trouble=one.trouble,
+            since_s=now - one.since,
+            kubelet_s=found_s,
+            leader="" if leader is None else leader_name(leader),
+            driver=None if alone is None else alone.standing(one.name),
+        )
+        for one in gateway.resources.values()
+    }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 if TYPE_CHECKING:
+    from devices.source import Facts
     from gateway.sides.table import Stand
+    from gateway.wires.control import Handler
 
 
 class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +57,38 @@ class ByNameStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     overlooked: str = ""
     waiting: str = ""
+
+
+class SubjectDrivers(Protocol):
+    """The DRA drivers of a gateway."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether devices are offered by DRA alone."""
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """Who meets which order."""
+
+    def standing(self, resource: str) -> DriverStatus:
+        """Return how the driver of a resource stands with the kubelet."""
+
+    @property
+    def trouble(self) -> str:
+        """Why the node's annotation isn't followed."""
+
+    @property
+    def by_name(self) -> ByNameStatus:
+        """What is wrong for pods that ask by name."""
+
+    def standings(self) -> Sequence[DriverStatus]:
+        """Say how each driver stands."""
+
+    def stranger(self, device_id: str, about: Facts) -> str:
+        """Say which other DRA driver offers a device on this node, too; '' for none."""
+
+    def stands(self) -> Sequence[Stand]:
+        """Say where each GPU is, where both APIs are served."""
 
 
 def sides(stands: Iterable[Stand], now: float) -> tuple[SideStatus, ...]:

@@ -53,6 +53,7 @@ class Host:
         _by_default("devices.gpu.amd.exporter", "Exporter.__init__", socket=exporter, clock=time.monotonic)
         _by_default("devices.generic", "GenericSource.__init__", root=self.root)
         _by_default("gateway.compose", "source", sys=self.sys)
+        patches.setattr("gateway.unseen.PCI", self.sys / "bus/pci/devices")
 
     def specification(self, kind: str = "k8s.device-plugin.nvidia.com-gpu") -> dict[str, Any]:
         """Return a CDI specification as container runtimes find it."""

@@ -148,7 +148,7 @@ MUTANTS = (
     Mutant(
         "OM1",
         "nothing is written at the end",
-        "gateway/leader/leader.py",
+        "gateway/handover.py",
         "            await self._promised()\n            await self._streams_end()",
         "            await self._streams_end()",
         f"{_RECORDS}::test_what_was_given_is_remembered_where_the_kubelet_forgets_it",
@@ -204,7 +204,7 @@ MUTANTS = (
     Mutant(
         "OM1",
         "what was allocated a moment ago isn't noted at the end",
-        "gateway/leader/leader.py",
+        "gateway/handover.py",
         "            self._holdings.note(name)",
         "            pass",
         f"{_RECORDS}::test_what_was_given_is_remembered_where_the_kubelet_forgets_it",

@@ -270,9 +270,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "XR9",
         "a resource that comes later waits for the next kubelet",
-        "gateway/daemon.py",
-        "self._tell_kubelet([resource for resource in self._resources.values() if resource.state.kubelet is None])",
-        "self._tell_kubelet(())",
+        "gateway/lists.py",
+        "if resource.state.kubelet is None and self._presence.kubelet is not None:",
+        "if False:",
         f"{_KUBELETS}::test_a_resource_that_comes_later_is_registered_and_one_that_goes_is_empty",
     ),
     Mutant(
