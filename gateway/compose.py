@@ -98,15 +98,11 @@ def nvml(root: str) -> str:
     return next((str(path) for path in there if path.exists()), _NVML)
 
 
-def time_slicer(settings: Settings) -> Callable[..., str]:
-    """Give ``set_time_slice`` of NVIDIA's GPUs, but for its first two arguments."""
+def set_time_slice(settings: Settings, *which: str) -> str:
+    """Set the time slice of an NVIDIA GPU, as ``devices.gpu.nvidia.timeslice`` says."""
+    from devices.gpu.nvidia.timeslice import set_time_slice as set_one
 
-    def set_one(uuid: str = "", interval: str = "") -> str:
-        from devices.gpu.nvidia.timeslice import set_time_slice
-
-        return set_time_slice(settings.policy, nvml(settings.policy.container_driver_root), uuid, interval)
-
-    return set_one
+    return set_one(settings.policy, nvml(settings.policy.container_driver_root), *which)
 
 
 def _nvidia(settings: Settings) -> DeviceSource:

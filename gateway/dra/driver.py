@@ -306,7 +306,7 @@ class ClaimsOf:
             self._forget(claims.key(self.name, uid))
 
     async def answers(self, row: Claimed) -> dict[str, ContainerAnswer]:
-        """Say how a container gets each device of a claim, by name.
+        """Say how a container gets each device of a claim, by ``part_name``.
 
         Raises:
             RefusedError: it can't.
@@ -314,10 +314,10 @@ class ClaimsOf:
         found: dict[str, ContainerAnswer] = {}
         for group in claims.by_resource(row):
             for device in group:
-                found[device.name] = await self._answer((device,))
-            if len(group) > 1 and any(found[device.name].envs for device in group):
+                found[device.part_name] = await self._answer((device,))
+            if len(group) > 1 and any(found[device.part_name].envs for device in group):
                 envs = (await self._answer(group)).envs
-                found |= {device.name: replace(found[device.name], envs=envs) for device in group}
+                found |= {device.part_name: replace(found[device.part_name], envs=envs) for device in group}
         return found
 
     @property

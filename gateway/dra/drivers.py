@@ -118,7 +118,9 @@ class Drivers:
         self._unknown: frozenset[str] = frozenset()
         """The drivers of which that isn't known yet: what they published before stays until it is."""
         self._drivers: dict[str, ClaimsOf] = {}
-        self._slices = TimeSlices(self._holdings.ledger, self._holdings.scribe, compose.time_slicer(settings))
+        self._slices = TimeSlices(
+            self._holdings.ledger, self._holdings.scribe, partial(compose.set_time_slice, settings)
+        )
         self._rivals = Rivals(self._registry, self._claims_with, self._holdings.ledger, self._others, self.registered)
         own = self._registry, inside.age.token, inside.passes_to
         self._registered = Registered(*own, lambda: self._kubelet, lambda: self.lacking)
@@ -201,7 +203,10 @@ class Drivers:
         self._unknown = frozenset(offer.driver_of(name, names) for name, one in holds.items() if one is None)
         known = inside.source.facts, holds.__getitem__, names, pcie_root
         stranger = self._publisher.stranger if self._publisher is not None else lambda _: ""
-        found, withheld = offer.offers(listed, *known, self.crossing, stranger, self.by_name.overlooked)
+        by_capacity = self._settings.dra_shares == "capacity"
+        found, withheld = offer.offers(
+            listed, *known, self.crossing, stranger, self.by_name.overlooked, by_capacity=by_capacity
+        )
         self._boards = {(one.driver, one.name): one.place.board for one in found}
         self._boards |= {(one.driver, one.name): one.board for one in withheld}
         offers, why_not = offer.by_driver(found, withheld, self._offers)
@@ -381,7 +386,8 @@ class Drivers:
             if self._current.server is not None or error.status != 404:
                 raise
             return Allocated()  # A server without the API has no claims.
-        return allocations(found, node, self._boards, _published(self._publisher), self._offers)
+        prepared = self._holdings.ledger.claims
+        return allocations(found, node, self._boards, _published(self._publisher), self._offers, prepared)
 
     async def _claims_with(self, driver: str) -> list[ResourceClaim]:
         return await self._current.at(partial(_claims_of, self._api, lambda one: one.has(driver)))

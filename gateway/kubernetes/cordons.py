@@ -56,7 +56,7 @@ class AnnotatedCordons:
             self._news.clear()
 
     async def _settle(self, wanted: frozenset[str]) -> None:
-        gateway, ledger = self._gateway, self._gateway.ledger
+        gateway, ledger = self._gateway, self._gateway.holdings.ledger
         lifted = {one for one, cordon in ledger.cordons.items() if cordon.annotated} - wanted
         if not (new := wanted - ledger.cordons.keys()) and not lifted:
             return
@@ -67,7 +67,7 @@ class AnnotatedCordons:
                 ledger.uncordon(one)
         _log.info("the node's annotation", key=ANNOTATION, cordoned=sorted(new), uncordoned=sorted(lifted))
         await gateway.update()
-        await gateway.scribe.durable()
+        await gateway.holdings.scribe.durable()
 
     def hindrances(self) -> list[Hindrance]:
         """Say what of the annotation can't be followed."""

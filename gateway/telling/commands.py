@@ -89,9 +89,9 @@ class Commands:
 
     async def _look(self) -> None:
         """See that the kubelet's records were read just now."""
-        last = self._gateway.beliefs.last
+        last = self._gateway.holdings.beliefs.last
         if last is None or time.monotonic() - last.at > FRESH:
-            await self._gateway.beliefs.look()
+            await self._gateway.holdings.beliefs.look()
 
     async def _devices(self, connection: ControlConnection, _request: dict[str, Any]) -> None:
         """Say the status, and what is known of each device; of replicas once, by the ID of what they share."""
@@ -128,9 +128,9 @@ class Commands:
                 f"the driver did not answer within {orders.HANDLE_TIME:g} s: the log says what hangs; try again, or restart "
                 "the gateway"
             ) from error
-        await self._gateway.beliefs.look()  # Who was given one a moment ago holds it.
+        await self._gateway.holdings.beliefs.look()  # Who was given one a moment ago holds it.
         names = list(self._gateway.resources)
-        concerned, known = dict.fromkeys(handled), [self._gateway.beliefs.holders(name) for name in names]
+        concerned, known = dict.fromkeys(handled), [self._gateway.holdings.beliefs.holders(name) for name in names]
         _log.info("order", op=request["op"], devices=[*concerned][:_MOST_TOLD], count=len(concerned))
         told = (one for name in names for one in (self._gateway.holdings.named(name) or {}).items())
         holders = {device_id: who for device_id, who in told if device_id in concerned}
@@ -147,10 +147,10 @@ class Commands:
     async def _order(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         order = orders.order(request)
         if order.op == "forget":
-            await self._gateway.beliefs.look()  # Who was given one a moment ago holds it.
+            await self._gateway.holdings.beliefs.look()  # Who was given one a moment ago holds it.
         before = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources.values()}
         found = [(name, entry) for name, entry in before.items() if entry is not None]
-        cordoned = order.device_id in self._gateway.ledger.cordons
+        cordoned = order.device_id in self._gateway.holdings.ledger.cordons
         resources = [name for name, _ in found]
         if order.op == "forget":
             resources += [
@@ -165,12 +165,13 @@ class Commands:
         )
         if not self._gateway.lead.waits_for:
             await self._gateway.update()
-        if not await self._gateway.scribe.durable():  # Also what changes nothing now: it may have failed a moment ago.
+        # Also if the order changes nothing now: an earlier write may have failed a moment ago.
+        if not await self._gateway.holdings.scribe.durable():
             raise ControlError(
-                f"done, but it will be forgotten when the gateway restarts: {self._gateway.scribe.state.error}"
+                f"done, but it will be forgotten when the gateway restarts: {self._gateway.holdings.scribe.state.error}"
             )
         if order.op == "cordon":
-            await self._gateway.beliefs.look()  # As above: the operator is told who holds it.
+            await self._gateway.holdings.beliefs.look()  # As above: the operator is told who holds it.
         now = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources.values()}
         outcome = OrderOutcome(
             changed,
@@ -188,7 +189,7 @@ class Commands:
 
     def _carry_out(self, order: Order, resources: list[str]) -> bool:
         """Do what an order says; True where that changed anything."""
-        ledger = self._gateway.ledger
+        ledger = self._gateway.holdings.ledger
         match order.op:
             case "cordon":
                 cordon = ledger.cordons.get(order.device_id)
@@ -218,28 +219,30 @@ class Commands:
         state = _state(one.entries.get(device_id))
         if state is not None and self._is_just_here(device_id, resource):
             raise ControlError(f"{device_id} of {resource} is {state.value}: there is nothing to forget of it")
-        sticky = dict(gateway.ledger.sticky(resource))
+        sticky = dict(gateway.holdings.ledger.sticky(resource))
         ill, forgotten = sticky.pop(device_id, None) is not None, self._is_forgotten(device_id, resource)
         holder = (self._gateway.holdings.named(resource) or {}).get(device_id)
         gone = state in {State.LOST, State.WITHDRAWN, State.NOT_LOOKED_YET}
         if gone and holder is not None:
             if forgotten:  # Somebody had it before, and is gone: whoever has it now stays.
-                gateway.beliefs.forget(device_id)
+                gateway.holdings.beliefs.forget(device_id)
                 return True
             raise ControlError(f"{device_id} of {resource} is held by {holder}: end that pod first")
-        gateway.beliefs.forget(device_id)
+        gateway.holdings.beliefs.forget(device_id)
         one.plugin.list.forget(device_id)
-        gateway.ledger.set_sticky(resource, sticky)
-        return (gone and gateway.ledger.withdraw(resource, [device_id])) or ill or forgotten
+        gateway.holdings.ledger.set_sticky(resource, sticky)
+        return (gone and gateway.holdings.ledger.withdraw(resource, [device_id])) or ill or forgotten
 
     def _is_just_here(self, device_id: str, resource: str) -> bool:
         """Whether a device is on the list because it is there, and nothing of it is remembered that could be forgotten."""
         entries = self._gateway.resources[resource].entries
-        remembered = device_id in self._gateway.ledger.sticky(resource) or self._is_forgotten(device_id, resource)
+        remembered = device_id in self._gateway.holdings.ledger.sticky(resource) or self._is_forgotten(
+            device_id, resource
+        )
         return not remembered and _state(entries.get(device_id)) in _HERE
 
     def _is_forgotten(self, device_id: str, resource: str) -> bool:
-        return device_id in self._gateway.beliefs.earlier(resource)
+        return device_id in self._gateway.holdings.beliefs.earlier(resource)
 
 
 def _told(taken: Callable[[], status.GatewayStatus]) -> dict[str, Any]:

@@ -26,7 +26,12 @@ def taken(gateway: Subject, build: status.Build, *, few: bool) -> Callable[[], s
     ``few``: with a row for at most so many devices of a resource (``status.FEW``), else for each.
     """
     now, leader = time.monotonic(), gateway.lead.led_by
-    last, since, config, drivers = gateway.beliefs.last, gateway.presence.since, gateway.config, gateway.drivers()
+    last, since, config, drivers = (
+        gateway.holdings.beliefs.last,
+        gateway.holdings.presence.since,
+        gateway.config,
+        gateway.drivers(),
+    )
     path, policy = str(config.path or gateway.settings.config_file or ""), config.policy or gateway.settings.policy
     judged = served.verdicts(gateway, now)
     facts = [
@@ -46,7 +51,7 @@ def taken(gateway: Subject, build: status.Build, *, few: bool) -> Callable[[], s
         books=status.RecordsStatus(source=last.view.source, age_s=status.age(last.at, now))
         if last
         else status.RecordsStatus(),
-        ledger=gateway.scribe.state,
+        ledger=gateway.holdings.scribe.state,
         lag_s=round(gateway.tally.lag(now), 6),
         hindrances=tuple(gateway.hindrances()),
         unusable=gateway.source.unusable(),
@@ -79,7 +84,7 @@ def _resource(gateway: Subject, resource: Resource, verdict: Verdict) -> status.
         verdict=verdict,
         checked=resource.checked,
         holders=gateway.holdings.named(name),
-        drift=gateway.beliefs.findings(name),
+        drift=gateway.holdings.beliefs.findings(name),
         others=_others(gateway, resource),
         behind=gateway.source.behind(name),
     )
@@ -87,7 +92,7 @@ def _resource(gateway: Subject, resource: Resource, verdict: Verdict) -> status.
 
 def _others(gateway: Subject, resource: Resource) -> frozenset[str]:
     """Return the devices that the kubelet would give though no gateway serves the resource: they are another plugin's."""
-    last = gateway.beliefs.last
+    last = gateway.holdings.beliefs.last
     if last is None or resource.state.phase in SERVED or last.at < resource.since:
         return frozenset()
     return (last.view.allocatable or {}).get(resource.name, frozenset())

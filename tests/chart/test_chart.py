@@ -709,6 +709,26 @@ def test_the_mode_is_the_one_that_a_values_file_says(tmp_path: Path, said: str, 
     assert pod(values)["automountServiceAccountToken"] is bool(mode)
 
 
+@pytest.mark.parametrize("said", [True, False, None])
+def test_parameters_are_refused_at_admission_only_if_that_is_asked_for(said: bool | None) -> None:
+    more = {} if said is None else {"gateway.draAdmission": said}
+    found = [one for one in yaml.safe_load_all(helm(*TEMPLATE, *given({"gateway.dra": "only", **more})).stdout) if one]
+    policies = {one["metadata"]["name"]: one for one in found if one["kind"] == "ValidatingAdmissionPolicy"}
+    bindings = [one for one in found if one["kind"] == "ValidatingAdmissionPolicyBinding"]
+    own = "gpu-gpu-device-plugin-gateway-claims"
+    assert (own in policies) is bool(said)
+    assert [one["spec"]["policyName"] for one in bindings if one["metadata"]["name"] == own] == [own] * bool(said)
+    for one in found:
+        judge(one, "1.37")
+
+
+@pytest.mark.parametrize("shares", ["devices", "capacity", None])
+def test_how_claims_get_a_shared_gpu_is_what_a_values_file_says(tmp_path: Path, shares: str | None) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(f"gateway: {{dra: only, draShares: {shares or 'null'}}}\n")
+    assert env(values).get("GATEWAY_DRA_SHARES") == (shares if shares == "capacity" else None)
+
+
 @pytest.mark.parametrize("mode", ["only", "on"])
 def test_by_dra_the_pod_has_what_kustomize_gives_it(mode: str) -> None:
     (patch,) = yaml.safe_load_all((ROOT / "deploy/kustomize/components/dra/daemonset.yaml").read_text())

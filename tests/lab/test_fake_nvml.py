@@ -530,6 +530,8 @@ FEATURE_DISCOVERY: Final = {
     "nvmlGpuInstanceGetComputeInstanceProfileInfo",
 }
 """What GPU Feature Discovery calls besides (``make labels``)."""
+DEVICE_PLUGIN: Final = {"nvmlDeviceGetHandleByUUID"}
+"""What NVIDIA's device plugin calls besides (``make compared``)."""
 
 
 def test_it_exports_exactly_what_is_called() -> None:
@@ -539,7 +541,7 @@ def test_it_exports_exactly_what_is_called() -> None:
     exported = {re.sub(r"(_v\d|V|WithFlags)$", "", name) for name in re.findall(r" T (nvml\w+)", names)}
     backend = (nvml.SOURCE.parents[2] / "devices/gpu/nvidia/nvml.py").read_text(encoding="utf-8")
     called = set(re.findall(r'"(nvml[A-Z]\w+)"', backend))
-    assert exported == called | FEATURE_DISCOVERY | {"nvmlErrorString"}
+    assert exported == called | FEATURE_DISCOVERY | DEVICE_PLUGIN | {"nvmlErrorString"}
     assert nvml.functions() <= exported
 
 

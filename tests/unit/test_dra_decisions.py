@@ -431,7 +431,7 @@ SHARE = replace(HELD, share="s")
 def test_what_claims_have_of_a_node(results: list[dict[str, Any]], *, has: bool, unshown: str, missing: bool) -> None:
     free = frozenset({("gpu.nvidia.com", "gpu-1"), ("x", "free")})
     boards = {("gpu.nvidia.com", "gpu-0"): "GPU-0", ("gpu.nvidia.com", "gpu-1"): "GPU-1"}
-    found = claims.allocations([claim(*results)], "n1", boards, (free, free | {("x", "shown")}), {})
+    found = claims.allocations([claim(*results)], "n1", boards, (free, free | {("x", "shown")}), {}, {})
     had = {"GPU-0": "claim ns/c"} if has else {}
     assert found == claims.Allocated(had | {"GPU-1": "a ResourceSlice still offers it"}, frozenset(), unshown, missing)
 

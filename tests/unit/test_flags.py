@@ -531,6 +531,7 @@ WORDS = {
     "fallback-strategies": {"named", "single", "empty"},
     "device-discovery-strategy": {"auto", "nvml"},
     "dra": {"off", "on", "only"},
+    "dra-shares": {"devices", "capacity"},
 }
 
 

@@ -272,6 +272,7 @@ readOnlyRootFilesystem: true
 {{- with $root.Values.gateway.excludeDevices -}}{{- $env = append $env (dict "name" "GATEWAY_EXCLUDE_DEVICES" "value" (join "," .)) -}}{{- end -}}
 {{- with include "gateway.dra" $root -}}{{- $env = append $env (dict "name" "GATEWAY_DRA" "value" .) -}}{{- end -}}
 {{- if $root.Values.gateway.nodeFeatures -}}{{- $env = append $env (dict "name" "GATEWAY_NODE_FEATURES" "value" "true") -}}{{- end -}}
+{{- if eq (toString $root.Values.gateway.draShares) "capacity" -}}{{- $env = append $env (dict "name" "GATEWAY_DRA_SHARES" "value" "capacity") -}}{{- end -}}
 {{- with $root.Values.gateway.bridge -}}{{- $env = append $env (dict "name" "GATEWAY_BRIDGE" "value" .) -}}{{- end -}}
 {{- if $root.Values.gateway.gpuMetrics -}}{{- $env = append $env (dict "name" "GATEWAY_GPU_METRICS" "value" "true") -}}{{- end -}}
 {{- if eq $root.Values.gateway.backend "nvidia" -}}{{- $env = concat $env (include "gateway.nvidiaEnv" $root | fromJsonArray) -}}{{- end -}}

@@ -35,6 +35,10 @@ class ThirdParty:
     hard_wired: bool = False
     ldflags: str = "-s -w"
     cgo: bool = False
+    nvml: bool = False
+    """Whether it runs on the tests' library in the place of NVML."""
+    change: str = ""
+    """What makes one of its devices unhealthy."""
     notes: str = ""
     """What a reader of its report must know."""
 
@@ -84,9 +88,24 @@ FEATURE_DISCOVERY: Final = ThirdParty(
     cgo=True,
 )
 """No plugin: NVIDIA's program that labels nodes, with which `make labels` compares ours."""
+_NVIDIA: Final = ThirdParty(
+    name="nvidia-device-plugin",
+    module="github.com/NVIDIA/k8s-device-plugin",
+    source="nvidia",
+    package="github.com/NVIDIA/k8s-device-plugin/cmd/nvidia-device-plugin",
+    resource="nvidia.com/gpu",
+    count=8,
+    command="nvidia-device-plugin",
+    hard_wired=True,
+    ldflags="-s -w -extldflags=-Wl,-z,lazy",  # NVML's functions are found when they are called
+    cgo=True,
+    nvml=True,
+    change="sh -c 'echo event GPU-bf428e1d-f221-55de-a77f-a61755a4d727 8 79 4294967295 4294967295 >>$FAKE_NVML_WORLD.events'",
+    notes="NVIDIA's own, on a library in the place of NVML (tests/fakes/nvml.py), which shows eight H100s. The change is Xid 79.",
+)
 BRIDGED: Final = (_SAMPLE, _DPM, _RDMA)
 """Those that are run behind the bridge."""
-EXAMINED: Final = (_OLDER_SAMPLE, _SAMPLE, _DPM, _RDMA)
+EXAMINED: Final = (_OLDER_SAMPLE, _SAMPLE, _DPM, _RDMA, _NVIDIA)
 """Those that are examined by ``gateway conformance``."""
 
 
