@@ -247,6 +247,11 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             form="IDS",
             option=False,
         ),
+        _switch(
+            "node-features",
+            "write the node labels of NVIDIA's GPU Feature Discovery, for Node Feature Discovery: docs/beside.md",
+            key=(*_OURS, "nodeFeatures"),
+        ),
         Flag(
             "resource-naming-strategy",
             "how AMD's GPUs are named: all amd.com/gpu, or by partition",

@@ -297,6 +297,16 @@ def test_a_standby_differs_in_its_name_and_ports_only() -> None:
     assert policy["spec"]["ingress"][0]["ports"] == [{"port": 9400}, {"port": 9401}]
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_the_folder_of_node_features_is_mounted_only_for_who_writes_there(*, on: bool) -> None:
+    found = pod({"gateway.nodeFeatures": on, "gateway.standby": True})
+    folder = "/etc/kubernetes/node-feature-discovery/features.d"
+    mounts = [[mount["mountPath"] for mount in one["volumeMounts"]] for one in found["containers"]]
+    assert [folder in one for one in mounts] == [on, on]
+    assert (folder in [volume.get("hostPath", {}).get("path") for volume in found["volumes"]]) is on
+    assert "add" not in found["containers"][0]["securityContext"]["capabilities"]
+
+
 def test_the_bridge_is_what_the_component_adds() -> None:
     text = (ROOT / "deploy/kustomize/components/bridge/daemonset.yaml").read_text(encoding="utf-8")
     added = yaml.safe_load(text)["spec"]["template"]["spec"]
@@ -352,6 +362,7 @@ ROWS: dict[str, tuple[dict[str, object], dict[str, str | None]]] = {
         {"failOnInitError": False, "compatWithCPUManager": True, "gdsEnabled": True},
         {"FAIL_ON_INIT_ERROR": "false", "PASS_DEVICE_SPECS": "true", "GDS_ENABLED": "true", "MOFED_ENABLED": None},
     ),
+    "node-features": ({"gateway.nodeFeatures": True}, {"GATEWAY_NODE_FEATURES": "true"}),
     "gpu-metrics": ({"gateway.gpuMetrics": True}, {"GATEWAY_GPU_METRICS": "true"}),
     "excluded": ({"gateway.excludeDevices": [3, "NVIDIA T400*"]}, {"GATEWAY_EXCLUDE_DEVICES": "3,NVIDIA T400*"}),
     "texts": (
