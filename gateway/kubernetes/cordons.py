@@ -15,12 +15,11 @@ from gateway.telling import orders
 from gateway.wires.control import ControlError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from gateway.kubernetes.node import NodeObject
     from gateway.telling.subject import Subject
 
 ANNOTATION: Final = orders.CORDON_ANNOTATION
+_REASON: Final = f"by the node's annotation {ANNOTATION}"
 LOOK: Final = 2.0
 """Seconds between two looks whether this gateway leads by now, and has what the annotation wants."""
 _log = structlog.get_logger()
@@ -31,7 +30,7 @@ class AnnotatedCordons:
 
     def __init__(self, gateway: Subject) -> None:
         self._gateway = gateway
-        self._wanted: Collection[str] | None = None
+        self._wanted: frozenset[str] | None = None
         """The IDs; None until the API server told."""
         self._wrong = ""
         self._news = asyncio.Event()
@@ -40,7 +39,10 @@ class AnnotatedCordons:
         """Take note of what the own node's annotation names."""
         names = [name.strip() for name in own.metadata.annotations.get(ANNOTATION, "").split(",")]
         try:
-            self._wanted, self._wrong = orders.handle_ids({"ids": [name for name in names if name]}), ""
+            ids = frozenset(
+                orders.order({"op": "cordon", "id": name, "reason": _REASON}).device_id for name in names if name
+            )
+            self._wanted, self._wrong = ids, ""
         except ControlError as error:
             self._wrong = str(error)
         self._news.set()
@@ -49,7 +51,7 @@ class AnnotatedCordons:
         """Follow it, for ever."""
         while True:
             if self._gateway.lead.leads and self._wanted is not None:
-                await self._settle(frozenset(self._wanted))
+                await self._settle(self._wanted)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK):
                     await self._news.wait()
@@ -57,21 +59,30 @@ class AnnotatedCordons:
 
     async def _settle(self, wanted: frozenset[str]) -> None:
         gateway, ledger = self._gateway, self._gateway.holdings.ledger
-        lifted = {one for one, cordon in ledger.cordons.items() if cordon.annotated} - wanted
-        if not (new := wanted - ledger.cordons.keys()) and not lifted:
+        if not any(self._changes(wanted)):
             return
         async with gateway.lock:  # As for an order over the control socket.
+            new, lifted = self._changes(wanted)
             for one in sorted(new):
-                ledger.cordon(one, Cordon(f"by the node's annotation {ANNOTATION}", time.time(), annotated=True))
+                ledger.cordon(one, Cordon(_REASON, time.time(), annotated=True))
             for one in lifted:
                 ledger.uncordon(one)
         _log.info("the node's annotation", key=ANNOTATION, cordoned=sorted(new), uncordoned=sorted(lifted))
         await gateway.update()
         await gateway.holdings.scribe.durable()
 
+    def _changes(self, wanted: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
+        """Return what is to be cordoned, and what no longer."""
+        cordons = self._gateway.holdings.ledger.cordons
+        return wanted - cordons.keys(), frozenset(one for one in cordons if cordons[one].annotated) - wanted
+
     def hindrances(self) -> list[Hindrance]:
         """Say what of the annotation can't be followed."""
-        listed = {one for resource in self._gateway.resources.values() for one in resource.entries}
-        missing = [one for one in self._wanted or () if one not in listed and self._gateway.source.place(one) is None]
+        place, resources = self._gateway.source.place, self._gateway.resources.values()
+        missing = [
+            one
+            for one in sorted(self._wanted or ())
+            if place(one) is None and not any(one in resource.entries for resource in resources)
+        ]
         words = f"no device here is called {', '.join(missing)[:200]}. Write whole IDs" if missing else ""
         return [Hindrance(f"annotation {ANNOTATION}", one) for one in (self._wrong, words) if one]
