@@ -44,7 +44,7 @@ from gateway.wires import notify
 if TYPE_CHECKING:
     from typing import Any
 
-    from devices.source import DeviceSource
+    from devices.source import DeviceSource, Hindrance
     from gateway.configuration.settings import Settings
     from gateway.kubelet.beliefs import Look
     from gateway.kubernetes.features import Features
@@ -65,7 +65,6 @@ class Gateway:
         self._settings, self._source = settings, source
         started = time.monotonic()
         self._tasks, self._config, tally = Tasks(), reload.FileFate(), Tally()
-        self._features = _features(settings) if settings.asks_api_server else None
         self._instance = instance.Instance(
             settings.socket_dir, host_service=settings.host_service, pod_uid=settings.pod_uid
         )
@@ -112,10 +111,11 @@ class Gateway:
             lead=self._lead,
             started=started,
             drivers=lambda: None if self._lists.drivers is None else self._lists.drivers.now,
-            hindrances=lambda: self._lists.unseen.added_to(self._follower.hindrances()),
+            hindrances=self._hindrances,
             lock=self._lists.lock,
             update=self._lists.update,
         )
+        self._features = _features(self._subject) if settings.asks_api_server or settings.dra != "off" else None
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT; return the exit status."""
@@ -175,7 +175,7 @@ class Gateway:
         if (seconds := notify.watchdog()) is not None:
             self._tasks.spawn("watchdog", notify.keep_alive(seconds))
         if self._features is not None:
-            self._tasks.spawn("kubernetes", self._features.run(self._subject))
+            self._tasks.spawn("kubernetes", self._features.run())
         gc.freeze()  # What is there now stays: a full collection of it takes 8 to 15 ms, in which nothing is answered.
         tell = partial(_log.info, "serving") if self._presence.since is not None else self._presence.wait
         resources = {name: len(one.plugin.devices) for name, one in self._resources.items()}
@@ -209,7 +209,8 @@ class Gateway:
 
         lists = (lambda: tuple(self._resources.values())), self._lists.update
         known = self._instance.age, self._source, self._holdings, *lists
-        inside = drivers.Inside(*known, first, lambda: self._lead.passes_to)
+        told = [] if self._features is None else [self._features.cordons.take]
+        inside = drivers.Inside(*known, first, lambda: self._lead.passes_to, told)
         try:
             made = renewed.RenewedDrivers(lambda: drivers.Drivers(self._settings, inside), self._tasks)
         except AccessError as error:
@@ -235,6 +236,10 @@ class Gateway:
 
     # What happens.
 
+    def _hindrances(self) -> tuple[Hindrance, ...]:
+        by_annotation = () if self._features is None else self._features.cordons.hindrances()
+        return (*self._lists.unseen.added_to(self._follower.hindrances()), *by_annotation)
+
     def _looked(self, look: Look) -> None:
         for resource in self._resources.values():
             resource.looked(look)
@@ -242,7 +247,7 @@ class Gateway:
         self._lists.looked()
 
 
-def _features(settings: Settings) -> Features:
+def _features(gateway: Subject) -> Features:
     from gateway.kubernetes.features import Features  # noqa: PLC0415 - who needs none needn't pay for it
 
-    return Features(settings)
+    return Features(gateway)

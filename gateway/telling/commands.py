@@ -6,22 +6,17 @@ An order is in force, and on disk, before it is answered.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import structlog
-from msgspec.structs import replace
 
 from devices.life.states import AWAY, State
 from devices.replicas import unshared
-from gateway.configuration import effective
-from gateway.memory.claimed import holding
 from gateway.memory.rows import Cordon
 from gateway.registration.devicelist import AT_ONCE
-from gateway.registration.registrar import SERVED
 from gateway.telling import orders
 from gateway.telling.orders import FoundDevice, Handled, Order, OrderOutcome
 from gateway.wires.control import ControlError
@@ -31,9 +26,7 @@ if TYPE_CHECKING:
 
     from devices.life.states import Entry
     from devices.source import Facts
-    from gateway.registration.registrar import Resource
     from gateway.telling import status
-    from gateway.telling.served import Verdict
     from gateway.telling.subject import Subject
     from gateway.wires.control import ControlConnection, Handler
 
@@ -76,57 +69,11 @@ class Commands:
         return {"status": self._status, "cordon": self._order, "uncordon": self._order}
 
     def taken(self, few: bool) -> Callable[[], status.GatewayStatus]:  # noqa: FBT001 - the metrics' signature
-        """Collect what is known now. Return a function that makes the document of it, also in a thread.
+        """Take what is known now, as ``gathered.taken`` does."""
+        from gateway.telling import gathered, status  # noqa: PLC0415 - only a gateway that is asked pays for it
 
-        ``few``: with a row for at most so many devices of a resource (``status.FEW``), else for each.
-        """
-        from gateway.telling import served, sides, status  # noqa: PLC0415 - only a gateway that is asked pays for it
-
-        gateway, now = self._gateway, time.monotonic()
-        leader = gateway.lead.led_by
         self._build = self._build or status.build()
-        last, since, config, drivers = (
-            gateway.holdings.beliefs.last,
-            gateway.holdings.presence.since,
-            gateway.config,
-            gateway.drivers(),
-        )
-        path, policy = str(config.path or gateway.settings.config_file or ""), config.policy or gateway.settings.policy
-        judged = served.verdicts(gateway, now)
-        facts = [(self._resource(one, judged[one.name]), self._strangers(one)) for one in gateway.resources.values()]
-        known = status.GatewayStatus(
-            build=self._build,
-            pid=os.getpid(),
-            token=gateway.instance.token,
-            host_service=gateway.settings.host_service,
-            uptime_s=status.age(gateway.started, now),
-            socket_dir=str(gateway.settings.socket_dir),
-            led_by="" if leader is None else leader.token,
-            led_by_host_service=leader is not None and leader.host_service,
-            waits_for=gateway.lead.waits_for,
-            kubelet=status.KubeletStatus(present=since is not None, age_s=status.age_or_none(since, now)),
-            books=status.RecordsStatus(source=last.view.source, age_s=status.age(last.at, now))
-            if last
-            else status.RecordsStatus(),
-            ledger=gateway.holdings.scribe.state,
-            lag_s=round(gateway.tally.lag(now), 6),
-            hindrances=tuple(gateway.hindrances()),
-            unusable=gateway.source.unusable(),
-            warnings=effective.idle(policy, gateway.source) if gateway.lead.begun else (),
-            configuration=status.configuration(path, config, now),
-            list_strategies=tuple(sorted(one.value for one in policy.list_strategies)),
-            crossing="" if drivers is None else drivers.trouble,
-            by_name=sides.ByNameStatus() if drivers is None else drivers.by_name,
-            drivers=() if drivers is None else tuple(drivers.standings()),
-            sides=() if drivers is None else sides.sides(drivers.stands(), now),
-        )
-
-        def together() -> status.GatewayStatus:
-            found = (replace(one, strangers=strangers()) for one, strangers in facts)
-            told = tuple(status.resource(one, gateway.tally, now, few=few) for one in found)
-            return replace(known, resources=told)
-
-        return together
+        return gathered.taken(self._gateway, self._build, few=few)
 
     async def _apart(self, take: Callable[[], Any], make: Callable[[Any], _Made]) -> _Made:
         """Call ``take``, then ``make`` with its result: in a thread if there are many devices, so that calls are answered. One at a time."""
@@ -134,46 +81,6 @@ class Commands:
             taken = take()
             many = sum(len(resource.entries) for resource in self._gateway.resources.values()) > AT_ONCE
             return await asyncio.to_thread(make, taken) if many else make(taken)
-
-    def _resource(self, resource: Resource, verdict: Verdict) -> status.ResourceFacts:
-        from gateway.telling import status  # noqa: PLC0415 - as above
-
-        name = resource.name
-        return status.ResourceFacts(
-            name=name,
-            state=resource.state,
-            entries=resource.entries,
-            level=resource.plugin.level,
-            stream_since=resource.stream_since,
-            trouble=resource.trouble,
-            verdict=verdict,
-            checked=resource.checked,
-            holders=self._holders(name),
-            drift=self._gateway.holdings.beliefs.findings(name),
-            others=self._others(resource),
-            behind=self._gateway.source.behind(name),
-        )
-
-    def _others(self, resource: Resource) -> frozenset[str]:
-        """Return the devices that the kubelet would give although no gateway serves the resource: another plugin offers them."""
-        last = self._gateway.holdings.beliefs.last
-        if last is None or resource.state.phase in SERVED or last.at < resource.since:
-            return frozenset()
-        return (last.view.allocatable or {}).get(resource.name, frozenset())
-
-    def _strangers(self, resource: Resource) -> Callable[[], dict[str, str]]:
-        drivers, known, entries = self._gateway.drivers(), self._gateway.source.facts(resource.name), resource.entries
-        if drivers is None:
-            return dict
-        return lambda: {one: words for one in entries if (words := drivers.stranger(one, known(one)))}
-
-    def _holders(self, resource: str) -> dict[str, str] | None:
-        """Return who has which device, by the kubelet's records and by the prepared ResourceClaims; None if it is unknown."""
-        holders, prepared = (
-            self._gateway.holdings.recorded(resource),
-            holding(self._gateway.holdings.ledger.claims, resource),
-        )
-        return holders if not prepared else {**(holders or {}), **prepared}
 
     async def _status(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         await self._look()
@@ -225,7 +132,7 @@ class Commands:
         names = list(self._gateway.resources)
         concerned, known = dict.fromkeys(handled), [self._gateway.holdings.beliefs.holders(name) for name in names]
         _log.info("order", op=request["op"], devices=[*concerned][:_MOST_TOLD], count=len(concerned))
-        told = (one for name in names for one in (self._holders(name) or {}).items())
+        told = (one for name in names for one in (self._gateway.holdings.named(name) or {}).items())
         holders = {device_id: who for device_id, who in told if device_id in concerned}
         answer = Handled(tuple(concerned), None if None in known else holders)
         await connection.send(msgspec.to_builtins(answer))
@@ -273,7 +180,7 @@ class Commands:
                     name,
                     entry.state.value,
                     one.state.value if (one := now.get(name)) is not None else "forgotten",
-                    (self._holders(name) or {}).get(order.device_id),
+                    (self._gateway.holdings.named(name) or {}).get(order.device_id),
                 )
                 for name, entry in found
             ),
@@ -291,6 +198,10 @@ class Commands:
                 ledger.cordon(order.device_id, Cordon(order.reason, time.time()))
                 return True
             case "uncordon":
+                if (cordon := ledger.cordons.get(order.device_id)) is not None and cordon.annotated:
+                    raise ControlError(
+                        f"the node's annotation {orders.CORDON_ANNOTATION} names {order.device_id}. Take it out there"
+                    )
                 return ledger.uncordon(order.device_id)
             case _:
                 # It may be offered under one name, and be remembered under another.
@@ -310,7 +221,7 @@ class Commands:
             raise ControlError(f"{device_id} of {resource} is {state.value}: there is nothing to forget of it")
         sticky = dict(gateway.holdings.ledger.sticky(resource))
         ill, forgotten = sticky.pop(device_id, None) is not None, self._is_forgotten(device_id, resource)
-        holder = (self._holders(resource) or {}).get(device_id)
+        holder = (self._gateway.holdings.named(resource) or {}).get(device_id)
         gone = state in {State.LOST, State.WITHDRAWN, State.NOT_LOOKED_YET}
         if gone and holder is not None:
             if forgotten:  # Somebody had it before, and is gone: whoever has it now stays.

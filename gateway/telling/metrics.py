@@ -77,18 +77,16 @@ _FAMILIES: Final = (
     _gauge("registration_phase", "1 for the current phase of the registration, else 0.", "resource phase"),
     _gauge(
         "registration_info",
-        "Always 1; the API that the kubelet accepted, and the kubelet versions that match its behaviour.",
+        "Always 1; the API that the kubelet accepted, and kubelet versions that fit.",
         "resource api kubelets",
     ),
     _gauge("stream_age_seconds", "Age of the kubelet's open stream; absent without one.", "resource"),
     _counter("registrations_total", "Registrations that a kubelet accepted.", "resource cause"),
     _counter("register_errors_total", "Calls of Register that failed.", "resource code"),
-    _histogram(
-        "restart_gap_seconds", "Time from a kubelet found, or a stream ended, to the kubelet's next stream.", "resource"
-    ),
+    _histogram("restart_gap_seconds", "Time without the kubelet's stream, after its start or a cut.", "resource"),
     _counter(
         "registration_checks_total",
-        "Checks of the kubelet's records after a registration: held, lacking, or unknown (not readable).",
+        "Checks of the kubelet's records after a registration: held, lacking, unknown.",
         "resource result",
     ),
     _counter("calls_total", "Answered calls of the kubelet.", "resource call code"),
@@ -109,11 +107,11 @@ _FAMILIES: Final = (
     ),
     _gauge("drift_devices", "Devices for which the kubelet's records differ from the gateway's.", "resource kind"),
     _gauge("bridged_plugin_up", "1 while the plugin of a bridged resource is connected, else 0.", "resource"),
-    _counter("bridged_absences_total", "How often the plugin of a bridged resource disconnected.", "resource"),
+    _counter("bridged_absences_total", "Disconnections of a bridged resource's plugin.", "resource"),
     _counter("bridged_registrations_total", "Registrations of the plugin of a bridged resource.", "resource"),
     _counter(
         "bridged_repeated_answers_total",
-        "Allocates that got the response of an identical earlier one, because the plugin was away.",
+        "Allocates that got an earlier response, because the plugin was away.",
         "resource",
     ),
     _gauge("ledger_writable", "0 while the last write of the state file failed, else 1."),
@@ -122,7 +120,7 @@ _FAMILIES: Final = (
     _gauge("ledger_written_age_seconds", "Time since the last write of the state file; absent before the first."),
     _gauge(
         "source_hindrances",
-        "Reasons why a source reports no devices, or not as configured; absent without any. gateway status names them.",
+        "Reasons why a source reports no devices, or not as configured.",
         "source",
     ),
     _gauge(

@@ -9,6 +9,8 @@ import msgspec
 
 from gateway.wires.control import ControlError, shown
 
+CORDON_ANNOTATION: Final = "device-plugin-gateway.io/cordon"
+"""Of a node: the IDs of devices that are cordoned as long as they stand there, by commas."""
 ORDERS: Final = ("cordon", "uncordon", "forget")
 HANDLES: Final = ("release", "acquire")
 HANDLE_TIME: Final = 20.0

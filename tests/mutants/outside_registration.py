@@ -305,7 +305,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gateway/unseen.py",
         "        return tuple(one for one in devices if one.id not in known)",
         "        return tuple(devices)",
-        f"{_KUBELETS}::test_one_that_sees_none_of_the_devices_takes_nothing_over_and_loses_nothing",
+        "tests/contract/test_two_gateways.py::test_a_newer_gateway_that_sees_no_gpu_takes_none_over",
     ),
     Mutant(
         "XR10",
