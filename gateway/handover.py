@@ -186,7 +186,7 @@ class Handover:
         while True:
             if self._lead.lost:
                 self._feed(machine.Lost(self._lead.lost))
-            await self._lead.changed.within(LIVES)
+            await self._lead.changed.within(None)
 
     def _end_unless_served(self) -> None:
         """End if the kubelet calls nothing of this gateway after it took over: then the gateway before leads again."""
