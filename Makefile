@@ -142,6 +142,12 @@ compat-bridge: kubelets ## the same through the bridge, with a plugin of each AP
 thirdparty: kubelets ## genuine plugins of others behind the bridge, ended and killed on kubelets of each API (root or user namespaces; fetches Go modules)
 	$(RUN)python -m gateway_lab.plugins.thirdparty
 
+# LABELS: names of fake nodes; "--write" writes the golden files.
+LABELS ?=
+.PHONY: labels
+labels: $(VENV) ## compare our node labels with those of NVIDIA's GPU Feature Discovery (root or user namespaces; fetches Go modules)
+	$(RUN)python -m tests.labels $(LABELS)
+
 # COMPARED: which ones, on which kubelets: "--kubelets 1.32,1.37 sample-device-plugin". All by default.
 COMPARED ?=
 .PHONY: compared
@@ -170,11 +176,14 @@ e2e-chart: e2e-made ## the README's five steps, and the Helm chart's rolls and f
 	$(NODE) -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_readme.py tests/e2e/test_try.py tests/e2e/test_operator.py tests/e2e/test_chart.py $(E2E)
 	@$(RUN)python -m gateway_lab.node --leftovers
 
+# WRITE_DOCS=1 in the environment: write what came of NVIDIA's manifests into docs/nvidia-manifests.md, instead of comparing.
 .PHONY: e2e-dra
 e2e-dra: $(VENV) ## the same with ResourceClaims, each of the kubelets on a node of its own
 	@for version in $(KUBELETS); do \
 		$(RUN)python -m gateway_lab.node --kubelet $$version --kubelet $(lastword $(KUBELETS)) -- \
 			.venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_dra.py -k $$version $(E2E) || exit 1; done
+	$(RUN)python -m gateway_lab.node --kubelet $(lastword $(KUBELETS)) -- \
+		.venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_vendor_claims.py $(E2E)
 	@$(RUN)python -m gateway_lab.node --leftovers
 
 .PHONY: e2e-bridge

@@ -35,7 +35,7 @@ def _section(name: str, bug: Bug) -> str:
         f"- The gateway: {bug.here}.",
     ]
     if bug.show is None:
-        said.append(f"- No command shows it: {bug.why_not}.")
+        said.append("- No command shows it.")
     return "\n".join([*said, ""])
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from gateway.memory.claimed import sliced
+from gateway.memory.claimed import given
 
 if TYPE_CHECKING:
     from gateway.memory.claimed import Claimed
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 _DEFAULT: Final = "Default"
 _log = structlog.get_logger()
+
+
+def sliced(claims: Mapping[str, Claimed]) -> dict[str, str]:
+    """Give the time-slice interval that claims have of a GPU, by its UUID, if it isn't the default."""
+    return {one.board: one.interval for _, _, one in given(claims) if one.interval}
 
 
 class TimeSlices:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from devices import boards
+
+_MOST_PODS = 3
 
 
 class ClaimedDevice(Struct, frozen=True):
     """A device that a claim has: what it is called in its driver's pool, what it is here, and where on the hardware.
 
-    ``requests`` are the claim's requests that it is for, ``share`` names the share of it that the claim has ('' for all of it),
-    ``admin`` says that it is there for supervision and taken from nobody, ``former`` that its claim was allocated others since: nobody gets it.
-    ``interval`` is the time-slice interval of its GPU, which nobody else has then; '' for the default.
+    ``requests`` are the claim's requests that it is for, ``share`` names the share that it has of it ('': all). ``admin``: it is there for
+    supervision. ``former``: its claim was allocated others since. ``interval`` is the time-slice interval of its GPU ('': the default).
     """
 
     name: str
@@ -38,9 +38,6 @@ class ClaimedDevice(Struct, frozen=True):
     def part_name(self) -> str:
         """What tells it from the claim's other devices: its name, with the share if it is one. Several replicas may be one share."""
         return f"{self.name}-{self.share}" if self.share else self.name
-
-
-_MOST_PODS = 3
 
 
 class Claimed(Struct, frozen=True):
@@ -80,11 +77,5 @@ def holds(claims: Mapping[str, Claimed], besides: str = "") -> Iterator[boards.H
     """Give what claims hold, but for the one with the UID ``besides``: several drivers may have devices of one."""
     for key, row, one in given(claims):
         if not key.startswith(f"{besides}@"):
-            alone = f", with the time-slice interval {one.interval}" if one.interval else ""
-            hold = boards.held(one.resource, one.device_id, one.place, row.words + alone)
-            yield replace(hold, alone=bool(alone))
-
-
-def sliced(claims: Mapping[str, Claimed]) -> dict[str, str]:
-    """Give the time-slice interval that claims have of a GPU, by its UUID, if it isn't the default."""
-    return {one.board: one.interval for _, _, one in given(claims) if one.interval}
+            sliced = f", with the time-slice interval {one.interval}" if one.interval else ""
+            yield boards.held(one.resource, one.device_id, one.place, row.words + sliced, alone=bool(sliced))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -132,14 +132,17 @@ class DraNode:
         kubeconfig = self.node.folder / "run" / "gateway.kubeconfig"
         kubeconfig.write_text(json.dumps(self._kubeconfig()))
         own = ["--dra", self.mode, "--node-name", self.node.name, "--kubeconfig", str(kubeconfig)]
-        options = [*own, *self._options]
-        command = gateway_command(self.node.plugins, state, write_profile(self.node), options=options)
+        command = self.command([*own, *self._options])
         # The runtime's folder of specifications is the node's: the gateway sees it where a pod or a host service does.
         enter = f'mkdir -p /run/cdi && mount --bind "{root}/run/cdi" /run/cdi && exec "$@"'
         pod = f"POD_UID={self._pods}"
         return await GatewayProcess.launch(
             ["env", pod, "unshare", "--mount", "sh", "-c", enter, "sh", *command], self.node.logs / "gateway.log"
         )
+
+    def command(self, options: Sequence[str]) -> list[str]:
+        """Return the command line of a gateway with these options."""
+        return gateway_command(self.node.plugins, self.node.root / STATE, write_profile(self.node), options=options)
 
     async def end(self, one: GatewayProcess) -> None:
         """End a gateway in an orderly way."""

@@ -18,6 +18,7 @@ from gateway_lab.node import pods
 from gateway_lab.node.api import Object
 from gateway_lab.node.dra import DRIVER, EVERY, PATIENCE, POD, RESOURCES, DraNode
 from gateway_lab.node.installed import DEVICES, GPUS, STATE, write_profile
+from gateway_lab.trials.scenarios import RESOURCE
 from gateway_lab.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -370,17 +371,35 @@ async def test_a_pod_keeps_its_gpu_while_it_is_resized(newest: DraNode) -> None:
     assert (after.nodes, after.lost) == (before.nodes, ())
 
 
-async def test_a_pods_status_shows_that_its_claims_gpu_is_unhealthy(newest: DraNode) -> None:
-    uuid = await newest.claim_pod("a")
+async def sees_health(dra: DraNode, pod: str, uuid: str, resource: str) -> None:
+    """See that a pod's status shows how its GPU does, which becomes unhealthy and recovers."""
     for ill, word in (([[*DEVICES].index(uuid)], "Unhealthy"), ([], "Healthy")):
-        write_profile(newest.node, ill)
+        write_profile(dra.node, ill)
 
         async def is_told(word: str = word) -> bool:
-            [found] = (await newest.api.get(f"{POD}/a"))["status"]["containerStatuses"]
-            told = [one["health"] for of in found.get("allocatedResourcesStatus", ()) for one in of["resources"]]
-            return told == [word]
+            [found] = (await dra.api.get(f"{POD}/{pod}"))["status"]["containerStatuses"]
+            told = [
+                (of["name"], one["health"])
+                for of in found.get("allocatedResourcesStatus", ())
+                for one in of["resources"]
+            ]
+            return told == [(resource, word)]
 
         await until(is_told, PATIENCE, every=EVERY)
+    assert dra.account(pod).lost == ()
+
+
+async def test_a_pods_status_shows_that_its_claims_gpu_is_unhealthy(newest: DraNode) -> None:
+    await sees_health(newest, "a", await newest.claim_pod("a"), "claim:gpu")
+
+
+@pytest.mark.parametrize("version", ["1.37"])
+async def test_a_pods_status_shows_that_its_gpu_by_name_is_unhealthy(dra: DraNode, version: str) -> None:
+    await begin_with(dra, version, "off")
+    uuid = {path: one for one, path in DEVICES.items()}
+    await sees_health(dra, "a", uuid[await dra.named_pod("a")], RESOURCE)
+    await dra.delete("a")
+    await dra.close()
 
 
 # Shares of GPUs that the configuration shares.

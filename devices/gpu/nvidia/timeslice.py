@@ -19,7 +19,9 @@ _NAME: Final = "nvidia-smi"
 _MOST_OF_AN_ERROR: Final = 200
 
 
-def set_time_slice(policy: Policy, library: str, uuid: str = "", interval: str = "", limit_s: float = LIMIT_S) -> str:
+def set_time_slice(
+    policy: Policy, library: str, uuid: str = "", interval: str = "", *, limit_s: float = LIMIT_S
+) -> str:
     """Set the time slice of a GPU; return why that didn't work, and what to do ('': it did). It blocks: for a thread.
 
     Args:
