@@ -116,8 +116,8 @@ unit: $(VENV) ## the tests that need no genuine kubelet
 TABLES := adapters* again architecture contributing docs doctor_nodes dra_adapters dra_decisions drift explored flags \
 	layout leader_machine lean negotiate plan registration spelled tally wire words
 .PHONY: quick
-quick: lint imports types ## lint, types, and the tests that are pure tables, in less than a minute: for while you write
-	$(RUN)python -m pytest --quiet --numprocesses=2 --dist=loadfile $(TABLES:%=tests/unit/test_%.py) $(wildcard tests/contract)
+quick: lint imports types ## lint, types, tables, and the first row of each history of the contract, in about a minute: for while you write
+	$(RUN)python -m pytest --quiet --numprocesses=2 --dist=loadfile $(TABLES:%=tests/unit/test_%.py) tests/contract --first
 
 .PHONY: nightly
 nightly: $(VENV) ## what is too slow for each change, each once: all kubelets, mutants, whole nodes, searches and trials (root; hours)
