@@ -6,6 +6,7 @@ with CUDA, a stand-in does: it opens the GPUs that its container has.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -44,7 +45,7 @@ SMI: Final = """#!/bin/sh
 echo "GPU 0: a stand-in"
 """
 OPENS: Final = """\
-nvidia-smi -L || exit 1
+/usr/bin/nvidia-smi -L || exit 1
 for node in /dev/nvidia[0-9]*; do : < $node && echo "open $node" || exit 1; done
 """
 STAYS: Final = OPENS + "trap 'exit 0' TERM; while true; do sleep 1 & wait $!; done"
@@ -93,7 +94,7 @@ class Faked(DraNode):
         (libraries / f"libcuda.so.{world.driver}").touch()
         (programs / "nvidia-smi").write_text(SMI)
         (programs / "nvidia-smi").chmod(0o755)
-        hook = self.node.root / "usr/bin/nvidia-cdi-hook"
+        hook = self.node.root / "usr/bin/nvidia-ctk"
         hook.unlink(missing_ok=True)
         hook.symlink_to("true")
         driver = (
@@ -498,24 +499,24 @@ SEEN: Final[dict[str, str]] = {}
 OFFERED: Final = 3 + len(MIG)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[False, True], ids=["devices", "shares"])
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def serving(dra: Faked, request: pytest.FixtureRequest) -> AsyncIterator[Faked]:
+    """Give the node whose gateway offers shared GPUs in shares, or GPUs that aren't shared."""
     dra.nvidia()
     file = dra.node.folder / "shares.json"
-    file.write_text(
-        '{"version": "v1", "sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}}'
-    )
+    shared = {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}
+    file.write_text(json.dumps({"version": "v1", "sharing": shared}))
     more = ("--config-file", str(file), "--dra-shares", "capacity") if request.param else ()
     await dra.serve(*more, count=OFFERED)
     await dra.clear()
     yield dra
 
 
-@pytest.mark.parametrize("name", MANIFESTS)
-async def test_a_manifest_runs_or_is_refused_by_name(serving: Faked, request: pytest.FixtureRequest, name: str) -> None:
+@pytest.mark.parametrize(
+    ("serving", "name"), [(one.by_shares, name) for name, one in MANIFESTS.items()], indirect=["serving"], ids=MANIFESTS
+)
+async def test_a_manifest_runs_or_is_refused_by_name(serving: Faked, name: str) -> None:
     one = MANIFESTS[name]
-    if one.by_shares != ("shares" in request.node.callspec.id):
-        pytest.skip("it is for the other setting of --dra-shares")
     try:
         await make(serving, one)
         SEEN[name] = await one.see(serving)
