@@ -1,7 +1,6 @@
-"""The daemon: carries out what the state machines decide, and owns every socket, timer and task while it does.
+"""The daemon: makes the parts, hands each what it needs, starts and ends them.
 
-It holds no rule of any kubelet version. For each resource name there is one ``registrar.Resource``; for the node one leader, one watch,
-one ledger, one source.
+It holds no rule of any kubelet version. For each resource name there is one ``registrar.Resource``; for the node one of each other part.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gateway import process
 from gateway.configuration import reload
 from gateway.folder import Folder
 from gateway.following import Follower
-from gateway.handover import Leader
+from gateway.handover import Handover
 from gateway.kubelet.beliefs import Beliefs
 from gateway.kubelet.presence import Presence
 from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
@@ -32,7 +31,7 @@ from gateway.memory.holdings import Holdings
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
 from gateway.registration import events
-from gateway.registration.registrar import Node, Resource
+from gateway.registration.serve import Node
 from gateway.registration.turns import Turns
 from gateway.tally import Tally
 from gateway.tasks import Signal, Tasks
@@ -50,11 +49,12 @@ if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Look
     from gateway.kubelet.watch import KubeletId
     from gateway.kubernetes.features import Features
+    from gateway.registration.registrar import Resource
 
 START = 5.0
-"""Seconds of a start that are waited for until this gateway leads, or could."""
+"""Seconds for which the start waits until this gateway leads, or could."""
 FIRST_LOOK = 1.0
-"""Seconds that the source's first inventory is waited for, before what the ledger knows is served from memory."""
+"""Seconds for which the start waits for the first inventory. Then the devices in the state file are served."""
 
 _log = structlog.get_logger()
 
@@ -97,7 +97,7 @@ class Gateway:
         around = self._resources, node, self._tasks, started
         self._lists = Lists(settings, source, self._holdings, self._lead, *around)
         parts = source, self._holdings, self._resources, self._lists
-        self._leader = Leader(settings, self._instance, self._lead, *parts, node.moved, self._tasks)
+        self._handover = Handover(settings, self._instance, self._lead, *parts, node.moved, self._tasks)
         self._follower = Follower(settings, self._config, source, self._lists, self._tasks)
         self._listeners = Listeners(settings, self._instance.token, self._tasks)
         place = self._instance, self._lead, self._presence, self._resources, self._lists.lock
@@ -105,10 +105,6 @@ class Gateway:
         self._subject = Subject(
             settings=settings,
             source=source,
-            ledger=self._ledger,
-            scribe=self._scribe,
-            beliefs=self._beliefs,
-            presence=self._presence,
             holdings=self._holdings,
             tally=tally,
             config=self._config,
@@ -155,7 +151,7 @@ class Gateway:
         if removed := instance.sweep(self._settings.socket_dir):
             _log.info("removed what dead gateways left", folders=removed)
         self._instance.create()
-        # It looks at its devices; where that takes longer than a moment, what is remembered is served.
+        # If the first look at the devices takes longer than a moment, the remembered ones are served.
         first = asyncio.Event()
         if self._settings.dra != "off":
             self._make_drivers(first)
@@ -171,10 +167,10 @@ class Gateway:
         self._tasks.spawn("watch", self._folder.run(self._kubelet_up))
         if self._lists.drivers is not None:
             self._lists.drivers.begin()
-        self._tasks.spawn("leader", self._leader.run())
+        self._tasks.spawn("leader", self._handover.run())
         with contextlib.suppress(TimeoutError):  # systemd ends a unit whose start lasts.
             async with asyncio.timeout(START):
-                await self._leader.settled.wait()
+                await self._handover.settled.wait()
         await asyncio.sleep(0)  # The Registers go first.
         notify.tell(notify.READY)
         if (seconds := notify.watchdog()) is not None:
@@ -193,7 +189,7 @@ class Gateway:
     async def _close(self) -> None:
         """End the streams, then the servers, then what is left of us in the socket directory."""
         notify.tell(notify.STOPPING)
-        await self._leader.end()
+        await self._handover.end()
         for resource in self._resources.values():
             resource.feed(events.Stop())
         await self._tasks.close()
@@ -221,7 +217,7 @@ class Gateway:
             _log.error("giving up: --dra needs the API server", reason=str(error))
             self._tasks.end(1)
         else:
-            self._lists.drivers = self._leader.drivers = made
+            self._lists.drivers = self._handover.drivers = made
             self._holdings.let_in = made.let_in
 
     async def _open_control(self) -> None:
@@ -234,8 +230,8 @@ class Gateway:
             await server.meet(self._source.name, commands.taken(few=True)(), self._settings, *talk)
 
         own = commands.handlers
-        forwarded = {order: self._leader.forwarding(own[order]) for order in ("move", *orders.ORDERS)}
-        await self._listeners.open_control({**own, **forwarded, **self._leader.handlers, "doctor": doctor})
+        forwarded = {order: self._handover.forwarding(own[order]) for order in ("move", *orders.ORDERS)}
+        await self._listeners.open_control({**own, **forwarded, **self._handover.handlers, "doctor": doctor})
         self._listeners.open_metrics(commands.taken, self._subject)
 
     # What happens.
@@ -251,7 +247,7 @@ class Gateway:
         self._presence.kubelet = kubelet
         self._presence.found(anew=True)
         if self._lead.begun:
-            self._leader.approach(kubelet)
+            self._handover.approach(kubelet)
             for resource in self._resources.values():
                 resource.feed(events.KubeletUp(kubelet))
         for name in self._resources:

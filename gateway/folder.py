@@ -1,4 +1,4 @@
-"""The kubelet's socket directory: watched, and bound anew where it is replaced."""
+"""The kubelet's socket directory: watched, and bound again if it is replaced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gateway.tasks import Tasks
 
 FOLDER_AGAIN, FOLDER_TOLD = 0.5, 60.0
-"""Seconds between two looks for the socket directory while it can't be used, and between two words about that."""
+"""Seconds between two tries of a socket directory that can't be used, and between two log lines about that."""
 REBIND_FIRST, REBIND_MAX = 0.05, 5.0
 """Seconds until a new socket directory that can't be used is tried again, at first and at most."""
 EXIT_PINNED = 75
@@ -54,7 +54,7 @@ class Folder:
         self._watch: FolderWatch | None = None
 
     async def wait(self, hindered: Callable[[], Awaitable[None]]) -> None:
-        """Wait until it can be used; say again and again why it can't, and await ``hindered`` each time."""
+        """Wait until the directory can be used. Log why it can't, and await ``hindered`` each time."""
         folder, tell_at = self._settings.socket_dir, 0.0
         while reason := instance.make_folder(folder):
             self._lead.waits_for_folder = f"the socket directory: {reason}"
@@ -66,7 +66,7 @@ class Folder:
         self._lead.waits_for_folder = ""
 
     async def run(self, kubelet_up: Callable[[KubeletId], None]) -> None:
-        """Watch it, for ever; ``kubelet_up`` takes each kubelet that comes."""
+        """Watch the directory for ever; ``kubelet_up`` takes each kubelet that starts."""
         self._watch = FolderWatch(
             self._settings.socket_dir,
             lambda: (KUBELET_SOCKET, instance.FOLDER, *(one.state.name for one in self._resources.values())),
@@ -78,7 +78,7 @@ class Folder:
         await self._watch.run()
 
     def _name_lost(self, name: str) -> None:
-        if name.startswith(self._instance.token):  # What the kubelet does to its own files is nothing to us.
+        if name.startswith(self._instance.token):  # The kubelet's own files don't matter.
             for resource in self._resources.values():
                 resource.feed(events.NameLost(name))
         elif name == instance.FOLDER:
@@ -105,7 +105,7 @@ class Folder:
         self._rebinding = self._tasks.start(self._rebind())
 
     async def _rebind(self) -> None:
-        """Bind every server once more, in the new folder. Streams of the kubelet before live on until the next one."""
+        """Bind every server in the new directory. Streams of the kubelet before go on until the next one registers."""
         wait = REBIND_FIRST
         while not await self._bind_anew(told=wait > REBIND_FIRST):
             await asyncio.sleep(wait)
@@ -124,7 +124,7 @@ class Folder:
                 self._instance.create()
                 for resource in self._resources.values() if self._settings.dra != "only" else ():
                     await resource.bind()
-            except (OSError, RuntimeError) as error:  # It went again, or there is no descriptor left for it.
+            except (OSError, RuntimeError) as error:  # It was deleted again, or no descriptor is left.
                 if not told:
                     _log.warning("the new socket directory can't be used yet", reason=str(error))
                 return False

@@ -1,4 +1,4 @@
-"""Following the device source: each inventory is taken as it comes, and a source that fails is asked anew."""
+"""Follow the device source: the lists take each inventory, and a source that fails is asked again."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Follower:
         self._settings, self._config, self._source, self._lists, self._tasks = settings, config, source, lists, tasks
         self._warned: tuple[str, ...] = ()
         self.trouble = NOT_TOLD
-        """Why the source doesn't tell of devices; empty where it does."""
+        """Why the source reports no devices; empty if it does."""
 
     async def run(self, first: asyncio.Event) -> None:
-        """Take each inventory as it comes. A source that fails is asked anew; what it said last stays."""
+        """Take each inventory as it comes. A source that fails is asked again, and its last inventory stays in force."""
 
         async def take(inventory: Inventory) -> None:
             self.trouble = ""
@@ -50,7 +50,7 @@ class Follower:
             await asyncio.sleep(RETRY_S)
 
     def _warn(self) -> None:
-        """Log the settings that do nothing here, once."""
+        """Log each setting that has no effect on this node, once."""
         found = effective.idle(self._config.policy or self._settings.policy, self._source)
         for one in found:
             if one not in self._warned:
@@ -58,7 +58,7 @@ class Follower:
         self._warned = found
 
     def hindrances(self) -> tuple[Hindrance, ...]:
-        """Say what keeps the sources of devices from telling of them, or from offering some."""
+        """Return what keeps the sources from reporting devices, or from offering some."""
         told = self._source.hindrances()
         if not self.trouble or (told and self.trouble == NOT_TOLD):
             return told

@@ -1,4 +1,4 @@
-"""The shell of ``machine``: takes the locks, talks with the other gateways, and serves or stands by as the machine decides."""
+"""Leads, yields or stands by as ``gateway.leader.machine`` decides: takes the locks, and talks with the node's other gateways."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _log = structlog.get_logger()
 
 
 class Ability:
-    """What this gateway could serve, by its choice of APIs (``--api``)."""
+    """Tells what the running kubelet would take from this gateway, by its choice of APIs (``--api``). Asked before a handover."""
 
     def __init__(self, api: str, presence: Presence, resources: Mapping[str, Resource]) -> None:
         self._api, self._presence, self._resources = api, presence, resources
@@ -78,7 +78,7 @@ class Ability:
         """Which kubelet said that it speaks which of our dialects (None: none), where it was asked."""
 
     async def unable(self) -> str:
-        """Say why no resource of this gateway could be served by the kubelet that runs; empty where one could, or none runs."""
+        """Return why the running kubelet could serve no resource of this gateway; empty if it could serve one, or if none runs."""
         if not self._presence.listens():
             return ""
         if reason := await self.probe():
@@ -101,7 +101,7 @@ class Ability:
         return ""
 
     def unfit(self, resource: Resource) -> str | None:
-        """Say why a resource could not be served by the kubelet that runs; None where it could, as far as that is known."""
+        """Return why the running kubelet could not serve a resource; None if it could, as far as that is known."""
         if self._speaks is None or self._speaks[0] != kubelet_id(self._presence.socket):
             return None
         api = self._speaks[1]
@@ -110,7 +110,7 @@ class Ability:
         return resource.plugin.list.too_large(by_name(api))
 
 
-class Leader:
+class Handover:
     """This gateway's part in who leads on its node.
 
     Args:
@@ -155,7 +155,7 @@ class Leader:
         """How old those are."""
         self._before = ""
         """The gateway that yielded to this one, until it is told that this one serves."""
-        self._parts_lead = False
+        self._parts_decide = False
         """True if the source and the DRA drivers decide."""
         self._turn = asyncio.Lock()
         """Held while that changes."""
@@ -165,16 +165,16 @@ class Leader:
     # -- for the gateway ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Look, for ever, whether this gateway could lead, and whether its locks are where others look for them."""
+        """Check again and again if this gateway could lead, and if its locks are still in their places."""
         self._lead.state = machine.start(self._instance.age)  # By now it is known how old its pod is.
         self._tasks.spawn("locks", self._let_go())
         while True:
             faulthandler.dump_traceback_later(HANGS, exit=True)
             if self._lead.leads and self._lead.guards():
-                await self._guard()
-                self._judge()
+                await self._lock_state_directory()
+                self._end_unless_served()
             else:
-                await self._follow()
+                await self._read_state_file()
                 self._feed(machine.Able(reason := await self._unable(beside=self._lead.state.leader is not None)))
                 if not reason and not self._warm and self._presence.listens():
                     self._warm = True
@@ -182,14 +182,14 @@ class Leader:
             await self._lead.changed.within(LIVES if self._lead.leads else ABLE_AGAIN)
 
     async def _let_go(self) -> None:
-        """Let go of locks that guard nothing any more, as soon as somebody notices."""
+        """Let go of the locks as soon as one was found to be replaced."""
         while True:
             if self._lead.lost:
                 self._feed(machine.Lost(self._lead.lost))
             await self._lead.changed.within(LIVES)
 
-    def _judge(self) -> None:
-        """End, if this gateway took over from another one and the kubelet calls nothing of it: that one leads again."""
+    def _end_unless_served(self) -> None:
+        """End if the kubelet calls nothing of this gateway after it took over: then the gateway before leads again."""
         waited = time.monotonic() - self._lead.handed_over_at
         is_to_serve = self._lead.state.stage is Stage.LEADING and self._before in self._links
         if is_to_serve and waited >= SERVES and not self._serves():
@@ -199,8 +199,8 @@ class Leader:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """Who meets which order of another gateway over the control socket."""
-        return {OP: self.met}
+        """The handlers of another gateway's orders over the control socket."""
+        return {OP: self._meet_another}
 
     async def end(self) -> None:
         """Write what was promised and let another gateway lead, before this one ends."""
@@ -215,21 +215,21 @@ class Leader:
         if (drivers := self.drivers) is not None:
             await drivers.close()
         if self._lead.leads:
-            await self._answered(OFFERS)
+            await self._wait_for_answers(OFFERS)
             await self._source.rest()
-            await self._promised()
-            await self._streams_end()
-        self.free()
+            await self._write_promises()
+            await self._wait_for_streams()
+        self._let_go_for_good()
 
-    async def _follow(self) -> None:
-        """Know what the leader wrote: orders, and what it gave."""
+    async def _read_state_file(self) -> None:
+        """Read what the leader wrote: orders, and what it gave out."""
         if self._lead.state.leader is not None and not self._holdings.ledger.current:
             await self._scribe.load()
             self._holdings.recall(fresh=True)
             await self._lists.update()
 
-    async def _guard(self) -> None:
-        """Lock the state directory, once it can be: another gateway may have it by now, and then that one leads."""
+    async def _lock_state_directory(self) -> None:
+        """Lock the state directory if it isn't locked yet. If another gateway has it by now, that one leads."""
         if not self._locks.whole:
             await self._open_locks()
             try:
@@ -239,8 +239,8 @@ class Leader:
             if reason:
                 self._feed(machine.Lost(reason))
 
-    def free(self) -> None:
-        """Let another gateway lead."""
+    def _let_go_for_good(self) -> None:
+        """Free the locks and end all conversations, because this gateway ends."""
         faulthandler.cancel_dump_traceback_later()
         if self._timer is not None:
             self._timer.cancel()
@@ -248,7 +248,7 @@ class Leader:
         for link in [*self._links.values()]:
             link.close()
 
-    async def met(self, connection: ControlConnection, request: Mapping[str, Any]) -> None:
+    async def _meet_another(self, connection: ControlConnection, request: Mapping[str, Any]) -> None:
         """Talk with another gateway, as long as it lives: the control server's handler of ``OP``.
 
         Raises:
@@ -257,11 +257,11 @@ class Leader:
         age = sender(request)
         if age is None:
             raise ControlError(f"not the age of a gateway: {control.shown(request.get('from'))}")
-        await connection.send({"leads": self._lead.leads, "from": self._own()})
+        await connection.send({"leads": self._lead.leads, "from": self._introduction()})
         await self._talk(age, connection)
 
     def forwarding(self, handler: Handler) -> Handler:
-        """Meet an order while this gateway leads; else pass it on to the one that does."""
+        """Return a handler that passes an order on to the leader, unless this gateway leads."""
 
         async def met(connection: ControlConnection, request: dict[str, Any]) -> None:
             ends = time.monotonic() + PASSES
@@ -274,15 +274,15 @@ class Leader:
                 raise ControlError(f"no gateway leads on this node within {PASSES:g} s: give the order again")
             path = control.socket_path(self._settings.state_dir, leader.token)
             answer = await control.ask(path, request, ORDER)
-            await self._follow()
+            await self._read_state_file()
             return await connection.send(answer)
 
         return met
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Let each resource stand by, unless this gateway leads or its streams go on until the next one serves."""
+    def _stand_by(self) -> None:
+        """End all registrations, unless this gateway leads or its streams go on until the next one serves."""
         if self._lead.stands_by and self._settings.dra != "only":
             for resource in self._resources.values():
                 resource.feed(events.StandBy())
@@ -293,7 +293,7 @@ class Leader:
             resource.approach(kubelet)
 
     async def _report(self) -> None:
-        """Tell the gateway that yielded as soon as this one serves."""
+        """Report to the gateway that yielded as soon as this one serves."""
         before = self._before
         while before and before == self._before and self._lead.state.stage is Stage.LEADING:
             if self._serves():
@@ -321,7 +321,7 @@ class Leader:
             Stage.STANDBY,
             Stage.ASKING,
         }:
-            self.look()
+            self._stand_by()
         for action in actions:
             self._act(action)
         if isinstance(event, machine.Lost):
@@ -351,7 +351,7 @@ class Leader:
             case machine.Rest(by):
                 for resource in self._resources.values():
                     resource.feed(events.StandBy())
-                self._tasks.background(self._rest_parts())  # The locks may be lost.
+                self._tasks.background(self._parts_stand_by())  # The locks may be lost.
                 for token in self._links.keys() - {"" if by is None else by.token}:
                     self._tell(token, {"leads": False})
             case machine.SetAlarm(seconds):
@@ -387,9 +387,9 @@ class Leader:
         elif self._lead.state.hurry and self._locks.holder().token in {"", self._lead.state.left}:
             self._feed(machine.HeldElsewhere(leaving=True))
         else:
-            self._tasks.background(self._meet())
+            self._tasks.background(self._connect())
 
-    async def _meet(self) -> None:
+    async def _connect(self) -> None:
         """Connect to the gateway that holds the locks, and stay connected."""
         holder = self._locks.holder()
         if holder.state and holder.state != self._locks.state():
@@ -405,7 +405,7 @@ class Leader:
         path = control.socket_path(self._settings.state_dir, holder.token)
         try:
             link = await control.connect(path, CONNECT)
-            await link.send({"op": OP, "from": self._own()})
+            await link.send({"op": OP, "from": self._introduction()})
             async with asyncio.timeout(CONNECT):
                 said = await link.receive()
         except (ControlError, TimeoutError) as error:
@@ -424,7 +424,7 @@ class Leader:
         self._feed(machine.HeldElsewhere(age, unable=unable))
 
     async def _talk(self, age: Age, link: ControlConnection) -> None:
-        """Hear what another gateway says, until one of both ends."""
+        """Receive another gateway's messages until one of both ends."""
         self._links[age.token], self._ages[age.token] = link, age
         try:
             while (said := await link.receive()) is not None:
@@ -450,7 +450,7 @@ class Leader:
             link.abort()
             self._feed(machine.Gone(age.token))
 
-    def _own(self) -> dict[str, Any]:
+    def _introduction(self) -> dict[str, Any]:
         return {"born_ns": self._instance.age.born_ns, "token": self._instance.age.token}
 
     def _tell(self, token: str, message: Mapping[str, Any]) -> None:
@@ -464,14 +464,14 @@ class Leader:
     # -- serving ------------------------------------------------------------------------------------------------------
 
     async def _take(self) -> None:
-        """Go on from what the gateway before left."""
+        """Read what the gateway before wrote, and make the lists ready."""
         self._lead.handed_over_at = time.monotonic()
         if self._presence.kubelet is not None:
             self.approach(self._presence.kubelet)
         await self._scribe.load(patient=True)
         news, lists = self._holdings.recall(fresh=True), self._lists
         try:
-            news |= await self._lead_parts() or lists.only_remembered or lists.unremembered()
+            news |= await self._let_parts_decide() or lists.only_remembered or lists.unremembered()
             ready = not news and lists.based_on == self._holdings.ledger.beside_lists()
             await (lists.announce() if ready else lists.update())
         except Exception:  # noqa: BLE001 - nobody else serves, and the lists of before are better than none
@@ -479,29 +479,29 @@ class Leader:
             lists.update_again([time.monotonic() + UPDATE_AGAIN])
         self._feed(machine.Took())
 
-    async def _lead_parts(self) -> bool:
-        """Let the source and the DRA drivers decide; tell whether lists may be other ones because of that."""
+    async def _let_parts_decide(self) -> bool:
+        """Let the source and the DRA drivers decide. Return True if the lists may change because of that."""
         async with self._turn:
             drivers = self.drivers
-            if not self._parts_lead:
-                self._parts_lead = True
+            if not self._parts_decide:
+                self._parts_decide = True
                 await self._source.lead()
                 if drivers is not None:
                     drivers.now.decide()
             return drivers is not None
 
-    async def _rest_parts(self) -> None:
-        """Let them decide no more."""
+    async def _parts_stand_by(self) -> None:
+        """Have the source and the DRA drivers decide nothing any more."""
         async with self._turn:
-            if self._parts_lead:
-                self._parts_lead = False
+            if self._parts_decide:
+                self._parts_decide = False
                 if (drivers := self.drivers) is not None:
                     await (drivers.close() if self._lead.state.ending else drivers.rest())
                 await self._source.rest()
 
     def _register(self) -> None:
-        """Register, or go on."""
-        self._tasks.background(self._lead_parts())  # It may have been about to yield.
+        """Register all resources, or go on with them."""
+        self._tasks.background(self._let_parts_decide())  # It may have been about to yield.
         self._tasks.background(self._report())
         if self._settings.dra == "only":
             return
@@ -520,15 +520,15 @@ class Leader:
             self._lead.leaves = True
             await drivers.leave()
             self._lead.leaves = False
-        await self._answered(REGISTERS_END)
+        await self._wait_for_answers(REGISTERS_END)
         if not self._yields():
             return
         if self._lead.answering:
             self._feed(machine.Drained("a call isn't answered yet"))
             return
         first = self._register_first()
-        await self._rest_parts()
-        if not await self._promised():
+        await self._parts_stand_by()
+        if not await self._write_promises():
             self._feed(machine.Drained("the state file can't be written"))
             return
         if not self._yields():
@@ -536,26 +536,26 @@ class Leader:
         if not first:
             for resource in self._resources.values():
                 resource.feed(events.StandBy())
-            await self._streams_end()
+            await self._wait_for_streams()
             self._lead.handed_over_at = time.monotonic()  # Should it lead again at once.
         self._feed(machine.Drained())
 
     def _yields(self) -> bool:
-        """Whether this gateway is still to yield."""
+        """Return True if this gateway is still about to yield."""
         return self._lead.state.stage is Stage.YIELDING
 
-    async def _answered(self, seconds: float) -> None:
-        """Wait, so long at most, until no call is being answered, and no Register either."""
+    async def _wait_for_answers(self, seconds: float) -> None:
+        """Wait until no call and no Register is being answered, at most so many seconds."""
         deadline = time.monotonic() + seconds
         while (self._lead.answering or any_registers(self._resources.values())) and time.monotonic() < deadline:  # noqa: ASYNC110 - many things end these
             await asyncio.sleep(0.001)
 
-    async def _promised(self) -> bool:
+    async def _write_promises(self) -> bool:
         for name in self._resources:
             self._holdings.note(name)
         return await self._scribe.durable()
 
-    async def _streams_end(self) -> None:
+    async def _wait_for_streams(self) -> None:
         deadline = time.monotonic() + STREAMS_END
         while time.monotonic() < deadline and any(one.plugin.streaming for one in self._resources.values()):  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.001)
@@ -563,7 +563,7 @@ class Leader:
     # -- details ------------------------------------------------------------------------------------------------------
 
     async def _unable(self, *, beside: bool) -> str:
-        """Say why this gateway could not lead; empty where it could. If none is there ``beside`` it, whatever it can do is better."""
+        """Return why this gateway could not lead; empty if it could. Without a gateway ``beside`` it only its devices must be known."""
         lists = self._lists
         if lists.inventory is None and not lists.unseen.none_before:
             return "its devices aren't known yet"
@@ -579,7 +579,7 @@ class Leader:
         self._try()
 
     async def _open_locks(self) -> None:
-        """Open what is locked later, in a thread: a disk that doesn't answer holds nobody up."""
+        """Open the lock of the state directory in a thread, because the disk may not answer."""
         if self._opening is None or self._opening.done():
             self._opening = asyncio.ensure_future(asyncio.to_thread(self._locks.open))
         if not (await asyncio.wait({self._opening}, timeout=PATIENCE))[0]:
@@ -587,19 +587,19 @@ class Leader:
             self._locks.unguarded = f"the disk of {self._settings.state_dir} doesn't answer within {PATIENCE:g} s"
 
     def _serves(self) -> bool:
-        """Whether every resource is served that can be, or no kubelet is there to serve."""
+        """Return True if each resource is served that can be, or if no kubelet runs."""
         if not self._presence.listens() or self._settings.dra == "only":
             return True
         return all(one.state.phase is Phase.SERVING or _is_out(one) for one in self._resources.values())
 
     def _register_first(self) -> bool:
-        """Whether the kubelet is one that takes a Register while an earlier stream lives."""
+        """Return True if the kubelet takes a Register while an earlier stream is open."""
         levels = [one.plugin.level for one in self._resources.values() if one.state.phase is Phase.SERVING]
         return bool(levels) and all(level is not None and level.reaches(REGISTER_FIRST) is True for level in levels)
 
 
 def sender(message: Mapping[str, Any]) -> Age | None:
-    """Read who is speaking; None: nobody who can be."""
+    """Return the age of the gateway that sent a message; None if it is not plausible."""
     match message.get("from"):
         case {"born_ns": int(born_ns), "token": str(token)} if TOKEN.fullmatch(token):
             age = Age(born_ns, token)
@@ -609,6 +609,6 @@ def sender(message: Mapping[str, Any]) -> Age | None:
 
 
 def _is_out(one: Resource) -> bool:
-    """Whether a resource can't be served: its list doesn't fit, or this kubelet refused it."""
+    """Return True if a resource can't be served: its list doesn't fit, or this kubelet refused it."""
     out = one.state.phase in {Phase.OUT, Phase.STOPPED} or (one.state.phase is Phase.WAITING and one.state.refused)
     return out and not one.plugin.streaming

@@ -8,14 +8,14 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from adapters.dialect import Dialect, Fidelity, Rule, span
+from adapters.dialect import Dialect, Rule, span
 from adapters.levels import GRPC_GO, OPTIONS_FIRST, GrpcGo
 from adapters.registry import DIALECTS
 from devices.model import Field
 from tools.pages import main, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 INTRODUCTION = """\
 <!-- Generated from the adapters' declarations by `make docs`. Do not edit. -->
@@ -35,7 +35,7 @@ A kubelet silently drops fields of `v1beta1` that it doesn't know. The gateway l
 
 - During Register, kubelet 1.{OPTIONS_FIRST} and later call GetDevicePluginOptions before ListAndWatch; earlier ones don't.
 - The `user-agent` of its calls names its grpc-go (table below). A version between two rows means any kubelet of its neighbours, a later one the newest
-  kubelet here or a later one. Other programs' agents mean nothing.
+  kubelet here or a later one. Agents of other programs are no evidence.
 
 If the evidence contradicts itself, the older kubelet counts. What it leaves open must not carry a response alone. `--kubelet-version` settles it. A vendor's
 kubelet that is built with another grpc-go needs that option.
@@ -57,8 +57,6 @@ def page() -> str:
                 *((field.value, *(_verdict(dialect.rules[field]) for dialect in oldest_first)) for field in Field),
             ],
         ),
-        "\n## Why\n\n`#` numbers are issues and pull requests of kubernetes/kubernetes; versions are the kubelet's.\n\n",
-        *_reasons(oldest_first),
         "\n" + LEVELS + "\n",
         *table(("grpc-go", "kubelet"), list(_agents())),
     ]
@@ -73,18 +71,6 @@ def _verdict(rule: Rule) -> str:
     if rule.since is None:
         return rule.verdict.value
     return f"{rule.verdict.value} from 1.{rule.since}; before, {rule.before.value}"
-
-
-def _reasons(dialects: Iterable[Dialect]) -> Iterator[str]:
-    """Give each field the reasons of what does not always arrive; dialects share one if they declare the same."""
-    for field in Field:
-        sharing: dict[Rule, list[str]] = {}
-        for dialect in dialects:
-            sharing.setdefault(dialect.rules[field], []).append(f"`{dialect.name}`")
-        always = [rule for rule in sharing if rule.since is None and rule.verdict is Fidelity.LOSSLESS]
-        reasons = [f"{', '.join(names)}: {rule.source}" for rule, names in sharing.items() if rule not in always]
-        if reasons:
-            yield f"- **{field.value}**. {'. '.join(reasons)}.\n"
 
 
 def _agents() -> Iterator[tuple[str, str]]:

@@ -289,7 +289,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         _theirs("default-config", "the file for a node without the label", sets="default", form="NAME"),
         _theirs(
             "fallback-strategies",
-            "if there is neither label nor default, in this order: the file named default, the only one, or an empty one",
+            "the file without a label and a default, in this order: the one named default, the only one, none",
             sets="fallbacks",
             kind=FlagKind.LIST,
             form="named|single|empty",
@@ -307,7 +307,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     "Dynamic resource allocation": (
         Flag(
             "dra",
-            "Dynamic Resource Allocation (docs/dra.md): not at all, together with the device plugin API, or instead of it",
+            "Dynamic Resource Allocation (docs/dra.md): not used, next to the device plugin API, or instead of it",
             form="off|on|only",
         ),
         Flag(

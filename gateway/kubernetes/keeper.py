@@ -105,7 +105,9 @@ class Keeper:
             return None
         standings = list(self._standings())
         if any(one.withheld or ready.allocatable(own, one.name) < one.healthy for one in standings):
-            self._gateway.beliefs.look_within(LOOK)  # The kubelet may be late, or another plugin may have the resource.
+            self._gateway.holdings.beliefs.look_within(
+                LOOK
+            )  # The kubelet may be late, or another plugin may have the resource.
         return ready.judge(standings, own, hindrance=self._hindrance(), was=was)
 
     async def _say_ready(self) -> None:
@@ -145,7 +147,7 @@ class Keeper:
         for resource in self._gateway.resources.values():
             entries = resource.entries
             healthy = {one for one, entry in entries.items() if entry.device.health is Health.HEALTHY}
-            findings = self._gateway.beliefs.findings(resource.name)
+            findings = self._gateway.holdings.beliefs.findings(resource.name)
             yield ready.NodeResource(
                 resource.name,
                 len(entries),
@@ -168,7 +170,7 @@ class Keeper:
             if self._gateway.lead.led_by is not None:
                 self._entries.pop(name, None)
                 continue
-            findings = tuple(self._gateway.beliefs.findings(name))
+            findings = tuple(self._gateway.holdings.beliefs.findings(name))
             if (before := self._entries.get(name)) is not None:  # What is so at the start is no news.
                 for news in events.of_devices(name, before, entries, unix):
                     self._queue.add(news, now)

@@ -1,4 +1,4 @@
-"""Who leads on this node, as far as this gateway knows, and what follows for those that serve. Only ``Leader`` changes the state."""
+"""Who leads on this node, as far as this gateway knows, and what follows for those that serve. Only ``gateway.handover`` changes the state."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Leadership:
         self.waits_for_folder = ""
         """Why the socket directory, in which other gateways would be met, can't be used; empty if it can."""
         self.lost = ""
-        """Why the locks guard nothing any more, until ``Leader`` has let go of them."""
+        """Why the locks guard nothing any more, until ``Handover`` has let go of them."""
         self.answering = 0
         """How many calls and orders are being answered."""
         self.leaves = self.ended = False

@@ -25,26 +25,20 @@ from gateway.registration import events
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase, Timer
 from gateway.registration.negotiate import NOBODY, UNFIT
-from gateway.registration.serve import DevicePlugin
+from gateway.registration.serve import DevicePlugin, Node
 from gateway.tally import Cause, Confirmation
 from gateway.tasks import Background
 from gateway.wires import rpc
 from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
     from devices.life import states
-    from devices.source import DeviceSource, Listing
-    from gateway.configuration.settings import Settings
-    from gateway.kubelet.beliefs import Beliefs, Look
-    from gateway.kubelet.presence import Presence
+    from devices.source import Listing
+    from gateway.kubelet.beliefs import Look
     from gateway.kubelet.watch import KubeletId
-    from gateway.registration.serve import DeviceMemory, Leading
-    from gateway.registration.turns import Turns
-    from gateway.tally import Tally
-    from gateway.tasks import Signal
 
 REGISTER_DEADLINE = 15.0
 """Seconds for one Register. Kubelets 1.25 and later dial back within it, for up to 10 s; 1.35 and later give that up
@@ -97,31 +91,6 @@ def any_registers(resources: Iterable[Resource]) -> bool:
     return any(one.state.phase in {Phase.OFFERING, Phase.ACCEPTED} for one in resources)
 
 
-class Node(Struct, frozen=True, kw_only=True):
-    """The node around a resource, and the gateway on it."""
-
-    settings: Settings
-    source: DeviceSource
-    tally: Tally
-    turns: Turns
-    token: str
-    """The gateway's own."""
-    own_socket: Callable[[str], Path]
-    """Returns the path on which a resource's server is bound."""
-    memory: Callable[[str], DeviceMemory]
-    """Returns what is known of a resource's devices next to its list."""
-    accepted: Callable[[str], None]
-    """Remembers which dialect the kubelet accepted."""
-    presence: Presence
-    """The kubelet that listens."""
-    beliefs: Beliefs
-    """Its records."""
-    lead: Leading
-    """Who leads on the node."""
-    moved: Signal
-    """Set when a resource's registration may have another phase."""
-
-
 class _Ahead(Struct, frozen=True):
     """A channel that was made in advance, and the kubelet that it is connected to, if it is."""
 
@@ -136,17 +105,7 @@ class Resource:
         self._node = node
         self._log = _log.bind(resource=name)
         settings = node.settings
-        self.plugin = DevicePlugin(
-            name,
-            node.source,
-            self.feed,
-            node.memory(name),
-            node.tally,
-            node.turns,
-            node.lead,
-            kubelet_minor=settings.kubelet_minor,
-            grace=settings.startup_grace > 0,
-        )
+        self.plugin = DevicePlugin(name, node, self.feed)
         self.state = registration.start(f"{node.token}-{os.urandom(2).hex()}", settings.api, last_accepted)
         self.trouble = ""
         """The last fault of the registration."""

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
+from msgspec import Struct
 
 from adapters.dialect import Fidelity, MalformedError, UnsayableError, sayable, span
 from adapters.levels import Evidence, level, may_be_kubelet
@@ -34,9 +35,13 @@ if TYPE_CHECKING:
     from adapters.dialect import Dialect, Level
     from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest
     from devices.source import DeviceSource, Listing
+    from gateway.configuration.settings import Settings
+    from gateway.kubelet.beliefs import Beliefs
+    from gateway.kubelet.presence import Presence
     from gateway.registration.events import Event
     from gateway.registration.turns import Turns
     from gateway.tally import Tally
+    from gateway.tasks import Signal
 
     _Answer = Callable[[Dialect, bytes, rpc.Call], Awaitable[bytes]]
 
@@ -113,6 +118,31 @@ class Leading(Protocol):
         """Count a call while it is being answered."""
 
 
+class Node(Struct, frozen=True, kw_only=True):
+    """The node around a resource, and the gateway on it."""
+
+    settings: Settings
+    source: DeviceSource
+    tally: Tally
+    turns: Turns
+    token: str
+    """The gateway's own."""
+    own_socket: Callable[[str], Path]
+    """Returns the path on which a resource's server is bound."""
+    memory: Callable[[str], DeviceMemory]
+    """Returns what is known of a resource's devices next to its list."""
+    accepted: Callable[[str], None]
+    """Remembers which dialect the kubelet accepted."""
+    presence: Presence
+    """The kubelet that listens."""
+    beliefs: Beliefs
+    """Its records."""
+    lead: Leading
+    """Who leads on the node."""
+    moved: Signal
+    """Set when a resource's registration may have another phase."""
+
+
 class _Stream:
     """One ListAndWatch stream: its caller, and whether there is a new list for it."""
 
@@ -129,34 +159,20 @@ class _Stream:
 class DevicePlugin:
     """The device plugin of one resource name.
 
-    ``emit`` takes the registration events that calls cause (a stream opened, ended, a list too large). ``kubelet_minor`` is the
-    kubelet's version, where an operator vouches for it. ``grace`` is as of ``DeviceList``.
+    ``emit`` takes the registration events that calls cause (a stream opened, ended, a list too large).
     """
 
-    def __init__(
-        self,
-        name: str,
-        source: DeviceSource,
-        emit: Callable[[Event], None],
-        memory: DeviceMemory,
-        tally: Tally,
-        turns: Turns,
-        lead: Leading,
-        *,
-        kubelet_minor: int | None = None,
-        grace: bool = False,
-    ) -> None:
-        self.name = name
-        self._lead = lead
-        self._source, self._emit, self._memory, self._tally, self._turns = source, emit, memory, tally, turns
-        self._kubelet_minor = kubelet_minor
+    def __init__(self, name: str, node: Node, emit: Callable[[Event], None]) -> None:
+        self.name, self._emit, self._memory = name, emit, node.memory(name)
+        self._lead, self._source, self._tally, self._turns = node.lead, node.source, node.tally, node.turns
+        self._kubelet_minor = node.settings.kubelet_minor
         self._log = _log.bind(resource=name)
         self._dialect: Dialect | None = None
         self._methods: dict[str, rpc.Method] = {}
         self._evidence = Evidence()
         self.asked_options: set[str | None] = set()
         """The user agents that asked for the options since the last Register: kubelets from 1.25 on do so before they answer it."""
-        self.list = DeviceList(name, tally, grace=grace)
+        self.list = DeviceList(name, node.tally, grace=node.settings.startup_grace > 0)
         self._streams: dict[int, _Stream] = {}
         self._heeded: int | None = None
         """The stream that is treated as the kubelet's, or was last."""

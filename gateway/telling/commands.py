@@ -85,7 +85,12 @@ class Commands:
         gateway, now = self._gateway, time.monotonic()
         leader = gateway.lead.led_by
         self._build = self._build or status.build()
-        last, since, config, drivers = gateway.beliefs.last, gateway.presence.since, gateway.config, gateway.drivers()
+        last, since, config, drivers = (
+            gateway.holdings.beliefs.last,
+            gateway.holdings.presence.since,
+            gateway.config,
+            gateway.drivers(),
+        )
         path, policy = str(config.path or gateway.settings.config_file or ""), config.policy or gateway.settings.policy
         judged = served.verdicts(gateway, now)
         facts = [(self._resource(one, judged[one.name]), self._strangers(one)) for one in gateway.resources.values()]
@@ -103,7 +108,7 @@ class Commands:
             books=status.RecordsStatus(source=last.view.source, age_s=status.age(last.at, now))
             if last
             else status.RecordsStatus(),
-            ledger=gateway.scribe.state,
+            ledger=gateway.holdings.scribe.state,
             lag_s=round(gateway.tally.lag(now), 6),
             hindrances=tuple(gateway.hindrances()),
             unusable=gateway.source.unusable(),
@@ -144,14 +149,14 @@ class Commands:
             verdict=verdict,
             checked=resource.checked,
             holders=self._holders(name),
-            drift=self._gateway.beliefs.findings(name),
+            drift=self._gateway.holdings.beliefs.findings(name),
             others=self._others(resource),
             behind=self._gateway.source.behind(name),
         )
 
     def _others(self, resource: Resource) -> frozenset[str]:
         """Return the devices that the kubelet would give though no gateway serves the resource: they are another plugin's."""
-        last = self._gateway.beliefs.last
+        last = self._gateway.holdings.beliefs.last
         if last is None or resource.state.phase in SERVED or last.at < resource.since:
             return frozenset()
         return (last.view.allocatable or {}).get(resource.name, frozenset())
@@ -164,7 +169,10 @@ class Commands:
 
     def _holders(self, resource: str) -> dict[str, str] | None:
         """Say who has which device, by the kubelet's records and by what is prepared for ResourceClaims."""
-        holders, prepared = self._gateway.holdings.recorded(resource), holding(self._gateway.ledger.claims, resource)
+        holders, prepared = (
+            self._gateway.holdings.recorded(resource),
+            holding(self._gateway.holdings.ledger.claims, resource),
+        )
         return holders if not prepared else {**(holders or {}), **prepared}
 
     async def _status(self, connection: ControlConnection, request: dict[str, Any]) -> None:
@@ -174,9 +182,9 @@ class Commands:
 
     async def _look(self) -> None:
         """See that the kubelet's records were read just now."""
-        last = self._gateway.beliefs.last
+        last = self._gateway.holdings.beliefs.last
         if last is None or time.monotonic() - last.at > FRESH:
-            await self._gateway.beliefs.look()
+            await self._gateway.holdings.beliefs.look()
 
     async def _devices(self, connection: ControlConnection, _request: dict[str, Any]) -> None:
         """Say the status, and what is known of each device; of replicas once, by the ID of what they share."""
@@ -213,9 +221,9 @@ class Commands:
                 f"the driver did not answer within {orders.HANDLE_TIME:g} s: the log says what hangs; try again, or restart "
                 "the gateway"
             ) from error
-        await self._gateway.beliefs.look()  # Who was given one a moment ago holds it.
+        await self._gateway.holdings.beliefs.look()  # Who was given one a moment ago holds it.
         names = list(self._gateway.resources)
-        concerned, known = dict.fromkeys(handled), [self._gateway.beliefs.holders(name) for name in names]
+        concerned, known = dict.fromkeys(handled), [self._gateway.holdings.beliefs.holders(name) for name in names]
         _log.info("order", op=request["op"], devices=[*concerned][:_MOST_TOLD], count=len(concerned))
         told = (one for name in names for one in (self._holders(name) or {}).items())
         holders = {device_id: who for device_id, who in told if device_id in concerned}
@@ -232,10 +240,10 @@ class Commands:
     async def _order(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         order = orders.order(request)
         if order.op == "forget":
-            await self._gateway.beliefs.look()  # Who was given one a moment ago holds it.
+            await self._gateway.holdings.beliefs.look()  # Who was given one a moment ago holds it.
         before = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources.values()}
         found = [(name, entry) for name, entry in before.items() if entry is not None]
-        cordoned = order.device_id in self._gateway.ledger.cordons
+        cordoned = order.device_id in self._gateway.holdings.ledger.cordons
         resources = [name for name, _ in found]
         if order.op == "forget":
             resources += [
@@ -250,12 +258,13 @@ class Commands:
         )
         if not self._gateway.lead.waits_for:
             await self._gateway.update()
-        if not await self._gateway.scribe.durable():  # Also what changes nothing now: it may have failed a moment ago.
+        # Also if the order changes nothing now: an earlier write may have failed a moment ago.
+        if not await self._gateway.holdings.scribe.durable():
             raise ControlError(
-                f"done, but it will be forgotten when the gateway restarts: {self._gateway.scribe.state.error}"
+                f"done, but it will be forgotten when the gateway restarts: {self._gateway.holdings.scribe.state.error}"
             )
         if order.op == "cordon":
-            await self._gateway.beliefs.look()  # As above: the operator is told who holds it.
+            await self._gateway.holdings.beliefs.look()  # As above: the operator is told who holds it.
         now = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources.values()}
         outcome = OrderOutcome(
             changed,
@@ -273,7 +282,7 @@ class Commands:
 
     def _carry_out(self, order: Order, resources: list[str]) -> bool:
         """Do what an order says; True where that changed anything."""
-        ledger = self._gateway.ledger
+        ledger = self._gateway.holdings.ledger
         match order.op:
             case "cordon":
                 cordon = ledger.cordons.get(order.device_id)
@@ -299,28 +308,30 @@ class Commands:
         state = _state(one.entries.get(device_id))
         if state is not None and self._is_just_here(device_id, resource):
             raise ControlError(f"{device_id} of {resource} is {state.value}: there is nothing to forget of it")
-        sticky = dict(gateway.ledger.sticky(resource))
+        sticky = dict(gateway.holdings.ledger.sticky(resource))
         ill, forgotten = sticky.pop(device_id, None) is not None, self._is_forgotten(device_id, resource)
         holder = (self._holders(resource) or {}).get(device_id)
         gone = state in {State.LOST, State.WITHDRAWN, State.NOT_LOOKED_YET}
         if gone and holder is not None:
             if forgotten:  # Somebody had it before, and is gone: whoever has it now stays.
-                gateway.beliefs.forget(device_id)
+                gateway.holdings.beliefs.forget(device_id)
                 return True
             raise ControlError(f"{device_id} of {resource} is held by {holder}: end that pod first")
-        gateway.beliefs.forget(device_id)
+        gateway.holdings.beliefs.forget(device_id)
         one.plugin.list.forget(device_id)
-        gateway.ledger.set_sticky(resource, sticky)
-        return (gone and gateway.ledger.withdraw(resource, [device_id])) or ill or forgotten
+        gateway.holdings.ledger.set_sticky(resource, sticky)
+        return (gone and gateway.holdings.ledger.withdraw(resource, [device_id])) or ill or forgotten
 
     def _is_just_here(self, device_id: str, resource: str) -> bool:
         """Whether a device is on the list because it is there, and nothing of it is remembered that could be forgotten."""
         entries = self._gateway.resources[resource].entries
-        remembered = device_id in self._gateway.ledger.sticky(resource) or self._is_forgotten(device_id, resource)
+        remembered = device_id in self._gateway.holdings.ledger.sticky(resource) or self._is_forgotten(
+            device_id, resource
+        )
         return not remembered and _state(entries.get(device_id)) in _HERE
 
     def _is_forgotten(self, device_id: str, resource: str) -> bool:
-        return device_id in self._gateway.beliefs.earlier(resource)
+        return device_id in self._gateway.holdings.beliefs.earlier(resource)
 
 
 def _told(taken: Callable[[], status.GatewayStatus]) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def leader_name(leader: Age) -> str:
 
 def kubelet_s(gateway: Subject, now: float) -> float | None:
     """Return how many seconds ago the kubelet was found that listens; None: none does."""
-    presence = gateway.presence
+    presence = gateway.holdings.presence
     return now - (presence.since or now) if presence.listens() else None
 
 

@@ -13,13 +13,9 @@ if TYPE_CHECKING:
     from devices.source import DeviceSource, Hindrance
     from gateway.configuration.reload import FileFate
     from gateway.configuration.settings import Settings
-    from gateway.kubelet.beliefs import Beliefs
-    from gateway.kubelet.presence import Presence
     from gateway.leader.instance import Instance
     from gateway.leader.leadership import Leadership
     from gateway.memory.holdings import Holdings
-    from gateway.memory.ledger import Ledger
-    from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
     from gateway.tally import Tally
     from gateway.telling.sides import SubjectDrivers
@@ -30,10 +26,6 @@ class Subject(Struct, frozen=True, kw_only=True):
 
     settings: Settings
     source: DeviceSource
-    ledger: Ledger
-    scribe: Scribe
-    beliefs: Beliefs
-    presence: Presence
     holdings: Holdings
     tally: Tally
     config: FileFate

@@ -59,7 +59,7 @@ def write(report: Report, path: Path) -> None:
 
 _HEAD: Final = """# Benchmarks
 
-The figures that this project promises, and what one run of `python -m gateway_lab.bench --page docs/benchmarks.md` found. A *genuine* kubelet is the real device
+This project promises these bars; one run of `python -m gateway_lab.bench --page docs/benchmarks.md` measured the figures. A *genuine* kubelet is the real device
 manager of its version. Machines differ, so ratios and bars say more than times. A bar is in the head of its column, or in brackets. **Bold**: not kept.
 """
 
@@ -332,7 +332,7 @@ SECTIONS: Final = (
     ),
     Section(
         "Recovery",
-        ("recovery",),
+        (),
         "Other trouble, all in one gateway process: the worst of each kind.",
         _recoveries,
     ),
@@ -352,7 +352,7 @@ SECTIONS: Final = (
     Section(
         "Idle",
         ("idle",),
-        "How much more the gateway costs than the trivial plugin in 20 seconds (with metrics: a scrape every 15). The marks are "
+        "The gateway costs this much more than the trivial plugin in 20 idle seconds (with metrics: a scrape every 15). The marks are "
         "the bars.",
         _idle,
     ),
@@ -362,9 +362,6 @@ SECTIONS: Final = (
         (),
         "What the daemon imports until it serves, by top-level package (`python -X importtime`).",
         _imports,
-    ),
-    Section(
-        "Long lists", ("a list", "beside", "its error"), "A list is one message, and kubelets receive at most 4 MiB."
     ),
     Section(
         "Compared with another plugin",

@@ -884,7 +884,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "gateway-absent",
-            "no gateway runs while the kubelet is killed and a device vanishes; counted from its start",
+            "the kubelet is killed and a device vanishes while no gateway runs; counted from the gateway's start",
             COLD_START,
             partial(_gateway_ends, crash=True, absent=True),
             meanwhile=("kubelet-killed", "device-lost"),
@@ -1175,7 +1175,7 @@ A fault that the environment can't strike is reported as not applicable.
 """
 
 NOTES = """\
-The wall clock jumps for the gateway's own code only. All else is real, in namespaces that hold the gateway alone.
+Only the jumps of the wall clock are simulated. The other faults are real, in namespaces that hold the gateway alone.
 """
 
 

@@ -488,18 +488,6 @@ async def test_registers_without_end_are_refused_and_others_are_not_kept_away(no
     assert plugin.played.listening <= 5
 
 
-async def test_no_more_resources_are_taken_than_can_be_remembered(node: Node) -> None:
-    bridging(node)
-    plugins = [
-        Neighbour(node, resource=f"vendor.example/n{number}", endpoint=f"{number}.sock") for number in range(129)
-    ]
-    for plugin in plugins[:-1]:
-        await plugin.start()
-    with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
-        await plugins[-1].start()
-    assert plugins[-1].played.lists == 0
-
-
 async def test_a_plugin_that_registers_once_outlives_a_gateway_that_is_killed_at_once(node: Node) -> None:
     await node.start_kubelet()
     one = bridging(node)

@@ -419,6 +419,16 @@ EXPORTED Result nvmlDeviceGetHandleByPciBusId_v2(const char *address, Handle *fo
     return to_gpu("nvmlDeviceGetHandleByPciBusId", board, same_address(address, address) ? NOT_FOUND : INVALID_ARGUMENT, found);
 }
 
+/* Of GPUs only: nobody asks for a MIG device by its UUID here. */
+EXPORTED Result nvmlDeviceGetHandleByUUID(const char *uuid, Handle *found) {
+    u32 board = NOWHERE;
+    pthread_mutex_lock(&lock);
+    for (u32 i = 0; references && i < board_count; i++)
+        if (strcmp(boards[i].uuid, uuid) == 0) board = i;
+    pthread_mutex_unlock(&lock);
+    return to_gpu("nvmlDeviceGetHandleByUUID", board, NOT_FOUND, found);
+}
+
 /* --- one GPU --- */
 
 EXPORTED Result nvmlDeviceGetName(Handle h, char *name, u32 size) {

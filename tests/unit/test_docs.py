@@ -107,9 +107,10 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "docs" in page.parts], ids=lambda page: page.name)
 def test_what_belongs_to_a_step_is_indented_by_four(page: Path) -> None:
-    """With less, the site shows a command as text, and counts the steps after it from 1."""
+    """With less, the site shows a command as text, and counts the steps after it from 1. Without a line between, it shows no step."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     assert re.findall(r"\n\n((?: {1,3}| {5,7})\S.*)", text) == []
+    assert re.findall(r"\n    [^ \n-].*\n(\d+\. .*)", text) == []
 
 
 @pytest.mark.parametrize(
