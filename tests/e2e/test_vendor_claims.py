@@ -60,6 +60,8 @@ class Faked(DraNode):
         self.driver, self.fake = node.root / ROOT, node.folder / "fake"
         self.world: nvml.World | None = None
         self.more: Sequence[str] = ()
+        self.serves: bool | None = None
+        """Whether the gateway that runs offers shares; None: there is none for manifests."""
 
     def nvidia(self) -> None:
         """Have NVIDIA's GPUs."""
@@ -499,29 +501,28 @@ SEEN: Final[dict[str, str]] = {}
 OFFERED: Final = 3 + len(MIG)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def serving(dra: Faked, request: pytest.FixtureRequest) -> AsyncIterator[Faked]:
-    """Give the node whose gateway offers shared GPUs in shares, or GPUs that aren't shared."""
+async def begin(dra: Faked, *, by_shares: bool) -> None:
+    """Have a gateway that offers shared GPUs in shares, or GPUs that aren't shared; one that does so stays."""
+    if dra.serves == by_shares:
+        return
     dra.nvidia()
     file = dra.node.folder / "shares.json"
     shared = {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}
     file.write_text(json.dumps({"version": "v1", "sharing": shared}))
-    more = ("--config-file", str(file), "--dra-shares", "capacity") if request.param else ()
-    await dra.serve(*more, count=OFFERED)
+    await dra.serve(*(("--config-file", str(file), "--dra-shares", "capacity") if by_shares else ()), count=OFFERED)
+    dra.serves = by_shares
     await dra.clear()
-    yield dra
 
 
-@pytest.mark.parametrize(
-    ("serving", "name"), [(one.by_shares, name) for name, one in MANIFESTS.items()], indirect=["serving"], ids=MANIFESTS
-)
-async def test_a_manifest_runs_or_is_refused_by_name(serving: Faked, name: str) -> None:
+@pytest.mark.parametrize("name", MANIFESTS)
+async def test_a_manifest_runs_or_is_refused_by_name(dra: Faked, name: str) -> None:
     one = MANIFESTS[name]
+    await begin(dra, by_shares=one.by_shares)
     try:
-        await make(serving, one)
-        SEEN[name] = await one.see(serving)
+        await make(dra, one)
+        SEEN[name] = await one.see(dra)
     finally:
-        await serving.clear()
+        await dra.clear()
 
 
 async def test_the_page_says_what_came_of_each() -> None:
