@@ -150,6 +150,7 @@ class Faked(DraNode):
 
     async def serve(self, *more: str, count: int) -> None:
         """Have one gateway with these options more, that offers so many devices."""
+        self.serves = None
         await self.delete_all()
         await self.close()
         await self.start("only", *more)
