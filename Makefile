@@ -142,6 +142,12 @@ compat-bridge: kubelets ## the same through the bridge, with a plugin of each AP
 thirdparty: kubelets ## genuine plugins of others behind the bridge, ended and killed on kubelets of each API (root or user namespaces; fetches Go modules)
 	$(RUN)python -m gateway_lab.plugins.thirdparty
 
+# LABELS: names of fake nodes; "--write" writes the golden files.
+LABELS ?=
+.PHONY: labels
+labels: $(VENV) ## compare our node labels with those of NVIDIA's GPU Feature Discovery (root or user namespaces; fetches Go modules)
+	$(RUN)python -m tests.labels $(LABELS)
+
 # COMPARED: which ones, on which kubelets: "--kubelets 1.32,1.37 sample-device-plugin". All by default.
 COMPARED ?=
 .PHONY: compared

@@ -33,7 +33,7 @@ app.kubernetes.io/component: {{ .Values.gateway.backend }}
 
 {{- /* NVIDIA's driver manager waits for pods with this label before it unloads the driver (docs/beside.md). */ -}}
 {{- define "gateway.draLabels" -}}
-{{- if and (include "gateway.dra" .) (eq .Values.gateway.backend "nvidia") -}}
+{{- if and (include "gateway.dra" .) (ne .Values.gateway.backend "amd") -}}
 app: nvidia-dra-driver-kubelet-plugin
 {{- else -}}
 {}
@@ -271,6 +271,7 @@ readOnlyRootFilesystem: true
 {{- if $root.Values.gateway.logLevel -}}{{- $env = append $env (dict "name" "GATEWAY_LOG_LEVEL" "value" $root.Values.gateway.logLevel) -}}{{- end -}}
 {{- with $root.Values.gateway.excludeDevices -}}{{- $env = append $env (dict "name" "GATEWAY_EXCLUDE_DEVICES" "value" (join "," .)) -}}{{- end -}}
 {{- with include "gateway.dra" $root -}}{{- $env = append $env (dict "name" "GATEWAY_DRA" "value" .) -}}{{- end -}}
+{{- if $root.Values.gateway.nodeFeatures -}}{{- $env = append $env (dict "name" "GATEWAY_NODE_FEATURES" "value" "true") -}}{{- end -}}
 {{- if eq (toString $root.Values.gateway.draShares) "capacity" -}}{{- $env = append $env (dict "name" "GATEWAY_DRA_SHARES" "value" "capacity") -}}{{- end -}}
 {{- with $root.Values.gateway.bridge -}}{{- $env = append $env (dict "name" "GATEWAY_BRIDGE" "value" .) -}}{{- end -}}
 {{- if $root.Values.gateway.gpuMetrics -}}{{- $env = append $env (dict "name" "GATEWAY_GPU_METRICS" "value" "true") -}}{{- end -}}
