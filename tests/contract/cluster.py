@@ -8,7 +8,7 @@ import json
 import socket
 import stat
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -66,6 +66,8 @@ class Got:
     names: tuple[str, ...]
     envs: Mapping[str, str]
     nodes: tuple[str, ...]
+    requests: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """For which of the claim's requests each device is."""
 
     @property
     def gpus(self) -> frozenset[str]:
@@ -168,7 +170,8 @@ class DraManager:
         if got.error or not got.devices:
             raise KubeletError("prepare", got.error or "no device came")
         names = tuple(name for device in got.devices for name in device.cdi_device_ids)
-        return resolved(self._cluster.node.cdi, names)
+        requests = {device.device_name: tuple(device.request_names) for device in got.devices}
+        return replace(resolved(self._cluster.node.cdi, names), requests=requests)
 
     async def unprepare(self, claim: Claim, by: Driver | None = None) -> None:
         """Have a claim unprepared; ``by`` as above.
