@@ -252,9 +252,10 @@ async def test_a_plugin_chooses_and_prepares_whichever_way_it_asked_for_it(node:
         assert [set(one) for one in plugin.played.prepared] == [set(given)]
         plugin.kill()
         await node.pass_time(1)
-        chosen = await kubelet.prefer(["a", "b", "c", "d"], 2, ["d"])
-        assert len(chosen) == 2
-        assert "d" in chosen
+        for available in ("abcd", "dcba"):
+            for must in available:
+                chosen = await kubelet.prefer(available, 2, must)
+                assert (len(chosen), must in chosen) == (2, True)
 
 
 async def test_a_refusal_is_passed_on_in_the_plugins_words_and_is_no_absence(node: Node) -> None:
@@ -459,6 +460,8 @@ async def test_a_plugin_that_registers_once_outlives_a_gateway_that_is_killed_at
     await node.start_kubelet()
     one = bridging(node)
     plugin = Neighbour(node)
+    await node.until((node.bridge / "device-plugins" / "kubelet.sock").exists, "the bridge's socket")
+    await node.pass_time(5)
     node.disk.hang(writers=True)
     started = asyncio.ensure_future(plugin.start())
     await node.pass_time(1)
@@ -483,6 +486,7 @@ async def test_a_plugin_that_registers_once_outlives_a_gateway_that_is_killed_at
     await node.pass_time(5)
     await plugin.start()
     await node.allocatable_is(2, NIC)
+    assert [one.read_text() for one in node.state.glob("*.damaged")] == ["{"]
     await node.truthful()
 
 
@@ -557,12 +561,13 @@ async def test_what_lies_in_plugins_registry_is_found_told_and_served(node: Node
     bridging(node, *configured(node, f"    allow: ['{NIC}']\n"))
     registry = node.bridge / "plugins_registry"
     await node.until(registry.exists, "the folder")
-    plugin = Neighbour(node, folder=registry)
+    plugin = Neighbour(node, folder=registry, options=Options(pre_start_required=True))
     stranger = Neighbour(node, folder=registry, resource=OTHER, endpoint="stranger.sock")
     for one in (plugin, stranger):
         await one.start(registers=False)
     await node.allocatable_is(2, NIC)
     await node.admit("pod", NIC)
+    assert plugin.played.prepared
     await node.pass_time(10)
     assert plugin.played.told == [""]
     assert any("bridge.allow" in words for words in stranger.played.told)
