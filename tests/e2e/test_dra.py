@@ -419,7 +419,7 @@ async def shares(dra: DraNode) -> dict[str, int]:
     """Return how many shares of each GPU claims were allocated, by its name."""
     found: Counter[str] = Counter()
     for one in (await dra.api.get(CLAIMS))["items"]:
-        for result in one["status"].get("allocation", {}).get("devices", {}).get("results", ()):
+        for result in one.get("status", {}).get("allocation", {}).get("devices", {}).get("results", ()):
             assert result["shareID"], result
             found[result["device"]] += int(result["consumedCapacity"]["shares"])
     return found
@@ -463,7 +463,8 @@ async def test_claims_and_pods_by_name_share_gpus_in_turn(newest: DraNode) -> No
     assert max((await shares(dra)).values()) == REPLICAS
     assert not [name for name in got.keys() - {"c2"} if dra.account(name).lost]
     await dra.cross("plugin")
-    free = [uuid for number, uuid in enumerate(DEVICES) if f"gpu-{number}" not in await shares(dra)]
+    used = await shares(dra)
+    free = [uuid for number, uuid in enumerate(DEVICES) if f"gpu-{number}" not in used]
     await dra.stand(dict.fromkeys(free, "plugin") | dict.fromkeys(DEVICES.keys() - {*free}, "to-plugin"))
     await dra.allocatable(len(free) * REPLICAS)
     assert await dra.named_pod("y") in {DEVICES[uuid] for uuid in free}
