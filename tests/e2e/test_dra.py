@@ -487,7 +487,7 @@ async def test_an_api_server_without_its_gate_is_named_and_gets_no_shared_gpu(ne
         await gateway.wait_for("shared devices are not published", seconds=PATIENCE)
         assert await dra.devices() == {}
         places = dra.node.plugins, dra.node.root / STATE
-        [driver] = (await control.ask(leader_socket(*places), {"op": "status"}, PATIENCE))["drivers"]
+        [driver] = (await control.ask(leader_socket(*places), {"op": "status"}, PATIENCE))["status"]["drivers"]
         assert "DRAConsumableCapacity" in driver["unpublished"]
     finally:
         await dra.node.apiserver.stop()
