@@ -116,8 +116,8 @@ unit: $(VENV) ## the tests that need no genuine kubelet
 TABLES := adapters* again architecture contributing docs doctor_nodes dra_adapters dra_decisions drift explored flags \
 	layout leader_machine lean negotiate plan registration spelled tally wire words
 .PHONY: quick
-quick: lint imports types ## lint, types, and the tests that are pure tables, in less than a minute: for while you write
-	$(RUN)python -m pytest --quiet --numprocesses=2 --dist=loadfile $(TABLES:%=tests/unit/test_%.py) $(wildcard tests/contract)
+quick: lint imports types ## lint, types, tables, and the first row of each history of the contract, in about a minute: for while you write
+	$(RUN)python -m pytest --quiet --numprocesses=2 --dist=loadfile $(TABLES:%=tests/unit/test_%.py) tests/contract --first
 
 .PHONY: nightly
 nightly: $(VENV) ## what is too slow for each change, each once: all kubelets, mutants, whole nodes, searches and trials (root; hours)
@@ -141,6 +141,12 @@ compat-bridge: kubelets ## the same through the bridge, with a plugin of each AP
 .PHONY: thirdparty
 thirdparty: kubelets ## genuine plugins of others behind the bridge, ended and killed on kubelets of each API (root or user namespaces; fetches Go modules)
 	$(RUN)python -m gateway_lab.plugins.thirdparty
+
+# LABELS: names of fake nodes; "--write" writes the golden files.
+LABELS ?=
+.PHONY: labels
+labels: $(VENV) ## compare our node labels with those of NVIDIA's GPU Feature Discovery (root or user namespaces; fetches Go modules)
+	$(RUN)python -m tests.labels $(LABELS)
 
 # COMPARED: which ones, on which kubelets: "--kubelets 1.32,1.37 sample-device-plugin". All by default.
 COMPARED ?=
@@ -167,14 +173,17 @@ e2e: e2e-made ## scenarios on a whole genuine node (wants root; the first time b
 
 .PHONY: e2e-chart
 e2e-chart: e2e-made ## the README's five steps, and the Helm chart's rolls and features, on such a node (`.ci/chart` builds Helm first)
-	$(NODE) -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_readme.py tests/e2e/test_try.py tests/e2e/test_chart.py $(E2E)
+	$(NODE) -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_readme.py tests/e2e/test_try.py tests/e2e/test_operator.py tests/e2e/test_chart.py $(E2E)
 	@$(RUN)python -m gateway_lab.node --leftovers
 
+# WRITE_DOCS=1 in the environment: write what came of NVIDIA's manifests into docs/nvidia-manifests.md, instead of comparing.
 .PHONY: e2e-dra
 e2e-dra: $(VENV) ## the same with ResourceClaims, each of the kubelets on a node of its own
 	@for version in $(KUBELETS); do \
 		$(RUN)python -m gateway_lab.node --kubelet $$version --kubelet $(lastword $(KUBELETS)) -- \
 			.venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_dra.py -k $$version $(E2E) || exit 1; done
+	$(RUN)python -m gateway_lab.node --kubelet $(lastword $(KUBELETS)) -- \
+		.venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_vendor_claims.py $(E2E)
 	@$(RUN)python -m gateway_lab.node --leftovers
 
 .PHONY: e2e-bridge

@@ -33,7 +33,7 @@ class Place(Struct, frozen=True):
 class Hold(Struct, frozen=True):
     """That somebody has hardware: under which resource and ID, where it is, and in words who has it.
 
-    ``offer``: nobody has it, but the kubelet may give it to somebody.
+    ``offer``: nobody has it, but the kubelet may give it to somebody. ``alone``: not even other replicas of it may be given.
     """
 
     resource: str
@@ -41,13 +41,13 @@ class Hold(Struct, frozen=True):
     place: Place
     words: str
     offer: bool = False
+    alone: bool = False
 
 
-def held(resource: str, device_id: str, place: Place, holder: str | None) -> Hold:
+def held(resource: str, device_id: str, place: Place, holder: str | None, *, alone: bool = False) -> Hold:
     """Say that somebody has a device; ``holder`` None: it can't be seen who."""
-    known = f"still held as {resource} {device_id}"
-    perhaps = "; who holds it can't be seen now, so it may be free"
-    return Hold(resource, device_id, place, f"{known} by {holder:.160}" if holder is not None else f"{known}{perhaps}")
+    by = f" by {holder:.160}" if holder is not None else "; who holds it can't be seen now, so it may be free"
+    return Hold(resource, device_id, place, f"still held as {resource} {device_id}{by}", alone=alone)
 
 
 def offered(resource: str, device_id: str, place: Place, by: str = "another gateway or plugin") -> Hold:
@@ -65,7 +65,7 @@ def may_give(device_id: str, place: Place, holds: Iterable[Hold], *, shares: boo
         shares: whether it may go beside other replicas of the same hardware.
     """
     for hold in holds:
-        beside = shares and device_id != hold.device_id and are_shared(device_id, hold.device_id)
+        beside = shares and not hold.alone and device_id != hold.device_id and are_shared(device_id, hold.device_id)
         if hold.place.overlaps(place) and not beside:
             return hold
     return None

@@ -40,10 +40,14 @@ class TroubleKind(Enum):
 
 
 class Trouble(Struct, frozen=True, gc=False):
-    """What is wrong with a device: in words for a person, and what it takes to end it."""
+    """What is wrong with a device: in words for a person, and what it takes to end it.
+
+    ``code`` is what the vendor's DRA driver calls it (``xid=79``, ``gpu-lost``), and is empty if it has no name for it.
+    """
 
     reason: str
     kind: TroubleKind = TroubleKind.RESTART_APP
+    code: str = ""
 
 
 class Device(Struct, frozen=True, gc=False):

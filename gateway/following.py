@@ -1,4 +1,4 @@
-"""Following the device source: each inventory is taken as it comes, and a source that fails is asked anew."""
+"""Follow the device source: the lists take each inventory, and a source that fails is asked again."""
 
 from __future__ import annotations
 
@@ -7,39 +7,34 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from devices.policy import Policy
 from devices.source import NOT_TOLD, RETRY_S, GiveUpError, Hindrance, Partial, hear
 from gateway.configuration import effective
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from devices.source import DeviceSource, Inventory
+    from gateway.configuration.reload import FileFate
+    from gateway.configuration.settings import Settings
+    from gateway.lists import Lists
+    from gateway.tasks import Tasks
 
 _log = structlog.get_logger()
 
 
 class Follower:
-    """Follows one source: ``take`` takes each inventory, ``end`` ends the gateway where the source gives up."""
+    """Follows one source: the lists take each inventory. A source that gives up ends the gateway."""
 
-    def __init__(
-        self,
-        source: DeviceSource,
-        take: Callable[[Inventory], Awaitable[None]],
-        end: Callable[[int], None],
-        policy: Callable[[], Policy] = Policy,
-    ) -> None:
-        self._source, self._take, self._end, self._policy = source, take, end, policy
+    def __init__(self, settings: Settings, config: FileFate, source: DeviceSource, lists: Lists, tasks: Tasks) -> None:
+        self._settings, self._config, self._source, self._lists, self._tasks = settings, config, source, lists, tasks
         self._warned: tuple[str, ...] = ()
         self.trouble = NOT_TOLD
-        """Why the source doesn't tell of devices; empty where it does."""
+        """Why the source reports no devices; empty if it does."""
 
     async def run(self, first: asyncio.Event) -> None:
-        """Take each inventory as it comes. A source that fails is asked anew; what it said last stays."""
+        """Take each inventory as it comes. A source that fails is asked again, and its last inventory stays in force."""
 
         async def take(inventory: Inventory) -> None:
             self.trouble = ""
-            await self._take(inventory)
+            await self._lists.take(inventory)
             if not isinstance(inventory, Partial):
                 first.set()
             if first.is_set():
@@ -50,20 +45,20 @@ class Follower:
                 self.trouble = await hear(self._source, take)
             except GiveUpError as error:
                 _log.error("giving up", reason=str(error), status=error.status)
-                self._end(error.status)
+                self._tasks.end(error.status)
                 await asyncio.get_running_loop().create_future()
             await asyncio.sleep(RETRY_S)
 
     def _warn(self) -> None:
-        """Log the settings that do nothing here, once."""
-        found = effective.idle(self._policy(), self._source)
+        """Log each setting that has no effect on this node, once."""
+        found = effective.idle(self._config.policy or self._settings.policy, self._source)
         for one in found:
             if one not in self._warned:
                 _log.warning("a setting has no effect", reason=one)
         self._warned = found
 
     def hindrances(self) -> tuple[Hindrance, ...]:
-        """Say what keeps the sources of devices from telling of them, or from offering some."""
+        """Return what keeps the sources from reporting devices, or from offering some."""
         told = self._source.hindrances()
         if not self.trouble or (told and self.trouble == NOT_TOLD):
             return told

@@ -1,6 +1,6 @@
-"""The lists of all resources: put together from what the source sees and what is remembered, durable before they are sent.
+"""The lists of all resources: merged from what the source reports and what is remembered, and on disk before they are sent.
 
-What is offered is decided in ``devices.life`` and ``devices.boards``; here it is asked, remembered and published.
+``devices.life`` and ``devices.boards`` decide what is offered. This module asks them, remembers the result and sends it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 from msgspec.structs import replace
@@ -22,20 +22,23 @@ from gateway.memory import claimed
 from gateway.memory.ledger import boot_id
 from gateway.registration import events
 from gateway.registration.devicelist import AT_ONCE
+from gateway.registration.registrar import Resource, any_registers
 from gateway.telling import changes
 from gateway.unseen import Unseen, fates
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from devices.boards import Hold
     from devices.model import Device
     from devices.source import DeviceSource, Inventory
     from gateway.configuration.settings import Settings
+    from gateway.dra.renewed import RenewedDrivers
+    from gateway.leader.leadership import Leadership
     from gateway.memory.holdings import Holdings
     from gateway.memory.ledger import Ledger
-    from gateway.registration.registrar import Resource
+    from gateway.registration.serve import Node
     from gateway.tasks import Tasks
 
     Asked = Mapping[str, tuple[merging.Known, Listing | None, Mapping[str, states.Entry], merging.Clock, float]]
@@ -50,59 +53,39 @@ LOOK_FOR_METRICS = 60.0
 HANDED_OVER_LOOK = 0.3
 """Seconds from a handover until the lists are brought up to date: the Register and the kubelet's call go first."""
 PART = 5.0
-"""How many times as long as an update took nobody begins another one to look for news."""
+"""How many times as long as an update took the next look waits, so that most of the time is left for calls."""
 LONGEST_TIMER = 3600.0
 _WAITING = frozenset({states.State.WITHDRAWN, states.State.LOST})
 _log = structlog.get_logger()
 
 
-class WhoLeads(Protocol):
-    """What the lists depend on of who leads on the node."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether this gateway decides: what it doesn't send isn't remembered."""
-
-    @property
-    def registering(self) -> bool:
-        """Whether a Register is on its way: what takes seconds waits until it is answered by a call."""
-
-
 class Lists:
-    """What is on offer of each resource; new ones are added to ``resources``.
-
-    ``make`` makes a resource of a name, bound to nothing yet. ``changed`` is called when lists have changed, or what is known of their
-    holders; ``away`` says which devices are another API's, by ID, and why; ``sent`` is awaited at the end of each update, with
-    whether a resource is new. ``started`` is in monotonic seconds.
-    """
+    """Keeps the list of each resource. New resources are added to ``resources``; ``node`` is what they need. ``started``: monotonic seconds."""
 
     def __init__(
         self,
         settings: Settings,
         source: DeviceSource,
         holdings: Holdings,
-        leader: WhoLeads,
+        lead: Leadership,
         resources: dict[str, Resource],
-        make: Callable[[str], Resource],
-        changed: Callable[[], None],
-        away: Callable[[Iterable[Device]], Mapping[str, tuple[states.State, str]]],
-        sent: Callable[[bool], Awaitable[None]],
+        node: Node,
         tasks: Tasks,
         started: float,
     ) -> None:
-        self._settings, self._source, self._leader = settings, source, leader
+        self._settings, self._source, self._lead, self._node = settings, source, lead, node
         self._ledger, self._scribe = holdings.ledger, holdings.scribe
         self._beliefs, self._presence, self._holdings = holdings.beliefs, holdings.presence, holdings
-        self._resources, self._make, self._changed, self._sent = resources, make, changed, sent
-        self._away = away
-        self._tasks, self._started = tasks, started
+        self._resources, self._tasks, self._started = resources, tasks, started
+        self.drivers: RenewedDrivers | None = None
+        """The DRA drivers, if there are any: they offer what these lists leave to them."""
         self._holds: Sequence[Hold] = ()
-        """Who has hardware under IDs that aren't offered here."""
+        """The holds on hardware under IDs that aren't offered here."""
         self.inventory: Inventory | None = None
-        """What the source said last."""
+        """What the source reported last."""
         self.unseen = Unseen(holdings.ledger, source)
         self.based_on = b""
-        """What the ledger remembered beside lists when they were put together last, which took ``_took`` seconds."""
+        """What the ledger remembered next to the lists when they were merged last, which took ``_took`` seconds."""
         self._took = 0.0
         self.lock = asyncio.Lock()
         """Held while the lists, or the sockets behind them, change."""
@@ -110,12 +93,12 @@ class Lists:
         self._again: asyncio.TimerHandle | None = None
 
     async def update(self) -> None:
-        """Bring every resource's list up to date, because something else than the source has news."""
+        """Bring every list up to date, because something other than the source has changed."""
         async with self.lock:
             await self._take(self.inventory)
 
     async def take(self, inventory: Inventory | None) -> None:
-        """Bring every list up to what the source says (None: not looked yet). New IDs are durable before they are sent."""
+        """Bring every list up to date with an inventory (None: the source has not looked yet). New IDs are on disk before they are sent."""
         async with self.lock:
             await self._take(inventory)
 
@@ -123,7 +106,10 @@ class Lists:
         self.inventory, known_holds = inventory, self._held_ids()
         clock = merging.Clock(began := time.monotonic(), time.time(), self._started)
         self.unseen.look(inventory)
-        self.based_on, known = self._ledger.beside_lists(), self._ledger.resources()
+        self.based_on = self._ledger.beside_lists()
+        # What this gateway listed while it stood by, the one that led may have withdrawn.
+        served = (name for name, one in self._resources.items() if one.entries)
+        known = tuple(dict.fromkeys((*self._ledger.resources(), *served)))
         listings: dict[str, Listing | None] = dict.fromkeys(known)
         if inventory is not None:
             listings |= _told(inventory, (*known, *inventory), self._ledger, self._source)
@@ -132,8 +118,8 @@ class Lists:
         illnesses = {name: self._ledger.sticky(name) for name in listings}
         given, asked = self._given(), self._asked(listings, clock)
         merged = await _merged_apart(asked)
-        # What isn't sent isn't remembered: what counts is what the gateway that serves it remembers.
-        sent = list(merged) if self._leader.leads else []
+        # Don't record lists that we don't send: the leader's record is authoritative.
+        sent = list(merged) if self._lead.leads else []
         if any(merged[name].new for name in sent):
             for name in sent:
                 devices = self.unseen.to_record(name, [entry.device for entry in merged[name].entries])
@@ -143,7 +129,7 @@ class Lists:
             await self._scribe.durable()
         before, again = frozenset(self._resources), list[float]()
         for name in merged.keys() - before:
-            resource = self._make(name)
+            resource = Resource(self._node, name, self._ledger.accepted)
             if self._settings.dra == "only":  # Its devices are offered by DRA alone.
                 self._resources[name] = resource
                 resource.feed(events.StandBy())
@@ -180,10 +166,30 @@ class Lists:
         self._took = time.monotonic() - began
         self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
         self._look_for(known_holds)
-        await self._sent(any(name not in before for name in self._resources))
+        self._serve_new(before)
+
+    def _serve_new(self, before: Container[str]) -> None:
+        """Have new resources registered, or stand by. Until the start is done, that does it."""
+        if not self._lead.begun:
+            return
+        for name, resource in self._resources.items():
+            if name not in before and self._lead.stands_by:
+                resource.feed(events.StandBy())
+            if resource.state.kubelet is None and self._presence.kubelet is not None:
+                resource.feed(events.KubeletUp(self._presence.kubelet))
+
+    def _changed(self) -> None:
+        """Have the DRA drivers look at the lists and holders again."""
+        if self.drivers is not None:
+            self.drivers.now.update()
+
+    @property
+    def registering(self) -> bool:
+        """True if a Register is on its way: what takes seconds waits until it is answered by a call."""
+        return self._lead.takes_over or any_registers(self._resources.values())
 
     def _asked(self, listings: Mapping[str, Listing | None], clock: merging.Clock) -> Asked:
-        """Say what is to be merged: what is remembered and what is there, by resource; hardware that is held is given once."""
+        """Return what is to be merged, by resource: what is remembered, what the source lists, and what others hold."""
         known = {name: self._known(name, listing) for name, listing in listings.items()}
         before = {name: self._resources[name].entries if name in self._resources else {} for name in listings}
         grace, asked, on_offer = self._settings.startup_grace, {}, _offered(listings, self._ledger)
@@ -212,17 +218,19 @@ class Lists:
                 known[name],
                 cordons={**known[name].cordons, **boards.withheld(cordons, offered[name], ())},
                 withheld=boards.withheld([*holds, *across], offered[name], held),
-                away=self._away(chain(known[name].announced.values(), offered[name])),
+                away={}
+                if self.drivers is None
+                else self.drivers.now.away(chain(known[name].announced.values(), offered[name])),
             )
             asked[name] = one, listing, before[name], clock, grace
         return asked
 
     def _prepared(self) -> Iterable[Hold]:
-        """Give what is prepared for ResourceClaims from before, when DRA was on; with it on, that is not offered otherwise."""
+        """Return the holds of claims that were prepared while DRA was on. With DRA on, the drivers know them."""
         return claimed.holds(self._ledger.claims) if self._settings.dra == "off" else ()
 
     def _heeded(self, holds: Sequence[Hold], ours: Container[str]) -> Sequence[Hold]:
-        """Leave out what isn't so any more. What others offer outlives a kubelet's restart; a checkpoint names what nobody serves now."""
+        """Leave out holds that have ended. What other plugins offer outlives a kubelet's restart, but a checkpoint also names gone plugins."""
         if not any(hold.offer for hold in (*holds, *self._holds)):
             return holds
         last, since = self._beliefs.last, self._presence.since
@@ -256,7 +264,7 @@ class Lists:
         )
 
     def _has_unheard_of(self, inventory: Inventory) -> bool:
-        """Whether a source offers IDs that no kubelet was ever told of, as far as the ledger knows."""
+        """Return True if the source lists IDs that the ledger doesn't know."""
         return any(ids - self._ledger.announced(name).keys() for name, ids in _offered(inventory, self._ledger).items())
 
     def _given(self) -> int:
@@ -266,7 +274,7 @@ class Lists:
         return frozenset((hold.resource, hold.device_id) for hold in self._holds)
 
     def _look_for(self, known: frozenset[tuple[str, str]]) -> None:
-        """Have the kubelet's records read while a device waits for the end of a hold; at once where there are others than ``known``."""
+        """Have the kubelet's records read while a device waits for the end of a hold; at once if there are other holds than ``known``."""
         if self._holds:
             self._beliefs.look_within(self._rest(HOLDERS_AGAIN) if self._held_ids() <= known else 0)
 
@@ -283,9 +291,9 @@ class Lists:
             self._again = asyncio.get_running_loop().call_later(delay, self._refresh)
 
     async def announce(self) -> None:
-        """Make durable what is about to be sent, as it is; to bring thousands of devices up to date takes seconds, and comes later.
+        """Write the lists that are about to be sent, as they are: to bring thousands of devices up to date takes seconds.
 
-        What is in the way of them mostly goes with the gateway that led before: that is looked at, then.
+        They are brought up to date soon after; most holds of the gateway before have ended by then.
         """
         async with self.lock:
             if self.unremembered():
@@ -299,16 +307,16 @@ class Lists:
             self.update_again([time.monotonic() + HANDED_OVER_LOOK])
 
     def unremembered(self) -> bool:
-        """Whether something is about to be sent that the ledger doesn't know."""
+        """Return True if a list has an ID that the ledger doesn't know."""
         return any(one.entries.keys() - self._ledger.announced(one.name).keys() for one in self._resources.values())
 
     @property
     def only_remembered(self) -> bool:
-        """Whether the ledger knows resources that this gateway hasn't."""
+        """True if the ledger knows resources that this gateway hasn't."""
         return not self._resources.keys() >= set(self._ledger.resources())
 
     def looked(self) -> None:
-        """Take note that the kubelet's records were read: what waited for that goes on."""
+        """Note that the kubelet's records were read, and bring the lists up to date if a device waited for that."""
         waiting = bool(self._holds and self._resources) or any(
             entry.state in _WAITING
             or (entry.beneath is not None and any(one.state in _WAITING for one in entry.beneath.layers))
@@ -320,7 +328,7 @@ class Lists:
             waiting = bool(self._heeded(self._holdings.of_others(_offered(told, self._ledger)), self._resources))
         self._changed()
         if waiting:
-            if self._leader.registering:
+            if self.registering:
                 self._beliefs.look_within(HANDED_OVER_LOOK)
                 return
             self._tasks.background(self.update())
@@ -333,13 +341,13 @@ class Lists:
             self._beliefs.look_within(LOOK_FOR_METRICS)
 
     def _refresh(self) -> None:
-        if self._leader.registering:
+        if self.registering:
             self.update_again([time.monotonic() + HANDED_OVER_LOOK])
             return
         self._tasks.background(self.update())
 
     def close(self) -> None:
-        """Bring them up to date no more by itself."""
+        """Bring the lists up to date no more."""
         self.update_again(())
 
 
@@ -348,13 +356,13 @@ def _merged(asked: Asked) -> dict[str, merging.Merged]:
 
 
 async def _merged_apart(asked: Asked) -> dict[str, merging.Merged]:
-    """Merge, in a thread where there are many devices: calls are answered meanwhile."""
+    """Merge; in a thread if there are many devices, so that calls are answered."""
     many = sum(len(listing.devices) for _, listing, *_ in asked.values() if listing is not None) > AT_ONCE
     return await asyncio.to_thread(_merged, asked) if many else _merged(asked)
 
 
 async def _announce(ledger: Ledger, name: str, devices: Sequence[Device]) -> None:
-    """Note what is about to be sent, of many devices some at a time: calls are answered in between."""
+    """Note what is about to be sent; of many devices some at a time, so that calls are answered in between."""
     for start in range(0, len(devices), AT_ONCE):
         if start:
             await asyncio.sleep(0)
@@ -364,7 +372,7 @@ async def _announce(ledger: Ledger, name: str, devices: Sequence[Device]) -> Non
 def remember(
     ledger: Ledger, unseen: Unseen, name: str, merged: merging.Merged, illnesses: Mapping[str, merging.Sticky]
 ) -> bool:
-    """Write into the ledger what follows from a list; True where that should be on disk at once, not only soon."""
+    """Write what follows from a list into the ledger. Return True if that should be on disk at once, not only soon."""
     news = ledger.announce(name, unseen.to_record(name, [entry.device for entry in merged.entries]))
     ledger.withdraw(name, merged.dropped)  # Forgets their illnesses too, which outlive them.
     if name in unseen.names:
@@ -376,7 +384,7 @@ def remember(
 
 
 def _ill_before(listing: Listing | None, announced: Container[str], ledger: Ledger) -> Mapping[str, merging.Sticky]:
-    """Give the lasting illnesses of hardware that had another name, or was offered another number of times: that cures none."""
+    """Return the lasting illnesses of hardware whose ID has changed, by its new ID: a new name or number of replicas cures none."""
     new = () if listing is None else [one for one in listing.devices if one.id not in announced]
     ill: dict[boards.Place, merging.Sticky] = {}
     for name in ledger.resources() if new else ():
@@ -386,7 +394,7 @@ def _ill_before(listing: Listing | None, announced: Container[str], ledger: Ledg
 
 
 def _told(inventory: Inventory, of: Iterable[str], ledger: Ledger, source: DeviceSource) -> dict[str, Listing | None]:
-    """Return the listings; what was withdrawn as a whole isn't waited for, though a silent source could have its name."""
+    """Return the listings, by resource. A resource that was withdrawn as a whole gets an empty one, because no source will list it."""
     told = {name: listed(inventory, name) for name in of}
     for name in [name for name, listing in told.items() if listing is None]:
         ids = ledger.announced(name)
@@ -396,5 +404,5 @@ def _told(inventory: Inventory, of: Iterable[str], ledger: Ledger, source: Devic
 
 
 def _offered(listings: Mapping[str, Listing | None], ledger: Ledger) -> dict[str, AbstractSet[str]]:
-    """Give the IDs on offer, by resource: of one whose source hasn't told yet, those that are served from memory."""
+    """Return the IDs on offer, by resource. If its source has not listed it yet, these are the remembered ones."""
     return {name: (ledger.announced(name) if one is None else one.by_id).keys() for name, one in listings.items()}

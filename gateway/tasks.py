@@ -1,8 +1,9 @@
-"""The tasks of a gateway: those that nobody waits for, and those that must not end before it."""
+"""The tasks of a gateway: those that nobody waits for, and those that must not end before it; and its end."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
@@ -58,12 +59,42 @@ class Background:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Tasks(Background):
-    """All tasks of one gateway, which ``end`` ends with an exit status."""
+class Signal:
+    """Wakes all that wait for the next change."""
 
-    def __init__(self, end: Callable[[int], None]) -> None:
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        """Wake them. Those that wait from now on wait for the change after this one."""
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+    async def within(self, seconds: float | None) -> None:
+        """Wait for the next change, but so many seconds at most (None: for ever)."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+
+
+class Tasks(Background):
+    """All tasks of one gateway, and its end."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.end = end
+        self.status: int | None = None
+        """The exit status, as soon as the gateway is to end."""
+        self._ending = asyncio.Event()
+
+    def end(self, status: int) -> None:
+        """End the gateway with an exit status. The first one counts."""
+        if self.status is None:
+            self.status = status
+            self._ending.set()
+
+    async def ended(self) -> None:
+        """Wait until the gateway is to end."""
+        await self._ending.wait()
 
     def spawn(self, name: str, work: Coroutine[object, object, None]) -> None:
         """Run a task that must never end by itself: if it does, that is a defect, and the gateway ends with it."""

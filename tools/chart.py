@@ -1,4 +1,4 @@
-"""Make what the Helm chart has of other files: values.schema.json and the lists of docs/chart.md from keys.yaml, its alerts.
+"""Make what the Helm chart has of other files: values.schema.json and the lists of docs/chart-values.md from keys.yaml, its alerts.
 
 ``python tools/chart.py [--check]``; with --check they are compared with what is there (exit status 1 where they differ).
 """
@@ -18,7 +18,7 @@ from tools import pages
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 CHART: Final = ROOT / "deploy" / "chart"
-PAGE: Final = ROOT / "docs" / "chart.md"
+PAGE: Final = ROOT / "docs" / "chart-values.md"
 ALERTS: Final = ROOT / "deploy" / "alerts" / "device-plugin-gateway.rules.yaml"
 COMPONENTS: Final = ROOT / "deploy" / "kustomize" / "components"
 RIGHTS: Final = ("node-readiness", "dra", "dra-on")
@@ -83,12 +83,6 @@ def _nvidia(rows: Sequence[Row]) -> Iterator[str]:
         yield ""
 
 
-def _rocm(rows: Sequence[Row]) -> Iterator[str]:
-    for here in dict.fromkeys(row["here"] for row in rows):
-        named = ", ".join(f"`{row['key']}`" for row in rows if row["here"] == here)
-        yield f"- {named}: {here}"
-
-
 def _ours(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         values = f": {', '.join(row['enum'])}" if "enum" in row else ""
@@ -98,7 +92,7 @@ def _ours(rows: Sequence[Row]) -> Iterator[str]:
         yield f"- `{row['key']}`: {'; '.join([*([row['text'] + values] if row['text'] else []), *said])}".rstrip(": ")
 
 
-LISTS: Final[Mapping[str, Callable[[Sequence[Row]], Iterator[str]]]] = {"nvidia": _nvidia, "rocm": _rocm, "ours": _ours}
+LISTS: Final[Mapping[str, Callable[[Sequence[Row]], Iterator[str]]]] = {"nvidia": _nvidia, "ours": _ours}
 """What writes each list of the page."""
 
 

@@ -22,6 +22,8 @@ What `gateway conformance` found of device plugins, by the [rules](conformance.m
 - *Broken* means that the rule was broken on at least one of these kubelets within the waiting time (`--cap`).
 - A plugin that ends and is started again also keeps a rule, because many rely on their DaemonSet.
 - Each report has the command that repeats it, and what was seen.
+- NVIDIA's plugin runs on a library in the place of NVML, with eight H100s that exist only there.
+- Not examined: NVIDIA's v0.20.0 and AMD's plugin. The Go module proxy refuses their modules.
 
 """
 _PLAIN: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._:/+-]{0,99}", re.ASCII)

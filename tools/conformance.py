@@ -27,13 +27,11 @@ def _rules() -> Iterator[str]:
         yield f"\n## {_HEADS[name]}\n"
         for rule in RULES:
             if level(rule.id) == name:
-                first = next(one.id for one in RULES if one.reference == rule.reference)
-                why = rule.reference if first == rule.id else f"as [{first}](#{first})"
-                yield f"\n### {rule.id}\n\n{_text(rule, why)}\n"
+                yield f"\n### {rule.id}\n\n{_text(rule)}\n"
 
 
-def _text(rule: Rule, why: str) -> str:
-    said = [f"{rule.promise[0].upper()}{rule.promise[1:]}.", f"Why: {why}."]
+def _text(rule: Rule) -> str:
+    said = [f"{rule.promise[0].upper()}{rule.promise[1:]}."]
     if rule.emulated:
         said.append("*Emulated.*")
     if rule.since:

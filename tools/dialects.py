@@ -5,17 +5,11 @@ With FILE it is written there, with --check compared with what is there (exit st
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import TYPE_CHECKING
-
-from adapters.dialect import Dialect, Fidelity, Rule, span
-from adapters.levels import GRPC_GO, OPTIONS_FIRST, GrpcGo
+from adapters.dialect import Dialect, Rule, span
+from adapters.levels import OPTIONS_FIRST
 from adapters.registry import DIALECTS
 from devices.model import Field
 from tools.pages import main, table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 INTRODUCTION = """\
 <!-- Generated from the adapters' declarations by `make docs`. Do not edit. -->
@@ -34,8 +28,7 @@ LEVELS = f"""\
 A kubelet silently drops fields of `v1beta1` that it doesn't know. The gateway learns the version from the live connection:
 
 - During Register, kubelet 1.{OPTIONS_FIRST} and later call GetDevicePluginOptions before ListAndWatch; earlier ones don't.
-- The `user-agent` of its calls names its grpc-go (table below). A version between two rows means any kubelet of its neighbours, a later one the newest
-  kubelet here or a later one. Other programs' agents mean nothing.
+- The `user-agent` of its calls names its grpc-go, which `adapters/levels.py` assigns to kubelets. Agents of other programs are no evidence.
 
 If the evidence contradicts itself, the older kubelet counts. What it leaves open must not carry a response alone. `--kubelet-version` settles it. A vendor's
 kubelet that is built with another grpc-go needs that option.
@@ -57,10 +50,7 @@ def page() -> str:
                 *((field.value, *(_verdict(dialect.rules[field]) for dialect in oldest_first)) for field in Field),
             ],
         ),
-        "\n## Why\n\n`#` numbers are issues and pull requests of kubernetes/kubernetes; versions are the kubelet's.\n\n",
-        *_reasons(oldest_first),
         "\n" + LEVELS + "\n",
-        *table(("grpc-go", "kubelet"), list(_agents())),
     ]
     return "".join(parts)
 
@@ -73,28 +63,6 @@ def _verdict(rule: Rule) -> str:
     if rule.since is None:
         return rule.verdict.value
     return f"{rule.verdict.value} from 1.{rule.since}; before, {rule.before.value}"
-
-
-def _reasons(dialects: Iterable[Dialect]) -> Iterator[str]:
-    """Give each field the reasons of what does not always arrive; dialects share one if they declare the same."""
-    for field in Field:
-        sharing: dict[Rule, list[str]] = {}
-        for dialect in dialects:
-            sharing.setdefault(dialect.rules[field], []).append(f"`{dialect.name}`")
-        always = [rule for rule in sharing if rule.since is None and rule.verdict is Fidelity.LOSSLESS]
-        reasons = [f"{', '.join(names)}: {rule.source}" for rule, names in sharing.items() if rule not in always]
-        if reasons:
-            yield f"- **{field.value}**. {'. '.join(reasons)}.\n"
-
-
-def _agents() -> Iterator[tuple[str, str]]:
-    """Give each known grpc-go its kubelets, oldest first."""
-    for versions, minors in groupby(GRPC_GO, lambda minor: GRPC_GO[minor]):
-        yield " to ".join(dict.fromkeys(map(_dotted, versions))), ", ".join(f"1.{minor}" for minor in minors)
-
-
-def _dotted(version: GrpcGo) -> str:
-    return ".".join(map(str, version))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,9 @@ def _sections() -> Iterator[str]:
     for category in checks.categories():
         yield f"\n## {category.category}\n"
         for check in category.checks:
+            mild = "*Warning.* " if check.level == "warning" else ""
             more = "" if check.page == HERE else f" [More]({check.page})."
-            yield f"\n### {check.code}: {check.fault}\n\n*{check.level}*: {check.means}\n\n{check.do}{more}\n"
+            yield f"\n### {check.code}: {check.fault}\n\n{mild}{check.do}{more}\n"
     yield "\n"
 
 

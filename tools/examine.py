@@ -14,10 +14,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version as installed
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from gateway_lab.kubelets.build import BuildError
 from gateway_lab.plugins.thirdparty import built
+from tests.fakes import nvml
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 REPORTS: Final = ROOT / "conformance" / "reports"
@@ -59,11 +61,16 @@ def _examine(plugin: built.ThirdParty, kubelets: str) -> bool:
     options = {
         "--plugin-name": plugin.name,
         "--plugin-version": built.version(plugin),
+        "--change": plugin.change,
         "--notes": plugin.notes,
     }
     home = built.folder(plugin)
     hard_wired = ["--hard-wired"] if plugin.hard_wired else []
-    return _run(plugin.command, options, hard_wired, kubelets, binary.parent, home if home.is_dir() else ROOT)
+    with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
+        hardware = nvml.dgx(Path(folder) / "world").env() if plugin.nvml else {}
+        return _run(
+            plugin.command, options, hard_wired, kubelets, binary.parent, home if home.is_dir() else ROOT, hardware
+        )
 
 
 def _examine_ours(kubelets: str) -> bool:
@@ -78,7 +85,13 @@ def _examine_ours(kubelets: str) -> bool:
 
 
 def _run(
-    command: str, options: Mapping[str, str], flags: Sequence[str], kubelets: str, place: Path, home: Path
+    command: str,
+    options: Mapping[str, str],
+    flags: Sequence[str],
+    kubelets: str,
+    place: Path,
+    home: Path,
+    hardware: Mapping[str, str] = MappingProxyType({}),
 ) -> bool:
     """Examine a plugin and keep its report; a broken rule is no failure here.
 
@@ -94,7 +107,7 @@ def _run(
             check=False,
             cwd=home,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PATH": f"{place}:{_PROGRAMS}:{os.environ['PATH']}"},
+            env={**os.environ, **hardware, "PATH": f"{place}:{_PROGRAMS}:{os.environ['PATH']}"},
         )
         if not (Path(out) / "plugin-report.yaml").exists():
             return True

@@ -10,6 +10,7 @@ import os
 import re
 import tarfile
 from importlib import import_module
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,21 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """
     folder = Path(page.file.src_uri).parent
     return titled(named(markdown, folder), folder)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Name the column of each cell of a table, for screens on which a row is a paragraph (MkDocs calls this)."""
+    return re.sub(r"<table>.*?</table>", labelled, html, flags=re.DOTALL)
+
+
+def labelled(table: re.Match[str]) -> str:
+    """Write the head of its column into each cell of a table."""
+    heads = [
+        re.sub(r"<[^>]*>", "", head).replace('"', "&quot;")
+        for head in re.findall(r"<th[^>]*>(.*?)</th>", table[0], re.DOTALL)
+    ]
+    columns = cycle(heads)
+    return re.sub(r"<td", lambda _: f'<td data-label="{next(columns)}"', table[0])
 
 
 def repository(remote: str) -> str | None:

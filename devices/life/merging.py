@@ -95,6 +95,7 @@ class _Found(Struct, frozen=True, gc=False):
     until: float | None = None
     spells: Spells = Spells()
     free: bool = False
+    code: str = ""
 
 
 def merge(
@@ -248,8 +249,8 @@ def _look(device: Device, listing: Listing, row: Sticky | None, last: Entry | No
     ill = trouble is not None and trouble.kind is not TroubleKind.APPLICATION
     spells = spells.after(ill=ill, now=now)
     kind, reason = (None, "") if trouble is None else (trouble.kind, trouble.reason)
-    if ill:
-        return _Found(State.UNHEALTHY, reason, kind, spells=spells)
+    if trouble is not None and ill:
+        return _Found(State.UNHEALTHY, reason, kind, spells=spells, code=trouble.code)
     back = None if spells.ended is None else spells.ended + spells.hold
     if back is not None and now < back:
         reason = f"it became unhealthy {spells.count} times in a row, and is held back until it was healthy for {spells.hold:.0f} s"
@@ -300,7 +301,7 @@ def _miss(
 
 def _still(row: Sticky, spells: Spells) -> _Found:
     """What a remembered trouble makes of a device, whatever the backend says now."""
-    return _Found(State.UNHEALTHY, _lasting(row), row.trouble.kind, spells=spells)
+    return _Found(State.UNHEALTHY, _lasting(row), row.trouble.kind, spells=spells, code=row.trouble.code)
 
 
 def _lasting(row: Sticky) -> str:
@@ -327,4 +328,4 @@ def _entry(
         since = last.since
     elif last is None and told is not None and told.health is health:
         since = None
-    return Entry(device, found.state, found.reason, since, found.kind, found.until, found.spells, beneath)
+    return Entry(device, found.state, found.reason, since, found.kind, found.until, found.spells, beneath, found.code)

@@ -179,7 +179,7 @@ class Entry(Struct, frozen=True, gc=False):
     """A device as the list shows it, with its state and the reason for it in words.
 
     ``since`` is when its health in the list became what it is (monotonic seconds); None: before this process looked.
-    ``kind`` is what its trouble takes to end, if it has one. ``until`` is when its state ends by itself (monotonic seconds;
+    ``kind`` is what its trouble takes to end, if it has one, and ``code`` the vendor's name for it. ``until`` is when its state ends by itself (monotonic seconds;
     None: it doesn't). ``beneath`` is what a cordon, a release or another's claim covers.
     """
 
@@ -191,6 +191,7 @@ class Entry(Struct, frozen=True, gc=False):
     until: float | None = None
     spells: Spells = Spells()
     beneath: Entry | None = None
+    code: str = ""
 
     @property
     def layers(self) -> Iterator[Entry]:

@@ -24,6 +24,7 @@ small { display: block; }
 .required { background: #c2453d; color: #fff; }
 .advised { background: #e0a83a; color: #000; }
 .free { background: #2f9e5b; color: #fff; }
+pre { white-space: pre-wrap; }
 </style>
 """
 _CLASSES: Final = {"required": "required", "advised": "advised", "not needed": "free"}

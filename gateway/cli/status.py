@@ -20,6 +20,7 @@ import msgspec
 from gateway.cli import places
 from gateway.cli.page import count
 from gateway.tally import Confirmation
+from gateway.telling.served import Reason, VerdictState
 from gateway.telling.status import FEW, DeviceStatus, GatewayStatus, ResourceStatus
 from gateway.telling.unserved import unschedulable_words, unserved
 from gateway.wires import control
@@ -294,7 +295,9 @@ class _Page:
         yield from self._beside(f"  {phase}{since}", _clean(spoken))
         yield from self.text("  ", unschedulable_words(one), "yellow")
         yield from self.text("  ", _chain(one), "yellow" if one.behind and one.behind.state != _LIVE else None)
-        yield from self.text("  ", one.trouble, "red")
+        by_dra = one.verdict.reason in {Reason.DRA, Reason.NO_DRA, Reason.RIVAL}
+        why = one.verdict.why if by_dra else one.trouble
+        yield from self.text("  ", why, None if one.verdict.state == VerdictState.SERVED else "red")
         yield from self.text("  ", _registered(one))
         yield from self.text("  ", ", ".join(_answered(call, codes) for call, codes in one.calls.items()))
         if one.checked == Confirmation.LACKING.value:

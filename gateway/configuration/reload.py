@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,6 +22,7 @@ from gateway.configuration.kinds import unknown_hooks
 from gateway.configuration.settings import ConfigError, Settings
 
 if TYPE_CHECKING:
+    from devices.source import DeviceSource
     from gateway.configuration.choice import Label
     from gateway.configuration.settings import Choice
 
@@ -47,11 +47,11 @@ class FileFate:
 
 async def follow(
     settings: Settings,
-    adopt: Callable[[Policy], None],
+    source: DeviceSource,
     fate: FileFate,
     label: Label | None = None,
 ) -> None:
-    """Call ``adopt`` with each new policy, for ever, and keep ``fate`` up to date. ``label`` is the label that chooses the file.
+    """Have ``source`` adopt each new policy, for ever, and keep ``fate`` up to date. ``label`` is the label that chooses the file.
 
     Without a file, SIGHUP only writes a line to the log.
     """
@@ -66,13 +66,13 @@ async def follow(
     loop.add_signal_handler(signal.SIGHUP, hung_up)
     try:
         if settings.choice is not None and label is not None:
-            await _follow_label(settings, settings.choice, label, _Current(settings, None, adopt, fate), hangup)
+            await _follow_label(settings, settings.choice, label, _Current(settings, None, source, fate), hangup)
         if settings.config_file is None:
             while True:
                 await hangup.wait()
                 hangup.clear()
                 _log.info("SIGHUP, but there is nothing to reload: no --config-file was given")
-        current = _Current(settings, settings.config_file, adopt, fate)
+        current = _Current(settings, settings.config_file, source, fate)
         asked = False
         with FileWatch(settings.config_file) as watch:
             while True:
@@ -132,10 +132,10 @@ class _Current:
         self,
         settings: Settings,
         path: Path | None,
-        adopt: Callable[[Policy], None],
+        source: DeviceSource,
         fate: FileFate,
     ) -> None:
-        self._settings, self.path, self._adopt, self._fate = settings, path, adopt, fate
+        self._settings, self.path, self._source, self._fate = settings, path, source, fate
         self._policy = settings.policy
         self._content: bytes | None = None
         self._missed = 0
@@ -192,7 +192,7 @@ class _Current:
             _log.warning("configuration: this changes only when the gateway is started anew", settings=list(fixed))
         if len(changed) > len(fixed):
             self._policy = self._fate.policy = replace(policy, **fixed)
-            self._adopt(self._policy)
+            self._source.adopt(self._policy)
             _log.info("configuration adopted", changed=[name for name in changed if name not in fixed])
         elif aloud:
             _log.info("configuration read: nothing changed")

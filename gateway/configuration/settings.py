@@ -76,6 +76,8 @@ class Settings(Struct, frozen=True):
     """``off``, ``on`` (with the device plugin API) or ``only`` (without it): Dynamic Resource Allocation."""
     dra_drivers: Mapping[str, str] = field(default_factory=dict)
     """The DRA drivers' names that an operator chose, by the domain of resources."""
+    dra_shares: str = "devices"
+    """How claims get a shared GPU: each replica is one of the ``devices``, or claims ask for shares of its ``capacity``."""
     pod_uid: str = ""
     """The UID of the gateway's pod (``POD_UID``, by the downward API): the gateways of one pod are of one age. Empty: in no pod."""
     host_service: bool = False

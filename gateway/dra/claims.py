@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from devices import boards
 from devices.claims import ClaimName, Prepared, Refused
 from gateway.dra.offer import Ailment, Offer
-from gateway.dra.parameters import Config, refusal
-from gateway.dra.slices import TAINTS
+from gateway.dra.parameters import Config, intervals
+from gateway.dra.slices import SHARES, TAINTS, counted
 from gateway.memory.claimed import Claimed, ClaimedDevice, given, holds
 
 MOST: Final = 32
@@ -62,12 +62,18 @@ class Result(Struct):
     device: str
     admin: bool | None = field(default=None, name="adminAccess")
     share: str | None = field(default=None, name="shareID")
+    consumed: dict[str, Any] | None = field(default=None, name="consumedCapacity")
     tolerations: list[Toleration] | None = None
 
     @property
     def of(self) -> str:
         """The request that it is for. A subrequest (gpu/large) is the kubelet's business no more: it knows requests."""
         return self.request.partition("/")[0]
+
+    @property
+    def shares(self) -> int:
+        """How many shares of the device it is; 0 if it names none."""
+        return (counted((self.consumed or {}).get(SHARES)) or 0) if self.share else 0
 
 
 class Devices(Struct):
@@ -177,9 +183,12 @@ class Wait(Struct, frozen=True):
 
 
 class Grant(Struct, frozen=True):
-    """What a claim gets: each allocated device, and what it is here."""
+    """What a claim gets: each allocated device, what it is here, and the time-slice interval of its GPU ('': the default).
 
-    devices: tuple[tuple[Result, Offer], ...]
+    For each share there is one of its replicas.
+    """
+
+    devices: tuple[tuple[Result, Offer, str], ...]
 
 
 def allocated(claim: ResourceClaim, asked: ClaimName, driver: str, node: str) -> list[Result] | Refused:
@@ -226,11 +235,14 @@ def granted(
         for one in results
         if one.device in offers
     ]
-    if why_not := refusal(results[0].driver, configs, there):
+    sliced = intervals(results[0].driver, configs, there)
+    if isinstance(sliced, dict) and any(one.admin and one.device in sliced for one in results):
+        sliced = Refused("a request with adminAccess sets no time-slice interval. Remove timeSlicingConfig")
+    if isinstance(sliced, Refused):
         return Refused(
-            f"Cannot use the parameters of claim {asked} or its DeviceClass: {why_not}. Then delete the pod and its claim"
+            f"Cannot use the parameters of claim {asked} or its DeviceClass: {sliced.reason}. Then delete the pod and its claim"
         )
-    given, held = [], [*holds(others, besides=asked.uid)]
+    given, held = list[tuple[Result, Offer, str]](), [*holds(others, besides=asked.uid)]
     for result in results:
         offer = offers.get(result.device)
         if offer is None:
@@ -238,11 +250,43 @@ def granted(
             return Wait(f"{result.device} can't be handed out: {reason}")
         if offer.ailment is not None and not _tolerated(result, offer):
             return Wait(f"{result.device} is {offer.ailment.value}: {offer.reason or 'no reason is known'}")
-        hindrance = None if result.admin else boards.may_give(offer.device_id, offer.place, held, shares=True)
-        if hindrance is not None:
-            return Wait(f"{result.device} is in use: {hindrance.words}")
-        given.append((result, offer))
+        interval = sliced.get(result.device, "")
+        if offer.shares and not (result.admin or result.shares):
+            return Refused(
+                f"claim {asked} was allocated {result.device} without a number of shares. The gateway offers it in shares "
+                "(--dra-shares capacity). Delete the pod and its claim"
+            )
+        wanted = result.shares if offer.shares and not result.admin else 1
+        taken = {one.device_id for of, one, _ in given if not of.admin}
+        ids, beside = ([offer.device_id], "") if result.admin else _free(offer, held, taken, shares=not interval)
+        if interval and (beside := beside or offer.beside):
+            return Wait(
+                f"{result.device} is in use, and the time-slice interval {interval} is set only for a claim that has the GPU alone: {beside}"
+            )
+        if len(ids) < wanted and offer.shares:
+            return Wait(
+                f"{result.device} has {len(ids)} free shares, and {wanted} were allocated{beside and f': {beside}'}"
+            )
+        if len(ids) < wanted:
+            return Wait(f"{result.device} is in use: {beside}")
+        given += [(result, replace(offer, device_id=one), interval) for one in ids[:wanted]]
     return Grant(tuple(given))
+
+
+def _free(offer: Offer, held: Iterable[boards.Hold], taken: Container[str], *, shares: bool) -> tuple[list[str], str]:
+    """Return the free replicas of a device, or the device itself if it has no shares; and in words who has others, or it.
+
+    ``taken`` are those that the claim has already. A replica that is no longer offered, because there are fewer since, counts as long as
+    a claim has it.
+    """
+    here = {one.device_id: one for one in held if one.place.overlaps(offer.place)}
+    ids = offer.shares or (offer.device_id,)
+    free = [one for one in ids if one not in here and one not in taken]
+    # Whatever keeps one of them back keeps back all: they are replicas of the same.
+    hindrance = boards.may_give((free or ids)[0], offer.place, here.values(), shares=shares)
+    more = here.keys() - set(ids) if offer.shares else ()
+    words = next((one.words for one in (hindrance, *here.values()) if one is not None), "")
+    return [] if hindrance is not None else free[: max(len(free) - len(more), 0)], words
 
 
 def _tolerated(result: Result, offer: Offer) -> bool:
@@ -276,8 +320,9 @@ def claimed(
                 [result.of],
                 share=result.share or "",
                 admin=bool(result.admin),
+                interval=interval,
             )
-            for result, offer in grant.devices
+            for result, offer, interval in grant.devices
         ],
         list(pods),
         by_name,
@@ -310,20 +355,20 @@ def kept(row: Claimed, before: Claimed | None) -> Claimed:
 def prepared(row: Claimed, pool: str, names: Mapping[str, Sequence[str]]) -> tuple[Prepared, ...]:
     """Give the kubelet's answer for a claim; ``names`` are the CDI names by device."""
     return tuple(
-        Prepared(tuple(device.requests), pool, device.name, tuple(names[device.name]), device.share)
-        for device in current(row)
+        Prepared(tuple(device.requests), pool, device.name, tuple(names[device.part_name]), device.share)
+        for device in {device.part_name: device for device in current(row)}.values()
     )
 
 
 def by_resource(row: Claimed) -> Iterable[tuple[ClaimedDevice, ...]]:
-    """Group the devices of a claim for one answer: those that one container gets, of one resource.
+    """Group the devices of a claim for one answer: those that one container gets, of one resource; each share of a GPU once.
 
     A variable that names devices names all of them, because the last one that is set is the one that a container sees.
     """
-    together: dict[tuple[str, tuple[str, ...]], list[ClaimedDevice]] = {}
+    together: dict[tuple[str, tuple[str, ...]], dict[str, ClaimedDevice]] = {}
     for device in current(row):
-        together.setdefault((device.resource, tuple(device.requests)), []).append(device)
-    return (tuple(devices) for devices in together.values())
+        together.setdefault((device.resource, tuple(device.requests)), {}).setdefault(device.part_name, device)
+    return (tuple(devices.values()) for devices in together.values())
 
 
 def summary(row: Claimed) -> dict[str, Any]:
@@ -364,21 +409,37 @@ def allocations(
     boards_of: Mapping[tuple[str, str], str],
     published: tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]],
     offers: Mapping[str, Mapping[str, Offer]],
+    rows: Mapping[str, Claimed],
 ) -> Allocated:
     """Say what claims have of a node; ``published`` is what ResourceSlices offer to anybody, and all that they have. Else as in ``taken``."""
     free, shown = published
-    by_name, lacking = got_by_name(claims, node, offers), unshown(claims, node, boards_of.keys() | shown)
+    by_name, lacking = got_by_name(claims, node, offers, rows), unshown(claims, node, boards_of.keys() | shown)
     drivers = {driver for driver, _ in boards_of}
     missing = any(one[0] in drivers and one not in boards_of for claim in claims for one in claim.devices(node))
     return Allocated(taken(claims, node, boards_of, free), by_name, lacking, missing)
 
 
 def got_by_name(
-    claims: Iterable[ResourceClaim], node: str, offers: Mapping[str, Mapping[str, Offer]]
+    claims: Iterable[ResourceClaim],
+    node: str,
+    offers: Mapping[str, Mapping[str, Offer]],
+    rows: Mapping[str, Claimed],
 ) -> frozenset[str]:
-    """Give the devices of a node, by ID, that pods were allocated which asked by name; ``offers`` has them by driver and name."""
-    given = (one for claim in claims if claim.by_name for one in claim.devices(node))
-    return frozenset(offers[driver][name].device_id for driver, name in given if name in offers.get(driver, {}))
+    """Give the devices of a node, by ID, that pods were allocated which asked by name; ``offers`` has them by driver and name.
+
+    Of a device with shares these are those of claims that aren't prepared (``rows``): as many as they were allocated, any that are free.
+    """
+    held, found = {one.device_id for _, _, one in given(rows)}, set[str]()
+    for claim in claims:
+        for one in claim.results if claim.by_name else ():
+            offer = offers.get(one.driver, {}).get(one.device)
+            if offer is None or one.pool != node or one.admin:
+                continue
+            if not offer.shares:
+                found.add(offer.device_id)
+            elif key(one.driver, claim.metadata.uid) not in rows:
+                found |= {*[share for share in offer.shares if share not in held | found][: one.shares]}
+    return frozenset(found)
 
 
 def by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], frozenset[str]]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from gateway.dra.offer import Offer
+    from gateway.dra.timeslices import TimeSlices
     from gateway.memory.claimed import Claimed, ClaimedDevice
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
@@ -41,8 +42,8 @@ TELLS: Final = 0.03
 """Seconds until the lists say that a claim got its devices: making them would delay the kubelet's answer (by a third of it: run)."""
 OVER_AGAIN: Final = 300.0
 """Seconds between two looks for claims that are no more."""
-_ASKED_AGAIN_S: Final = 120.0
-"""Seconds within which a kubelet asks again for a refused claim: 60 to 90 (run on 1.37)."""
+_ASKED_AGAIN_S: Final = 90.0 + PATIENCE
+"""Seconds within which a kubelet that asks again for a refused claim has the next answer: it asks after 60 to 90 (run on 1.37)."""
 _MOST_REFUSED: Final = 16
 _NOBODY_LEADS: Final = Refused(
     "no gateway leads on this node now: `gateway status` and the gateways' logs say why; the kubelet asks again"
@@ -129,6 +130,7 @@ class ClaimsOf:
         ledger: remembers claims.
         scribe: writes it.
         read: gets a claim from the API server.
+        slices: sets time-slice intervals.
         folder: where CDI specifications are.
         patience: seconds that a claim is waited for.
         rival: knows of another process with the driver's name; None: there is none.
@@ -143,13 +145,14 @@ class ClaimsOf:
         ledger: Ledger,
         scribe: Scribe,
         read: Callable[[ClaimName], Awaitable[ResourceClaim]],
+        slices: TimeSlices,
         folder: Path = cdi.FOLDER,
         patience: float = PATIENCE,
         rival: Neighbour | None = None,
     ) -> None:
         self.name, self._node, self._stock, self._source = name, node, stock, source
         self._ledger, self._scribe, self._read, self._folder, self._patience = ledger, scribe, read, folder, patience
-        self._rival = rival
+        self._slices, self._rival = slices, rival
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._unprepared = asyncio.Event()
         self._refused: dict[str, tuple[float, str]] = {}
@@ -158,6 +161,8 @@ class ClaimsOf:
         """Whether a kubelet took the registration."""
         self.trouble = ""
         """Why one didn't take it last."""
+        self.changed_at: float | None = None
+        """When a kubelet took it or lost it last (monotonic seconds)."""
 
     @property
     def prepared(self) -> int:
@@ -179,12 +184,16 @@ class ClaimsOf:
             row = await self._take(claim, before, deadline)
             if isinstance(row, Refused):
                 return row
+            answers: Mapping[str, ContainerAnswer] = {}
             try:
                 answers = await self.answers(row)
+                refused = await self._slices.note(row)
             except RefusedError as error:
+                refused = str(error)
+            if refused:
                 if row is not before:
                     self._forget(key, before)
-                return Refused(str(error))
+                return Refused(refused)
             written, durable = await asyncio.gather(self._specify(claim.uid, answers), self._durable(deadline))
             if written:
                 return Refused(written)
@@ -193,6 +202,11 @@ class ClaimsOf:
                     "it could not be written down, so after a crash its devices might be given away twice: see the gateway's "
                     f"log for what is wrong with {self._ledger.path.parent}"
                 )
+            if unset := await self._slices.set(row):
+                if row is not before:
+                    self._forget(key, before)
+                await self._slices.put_back()
+                return Refused(unset)
             return self._told(claim.uid, row, answers)
 
     async def unprepare(self, claim: ClaimName) -> Refused | None:
@@ -207,6 +221,7 @@ class ClaimsOf:
                 return Refused(others)
             if row is not None:
                 self._forget(key)
+            await self._slices.put_back()
             if not await self._scribe.durable():
                 return Refused(
                     "it could not be written down that its devices are free: see the gateway's log for what is wrong with "
@@ -234,7 +249,7 @@ class ClaimsOf:
         return self._stock.news
 
     def answered(self, claim: ClaimName, refused: str) -> None:
-        """Take note of why a claim's devices were refused; '' if they were not."""
+        """Take note of why a claim was not prepared or unprepared; '' if it was."""
         self._refused.pop(claim.uid, None)
         if refused:
             self._refused[claim.uid] = time.monotonic(), f"claim {claim}: {refused}"
@@ -249,7 +264,7 @@ class ClaimsOf:
 
     def registered(self, reason: str) -> None:
         """Take note of what the kubelet made of the registration."""
-        self.is_registered, self.trouble = not reason, reason
+        self.is_registered, self.trouble, self.changed_at = not reason, reason, time.monotonic()
         if reason:
             _log.error("the kubelet refused the DRA driver", driver=self.name, reason=reason)
         else:
@@ -258,7 +273,7 @@ class ClaimsOf:
 
     def withdrawn(self) -> None:
         """Take note that the driver is registered no more."""
-        self.is_registered = False
+        self.is_registered, self.changed_at = False, time.monotonic()
         _log.info("DRA driver no longer registered", driver=self.name)
 
     # What is kept.
@@ -268,7 +283,8 @@ class ClaimsOf:
         return {claims.uid_of(key): row for key, row in self._ledger.claims.items() if row.driver == self.name}
 
     async def restore(self) -> None:
-        """Write the specifications of all prepared claims anew, which a boot deletes, and remove those of others."""
+        """Write the specifications of all prepared claims anew, which a boot deletes, and remove those of others; put back time slices."""
+        await self._slices.put_back()
         rows = self.rows()
         swept = await asyncio.to_thread(cdi.sweep, (self.name,), frozenset(rows), self._folder)
         if swept:
@@ -290,7 +306,7 @@ class ClaimsOf:
             self._forget(claims.key(self.name, uid))
 
     async def answers(self, row: Claimed) -> dict[str, ContainerAnswer]:
-        """Say how a container gets each device of a claim, by name.
+        """Say how a container gets each device of a claim, by ``part_name``.
 
         Raises:
             RefusedError: it can't.
@@ -298,10 +314,10 @@ class ClaimsOf:
         found: dict[str, ContainerAnswer] = {}
         for group in claims.by_resource(row):
             for device in group:
-                found[device.name] = await self._answer((device,))
-            if len(group) > 1 and any(found[device.name].envs for device in group):
+                found[device.part_name] = await self._answer((device,))
+            if len(group) > 1 and any(found[device.part_name].envs for device in group):
                 envs = (await self._answer(group)).envs
-                found |= {device.name: replace(found[device.name], envs=envs) for device in group}
+                found |= {device.part_name: replace(found[device.part_name], envs=envs) for device in group}
         return found
 
     @property
@@ -425,8 +441,9 @@ async def mind_over(
     drivers: Mapping[str, ClaimsOf],
     read: Callable[[ClaimName], Awaitable[ResourceClaim]],
     is_away: Callable[[float], bool],
+    slices: TimeSlices,
 ) -> None:
-    """Forget claims that the API server hasn't had for a while, and that nobody unprepared.
+    """Forget claims that the API server hasn't had for a while, and that nobody unprepared; put back what time slices are left.
 
     Not while the kubelet ``is_away``, or was within so many seconds: their pods may still run until it has ended them.
     """
@@ -446,6 +463,7 @@ async def mind_over(
                 _log.warning("forgetting claims that are no more, and were not unprepared", driver=driver, uids=over)
                 of.drop(over)
                 await of.restore()
+        await slices.put_back()
 
 
 async def _is_over(read: Callable[[ClaimName], Awaitable[ResourceClaim]], claim: ClaimName) -> bool:

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from devices.claims import ClaimName
 from devices.replicas import unshared
+from gateway import compose
 from gateway.dra import cdi, offer, sockets
 from gateway.dra.claims import Allocated, ResourceClaim, allocations
 from gateway.dra.crossing import Crossing
@@ -28,6 +29,7 @@ from gateway.dra.publisher import Current, Publisher
 from gateway.dra.records import AskedClaims, EndedPods, arriving_at, counted_at, is_away, pods_of, until_listed
 from gateway.dra.serving.registered import Registered
 from gateway.dra.serving.rivals import Rivals
+from gateway.dra.timeslices import TimeSlices
 from gateway.kubernetes import access
 from gateway.kubernetes.allocatable import Allocatable
 from gateway.kubernetes.client import Client, KubernetesError
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
     from gateway.dra.offer import Offer
     from gateway.dra.publisher import Server
-    from gateway.dra.serving.rivals import Rival
     from gateway.dra.slices import Slice
     from gateway.memory.holdings import Holdings
     from gateway.registration.registrar import Resource
@@ -67,7 +68,8 @@ class Inside(Struct, frozen=True):
     """What the drivers need of the gateway.
 
     ``resources`` gives the lists of all devices, as the device plugin API would show them; ``update`` brings them up to date. ``first`` is set
-    once all sources have told of their devices. ``passes_to`` gives the token of the gateway that gets calls in this one's place.
+    once all sources have told of their devices. ``passes_to`` gives the token of the gateway that gets calls in this one's place. ``told`` are
+    called with each change of the own node.
     """
 
     age: Age
@@ -77,6 +79,7 @@ class Inside(Struct, frozen=True):
     update: Callable[[], Awaitable[None]]
     first: asyncio.Event
     passes_to: Callable[[], str]
+    told: Sequence[Callable[[NodeObject], None]]
 
 
 class Drivers:
@@ -115,6 +118,9 @@ class Drivers:
         self._unknown: frozenset[str] = frozenset()
         """The drivers of which that isn't known yet: what they published before stays until it is."""
         self._drivers: dict[str, ClaimsOf] = {}
+        self._slices = TimeSlices(
+            self._holdings.ledger, self._holdings.scribe, partial(compose.set_time_slice, settings)
+        )
         self._rivals = Rivals(self._registry, self._claims_with, self._holdings.ledger, self._others, self.registered)
         own = self._registry, inside.age.token, inside.passes_to
         self._registered = Registered(*own, lambda: self._kubelet, lambda: self.lacking)
@@ -197,7 +203,10 @@ class Drivers:
         self._unknown = frozenset(offer.driver_of(name, names) for name, one in holds.items() if one is None)
         known = inside.source.facts, holds.__getitem__, names, pcie_root
         stranger = self._publisher.stranger if self._publisher is not None else lambda _: ""
-        found, withheld = offer.offers(listed, *known, self.crossing, stranger, self.by_name.overlooked)
+        by_capacity = self._settings.dra_shares == "capacity"
+        found, withheld = offer.offers(
+            listed, *known, self.crossing, stranger, self.by_name.overlooked, by_capacity=by_capacity
+        )
         self._boards = {(one.driver, one.name): one.place.board for one in found}
         self._boards |= {(one.driver, one.name): one.board for one in withheld}
         offers, why_not = offer.by_driver(found, withheld, self._offers)
@@ -223,11 +232,26 @@ class Drivers:
 
     def standings(self) -> list[DriverStatus]:
         """Say how each driver stands with the kubelet."""
-        unpublished = self._unasked if self._publisher is None else ""
-        return [
-            _standing(name, len(found), self._drivers.get(name), self._publisher, unpublished, self._rivals.of(name))
-            for name, found in sorted(self._offers.items())
-        ]
+        return [self._standing(name) for name in sorted(self._offers)]
+
+    def standing(self, resource: str) -> DriverStatus:
+        """Return how the driver of a resource stands with the kubelet."""
+        return self._standing(offer.driver_of(resource, self._settings.dra_drivers))
+
+    def _standing(self, name: str) -> DriverStatus:
+        claims, rival = self._drivers.get(name), self._rivals.of(name)
+        changed = None if claims is None else claims.changed_at
+        return DriverStatus(
+            name=name,
+            devices=len(self._offers.get(name, ())),
+            registered=claims is not None and claims.is_registered,
+            since_s=None if changed is None else round(time.monotonic() - changed, 3),
+            trouble="" if claims is None else claims.trouble,
+            unpublished=self._unasked if self._publisher is None else self._publisher.trouble(name),
+            claims=0 if claims is None else claims.prepared,
+            rival="" if rival is None else rival.words,
+            refused=() if claims is None else claims.refused,
+        )
 
     def stranger(self, device_id: str, about: Facts) -> str:
         """Say which other DRA driver offers a device on this node, too; '' for none."""
@@ -254,10 +278,6 @@ class Drivers:
         """What is wrong for pods that ask by name."""
         return ByNameStatus() if self._desk is None else self._desk.names.status
 
-    def words(self, resource: str) -> str:
-        """Say for people why the kubelet isn't told of a resource by the device plugin API."""
-        return _instead(driver := offer.driver_of(resource, self._settings.dra_drivers), self._drivers.get(driver))
-
     # Running.
 
     async def run(self) -> None:
@@ -265,12 +285,14 @@ class Drivers:
         self.update()
         self._holdings.beliefs.look_within(0)
         listed, later = partial(until_listed, self.decides, self._inside.resources, lambda: is_known(self.crossing)), []
-        work = [mind_over(self._drivers, self._read, partial(is_away, self._holdings.presence))]
+        work = [mind_over(self._drivers, self._read, partial(is_away, self._holdings.presence), self._slices)]
+        own = OwnNode(self._api, self._settings)
+        own.told += self._inside.told
+        later.append(own.run())
         if self.crossing is not None and self._desk is not None:
-            own = OwnNode(self._api, self._settings)
             own.told += [self._desk.take, self._desk.names.take, self.crossing.allocatable.heard]
             work.append(self.crossing.run())
-            later = [self._desk.follow(), self._desk.names.run(), own.run()]
+            later += [self._desk.follow(), self._desk.names.run()]
         # None of them ends by itself: that is a defect, and the gateway's end.
         async with asyncio.TaskGroup() as group:
             group.create_task(self._ended_pods.mind(pods_of(self._api, self._settings.node_name), self._pods_ended))
@@ -364,7 +386,8 @@ class Drivers:
             if self._current.server is not None or error.status != 404:
                 raise
             return Allocated()  # A server without the API has no claims.
-        return allocations(found, node, self._boards, _published(self._publisher), self._offers)
+        prepared = self._holdings.ledger.claims
+        return allocations(found, node, self._boards, _published(self._publisher), self._offers, prepared)
 
     async def _claims_with(self, driver: str) -> list[ResourceClaim]:
         return await self._current.at(partial(_claims_of, self._api, lambda one: one.has(driver)))
@@ -379,7 +402,7 @@ class Drivers:
 
     async def _serve(self, driver: str) -> None:
         inside, rival = self._inside, self._rivals.of(driver) or self._rivals.add(driver)
-        known = inside.source, self._holdings.ledger, self._holdings.scribe, self._read, cdi.FOLDER
+        known = inside.source, self._holdings.ledger, self._holdings.scribe, self._read, self._slices, cdi.FOLDER
         claims = self._drivers[driver] = ClaimsOf(driver, self._settings.node_name, self, *known, rival=rival)
         # Until this gateway decides, another one may write and remove specifications.
         self._tasks.background(after(self.decides.wait, claims.restore()))
@@ -408,27 +431,6 @@ def pcie_root(pci: str) -> str:
     return next((part for part in parts if part.startswith("pci") and ":" in part), "")
 
 
-def _standing(
-    name: str,
-    devices: int,
-    claims: ClaimsOf | None,
-    published: Publisher | None,
-    unpublished: str,
-    rival: Rival | None,
-) -> DriverStatus:
-    """Say how a driver stands; ``unpublished`` is for where nothing is published yet."""
-    return DriverStatus(
-        name=name,
-        devices=devices,
-        registered=claims is not None and claims.is_registered,
-        trouble="" if claims is None else claims.trouble,
-        unpublished=unpublished if published is None else published.trouble(name),
-        claims=0 if claims is None else claims.prepared,
-        rival="" if rival is None else rival.words,
-        refused=() if claims is None else claims.refused,
-    )
-
-
 def _tell_left_out(why_not: Mapping[str, Mapping[str, str]], before: Mapping[str, Mapping[str, str]]) -> None:
     if why_not == before:
         return
@@ -439,10 +441,3 @@ def _tell_left_out(why_not: Mapping[str, Mapping[str, str]], before: Mapping[str
 def _published(publisher: Publisher | None) -> tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]]:
     """Give what slices offer to new claims, and all that they have."""
     return (frozenset(), frozenset()) if publisher is None else (publisher.free(), publisher.shown())
-
-
-def _instead(driver: str, claims: ClaimsOf | None) -> str:
-    if claims is not None and claims.is_registered:
-        return f"offered by DRA: the driver {driver} is registered"
-    why = f": {claims.trouble}" if claims is not None and claims.trouble else ""
-    return f"offered by DRA: the driver {driver} is not registered{why}"

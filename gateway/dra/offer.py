@@ -36,9 +36,6 @@ _NOT_IN_A_NAME: Final = re.compile(r"[^a-z0-9]+")
 _VERSION: Final = re.compile(r"(0|[1-9][0-9]{0,8})(?:\.0*([0-9]{1,9}))?(?:\.0*([0-9]{1,9}))?(?:\.[0-9]+)*")
 _VERSIONS: Final = frozenset({"cudaComputeCapability", "cudaDriverVersion"})
 """Traits that are versions."""
-_XID: Final = re.compile(r"Xid ([0-9]{1,9}) \(")
-_LOST: Final = "it doesn't answer any more: "
-"""How the reasons begin that NVIDIA's backend gives (``judged`` in devices/gpu/nvidia/health.py, ``_failed`` in scan.py)."""
 _LONGEST_NAME: Final = 63
 """Of a device: a DNS label (k8s.io/api/resource/v1)."""
 _LONGEST_VALUE: Final = 64
@@ -69,7 +66,8 @@ class Offer(Struct, frozen=True):
     """A device as DRA shows it: ``name`` in the pool of its ``driver``; ``resource`` and ``device_id`` are what it is here.
 
     ``memory`` is in bytes, 0 where it isn't known, ``capacities`` what else it has so much of. ``reason`` says in words what ``ailment`` it has.
-    ``vendor_taints`` are the taints by which the vendor's own driver says the same: values by key.
+    ``vendor_taints`` are the taints by which the vendor's own driver says the same: values by key. ``beside`` says who has another replica of
+    it by the device plugin API. ``shares`` are the IDs of its replicas, if claims ask for some of them; ``device_id`` is the first.
     """
 
     driver: str
@@ -83,6 +81,8 @@ class Offer(Struct, frozen=True):
     memory: int = 0
     capacities: Mapping[str, int] = {}
     vendor_taints: Mapping[str, str] = {}
+    beside: str = ""
+    shares: tuple[str, ...] = ()
 
     @property
     def is_well(self) -> bool:
@@ -128,6 +128,8 @@ def offers(
     owner: Owner | None = None,
     stranger: Callable[[Mapping[str, Value]], str] = lambda _: "",
     overlooked: str = "",
+    *,
+    by_capacity: bool = False,
 ) -> tuple[list[Offer], list[Withheld]]:
     """Say what is offered, and what is withheld because it may be somebody's by the device plugin API.
 
@@ -140,6 +142,7 @@ def offers(
         owner: says which are DRA's; None: all.
         stranger: says by its attributes which other DRA driver offers a device; '' for none.
         overlooked: why pods that ask by name would run without it, so that nobody new is to get any; '' where none would.
+        by_capacity: whether the replicas of a device are shares of one.
     """
     found: list[Offer] = []
     withheld: list[Withheld] = []
@@ -150,9 +153,9 @@ def offers(
         for entry in entries:
             device_id = entry.device.id
             about = known(device_id)
+            name = _name(driver, entry, about, numbered=not by_capacity)
             place, shows = boards.place_of(entry.device), Offered.FREE if owner is None else owner.offered(entry)
             if owner is not None and shows is Offered.NOT:
-                name = _name(driver, entry, about)
                 withheld.append(Withheld(driver, name, device_id, owner.words(entry), place.board, lasts=True))
                 continue
             under = _without_owner(entry)
@@ -162,20 +165,19 @@ def offers(
                 None if held is None else [one for one in held.get(place.board, ()) if not (counted and one.offer)]
             )
             if reason := _why_not(under, place, on_board):
-                withheld.append(Withheld(driver, _name(driver, entry, about), device_id, reason, place.board))
+                withheld.append(Withheld(driver, name, device_id, reason, place.board))
                 continue
-            ailment, why, cause = _ailment(under)
+            ailment, why, code = _ailment(under)
             if ailment is None and shows is Offered.LEAVING:
                 ailment, why = Ailment.LEAVING, "it goes back to the device plugin API"
             attributes = _attributes(driver, resource, entry, about, root_of(about.pci))
             if other := stranger(attributes):
-                name = _name(driver, entry, about)
                 withheld.append(Withheld(driver, name, device_id, other, place.board, lasts=True))
                 continue
             found.append(
                 Offer(
                     driver,
-                    _name(driver, entry, about),
+                    name,
                     resource,
                     device_id,
                     place,
@@ -184,10 +186,25 @@ def offers(
                     why,
                     about.memory,
                     about.capacities,
-                    _vendor_taints(cause),
+                    _vendor_taints(code),
+                    next((one.words for one in on_board or () if not one.offer and one.place.overlaps(place)), ""),
                 )
             )
+    found = _in_shares(found) if by_capacity else found
     return _held_back(_distinct(found), overlooked), withheld
+
+
+def _in_shares(found: Iterable[Offer]) -> list[Offer]:
+    """Return the replicas of each device as one offer. Those with an ailment are no shares, unless all have one."""
+    alike: dict[tuple[str, str], list[Offer]] = {}
+    for one in found:
+        alike.setdefault((one.resource, unshared(one.device_id)), []).append(one)
+    offers = []
+    for replicas in alike.values():
+        well = [one for one in replicas if one.ailment is None] or replicas
+        ids = tuple(one.device_id for one in well) if well[0].attributes.get("shared") else ()
+        offers.append(replace(well[0], shares=ids))
+    return offers
 
 
 def _held_back(offers: list[Offer], why: str) -> list[Offer]:
@@ -205,8 +222,8 @@ def by_driver(
         offers.setdefault(one.driver, {})[one.name] = one
     why_not: dict[str, dict[str, str]] = {}
     for not_now in withheld:
-        offers.setdefault(not_now.driver, {})
-        why_not.setdefault(not_now.driver, {})[not_now.name] = not_now.reason
+        if not_now.name not in offers.setdefault(not_now.driver, {}):  # Or some of its shares are offered.
+            why_not.setdefault(not_now.driver, {})[not_now.name] = not_now.reason
     return offers, why_not
 
 
@@ -230,24 +247,23 @@ def _why_not(entry: Entry, place: boards.Place, holds: Sequence[boards.Hold] | N
 
 
 def _ailment(entry: Entry) -> tuple[Ailment | None, str, str]:
-    """Return what a device has, in words with its cordon, and in words without."""
+    """Return what a device has, why in words, and the vendor's code of that."""
     *_, own = entry.layers  # Under a cordon.
     if own.device.health is Health.UNHEALTHY:
-        return Ailment.UNHEALTHY, entry.reason, own.reason
+        return Ailment.UNHEALTHY, entry.reason, own.code
     if entry.state is State.CORDONED:
         return Ailment.CORDONED, entry.reason, ""
     return None, "", ""
 
 
-def _vendor_taints(cause: str) -> Mapping[str, str]:
-    """Return the taints of NVIDIA's driver for this cause (healthEventToTaint in cmd/gpu-kubelet-plugin/device_health.go)."""
-    if cause.startswith(_LOST):
-        return {f"{NVIDIA}/gpu-lost": ""}
-    return {f"{NVIDIA}/xid": xid[1]} if (xid := _XID.match(cause)) else {}
+def _vendor_taints(code: str) -> Mapping[str, str]:
+    """Return the taint of NVIDIA's driver for a code (healthEventToTaint in cmd/gpu-kubelet-plugin/device_health.go)."""
+    key, _, value = code.partition("=")
+    return {f"{NVIDIA}/{key}": value} if code else {}
 
 
-def _name(driver: str, entry: Entry, about: Facts) -> str:
-    """Name a device as the vendor's driver does; a replica by its number."""
+def _name(driver: str, entry: Entry, about: Facts, *, numbered: bool) -> str:
+    """Name a device as the vendor's driver does; a replica also by its number, if ``numbered``."""
     base = unshared(entry.device.id)
     replica = entry.device.id[len(base) :].lstrip(":")
     name = _amd(about) if driver == AMD else ""
@@ -258,7 +274,7 @@ def _name(driver: str, entry: Entry, about: Facts) -> str:
         part = about.slot if about.slot and "c." not in about.profile else part
         name = f"gpu-{number}" + (f"-mig-{_plain(about.profile.replace('.', ''))}-{part}" if part else "")
     name = _plain(name) or _plain(base)
-    return _fitting(f"{name}-shared-{replica}" if replica else name)
+    return _fitting(f"{name}-shared-{replica}" if replica and numbered else name)
 
 
 def _amd(about: Facts) -> str:

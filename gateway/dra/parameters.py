@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from devices.claims import Refused
 from gateway.dra.offer import AMD
 from gateway.wires.log import printable
 
@@ -58,6 +59,11 @@ class _Empty(Struct, forbid_unknown_fields=True, rename="camel"):
         """What the gateway doesn't do and the parameters ask for, and what to do instead; '' if there is nothing."""
         return ""
 
+    @property
+    def interval(self) -> str:
+        """The time-slice interval that they ask for; '' for the default."""
+        return ""
+
 
 class _Mig(_Empty, forbid_unknown_fields=True, rename="camel"):
     sharing: _MigSharing | None = None
@@ -76,14 +82,9 @@ class _Gpu(_Mig, forbid_unknown_fields=True, rename="camel"):
     sharing: _GpuSharing | None = None
 
     @property
-    def wants(self) -> str:
+    def interval(self) -> str:
         slicing = None if self.sharing is None else self.sharing.time_slicing_config
-        if slicing is not None and slicing.interval not in {None, "Default"}:
-            return (
-                f"{self.kind} asks for the time-slice interval {slicing.interval}, which the gateway does not set. Remove "
-                "timeSlicingConfig, or set interval to Default"
-            )
-        return super().wants
+        return "" if slicing is None or slicing.interval in {None, "Default"} else str(slicing.interval)
 
 
 _Kinds: TypeAlias = Mapping[str, tuple[type[_Empty], Collection[str]]]
@@ -109,8 +110,10 @@ class _Parameters(NamedTuple):
     types: Collection[str]
 
 
-def refusal(driver: str, configs: Iterable[Config], devices: Iterable[tuple[Collection[str], str, str]]) -> str:
-    """Say why a claim's parameters can't be followed, and what to do; '' if they can.
+def intervals(
+    driver: str, configs: Iterable[Config], devices: Iterable[tuple[Collection[str], str, str]]
+) -> dict[str, str] | Refused:
+    """Return the time-slice interval that a claim's parameters ask for by device, if it isn't the default; or why they can't be followed.
 
     For each device the last one counts that is for its request or, without requests, for its type; those of the claim come after
     those of its classes.
@@ -127,22 +130,35 @@ def refusal(driver: str, configs: Iterable[Config], devices: Iterable[tuple[Coll
             for one in sorted(configs, key=lambda one: one.source != "FromClass")
         ]
     except msgspec.ValidationError as error:
-        return f"{printable(str(error)[:_MOST_OF_AN_ERROR])}. Correct it"
+        return Refused(f"{printable(str(error)[:_MOST_OF_AN_ERROR])}. Correct it")
     except _UnusableError as error:
-        return str(error)
-    return next(filter(None, (_refusal(known, *one) for one in devices)), "")
+        return Refused(str(error))
+    found: dict[str, str] = {}
+    for names, device, kind in devices:
+        content = _for_device(known, names, device, kind)
+        if isinstance(content, Refused):
+            return content
+        if content is not None and content.wants:
+            return Refused(content.wants)
+        if content is not None and content.interval:
+            found[device] = content.interval
+    return found
 
 
-def _refusal(known: Sequence[_Parameters], names: Collection[str], device: str, kind: str) -> str:
-    """Say why a device can't have what is asked for it."""
+def _for_device(
+    known: Sequence[_Parameters], names: Collection[str], device: str, kind: str
+) -> _Empty | Refused | None:
+    """Return the parameters in force for a device; None if there are none."""
     for one in reversed(known):
         named = [name for name in one.requests if name in names]
         if named and kind not in one.types:
             types = " or ".join(sorted(one.types))
-            return f"{one.content.kind} is for type {types}, and request {named[0]} got {device} of type {kind}. Correct its requests"
+            return Refused(
+                f"{one.content.kind} is for type {types}, and request {named[0]} got {device} of type {kind}. Correct its requests"
+            )
         if named or (not one.requests and kind in one.types):
-            return one.content.wants
-    return ""
+            return one.content
+    return None
 
 
 def _decoded(opaque: Opaque | None, version: str, kinds: _Kinds) -> tuple[_Empty, Collection[str]]:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.dra import slices
 from gateway.dra.slices import Change, Pool, Slice
-from gateway.kubernetes.client import KubernetesError, Patch
+from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import ChangeKind, Retries, Watch
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ _PACE: Final = 1.0
 """Seconds between two more times."""
 LINGERS: Final = 30.0
 """Seconds for which a device counts as another driver's that its slices offer no more: a kubelet that starts deletes those, too."""
+SHARES_AGAIN: Final = 60.0
+"""Seconds between two questions whether the API server keeps shares of devices, while it doesn't."""
+_NO_SHARES: Final = (
+    "shared GPUs are not published, because the API server keeps no shares of devices. Switch on its feature gate "
+    "DRAConsumableCapacity (Kubernetes 1.34 or later; on by default since 1.36), or set --dra-shares to devices"
+)
 _ASK_AGAIN: Final = 1.0
 """Seconds between two questions which version the server has, while it lacks the one that it said."""
 _log = structlog.get_logger()
@@ -164,6 +171,9 @@ class Publisher:
         self._again: dict[str, list[float]] = {}
         self._written: dict[str, Slice] = {}
         self._taints = True
+        self._shareless = set[str]()
+        """The drivers whose shared devices the API server can't offer in shares."""
+        self._asks_again: asyncio.TimerHandle | None = None
         self._strangers: Mapping[str, str] = {}
         self._met_at: dict[str, float] = {}
         self.has_looked = False
@@ -178,7 +188,8 @@ class Publisher:
     def trouble(self, driver: str) -> str:
         """Say why a driver's slices aren't what they should be; '' where they are."""
         rival = self._rival(driver)
-        return (rival.words if rival is not None else "") or self._failed or self._watch.trouble
+        shareless = _NO_SHARES if driver in self._shareless else ""
+        return (rival.words if rival is not None else "") or self._failed or shareless or self._watch.trouble
 
     def stranger(self, attributes: Mapping[str, object]) -> str:
         """Say which other driver's slices on this node offer a device, too; '' for none."""
@@ -281,6 +292,9 @@ class Publisher:
             free = free if self._ready(driver) else slices.no_more(free, mine.values())
             pool = Pool(driver, self._node, free, server.version, self._owner, self._taints)
             wanted = slices.changes(pool, mine, self._last.get(driver, 0))
+            if await self._drops_shares(server, driver, wanted):
+                pool = replace(pool, devices=tuple(one for one in free if not one.shares))
+                wanted = slices.changes(pool, mine, self._last.get(driver, 0))
             if wanted and self._too_often(driver, pool):
                 wait = _PACE
                 continue
@@ -310,6 +324,27 @@ class Publisher:
         self._again[driver] = lately if len(lately) >= _AT_ONCE else [*lately, now]
         return len(lately) >= _AT_ONCE
 
+    async def _drops_shares(self, server: Server, driver: str, wanted: Sequence[Change]) -> bool:
+        """Ask whether the API server would drop the shares of devices, which it does silently; they are written only if it keeps them."""
+        shared = [one for one in wanted if one.body and slices.has_shares(msgspec.convert(one.body, Slice))]
+        drops = bool(shared) and server.version != VERSIONS[0]
+        for one in shared if not drops else ():
+            path = f"{server.path}/resourceslices/{one.name}"
+            drops = drops or not slices.has_shares(await self._api.apply(path, one.body or {}, Slice, dry_run=True))
+        if not drops:
+            self._shareless.discard(driver)
+            return False
+        if driver not in self._shareless:
+            self._shareless.add(driver)
+            _log.error("shared devices are not published", driver=driver, reason=_NO_SHARES)
+        if self._asks_again is None:
+            self._asks_again = asyncio.get_running_loop().call_later(SHARES_AGAIN, self._ask_again)
+        return True
+
+    def _ask_again(self) -> None:
+        self._asks_again = None
+        self.changed()
+
     async def _carry_out(self, server: Server, driver: str, wanted: Sequence[Change]) -> None:
         if not wanted:
             return
@@ -324,7 +359,9 @@ class Publisher:
             one = msgspec.convert(change.body, Slice)
             self._written[change.name] = one
             self._last[driver] = one.generation
-            await self._api.patch(path, change.body, Patch.APPLY)
+            seen = await self._api.apply(path, change.body, Slice)
+            if slices.has_shares(one) and not slices.has_shares(seen):  # Another server than was asked before.
+                raise KubernetesError(f"PATCH {path}", 0, _NO_SHARES)
             if self._there is not None:
                 self._there.setdefault(change.name, one)
                 if self._there[change.name].generation < one.generation:

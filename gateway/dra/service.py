@@ -266,8 +266,8 @@ class Service:
         except Exception as error:  # noqa: BLE001 - as above
             _log.exception("a claim could not be unprepared because of a defect in the gateway", claim=str(claim))
             refused = Refused(f"a defect in the gateway: {error!r}")
+        self._claims.answered(claim, "" if refused is None else refused.reason)
         if refused is None:
-            self._claims.answered(claim, "")  # Its pod is gone: the kubelet asks no more.
             self._tell("claim unprepared", claim)
         else:
             self._tell("claim not unprepared", claim, reason=refused.reason)

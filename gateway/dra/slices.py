@@ -8,6 +8,7 @@ are those of k8s.io/api/resource/v1.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -26,11 +27,25 @@ MOST_TAINTED: Final = 64
 MOST_ATTRIBUTES: Final = 32
 """Attributes and capacities of a device (ResourceSliceMaxAttributesAndCapacitiesPerDevice)."""
 TAINTS: Final = "device-plugin-gateway.io/"
+SHARES: Final = "shares"
+"""The capacity of which claims ask for some, as NVIDIA's driver names it (consumable_shares.go)."""
+_SHARED: Final = "allowMultipleAllocations"
 _IDENTITIES: Final = frozenset({"uuid", "parentUUID"})
 _ADDRESSES: Final = frozenset({"pciBusID", "pcieBusID", "pciAddr"})
 """Attributes by which drivers (NVIDIA's, AMD's, and Kubernetes' own names) say which hardware a device is, or is part of."""
 _PCI: Final = 12
 """Characters of a PCI address (0000:3b:00.0); NVML writes four more digits before them."""
+_UNITS: Final = {
+    "Ti": 1 << 40,
+    "Gi": 1 << 30,
+    "Mi": 1 << 20,
+    "Ki": 1 << 10,
+    "T": 10**12,
+    "G": 10**9,
+    "M": 10**6,
+    "k": 10**3,
+}
+_QUANTITY: Final = re.compile(r"([0-9]{1,18})([TGM]i?|Ki|k|)")
 _LONGEST_NAME: Final = 253
 _MOST_SLICES: Final = 1024
 """Of a pool: 65 536 devices, where one has a taint. What is beyond would seem to be another process's."""
@@ -162,6 +177,11 @@ def lacks_taints(written: Slice, seen: Slice) -> bool:
     return tainted and not kept and written.generation == seen.generation
 
 
+def has_shares(one: Slice) -> bool:
+    """Whether claims can ask for shares of a device of a slice."""
+    return any(device.get(_SHARED) for device in one.spec.devices or ())
+
+
 def strangers(slices: Iterable[Slice], node: str, ours: Iterable[str]) -> dict[str, str]:
     """Say which hardware other processes offer on this node, under another driver's name or ours: words by ``hardware``.
 
@@ -219,10 +239,18 @@ def _in_order(one: Offer) -> tuple[int, int, str]:
 
 def _device(one: Offer, pool: Pool) -> Body:
     counts = ({"memory": one.memory} if one.memory else {}) | dict(one.capacities)
-    shown = list(one.attributes.items())[: MOST_ATTRIBUTES - len(counts)]
+    capacity: Body = {name: {"value": quantity(count)} for name, count in counts.items()}
+    if one.shares:
+        capacity = {name: {**value, "requestPolicy": {"default": "0"}} for name, value in capacity.items()}
+        most = quantity(len(one.shares))
+        policy = {"default": "1", "validRange": {"min": "1", "max": most, "step": "1"}}
+        capacity[SHARES] = {"value": most, "requestPolicy": policy}
+    shown = list(one.attributes.items())[: MOST_ATTRIBUTES - len(capacity)]
     said: Body = {"attributes": {name: _value(value) for name, value in shown}}
-    if counts:
-        said["capacity"] = {name: {"value": quantity(count)} for name, count in counts.items()}
+    if one.shares:
+        said[_SHARED] = True
+    if capacity:
+        said["capacity"] = capacity
     if pool.version == _BASIC:
         return {"name": one.name, "basic": said}
     told: Body = {"name": one.name, **said}
@@ -237,11 +265,17 @@ def _vendor_taints(one: Offer) -> Iterable[Body]:
 
 
 def quantity(count: int) -> str:
-    """Spell a number of bytes as the server does (canonical, by powers of 1024), or it would seem to be another one."""
-    for power, suffix in ((4, "Ti"), (3, "Gi"), (2, "Mi"), (1, "Ki")):
-        if count and count % 1024**power == 0:
-            return f"{count // 1024**power}{suffix}"
+    """Spell a number as the server does (canonical, by powers of 1024 or 1000), or it would seem to be another one."""
+    for suffix, unit in _UNITS.items():
+        if count and count % unit == 0:
+            return f"{count // unit}{suffix}"
     return str(count)
+
+
+def counted(text: object) -> int | None:
+    """Read a whole number that is spelled so; None: it is something else."""
+    match = _QUANTITY.fullmatch(str(text))
+    return None if match is None else int(match[1]) * _UNITS.get(match[2], 1)
 
 
 def _value(value: object) -> Body:

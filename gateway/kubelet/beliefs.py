@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import math
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 from msgspec import Struct
@@ -20,6 +20,7 @@ from gateway.kubelet.drift import WRITTEN_AFTER, Drift
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from devices.model import Device
@@ -52,6 +53,17 @@ class Look(Struct, frozen=True):
     unix: float
 
 
+class Deciding(Protocol):
+    """Who leads on the node, as far as it matters for looks."""
+
+    @property
+    def leads(self) -> bool:
+        """True if the kubelet's list is this gateway's."""
+
+    def others_allocate_for(self) -> float:
+        """Return for how many seconds List must not be called: another gateway may be answering an Allocate."""
+
+
 class Beliefs:
     """The kubelet's records, as of the last look.
 
@@ -63,11 +75,12 @@ class Beliefs:
         self,
         pod_resources: Path,
         checkpoint: Path,
+        lead: Deciding,
         looked: Callable[[Look], None],
-        remember: Callable[[str, Mapping[str, Sequence[Earlier]]], None] = lambda *_: None,
     ) -> None:
         self.pod_resources, self._checkpoint, self._looked = pod_resources, checkpoint, looked
-        self._remember = remember
+        self._lead = lead
+        self.remember: Callable[[str, Mapping[str, Sequence[Earlier]]], None]
         self.last: Look | None = None
         self.known: Look | None = None
         """The last look that showed who holds what."""
@@ -81,10 +94,6 @@ class Beliefs:
         """True if the look in progress is awaited: then it isn't cancelled."""
         self.asked = kubelet_view.OpenAllocates(self._drop)
         """The open Allocates. They delay looks; those that are awaited by at most ``WHILE_ASKED``."""
-        self.leads: Callable[[], bool] = lambda: True
-        """Returns True if the kubelet's list is this gateway's."""
-        self.lists_after: Callable[[], float] = lambda: 0.0
-        """Returns for how many seconds List must not be called: another gateway may be answering an Allocate."""
         self._is_quiet = False
         """True if the last look was made without List."""
         self._comparing: asyncio.Task[None] | None = None
@@ -159,7 +168,7 @@ class Beliefs:
             if self.waits_for_own:
                 await self._compare_with_own()
             # List frees what ended pods held, and the kubelet's first checkpoint should still show them.
-            quiet_for = self.lists_after()
+            quiet_for = self._lead.others_allocate_for()
             self._is_quiet = self.waits_for_own or quiet_for > 0
             records = self.pod_resources, self._checkpoint
             view = (await kubelet_view.look(*records, lists=not self._is_quiet)).named_as(self._listed)
@@ -168,7 +177,7 @@ class Beliefs:
             self.known = look if view.held is not None else self.known
             if not self.waits_for_own:
                 for drift in [*self._drifts.values()]:
-                    self._become(drift.look(view, at, unix, ours=self.leads()))
+                    self._become(drift.look(view, at, unix, ours=self._lead.leads))
             self._looked(self.last)
             if 0 < quiet_for < math.inf:
                 self.look_within(quiet_for)
@@ -197,6 +206,11 @@ class Beliefs:
         """Return who held devices before a kubelet's start and may still use them, in words, by device ID."""
         drift = self._drifts.get(resource)
         return drift.earlier if drift is not None else {}
+
+    def unsettled(self, resource: str) -> AbstractSet[str]:
+        """Return the devices that were held before the kubelet's start, as long as its records don't show if they still are."""
+        drift = self._drifts.get(resource)
+        return drift.in_question if drift is not None else frozenset()
 
     def avoid(self, resource: str) -> tuple[str, ...]:
         """Return the devices to give last, the least bad ones first."""
@@ -265,7 +279,7 @@ class Beliefs:
             self.waits_for_own = False
 
     def _is_compared(self) -> bool:
-        return any(drift.is_compared for drift in self._drifts.values())
+        return any(drift.in_question for drift in self._drifts.values())
 
     def _read_own(self) -> None:
         """Read the kubelet's own first checkpoint, if it has written one."""
@@ -281,7 +295,7 @@ class Beliefs:
         the last that we read and lists one of our resources: a kubelet that lost its records lists a resource only after it is registered
         again. If it names only holders of the kubelet before, that kubelet may have lost the holders of earlier ones.
         """
-        written = [(one, record.written.get(one.resource, {})) for one in self._drifts.values() if one.is_compared]
+        written = [(one, record.written.get(one.resource, {})) for one in self._drifts.values() if one.in_question]
         older = any(drift.is_in(found, older=True) for drift, found in written)
         same = older or any(drift.is_in(found, older=False) for drift, found in written)
         if own and same:
@@ -331,7 +345,7 @@ class Beliefs:
         before = self._drift(resource).forgotten
         self._drifts[resource] = drift
         if drift.forgotten != before:
-            self._remember(resource, drift.forgotten)
+            self.remember(resource, drift.forgotten)
         self._tell(resource)
 
     def _tell(self, resource: str) -> None:

@@ -261,9 +261,9 @@ class Drift(Struct, frozen=True):
         )
 
     @property
-    def is_compared(self) -> bool:
-        """True until the kubelet's own records have shown which holders from before its start they have."""
-        return bool(self._before)
+    def in_question(self) -> AbstractSet[str]:
+        """The devices held before the kubelet's start, until its own records have shown if they still are."""
+        return self._before.keys()
 
     @property
     def waits(self) -> bool:

@@ -189,9 +189,17 @@ class Client:
         return decoded(await self._ask("POST", path, body, "application/json", seconds=seconds), kind, f"POST {path}")
 
     async def patch(self, path: str, body: Body, how: Patch) -> None:
-        """Change an object, or with ``Patch.APPLY`` make it what ``body`` says of it (server-side apply, by force)."""
-        query = {"fieldManager": self._manager} | ({"force": "true"} if how is Patch.APPLY else {})
-        await self._ask("PATCH", target(path, query), body, how.value, seconds=SECONDS)
+        """Change an object."""
+        await self._ask("PATCH", target(path, {"fieldManager": self._manager}), body, how.value, seconds=SECONDS)
+
+    async def apply(self, path: str, body: Body, kind: type[T], *, dry_run: bool = False) -> T:
+        """Make an object what ``body`` says of it (server-side apply, by force); return it as the server has it then.
+
+        With ``dry_run`` the server changes nothing, and says what it would have.
+        """
+        query = {"fieldManager": self._manager, "force": "true"} | ({"dryRun": "All"} if dry_run else {})
+        text = await self._ask("PATCH", target(path, query), body, Patch.APPLY.value, seconds=SECONDS)
+        return decoded(text, kind, f"PATCH {path}")
 
     async def delete(self, path: str) -> bool:
         """Delete an object; False where there was none, which only a server that has the API knows."""

@@ -17,8 +17,7 @@ from gateway.kubelet.drift import MismatchKind
 from gateway.kubernetes import events, node, ready, watch
 from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.kubernetes.events import Queue
-from gateway.registration.events import Phase
-from gateway.tally import Confirmation
+from gateway.telling.served import verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -102,11 +101,13 @@ class Keeper:
 
     def _verdict(self, own: NodeObject, *, was: bool) -> NodeReadiness | None:
         """Judge; None where another gateway serves, and says so."""
-        if self._gateway.led_by is not None:
+        if self._gateway.lead.led_by is not None:
             return None
         standings = list(self._standings())
         if any(one.withheld or ready.allocatable(own, one.name) < one.healthy for one in standings):
-            self._gateway.beliefs.look_within(LOOK)  # The kubelet may be late, or another plugin may have the resource.
+            self._gateway.holdings.beliefs.look_within(
+                LOOK
+            )  # The kubelet may be late, or another plugin may have the resource.
         return ready.judge(standings, own, hindrance=self._hindrance(), was=was)
 
     async def _say_ready(self) -> None:
@@ -142,17 +143,16 @@ class Keeper:
         return not was or now - self._unready_since >= PATIENCE
 
     def _standings(self) -> Iterator[NodeResource]:
-        for resource in self._gateway.resources:
+        judged = verdicts(self._gateway, time.monotonic())
+        for resource in self._gateway.resources.values():
             entries = resource.entries
             healthy = {one for one, entry in entries.items() if entry.device.health is Health.HEALTHY}
-            findings = self._gateway.beliefs.findings(resource.name)
+            findings = self._gateway.holdings.beliefs.findings(resource.name)
             yield ready.NodeResource(
                 resource.name,
                 len(entries),
                 len(healthy),
-                served=resource.state.phase is Phase.SERVING,
-                looked=resource.checked is not None,
-                lacking=resource.checked is Confirmation.LACKING,
+                judged[resource.name],
                 withheld=sum(
                     len(healthy.intersection(one.device_ids)) for one in findings if one.kind is MismatchKind.WITHHELD
                 ),
@@ -165,12 +165,12 @@ class Keeper:
 
     def _take_news(self) -> None:
         now, unix = time.monotonic(), time.time()
-        for resource in self._gateway.resources:
+        for resource in self._gateway.resources.values():
             name, entries = resource.name, resource.entries
-            if self._gateway.led_by is not None:
+            if self._gateway.lead.led_by is not None:
                 self._entries.pop(name, None)
                 continue
-            findings = tuple(self._gateway.beliefs.findings(name))
+            findings = tuple(self._gateway.holdings.beliefs.findings(name))
             if (before := self._entries.get(name)) is not None:  # What is so at the start is no news.
                 for news in events.of_devices(name, before, entries, unix):
                     self._queue.add(news, now)
@@ -186,7 +186,9 @@ class Keeper:
         while self._queue.waiting:
             news = self._queue.waiting[0]
             try:
-                await self._api.create(events.PATH, events.body(news, self._settings.node_name, self._gateway.token))
+                await self._api.create(
+                    events.PATH, events.body(news, self._settings.node_name, self._gateway.instance.token)
+                )
             except KubernetesError as error:
                 if error.status not in _UNTELLABLE:
                     raise

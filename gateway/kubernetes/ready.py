@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from gateway.telling.served import Reason, VerdictState
 from gateway.wires.log import printable
 
 if TYPE_CHECKING:
     from gateway.kubernetes.node import Condition, NodeObject
+    from gateway.telling.served import Verdict
 
 CONDITION: Final = "nvidia.com/GPUReady"
 """The condition's type."""
@@ -30,19 +32,15 @@ _FACTORS: Final = {None: 1, "k": 1000, "M": 1_000_000}
 
 
 class NodeResource(Struct, frozen=True):
-    """Where a resource stands: its devices, how many of them are healthy, and the way to the kubelet.
+    """A resource: its devices, how many of them are healthy, and whether it is served.
 
-    ``served``: the kubelet's stream is open. ``lacking``: the kubelet's
-    records lack it; ``looked``: they were looked into since the start, if they can be. ``withheld``: how many healthy devices the
-    kubelet would not give by its own records.
+    ``withheld``: how many healthy devices the kubelet would not give by its own records.
     """
 
     name: str
     devices: int
     healthy: int
-    served: bool = False
-    looked: bool = False
-    lacking: bool = False
+    verdict: Verdict
     withheld: int = 0
 
 
@@ -78,10 +76,10 @@ def judge(resources: Sequence[NodeResource], node: NodeObject, *, hindrance: str
     for reason, wrong, words in (
         (
             "NotRegistered",
-            [one for one in there if not one.served],
+            [one for one in there if one.verdict.state != VerdictState.SERVED and not _is(one, Reason.LACKING)],
             "isn't registered with the kubelet",
         ),
-        ("NotVerified", [one for one in there if one.lacking], "the kubelet's records lack it"),
+        ("NotVerified", [one for one in there if _is(one, Reason.LACKING)], "the kubelet's records lack it"),
         (
             "NotVerified",
             [one for one in there if one.withheld],
@@ -89,7 +87,7 @@ def judge(resources: Sequence[NodeResource], node: NodeObject, *, hindrance: str
         ),
         (
             "NotVerified",
-            [one for one in there if not one.looked],
+            [one for one in there if _is(one, Reason.UNVERIFIED)],
             "the kubelet's records aren't read yet",
         ),
     ):
@@ -136,6 +134,10 @@ def untaint(node: NodeObject, key: str) -> Sequence[Mapping[str, Any]]:
             path = f"/spec/taints/{index}"
             patch += [{"op": "test", "path": f"{path}/key", "value": key}, {"op": "remove", "path": path}]
     return patch
+
+
+def _is(one: NodeResource, reason: Reason) -> bool:
+    return one.verdict.reason == reason
 
 
 def _each(resources: Sequence[NodeResource], words: str) -> str:

@@ -8,12 +8,14 @@ from msgspec import Struct
 
 from devices import boards
 
+_MOST_PODS = 3
+
 
 class ClaimedDevice(Struct, frozen=True):
     """A device that a claim has: what it is called in its driver's pool, what it is here, and where on the hardware.
 
-    ``requests`` are the claim's requests that it is for, ``share`` names the share of it that the claim has ('' for all of it),
-    ``admin`` says that it is there for supervision and taken from nobody, ``former`` that its claim was allocated others since: nobody gets it.
+    ``requests`` are the claim's requests that it is for, ``share`` names the share that it has of it ('': all). ``admin``: it is there for
+    supervision. ``former``: its claim was allocated others since. ``interval`` is the time-slice interval of its GPU ('': the default).
     """
 
     name: str
@@ -25,14 +27,17 @@ class ClaimedDevice(Struct, frozen=True):
     share: str = ""
     admin: bool = False
     former: bool = False
+    interval: str = ""
 
     @property
     def place(self) -> boards.Place:
         """Where it is, or was when it was prepared."""
         return boards.Place(self.board, self.part)
 
-
-_MOST_PODS = 3
+    @property
+    def part_name(self) -> str:
+        """What tells it from the claim's other devices: its name, with the share if it is one. Several replicas may be one share."""
+        return f"{self.name}-{self.share}" if self.share else self.name
 
 
 class Claimed(Struct, frozen=True):
@@ -72,4 +77,5 @@ def holds(claims: Mapping[str, Claimed], besides: str = "") -> Iterator[boards.H
     """Give what claims hold, but for the one with the UID ``besides``: several drivers may have devices of one."""
     for key, row, one in given(claims):
         if not key.startswith(f"{besides}@"):
-            yield boards.held(one.resource, one.device_id, one.place, row.words)
+            sliced = f", with the time-slice interval {one.interval}" if one.interval else ""
+            yield boards.held(one.resource, one.device_id, one.place, row.words + sliced, alone=bool(sliced))

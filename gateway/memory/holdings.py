@@ -16,6 +16,7 @@ from devices.model import Device
 from gateway.kubelet import beliefs
 from gateway.kubelet.drift import Earlier
 from gateway.kubelet.watch import kubelet_id
+from gateway.memory.claimed import holding
 from gateway.memory.ledger import boot_id
 from gateway.registration.events import Phase
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
     from gateway.kubelet.view import View
+    from gateway.kubelet.watch import KubeletId
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
@@ -182,6 +184,11 @@ class Holdings:
         ]
         return held, offered
 
+    def named(self, resource: str) -> dict[str, str] | None:
+        """Say who has which device, by the kubelet's records and by what is prepared for ResourceClaims."""
+        holders, prepared = self.recorded(resource), holding(self.ledger.claims, resource)
+        return holders if not prepared else {**(holders or {}), **prepared}
+
     def cordons(self, offered: Collection[AbstractSet[str]]) -> list[Hold]:
         """Return the cordons of IDs that aren't on offer: they are meant for the hardware, whatever it is offered as now.
 
@@ -272,19 +279,26 @@ class Holdings:
         for name, resource in self._resources.items():
             holders = self.beliefs.holders(name)
             if holders is not None and resource.state.phase is Phase.SERVING:
-                named = (look.view.held or {}).get(name, {})
-                who = {device_id: named.get(device_id, "") for device_id in holders}
+                named, given = (look.view.held or {}).get(name, {}), self.ledger.handed_out(name)
+                # Who held it before the kubelet's start may still: the next gateway must know of that, too.
+                who = {one: given[one].holder for one in self.beliefs.unsettled(name) if one in given}
+                who |= {device_id: named.get(device_id, "") for device_id in holders}
                 news = self.ledger.rebuild_handed_out(name, who, look.unix - RECORDED_WITHIN, time.time()) or news
         served = all(one.state.phase is Phase.SERVING for one in self._resources.values())
         since = self.presence.since
-        if served and look.view.held is not None and since is not None and look.at >= since:
+        settled = not any(map(self.beliefs.unsettled, self._resources))
+        if served and settled and look.view.held is not None and since is not None and look.at >= since:
             news = self.ledger.compared_with(self.kubelet_named()) or news
         if news:
             self.scribe.soon()
 
+    @property
+    def _kubelet(self) -> KubeletId | None:
+        return self.presence.kubelet or kubelet_id(self.presence.socket)
+
     def kubelet_named(self) -> str:
         """Name the kubelet that runs so that another process knows it again; empty where there is none."""
-        one = self.presence.kubelet or kubelet_id(self.presence.socket)
+        one = self._kubelet
         return f"{self._boot_id} {one.device}:{one.inode}:{one.mtime_ns}" if one is not None else ""
 
     def remember_forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> None:
@@ -302,10 +316,14 @@ class Holdings:
         boot, _, _ = known.partition(" ")
         changed = bool(known and current) and known != current and boot == self._boot_id
         news = False
+        started = self._kubelet.mtime_ns / 1e9 if changed and self._kubelet is not None else 0.0
         for resource in self.ledger.resources():
             handed_out = self.ledger.handed_out(resource) if changed else {}
+            # That the kubelet's records have what it was given itself says nothing of those before.
             before = {
-                device_id: Earlier((row.holder,) if row.holder else (), row.at) for device_id, row in handed_out.items()
+                device_id: Earlier((row.holder,) if row.holder else (), row.at)
+                for device_id, row in handed_out.items()
+                if row.at < started
             }
             earlier = self.beliefs.earlier(resource).keys()
             self.beliefs.recall(resource, self.ledger.forgotten(resource), before, fresh=fresh)

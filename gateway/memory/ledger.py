@@ -266,6 +266,15 @@ class Ledger:
         self._tables.change({("claims", uid): None if row is None else msgspec.to_builtins(row)})
 
     @property
+    def time_slices(self) -> Mapping[str, str]:
+        """The time-slice intervals that were set, or are about to be, and not yet put back, by the GPU's UUID."""
+        return self._tables.whole(dict[str, str], "time_slices")
+
+    def set_time_slice(self, uuid: str, interval: str | None) -> None:
+        """Note that a GPU gets a time-slice interval (None: the default again). Durable before it is set."""
+        self._tables.change({("time_slices", uuid): interval})
+
+    @property
     def sides(self) -> Mapping[str, Side]:
         """To which API boards belong, by the board's name; the row of '' is that of all that have none."""
         return self._tables.whole(dict[str, Side], "sides")

@@ -36,10 +36,14 @@ class FileState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cordon(msgspec.Struct, frozen=True):
-    """An operator's word that a device must not be given to new containers. ``at`` is in unix seconds."""
+    """An operator's word that a device must not be given to new containers. ``at`` is in unix seconds.
+
+    ``annotated``: it is the node's annotation that says so, and no command.
+    """
 
     reason: str
     at: float
+    annotated: bool = False
 
 
 class HandedOut(msgspec.Struct, frozen=True):
@@ -72,6 +76,7 @@ class _Sticky(msgspec.Struct, frozen=True):
     kind: str
     at: float
     boot_id: str
+    code: str = ""
 
 
 class _Lost(msgspec.Struct, frozen=True):
@@ -117,12 +122,14 @@ def device_row(device: Device) -> Content:
 
 def illness_of(_: str, row: Content) -> Sticky:
     """Read a row of ``sticky``."""
-    return Sticky(Trouble(row["reason"], TroubleKind.named(row["kind"])), float(row["at"]), row["boot_id"])
+    trouble = Trouble(row["reason"], TroubleKind.named(row["kind"]), row.get("code", ""))
+    return Sticky(trouble, float(row["at"]), row["boot_id"])
 
 
 def illness_row(illness: Sticky) -> Content:
     """Spell a row of ``sticky``."""
-    return row_of(_Sticky(illness.trouble.reason, illness.trouble.kind.value, illness.at, illness.boot_id))
+    what = illness.trouble
+    return row_of(_Sticky(what.reason, what.kind.value, illness.at, illness.boot_id, what.code))
 
 
 def row_of(value: Cordon | _Sticky | HandedOut | Earlier) -> Content:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.kubelet.identity import KubeletId
+from gateway.kubelet.watch import KubeletId
 from gateway.registration import negotiate
 from gateway.registration.events import (
     Action,
@@ -51,6 +51,7 @@ from gateway.registration.events import (
     Withhold,
 )
 from gateway.registration.negotiate import AnswerKind, Negotiation
+from gateway.tally import Cause
 
 CUT_WAIT = 0.005
 """Seconds between the end of a stream and the next Register, doubled for each cut in a row. (Run on 1.32.13: after
@@ -423,3 +424,43 @@ def _resume(state: State, waited: float) -> Step:
     fresh = negotiate.begin(state.negotiation.choice, state.accepted or None)
     state = replace(state, phase=Phase.WAITING, negotiation=fresh, refused=False)
     return state, (SetTimer(Timer.RETRY, max(CUT_WAIT - waited, 0.0)),)
+
+
+def cause(state: State, event: Event) -> Cause | None:
+    """Return why the next Register will be sent after ``event`` in ``state``; None: as before this event."""
+    match event:
+        case KubeletUp(kubelet):
+            if kubelet == state.kubelet and state.phase is not Phase.ABSENT:
+                return None
+            return Cause.KUBELET_START if state.attempt else Cause.FIRST
+        case Reached(attempt, kubelet):
+            news = attempt == state.attempt > 1 and kubelet != state.kubelet
+            return Cause.KUBELET_START if news else None
+        case Replied(_, code, details):
+            match negotiate.classify(code, details).kind:
+                case negotiate.AnswerKind.REPORTED:
+                    return Cause.ERROR
+                case negotiate.AnswerKind.NO_ANSWER if state.stream is None:  # Otherwise it called, and that counts.
+                    return Cause.ERROR
+                case negotiate.AnswerKind.ACCEPTED if state.called and state.stream is None:
+                    return Cause.STREAM_ENDED
+                case negotiate.AnswerKind.ACCEPTED if state.stale:
+                    return Cause.OPTIONS
+                case _:
+                    return None
+        case StreamOpened(likely=True) if state.phase is Phase.ACCEPTED and state.stale:
+            return Cause.OPTIONS
+        case StreamEnded(stream):
+            return Cause.STREAM_ENDED if stream == state.stream and state.phase is Phase.SERVING else None
+        case Fired(Timer.CALL):
+            return Cause.NEVER_CALLED if state.phase is Phase.ACCEPTED else None
+        case Verified(held=False):
+            return Cause.RECORDS if state.phase is Phase.SERVING else None
+        case Renew():
+            return Cause.OPTIONS if state.phase is Phase.SERVING else None
+        case Fired(Timer.RENEW):
+            return Cause.OPTIONS if state.phase is Phase.SERVING and state.stale else None
+        case Resume():
+            return {Phase.STANDBY: Cause.HANDOVER, Phase.OUT: Cause.OFFERED}.get(state.phase)
+        case _:
+            return None

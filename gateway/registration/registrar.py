@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 from msgspec import Struct
@@ -23,27 +23,22 @@ from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import kubelet_id
 from gateway.registration import events
 from gateway.registration import machine as registration
-from gateway.registration.cause import cause
 from gateway.registration.events import Phase, Timer
 from gateway.registration.negotiate import NOBODY, UNFIT
-from gateway.registration.serve import DevicePlugin
+from gateway.registration.serve import DevicePlugin, Node
 from gateway.tally import Cause, Confirmation
 from gateway.tasks import Background
 from gateway.wires import rpc
 from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
     from pathlib import Path
 
     from devices.life import states
-    from devices.source import DeviceSource, Listing
-    from gateway.configuration.settings import Settings
+    from devices.source import Listing
     from gateway.kubelet.beliefs import Look
-    from gateway.kubelet.identity import KubeletId
-    from gateway.registration.serve import DeviceMemory
-    from gateway.registration.turns import Turns
-    from gateway.tally import Tally
+    from gateway.kubelet.watch import KubeletId
 
 REGISTER_DEADLINE = 15.0
 """Seconds for one Register. Kubelets 1.25 and later dial back within it, for up to 10 s; 1.35 and later give that up
@@ -62,9 +57,9 @@ WARM_UP = 0.2
 # Without retries: gRPC would carry a Register that a dying kubelet cut off to the next one, behind our back.
 _CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 _BETWEEN = frozenset({Phase.WAITING, Phase.ABSENT})
-_SERVED = frozenset({Phase.SERVING, Phase.STANDBY})
+SERVED = frozenset({Phase.SERVING, Phase.STANDBY})
 """The phases in which a gateway serves the resource, this one or another."""
-_AT_REST = _SERVED | {Phase.OUT}
+_AT_REST = SERVED | {Phase.OUT}
 """The phases in which no Register will be sent soon."""
 _LEVELS = logging.getLevelNamesMapping()
 _log = structlog.get_logger()
@@ -91,31 +86,9 @@ def spread(seconds: float) -> float:
     return seconds * (1 + os.urandom(1)[0] / 1024)
 
 
-class Node(Struct, frozen=True, kw_only=True):
-    """The node around a resource, and the gateway on it."""
-
-    settings: Settings
-    source: DeviceSource
-    tally: Tally
-    turns: Turns
-    token: str
-    """The gateway's own."""
-    kubelet_socket: Path
-    """The kubelet's kubelet.sock."""
-    own_socket: Callable[[str], Path]
-    """Returns the path on which a resource's server is bound."""
-    memory: Callable[[str], DeviceMemory]
-    """Returns what is known of a resource's devices next to its list."""
-    look_within: Callable[[float], None]
-    """Makes sure that the kubelet's records are read within so many seconds."""
-    accepted: Callable[[str], None]
-    """Remembers which dialect the kubelet accepted."""
-    stood: Callable[[Resource], None]
-    """Called when a resource's registration may have another phase."""
-    register_at: Callable[[], float]
-    """Returns the earliest time of the next Register (monotonic seconds)."""
-    guard: Callable[..., Any] | None = None
-    """What is laid around answers to the kubelet."""
+def any_registers(resources: Iterable[Resource]) -> bool:
+    """Return True if a Register is in flight, or was accepted and the kubelet hasn't called yet."""
+    return any(one.state.phase in {Phase.OFFERING, Phase.ACCEPTED} for one in resources)
 
 
 class _Ahead(Struct, frozen=True):
@@ -132,17 +105,7 @@ class Resource:
         self._node = node
         self._log = _log.bind(resource=name)
         settings = node.settings
-        self.plugin = DevicePlugin(
-            name,
-            node.source,
-            self.feed,
-            node.memory(name),
-            node.tally,
-            node.turns,
-            kubelet_minor=settings.kubelet_minor,
-            grace=settings.startup_grace > 0,
-            guard=node.guard,
-        )
+        self.plugin = DevicePlugin(name, node, self.feed)
         self.state = registration.start(f"{node.token}-{os.urandom(2).hex()}", settings.api, last_accepted)
         self.trouble = ""
         """The last fault of the registration."""
@@ -150,8 +113,8 @@ class Resource:
         """What the last look into the kubelet's records found of the registration."""
         self.stream_since: float | None = None
         """When the open stream was opened (monotonic seconds)."""
-        self.unserved_since: float | None = time.monotonic()
-        """Since when the resource is neither served nor left to another gateway (monotonic seconds)."""
+        self.since = time.monotonic()
+        """When the resource began to be served, to be left to another gateway, or to be neither (monotonic seconds)."""
         self._why = Cause.FIRST
         self._without_since: float | None = None
         """When a kubelet was found, or a stream ended, and no stream has followed."""
@@ -213,7 +176,7 @@ class Resource:
         if self._ahead is not None and self._ahead.kubelet not in {None, kubelet}:
             self._drop_ahead()
         ahead, self._ahead = self._ahead, None
-        return ahead.channel if ahead is not None else rpc.Channel(self._node.kubelet_socket, _CHANNEL_OPTIONS)
+        return ahead.channel if ahead is not None else rpc.Channel(self._node.presence.socket, _CHANNEL_OPTIONS)
 
     def _drop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
@@ -222,22 +185,24 @@ class Resource:
 
     def feed(self, event: events.Event) -> None:
         """Pass an event to the state machine, and carry out its actions."""
-        before, self._why = self.state, cause(self.state, event) or self._why
+        before, self._why = self.state, registration.cause(self.state, event) or self._why
         self.state, actions = registration.step(self.state, event)
         if self.state.phase is not before.phase:
             self._log.debug("phase", phase=self.state.phase.value)
-            if self.state.phase in _SERVED:
-                self.unserved_since = None
-            elif before.phase in _SERVED:
-                self.unserved_since = time.monotonic()
+            if not {before.phase, self.state.phase}.isdisjoint(SERVED):
+                self.since = time.monotonic()
             if self.state.phase is Phase.SERVING:
-                self._node.look_within(RECORDED)
+                self._node.beliefs.look_within(RECORDED)
         self._keep_time(before, event)
         for action in actions:
             self._act(action)
-        self._node.stood(self)
+        if self.state.phase is Phase.ABSENT:
+            self._node.presence.check()
+        elif self.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
+            self._node.presence.found(anew=False)
+        self._node.moved.set()
         if before.stream is not None and self.state.phase in _BETWEEN and self._ahead is None:
-            self._ahead = _Ahead(rpc.Channel(self._node.kubelet_socket, _CHANNEL_OPTIONS))
+            self._ahead = _Ahead(rpc.Channel(self._node.presence.socket, _CHANNEL_OPTIONS))
         elif self.state.phase in _AT_REST:
             self._drop_ahead()
 
@@ -305,9 +270,9 @@ class Resource:
         await self.plugin.list.spell(dialect)
         if reason := self.plugin.list.too_large(dialect):
             return UNFIT, reason
-        if (wait := self._node.register_at() - time.monotonic()) > 0:
+        if (wait := self._node.lead.register_at() - time.monotonic()) > 0:
             await asyncio.sleep(wait)
-        socket = self._node.kubelet_socket
+        socket = self._node.presence.socket
         kubelet = kubelet_id(socket)
         if kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet:  # Else another one came in between.
             return NOBODY, f"nobody takes connections on {socket}"

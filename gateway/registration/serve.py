@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
+from msgspec import Struct
 
 from adapters.dialect import Fidelity, MalformedError, UnsayableError, sayable, span
 from adapters.levels import Evidence, level, may_be_kubelet
@@ -34,9 +35,13 @@ if TYPE_CHECKING:
     from adapters.dialect import Dialect, Level
     from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest
     from devices.source import DeviceSource, Listing
+    from gateway.configuration.settings import Settings
+    from gateway.kubelet.beliefs import Beliefs
+    from gateway.kubelet.presence import Presence
     from gateway.registration.events import Event
     from gateway.registration.turns import Turns
     from gateway.tally import Tally
+    from gateway.tasks import Signal
 
     _Answer = Callable[[Dialect, bytes, rpc.Call], Awaitable[bytes]]
 
@@ -100,6 +105,44 @@ class DeviceMemory(Protocol):
         """Note that containers were given devices: the dialect, and the devices of each container."""
 
 
+class Leading(Protocol):
+    """Who leads on the node (``gateway.leader.leadership``)."""
+
+    def register_at(self) -> float:
+        """Return the earliest time of the next Register (monotonic seconds)."""
+
+    async def passed(self, call: str, dialect: Dialect, resource: str, request: bytes) -> bytes | None:
+        """Return the leader's response to a call; None if this gateway leads, and so answers it."""
+
+    def one_more(self) -> AbstractContextManager[None]:
+        """Count a call while it is being answered."""
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    """The node around a resource, and the gateway on it."""
+
+    settings: Settings
+    source: DeviceSource
+    tally: Tally
+    turns: Turns
+    token: str
+    """The gateway's own."""
+    own_socket: Callable[[str], Path]
+    """Returns the path on which a resource's server is bound."""
+    memory: Callable[[str], DeviceMemory]
+    """Returns what is known of a resource's devices next to its list."""
+    accepted: Callable[[str], None]
+    """Remembers which dialect the kubelet accepted."""
+    presence: Presence
+    """The kubelet that listens."""
+    beliefs: Beliefs
+    """Its records."""
+    lead: Leading
+    """Who leads on the node."""
+    moved: Signal
+    """Set when a resource's registration may have another phase."""
+
+
 class _Stream:
     """One ListAndWatch stream: its caller, and whether there is a new list for it."""
 
@@ -116,35 +159,20 @@ class _Stream:
 class DevicePlugin:
     """The device plugin of one resource name.
 
-    ``emit`` takes the registration events that calls cause (a stream opened, ended, a list too large). ``kubelet_minor`` is the
-    kubelet's version, where an operator vouches for it. ``grace`` is as of ``DeviceList``; ``guard`` is laid around each answer, by call and
-    resource (``gateway.leader``).
+    ``emit`` takes the registration events that calls cause (a stream opened, ended, a list too large).
     """
 
-    def __init__(
-        self,
-        name: str,
-        source: DeviceSource,
-        emit: Callable[[Event], None],
-        memory: DeviceMemory,
-        tally: Tally,
-        turns: Turns,
-        *,
-        kubelet_minor: int | None = None,
-        grace: bool = False,
-        guard: Callable[[str, str, _Answer], _Answer] | None = None,
-    ) -> None:
-        self.name = name
-        self._guard = guard
-        self._source, self._emit, self._memory, self._tally, self._turns = source, emit, memory, tally, turns
-        self._kubelet_minor = kubelet_minor
+    def __init__(self, name: str, node: Node, emit: Callable[[Event], None]) -> None:
+        self.name, self._emit, self._memory = name, emit, node.memory(name)
+        self._lead, self._source, self._tally, self._turns = node.lead, node.source, node.tally, node.turns
+        self._kubelet_minor = node.settings.kubelet_minor
         self._log = _log.bind(resource=name)
         self._dialect: Dialect | None = None
         self._methods: dict[str, rpc.Method] = {}
         self._evidence = Evidence()
         self.asked_options: set[str | None] = set()
         """The user agents that asked for the options since the last Register: kubelets from 1.25 on do so before they answer it."""
-        self.list = DeviceList(name, tally, grace=grace)
+        self.list = DeviceList(name, node.tally, grace=node.settings.startup_grace > 0)
         self._streams: dict[int, _Stream] = {}
         self._heeded: int | None = None
         """The stream that is treated as the kubelet's, or was last."""
@@ -244,27 +272,22 @@ class DevicePlugin:
             await self._list_and_watch(dialect, context)
 
         calls: dict[str, rpc.Method] = {
-            call: rpc.reading(self._answered(call, answer, dialect)) for call, answer in self._guarded(unary).items()
+            call: rpc.reading(self._answered(call, answer, dialect)) for call, answer in unary.items()
         }
         calls["ListAndWatch"] = rpc.writing(watch)
         return {f"/{dialect.plugin_service}/{call}": method for call, method in calls.items()}
 
-    def _guarded(self, answers: dict[str, _Answer]) -> dict[str, _Answer]:
-        guard = self._guard
-        if guard is None:
-            return answers
-        return {call: guard(call, self.name, answer) for call, answer in answers.items()}
-
     def _answered(self, call: str, answer: _Answer, dialect: Dialect) -> Callable[[rpc.Call], Awaitable[bytes]]:
-        """Count a call, and say what is wrong with it as gRPC does.
-
-        To gRPC it is one with a stream of requests, of which one is read: so it is ours to bound how long and how many wait.
-        """
+        """Return the handler of a call: it answers while this gateway leads, or passes the call on, and counts it."""
 
         async def answered(context: rpc.Call) -> bytes:
             began, status, text = time.perf_counter(), rpc.Code.UNKNOWN, ""
             try:
-                wire = await answer(dialect, await self._requests.read(context), context)
+                request = await self._requests.read(context)
+                wire = await self._lead.passed(call, dialect, self.name, request)
+                if wire is None:
+                    with self._lead.one_more():
+                        wire = await answer(dialect, request, context)
                 status = rpc.Code.OK
             except RefusedError as refused:
                 status, text = rpc.Code(refused.fault.value), str(refused)

@@ -170,10 +170,10 @@ def added(gateway: Subject, answer: Callable[[], Awaitable[Answer]]) -> Handler:
 
     async def both() -> Answer:
         (status, kind, body), readings = await asyncio.gather(answer(), sampler.latest())
-        last = gateway.beliefs.last
+        last = gateway.holdings.beliefs.last
         if last is not None and time.monotonic() - last.at > HOLDERS:
-            gateway.beliefs.look_within(0)
-        held = [gateway.holdings.recorded(resource.name) for resource in gateway.resources]
+            gateway.holdings.beliefs.look_within(0)
+        held = [gateway.holdings.recorded(resource.name) for resource in gateway.resources.values()]
         return status, kind, body + await asyncio.to_thread(lambda: text(readings, holders(held), host))
 
     return both

@@ -24,6 +24,7 @@ from gateway import VERSION
 from gateway.kubelet.drift import MismatchKind
 from gateway.memory.rows import FileState
 from gateway.registration.events import Phase
+from gateway.telling.served import Verdict
 from gateway.telling.sides import ByNameStatus, DriverStatus, SideStatus
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class MismatchStatus(msgspec.Struct, frozen=True, kw_only=True):
 class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One resource. ``behind`` is the other plugin that it is of, null where it is the gateway's own.
 
+    ``verdict`` is the answer to whether it is served: readiness, the node's condition, the metrics and ``gateway doctor`` read it.
     ``phase`` is where its registration stands; ``api`` and ``kubelets`` say what the kubelet speaks and which versions of
     it fit the evidence. ``stream_s`` is the age of the kubelet's open stream, null without one. ``trouble`` is the last thing that went wrong with its registration, while it doesn't serve.
 
@@ -117,6 +119,7 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     phase: str
+    verdict: Verdict = Verdict()
     api: str = ""
     kubelets: str = ""
     stream_s: float | None = None
@@ -207,6 +210,7 @@ class ResourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Which kubelets fit the evidence, while there is a dialect to speak of."""
     stream_since: float | None = None
     trouble: str = ""
+    verdict: Verdict = Verdict()
     checked: Confirmation | None = None
     holders: Mapping[str, str] | None = None
     """Who holds what, by device ID; None: nobody knows."""
@@ -255,6 +259,7 @@ def resource(facts: ResourceFacts, tally: Tally, now: float, *, few: bool = Fals
     return ResourceStatus(
         name=facts.name,
         phase=facts.state.phase.value,
+        verdict=facts.verdict,
         api=facts.state.dialect,
         kubelets=span(facts.level) if facts.level is not None else "",
         stream_s=age_or_none(facts.stream_since, now),

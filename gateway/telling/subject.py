@@ -2,136 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from devices.source import DeviceSource, Facts, Hindrance
-    from gateway.age import Age
+    from devices.source import DeviceSource, Hindrance
     from gateway.configuration.reload import FileFate
     from gateway.configuration.settings import Settings
-    from gateway.kubelet.beliefs import Beliefs
-    from gateway.kubelet.presence import Presence
+    from gateway.leader.instance import Instance
+    from gateway.leader.leadership import Leadership
     from gateway.memory.holdings import Holdings
-    from gateway.memory.ledger import Ledger
-    from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
-    from gateway.sides.table import Stand
     from gateway.tally import Tally
-    from gateway.telling.sides import ByNameStatus, DriverStatus
+    from gateway.telling.sides import SubjectDrivers
 
 
-class SubjectDrivers(Protocol):
-    """The DRA drivers of a gateway."""
+class Subject(Struct, frozen=True, kw_only=True):
+    """The parts of a gateway that its commands, probes and metrics read."""
 
-    @property
-    def alone(self) -> bool:
-        """Whether devices are offered by DRA alone."""
-
-    def words(self, resource: str) -> str:
-        """Say for people why the kubelet isn't told of a resource by the device plugin API."""
-
-    @property
-    def trouble(self) -> str:
-        """Why the node's annotation isn't followed."""
-
-    @property
-    def by_name(self) -> ByNameStatus:
-        """What is wrong for pods that ask by name."""
-
-    def standings(self) -> Sequence[DriverStatus]:
-        """Say how each driver stands."""
-
-    def stranger(self, device_id: str, about: Facts) -> str:
-        """Say which other DRA driver offers a device on this node, too; '' for none."""
-
-    def stands(self) -> Sequence[Stand]:
-        """Say where each GPU is, where both APIs are served."""
-
-
-class Subject(Protocol):
-    """A gateway."""
-
-    @property
-    def age(self) -> Age:
-        """Its own age."""
-
-    @property
-    def token(self) -> str:
-        """Its own token."""
-
-    @property
-    def settings(self) -> Settings:
-        """What it was told."""
-
-    @property
-    def source(self) -> DeviceSource:
-        """Where devices come from."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """What it remembers."""
-
-    @property
-    def scribe(self) -> Scribe:
-        """Writes that."""
-
-    @property
-    def beliefs(self) -> Beliefs:
-        """The kubelet's records."""
-
-    @property
-    def holdings(self) -> Holdings:
-        """Who holds what on the node."""
-
-    @property
-    def presence(self) -> Presence:
-        """The kubelet that is there."""
-
-    @property
-    def tally(self) -> Tally:
-        """What it counted."""
-
-    @property
-    def config(self) -> FileFate:
-        """What became of its configuration file."""
-
-    @property
-    def resources(self) -> Sequence[Resource]:
-        """Its resources."""
-
-    @property
-    def started(self) -> float:
-        """When it started (monotonic seconds)."""
-
-    @property
-    def begun(self) -> bool:
-        """Whether it is done with its start."""
-
-    @property
-    def led_by(self) -> Age | None:
-        """The gateway that leads, unless that is this one, or nobody is known to."""
-
-    @property
-    def could_lead(self) -> bool:
-        """Whether it stands by, and would lead as soon as the other gateway ends."""
-
-    @property
-    def waits_for(self) -> str:
-        """What its start waits for, and why; empty where it doesn't."""
-
-    @property
-    def drivers(self) -> SubjectDrivers | None:
-        """Its DRA drivers, where devices are offered by them."""
-
-    def hindrances(self) -> Sequence[Hindrance]:
-        """Say what keeps the sources of devices from telling of them."""
-
-    @property
-    def lock(self) -> asyncio.Lock:
-        """Held while its lists are put together."""
-
-    async def update(self) -> None:
-        """Bring every resource's list up to date."""
+    settings: Settings
+    source: DeviceSource
+    holdings: Holdings
+    tally: Tally
+    config: FileFate
+    """What became of its configuration file."""
+    resources: Mapping[str, Resource]
+    instance: Instance
+    lead: Leadership
+    started: float
+    """When it started (monotonic seconds)."""
+    drivers: Callable[[], SubjectDrivers | None]
+    """Returns its DRA drivers; other ones after each time that it led."""
+    hindrances: Callable[[], Sequence[Hindrance]]
+    """Returns what keeps the sources of devices from telling of them."""
+    lock: asyncio.Lock
+    """Held while its lists are put together."""
+    update: Callable[[], Awaitable[None]]
+    """Brings every resource's list up to date."""

@@ -1,4 +1,4 @@
-"""Resources that nobody serves and devices that the scheduler can't give away, from the gateways' status. Pure."""
+"""Resources that no gateway serves, and free devices that the scheduler can't give away, from the gateways' status. Pure."""
 
 from __future__ import annotations
 
@@ -6,27 +6,22 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from devices.model import Health
-from gateway.registration.events import Phase
+from gateway.telling.served import VerdictState
 
 if TYPE_CHECKING:
     from gateway.telling.status import DeviceStatus, GatewayStatus, ResourceStatus
 
-_BY_DRA: Final = "offered by DRA"
-_NOT_YET: Final = "not registered"
 _MOST_NAMED: Final = 4
 
 
 def unserved(statuses: Iterable[GatewayStatus]) -> dict[str, str]:
-    """Say of each resource with devices that no gateway serves where its registration stands; by name.
-
-    Who stands by for another gateway says nothing. What is offered by DRA is served once the kubelet took the driver.
-    """
-    all_of = [one for status in statuses if not status.led_by for one in status.resources]
-    served = {one.name for one in all_of if one.phase == Phase.SERVING.value or _is_claimed(one)}
+    """Return why each resource with devices is not served by any of these gateways, by name."""
+    resources = [one for status in statuses for one in status.resources]
+    served = {one.name for one in resources if one.verdict.state == VerdictState.SERVED}
     return {
-        one.name: f"{one.phase}{f': {one.trouble}' if one.trouble else ''}"
-        for one in all_of
-        if one.listed and one.name not in served
+        one.name: one.verdict.why
+        for one in resources
+        if one.listed and one.name not in served and one.verdict.state != VerdictState.STANDBY
     }
 
 
@@ -43,7 +38,7 @@ def unschedulable(one: ResourceStatus) -> int:
 
 
 def unschedulable_words(one: ResourceStatus) -> str:
-    """Say that free devices can't be scheduled, why, and what to do; empty if all can."""
+    """Return for people why free devices can't be scheduled, and what to do; empty if all can."""
     if not (count := unschedulable(one)):
         return ""
     free = "1 free device" if count == 1 else f"{count} free devices"
@@ -62,7 +57,3 @@ def _is_out(one: DeviceStatus) -> bool:
 
 def _is_claim(one: DeviceStatus) -> bool:
     return (one.holder or "").startswith("claim ")
-
-
-def _is_claimed(one: ResourceStatus) -> bool:
-    return one.phase == Phase.STANDBY.value and one.trouble.startswith(_BY_DRA) and _NOT_YET not in one.trouble

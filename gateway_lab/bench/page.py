@@ -7,14 +7,12 @@ curves that show which share of the samples took at most so long.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from gateway_lab.bench.calls import HEALTH
 from gateway_lab.bench.measure import Bar, Report, limit, percentile
 
 INK: Final = "#808080"
@@ -59,10 +57,8 @@ def write(report: Report, path: Path) -> None:
 
 _HEAD: Final = """# Benchmarks
 
-The figures that this project promises, and what one run found. `make bench` measures them; this run was written by
-`python -m gateway_lab.bench --page docs/benchmarks.md`. The daemon's environment holds the run-time lock alone. A *genuine* kubelet is the
-real device manager of its version. Machines differ, so ratios and bars say more than times. A bar is in the head of its column, or in
-brackets. **Bold**: not kept.
+This project promises these bars; one run of `python -m gateway_lab.bench --page docs/benchmarks.md` measured the figures. A *genuine* kubelet is the real device
+manager of its version. Machines differ, so ratios and bars say more than times. A bar is in the head of its column, or in brackets. **Bold**: not kept.
 """
 
 
@@ -281,11 +277,6 @@ def _calls(report: Report) -> str:
     return horizontal(rows, "µs")
 
 
-def _health(report: Report) -> str:
-    found = _of(report, HEALTH)
-    return horizontal([Row(f"{size} devices", statistics.median(samples)) for size, samples in found.items()], "ms")
-
-
 def _idle(report: Report) -> str:
     rows = [
         Row(bar.name.removeprefix("idle, "), max(0.0, bar.measured), int("metrics on" in bar.name), bar.limit)
@@ -295,20 +286,13 @@ def _idle(report: Report) -> str:
     return horizontal(rows, "")
 
 
-def _imports(report: Report) -> str:
-    for name, found in report.figures.items():
-        if name.startswith("imports"):
-            return horizontal([Row(package, ms) for package, ms in found.items() if package != "all"], "ms")
-    return ""
-
-
 SECTIONS: Final = (
     Section(
         "Restart gap",
         ("restart gap",),
-        "The kubelet is killed (SIGKILL) and started again. The time from the first possible connection to its socket until its records show "
-        "all 8 GPUs. Most of it is the kubelet's own: in turns with the gateway, a trivial plugin registers and does nothing else. The "
-        "curves show which share of the restarts took at most so long; dashed lines are the bars.",
+        "The kubelet is killed and started again: the time from the first possible connection to its socket until its records "
+        "show all 8 GPUs. Most of it is the kubelet's own. The curves show which share of the restarts took at most so long, "
+        "also with a trivial plugin; dashed lines are the bars.",
         _restarts,
     ),
     Section(
@@ -321,8 +305,8 @@ SECTIONS: Final = (
     Section(
         "Handover",
         ("handover",),
-        "A second gateway starts on the node and takes over; the first one ends. The longest time in which the kubelet's records lack a GPU: "
-        "from the last look that had all to the first that has them again, with a look about every millisecond. 0: no look missed any.",
+        "A second gateway takes over: the longest time in which the kubelet's records lack a GPU, with a look about every "
+        "millisecond. 0: no look missed any.",
         _handovers,
     ),
     Section(
@@ -334,40 +318,25 @@ SECTIONS: Final = (
     ),
     Section(
         "Recovery",
-        ("recovery",),
+        (),
         "Other trouble, all in one gateway process: the worst of each kind.",
         _recoveries,
     ),
     Section(
         "Calls",
         ("Allocate", "GetPreferredAllocation"),
-        "One call after another, as from a kubelet, in turns with a trivial plugin that uses the same library and accepts everything. "
-        "The gateway checks the devices, logs, and writes down what it gave. *Times* is the ratio to that call.",
+        "One call after another, in turns with a trivial plugin that uses the same library and accepts everything. *Times* is "
+        "the ratio to that call.",
         _calls,
-    ),
-    Section(
-        "A health change",
-        (),
-        "A GPU becomes unhealthy in the profile: the time until the kubelet's records show one less. The list is always sent whole. The plot has medians.",
-        _health,
     ),
     Section(
         "Idle",
         ("idle",),
-        "How much more the gateway costs than the trivial plugin, in the same 20 seconds in which nothing happens (with metrics on: a "
-        "scrape every 15 seconds). The marks are the bars.",
+        "The gateway costs this much more than the trivial plugin in 20 idle seconds (with metrics: a scrape every 15). The marks are "
+        "the bars.",
         _idle,
     ),
     Section("Start", ("cold start",), "From the start of the process until the kubelet's records show its first list."),
-    Section(
-        "Imports",
-        (),
-        "What the daemon imports until it serves, by top-level package (`python -X importtime`, which makes everything slower).",
-        _imports,
-    ),
-    Section(
-        "Long lists", ("a list", "beside", "its error"), "A list is one message, and kubelets receive at most 4 MiB."
-    ),
     Section(
         "Compared with another plugin",
         (),

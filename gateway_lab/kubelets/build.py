@@ -473,7 +473,14 @@ def go_run(go: Go, folder: Path, arguments: Sequence[str]) -> None:
 
 
 def go_build(
-    go: Go, folder: Path, place: Path, arguments: Sequence[str], *, name: str, progress: Callable[[str], None]
+    go: Go,
+    folder: Path,
+    place: Path,
+    arguments: Sequence[str],
+    *,
+    name: str,
+    progress: Callable[[str], None],
+    cgo: bool = False,
 ) -> None:
     """Runs ``go build`` in a folder; what it makes appears as ``place.parent``, whole or not at all.
 
@@ -484,6 +491,7 @@ def go_build(
         arguments: What to build and how, besides the flags that every build has.
         name: What progress calls it.
         progress: Is given one line of text at a time, at least every 20 seconds.
+        cgo: Whether it has parts in C, which takes a C compiler.
 
     Raises:
         BuildError: Go failed; the message has its last lines and what to do.
@@ -492,17 +500,25 @@ def go_build(
     with tempfile.TemporaryDirectory(prefix=".new-", dir=place.parents[1]) as new:
         made = Path(new, "made")
         made.mkdir(mode=0o755)
-        follower = _follow(go, folder, ("build", *_FLAGS, "-o", f"{made}/", *arguments), name, progress)
+        command = "build", *_FLAGS, "-o", f"{made}/", *arguments
+        follower = _follow(go, folder, command, name, progress, {"CGO_ENABLED": "1"} if cgo else {})
         shutil.rmtree(place.parent, ignore_errors=True)  # a leftover without a binary
         made.rename(place.parent)
     progress(f"{name}: built in {time.monotonic() - started:.0f} s, {_megabytes(_size(place.parent))} ({follower})")
 
 
-def _follow(go: Go, folder: Path, arguments: Sequence[str], name: str, progress: Callable[[str], None]) -> _Follower:
+def _follow(
+    go: Go,
+    folder: Path,
+    arguments: Sequence[str],
+    name: str,
+    progress: Callable[[str], None],
+    environment: dict[str, str] = {},  # noqa: B006 - never changed
+) -> _Follower:
     """Runs a command of Go's that takes long."""
     started = time.monotonic()
     with subprocess.Popen(
-        [go.path, *arguments], cwd=folder, env=_go_environment(), text=True,
+        [go.path, *arguments], cwd=folder, env=_go_environment() | environment, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         try:

@@ -206,13 +206,16 @@ class Kubelet(Spawned):
         running: Sequence[Running] = (),
         gates: str = "",
         numa: Sequence[int] = (),
+        topology: str = "",
     ) -> None:
         """Start the device manager; when this returns, kubelet.sock listens.
 
         ``pods`` are active from the start (a pod with devices in the checkpoint that isn't among them loses them);
-        ``ready`` says whether the kubelet has heard of all of them; ``gates`` are feature gates, ``A=true,B=false``.
+        ``ready`` says whether the kubelet has heard of all of them; ``gates`` are feature gates, ``A=true,B=false``;
+        ``topology`` is the policy of its topology manager (genuine ones of 1.37 and later).
         """
-        await self._ask("start", **_start(pods, ready=ready, running=running, gates=gates, numa=numa))
+        fields = _start(pods, ready=ready, running=running, gates=gates, numa=numa)
+        await self._ask("start", **fields | ({"topology": topology} if topology else {}))
 
     async def start_measured(
         self, resource: str, count: int, *, seconds: float = 10, pods: Sequence[Demand] = ()

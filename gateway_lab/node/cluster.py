@@ -326,7 +326,11 @@ class Node:
     @property
     def apiserver(self) -> ApiServer:
         """The API server."""
-        return ApiServer(self, "kube-apiserver", lambda: self._control_plane("kube-apiserver"))
+        return self.apiserver_with()
+
+    def apiserver_with(self, *flags: str) -> ApiServer:
+        """The API server, to be started with more flags."""
+        return ApiServer(self, "kube-apiserver", lambda: [*self._control_plane("kube-apiserver"), *flags])
 
     @property
     def controllers(self) -> Daemon:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -65,6 +65,7 @@ class DraNode:
         self._pods = 0
         """How many were started, each as if in a pod of its own."""
         self.token = self.mode = ""
+        self._options: tuple[str, ...] = ()
         self._uids: dict[str, str] = {}
         """Of the pods that were started, by name: the kubelet keeps an ended pod's log for a while."""
 
@@ -112,9 +113,9 @@ class DraNode:
 
     # The gateway.
 
-    async def start(self, dra: str = "only") -> GatewayProcess:
+    async def start(self, dra: str = "only", *options: str) -> GatewayProcess:
         """Start one more gateway, with DRA ``only``, ``off`` or ``on``; return when the kubelet has taken its registrations."""
-        self.mode = dra
+        self.mode, self._options = dra, options
         self._pods += 1
         one = await self._launch()
         self.gateways.append(one)
@@ -130,14 +131,18 @@ class DraNode:
         (root / "run/cdi").mkdir(parents=True, exist_ok=True)
         kubeconfig = self.node.folder / "run" / "gateway.kubeconfig"
         kubeconfig.write_text(json.dumps(self._kubeconfig()))
-        options = ["--dra", self.mode, "--node-name", self.node.name, "--kubeconfig", str(kubeconfig)]
-        command = gateway_command(self.node.plugins, state, write_profile(self.node), options=options)
+        own = ["--dra", self.mode, "--node-name", self.node.name, "--kubeconfig", str(kubeconfig)]
+        command = self.command([*own, *self._options])
         # The runtime's folder of specifications is the node's: the gateway sees it where a pod or a host service does.
         enter = f'mkdir -p /run/cdi && mount --bind "{root}/run/cdi" /run/cdi && exec "$@"'
         pod = f"POD_UID={self._pods}"
         return await GatewayProcess.launch(
             ["env", pod, "unshare", "--mount", "sh", "-c", enter, "sh", *command], self.node.logs / "gateway.log"
         )
+
+    def command(self, options: Sequence[str]) -> list[str]:
+        """Return the command line of a gateway with these options."""
+        return gateway_command(self.node.plugins, self.node.root / STATE, write_profile(self.node), options=options)
 
     async def end(self, one: GatewayProcess) -> None:
         """End a gateway in an orderly way."""
@@ -256,7 +261,10 @@ class DraNode:
 
         api = client.Client(access.find(self.node.folder / "run" / "gateway.kubeconfig"), manager="e2e")
         try:
-            await api.patch(path, body, client.Patch.APPLY if apply else client.Patch.MERGE)
+            if apply:
+                await api.apply(path, body, dict[str, Any])
+            else:
+                await api.patch(path, body, client.Patch.MERGE)
         except client.KubernetesError as error:
             return error.status
         finally:

@@ -116,15 +116,11 @@ def _versions(kubelet: str) -> list[Version]:
 
 
 def _gpus(runs: Sequence[Outcome]) -> str:
-    """Say what the API server saw of the GPUs, and what the kubelet's own records had where that was less."""
+    """Say what the API server saw of the GPUs."""
     dropped = [one for one in runs if one.drops]
-    said = (
-        f"fewer in {len(dropped)} of {len(runs)}, for {seconds(one.drop_ms for one in dropped)}"
-        if dropped
-        else f"all ({len(runs)})"
-    )
-    gaps = [one.gap_ms for one in runs if one.gap_ms]
-    return said + (f"; records {seconds(gaps)}" if gaps else "")
+    if dropped:
+        return f"fewer in {len(dropped)} of {len(runs)}, for {seconds(one.drop_ms for one in dropped)}"
+    return f"all ({len(runs)})"
 
 
 def seconds(ms: Iterable[float]) -> str:

@@ -846,13 +846,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "plugin-restart",
-        "when it is replaced, pods keep their devices, and the others can be given",
+        "when it is replaced, pods keep their devices, and free ones can be given",
         _CHECKPOINT,
         _scenario("gateway-restart"),
     ),
     Rule(
         "plugin-crash",
-        "when it crashes, pods keep their devices, and the others can be given",
+        "when it crashes, pods keep their devices, and free ones can be given",
         _CHECKPOINT,
         _scenario("gateway-crash"),
     ),

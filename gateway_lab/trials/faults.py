@@ -29,8 +29,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from gateway.handover import HANGS, LIVES
 from gateway.kubelet.watch import KUBELET_SOCKET
-from gateway.leader.leader import HANGS, LIVES
 from gateway.wires.unix import listens
 from gateway_lab.bench.footprint import footprint
 from gateway_lab.gatewayproc import BEGUN, LINES, GatewayError, GatewayProcess, gateway_command
@@ -776,7 +776,7 @@ FAULTS: Mapping[str, Fault] = {
             "Register isn't answered until the fault ends",
             1.0,
             partial(_lies, register_hangs=True),
-            why="a pending Register is answered then; else the next one waits longer after each failure",
+            why="each next one waits longer",
             lasts=17,
             meanwhile=("kubelet-killed",),
             emulated=True,
@@ -787,7 +787,7 @@ FAULTS: Mapping[str, Fault] = {
             "one Register is never answered",
             16.0,
             partial(_lies, register_lost=True),
-            why="the deadline of a Register is 15 s: a kubelet may take 10 s to connect before it answers",
+            why="its deadline is 15 s: a kubelet may take 10 s to connect",
             lasts=1,
             meanwhile=("kubelet-killed",),
             emulated=True,
@@ -808,7 +808,7 @@ FAULTS: Mapping[str, Fault] = {
             "Register is answered with OK, and the kubelet never connects",
             15.0,
             partial(_lies, never_calls_back=True),
-            why="11 s, up to a quarter more: a kubelet may take 10 s to connect, and two Registers must not race",
+            why="11 s, up to a quarter more: a kubelet may take 10 s to connect",
             lasts=1,
             meanwhile=("kubelet-killed",),
             emulated=True,
@@ -835,7 +835,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "kubelet-stopped",
-            "the kubelet is stopped (SIGSTOP) for longer than any deadline, while a gateway starts and a device becomes unhealthy",
+            "the kubelet is stopped (SIGSTOP) for long, while a gateway starts and a device becomes unhealthy",
             1.0,
             _kubelet_stopped,
             lasts=17,
@@ -864,7 +864,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "gateway-stopped",
-            "the gateway is stopped (SIGSTOP) until its own timer ends it, while the kubelet is killed and a device becomes unhealthy",
+            "the gateway is stopped (SIGSTOP) until its timer ends it, while the kubelet is killed",
             COLD_START,
             _gateway_stopped,
             lasts=17,
@@ -872,19 +872,19 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "gateway-killed",
-            "the gateway is killed and started again; counted from then",
+            "it is killed and started again; counted from then",
             COLD_START,
             partial(_gateway_ends, crash=True),
         ),
         Fault(
             "gateway-restarted",
-            "the gateway ends (TERM) and is started again; counted from then",
+            "it ends (TERM) and is started again; counted from then",
             COLD_START,
             partial(_gateway_ends, crash=False),
         ),
         Fault(
             "gateway-absent",
-            "there is no gateway while the kubelet is killed and a device vanishes; counted from the gateway's start",
+            "the kubelet is killed and a device vanishes while no gateway runs; counted from the gateway's start",
             COLD_START,
             partial(_gateway_ends, crash=True, absent=True),
             meanwhile=("kubelet-killed", "device-lost"),
@@ -923,7 +923,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "name-removed",
-            "the gateway's socket name in the kubelet's directory is deleted: the gateway restores it, without registering",
+            "the gateway's socket name is deleted: it restores it, without registering",
             RESTART,
             _name_removed,
             serves=True,
@@ -956,7 +956,7 @@ FAULTS: Mapping[str, Fault] = {
             "the disk of the state directory is full",
             1.0,
             _disk_full,
-            why="writes of the state file are tried again after longer and longer waits",
+            why="writes are tried again after longer and longer waits",
             serves=True,
             meanwhile=("device-ill", "kubelet-killed"),
             inside_namespaces=True,
@@ -980,7 +980,7 @@ FAULTS: Mapping[str, Fault] = {
             "the gateway may open no more descriptors than it has",
             2.0,
             _no_descriptors,
-            why="what needs a descriptor is tried again after longer and longer waits",
+            why="all is tried again after longer and longer waits",
             lasts=1,
             meanwhile=("kubelet-killed", "device-ill"),
             shows="Too many open files",
@@ -991,7 +991,7 @@ FAULTS: Mapping[str, Fault] = {
             "the kernel gives the gateway no inotify instance when it starts",
             2.0,
             partial(_limited, names=("max_inotify_instances",)),
-            why="the gateway looks at the kubelet's directory every 250 ms, at files every second",
+            why="it looks at the kubelet's directory every 250 ms, at files every second",
             serves=True,
             meanwhile=("gateway-killed", "kubelet-killed", "device-ill", "directory-replaced"),
             inside_namespaces=True,
@@ -1020,7 +1020,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "clock-jumps",
-            "the gateway's wall clock jumps ten years forward and back, and its files are from the future",
+            "its wall clock jumps ten years forward and back, and its files are from the future",
             RESTART,
             _clock_jumps,
             serves=True,
@@ -1162,25 +1162,20 @@ INTRODUCTION = f"""\
 
     make gauntlet
 
-strikes a node with every fault below: each alone, on emulated and real kubelets, then all mixed by chance. After each the node must be *right* again within
-the bound, in the same gateway process unless the fault ends it: the kubelet's records show the hardware as it is, a pod gets a device, no device is in two
-living pods, no pod lost one, and the state file is on disk.
-
-A bound is for an idle machine and counts from the fault's end. On a busy one the check allows {SLOWER:g} times the bound, at most {SLOWEST:g} s above it, and
-{SLACK:g} s on top; the summary reports the worst recovery.
+strikes a node with every fault below: each alone, on emulated and real kubelets, then all mixed by chance. Within the bound the node must be *right* again, in
+the same gateway process unless the fault ends it: the kubelet's records show the hardware, a pod gets a device, no device is in two living pods, no pod lost one,
+and the state file is on disk. A bound is for an idle machine and counts from the fault's end. On a busy one the check allows {SLOWER:g} times the bound, at most
+{SLOWEST:g} s above it, and {SLACK:g} s on top.
 
 - *It serves*: the node must be right during the fault also.
 - *And as long again*: waits between two tries grow with each failure, so the bound is longer by the duration of the fault.
 - *Emulated*: a real kubelet can't be made to lie so.
 
-A fault that the environment can't strike (it has no namespaces, for example) is reported as not applicable.
+A fault that the environment can't strike is reported as not applicable.
 """
 
 NOTES = """\
-## What is simulated
-
-The wall clock jumps for the gateway's own code only; gRPC and the event loop use the monotonic clock. All else is real, in namespaces that hold the gateway
-alone.
+Only the jumps of the wall clock are simulated. The other faults are real, in namespaces that hold the gateway alone.
 """
 
 

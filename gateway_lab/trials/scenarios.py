@@ -281,11 +281,17 @@ class Node:
             await self.gateway.begun()
 
     async def start_kubelet(
-        self, version: str, *, gates: str = "", numa: Sequence[int] = (), faults: Faults | None = None
+        self,
+        version: str,
+        *,
+        gates: str = "",
+        numa: Sequence[int] = (),
+        topology: str = "",
+        faults: Faults | None = None,
     ) -> Kubelet:
         """Start a kubelet that knows the active pods; one that runs is ended first, as an upgrade ends it.
 
-        ``gates`` and ``numa`` as for ``Kubelet.start``; ``faults`` are there from the start (emulated kubelets only).
+        ``gates``, ``numa`` and ``topology`` as for ``Kubelet.start``; ``faults`` are there from the start (emulated kubelets only).
         """
         if self.kubelet is not None:
             await self.written()
@@ -294,7 +300,7 @@ class Node:
         self.kubelet = await Kubelet.launch(version, self.kubelet_dir, genuine=self.genuine(version))
         if faults is not None:
             await self.kubelet.fault(faults)
-        await self.kubelet.start([*self.pods.values()], gates=gates, numa=numa)
+        await self.kubelet.start([*self.pods.values()], gates=gates, numa=numa, topology=topology)
         return self.kubelet
 
     async def written(self, *, lists: bool = True) -> bool:

@@ -6,8 +6,10 @@ import functools
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -295,6 +297,59 @@ def test_a_standby_differs_in_its_name_and_ports_only() -> None:
     assert policy["spec"]["ingress"][0]["ports"] == [{"port": 9400}, {"port": 9401}]
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_the_folder_of_node_features_is_mounted_only_for_who_writes_there(*, on: bool) -> None:
+    found = pod({"gateway.nodeFeatures": on, "gateway.standby": True})
+    folder = "/etc/kubernetes/node-feature-discovery/features.d"
+    mounts = [[mount["mountPath"] for mount in one["volumeMounts"]] for one in found["containers"]]
+    assert [folder in one for one in mounts] == [on, on]
+    assert (folder in [volume.get("hostPath", {}).get("path") for volume in found["volumes"]]) is on
+    assert "add" not in found["containers"][0]["securityContext"]["capabilities"]
+
+
+def test_the_bridge_is_what_the_component_adds() -> None:
+    text = (ROOT / "deploy/kustomize/components/bridge/daemonset.yaml").read_text(encoding="utf-8")
+    added = yaml.safe_load(text)["spec"]["template"]["spec"]
+    spec = pod({"gateway.backend": "none", "gateway.bridge": "/run/dp-bridge"}, component="none")
+    [theirs], [ours] = added["containers"], spec["containers"]
+    assert added["volumes"][0] in spec["volumes"]
+    assert theirs["volumeMounts"][0] in ours["volumeMounts"]
+    assert theirs["env"][0] in ours["env"]
+    [term] = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [one["operator"] for one in term["matchExpressions"]] == ["NotIn"]
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TYPED = [
+    pytest.param(page, line, id=f"{page.name}: {line}")
+    for page in PAGES
+    for line in dict.fromkeys(
+        re.findall(
+            r"\bhelm (?:install|upgrade|template) (gpu deploy/chart [^\n`]+)",
+            page.read_text(encoding="utf-8").replace("\\\n", ""),
+        )
+    )
+]
+
+
+@pytest.mark.parametrize(("page", "line"), TYPED)
+def test_a_command_of_helm_renders_with_the_values_that_the_page_shows(page: Path, line: str, tmp_path: Path) -> None:
+    """Values of people's own are those of NVIDIA's chart with time-slicing; those of the page are in a block that names the file."""
+    text = page.read_text(encoding="utf-8")
+    shutil.copy(Path(__file__).parent / "values" / "time-slicing.yaml", tmp_path / "your-values.yaml")
+    (tmp_path / "values.yaml").touch()
+    for name, block in re.findall(r"^ +# (\S+\.yaml)\n((?: {4}.*\n|\n)+)", text, re.MULTILINE):
+        (tmp_path / name).write_text(textwrap.dedent(block), encoding="utf-8")
+    words = shlex.split(re.sub(r"\$IMAGE", "registry.example.com/gateway:1", line))
+    words = [str(tmp_path / word) if (tmp_path / word).is_file() else word for word in words]
+    ours = {"--reuse-values", "--create-namespace"}
+    said = [word.replace("deploy/", f"{ROOT}/deploy/") for word in words if word not in ours]
+    version = [] if "--kube-version" in said else ["--kube-version=1.37.0"]
+    done = helm("template", *said, *version)
+    assert not done.returncode, done.stderr
+    assert "kind: DaemonSet" in done.stdout
+
+
 ROWS: dict[str, tuple[dict[str, object], dict[str, str | None]]] = {
     "mig": ({"migStrategy": "mixed"}, {"MIG_STRATEGY": "mixed", "NVIDIA_MIG_MONITOR_DEVICES": "all"}),
     "no-mig": ({"migStrategy": "none"}, {"MIG_STRATEGY": "none", "NVIDIA_MIG_MONITOR_DEVICES": None}),
@@ -307,6 +362,7 @@ ROWS: dict[str, tuple[dict[str, object], dict[str, str | None]]] = {
         {"failOnInitError": False, "compatWithCPUManager": True, "gdsEnabled": True},
         {"FAIL_ON_INIT_ERROR": "false", "PASS_DEVICE_SPECS": "true", "GDS_ENABLED": "true", "MOFED_ENABLED": None},
     ),
+    "node-features": ({"gateway.nodeFeatures": True}, {"GATEWAY_NODE_FEATURES": "true"}),
     "gpu-metrics": ({"gateway.gpuMetrics": True}, {"GATEWAY_GPU_METRICS": "true"}),
     "excluded": ({"gateway.excludeDevices": [3, "NVIDIA T400*"]}, {"GATEWAY_EXCLUDE_DEVICES": "3,NVIDIA T400*"}),
     "texts": (
@@ -444,7 +500,9 @@ def test_the_alerts_and_the_dashboard_are_ours() -> None:
     assert found["PrometheusRule", ""]["spec"] == rules
     there = rendered({"prometheusRule.enabled": True, "prometheusRule.docsUrl": "https://docs.example/"})
     [group] = there["PrometheusRule", ""]["spec"]["groups"]
-    assert all(rule["annotations"]["runbook_url"].startswith("https://docs.example/o") for rule in group["rules"])
+    assert all(
+        rule["annotations"]["runbook_url"].startswith("https://docs.example/alerts.html#") for rule in group["rules"]
+    )
     shown = json.loads(found["ConfigMap", ""]["data"]["device-plugin-gateway.json"])
     told = set(re.findall(r"device_plugin_gateway_\w+", json.dumps(shown)))
     page = (ROOT / "docs/observability.md").read_text()
@@ -650,6 +708,26 @@ def test_the_mode_is_the_one_that_a_values_file_says(tmp_path: Path, said: str, 
     values.write_text(f"gateway: {{dra: {said}}}\n")
     assert env(values).get("GATEWAY_DRA") == mode
     assert pod(values)["automountServiceAccountToken"] is bool(mode)
+
+
+@pytest.mark.parametrize("said", [True, False, None])
+def test_parameters_are_refused_at_admission_only_if_that_is_asked_for(said: bool | None) -> None:
+    more = {} if said is None else {"gateway.draAdmission": said}
+    found = [one for one in yaml.safe_load_all(helm(*TEMPLATE, *given({"gateway.dra": "only", **more})).stdout) if one]
+    policies = {one["metadata"]["name"]: one for one in found if one["kind"] == "ValidatingAdmissionPolicy"}
+    bindings = [one for one in found if one["kind"] == "ValidatingAdmissionPolicyBinding"]
+    own = "gpu-gpu-device-plugin-gateway-claims"
+    assert (own in policies) is bool(said)
+    assert [one["spec"]["policyName"] for one in bindings if one["metadata"]["name"] == own] == [own] * bool(said)
+    for one in found:
+        judge(one, "1.37")
+
+
+@pytest.mark.parametrize("shares", ["devices", "capacity", None])
+def test_how_claims_get_a_shared_gpu_is_what_a_values_file_says(tmp_path: Path, shares: str | None) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(f"gateway: {{dra: only, draShares: {shares or 'null'}}}\n")
+    assert env(values).get("GATEWAY_DRA_SHARES") == (shares if shares == "capacity" else None)
 
 
 @pytest.mark.parametrize("mode", ["only", "on"])

@@ -42,7 +42,7 @@ from tests.unit.kubernetes import authority, server
 
 __all__ = ["authority", "server"]
 STORMS = int(os.environ.get("STORMS", "1"))
-SECONDS = float(os.environ.get("STORM_SECONDS", "12"))
+SECONDS = float(os.environ.get("STORM_SECONDS", "8"))
 IDS = tuple(f"GPU-{number}" for number in range(4))
 SHARING = (
     "version: v1\nsharing: {timeSlicing: {renameByDefault: %s, resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"

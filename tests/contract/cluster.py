@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import stat
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -57,15 +58,18 @@ class Claim:
     path: str
     device: str
     driver: str = NVIDIA
+    shares: int = 0
+    """How many shares of the device it was allocated; 0: all of it."""
 
 
 @dataclass(frozen=True)
 class Got:
-    """What a container of a claim gets, as the container runtime resolves it."""
+    """What a container of a claim gets, as the container runtime resolves it; ``shares`` are the share IDs that the kubelet was told."""
 
     names: tuple[str, ...]
     envs: Mapping[str, str]
     nodes: tuple[str, ...]
+    shares: tuple[str, ...] = ()
     requests: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For which of the claim's requests each device is."""
 
@@ -170,8 +174,9 @@ class DraManager:
         if got.error or not got.devices:
             raise KubeletError("prepare", got.error or "no device came")
         names = tuple(name for device in got.devices for name in device.cdi_device_ids)
+        shares = tuple(device.share_id for device in got.devices) if one.api.says_share else ()
         requests = {device.device_name: tuple(device.request_names) for device in got.devices}
-        return replace(resolved(self._cluster.node.cdi, names), requests=requests)
+        return replace(resolved(self._cluster.node.cdi, names), shares=shares, requests=requests)
 
     async def unprepare(self, claim: Claim, by: Driver | None = None) -> None:
         """Have a claim unprepared; ``by`` as above.
@@ -410,6 +415,37 @@ class Cluster:
         self.server.put(path, metadata=metadata, status=status)
         return Claim(name, uid, path, device, driver)
 
+    def share(self, name: str, count: int = 1, device: str = "", **more: Any) -> Claim:
+        """Have the scheduler allocate shares of a device to a new claim: of the first that has so many left, or of this one.
+
+        Raises:
+            UnschedulableError: there is none.
+        """
+        left, taken = Counter[str](), self.claims()
+        for one, said in self.slices().items():
+            if said.get("allowMultipleAllocations") and not said.get("taints"):
+                left[one] = int(said["capacity"]["shares"]["value"])
+            elif one not in taken:
+                left[one] = 0
+        for found in self.server.objects.values():
+            for result in found.get("status", {}).get("allocation", {}).get("devices", {}).get("results", ()):
+                left[result["device"]] -= int(result.get("consumedCapacity", {}).get("shares", 0))
+        fits = [one for one in left if left[one] >= count and device in {"", one}]
+        if not fits:
+            raise UnschedulableError(f"no device has {count} shares: {left}")
+        return self.allocate_shares(name, count, fits[0], **more)
+
+    def allocate_shares(self, name: str, count: int, device: str, *others: str, **more: Any) -> Claim:
+        """Allocate so many shares of a device to a claim, and of others with it, whatever slices say now."""
+        claim = self.allocate(name, device, *others, **more)
+
+        def number(found: dict[str, Any]) -> None:
+            for at, result in enumerate(found["status"]["allocation"]["devices"]["results"]):
+                result |= {"shareID": f"{claim.uid}-share-{at}", "consumedCapacity": {"shares": str(count)}}
+
+        self.server.change(claim.path, number)
+        return replace(claim, shares=count)
+
     def forget(self, claim: Claim) -> None:
         """Delete a claim."""
         self.server.remove(claim.path)
@@ -447,7 +483,7 @@ class Cluster:
         """
         got = await self.node.kubelet.ask(self.dra.prepare(claim))
         self.running[claim.uid] = pod or claim.name, claim
-        self.node.claims[claim.uid] = got.gpus
+        self.node.claims[claim.uid], self.node.shares[claim.uid] = got.gpus, claim.shares
         self.node.check()
         return got
 

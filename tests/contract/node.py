@@ -280,6 +280,10 @@ class Node:
         """Resources whose replicas of one GPU may be in several pods: a row that shares them says so."""
         self.claims: dict[str, frozenset[str]] = {}
         """The GPUs that containers have by a ResourceClaim, by its UID."""
+        self.shares: dict[str, int] = {}
+        """How many shares of each they have; 0: all of it."""
+        self.most = 0
+        """How many shares a GPU has that claims ask for shares of."""
         self.forgotten: set[str] = set()
         """Pods that the kubelet's records lack: it may give their devices again."""
 
@@ -535,13 +539,15 @@ class Node:
     # -- what holds at every moment -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """See that no GPU is in two pods, whatever it is called, but by two of the replicas of a resource that is shared."""
+        """See that no GPU is in two pods, whatever it is called, but by replicas of a shared resource, or by shares that it has."""
         held: dict[str, list[tuple[str, str, str]]] = {}
+        shares: Counter[str] = Counter()
         for claim, gpus in self.claims.items():
             for one in gpus:
-                if before := held.get(one):
-                    raise BrokenError(f"{one} is given to both {before[0][0]} and claim {claim}.\n{self.tale()}")
-                held[one] = [(f"claim {claim}", "", one)]
+                shares[one] += self.shares.get(claim) or max(self.most, 1)
+                if shares[one] > max(self.most, 1):
+                    raise BrokenError(f"{one} is given to both {held.get(one)} and claim {claim}.\n{self.tale()}")
+                held.setdefault(one, []).append((f"claim {claim}", "", one))
         for (pod, _), (_, given) in self._running.items():
             if pod in self.forgotten:
                 continue
@@ -612,6 +618,9 @@ class Node:
             if name in told and not resource["allocatable"]:
                 continue  # Another one says the rest.
             same(f"what is allocatable of {name}", resource["allocatable"], self.allocatable(name))
+            if resource["listed"]:
+                here_or_there = resource["verdict"]["state"] in {"served", "standby"}
+                same(f"whether {name} is served", here_or_there, bool(self.capacity(name)))
             if resource["held"] is not None:
                 same(f"what is held of {name}", resource["held"], len(holders.keys() & ids))
                 well = {device for device in ids if _is_well(ids[device])} if self.allocatable(name) else set()

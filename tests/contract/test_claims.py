@@ -343,9 +343,6 @@ async def test_parameters_of_amd_are_accepted_without_members(node: Node) -> Non
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "Short": (interval("Short"), "time-slice interval Short, which the gateway does not set. Remove"),
-    "Medium": (interval("Medium"), "time-slice interval Medium"),
-    "Long": (interval("Long"), "time-slice interval Long"),
     "no interval": (interval("Longer"), "Invalid enum value 'Longer' - at `$.sharing.timeSlicingConfig.interval`"),
     "a number": (interval(2), "Expected `str | null`, got `int`"),
     "MPS": (gpu(MPS), "GpuConfig asks for MPS, which the gateway does not run. Remove sharing"),
@@ -461,11 +458,11 @@ async def test_parameters_that_are_refused_are_not_waited_with(node: Node) -> No
 async def test_people_read_which_claim_is_refused_and_why(node: Node) -> None:
     async with Cluster(node) as cluster:
         await started(cluster)
-        await refusal(cluster, with_parameters(cluster, cluster.claim("claim", "gpu-0"), config(interval("Long"))))
+        await refusal(cluster, with_parameters(cluster, cluster.claim("claim", "gpu-0"), config(gpu(MPS))))
         for words in ("status", "doctor"):
             text = " ".join((await node.command(words, "--state-dir", str(node.state)))[1].split())
             assert "claim default/claim: Cannot use the parameters" in text
-            assert "the time-slice interval Long" in text
+            assert "GpuConfig asks for MPS" in text
 
 
 @pytest.mark.parametrize("end", ["prepared", "unprepared", "asked for no more"])
@@ -485,6 +482,38 @@ async def test_a_refused_claim_is_reported_until_its_end(node: Node, end: str) -
             await cluster.unprepare(claim)
         else:
             await node.pass_time(150)
+        assert not (await driver(cluster))["refused"]
+
+
+async def test_a_claim_that_waits_in_vain_is_reported_until_the_kubelet_asks_again(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        await cluster.prepare(cluster.claim("held", "gpu-0"))
+        late = cluster.allocate("late", "gpu-0")
+        assert "in use" in await refusal(cluster, late)
+        await node.pass_time(90)
+        asking = node.kubelet.process.run(cluster.prepare(late))
+        await node.pass_time(37)
+        assert not asking.done()
+        [reason] = (await driver(cluster))["refused"]
+        assert reason.startswith("claim default/late: gpu-0 is in use")
+        with pytest.raises(KubeletError):
+            await asking
+
+
+async def test_a_claim_that_cannot_be_unprepared_is_reported(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        claim = cluster.claim("claim", "gpu-0")
+        await cluster.prepare(claim)
+        node.disk.fails = errno.ENOSPC
+        with pytest.raises(KubeletError):
+            await cluster.unprepare(claim)
+        [reason] = (await driver(cluster))["refused"]
+        assert reason.startswith("claim default/claim: it could not be written down that its devices are free")
+        node.disk.fails = 0
+        await node.pass_time(40)
+        await cluster.unprepare(claim)
         assert not (await driver(cluster))["refused"]
 
 

@@ -367,6 +367,8 @@ async def test_a_person_reads_how_a_gateway_is(node: Node) -> None:
     said = " ".join((await shell("status")).split())
     for words in (
         "2 of 3 allocatable, 1 held, 2 free",
+        "1 free device can't be scheduled",
+        "default/pod/main (its device is cordoned)",
         "registered 1 time (1 first)",
         "Allocate 1",
         f"{held} cordoned",

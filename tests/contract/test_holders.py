@@ -207,6 +207,28 @@ async def test_what_needs_a_reset_is_unhealthy_whatever_it_is_offered_as(
     assert {row["health"] for row in await rows(one) if row["state"] != "withdrawn"} == {"Healthy"}
 
 
+async def test_what_the_leader_took_off_its_list_is_not_on_that_of_the_next_one(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet()
+    options = configure(node, {})
+    standby = node.gateway(*options)
+    await node.allocatable_is(2)
+    await node.admit("pod")
+    await node.pass_time(5)
+    leader = await node.registered(*options)
+    configure(node, shared(2, rename=OTHER))
+    await node.until(lambda: node.allocatable(OTHER) == 2, "what is free under the new name")
+    await node.pass_time(5)
+    standby.process.stop()  # It hears of nothing that follows.
+    node.remove("pod")
+    await node.until(lambda: node.allocatable(OTHER) == 4, "all of it")
+    leader.kill()
+    standby.process.go_on()
+    await node.pass_time(20)
+    assert {row["resource"] for row in await rows(standby)} == {OTHER}
+    assert (node.capacity(GPU), node.allocatable(OTHER)) == (0, 4)
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_rule_for_files_that_is_renamed_gives_nobody_what_a_pod_has(node: Node, way: str) -> None:
     host = Host(node)

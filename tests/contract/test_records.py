@@ -545,6 +545,42 @@ async def test_a_pod_that_ended_before_its_kubelet_lost_its_records_was_not_forg
 
 
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
+async def test_what_a_kubelet_gives_after_it_forgot_is_no_sign_that_it_remembers(node: Node, version: str) -> None:
+    node.simulate(gpus(0, 1, 2))
+    one = await node.served(3, version=version)
+    await node.admit("train-a", count=2)
+    await node.pass_time(10)
+    node.kill_kubelet()
+    node.forget_checkpoint()
+    await node.start_kubelet(version)
+    await node.allocatable_is(3)
+    await node.admit("new-b")
+    await node.pass_time(0.5)  # The gateway has written that down, and hasn't compared the records yet.
+    one.kill()
+    two = node.gateway()
+    await node.pass_time(15)
+    assert await drift(two) == {"forgotten": 2}
+
+
+async def test_a_holder_whose_end_is_only_likely_is_known_to_the_next_gateway(node: Node) -> None:
+    node.simulate(gpus(0, 1))
+    one = await node.served(2)
+    for pod in ("proxy-x7k2p", "agent-9fw4c", "train-a"):
+        await node.admit(pod, count=1 if pod == "train-a" else 0)
+    await node.pass_time(10)
+    node.kill_kubelet()
+    node.forget_checkpoint()
+    node.remove("train-a")  # Its containers run on for a while, and no List has it.
+    await node.start_kubelet()
+    await node.allocatable_is(2)
+    await node.pass_time(8)
+    one.kill()
+    two = await node.registered()
+    await node.pass_time(2)
+    assert await drift(two) == {"forgotten": 1}
+
+
+@pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
 async def test_a_gateway_that_is_there_before_its_kubelet_knows_whom_that_forgot(node: Node, version: str) -> None:
     node.simulate(gpus(0, 1, 2))
     one = await node.served(3, version=version)

@@ -436,6 +436,8 @@ async def test_the_host_s_service_is_left_alone_by_pods_that_come_and_go(node: N
         pod = node.gateway()
         await node.pass_time(20)
         assert node.allocatable() == 8
+        assert "standby: host service leads" in (await pod.get("probes", "/readyz"))[1]
+        assert await pod.is_ready()
         pod.kill() if number else await pod.terminate()
         await node.pass_time(20)
         await node.admit(f"pod-{number}")
@@ -604,6 +606,7 @@ async def test_a_gateway_that_took_over_and_is_not_served_leaves_it_to_the_one_b
     node.fault(never_calls_back=True)
     newer = node.gateway()
     await node.until(lambda: newer.said("leader", stage="leading"), "the newer one to lead")
+    assert not await newer.is_ready()
     await node.until(lambda: not newer.alive, "the newer one to end")
     node.fault()
     await node.allocatable_is(8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contract.edits import ROUNDS, moved
 from tests.contract.node import GPU, Node
 from tests.contract.walks import steps_of, walk
 
@@ -32,3 +33,9 @@ async def test_a_device_of_a_pod_that_a_kubelet_has_just_forgotten_is_given_last
 def test_a_walk_breaks_no_promise(seed: int) -> None:
     broke = walk(seed, steps_of(seed))
     assert not broke, f"python -m tests.contract.walks --seed {seed} --walks 1\n{broke}"
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_edits_under_running_pods_break_no_promise(seed: int) -> None:
+    broke = moved(seed, ROUNDS)
+    assert not broke, f"python -m tests.contract.edits --seed {seed}\n{broke}"

@@ -2,17 +2,23 @@
 
 import asyncio
 import itertools
+import json
+from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from gateway.wires import control
 from gateway.wires.control import ControlError
+from gateway_lab.gatewayproc import leader_socket
 from gateway_lab.node import pods
 from gateway_lab.node.api import Object
 from gateway_lab.node.dra import DRIVER, EVERY, PATIENCE, POD, RESOURCES, DraNode
-from gateway_lab.node.installed import DEVICES, GPUS, write_profile
+from gateway_lab.node.installed import DEVICES, GPUS, STATE, write_profile
+from gateway_lab.trials.scenarios import RESOURCE
 from gateway_lab.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -365,14 +371,133 @@ async def test_a_pod_keeps_its_gpu_while_it_is_resized(newest: DraNode) -> None:
     assert (after.nodes, after.lost) == (before.nodes, ())
 
 
-async def test_a_pods_status_shows_that_its_claims_gpu_is_unhealthy(newest: DraNode) -> None:
-    uuid = await newest.claim_pod("a")
+async def sees_health(dra: DraNode, pod: str, uuid: str, resource: str) -> None:
+    """See that a pod's status shows how its GPU does, which becomes unhealthy and recovers."""
     for ill, word in (([[*DEVICES].index(uuid)], "Unhealthy"), ([], "Healthy")):
-        write_profile(newest.node, ill)
+        write_profile(dra.node, ill)
 
         async def is_told(word: str = word) -> bool:
-            [found] = (await newest.api.get(f"{POD}/a"))["status"]["containerStatuses"]
-            told = [one["health"] for of in found.get("allocatedResourcesStatus", ()) for one in of["resources"]]
-            return told == [word]
+            [found] = (await dra.api.get(f"{POD}/{pod}"))["status"]["containerStatuses"]
+            told = [
+                (of["name"], one["health"])
+                for of in found.get("allocatedResourcesStatus", ())
+                for one in of["resources"]
+            ]
+            return told == [(resource, word)]
 
         await until(is_told, PATIENCE, every=EVERY)
+    assert dra.account(pod).lost == ()
+
+
+async def test_a_pods_status_shows_that_its_claims_gpu_is_unhealthy(newest: DraNode) -> None:
+    await sees_health(newest, "a", await newest.claim_pod("a"), "claim:gpu")
+
+
+@pytest.mark.parametrize("version", ["1.37"])
+async def test_a_pods_status_shows_that_its_gpu_by_name_is_unhealthy(dra: DraNode, version: str) -> None:
+    await begin_with(dra, version, "off")
+    uuid = {path: one for one, path in DEVICES.items()}
+    await sees_health(dra, "a", uuid[await dra.named_pod("a")], RESOURCE)
+    await dra.delete("a")
+    await dra.close()
+
+
+# Shares of GPUs that the configuration shares.
+
+REPLICAS = 4
+
+
+def sharing(dra: DraNode) -> tuple[str, ...]:
+    """Write the configuration that shares each GPU; return the options of a gateway whose claims ask for shares."""
+    path = dra.node.folder / "run" / "shared.json"
+    shared = {"timeSlicing": {"resources": [{"name": "gpu", "replicas": REPLICAS}]}}
+    path.write_text(json.dumps({"version": "v1", "sharing": shared}))
+    return "--config-file", str(path), "--dra-shares", "capacity"
+
+
+async def shares(dra: DraNode) -> dict[str, int]:
+    """Return how many shares of each GPU claims were allocated, by its name."""
+    found: Counter[str] = Counter()
+    for one in (await dra.api.get(CLAIMS))["items"]:
+        for result in one["status"].get("allocation", {}).get("devices", {}).get("results", ()):
+            assert result["shareID"], result
+            found[result["device"]] += int(result["consumedCapacity"]["shares"])
+    return found
+
+
+async def asks(dra: DraNode, name: str, **capacity: str) -> set[str]:
+    """Have a pod with a claim of so much of a GPU's capacity run; return its device nodes."""
+    await claim(dra, name, {"exactly": {**ONE, "capacity": {"requests": capacity}}})
+    return {*(await pod(dra, name, name)).nodes}
+
+
+async def test_claims_and_pods_by_name_share_gpus_in_turn(newest: DraNode) -> None:
+    dra, name_of = newest, {DEVICES[uuid]: f"gpu-{number}" for number, uuid in enumerate(DEVICES)}
+    await dra.close()
+    await dra.start("on", *sharing(dra))
+    await dra.allocatable(GPUS * REPLICAS)
+    await dra.create("x", pods.gpu_pod("x", 3))
+    await until(lambda: bool(dra.account("x").nodes), PATIENCE)
+    held = {uuid for uuid, path in DEVICES.items() if path in dra.account("x").nodes}
+    await dra.cross("dra")
+    await dra.stand(dict.fromkeys(DEVICES.keys() - held, "dra") | dict.fromkeys(held, "to-dra"))
+    await dra.published(GPUS - len(held))
+    asked = [1, 2, 3, 2, 3, 1]
+    got = {f"c{at}": await asks(dra, f"c{at}", shares=str(count)) for at, count in enumerate(asked)}
+    got["memory"] = await asks(dra, "memory", memory="10Gi")
+    allocated = await shares(dra)
+    assert (sum(allocated.values()), max(allocated.values())) == (sum(asked) + 1, REPLICAS)
+    assert {name_of[path] for nodes in got.values() for path in nodes} == allocated.keys()
+    assert all(len(nodes) == 1 for nodes in got.values())
+    replicas = [one["device_id"] for row in dra.prepared().values() for one in row["devices"]]
+    assert len({*replicas}) == len(replicas) == sum(asked) + 1
+    # Everybody starts again, and the scheduler finds the same shares taken.
+    await dra.kill(dra.gateways[-1])
+    await dra.node.kubelet.restart()
+    await dra.start("on", *sharing(dra))
+    await dra.node.ready()
+    await dra.delete("x", "c2")
+    await dra.api.delete(f"{CLAIMS}/c2")
+    await dra.stand(dict.fromkeys(DEVICES, "dra"))
+    await dra.published()
+    await asks(dra, "more", shares="3")
+    assert max((await shares(dra)).values()) == REPLICAS
+    assert not [name for name in got.keys() - {"c2"} if dra.account(name).lost]
+    await dra.cross("plugin")
+    free = [uuid for number, uuid in enumerate(DEVICES) if f"gpu-{number}" not in await shares(dra)]
+    await dra.stand(dict.fromkeys(free, "plugin") | dict.fromkeys(DEVICES.keys() - {*free}, "to-plugin"))
+    await dra.allocatable(len(free) * REPLICAS)
+    await dra.create("y", pods.gpu_pod("y", 2))
+    await until(lambda: bool(dra.account("y").nodes), PATIENCE)
+    assert not dra.account("y").nodes & {path for nodes in got.values() for path in nodes}
+    await dra.delete("y", *(got.keys() - {"c2"}), "more")
+    for one in (await dra.api.get(CLAIMS))["items"]:
+        await dra.api.delete(f"{CLAIMS}/{one['metadata']['name']}")
+    await dra.stand(dict.fromkeys(DEVICES, "plugin"))
+    await dra.close()
+
+
+async def test_an_api_server_without_its_gate_is_named_and_gets_no_shared_gpu(newest: DraNode) -> None:
+    dra = newest
+    await dra.close()
+    for one in (await dra.api.get(f"{RESOURCES}/resourceslices"))["items"]:
+        await dra.api.delete(f"{RESOURCES}/resourceslices/{one['metadata']['name']}")
+    await dra.node.apiserver.stop()
+    await dra.node.apiserver_with("--feature-gates=DRAConsumableCapacity=false").start()
+    try:
+        gateway = await dra.start("only", *sharing(dra))
+        await gateway.wait_for("shared devices are not published", seconds=PATIENCE)
+        assert await dra.devices() == {}
+        places = dra.node.plugins, dra.node.root / STATE
+        [driver] = (await control.ask(leader_socket(*places), {"op": "status"}, PATIENCE))["drivers"]
+        assert "DRAConsumableCapacity" in driver["unpublished"]
+    finally:
+        await dra.node.apiserver.stop()
+        await dra.node.apiserver.start()
+    await until(partial(has, dra, GPUS), 2 * PATIENCE, every=EVERY)
+    await dra.close()
+
+
+async def has(dra: DraNode, count: int) -> bool:
+    """Whether so many devices are published."""
+    return len(await dra.devices()) == count

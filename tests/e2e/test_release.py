@@ -6,11 +6,14 @@ RELEASE is the folder of the release.
 
 import asyncio
 import hashlib
+import http.server
 import json
 import os
 import re
 import subprocess
+import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,25 +26,32 @@ from gateway_lab.node.chart import helm
 from gateway_lab.node.image import BUSYBOX
 from gateway_lab.spawned import Spawned, spawn
 from tests.e2e.test_readme import COMMANDS, REMOVAL, ROOT, SAMPLE, done
-from tools.release.__main__ import LOOPBACK, push
+from tools.release.__main__ import push
 
 pytestmark = pytest.mark.e2e
 RELEASE = Path(os.environ.get("RELEASE", "dist/release"))
 
 
+@pytest.fixture
+def released() -> dict[str, str]:
+    found: dict[str, str] = json.loads((RELEASE / "release.json").read_text())
+    return found
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def registry(tmp_path: Path) -> AsyncIterator[None]:
-    """Serve an empty registry on loopback."""
+async def registry(released: dict[str, str], tmp_path: Path) -> AsyncIterator[str]:
+    """Serve an empty registry where the release was made for; give its address."""
+    address = released["image"].partition("/")[0]
     config = {
         "version": 0.1,
         "log": {"level": "error"},
         "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
-        "http": {"addr": LOOPBACK},
+        "http": {"addr": address},
     }
     path = tmp_path / "registry.yaml"
     path.write_text(yaml.safe_dump(config))
     async with Spawned(await spawn(["docker-registry", "serve", str(path)])), asyncio.timeout(60):
-        host, _, port = LOOPBACK.partition(":")
+        host, _, port = address.partition(":")
         while True:
             try:
                 _, writer = await asyncio.open_connection(host, int(port))
@@ -49,17 +59,18 @@ async def registry(tmp_path: Path) -> AsyncIterator[None]:
                 break
             except ConnectionRefusedError:
                 await asyncio.sleep(0.1)
-        yield
+        yield address
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_the_readmes_steps_work_with_what_was_released(registry: None, tmp_path: Path) -> None:
-    del registry
-    node, released = Node.here(), json.loads((RELEASE / "release.json").read_text())
+async def test_the_readmes_steps_work_with_what_was_released(
+    registry: str, released: dict[str, str], tmp_path: Path
+) -> None:
+    node = Node.here()
     for line in (RELEASE / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split()
         assert hashlib.sha256((RELEASE / name).read_bytes()).hexdigest() == digest
-    await asyncio.to_thread(push, RELEASE, LOOPBACK, "tls-verify=false")
+    await asyncio.to_thread(push, RELEASE, registry, "tls-verify=false")
 
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "helm").symlink_to(helm())
@@ -81,17 +92,16 @@ async def test_the_readmes_steps_work_with_what_was_released(registry: None, tmp
     await done(node, tmp_path, f"{REMOVAL} --wait")
 
 
-def test_helm_reads_the_plain_repository(tmp_path: Path) -> None:
-    version = json.loads((RELEASE / "release.json").read_text())["version"]
-    server = subprocess.Popen(
-        ["python3", "-m", "http.server", "--bind", "127.0.0.1", "--directory", RELEASE, "5001"],
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        script = "until $HELM pull device-plugin-gateway --repo http://127.0.0.1:5001; do sleep 0.2; done"
-        subprocess.run(["bash", "-c", script], cwd=tmp_path, env=os.environ | {"HELM": helm()}, check=True, timeout=60)
-    finally:
-        server.terminate()
-        server.wait()
-    name = f"device-plugin-gateway-{version}.tgz"
+def test_helm_reads_the_plain_repository(released: dict[str, str], tmp_path: Path) -> None:
+    files = partial(http.server.SimpleHTTPRequestHandler, directory=RELEASE)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), files) as server:
+        threading.Thread(target=server.serve_forever).start()
+        repository = f"http://127.0.0.1:{server.server_port}"
+        try:
+            subprocess.run(
+                [helm(), "pull", "device-plugin-gateway", "--repo", repository], cwd=tmp_path, check=True, timeout=60
+            )
+        finally:
+            server.shutdown()
+    name = f"device-plugin-gateway-{released['version']}.tgz"
     assert (tmp_path / name).read_bytes() == (RELEASE / name).read_bytes()

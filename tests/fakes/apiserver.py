@@ -333,6 +333,9 @@ class ApiServer:
     async def _patch(self, answer: Answer, request: Request) -> None:
         path = request.path.removesuffix("/status")
         found = copy.deepcopy(self.objects.get(path, {}))
+        if "dryRun" in request.query:
+            await answer.json(200, {"metadata": {"name": path.rpartition("/")[2]}, **request.body})
+            return
         if isinstance(request.body, list):
             if _operated(found, request.body):
                 await answer.json(200, self.put(path, **found))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner
 
@@ -11,9 +9,6 @@ from gateway.cli.main import gateway
 from gateway_lab.bugs.run import Sight, look, versions
 from gateway_lab.bugs.table import BUGS, Bug
 from gateway_lab.kubelets.behaviour import behaviour
-from tools import bugs as page
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("name", "bug"), BUGS.items())
@@ -21,10 +16,6 @@ def test_each_bug_is_shown_or_says_why_not(name: str, bug: Bug) -> None:
     assert (bug.show is None) is bool(bug.why_not), name
     assert (bug.bad != "") is (bug.show is not None)
     assert [bug.befalls(behaviour(version).minor) for version in versions(name)] == [True, False][: len(versions(name))]
-
-
-def test_the_page_is_made_from_the_table() -> None:
-    assert (ROOT / "docs/track-record.md").read_text() == page.page()
 
 
 @pytest.mark.parametrize(

@@ -127,15 +127,6 @@ def _calls(folder: Path) -> list[str]:
 # --- the versions that are committed -----------------------------------------------------------------------------------
 
 
-def test_versions_come_oldest_first() -> None:
-    minors = [int(version.removeprefix("1.")) for version in build.available()]
-    assert minors == sorted(set(minors))
-
-
-def test_default_versions_are_some_of_the_available_ones() -> None:
-    assert set(build.default()) < set(build.available())
-
-
 @pytest.mark.parametrize("version", build.available())
 def test_a_version_is_whole(version: str) -> None:
     release = json.loads((SOURCES / "versions.json").read_text())[version]["kubernetes"]
@@ -170,17 +161,6 @@ def test_every_stand_in_is_for_a_package_that_is_cut() -> None:
 
 
 # --- what goes into a binary -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("version", "tags"),
-    [
-        pytest.param("1.8", "k8s1.8", id="the first"),
-        pytest.param("1.11", "k8s1.8,k8s1.9,k8s1.10,k8s1.11", id="all up to itself"),
-    ],
-)
-def test_tags_are_those_of_all_versions_up_to_this_one(version: str, tags: str) -> None:
-    assert build._tags(version) == tags
 
 
 @pytest.mark.parametrize(
@@ -223,16 +203,6 @@ def test_a_binary_is_built_again_when_what_goes_into_it_changes(
     assert {version for version in before if before[version] != after[version]} == built_again
 
 
-def test_the_same_driver_makes_the_same_binaries_wherever_it_is_installed(
-    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = build._key("1.9", "go1.26.6")
-    (tmp_path / "elsewhere").mkdir()
-    sources.rename(tmp_path / "elsewhere" / "driver")
-    monkeypatch.setattr(build, "__file__", str(tmp_path / "elsewhere" / "build.py"))
-    assert build._key("1.9", "go1.26.6") == before
-
-
 def test_another_go_makes_another_binary(sources: Path) -> None:
     assert build._key("1.8", "go1.26.6") != build._key("1.8", "go1.26.7")
 
@@ -265,30 +235,6 @@ def test_the_command_line_says_what_is_built(
     folder = go("1.26.8")
     assert build.main(arguments) == 0
     assert _calls(folder) == built
-
-
-def test_the_list_names_every_version_and_the_default_ones(
-    sources: Path, go: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    go("1.26.8")
-    build.build(["1.9"], progress=lambda _: None)
-    build.main(["--list"])
-    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        ["1.8", "v1.8.1", "default", "not", "built"],
-        ["1.9", "v1.9.1", str(build.built("1.9"))],
-        ["1.37", "v1.37.1", "default", "not", "built"],
-    ]
-
-
-def test_progress_says_what_go_did_and_what_it_cost(
-    sources: Path, go: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    go("1.26.8")
-    build.main(["1.9", "1.37"])
-    said = capsys.readouterr().out
-    assert "kubelet 1.9 (1 of 2): v1.9.1, building with go1.26.8" in said
-    assert re.search(r"kubelet 1\.37 \(2 of 2\): built in .* \(1 modules fetched, 1 packages compiled\)", said)
-    assert "kubelets 1.9, 1.37: 0 MB in" in said
 
 
 def test_pruning_removes_the_kubelets_of_other_sources_only(
@@ -326,16 +272,6 @@ def test_what_go_unpacks_besides_does_not_stay(sources: Path, go: Callable[[str]
         whole.mkdir(parents=True)
     build.build(["1.37"], progress=lambda _: None)
     assert whole.exists() == wanted
-
-
-def test_a_module_from_before_there_were_modules_gets_the_name_that_go_gives_it(
-    sources: Path, go: Callable[[str], Path]
-) -> None:
-    folder = go("1.26.8")
-    files = {name: text for name, text in MODULE.items() if name != "go.mod"}
-    (sources / "mods" / "k1.9.sum").write_text(_module(folder / "modules" / "cache" / "download", "v1.9.1", files))
-    build.build(["1.9"], progress=lambda _: None)
-    assert (folder / "built" / "kubernetes" / "go.mod").read_text() == "module k8s.io/kubernetes\n"
 
 
 @pytest.mark.parametrize(

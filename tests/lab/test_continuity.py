@@ -1,13 +1,11 @@
-"""What scenarios on a whole node promise, and how what was seen is written down."""
+"""What becomes of what a whole node saw: how outcomes are judged."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from gateway_lab.node.continuity import INF, SCENARIOS, Promise, judge, walk
-from gateway_lab.node.page import table, write
+from gateway_lab.node.continuity import INF, Promise, judge
 from gateway_lab.node.stage import Outcome
 
 ALL_KEPT = {"bare": "kept", "deployed": "kept", "static": "kept"}
@@ -72,53 +70,3 @@ def seen(**facts: object) -> Outcome:
 )
 def test_outcomes_are_judged(outcome: Outcome, promise: Promise, said: Sequence[str]) -> None:
     assert judge(outcome, promise) == said
-
-
-def test_a_walk_goes_up_and_down_and_changes_the_kubelet_as_seldom_as_that_takes() -> None:
-    steps = [(version, one.name) for version, one in walk(("1.32", "1.37"), "host service")]
-    assert steps[:4] == [
-        ("1.32", "kubelet-term"),
-        ("1.32", "kubelet-kill"),
-        ("1.32", "to-1.37"),
-        ("1.37", "kubelet-term"),
-    ]
-    assert steps[-1] == ("1.37", "to-1.32")
-    assert ("1.37", "pod-deleted") not in steps
-    assert ("1.37", "pod-deleted") in [(version, one.name) for version, one in walk(("1.37",), "DaemonSet")]
-
-
-def test_a_table_counts_what_was_seen() -> None:
-    outcomes = [
-        SEEN,
-        seen(
-            drops=1,
-            drop_ms=10_040.0,
-            gap_ms=300.0,
-            fates={**ALL_KEPT, "static": "failed"},
-            failed=["pod static failed"],
-        ),
-        seen(scenario="to-1.36", kubelet="1.37 -> 1.36"),
-        seen(scenario="reboot", installed="DaemonSet", lost=["pod x could not open"], facts={"took, s": 3.5, "x": "a"}),
-        seen(scenario="reboot", installed="DaemonSet", facts={"took, s": 1.0, "x": "b"}),
-    ]
-    words = {name: one.words for name, one in SCENARIOS.items()}
-    assert table(outcomes, words).splitlines()[2:] == [
-        "| the kubelet is replaced by another version (`to-1.36`) | 1.37 -> 1.36 | all (1) | kept | - | - |",
-        (
-            "| the kubelet is restarted (TERM) (`kubelet-term`) | 1.37 "
-            "| fewer in 1 of 2, for 10.0 s; records 0.3 s "
-            "| bare and deployed: kept; static: kept (1), failed (1) | - | - |"
-        ),
-        "| the node loses power and boots (`reboot`) | 1.37 | - | - | all (2) | kept; GPUs that could not be opened in 1 |",
-        "",
-        "- `reboot`, DaemonSet: took, s: 1 to 3.5; x: a, or b",
-    ]
-
-
-def test_a_page_is_written_between_its_marks(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("a\n<!-- x: measured, begin -->\nold\n<!-- x: measured, end -->\nb\n")
-    write(page, "x", "new\n")
-    assert page.read_text() == "a\n<!-- x: measured, begin -->\nnew\n<!-- x: measured, end -->\nb\n"
-    with pytest.raises(ValueError, match="write them around the table"):
-        write(page, "y", "new\n")

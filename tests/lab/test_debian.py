@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gateway_lab import debian
-from gateway_lab.node.root import RootError, root
 from tools.image.contents import ImageError
 from tools.image.debian import sources
 
@@ -57,35 +56,6 @@ def apt(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
-
-
-def test_apt_without_lists_is_told_apart_from_a_machine_without_mirrors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    apt(tmp_path, "", monkeypatch)
-    with pytest.raises(debian.DebianError, match="run `apt-get update` as root"):
-        debian.mirrors("trixie")
-    with pytest.raises(RootError, match="run `apt-get update` as root"):
-        root(progress=print)
-
-
-def test_what_apt_says_when_it_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    apt(tmp_path, "echo 'E: a broken line' >&2; exit 100", monkeypatch)
-    with pytest.raises(debian.DebianError, match=r"expected `apt-get` of a Debian.*: E: a broken line"):
-        debian.mirrors("trixie")
-
-
-def test_a_machine_without_apt_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(debian.DebianError, match=r"expected `apt-get` of a Debian.*: .*No such file"):
-        debian.mirrors("trixie")
-
-
-def test_an_image_is_made_of_every_mirror() -> None:
-    lines = sources(WANTED).splitlines()
-    suites = [line.removeprefix("Suites: ") for line in lines if line.startswith("Suites:")]
-    addresses = [line.removeprefix("URIs: ") for line in lines if line.startswith("URIs:")]
-    assert tuple(zip(addresses, suites, strict=True)) == WANTED
 
 
 @pytest.mark.parametrize("mirrors", [(), WANTED[1:]])

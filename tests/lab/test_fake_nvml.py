@@ -522,14 +522,26 @@ def test_the_kernel_s_word_on_numa_nodes(world: World, tmp_path: Path) -> None:
     assert (tmp_path / "bus/pci/devices/0000:5d:00.0/numa_node").read_text(encoding="utf-8") == "1\n"
 
 
-def test_it_exports_exactly_what_the_gateway_calls() -> None:
+FEATURE_DISCOVERY: Final = {
+    "nvmlComputeInstanceGetInfo",
+    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
+    "nvmlDeviceIsMigDeviceHandle",
+    "nvmlGpuInstanceGetComputeInstanceById",
+    "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+}
+"""What GPU Feature Discovery calls besides (``make labels``)."""
+DEVICE_PLUGIN: Final = {"nvmlDeviceGetHandleByUUID"}
+"""What NVIDIA's device plugin calls besides (``make compared``)."""
+
+
+def test_it_exports_exactly_what_is_called() -> None:
     names = subprocess.run(
         ["nm", "-D", "--defined-only", nvml.library()], capture_output=True, text=True, check=True
     ).stdout
     exported = {re.sub(r"(_v\d|V|WithFlags)$", "", name) for name in re.findall(r" T (nvml\w+)", names)}
     backend = (nvml.SOURCE.parents[2] / "devices/gpu/nvidia/nvml.py").read_text(encoding="utf-8")
     called = set(re.findall(r'"(nvml[A-Z]\w+)"', backend))
-    assert exported == called | {"nvmlErrorString"}
+    assert exported == called | FEATURE_DISCOVERY | DEVICE_PLUGIN | {"nvmlErrorString"}
     assert nvml.functions() <= exported
 
 

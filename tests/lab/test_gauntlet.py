@@ -2,56 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import Callable, Sequence
 
-import msgspec
 import pytest
 
-from gateway_lab.trials import faults, gauntlet
-from gateway_lab.trials.faults import FAULTS, Fault, Ground, Outcome, allowed
+from gateway_lab.trials import gauntlet
+from gateway_lab.trials.faults import FAULTS, Fault, Outcome, allowed
 from gateway_lab.trials.gauntlet import (
     ENOUGH,
     RIVALS,
     WARM_UP,
     Result,
     Sample,
-    Script,
     Step,
-    document,
     growth,
-    main,
     pairs,
     rounds,
     script,
     shrink,
     summary,
-    tails,
 )
 
-ROOT = Path(__file__).parents[2]
 KUBELETS = ("1.9 emulated", "1.28 emulated", "1.28 genuine")
 
 
 # Scripts.
-
-
-@pytest.mark.parametrize("seed", [0, 7, 123456])
-def test_a_seed_gives_the_same_script_and_another_seed_another(seed: int) -> None:
-    assert script(seed, KUBELETS, FAULTS, 200) == script(seed, KUBELETS, FAULTS, 200)
-    assert script(seed, KUBELETS, FAULTS, 200) != script(seed + 1, KUBELETS, FAULTS, 200)
-
-
-def test_a_longer_script_begins_like_a_shorter_one() -> None:
-    short = script(7, KUBELETS, FAULTS, 50)
-    assert script(7, KUBELETS, FAULTS, 100)[: len(short)] == short
 
 
 def test_all_that_can_happen_does() -> None:
@@ -73,20 +49,6 @@ def test_no_pod_comes_while_two_kubelets_write_one_checkpoint() -> None:
         done = [step.do for step in steps]
         first = next((number for number, do in enumerate(done) if do in FAULTS), len(done))
         assert not (RIVALS & {*done} and "admit" in done[first:])
-
-
-def test_only_faults_that_are_possible_happen() -> None:
-    assert {step.do for step in script(4, KUBELETS, ["stream-cut"], 200)} == {
-        "kubelet",
-        "admit",
-        "remove",
-        "stream-cut",
-    }
-
-
-def test_a_script_is_read_as_it_was_written() -> None:
-    one = Script(5, script(5, KUBELETS, FAULTS, 20), "pod a lost GPU-1")
-    assert msgspec.json.decode(msgspec.json.encode(one), type=Script) == one
 
 
 # Shorter scripts.
@@ -115,28 +77,6 @@ async def test_what_fails_is_made_as_short_as_it_can_be(whole: str, needed: str,
 
     kept = await shrink(steps(whole), fails, time.monotonic() + 60)
     assert "".join(step.do for step in kept) == left
-
-
-async def test_shrinking_ends_in_time_with_a_script_that_fails() -> None:
-    tried: list[Sequence[Step]] = []
-
-    async def fails(rest: Sequence[Step]) -> bool:
-        tried.append(rest)
-        return True
-
-    assert await shrink(steps("abcdefgh"), fails, time.monotonic() - 1) == steps("abcdefgh")
-    assert tried == []
-
-
-def test_the_end_of_a_script_is_tried_first_on_its_own_kubelet() -> None:
-    first = Step(0, "kubelet", kubelet="1.9 emulated")
-    rest = (Step(1, "a"), Step(2, "kubelet", kubelet="1.28 genuine"), Step(2, "b"), Step(3, "c"), Step(4, "d"))
-    kubelet = Step(0, "kubelet", kubelet="1.28 genuine")
-    assert list(tails((first, *rest))) == [
-        (kubelet, Step(4, "d")),
-        (kubelet, Step(3, "c"), Step(4, "d")),
-        (first, *rest),
-    ]
 
 
 # Growth.
@@ -227,41 +167,6 @@ async def test_a_fault_that_fails_is_struck_once_more(
     assert (told in summary(Result(7, outcomes)).splitlines()) is (status == "passed")
 
 
-def test_what_does_not_apply_is_said_with_its_reason() -> None:
-    assert "not applicable, a genuine kubelet can't be made to do this: stream-cut" in summary(Result(7, [NOT_HERE]))
-
-
-def test_a_result_is_a_document() -> None:
-    found = json.loads(document(Result(7, [NOT_HERE], rounds=3, struck=Counter({"stream-cut": 2}))))
-    assert (found["seed"], found["rounds"], found["struck"]) == (7, 3, {"stream-cut": 2})
-    assert found["bounds"].keys() >= {"stream-cut"}
-
-
-@pytest.mark.parametrize("kind", ["emulated", "genuine"])
-async def test_a_kubelet_is_ended_once_it_has_written_down_what_pods_hold(kind: str) -> None:
-    """1.9 writes it in place: one that is killed meanwhile loses every pod."""
-    did: list[str] = []
-
-    def does(what: str) -> Callable[[], Awaitable[None]]:
-        async def note() -> None:
-            did.append(what)
-
-        return note
-
-    kubelet = SimpleNamespace(kind=kind, alive=True, kill=does("killed"), close=does("closed"))
-    node = SimpleNamespace(kubelet=kubelet, written=does("written"))
-    await Ground(cast("Any", node), None, "", (), "1.9").end_kubelet()
-    assert did == ["written", "killed", "closed"]
-
-
-def test_an_unknown_fault_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--faults", "earthquake"])
-    said = capsys.readouterr().err
-    assert "earthquake" in said
-    assert "kubelet-killed" in said
-
-
 # The table of faults.
 
 
@@ -274,35 +179,3 @@ def test_a_row_is_whole(fault: Fault) -> None:
     assert fault.bound <= 2 or fault.why  # whoever waits long wants to know why
     # What is struck beside it on a genuine kubelet must be possible there.
     assert fault.emulated or not any(FAULTS[name].emulated for name in fault.meanwhile)
-
-
-@pytest.mark.parametrize(
-    ("fault", "kind", "no_cell", "why_not"),
-    [
-        ("stream-cut", "genuine", "", "a genuine kubelet can't be made to do this"),
-        ("stream-cut", "emulated", "", ""),
-        (
-            "disk-full",
-            "genuine",
-            "namespaces of our own aren't allowed here",
-            "namespaces of our own aren't allowed here",
-        ),
-        ("disk-full", "genuine", "", ""),
-        ("kubelet-killed", "genuine", "namespaces of our own aren't allowed here", ""),
-    ],
-)
-def test_where_a_fault_does_not_apply(fault: str, kind: str, no_cell: str, why_not: str) -> None:
-    assert FAULTS[fault].why_not(kind, no_cell) == why_not
-
-
-def test_the_committed_page_is_the_table() -> None:
-    assert (ROOT / "docs" / "faults.md").read_text(encoding="utf-8") == faults.page()
-
-
-def test_a_page_that_differs_is_noticed(tmp_path: Path) -> None:
-    page = tmp_path / "faults.md"
-    page.write_text(faults.page().replace("0.1 s", "0.2 s"), encoding="utf-8")
-    command = [sys.executable, "-m", "tools.faults", "--check", str(page)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "make docs" in done.stderr

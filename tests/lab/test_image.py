@@ -18,7 +18,6 @@ import pytest
 from tools.image import archive, build, contents, debian, python, sbom
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = contents.read(ROOT / "deploy/image.toml")
 
 
 def folder(at: Path, *, when: int, order: tuple[str, ...], umask: int = 0) -> Path:
@@ -87,14 +86,6 @@ def test_every_part_of_an_archive_is_reached_by_its_digest(tmp_path: Path) -> No
     assert len(files) == len(("oci-layout", "index.json", "manifest", "config", "layer"))
 
 
-def test_runtimes_find_the_name_in_an_archive(tmp_path: Path) -> None:
-    (entry,) = json.loads(image(tmp_path)["index.json"])["manifests"]
-    assert entry["annotations"] == {
-        "io.containerd.image.name": "docker.io/library/x:1.0",
-        "org.opencontainers.image.ref.name": "1.0",
-    }
-
-
 def test_an_image_for_two_architectures_is_an_index_of_both(tmp_path: Path) -> None:
     layer = archive.layer(folder(tmp_path / "root", when=1, order=("bin/run",)), 5)
     images = [archive.Image(architecture=name, layer=layer, config={}) for name in ("amd64", "arm64")]
@@ -107,30 +98,6 @@ def test_an_image_for_two_architectures_is_an_index_of_both(tmp_path: Path) -> N
     assert {json.loads(blob(files, one))["layers"][0]["digest"] for one in index["manifests"]} == {
         "sha256:" + hashlib.sha256(layer.data).hexdigest()
     }
-
-
-def test_another_tag_is_another_image_of_the_same_layer(tmp_path: Path) -> None:
-    one, other = ({name for name in image(tmp_path, tag) if name.startswith("blobs")} for tag in ("1.0", "1.1"))
-    assert len(one & other) == 1
-
-
-@pytest.mark.parametrize(
-    ("path", "out"),
-    [
-        ("usr/bin/python3.13", False),
-        ("usr/lib/python3.13/asyncio/events.py", False),
-        ("usr/lib/python3.13/test/support/__init__.py", True),
-        ("usr/share/man/man1/python3.13.1.gz", True),
-        ("usr/share/doc/libc6/changelog.Debian.gz", True),
-        ("usr/share/doc/libc6/copyright", False),
-        ("usr/share/common-licenses/GPL-3", False),
-        ("usr/share/locale/de/LC_MESSAGES/libc.mo", True),
-        ("etc/os-release", False),
-        ("etc/debian_version", True),
-    ],
-)
-def test_what_is_left_out(path: str, out: bool) -> None:
-    assert OURS.leaves_out(path) is out
 
 
 @pytest.mark.parametrize(
@@ -146,28 +113,6 @@ def test_a_wrong_list_of_contents_is_told(text: str, error: str, tmp_path: Path)
     (tmp_path / "image.toml").write_text(text)
     with pytest.raises(contents.ImageError, match=error):
         contents.read(tmp_path / "image.toml")
-
-
-def test_the_lock_has_the_packages_of_each_architecture() -> None:
-    for architecture in debian.TRIPLES:
-        assert len(contents.lock(ROOT / build.LOCK, architecture, OURS)) == len(OURS.packages)
-
-
-def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
-    package = tmp_path / "libc6_2%3a1-1_amd64.deb"
-    package.write_text("content")
-    pin = contents.pin(package)
-    wanted = contents.Contents(release="trixie", packages=("libc6",), left_out=())
-    (tmp_path / "lock").write_text(contents.locked({"amd64": [pin], "arm64": []}))
-    assert contents.lock(tmp_path / "lock", "amd64", wanted) == [pin]
-    assert (pin.name, pin.version, pin.sha256) == ("libc6", "2:1-1", hashlib.sha256(b"content").hexdigest())
-    with pytest.raises(contents.ImageError, match="Run `make image-lock`"):
-        contents.lock(tmp_path / "lock", "arm64", wanted)
-
-
-def test_the_images_python_is_that_of_its_packages() -> None:
-    assert OURS.python == "3.13"
-    assert {f"libpython{OURS.python}-minimal", f"libpython{OURS.python}-stdlib"} <= set(OURS.packages)
 
 
 def test_a_command_listens_to_no_python_variable() -> None:

@@ -1,17 +1,15 @@
 """What a client of the API server makes of what it saw: drops, restarts, and what pods say themselves."""
 
 import math
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
 from gateway_lab.node.api import Event
 from gateway_lab.node.machine import HOSTNAME
-from gateway_lab.node.pods import Account, Word, account, gpu_pod, words
-from gateway_lab.node.watch import ContainerSeen, Drop, NodeSeen, PodSeen, Recorder, drops, failed, node_seen, pod_seen
+from gateway_lab.node.pods import Account, Word, account
+from gateway_lab.node.watch import ContainerSeen, Drop, NodeSeen, PodSeen, Recorder, drops, failed
 
 GPU = "nvidia.com/gpu"
 SECOND = 1_000_000_000
@@ -57,48 +55,6 @@ async def test_another_node_that_a_test_makes_is_not_taken_for_this_one() -> Non
     assert [one.capacity for one in recorder.nodes] == [{GPU: 1}]
 
 
-def test_a_node_is_read_with_vendors_resources_only() -> None:
-    found = {
-        "status": {
-            "capacity": {GPU: "4", "cpu": "2", "memory": "1Gi"},
-            "allocatable": {GPU: "3", "cpu": "2"},
-            "conditions": [{"type": "Ready", "status": "True"}],
-            "nodeInfo": {"kubeletVersion": "v1.36.3"},
-        }
-    }
-    assert node_seen(7, found) == NodeSeen(7, {GPU: 4}, {GPU: 3}, "True", "v1.36.3")
-
-
-def test_a_pod_is_read_with_what_its_kubelet_says_of_its_devices() -> None:
-    status: Mapping[str, Any] = {
-        "phase": "Running",
-        "conditions": [{"type": "Ready", "status": "True"}],
-        "containerStatuses": [
-            {
-                "name": "main",
-                "containerID": "containerd://1",
-                "restartCount": 2,
-                "ready": True,
-                "state": {"running": {"startedAt": "…"}},
-                "allocatedResourcesStatus": [
-                    {"name": GPU, "resources": [{"resourceID": "GPU-0", "health": "Healthy"}]}
-                ],
-            }
-        ],
-    }
-    found = pod_seen(
-        7, {"metadata": {"uid": "u", "namespace": "n", "name": "p", "labels": {"app": "a"}}, "status": status}
-    )
-    container = ContainerSeen("containerd://1", 2, "running", "", ready=True, health={"GPU-0": "Healthy"})
-    assert found == PodSeen(7, "u", "n", "p", "a", "Running", "", "", ready=True, containers={"main": container})
-    assert found.runs
-
-
-def test_a_pod_that_was_never_seen_by_a_kubelet_does_not_run() -> None:
-    found = pod_seen(0, {**gpu_pod("p"), "metadata": {"uid": "u", "namespace": "n", "name": "p"}})
-    assert (found.phase, found.runs, found.ready) == ("Pending", False, False)
-
-
 def test_a_container_tells_its_devices_and_what_it_could_not_open() -> None:
     said = [
         Word("01", "told GPU-7"),
@@ -115,22 +71,3 @@ def test_a_container_tells_its_devices_and_what_it_could_not_open() -> None:
     )
     assert account(said, since="05").lost == ()
     assert account([]) == Account(frozenset(), frozenset(), "", ())
-
-
-def test_a_containers_log_is_read_over_its_restarts(tmp_path: Path) -> None:
-    folder = tmp_path / "default_p_uid" / "main"
-    folder.mkdir(parents=True)
-    for number, text in {0: "told a", 10: "told c", 9: "told b"}.items():
-        (folder / f"{number}.log").write_text(f"2026-01-01T00:00:{number:02}.000000000Z stdout F {text}\nnonsense\n")
-    for uid in ("uid", "another", ""):
-        assert [word.text for word in words(tmp_path, "p", uid)] == ["told a", "told b", "told c"]
-    assert words(tmp_path, "q") == []
-
-
-def test_of_several_pods_of_a_name_the_one_that_wrote_last_is_meant(tmp_path: Path) -> None:
-    for uid in ("old", "new"):
-        log = tmp_path / f"default_static-node-1_{uid}" / "main" / "0.log"
-        log.parent.mkdir(parents=True)
-        log.write_text(f"2026-01-01T00:00:00.000000000Z stdout F told {uid}\n")
-        os.utime(log, ns=(0, 2 if uid == "old" else 1))
-    assert [word.text for word in words(tmp_path, "static-node-1", "mirror")] == ["told old"]

@@ -70,7 +70,17 @@ def test_the_notes_are_the_changelogs_section() -> None:
 
 
 def test_a_tag_of_another_version_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tools.release", "--tag", "v9.9.9", "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "tools.release",
+        "--tag",
+        "v9.9.9",
+        "--repository",
+        "a/b",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, (tmp_path / "out").exists()) == (1, False)
     assert "the tag is v9.9.9" in done.stderr

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tools.site import named, repository, titled
+from tools.site import named, on_page_content, repository, titled
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = sorted((ROOT / "deploy" / "samples").glob("*.yaml"))
@@ -30,7 +30,7 @@ def test_a_link_that_leads_out_of_the_site_names_its_file(markdown: str, wanted:
 @pytest.mark.parametrize(
     ("markdown", "wanted"),
     [
-        ("[image.md](image.md#x)", "[The image](image.md#x)"),
+        ("[security.md](security.md#x)", "[Security](security.md#x)"),
         ("[how](image.md)", "[how](image.md)"),
         ("[x.md](nothing.md)", "[x.md](nothing.md)"),
         ("[image.md](https://example.com/image.md)", "[image.md](https://example.com/image.md)"),
@@ -56,6 +56,11 @@ def test_the_site_links_the_repository_that_it_is_made_of(remote: str, wanted: s
 
 def test_a_page_in_a_folder_leads_out_of_it_first() -> None:
     assert named("[Makefile](../../Makefile)", Path("adr")) == "`Makefile`"
+
+
+def test_a_cell_of_a_table_has_the_name_of_its_column() -> None:
+    table = "<table><tr><th>a</th><th><code>b</code></th></tr><tr><td>1</td><td>2</td></tr></table>"
+    assert '<td data-label="a">1</td><td data-label="b">2</td>' in on_page_content(table)
 
 
 def test_a_link_to_nothing_is_an_error() -> None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -38,20 +37,6 @@ def run(folder: Path, steps: str, naps: int = 0, **settings: str) -> tuple[int, 
     with start(folder, steps, naps, **settings) as process:
         said, _ = process.communicate()
     return process.returncode, said
-
-
-def test_it_runs_from_any_folder(folder: Path) -> None:
-    head, _ = (ROOT / ".ci/run").read_text().split("\n. .ci/steps\n")
-    for name in (".ci/steps", "tools/step.py"):
-        (folder / name).parent.mkdir()
-        shutil.copy(ROOT / name, folder / name)
-    (folder / ".ci/run").write_text(f"{head}\n. .ci/steps\nstep 60 sweep\nsummary\n")
-    (folder / ".ci/run").chmod(0o755)
-    environment = {**os.environ, "TMPDIR": str(folder), "XDG_CACHE_HOME": str(folder)}
-    done = subprocess.run(
-        ["./run"], cwd=folder / ".ci", env=environment, check=False, stdout=subprocess.PIPE, text=True
-    )
-    assert (done.returncode, ended(done.stdout)) == (0, {"sweep": "ok"}), done.stdout
 
 
 def ended(said: str) -> dict[str, str]:
@@ -124,39 +109,6 @@ def test_what_a_step_leaves_behind_is_named_and_ended(folder: Path, naps: int) -
     assert status == 0
     assert re.search(rf"left behind, and ended:\n +\d+ +\d+ s sleep {naps}\n", said)
     assert asleep(naps) == []
-
-
-def test_a_step_beside_others_says_its_part_whole_and_after_them(folder: Path) -> None:
-    beside = "bash -c 'echo before; sleep 0.5; echo after >&2; exit 3'"
-    status, said = run(folder, f"beside 60 {beside}\nstep 60 says one two\ntogether\nstep 60 true")
-    assert (status, [*ended(said).values()]) == (1, ["ok", "FAILED", "ok"])
-    assert re.search(r"one says two\n(?s:.)+ said:\nbefore\nafter\n==== bash .+: FAILED, ", said)
-
-
-def test_each_step_beside_others_is_waited_for(folder: Path) -> None:
-    first, second = (
-        ("beside 60 true", "together"),
-        ("step 60 sleep 1", "beside 60 bash -c 'sleep 1; echo late'", "together"),
-    )
-    status, said = run(folder, "\n".join((*first, *second)))
-    assert status == 0
-    assert re.search(r"late\n==== bash .+: ok, \d+ s\n", said)
-
-
-def test_a_step_beside_others_has_a_limit_too(folder: Path, naps: int) -> None:
-    status, said = run(folder, "beside 1 inner\nstep 60 true\ntogether", naps)
-    assert (status, ended(said)) == (1, {"true": "ok", "inner": "FAILED"})
-    assert f"sleep {naps}" in said
-    assert asleep(naps) == []
-
-
-def test_what_has_no_time_left_is_told_as_failed(folder: Path, naps: int) -> None:
-    steps = "step 60 inner\nbeside 60 true\nstep 60 says one two\ntogether"
-    status, said = run(folder, steps, naps, DEADLINE="1")
-    assert status == 1
-    assert ended(said) == {"inner": "FAILED", "says one two": "FAILED", "true": "FAILED"}
-    assert "one says two" not in said
-    assert said.count("not run: no time was left") >= 2  # The first one, too, where a second passed before it.
 
 
 def test_who_runs_it_ends_and_so_does_what_it_ran(folder: Path, naps: int) -> None:

@@ -133,8 +133,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "OD6",
         "a claim does not wait for a device that is still in use",
         "gateway/dra/claims.py",
-        "        hindrance = None if result.admin else boards.may_give(offer",
-        "        hindrance = None if not result.admin else boards.may_give(offer",
+        "    return [] if hindrance is not None else free[: max(len(free) - len(more), 0)], words\n",
+        "    return [*ids], words\n",
         _DRA,
     ),
     Mutant(

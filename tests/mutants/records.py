@@ -17,7 +17,6 @@ RULES = {
 _VIEW = "tests/unit/test_kubelet_view.py"
 _DRIFT = "tests/unit/test_drift.py"
 _CHECKPOINT = "tests/unit/test_checkpoint_reader.py"
-_LOOK = "tests/unit/test_podresources.py"
 _OUTDATED = "tests/unit/test_outdated.py"
 _EDITED = "tests/contract/test_records.py"
 
@@ -44,7 +43,7 @@ MUTANTS = (
         "gateway/kubelet/view.py",
         'return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written, registered, file)',
         'return View(listed.held, {}, allocatable, "pod-resources", listed.pods, written, registered)',
-        f"{_LOOK}::test_until_all_pods_are_known_none_has_ended",
+        "tests/contract/test_records.py::test_an_older_checkpoint_that_is_put_back_shows_no_pod_s_end",
     ),
     Mutant(
         "K3",
@@ -84,7 +83,7 @@ MUTANTS = (
         "gateway_lab/kubelets/records.py",
         "[device for name, device in self._devices[resource].items() if name in healthy]",
         "[device for name, device in self._devices[resource].items() if name in healthy or device]",
-        f"{_LOOK}::test_a_look_at_each_kubelet",
+        "tests/contract/test_telling.py::test_held_unhealthy_and_cordoned_devices_count_where_they_are",
     ),
     Mutant(
         "K10",

@@ -19,6 +19,7 @@ from gateway.sides.side import Side
 from gateway.sides.table import Stand
 from gateway.tally import Cause, Confirmation, Tally
 from gateway.telling import status
+from gateway.telling.served import verdict
 from gateway.telling.sides import DriverStatus, sides
 from gateway.telling.status import Build, Configuration, GatewayStatus, KubeletStatus, RecordsStatus, ResourceFacts
 
@@ -123,6 +124,21 @@ def counted() -> Tally:
     return tally
 
 
+def judged(facts: ResourceFacts) -> ResourceFacts:
+    """Add the verdict that follows from a registration."""
+    leader = SERVING if facts.state.phase is Phase.STANDBY else ""
+    since = facts.stream_since or NOW - 60
+    found = verdict(
+        facts.state.phase,
+        checked=facts.checked,
+        trouble=facts.trouble,
+        since_s=NOW - since,
+        kubelet_s=60,
+        leader=leader,
+    )
+    return replace(facts, verdict=found)
+
+
 def document(*plugins: ResourceFacts, tally: Tally | None = None, token: str = SERVING, **others: Any) -> GatewayStatus:
     """Say what a gateway with these resources says of itself; ``others`` are fields that it says otherwise."""
     tally = tally or Tally()
@@ -137,7 +153,7 @@ def document(*plugins: ResourceFacts, tally: Tally | None = None, token: str = S
         ledger=GOOD_LEDGER,
         lag_s=tally.lag(NOW),
         configuration=Configuration(path="/config/config.yaml", accepted_s=60),
-        resources=tuple(status.resource(plugin, tally, NOW) for plugin in plugins),
+        resources=tuple(status.resource(judged(plugin), tally, NOW) for plugin in plugins),
     )
     return replace(known, **others)
 

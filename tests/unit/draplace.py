@@ -121,7 +121,7 @@ class Place:
                 yield one
         finally:
             registering.cancel()
-            one._end(0)
+            one._tasks.end(0)
             async with asyncio.timeout(20):
                 assert await run == 0
             with contextlib.suppress(asyncio.CancelledError):
@@ -129,7 +129,7 @@ class Place:
             structlog.reset_defaults()
 
     async def _register(self, one: Gateway) -> None:
-        path = sockets.path_of(self.folder / "plugins_registry", "gpu.nvidia.com", one.age.token)
+        path = sockets.path_of(self.folder / "plugins_registry", "gpu.nvidia.com", one._instance.age.token)
         await until(path.exists)
         kubelet = Kubelet(path)
         async with kubelet.channel:

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.handover import Ability
 from gateway.kubelet.watch import KUBELET_SOCKET, kubelet_id
-from gateway.leader.ability import Ability
 from gateway.registration.api import Probed
 
 

@@ -8,12 +8,11 @@ from collections.abc import Iterable
 import pytest
 
 from adapters.pluginregistration import PluginInfo
-from devices.life import merging, states
 from devices.model import ContainerAnswer, Device, Health, Options
 from gateway.bridge import judge, shield
 from gateway.bridge.judge import placed
 from gateway.bridge.pace import AHEAD, EACH, FOLLOWS, SHARE, ListPace
-from gateway.bridge.shield import RETURNED_S, Cover, Limits, Word
+from gateway.bridge.shield import Cover, Limits, Word
 
 LIMITS = Limits(grace=60, withdraw=600)
 DEVICES = (Device("a"), Device("b", Health.UNHEALTHY))
@@ -64,43 +63,12 @@ def test_who_has_sent_little_waits_for_nobody() -> None:
     assert pace.rests("b", 0.0) <= 0, "three more of 10 000 are read at once"
 
 
-def test_a_grace_longer_than_the_withdrawal_withdraws_nothing_early() -> None:
-    limits = Limits(grace=600, withdraw=60)
-    assert (shield.cover(AWAY, limits, 1500), shield.changes_at(AWAY, limits, 1030)) == (Cover.SHIELDED, 1600)
-    assert (shield.cover(AWAY, limits, 1600), shield.changes_at(AWAY, limits, 1600)) == (Cover.WITHDRAWN, None)
-
-
 def test_one_that_is_away_already_is_away_since_then() -> None:
     assert shield.went(AWAY, "again", 2000.0).away_since == 1000.0
 
 
 def test_nothing_is_announced_of_one_that_never_told_of_devices() -> None:
     assert shield.listing(Word(), LIMITS, 0) is None
-
-
-@pytest.mark.parametrize(
-    ("back", "recovered"), [(1030.0, frozenset()), (1100.0, frozenset({"a"}))], ids=["within the grace", "after it"]
-)
-def test_what_the_shield_called_ill_is_well_at_once(back: float, recovered: frozenset[str]) -> None:
-    word = shield.came(AWAY, DEVICES, LIMITS, back)
-    listing = shield.listing(word, LIMITS, back)
-    assert listing is not None
-    assert (listing.recovered, [*listing.troubles]) == (recovered, ["b"])
-    again = shield.came(word, DEVICES, LIMITS, back + RETURNED_S + 1)
-    assert again.uncovered is None
-    assert shield.went(word, "again", back).uncovered is None
-
-
-def test_a_device_that_falls_ill_again_and_again_is_well_when_its_plugin_says_so() -> None:
-    word, entries = Word(), dict[str, states.Entry]()
-    for turn in range(20):
-        now, health = float(turn), Health.UNHEALTHY if turn % 2 == 0 else Health.HEALTHY
-        word = shield.came(word, (Device("a", health), Device("b")), LIMITS, now)
-        listing = shield.listing(word, LIMITS, now)
-        merged = merging.merge(merging.Known({}), listing, entries, merging.Clock(now, now, 0.0))
-        entries = {one.device.id: one for one in merged.entries}
-        assert (entries["a"].device.health, entries["b"].device.health) == (health, Health.HEALTHY), turn
-    assert word.mended == shield.came(word, (Device("a"), Device("b")), LIMITS, 20.0).mended == {"a"}
 
 
 @pytest.mark.parametrize(

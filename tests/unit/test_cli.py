@@ -75,7 +75,7 @@ def test_a_flag_without_a_value(given: list[Settings], flag: str, field: str) ->
 
 def test_every_flag_has_a_row() -> None:
     flags = {f"--{flag.name}" for flag in flagtable.FLAGS if flag.prefix and flag.field in Settings.__struct_fields__}
-    others = {"--log-format", "--log-level", "--strict-config", "--dra", "--dra-drivers", "--POD_UID"}
+    others = {"--log-format", "--log-level", "--strict-config", "--dra", "--dra-drivers", "--dra-shares", "--POD_UID"}
     assert flags - {row[0] for row in (*FLAGS, *SWITCHES)} == others
 
 

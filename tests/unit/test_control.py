@@ -17,13 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devices.replicas import grouped, unshared
-from gateway.telling import orders
 from gateway.wires import control
-from gateway.wires.control import ControlConnection, ControlError, ControlServer
+from gateway.wires.control import ControlConnection, ControlServer
 
 SOCKET = "0123abcd"
 PING: dict[str, Any] = {"v": 1, "op": "ping"}
-PONG = {"v": 1, "pong": True}
 GUARD = 10.0
 """Seconds after which a test that waits for ever is told so."""
 
@@ -48,35 +46,8 @@ async def serving(folder: Path) -> AsyncIterator[ControlServer]:
         await server.close()
 
 
-async def converse(path: Path, sent: bytes) -> list[dict[str, Any]]:
-    """Send raw bytes, then the end; return every answer until the server closes."""
-    reader, writer = await asyncio.open_unix_connection(path)
-    answers = []
-    with contextlib.suppress(OSError):  # Closed by the server before it took everything.
-        writer.write(sent)
-        writer.write_eof()
-        while line := await reader.readline():
-            answers.append(msgspec.json.decode(line, type=dict[str, Any]))
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-    return answers
-
-
 def line(message: object) -> bytes:
     return msgspec.json.encode(message) + b"\n"
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.one_of(st.binary(max_size=200), st.just(b"\n"), st.just(line(PING)), st.just(b'{"v":1,"op":'))))
-def test_garbage_is_survived(parts: list[bytes]) -> None:
-    async def run(folder: Path) -> None:
-        async with serving(folder) as server:
-            await converse(server.path, b"".join(parts))
-            assert await converse(server.path, line(PING)) == [PONG]
-
-    with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
-        asyncio.run(run(Path(folder)))
 
 
 JSON = st.recursive(
@@ -176,65 +147,6 @@ def test_so_many_sockets_are_looked_at(folder: Path, monkeypatch: pytest.MonkeyP
     for number in range(3):
         (folder / f"0000000{number}.sock").touch()
     assert [path.name for path in control._named_as_ours(folder)] == ["00000000.sock", "00000001.sock"]
-
-
-@pytest.mark.parametrize(
-    ("request_", "expected"),
-    [
-        pytest.param(
-            {"v": 1, "op": "cordon", "id": "GPU-1", "reason": "ECC"},
-            orders.Order("cordon", "GPU-1", "ECC"),
-            id="cordon",
-        ),
-        pytest.param({"op": "uncordon", "id": "GPU-1"}, orders.Order("uncordon", "GPU-1"), id="uncordon"),
-        pytest.param({"op": "forget", "id": "GPU-1", "reason": 7}, orders.Order("forget", "GPU-1"), id="forget"),
-        pytest.param(
-            {"op": "reset", "id": "GPU-1"}, "unknown order 'reset'. Allowed: cordon, uncordon, forget", id="another op"
-        ),
-        pytest.param({"op": "cordon", "id": "GPU-1"}, "not a reason", id="no reason"),
-        pytest.param({"op": "cordon", "id": "GPU-1", "reason": "  "}, "not a reason", id="an empty reason"),
-        pytest.param({"op": "cordon", "id": "GPU-1", "reason": "a\nb"}, "not a reason", id="a reason of two lines"),
-        pytest.param({"op": "cordon", "id": "GPU-1", "reason": "\x1b[2J"}, "printable", id="a terminal's commands"),
-        pytest.param({"op": "cordon", "id": "GPU-1", "reason": "x" * 257}, "at most 256", id="a long reason"),
-        pytest.param({"op": "uncordon"}, "not a device ID", id="no ID"),
-        pytest.param({"op": "uncordon", "id": 3}, "not a device ID", id="an ID that is no text"),
-        pytest.param({"op": "uncordon", "id": "x" * 257}, "at most 256", id="a long ID"),
-    ],
-)
-def test_order(request_: Mapping[str, Any], expected: orders.Order | str) -> None:
-    if isinstance(expected, orders.Order):
-        assert orders.order(request_) == expected
-    else:
-        with pytest.raises(ControlError, match=expected):
-            orders.order(request_)
-
-
-@given(st.dictionaries(st.sampled_from(["op", "id", "reason", "x"]), JSON | st.sampled_from(orders.ORDERS)))
-def test_an_order_or_an_error(request_: dict[str, Any]) -> None:
-    with contextlib.suppress(ControlError):
-        read = orders.order(request_)
-        assert (read.op, read.device_id) == (request_["op"], request_["id"])
-        assert (read.device_id + read.reason).isprintable()
-
-
-@pytest.mark.parametrize(
-    ("request_", "expected"),
-    [
-        pytest.param({"ids": []}, (), id="all"),
-        pytest.param({"ids": ["GPU-1", "GPU-2", "GPU-1"]}, ("GPU-1", "GPU-2"), id="each once"),
-        pytest.param({}, "Leave them out for all", id="nothing said is not all"),
-        pytest.param({"ids": "GPU-1"}, "not a list", id="no list"),
-        pytest.param({"ids": ["GPU-1"] * 129}, "at most 128", id="too many"),
-        pytest.param({"ids": ["GPU-1", 7]}, "not a device ID", id="an ID that is no text"),
-        pytest.param({"ids": ["\x1b[2J"]}, "printable", id="a terminal's commands"),
-    ],
-)
-def test_ids_of_hardware(request_: Mapping[str, Any], expected: tuple[str, ...] | str) -> None:
-    if isinstance(expected, tuple):
-        assert orders.handle_ids(request_) == expected
-    else:
-        with pytest.raises(ControlError, match=expected):
-            orders.handle_ids(request_)
 
 
 @pytest.mark.parametrize(

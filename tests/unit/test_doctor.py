@@ -47,6 +47,8 @@ from gateway.doctor.snapshot import (
 )
 from gateway.leader.instance import Instance
 from gateway.memory.rows import FileState
+from gateway.registration.events import Phase
+from gateway.telling.served import verdict
 from gateway.telling.sides import ByNameStatus, DriverStatus, SideStatus
 from gateway.telling.status import (
     Configuration,
@@ -60,14 +62,15 @@ from tests.fakes.nvml import dgx
 from tests.unit.answering import By, gateways
 from tests.unit.documents import SERVING, WAITING, document
 from tests.unit.kubernetes import authority, server
-from tools import doctor as page
 
 ROOT = Path(__file__).resolve().parents[2]
 CODES = {check.code: check for category in checks.categories() for check in category.checks}
 GPU = "nvidia.com/gpu"
 __all__ = ["authority", "server"]
 DEVICES = tuple(DeviceStatus(id=f"GPU-{number}", health="Healthy", state="healthy") for number in range(2))
-SERVED = ResourceStatus(name=GPU, phase="serving", listed=2, healthy=2, allocatable=2, devices=DEVICES)
+SERVED = ResourceStatus(
+    name=GPU, phase="serving", verdict=verdict(Phase.SERVING), listed=2, healthy=2, allocatable=2, devices=DEVICES
+)
 STATUS = document(resources=(SERVED,), uptime_s=60.0)
 CONTAINERD = """
 version = 2
@@ -391,7 +394,7 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0113": lambda fake: fake.resource(devices=(replace(DEVICES[0], numa=(1,)), DEVICES[1])),
     "DPG0201": nothing_runs,
     "DPG0202": hangs,
-    "DPG0203": lambda fake: fake.resource(phase="waiting to register again", trouble="refused", allocatable=0),
+    "DPG0203": lambda fake: fake.resource(verdict=verdict(Phase.WAITING, trouble="refused"), allocatable=0),
     "DPG0204": lambda fake: fake.changed.update(state_dir=replace(fake.look().state_dir, writable=False)),
     "DPG0205": lambda fake: fake.changed.update(state_dir=replace(fake.look().state_dir, free_bytes=4096)),
     "DPG0206": written("var/lib/device-plugin-gateway/ledger.json", '{"format": 1, "cord'),
@@ -502,7 +505,6 @@ def test_there_is_a_fault_a_judge_and_a_row_for_each_code() -> None:
     assert list(FAULTS) == list(CODES) == list(checks.JUDGES)
 
 
-BY_DRA = "offered by DRA: the driver d is not registered: no kubelet took it"
 MORE: Mapping[str, tuple[str, Callable[[Fake], None]]] = {
     "a damaged specification": ("DPG0404", written("etc/cdi/other.json", "{")),
     "no specification": ("DPG0404", written("etc/cdi/other.json", "{}")),
@@ -546,12 +548,15 @@ MORE: Mapping[str, tuple[str, Callable[[Fake], None]]] = {
         both(
             gone("var/lib/kubelet/device-plugins/kubelet.sock"),
             gone("var/lib/kubelet/pod-resources"),
-            lambda fake: fake.resource(phase="waiting for a kubelet", allocatable=0),
+            lambda fake: fake.resource(verdict=verdict(Phase.ABSENT, kubelet_s=None), allocatable=0),
         ),
     ),
     "a driver that no kubelet took": (
         "DPG0203",
-        lambda fake: fake.resource(phase="standing by for another gateway", allocatable=0, trouble=BY_DRA),
+        lambda fake: fake.resource(
+            verdict=verdict(Phase.STANDBY, driver=replace(DRIVER, registered=False, trouble="no kubelet took it")),
+            allocatable=0,
+        ),
     ),
     "a library that fails": ("DPG0305", nvml("failed", "NVML: Unknown Error")),
     "a driver that the kubelet refused": (
@@ -604,14 +609,14 @@ QUIET: Mapping[str, Callable[[Fake], None]] = {
     ),
     "all GPUs have gone to DRA": lambda fake: fake.resource(healthy=0, devices=(replace(DEVICES[0], state="dra"),)),
     "who stands by says nothing of a resource": lambda fake: fake.led_by(
-        WAITING, phase="standing by for another gateway", allocatable=0
+        WAITING, verdict=verdict(Phase.STANDBY, leader=WAITING), allocatable=0
     ),
     "devices are offered by DRA alone": lambda fake: fake.resource(
-        phase="standing by for another gateway", allocatable=0, trouble="offered by DRA: the driver d is registered"
+        verdict=verdict(Phase.STANDBY, driver=DRIVER), allocatable=0
     ),
     "a name of another plugin that has devices is no dead one": node_of(capacity={GPU: 2, "nvidia.com/other": 3}),
     "a resource without devices need not be served": lambda fake: fake.resource(
-        phase="waiting for a kubelet", listed=0, healthy=0, allocatable=0, devices=()
+        verdict=verdict(Phase.ABSENT, kubelet_s=None), listed=0, healthy=0, allocatable=0, devices=()
     ),
     "kubelets before 1.13 have no pod-resources": both(
         node_of(kubelet="v1.12.10"), gone("var/lib/kubelet/pod-resources"), seen_as(release=Release(12))
@@ -1061,8 +1066,3 @@ def test_a_check_leads_to_a_page_that_is_there(check: checks.Check) -> None:
     }
     assert not anchor or anchor in headings
     assert not check.needs or hasattr(Surveyed, check.needs)
-
-
-def test_the_page_is_what_the_checks_say() -> None:
-    text = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
-    assert page.page(text) == text

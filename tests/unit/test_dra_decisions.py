@@ -267,23 +267,22 @@ def test_what_a_device_has_too_much_of_is_not_what_nvidias_driver_says_of_it() -
 
 
 CAUSES: Mapping[str, dict[str, str]] = {
-    health.judged(79, Checks({})).reason: {"gpu.nvidia.com/xid": "79"},
-    "Xid 9999 (NVIDIA's catalogue names no cure); until it is reset": {"gpu.nvidia.com/xid": "9999"},
-    "it doesn't answer any more: NVML error 15": {"gpu.nvidia.com/gpu-lost": ""},
-    "the driver wants a GPU reset": {},
-    "repair; without the cordon: unhealthy, Xid 79 (x)": {},
+    health.judged(79, Checks({})).code: {"gpu.nvidia.com/xid": "79"},
+    "xid=9999": {"gpu.nvidia.com/xid": "9999"},
+    "gpu-lost": {"gpu.nvidia.com/gpu-lost": ""},
     "": {},
 }
+"""What NVIDIA's driver says of a device, by the code of its trouble."""
 
 
-@pytest.mark.parametrize("cause", CAUSES)
-def test_what_makes_a_device_unhealthy_is_also_told_as_nvidias_driver_tells_it(cause: str) -> None:
-    [ill], _ = offered({GPU: [entry("a", State.UNHEALTHY, cause)]}, {})
-    assert ill.vendor_taints == CAUSES[cause]
-    covered = replace(entry("a", State.CORDONED, "repair"), beneath=entry("a", State.UNHEALTHY, cause))
-    [ill], _ = offered({GPU: [covered]}, {})
-    assert ill.vendor_taints == CAUSES[cause]
-    [well], _ = offered({GPU: [replace(entry("a", State.CORDONED, cause), beneath=entry("a"))]}, {})
+@pytest.mark.parametrize("code", CAUSES)
+def test_what_makes_a_device_unhealthy_is_also_told_as_nvidias_driver_tells_it(code: str) -> None:
+    sick = replace(entry("a", State.UNHEALTHY, "why"), code=code)
+    [ill], _ = offered({GPU: [sick]}, {})
+    assert ill.vendor_taints == CAUSES[code]
+    [ill], _ = offered({GPU: [replace(entry("a", State.CORDONED, "repair"), beneath=sick)]}, {})
+    assert ill.vendor_taints == CAUSES[code]
+    [well], _ = offered({GPU: [replace(entry("a", State.CORDONED, "why"), beneath=entry("a"))]}, {})
     assert well.vendor_taints == {}
 
 
@@ -432,7 +431,7 @@ SHARE = replace(HELD, share="s")
 def test_what_claims_have_of_a_node(results: list[dict[str, Any]], *, has: bool, unshown: str, missing: bool) -> None:
     free = frozenset({("gpu.nvidia.com", "gpu-1"), ("x", "free")})
     boards = {("gpu.nvidia.com", "gpu-0"): "GPU-0", ("gpu.nvidia.com", "gpu-1"): "GPU-1"}
-    found = claims.allocations([claim(*results)], "n1", boards, (free, free | {("x", "shown")}), {})
+    found = claims.allocations([claim(*results)], "n1", boards, (free, free | {("x", "shown")}), {}, {})
     had = {"GPU-0": "claim ns/c"} if has else {}
     assert found == claims.Allocated(had | {"GPU-1": "a ResourceSlice still offers it"}, frozenset(), unshown, missing)
 

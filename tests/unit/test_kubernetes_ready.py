@@ -14,50 +14,33 @@ from gateway.kubelet.drift import Finding, MismatchKind
 from gateway.kubernetes import events, ready
 from gateway.kubernetes.events import News, Queue
 from gateway.kubernetes.node import Condition, NodeConditions, NodeMetadata, NodeObject, NodeSpec, Taint
-from gateway.kubernetes.ready import CONDITION, NodeResource, judge
+from gateway.kubernetes.ready import NodeResource, judge
+from gateway.registration.events import Phase
+from gateway.tally import Confirmation
+from gateway.telling.served import verdict
 
 GPU, OTHER = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 
 
-def standing(name: str = GPU, devices: int = 4, healthy: int = 4, **more: int) -> NodeResource:
-    return NodeResource(name, devices, healthy, **{"served": True, "looked": True, **more})  # type: ignore[arg-type]
+def standing(
+    name: str = GPU,
+    devices: int = 4,
+    healthy: int = 4,
+    *,
+    served: bool = True,
+    looked: bool = True,
+    lacking: bool = False,
+    withheld: int = 0,
+) -> NodeResource:
+    checked = Confirmation.LACKING if lacking else Confirmation.HELD if looked else None
+    found = verdict(Phase.SERVING if served else Phase.WAITING, checked=checked)
+    return NodeResource(name, devices, healthy, found, withheld)
 
 
 def node(
     allocatable: Mapping[str, str] | None = None, *conditions: Condition, taints: Sequence[Taint] = ()
 ) -> NodeObject:
     return NodeObject(NodeMetadata("n1"), NodeSpec(tuple(taints)), NodeConditions(dict(allocatable or {}), conditions))
-
-
-@pytest.mark.parametrize(
-    ("resources", "allocatable", "reason"),
-    [
-        ([standing()], {GPU: "4"}, "Ready"),
-        ([standing(), standing(OTHER, 2, 2)], {GPU: "4", OTHER: "2"}, "Ready"),
-        ([standing(healthy=3)], {GPU: "3"}, "Ready"),
-        ([standing(), standing(OTHER, 0, 0, served=False)], {GPU: "4"}, "Ready"),
-        ([standing(devices=2000, healthy=2000)], {GPU: "2k"}, "Ready"),
-        ([standing(), standing(OTHER, healthy=0)], {GPU: "4"}, "Ready"),
-        ([], {}, "NoDevices"),
-        ([standing(devices=0, healthy=0)], {}, "NoDevices"),
-        ([standing(healthy=0)], {GPU: "0"}, "NoHealthyDevices"),
-        ([standing(served=False)], {GPU: "4"}, "NotRegistered"),
-        ([standing(), standing(OTHER, served=False)], {GPU: "4", OTHER: "4"}, "NotRegistered"),
-        ([standing(lacking=True)], {GPU: "4"}, "NotVerified"),
-        ([standing(looked=False)], {GPU: "4"}, "NotVerified"),
-        ([standing(withheld=1)], {GPU: "4"}, "NotVerified"),
-        ([standing()], {}, "NotAllocatable"),
-        ([standing()], {GPU: "3"}, "NotAllocatable"),
-        ([standing()], {GPU: "many"}, "NotAllocatable"),
-        ([standing(devices=2001, healthy=2001)], {GPU: "2k"}, "NotAllocatable"),
-        ([standing(), standing(OTHER)], {GPU: "4"}, "NotAllocatable"),
-    ],
-)
-def test_a_node_is_ready_when_all_of_it_is(
-    resources: list[NodeResource], allocatable: dict[str, str], reason: str
-) -> None:
-    verdict = judge(resources, node(allocatable), was=False)
-    assert (verdict.reason, verdict.ready) == (reason, reason == "Ready")
 
 
 def test_a_source_that_tells_nothing_is_the_reason() -> None:
@@ -69,43 +52,6 @@ def test_a_node_that_was_ready_is_not_while_the_kubelet_gives_fewer() -> None:
     assert not judge([standing(withheld=1)], node({GPU: "3"}), was=True).ready
 
 
-@pytest.mark.parametrize(("allocatable", "is_ready"), [("4", True), ("3", True), ("1", True), ("0", False)])
-def test_a_node_that_was_ready_waits_for_the_kubelets_late_news(allocatable: str, *, is_ready: bool) -> None:
-    assert judge([standing()], node({GPU: allocatable}), was=True).ready is is_ready
-    ill = standing(OTHER, healthy=0)  # None of it can be allocatable.
-    assert judge([standing(), ill], node({GPU: allocatable}), was=True).ready is is_ready
-
-
-READY = Condition(
-    CONDITION, "True", "Ready", "every resource is registered, verified and allocatable: nvidia.com/gpu (4)"
-)
-
-
-def test_the_condition_is_written_where_it_says_something_else() -> None:
-    verdict = judge([standing()], node({GPU: "4"}), was=False)
-    assert ready.condition(node({GPU: "4"}, READY), verdict, 0) is None
-    other = Condition("Ready", "True")
-    patch = ready.condition(node({GPU: "4"}, other), verdict, 0)
-    at = "1970-01-01T00:00:00Z"
-    said = {"type": CONDITION, "status": "True", "reason": "Ready", "message": READY.message}
-    assert patch == {"status": {"conditions": [{**said, "lastHeartbeatTime": at, "lastTransitionTime": at}]}}
-
-
-def test_other_words_are_no_transition() -> None:
-    verdict = judge([standing(healthy=3)], node({GPU: "3"}), was=True)
-    patch = ready.condition(node({GPU: "3"}, READY), verdict, 0)
-    assert patch is not None
-    [said] = patch["status"]["conditions"]
-    assert "lastTransitionTime" not in said
-
-
-def test_another_status_is_a_transition() -> None:
-    patch = ready.condition(node({}, READY), judge([], node(), was=True), 60)
-    assert patch is not None
-    [said] = patch["status"]["conditions"]
-    assert (said["status"], said["lastTransitionTime"]) == ("False", "1970-01-01T00:01:00Z")
-
-
 def test_what_others_wrote_steers_no_screen() -> None:
     verdict = judge([], node(), hindrance="a\x1b[2Jb" + "x" * 5000, was=False)
     patch = ready.condition(node(), verdict, 0)
@@ -113,22 +59,6 @@ def test_what_others_wrote_steers_no_screen() -> None:
     [said] = patch["status"]["conditions"]
     assert "\x1b" not in said["message"]
     assert len(said["message"]) <= 1024
-
-
-def test_only_taints_of_the_key_go_the_last_first() -> None:
-    taints = [
-        Taint("a", "NoSchedule"),
-        Taint("mine", "NoSchedule"),
-        Taint("b", "NoExecute"),
-        Taint("mine", "NoExecute"),
-    ]
-    assert ready.untaint(node({}, taints=taints), "mine") == [
-        {"op": "test", "path": "/spec/taints/3/key", "value": "mine"},
-        {"op": "remove", "path": "/spec/taints/3"},
-        {"op": "test", "path": "/spec/taints/1/key", "value": "mine"},
-        {"op": "remove", "path": "/spec/taints/1"},
-    ]
-    assert ready.untaint(node({}, taints=taints), "other") == []
 
 
 # Events.
@@ -163,17 +93,6 @@ def test_what_becomes_of_a_gpu_is_an_event(before: State | None, after: State, t
     found = list(events.of_devices(GPU, was, {"GPU-0": entry(after)}, 7))
     assert [(one.reason, one.warning) for one in found] == ([told] if told else [])
     assert [(one.subject, one.at) for one in found] == ([("GPU-0", 7)] if told else [])
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [pytest.param("GPU-0::0", "GPU-0", id="shared before"), pytest.param("GPU-0", "GPU-0::1", id="now")],
-)
-def test_a_gpu_that_is_shared_meanwhile_is_the_same_one(before: str, after: str) -> None:
-    cordoned, present = entry(State.CORDONED, device_id=before), entry(State.PRESENT, device_id=after)
-    assert [one.reason for one in events.of_devices(GPU, {before: cordoned}, {after: present}, 0)] == ["GPUUncordoned"]
-    still = entry(State.CORDONED, device_id=after)
-    assert not [*events.of_devices(GPU, {before: cordoned}, {after: still}, 0)]
 
 
 def test_the_replicas_of_a_gpu_are_one_event() -> None:

@@ -36,15 +36,6 @@ def test_how_long_the_server_is_left_alone(
     assert watch.pause(error, failures, chance) == pytest.approx(seconds)
 
 
-def test_failures_while_the_server_was_away_do_not_count_once_it_answers() -> None:
-    retries = watch.Retries()
-    assert max(retries.wait(AWAY) for _ in range(100)) <= watch.AWAY
-    assert retries.wait(BUSY) <= watch.FIRST
-    assert max(retries.wait(BUSY) for _ in range(100)) > watch.AWAY
-    retries.worked()
-    assert retries.wait(BUSY) <= watch.FIRST
-
-
 def test_the_same_is_asked_ever_more_seldom_and_something_else_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "OFTEN", 1.0)
     monkeypatch.setattr(watch, "SELDOM", 6.0)

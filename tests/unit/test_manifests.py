@@ -363,6 +363,11 @@ def test_the_page_on_security_names_each_mount_of_the_node() -> None:
     found = {mount for file in files for mount in mounted([*yaml.safe_load_all(file.read_text(encoding="utf-8"))])}
     found = {mount for mount in found if not mount[0].startswith("/etc/device-plugin-gateway")}  # of a ConfigMap
     page = {path: access for path, access in told("What each mount is for").items() if path.startswith("/")}
+    chart = (ROOT / "deploy/chart/templates/_container.tpl").read_text(encoding="utf-8")
+    assert {*re.findall(r"mountPath: (/\S+)", chart)} - {
+        "/etc/device-plugin-gateway",
+        "/available-configs",
+    } <= page.keys()
     assert found == {(path, access.startswith("write")) for path, access in page.items()}
 
 

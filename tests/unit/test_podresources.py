@@ -1,29 +1,17 @@
-"""The pod-resources API: what its List says, and which part of it an emulated kubelet of each version has."""
+"""The pod-resources API: what its answers say, and how much of one is read."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from msgspec.structs import replace
 
 from adapters import podresources
 from adapters.dialect import MalformedError
 from adapters.pb.podresources import v1_pb2 as pb
 from adapters.podresources import Listed
-from devices.model import ContainerAnswer, Device, Health
-from gateway.kubelet import view as kubelet_view
-from gateway.kubelet.drift import Drift
-from gateway.kubelet.view import View
-from gateway_lab.kubelets.behaviour import behaviour
-from gateway_lab.kubelets.checkpoint import FILE_NAME, CorruptError, Memory, decode, encode
-from gateway_lab.kubelets.podresources import PodResources
-from gateway_lab.kubelets.records import DeviceRecords
 
 GPU = "example.com/gpu"
-DEVICES = [Device("a", numa_nodes=(0, 1)), Device("b", numa_nodes=(1,)), Device("c"), Device("ill", Health.UNHEALTHY)]
 
 
 def container(name: str, *devices: tuple[str, str]) -> pb.ContainerResources:
@@ -108,107 +96,3 @@ def test_what_is_none(decode_one: object) -> None:
     assert callable(decode_one)
     with pytest.raises(MalformedError, match="pod-resources"):
         decode_one(b"\xff\xff")
-
-
-# The emulated kubelet's.
-
-
-@pytest.fixture
-def node(folder: Path) -> Path:
-    """A node's folder; the kubelet's own is ``device-plugins`` in it."""
-    (folder / "device-plugins").mkdir()
-    return folder
-
-
-@asynccontextmanager
-async def serving(version: str, directory: Path, *, ready: bool = True) -> AsyncIterator[Path]:
-    """Serve the records of a kubelet: pod ``p`` holds a (and its init container b), pod ``ended`` c."""
-    kubelet = behaviour(version)
-    records = DeviceRecords(kubelet)
-    records.ready = ready
-    records.enter_list(GPU, {}, DEVICES)
-    for pod, name, ids, init in (("p", "first", "b", True), ("p", "main", "a", False), ("ended", "main", "c", False)):
-        records.activate(pod, name, {GPU: 1}, init=init)
-        records.allot(pod, name, GPU, ids, ContainerAnswer())
-    (directory / FILE_NAME).write_bytes(encode(records.memory(), kubelet))
-    records.deactivate("ended")
-    server = PodResources(kubelet, directory, records, lambda _line: None)
-    await server.start()
-    yield server.socket_path
-    await server.stop()
-
-
-UIDS = {"a": "p/main", "b": "p/first", "c": "ended/main"}
-BOTH = {GPU: {"a": "default/p/main"}}
-REST = {GPU: {"b": "p/first", "c": "ended/main"}}
-WELL = {GPU: frozenset("abc")}
-PODS = frozenset({"default/p"})
-
-
-@pytest.mark.parametrize(
-    ("version", "view"),
-    [
-        ("1.8", View({GPU: UIDS}, {}, source="checkpoint", written={GPU: UIDS})),
-        ("1.14", View({GPU: UIDS}, {}, source="checkpoint", written={GPU: UIDS}, registered=WELL)),
-        ("1.15", View(BOTH, REST, None, "pod-resources", PODS, {GPU: UIDS}, WELL)),
-        ("1.20", View(BOTH, REST, None, "pod-resources", PODS, {GPU: UIDS}, WELL)),
-        ("1.22", View(BOTH, REST, None, "pod-resources", PODS, {GPU: UIDS}, WELL)),
-        ("1.23", View(BOTH, REST, WELL, "pod-resources", PODS, {GPU: UIDS}, WELL)),
-        ("1.37", View(BOTH, REST, WELL, "pod-resources", PODS, {GPU: UIDS}, WELL)),
-    ],
-)
-async def test_a_look_at_each_kubelet(node: Path, version: str, view: View) -> None:
-    directory = node / "device-plugins"
-    async with serving(version, directory) as socket:
-        assert socket == node / "pod-resources" / "kubelet.sock"
-        assert replace(await kubelet_view.look(socket, directory / FILE_NAME), file=None) == view
-        holds = await kubelet_view.holds(socket, GPU, DEVICES)
-        assert holds is (True if view.allocatable is not None else None)
-    assert not socket.exists()
-
-
-async def test_until_all_pods_are_known_none_has_ended(node: Path) -> None:
-    """A kubelet that hasn't heard of all its pods frees nothing: what List leaves out is still held."""
-    async with serving("1.37", node / "device-plugins", ready=False) as socket:
-        assert (await kubelet_view.look(socket, node / "device-plugins" / FILE_NAME)).holders(GPU).keys() == set("abc")
-
-
-@pytest.fixture
-def shared(node: Path) -> Path:
-    node.chmod(0o1777)
-    return node
-
-
-async def test_in_a_folder_that_everyone_shares_there_is_none(shared: Path) -> None:
-    async with serving("1.37", shared / "device-plugins") as socket:
-        assert not socket.parent.exists()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "lost"),
-    [
-        ("1.8", "1.9", "ab"),
-        ("1.9", "1.10", ""),
-        ("1.10", "1.11", "ab"),
-        ("1.11", "1.16", ""),
-        ("1.18", "1.20", ""),
-        ("1.18", "1.32", "ab"),
-        ("1.28", "1.37", ""),
-        ("1.37", "1.20", ""),
-        ("1.25", "1.18", "ab"),
-    ],
-)
-async def test_the_upgrades_that_lose_pods_are_noticed(tmp_path: Path, old: str, new: str, lost: str) -> None:
-    """By the checkpoint alone: what the old kubelet wrote, and what the new one could read of it and wrote again."""
-    file, none = tmp_path / FILE_NAME, tmp_path / "none.sock"
-    records = DeviceRecords(behaviour(old))
-    records.enter_list(GPU, {}, DEVICES)
-    records.allot("p", "main", GPU, "ab", ContainerAnswer({"GPUS": "a,b"}))
-    file.write_bytes(encode(records.memory(), behaviour(old)))
-    drift = Drift(GPU).listed(DEVICES, 0).look(await kubelet_view.look(none, file), 9).restarted(10)
-    try:
-        memory = decode(file.read_bytes(), behaviour(new))
-    except CorruptError:
-        memory = Memory()
-    file.write_bytes(encode(memory, behaviour(new)))
-    assert "".join(sorted(drift.look(await kubelet_view.look(none, file), 11).forgotten)) == lost

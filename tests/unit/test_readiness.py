@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,16 +12,39 @@ from hypothesis import strategies as st
 from devices.source import Hindrance
 from gateway.registration.events import Phase
 from gateway.tally import Confirmation
-from gateway.telling import readiness
-from gateway.telling.readiness import PATIENCE, ResourceStanding, judge
+from gateway.telling import readiness, served
+from gateway.telling.readiness import PATIENCE, ResourceStanding
 
 GPU = "nvidia.com/gpu"
 LONG = PATIENCE + 1
 
 
-def standing(phase: Phase, checked: Confirmation | None = Confirmation.HELD, **facts: object) -> ResourceStanding:
-    fields: dict[str, object] = {"name": GPU, "devices": 8, "stream_s": LONG, "unserved_s": LONG} | facts
-    return ResourceStanding(phase=phase, checked=checked, **fields)  # type: ignore[arg-type]  # the fields' types are theirs
+Standing = Callable[[float | None], ResourceStanding]
+"""How a resource stands, by the seconds since a kubelet was found (None: none runs)."""
+
+
+def standing(
+    phase: Phase,
+    checked: Confirmation | None = Confirmation.HELD,
+    name: str = GPU,
+    devices: int = 8,
+    stream_s: float = LONG,
+    unserved_s: float = LONG,
+    trouble: str = "",
+) -> Standing:
+    since_s = stream_s if phase is Phase.SERVING else unserved_s
+
+    def made(kubelet_s: float | None) -> ResourceStanding:
+        found = served.verdict(phase, checked=checked, trouble=trouble, since_s=since_s, kubelet_s=kubelet_s)
+        return ResourceStanding(
+            name=name, devices=devices, verdict=found, confirmed=checked is not None, trouble=trouble
+        )
+
+    return made
+
+
+def judge(resources: Sequence[Standing], *, kubelet_s: float | None, **facts: Any) -> readiness.Readiness:
+    return readiness.judge([one(kubelet_s) for one in resources], kubelet_s=kubelet_s, **facts)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +113,7 @@ def standing(phase: Phase, checked: Confirmation | None = Confirmation.HELD, **f
         pytest.param(standing(Phase.WAITING, None, devices=0), 60.0, True, "no devices", id="no devices"),
     ],
 )
-def test_a_resource(it: ResourceStanding, kubelet_s: float | None, ready: bool, words: str) -> None:
+def test_a_resource(it: Standing, kubelet_s: float | None, ready: bool, words: str) -> None:
     verdict = judge([it], begun=True, kubelet_s=kubelet_s)
     assert verdict.ready is ready
     assert words in verdict.text
@@ -120,8 +146,8 @@ def test_a_resource(it: ResourceStanding, kubelet_s: float | None, ready: bool, 
         ),
     ],
 )
-def test_a_gateway_without_resources(facts: dict[str, object], ready: bool, lines: list[str]) -> None:
-    verdict = judge([], **facts)  # type: ignore[arg-type]  # rows of a table
+def test_a_gateway_without_resources(facts: dict[str, Any], ready: bool, lines: list[str]) -> None:
+    verdict = judge([], **facts)
     assert (verdict.ready, len(verdict.lines)) == (ready, len(lines))
     assert all(found.startswith(wanted) for found, wanted in zip(verdict.lines, lines, strict=True))
 
@@ -137,8 +163,8 @@ def test_a_gateway_without_resources(facts: dict[str, object], ready: bool, line
         ),
     ],
 )
-def test_a_source_beside_a_resource_that_is_served(facts: dict[str, object], ready: bool, line: str) -> None:
-    verdict = judge([standing(Phase.SERVING)], begun=True, kubelet_s=60.0, **facts)  # type: ignore[arg-type]  # rows
+def test_a_source_beside_a_resource_that_is_served(facts: dict[str, Any], ready: bool, line: str) -> None:
+    verdict = judge([standing(Phase.SERVING)], begun=True, kubelet_s=60.0, **facts)
     assert (verdict.ready, verdict.lines) == (ready, (line, f"{GPU}: served"))
 
 

@@ -29,6 +29,7 @@ from devices.model import (
     Sayable,
 )
 from devices.source import Listing
+from gateway.configuration.settings import Settings
 from gateway.registration import requests, serve
 from gateway.registration.devicelist import LIST_LIMIT
 from gateway.registration.serve import REQUEST_LIMIT, DevicePlugin
@@ -67,10 +68,25 @@ class _Memory:
         pass
 
 
+class _Leads:
+    """This gateway leads."""
+
+    def register_at(self) -> float:
+        return 0.0
+
+    async def passed(self, *_: object) -> bytes | None:
+        return None
+
+    def one_more(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 def device_plugin(folder: Path) -> DevicePlugin:
-    return DevicePlugin(
-        "nvidia.com/gpu", cast("Any", _Source()), lambda _: None, _Memory(), Tally(), Turns(folder / "checkpoint")
+    node = types.SimpleNamespace(
+        settings=Settings(), source=_Source(), tally=Tally(), turns=Turns(folder / "checkpoint"), lead=_Leads()
     )
+    node.memory = lambda _: _Memory()
+    return DevicePlugin("nvidia.com/gpu", cast("Any", node), lambda _: None)
 
 
 @asynccontextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import pytest
 
@@ -126,41 +126,20 @@ def test_a_kubelet_that_admits_its_pods_has_what_goes_to_dra_and_nothing_of_dras
 # Explored.
 
 
-def one_gpu() -> Model:
-    return Model()
+SHAPES: Final[Mapping[str, tuple[Mapping[str, Any], int]]] = {
+    "one GPU": ({}, 20_000),
+    "one GPU, also by name": ({"by_name": True, "at_once": True}, 3_000),
+    "one GPU beside another driver": ({"beside": True, "at_once": True}, 7_000),
+    "a pod of two": ({"claims": ((0,),), "pods": ((0, 1),), "ghosts": False, "at_once": True}, 30_000),
+    "a pod and a claim of two": ({"claims": ((0, 1),), "pods": ((0, 1),), "ghosts": False, "at_once": True}, 15_000),
+}
+"""What is searched, and how many states there are at least. What takes longer: `python -m gateway_lab.trials.owners`."""
 
 
-def one_gpu_also_by_name() -> Model:
-    return Model(by_name=True)
-
-
-def a_pod_of_two_also_by_name() -> Model:
-    return Model(claims=((0,),), pods=((0, 1),), by_name=True, ghosts=False, at_once=True)
-
-
-def one_gpu_beside_another_driver() -> Model:
-    return Model(beside=True, at_once=True)  # Each step apart: `python -m gateway_lab.trials.owners`.
-
-
-def a_pod_of_two() -> Model:
-    return Model(claims=((0,),), pods=((0, 1),), ghosts=False, at_once=True)
-
-
-def a_pod_and_a_claim_of_two() -> Model:
-    return Model(claims=((0, 1),), pods=((0, 1),), ghosts=False, at_once=True)
-
-
-def a_claim_of_two() -> Model:
-    return Model(claims=((0, 1),), pods=((0,), (1,)), ghosts=False, at_once=True)
-
-
-SHAPES = [(one_gpu, 20_000), (a_pod_of_two, 30_000), (a_pod_and_a_claim_of_two, 15_000), (a_claim_of_two, 70_000)]
-SHAPES += [(one_gpu_beside_another_driver, 7_000), (one_gpu_also_by_name, 90_000), (a_pod_of_two_also_by_name, 70_000)]
-
-
-@pytest.mark.parametrize(("shape", "states"), SHAPES, ids=lambda one: getattr(one, "__name__", ""))
-def test_no_gpu_is_given_twice_and_every_crossing_can_end(shape: Callable[[], Model], states: int) -> None:
-    model = shape()
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_gpu_is_given_twice_and_every_crossing_can_end(shape: str) -> None:
+    options, states = SHAPES[shape]
+    model = Model(**options)
     found = search(model.start, model.moves, model.check)
     assert (found.broken, found.trace) == ("", ())
     assert found.states > states

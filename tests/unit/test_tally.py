@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import tally
-from gateway.kubelet.identity import KubeletId
-from gateway.registration import cause
+from gateway.kubelet.watch import KubeletId
 from gateway.registration import machine as registration
 from gateway.registration.events import (
     Event,
@@ -117,7 +116,7 @@ RENEWED = (*SERVING, Renew("options"), RETRY, Reached(2, K1), Replied(2, "OK"), 
 def test_the_cause_of_a_registration(events: tuple[Event, ...], why: Cause) -> None:
     state, found, offered = registration.start("t", "auto", ""), None, None
     for event in events:
-        found = cause.cause(state, event) or found
+        found = registration.cause(state, event) or found
         state, actions = registration.step(state, event)
         offered = found if any(isinstance(action, SendRegister) for action in actions) else offered
     assert found is why
@@ -131,7 +130,7 @@ def test_what_changes_nothing_is_no_cause(event: Event) -> None:
     state = registration.start("t", "auto", "")
     for before in SERVING:
         state, _ = registration.step(state, before)
-    assert cause.cause(state, event) is None
+    assert registration.cause(state, event) is None
     assert registration.step(state, event)[0].phase is state.phase
 
 

@@ -35,6 +35,10 @@ PLAIN = {"*stream ended* and *books*"}
 """Where one of them is meant: a cause as `gateway status` shows it."""
 OUR_OWN = {"elder", "heir", "younger", "book", "booked", "door"}
 """What names and comments don't say: older or newer gateway, the kubelet's records, the folders and APIs by which something comes."""
+MAYBE = re.compile(
+    rf"(?<![a-z])({'|'.join(OUR_OWN)})|{'|'.join(map(str.title, OUR_OWN))}|{'|'.join(map(str.upper, OUR_OWN))}"
+)
+"""What a file has somewhere that may have one of them: the others need not be taken apart."""
 NAMED_AS_SHIPPED = {"books"}
 """Names that are keys of `gateway status --json`."""
 TOLD = {"info", "warning", "error", "exception", "echo", "option", "say"}
@@ -71,30 +75,22 @@ def test_what_is_looked_for(code: str, found: list[str]) -> None:
     assert [word for text in told(ast.parse(code)) for word in PRIVATE.findall(text)] == found
 
 
-def test_people_are_told_in_their_words() -> None:
+def test_people_are_told_what_happened_in_their_words() -> None:
     assert len(MODULES) > 50
     found = [
         f"{path.relative_to(ROOT)}: {text}"
         for path in MODULES
         for text in told(ast.parse(path.read_text()))
-        if PRIVATE.search(text)
-    ]
-    assert found == []
-
-
-def test_a_message_says_what_happened_and_not_what_was_expected() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}: {text}"
-        for path in MODULES
-        for text in told(ast.parse(path.read_text()))
-        if re.match("expected ", text)
+        if PRIVATE.search(text) or text.startswith("expected ")
     ]
     assert found == []
 
 
 def said_in(code: str) -> Iterator[str]:
     """Give the words of each name, comment and docstring that are our own."""
-    for token in tokenize.generate_tokens(iter(code.splitlines(keepends=True)).__next__):
+    for token in (
+        () if not MAYBE.search(code) else tokenize.generate_tokens(iter(code.splitlines(keepends=True)).__next__)
+    ):
         text = token.string
         comment = token.type == tokenize.COMMENT or (token.type == tokenize.STRING and text.startswith('"""'))
         if comment or (token.type == tokenize.NAME and text not in NAMED_AS_SHIPPED):

@@ -1,25 +1,39 @@
 """Run the image's gateway on this machine: ``python -m tools.image.emulated dist/image/root.tar.gz version``.
 
 An image for another architecture runs under qemu-user. It needs no root: the gateway sees this machine's files, with the image's
-interpreter and libraries.
+interpreter and libraries, and the one library of the laboratory that the image lacks.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from statistics import median
 
+import hpack
+
+from gateway_lab.bench.node import GPUS, RESOURCE, Node
+from gateway_lab.gatewayproc import gateway_command
 from tools.image import build, contents, debian
+from tools.image.python import SITE
+
+STARTS = 5
 
 
 def main() -> int:
     """Run the gateway; return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("root", type=Path, help="the image's files, as `make image` leaves them: root.tar.gz")
+    parser.add_argument(
+        "--figures", action="store_true", help="instead print its size, and how long it takes to register 8 GPUs"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="arguments of the gateway, as: demo --json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dpg-emulated-") as folder:
@@ -27,9 +41,32 @@ def main() -> int:
         subprocess.run(["tar", "-xzf", arguments.root, "-C", root, "--no-same-owner"], check=True)
         try:
             python = interpreter(root)
+            shutil.copytree(Path(hpack.__file__).parent, root / SITE / "hpack")  # nothing but Python
         except contents.ImageError as error:
             sys.exit(f"image: {error}")
+        if arguments.figures:
+            files = sum(path.lstat().st_size for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+            started = asyncio.run(_starts(python))
+            print(f"packed {arguments.root.stat().st_size / 1e6:.1f} MB, unpacked {files / 1e6:.1f} MB")
+            print(f"registered {median(started):.2f} s after its start ({min(started):.2f} to {max(started):.2f})")
+            return 0
         return subprocess.run([python, "-I", "-m", "gateway", *arguments.command], check=False).returncode
+
+
+async def _starts(python: Path) -> list[float]:
+    """Start the gateway some times; return the seconds until an emulated kubelet's records had its GPUs."""
+    seconds = []
+    async with Node.make(python) as node:
+        kubelet = await node.kubelet()
+        await kubelet.start()
+        for _ in range(STARTS):
+            began = time.monotonic()
+            gateway = await node.plugin([str(python), *gateway_command(node.sockets, node.state)[1:]])
+            await kubelet.wait(RESOURCE, GPUS, seconds=60)
+            seconds.append(time.monotonic() - began)
+            await gateway.terminate()
+            await kubelet.wait(RESOURCE, 0, seconds=60)
+    return seconds
 
 
 def interpreter(root: Path) -> Path:

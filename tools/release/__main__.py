@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,8 +25,6 @@ from tools.image.contents import ImageError
 from tools.release import chart
 
 CHART = Path("deploy/chart")
-LOOPBACK = "127.0.0.1:5000"
-"""Where the dry run's registry listens, on the node."""
 _IMAGE = f"{build.NAME}-{VERSION}.oci.tar"
 _CHART = f"{build.NAME}-chart-{VERSION}.oci.tar"
 
@@ -39,13 +38,18 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("dist/release"), help="where to (%(default)s)")
     parser.add_argument(
-        "--repository", default=LOOPBACK, metavar="HOST/PATH", help="where image and chart are published (%(default)s)"
+        "--repository",
+        metavar="HOST/PATH",
+        help="where image and chart are published; the dry run finds a free port on loopback",
     )
     parser.add_argument("--tag", help=f"the git tag of the release; an error if it is not v{VERSION}")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--push", action="store_true", help="only push what --out has to --repository, by skopeo")
     mode.add_argument("--dry-run", action="store_true", help="then install it on a whole node from a registry there")
     arguments = parser.parse_args()
+    if not (arguments.repository or arguments.dry_run):
+        parser.error("--repository is missing: name where image and chart are published, or use --dry-run")
+    repository = (arguments.repository or _free_port()).lower()
     began = time.monotonic()
 
     def progress(text: str) -> None:
@@ -55,9 +59,9 @@ def main() -> None:
         if arguments.tag not in (None, f"v{VERSION}"):
             raise ImageError(f"the tag is {arguments.tag}, but gateway/__init__.py says {VERSION}")  # noqa: TRY301
         if arguments.push:
-            push(arguments.out, arguments.repository)
+            push(arguments.out, repository)
             return
-        make(arguments.out, arguments.repository.lower(), progress)
+        make(arguments.out, repository, progress)
         if arguments.dry_run:
             progress("installing it on a whole node")
             _install(arguments.out)
@@ -143,7 +147,7 @@ def push(out: Path, repository: str, *options: str) -> None:
     listed = json.loads((out / "release.json").read_text())
     for kind, file in (("image", _IMAGE), ("chart", _CHART)):
         name, _, digest = listed[kind].partition("@")
-        if not name.startswith(f"{repository.lower()}/"):
+        if not name.startswith(f"{repository}/"):
             raise ImageError(f"{out} was made for {name}, not for {repository}. Make it again with this --repository")
         # The digest is that of what is copied: without this, skopeo may write the manifest again.
         copy = ["copy", "--quiet", "--all", "--preserve-digests", *(f"--dest-{one}" for one in options)]
@@ -161,6 +165,12 @@ def _skopeo(*arguments: str) -> bytes:
     if done.returncode:
         raise ImageError(f"skopeo {arguments[0]} {arguments[-1]} failed: {done.stderr.decode().strip()}")
     return done.stdout
+
+
+def _free_port() -> str:
+    """Return an address on loopback where nothing listens: the registry on the node will."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return f"127.0.0.1:{one.getsockname()[1]}"
 
 
 def _install(out: Path) -> None:

@@ -69,9 +69,17 @@
   - name: cdi
     mountPath: /var/run/cdi
   {{- end }}
+  {{- if $root.Values.gateway.nodeFeatures }}
+  - name: features
+    mountPath: /etc/kubernetes/node-feature-discovery/features.d
+  {{- end }}
   {{- if include "gateway.dra" $root }}
   - name: plugins-registry
     mountPath: /var/lib/kubelet/plugins_registry
+  {{- end }}
+  {{- with $root.Values.gateway.bridge }}
+  - name: bridge
+    mountPath: {{ . }}
   {{- end }}
   {{- if include "gateway.configMap" $root }}
   - name: configs

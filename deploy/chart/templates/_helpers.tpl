@@ -33,7 +33,7 @@ app.kubernetes.io/component: {{ .Values.gateway.backend }}
 
 {{- /* NVIDIA's driver manager waits for pods with this label before it unloads the driver (docs/beside.md). */ -}}
 {{- define "gateway.draLabels" -}}
-{{- if and (include "gateway.dra" .) (eq .Values.gateway.backend "nvidia") -}}
+{{- if and (include "gateway.dra" .) (ne .Values.gateway.backend "amd") -}}
 app: nvidia-dra-driver-kubelet-plugin
 {{- else -}}
 {}
@@ -138,7 +138,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $pci := "feature.node.kubernetes.io/pci" -}}
 {{- $nvidia := list (printf "%s-10de.present" $pci) (printf "%s-0300_10de.present" $pci) (printf "%s-0302_10de.present" $pci) "nvidia.com/gpu.present" -}}
 {{- $amd := list "feature.node.kubernetes.io/amd-gpu" (printf "%s-1002.present" $pci) (printf "%s-0300_1002.present" $pci) (printf "%s-0302_1002.present" $pci) (printf "%s-0380_1002.present" $pci) (printf "%s-1200_1002.present" $pci) -}}
-{{- $keys := get (dict "nvidia" $nvidia "amd" $amd "simulated" (list "device-plugin-gateway.io/simulated")) .Values.gateway.backend -}}
+{{- $keys := get (dict "nvidia" $nvidia "amd" $amd "simulated" (list "device-plugin-gateway.io/simulated") "none" list) .Values.gateway.backend -}}
 {{- $not := list $host -}}
 {{- if eq .Values.gateway.backend "amd" -}}
 {{- range $nvidia -}}
@@ -146,6 +146,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 {{- $terms := list -}}
+{{- if eq .Values.gateway.backend "none" -}}{{- $terms = list (dict "matchExpressions" $not) -}}{{- end -}}
 {{- range $keys -}}
 {{- $terms = append $terms (dict "matchExpressions" (prepend $not (dict "key" . "operator" "In" "values" (list "true")))) -}}
 {{- end -}}
@@ -176,7 +177,7 @@ nodeAffinity:
 {{- $rows := .Values.tolerations -}}
 {{- if not (kindIs "slice" $rows) -}}
 {{- $rows = list (dict "key" "CriticalAddonsOnly" "operator" "Exists") -}}
-{{- if ne .Values.gateway.backend "simulated" -}}
+{{- if has .Values.gateway.backend (list "nvidia" "amd") -}}
 {{- $rows = append $rows (dict "key" (printf "%s.com/gpu" .Values.gateway.backend) "operator" "Exists" "effect" "NoSchedule") -}}
 {{- end -}}
 {{- end -}}
@@ -270,6 +271,9 @@ readOnlyRootFilesystem: true
 {{- if $root.Values.gateway.logLevel -}}{{- $env = append $env (dict "name" "GATEWAY_LOG_LEVEL" "value" $root.Values.gateway.logLevel) -}}{{- end -}}
 {{- with $root.Values.gateway.excludeDevices -}}{{- $env = append $env (dict "name" "GATEWAY_EXCLUDE_DEVICES" "value" (join "," .)) -}}{{- end -}}
 {{- with include "gateway.dra" $root -}}{{- $env = append $env (dict "name" "GATEWAY_DRA" "value" .) -}}{{- end -}}
+{{- if $root.Values.gateway.nodeFeatures -}}{{- $env = append $env (dict "name" "GATEWAY_NODE_FEATURES" "value" "true") -}}{{- end -}}
+{{- if eq (toString $root.Values.gateway.draShares) "capacity" -}}{{- $env = append $env (dict "name" "GATEWAY_DRA_SHARES" "value" "capacity") -}}{{- end -}}
+{{- with $root.Values.gateway.bridge -}}{{- $env = append $env (dict "name" "GATEWAY_BRIDGE" "value" .) -}}{{- end -}}
 {{- if $root.Values.gateway.gpuMetrics -}}{{- $env = append $env (dict "name" "GATEWAY_GPU_METRICS" "value" "true") -}}{{- end -}}
 {{- if eq $root.Values.gateway.backend "nvidia" -}}{{- $env = concat $env (include "gateway.nvidiaEnv" $root | fromJsonArray) -}}{{- end -}}
 {{- if eq $root.Values.gateway.backend "simulated" -}}{{- $env = append $env (dict "name" "GATEWAY_SIMULATE" "value" "/etc/device-plugin-gateway/profile.yaml") -}}{{- end -}}

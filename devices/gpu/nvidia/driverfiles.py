@@ -220,9 +220,7 @@ def _libraries(tree: _Tree, version: str) -> tuple[tuple[Mount, ...], tuple[Syml
 
 
 def _others(tree: _Tree, version: str, sys: Path) -> Iterator[Mount]:
-    for program in _PROGRAMS:
-        found = (tree.resolve(f"{folder}/{program}") for folder in _PROGRAM_FOLDERS)
-        yield from (tree.mount(path) for path in islice((one for one in found if one and tree.mode(one) & 0o111), 1))
+    yield from (tree.mount(path) for name in _PROGRAMS if (path := _program(tree, name)))
     release = os.uname().release
     own = read(sys / "module/firmware_class/parameters/path", 4096).strip()
     usual = (f"/lib/firmware/updates/{release}", "/lib/firmware/updates", f"/lib/firmware/{release}", "/lib/firmware")
@@ -234,6 +232,18 @@ def _others(tree: _Tree, version: str, sys: Path) -> Iterator[Mount]:
             break
     for places in _SOCKETS:
         yield from (replace(mount, read_only=False) for mount in islice(_named(tree, places), 1))
+
+
+def _program(tree: _Tree, name: str) -> str | None:
+    found = (tree.resolve(f"{folder}/{name}") for folder in _PROGRAM_FOLDERS)
+    return next((one for one in found if one and tree.mode(one) & 0o111), None)
+
+
+def program(root: str, name: str) -> str | None:
+    """Say where this process sees a program of the driver whose root it sees there; None if it isn't there. It blocks."""
+    tree = _Tree(root, "")
+    found = _program(tree, name)
+    return None if found is None else tree.seen(found)
 
 
 def _graphics(tree: _Tree, version: str, libraries: Iterable[Mount]) -> Iterator[Mount]:

@@ -258,11 +258,13 @@ class Scanner:
             links=session.links.get(uuid, ()),
             spec_nodes=(f"/dev/nvidia{board.minor}",),
             resource=_RESOURCE,
-            partitioned=vitals.mig,
+            partitionable=vitals.mig is not None,
+            partitioned=bool(vitals.mig),
             product=board.product,
             pci=board.pci,
             memory=board.memory,
             traits=board.traits,
+            clique=vitals.clique,
         )
         look = Looked(
             at=at,
@@ -298,6 +300,7 @@ class Scanner:
             slot=instance.slot,
             capacities=instance.capacities,
             partitioned=False,
+            clique="",
             lacks=lacks,
             links=(),
             spec_nodes=(*gpu.spec_nodes, *(f"/dev/nvidia-caps/nvidia-cap{one}" for one in minors if one is not None)),
@@ -375,6 +378,6 @@ def addressed(unseen: Sequence[Seat], free: Sequence[str], uncounted: Callable[[
 def _failed(error: NvmlError) -> tuple[Trouble, bool]:
     """What a failed look says of a GPU, and whether it is lost."""
     if isinstance(error, LostError):
-        return Trouble(f"it doesn't answer any more: {error}", TroubleKind.RESET_REQUIRED), True
+        return Trouble(f"it doesn't answer any more: {error}", TroubleKind.RESET_REQUIRED, "gpu-lost"), True
     hint = _DENIED if isinstance(error, DeniedError) else ""
     return Trouble(f"it can't be looked at: {error}{hint}", TroubleKind.RESTART_APP), False

@@ -10,5 +10,8 @@ import (
 )
 
 func (k *kubelet) admit(pod *v1.Pod, container *v1.Container) error {
+	if k.node.admits != nil {
+		return k.node.admits(pod)
+	}
 	return k.impl.Allocate(context.Background(), pod, container, lifecycle.AddOperation)
 }

@@ -30,6 +30,7 @@ type request struct {
 	Running   []running       `json:"running"`
 	Gates     string          `json:"gates"`
 	Numa      []int           `json:"numa"`
+	Topology  string          `json:"topology"`
 	Measure   *target         `json:"measure"`
 	Pod       string          `json:"pod"`
 	Container string          `json:"container"`
@@ -165,7 +166,7 @@ func (d *driver) start(q *request) (reply, later, error) {
 		}
 	}
 	d.node.setReady(q.isReady())
-	d.node.numa = q.Numa
+	d.node.numa, d.node.topology = q.Numa, q.Topology
 	for _, a := range q.Pods {
 		if _, _, err := d.node.put(a); err != nil {
 			return nil, nil, err

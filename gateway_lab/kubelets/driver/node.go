@@ -16,9 +16,12 @@ import (
 // node is what a device manager is told by the rest of its kubelet. A pod is never changed, only replaced: the manager
 // reads pods in goroutines of its own.
 type node struct {
-	dir   string
-	numa  []int
-	ready int32
+	dir  string
+	numa []int
+	// topology is the policy of the topology manager; admits is that manager's admission of a pod, if there is one.
+	topology string
+	admits   func(*v1.Pod) error
+	ready    int32
 
 	mu   sync.Mutex
 	pods []*v1.Pod

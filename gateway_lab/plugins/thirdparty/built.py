@@ -33,6 +33,12 @@ class ThirdParty:
     command: str
     """How it is started, with its folder as the working directory; as ``gateway conformance`` takes it."""
     hard_wired: bool = False
+    ldflags: str = "-s -w"
+    cgo: bool = False
+    nvml: bool = False
+    """Whether it runs on the tests' library in the place of NVML."""
+    change: str = ""
+    """What makes one of its devices unhealthy."""
     notes: str = ""
     """What a reader of its report must know."""
 
@@ -71,9 +77,35 @@ _RDMA: Final = ThirdParty(
     hard_wired=True,
     notes="Its own servers, under a main of this project's that asks for no hardware: without RDMA there is no device.",
 )
+# go-nvml finds NVML's functions when they are called: no other program can be linked so.
+FEATURE_DISCOVERY: Final = ThirdParty(
+    name="gpu-feature-discovery",
+    module="github.com/NVIDIA/k8s-device-plugin",
+    source="gfd",
+    package="github.com/NVIDIA/k8s-device-plugin/cmd/gpu-feature-discovery",
+    command="gpu-feature-discovery",
+    ldflags="-s -w -extldflags=-Wl,-z,lazy",
+    cgo=True,
+)
+"""No plugin: NVIDIA's program that labels nodes, with which `make labels` compares ours."""
+_NVIDIA: Final = ThirdParty(
+    name="nvidia-device-plugin",
+    module="github.com/NVIDIA/k8s-device-plugin",
+    source="nvidia",
+    package="github.com/NVIDIA/k8s-device-plugin/cmd/nvidia-device-plugin",
+    resource="nvidia.com/gpu",
+    count=8,
+    command="nvidia-device-plugin",
+    hard_wired=True,
+    ldflags="-s -w -extldflags=-Wl,-z,lazy",  # NVML's functions are found when they are called
+    cgo=True,
+    nvml=True,
+    change="sh -c 'echo event GPU-bf428e1d-f221-55de-a77f-a61755a4d727 8 79 4294967295 4294967295 >>$FAKE_NVML_WORLD.events'",
+    notes="NVIDIA's own, on a library in the place of NVML (tests/fakes/nvml.py), which shows eight H100s. The change is Xid 79.",
+)
 BRIDGED: Final = (_SAMPLE, _DPM, _RDMA)
 """Those that are run behind the bridge."""
-EXAMINED: Final = (_OLDER_SAMPLE, _SAMPLE, _DPM, _RDMA)
+EXAMINED: Final = (_OLDER_SAMPLE, _SAMPLE, _DPM, _RDMA, _NVIDIA)
 """Those that are examined by ``gateway conformance``."""
 
 
@@ -99,7 +131,7 @@ def binary(plugin: ThirdParty) -> Path:
     """
     go = build.machine_go() or build.pinned_go(print)
     content = sorted((name, path.read_bytes()) for name, path in _files(plugin).items())
-    key = build.go_fingerprint(go.version, plugin.package, "-s -w", content)
+    key = build.go_fingerprint(go.version, plugin.package, plugin.ldflags, content)
     home = build.cache() / "plugins"
     place = home / f"{plugin.source}-{key}"
     with build.locked(home, print):
@@ -111,9 +143,10 @@ def binary(plugin: ThirdParty) -> Path:
                     go,
                     Path(made),
                     place / "binary",
-                    ["-mod=mod", "-ldflags", "-s -w", plugin.package],
+                    ["-mod=mod", "-ldflags", plugin.ldflags, plugin.package],
                     name=plugin.name,
                     progress=print,
+                    cgo=plugin.cgo,
                 )
     [found] = place.iterdir()
     return found

@@ -1,0 +1,78 @@
+"""Time-slice intervals of GPUs: set for the claims that ask for one, and put back when no such claim is left.
+
+The state file names a GPU before its interval is set, and until it was put back. So a gateway that starts after a crash knows what is left
+to be done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from gateway.memory.claimed import given
+
+if TYPE_CHECKING:
+    from gateway.memory.claimed import Claimed
+    from gateway.memory.ledger import Ledger
+    from gateway.memory.scribe import Scribe
+
+_DEFAULT: Final = "Default"
+_log = structlog.get_logger()
+
+
+def sliced(claims: Mapping[str, Claimed]) -> dict[str, str]:
+    """Give the time-slice interval that claims have of a GPU, by its UUID, if it isn't the default."""
+    return {one.board: one.interval for _, _, one in given(claims) if one.interval}
+
+
+class TimeSlices:
+    """The intervals of a node's GPUs.
+
+    Args:
+        ledger: says which claims there are, and remembers intervals.
+        scribe: writes it.
+        set_one: sets the interval of a GPU, by its UUID, in a thread; says why that didn't work. Without a GPU: why it could set none.
+    """
+
+    def __init__(self, ledger: Ledger, scribe: Scribe, set_one: Callable[..., str]) -> None:
+        self._ledger, self._scribe, self._set_one = ledger, scribe, set_one
+        self._turn = asyncio.Lock()
+
+    async def note(self, row: Claimed) -> str:
+        """Note which intervals a claim gets, or say why it can't. To be durable before ``set``."""
+        wanted = sliced({"@": row})
+        reason = await asyncio.to_thread(self._set_one) if wanted else ""
+        if reason:
+            return f"cannot set the time-slice interval of {', '.join(wanted)}: {reason}"
+        for uuid, interval in wanted.items():
+            self._ledger.set_time_slice(uuid, interval)
+        return ""
+
+    async def set(self, row: Claimed) -> str:
+        """Set the intervals that a claim asks for; say why that didn't work."""
+        if not (wanted := sliced({"@": row})):
+            return ""
+        async with self._turn:
+            failed = await self._set(wanted)
+        return "; ".join(f"cannot set the time-slice interval of {uuid}: {reason}" for uuid, reason in failed.items())
+
+    async def put_back(self) -> None:
+        """Set the default again for all GPUs whose claims are gone. What doesn't work is tried again by the next call."""
+        async with self._turn:
+            left = self._ledger.time_slices.keys() - sliced(self._ledger.claims)
+            failed = await self._set(dict.fromkeys(left, _DEFAULT))
+            for uuid in left - failed.keys() - sliced(self._ledger.claims).keys():
+                self._ledger.set_time_slice(uuid, None)
+                _log.info("time-slice interval put back", gpu=uuid)
+        for uuid, reason in failed.items():
+            _log.error("time-slice interval not put back: it is tried again", gpu=uuid, reason=reason)
+        if left:
+            self._scribe.soon()
+
+    async def _set(self, wanted: Mapping[str, str]) -> dict[str, str]:
+        """Set intervals, by UUID; return why some could not be set."""
+        said = await asyncio.gather(*(asyncio.to_thread(self._set_one, *one) for one in wanted.items()))
+        return {uuid: reason for uuid, reason in zip(wanted, said, strict=True) if reason}

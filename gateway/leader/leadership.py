@@ -1,0 +1,169 @@
+"""Who leads on this node, as far as this gateway knows, and what follows for those that serve. Only ``gateway.handover`` changes the state."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from devices.model import Fault, RefusedError
+from gateway.kubelet.watch import kubelet_id
+from gateway.leader import machine
+from gateway.leader.instance import FOLDER, socket_name
+from gateway.leader.locks import Locks
+from gateway.leader.machine import Stage
+from gateway.tasks import Signal
+from gateway.wires import rpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from adapters.dialect import Dialect
+    from gateway.age import Age
+    from gateway.configuration.settings import Settings
+    from gateway.kubelet.presence import Presence
+    from gateway.leader.instance import Instance
+
+ALLOCATES_END: Final = 2.0
+"""Seconds from a handover until the gateway before has answered its last Allocate, and the kubelet has noted that."""
+PASSES: Final = 10.0
+"""Seconds for which a call waits for a gateway that leads."""
+PASS_AGAIN: Final = 0.05
+"""Seconds between two tries to pass a call on."""
+_UNASKED: Final = frozenset({Fault.UNAVAILABLE, Fault.CANCELLED, Fault.DEADLINE_EXCEEDED})
+_FAULTS: Final = {rpc.Code(fault.value): fault for fault in Fault if fault not in _UNASKED}
+"""What a gateway refuses with; anything else means that it could not be asked."""
+_log = structlog.get_logger()
+
+
+class Leadership:
+    """Whether this gateway leads, and which other one does."""
+
+    def __init__(self, settings: Settings, own: Instance, presence: Presence) -> None:
+        self._settings, self._presence = settings, presence
+        self.state = machine.start(own.age)
+        self.locks = Locks(settings.socket_dir, settings.state_dir, own.token)
+        self.changed = Signal()
+        """Set when the stage changes, and when a lock is lost."""
+        self.begun = False
+        """True if this gateway is done with its start: it leads, or stands by and could lead."""
+        self.waits_for_folder = ""
+        """Why the socket directory, in which other gateways would be met, can't be used; empty if it can."""
+        self.lost = ""
+        """Why the locks guard nothing any more, until ``Handover`` has let go of them."""
+        self.answering = 0
+        """How many calls and orders are being answered."""
+        self.leaves = self.ended = False
+        """True if calls are still answered here, though this gateway yields; and if none is any more."""
+        self.handed_over_at = -math.inf
+        """When the kubelet's streams ended last for another gateway to lead, at the latest (monotonic seconds)."""
+
+    @property
+    def leads(self) -> bool:
+        """True if this gateway decides."""
+        decides = self.state.stage in {Stage.TAKING, Stage.LEADING, Stage.YIELDING}
+        return decides and self.locks.held and not self.lost
+
+    @property
+    def writes(self) -> bool:
+        """True if this gateway writes the state file."""
+        return self.leads or bool(self.waits_for_folder)
+
+    @property
+    def takes_over(self) -> bool:
+        """True if this gateway is about to register."""
+        return self.state.stage is Stage.TAKING
+
+    @property
+    def stands_by(self) -> bool:
+        """True if resources stand by: another gateway serves them, or will."""
+        return not self.leads and self.state.stage is not Stage.YIELDED
+
+    @property
+    def led_by(self) -> Age | None:
+        """The gateway that leads, unless that is this one, or none is known to."""
+        return None if self.leads else self.state.leader
+
+    @property
+    def passes_to(self) -> str:
+        """The token of the gateway that gets a call instead of this one, because it leads or is about to; empty if there is none."""
+        return "" if self.leads else self.other
+
+    @property
+    def other(self) -> str:
+        """The token of the gateway that leads, or to which this one yields; empty if there is none."""
+        one = self.state.leader or self.state.other
+        return "" if one is None else one.token
+
+    @property
+    def could(self) -> bool:
+        """True if it stands by, and would lead as soon as the leader ends."""
+        return self.state.stage is Stage.STANDBY
+
+    @property
+    def answers(self) -> bool:
+        """True if calls are answered here."""
+        return self.leads and (self.state.stage is Stage.LEADING or self.leaves) and not self.ended
+
+    @property
+    def waits_for(self) -> str:
+        """What the start waits for, and why; empty if it doesn't."""
+        if self.begun or self.leads:
+            return self.waits_for_folder
+        other = self.state.leader
+        who = f"the gateway {other.token}, which leads" if other else "the locks that a leader holds"
+        why = self.state.refused or self.state.unable
+        return self.waits_for_folder or (f"{who}: {why}" if why else who)
+
+    def guards(self) -> bool:
+        """Return True if the locks are where others look for them. If they aren't, this gateway leads no longer."""
+        if not self.lost and (reason := self.locks.lost()):
+            _log.error("not leading any more: a lock was replaced", reason=reason)
+            self.lost = reason
+            self.changed.set()
+        return not self.lost
+
+    def register_at(self) -> float:
+        """Return when a Register may be sent (monotonic seconds): never without the locks."""
+        return 0.0 if self.guards() and self.leads else math.inf
+
+    async def passed(self, call: str, dialect: Dialect, resource: str, request: bytes) -> bytes | None:
+        """Return the leader's response to a kubelet's call; None if this gateway leads, and so answers it.
+
+        Raises:
+            RefusedError: the leader refuses, or there is none.
+        """
+        ends = time.monotonic() + PASSES
+        while time.monotonic() < ends:
+            if self.answers and self.guards():
+                return None
+            if (other := self.other) and self.state.stage is not Stage.YIELDING:
+                path = self._settings.socket_dir / FOLDER / other / socket_name(resource)
+                try:
+                    async with rpc.Channel(path) as channel:
+                        return await channel.call(f"/{dialect.plugin_service}/{call}", request, seconds=PASSES)
+                except rpc.CallError as error:
+                    if error.code in _FAULTS:
+                        raise RefusedError(_FAULTS[error.code], error.details) from None
+            await self.changed.within(PASS_AGAIN)
+        raise RefusedError(Fault.UNAVAILABLE, f"no gateway led on this node within {PASSES:g} s. Ask again")
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Count a call, or an order, while it is being answered."""
+        self.answering += 1
+        try:
+            yield
+        finally:
+            self.answering -= 1
+
+    def others_allocate_for(self) -> float:
+        """Return for how many seconds another gateway may be answering an Allocate of which this one doesn't know (infinite: it leads)."""
+        if self._settings.dra == "only":  # No gateway answers any.
+            return 0.0
+        if kubelet_id(self._presence.socket) != self._presence.kubelet or not self.leads:
+            return math.inf
+        return max(self.handed_over_at + ALLOCATES_END - time.monotonic(), 0.0)
