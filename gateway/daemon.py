@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from devices.source import DeviceSource, Hindrance
     from gateway.configuration.settings import Settings
     from gateway.kubelet.beliefs import Look
-    from gateway.kubelet.watch import KubeletId
     from gateway.kubernetes.features import Features
     from gateway.registration.registrar import Resource
 
@@ -99,7 +98,7 @@ class Gateway:
         self._handover = Handover(settings, self._instance, self._lead, *parts, node.moved, self._tasks)
         self._follower = Follower(settings, self._config, source, self._lists, self._tasks)
         self._listeners = Listeners(settings, self._instance.token, self._tasks)
-        place = self._instance, self._lead, self._presence, self._resources, self._lists.lock
+        place = self._instance, self._lead, self._holdings, self._resources, self._lists.lock
         self._folder = Folder(settings, *place, tally, self._tasks)
         self._subject = Subject(
             settings=settings,
@@ -164,7 +163,7 @@ class Gateway:
         if self._lists.inventory is None:
             await self._lists.take(None)
         await self._open_control()
-        self._tasks.spawn("watch", self._folder.run(self._kubelet_up))
+        self._tasks.spawn("watch", self._folder.run())
         if self._lists.drivers is not None:
             self._lists.drivers.begin()
         self._tasks.spawn("leader", self._handover.run())
@@ -246,21 +245,6 @@ class Gateway:
             resource.looked(look)
         self._holdings.looked(look)
         self._lists.looked()
-
-    def _kubelet_up(self, kubelet: KubeletId) -> None:
-        first = self._presence.kubelet is None
-        self._presence.kubelet = kubelet
-        self._presence.found(anew=True)
-        if self._lead.begun:
-            self._handover.approach(kubelet)
-            for resource in self._resources.values():
-                resource.feed(events.KubeletUp(kubelet))
-        for name in self._resources:
-            self._holdings.note(name)  # It was given before this kubelet's start.
-        self._beliefs.restarted(self._resources if self._lead.leads else (), kubelet.mtime_ns / 1e9)
-        if first:
-            self._holdings.recall()
-        _log.info("kubelet found", socket=str(self._presence.socket))
 
 
 def _features(gateway: Subject) -> Features:

@@ -1,4 +1,4 @@
-"""What people ask of a running gateway, over its control socket: its status, and orders about one device.
+"""The commands of a running gateway's control socket: its status, and orders about one device.
 
 An order is in force, and on disk, before it is answered.
 """
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     Listed = tuple[str, Mapping[str, Entry], Callable[[str], Facts]]
 
 FRESH = 1.0
-"""Seconds for which the last look into the kubelet's records is good enough for a person."""
+"""Seconds for which the last look into the kubelet's records is new enough for a person."""
 
 _MOST_TOLD = 16
-"""How many devices one line of the log names."""
+"""The most devices that one line of the log names."""
 _log = structlog.get_logger()
 _Made = TypeVar("_Made")
 
@@ -54,7 +54,7 @@ class Commands:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """Who meets which op."""
+        """The handlers by op."""
         return {
             "status": self._status,
             "devices": self._devices,
@@ -65,7 +65,7 @@ class Commands:
 
     @property
     def handlers_while_waiting(self) -> Mapping[str, Handler]:
-        """Who meets which op before there is a list."""
+        """The handlers by op, before there is a list."""
         return {"status": self._status, "cordon": self._order, "uncordon": self._order}
 
     def taken(self, few: bool) -> Callable[[], status.GatewayStatus]:  # noqa: FBT001 - the metrics' signature
@@ -76,7 +76,7 @@ class Commands:
         return gathered.taken(self._gateway, self._build, few=few)
 
     async def _apart(self, take: Callable[[], Any], make: Callable[[Any], _Made]) -> _Made:
-        """Take something, and make something of it: of many devices in a thread, for one who asks at a time. Calls are answered meanwhile."""
+        """Call ``take``, then ``make`` with its result: in a thread if there are many devices, so that calls are answered. One at a time."""
         async with self._turn:
             taken = take()
             many = sum(len(resource.entries) for resource in self._gateway.resources.values()) > AT_ONCE
@@ -88,13 +88,13 @@ class Commands:
         await connection.send(await self._apart(taken, _told))
 
     async def _look(self) -> None:
-        """See that the kubelet's records were read just now."""
+        """Have the kubelet's records read, if the last look is too old."""
         last = self._gateway.holdings.beliefs.last
         if last is None or time.monotonic() - last.at > FRESH:
             await self._gateway.holdings.beliefs.look()
 
     async def _devices(self, connection: ControlConnection, _request: dict[str, Any]) -> None:
-        """Say the status, and what is known of each device; of replicas once, by the ID of what they share."""
+        """Send the status, and what is known of each device. Replicas have one entry, by the ID of the device they share."""
         await self._look()
         await connection.send(
             await self._apart(
@@ -138,7 +138,7 @@ class Commands:
         await connection.send(msgspec.to_builtins(answer))
 
     async def _meant(self, ids: Sequence[str]) -> tuple[str, ...]:
-        """Return the devices that are meant, as ``_meant`` does, by the lists that are in force when it returns."""
+        """Return the devices that these IDs mean (``_meant``), by the lists that are in force when it returns."""
         before, found = None, tuple[str, ...]()
         while ids and before != (before := [one.entries.keys() for one in self._gateway.resources.values()]):
             found = await self._apart(self._listed, partial(_meant, ids))
@@ -188,7 +188,7 @@ class Commands:
         await connection.send(msgspec.to_builtins(outcome))
 
     def _carry_out(self, order: Order, resources: list[str]) -> bool:
-        """Do what an order says; True where that changed anything."""
+        """Carry out an order; return True if that changed anything."""
         ledger = self._gateway.holdings.ledger
         match order.op:
             case "cordon":
@@ -209,7 +209,7 @@ class Commands:
                 return bool([resource for resource in concerned if self._forget(order.device_id, resource)])
 
     def _forget(self, device_id: str, resource: str) -> bool:
-        """Forget what is remembered of a device: its illness, its place on the list if it is gone, whom the kubelet forgot.
+        """Forget what is remembered of a device: its illness, its place on the list if it is gone, and a holder that the kubelet forgot.
 
         Raises:
             ControlError: it is on the list because it is there, or because a container holds it.
@@ -234,7 +234,7 @@ class Commands:
         return (gone and gateway.holdings.ledger.withdraw(resource, [device_id])) or ill or forgotten
 
     def _is_just_here(self, device_id: str, resource: str) -> bool:
-        """Whether a device is on the list because it is there, and nothing of it is remembered that could be forgotten."""
+        """Return True if a device is on the list because it is there, and nothing is remembered of it."""
         entries = self._gateway.resources[resource].entries
         remembered = device_id in self._gateway.holdings.ledger.sticky(resource) or self._is_forgotten(
             device_id, resource
@@ -250,7 +250,7 @@ def _told(taken: Callable[[], status.GatewayStatus]) -> dict[str, Any]:
 
 
 def _facts(listed: Sequence[Listed]) -> dict[str, msgspec.Raw]:
-    """Spell what is known of each device, one by one: while all were spelled at once, no other thread would run."""
+    """Encode what is known of each device, one by one, so that other threads run in between."""
     told = {}
     for name, entries, known in listed:
         one_each = {unshared(device_id): device_id for device_id in entries}
@@ -263,7 +263,7 @@ def _spelled(told: object) -> msgspec.Raw:
 
 
 def _meant(ids: Sequence[str], listed: Sequence[Listed]) -> tuple[str, ...]:
-    """Return the devices that are meant: named themselves, by what they are replicas of, or by the GPU they are part of.
+    """Return the devices that IDs mean: a device's own, that of the device it is a replica of, or that of the GPU it is part of.
 
     Raises:
         ControlError: an ID means none.
@@ -282,5 +282,5 @@ def _meant(ids: Sequence[str], listed: Sequence[Listed]) -> tuple[str, ...]:
 
 
 def _state(entry: Entry | None) -> State | None:
-    """Return a device's state, or the one that a cordon or another API covers; None where it isn't on the list."""
+    """Return a device's state, or the one below a cordon or another API's; None if it isn't on the list."""
     return None if entry is None else next((one.state for one in entry.layers if one.state not in _OVER), entry.state)

@@ -337,6 +337,7 @@ def test_a_command_of_helm_renders_with_the_values_that_the_page_shows(page: Pat
     """Values of people's own are those of NVIDIA's chart with time-slicing; those of the page are in a block that names the file."""
     text = page.read_text(encoding="utf-8")
     shutil.copy(Path(__file__).parent / "values" / "time-slicing.yaml", tmp_path / "your-values.yaml")
+    (tmp_path / "values.yaml").touch()
     for name, block in re.findall(r"^ +# (\S+\.yaml)\n((?: {4}.*\n|\n)+)", text, re.MULTILINE):
         (tmp_path / name).write_text(textwrap.dedent(block), encoding="utf-8")
     words = shlex.split(re.sub(r"\$IMAGE", "registry.example.com/gateway:1", line))

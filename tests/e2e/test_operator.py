@@ -50,7 +50,7 @@ async def node(images: list[Path], tmp_path: Path) -> AsyncIterator[DraNode]:
     for path in DEVICES.values():
         one.node.make_device(path)
     gateway = {"backend": "simulated", "image": IMAGE, "profile": write_profile(one.node).read_text()}
-    (tmp_path / "values.yaml").write_text(json.dumps({"gateway": gateway}))
+    (tmp_path / "your-values.yaml").write_text(json.dumps({"gateway": gateway}))
     await one.claimable()
     runtime = {
         "apiVersion": "node.k8s.io/v1",

@@ -1,7 +1,7 @@
 """Run the image's gateway on this machine: ``python -m tools.image.emulated dist/image/root.tar.gz version``.
 
 An image for another architecture runs under qemu-user. It needs no root: the gateway sees this machine's files, with the image's
-interpreter and libraries.
+interpreter and libraries, and the one library of the laboratory that the image lacks.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,9 +17,12 @@ import time
 from pathlib import Path
 from statistics import median
 
+import hpack
+
 from gateway_lab.bench.node import GPUS, RESOURCE, Node
 from gateway_lab.gatewayproc import gateway_command
 from tools.image import build, contents, debian
+from tools.image.python import SITE
 
 STARTS = 5
 
@@ -37,6 +41,7 @@ def main() -> int:
         subprocess.run(["tar", "-xzf", arguments.root, "-C", root, "--no-same-owner"], check=True)
         try:
             python = interpreter(root)
+            shutil.copytree(Path(hpack.__file__).parent, root / SITE / "hpack")  # nothing but Python
         except contents.ImageError as error:
             sys.exit(f"image: {error}")
         if arguments.figures:

@@ -33,7 +33,7 @@ app.kubernetes.io/component: {{ .Values.gateway.backend }}
 
 {{- /* NVIDIA's driver manager waits for pods with this label before it unloads the driver (docs/beside.md). */ -}}
 {{- define "gateway.draLabels" -}}
-{{- if and (include "gateway.dra" .) (eq .Values.gateway.backend "nvidia") -}}
+{{- if and (include "gateway.dra" .) (ne .Values.gateway.backend "amd") -}}
 app: nvidia-dra-driver-kubelet-plugin
 {{- else -}}
 {}
