@@ -116,8 +116,8 @@ unit: $(VENV) ## the tests that need no genuine kubelet
 TABLES := adapters* again architecture contributing docs doctor_nodes dra_adapters dra_decisions drift explored flags \
 	layout leader_machine lean negotiate plan registration spelled tally wire words
 .PHONY: quick
-quick: lint imports types ## lint, types, and the tests that are pure tables, in less than a minute: for while you write
-	$(RUN)python -m pytest --quiet --numprocesses=2 --dist=loadfile $(TABLES:%=tests/unit/test_%.py) $(wildcard tests/contract)
+quick: lint imports types ## lint, types, tables, and the first row of each history of the contract, in about a minute: for while you write
+	$(RUN)python -m pytest --quiet --numprocesses=2 --dist=loadfile $(TABLES:%=tests/unit/test_%.py) tests/contract --first
 
 .PHONY: nightly
 nightly: $(VENV) ## what is too slow for each change, each once: all kubelets, mutants, whole nodes, searches and trials (root; hours)
@@ -141,6 +141,12 @@ compat-bridge: kubelets ## the same through the bridge, with a plugin of each AP
 .PHONY: thirdparty
 thirdparty: kubelets ## genuine plugins of others behind the bridge, ended and killed on kubelets of each API (root or user namespaces; fetches Go modules)
 	$(RUN)python -m gateway_lab.plugins.thirdparty
+
+# LABELS: names of fake nodes; "--write" writes the golden files.
+LABELS ?=
+.PHONY: labels
+labels: $(VENV) ## compare our node labels with those of NVIDIA's GPU Feature Discovery (root or user namespaces; fetches Go modules)
+	$(RUN)python -m tests.labels $(LABELS)
 
 # COMPARED: which ones, on which kubelets: "--kubelets 1.32,1.37 sample-device-plugin". All by default.
 COMPARED ?=

@@ -153,6 +153,7 @@ class Policy(Struct, frozen=True):
     ``gpu_names`` and ``mig_names`` are pairs of a pattern (``*`` is anything) for NVIDIA's products or MIG profiles and the
     resource name for those that it matches, the first that does; what none matches isn't offered. Empty: the usual names.
     ``excluded`` are patterns of GPUs to leave out: of UUIDs, indexes, PCI addresses or products.
+    ``node_features``: the node gets the labels of GPU Feature Discovery, by a file for Node Feature Discovery.
     ``imex_channels`` is () or (0,): each container with a GPU gets that IMEX channel. With ``imex_required`` GPUs are unhealthy without it.
     ``bridge`` is the folder in which other vendors' plugins register ('': nowhere); for ``bridge_grace`` seconds the devices of one
     that is away stay as they are, for ``bridge_withdraw`` seconds they stay on the list.
@@ -185,6 +186,7 @@ class Policy(Struct, frozen=True):
     enabled_health_checks: str = ""
     health_recovery: Recovery = Recovery.SAFE
     excluded: tuple[str, ...] = ()
+    node_features: bool = False
     globbed: tuple[Globbed, ...] = ()
     bridge: str = ""
     bridge_grace: float = 60.0

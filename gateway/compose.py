@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from devices.gpu.asked import NodeTraits
     from devices.gpu.backend import Sight
+    from devices.gpu.labels import FeatureFile
     from devices.policy import Policy
     from devices.source import DeviceSource
     from gateway.configuration.settings import Settings
@@ -117,7 +118,7 @@ def _nvidia(settings: Settings) -> DeviceSource:
         library=nvml(policy.container_driver_root),
         without_uvm=not given & {"all", "compute"},
     )
-    return GPUSource(nvidia, policy, (NVIDIA,), _survey, tell=nvidia.judge_by)
+    return GPUSource(nvidia, policy, (NVIDIA,), _survey, tell=nvidia.judge_by, features=_features)
 
 
 def _amd(settings: Settings) -> DeviceSource:
@@ -133,7 +134,14 @@ def _simulated(settings: Settings) -> DeviceSource:
     from devices.gpu.source import GPUSource
 
     simulated = SimulatedBackend(settings.profile or "default")
-    return GPUSource(simulated, settings.policy, VENDORS, partial(_survey, simulated=True))
+    return GPUSource(simulated, settings.policy, VENDORS, partial(_survey, simulated=True), features=_features)
+
+
+def _features() -> FeatureFile:
+    from devices.gpu.labels import FeatureFile  # Paid only where an operator wants labels.
+    from devices.gpu.nvidia.labels import labels
+
+    return FeatureFile(labels)
 
 
 def _survey(sight: Sight, policy: Policy, *, simulated: bool = False) -> NodeTraits:

@@ -44,10 +44,9 @@ from gateway.wires import notify
 if TYPE_CHECKING:
     from typing import Any
 
-    from devices.source import DeviceSource
+    from devices.source import DeviceSource, Hindrance
     from gateway.configuration.settings import Settings
     from gateway.kubelet.beliefs import Look
-    from gateway.kubelet.watch import KubeletId
     from gateway.kubernetes.features import Features
     from gateway.registration.registrar import Resource
 
@@ -66,7 +65,6 @@ class Gateway:
         self._settings, self._source = settings, source
         started = time.monotonic()
         self._tasks, self._config, tally = Tasks(), reload.FileFate(), Tally()
-        self._features = _features(settings) if settings.asks_api_server else None
         self._instance = instance.Instance(
             settings.socket_dir, host_service=settings.host_service, pod_uid=settings.pod_uid
         )
@@ -100,7 +98,7 @@ class Gateway:
         self._handover = Handover(settings, self._instance, self._lead, *parts, node.moved, self._tasks)
         self._follower = Follower(settings, self._config, source, self._lists, self._tasks)
         self._listeners = Listeners(settings, self._instance.token, self._tasks)
-        place = self._instance, self._lead, self._presence, self._resources, self._lists.lock
+        place = self._instance, self._lead, self._holdings, self._resources, self._lists.lock
         self._folder = Folder(settings, *place, tally, self._tasks)
         self._subject = Subject(
             settings=settings,
@@ -113,10 +111,11 @@ class Gateway:
             lead=self._lead,
             started=started,
             drivers=lambda: None if self._lists.drivers is None else self._lists.drivers.now,
-            hindrances=lambda: self._lists.unseen.added_to(self._follower.hindrances()),
+            hindrances=self._hindrances,
             lock=self._lists.lock,
             update=self._lists.update,
         )
+        self._features = _features(self._subject) if settings.asks_api_server or settings.dra != "off" else None
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT; return the exit status."""
@@ -164,7 +163,7 @@ class Gateway:
         if self._lists.inventory is None:
             await self._lists.take(None)
         await self._open_control()
-        self._tasks.spawn("watch", self._folder.run(self._kubelet_up))
+        self._tasks.spawn("watch", self._folder.run())
         if self._lists.drivers is not None:
             self._lists.drivers.begin()
         self._tasks.spawn("leader", self._handover.run())
@@ -176,7 +175,7 @@ class Gateway:
         if (seconds := notify.watchdog()) is not None:
             self._tasks.spawn("watchdog", notify.keep_alive(seconds))
         if self._features is not None:
-            self._tasks.spawn("kubernetes", self._features.run(self._subject))
+            self._tasks.spawn("kubernetes", self._features.run())
         gc.freeze()  # What is there now stays: a full collection of it takes 8 to 15 ms, in which nothing is answered.
         tell = partial(_log.info, "serving") if self._presence.since is not None else self._presence.wait
         resources = {name: len(one.plugin.devices) for name, one in self._resources.items()}
@@ -210,7 +209,8 @@ class Gateway:
 
         lists = (lambda: tuple(self._resources.values())), self._lists.update
         known = self._instance.age, self._source, self._holdings, *lists
-        inside = drivers.Inside(*known, first, lambda: self._lead.passes_to)
+        told = [] if self._features is None else [self._features.cordons.take]
+        inside = drivers.Inside(*known, first, lambda: self._lead.passes_to, told)
         try:
             made = renewed.RenewedDrivers(lambda: drivers.Drivers(self._settings, inside), self._tasks)
         except AccessError as error:
@@ -236,29 +236,18 @@ class Gateway:
 
     # What happens.
 
+    def _hindrances(self) -> tuple[Hindrance, ...]:
+        by_annotation = () if self._features is None else self._features.cordons.hindrances()
+        return (*self._lists.unseen.added_to(self._follower.hindrances()), *by_annotation)
+
     def _looked(self, look: Look) -> None:
         for resource in self._resources.values():
             resource.looked(look)
         self._holdings.looked(look)
         self._lists.looked()
 
-    def _kubelet_up(self, kubelet: KubeletId) -> None:
-        first = self._presence.kubelet is None
-        self._presence.kubelet = kubelet
-        self._presence.found(anew=True)
-        if self._lead.begun:
-            self._handover.approach(kubelet)
-            for resource in self._resources.values():
-                resource.feed(events.KubeletUp(kubelet))
-        for name in self._resources:
-            self._holdings.note(name)  # It was given before this kubelet's start.
-        self._beliefs.restarted(self._resources if self._lead.leads else (), kubelet.mtime_ns / 1e9)
-        if first:
-            self._holdings.recall()
-        _log.info("kubelet found", socket=str(self._presence.socket))
 
-
-def _features(settings: Settings) -> Features:
+def _features(gateway: Subject) -> Features:
     from gateway.kubernetes.features import Features  # noqa: PLC0415 - who needs none needn't pay for it
 
-    return Features(settings)
+    return Features(gateway)

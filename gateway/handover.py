@@ -186,7 +186,7 @@ class Handover:
         while True:
             if self._lead.lost:
                 self._feed(machine.Lost(self._lead.lost))
-            await self._lead.changed.within(LIVES)
+            await self._lead.changed.within(None)
 
     def _end_unless_served(self) -> None:
         """End if the kubelet calls nothing of this gateway after it took over: then the gateway before leads again."""
@@ -209,8 +209,7 @@ class Handover:
             ends = time.monotonic() + OFFERS
             while self._lead.state.stage in {Stage.LEADING, Stage.YIELDING, Stage.YIELDED} and time.monotonic() < ends:
                 await self._lead.changed.within(ends - time.monotonic())
-        for resource in self._resources.values():
-            resource.feed(events.Stop())
+        self._feed_all(events.Stop())
         self._lead.ended = True
         if (drivers := self.drivers) is not None:
             await drivers.close()
@@ -284,8 +283,11 @@ class Handover:
     def _stand_by(self) -> None:
         """End all registrations, unless this gateway leads or its streams go on until the next one serves."""
         if self._lead.stands_by and self._settings.dra != "only":
-            for resource in self._resources.values():
-                resource.feed(events.StandBy())
+            self._feed_all(events.StandBy())
+
+    def _feed_all(self, event: events.Event) -> None:
+        for resource in self._resources.values():
+            resource.feed(event)
 
     def approach(self, kubelet: KubeletId) -> None:
         """Begin to connect to a kubelet that is there, if this gateway leads."""
@@ -349,8 +351,7 @@ class Handover:
             case machine.Free():
                 self._locks.free()
             case machine.Rest(by):
-                for resource in self._resources.values():
-                    resource.feed(events.StandBy())
+                self._feed_all(events.StandBy())
                 self._tasks.background(self._parts_stand_by())  # The locks may be lost.
                 for token in self._links.keys() - {"" if by is None else by.token}:
                     self._tell(token, {"leads": False})
@@ -534,8 +535,7 @@ class Handover:
         if not self._yields():
             return
         if not first:
-            for resource in self._resources.values():
-                resource.feed(events.StandBy())
+            self._feed_all(events.StandBy())
             await self._wait_for_streams()
             self._lead.handed_over_at = time.monotonic()  # Should it lead again at once.
         self._feed(machine.Drained())

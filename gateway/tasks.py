@@ -70,8 +70,8 @@ class Signal:
         event, self._event = self._event, asyncio.Event()
         event.set()
 
-    async def within(self, seconds: float) -> None:
-        """Wait for the next change, but so many seconds at most."""
+    async def within(self, seconds: float | None) -> None:
+        """Wait for the next change, but so many seconds at most (None: for ever)."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._event.wait()

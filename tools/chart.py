@@ -83,12 +83,6 @@ def _nvidia(rows: Sequence[Row]) -> Iterator[str]:
         yield ""
 
 
-def _rocm(rows: Sequence[Row]) -> Iterator[str]:
-    for here in dict.fromkeys(row["here"] for row in rows):
-        named = ", ".join(f"`{row['key']}`" for row in rows if row["here"] == here)
-        yield f"- {named}: {here}"
-
-
 def _ours(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         values = f": {', '.join(row['enum'])}" if "enum" in row else ""
@@ -98,7 +92,7 @@ def _ours(rows: Sequence[Row]) -> Iterator[str]:
         yield f"- `{row['key']}`: {'; '.join([*([row['text'] + values] if row['text'] else []), *said])}".rstrip(": ")
 
 
-LISTS: Final[Mapping[str, Callable[[Sequence[Row]], Iterator[str]]]] = {"nvidia": _nvidia, "rocm": _rocm, "ours": _ours}
+LISTS: Final[Mapping[str, Callable[[Sequence[Row]], Iterator[str]]]] = {"nvidia": _nvidia, "ours": _ours}
 """What writes each list of the page."""
 
 

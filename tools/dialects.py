@@ -5,17 +5,11 @@ With FILE it is written there, with --check compared with what is there (exit st
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import TYPE_CHECKING
-
 from adapters.dialect import Dialect, Rule, span
-from adapters.levels import GRPC_GO, OPTIONS_FIRST, GrpcGo
+from adapters.levels import OPTIONS_FIRST
 from adapters.registry import DIALECTS
 from devices.model import Field
 from tools.pages import main, table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 INTRODUCTION = """\
 <!-- Generated from the adapters' declarations by `make docs`. Do not edit. -->
@@ -34,8 +28,7 @@ LEVELS = f"""\
 A kubelet silently drops fields of `v1beta1` that it doesn't know. The gateway learns the version from the live connection:
 
 - During Register, kubelet 1.{OPTIONS_FIRST} and later call GetDevicePluginOptions before ListAndWatch; earlier ones don't.
-- The `user-agent` of its calls names its grpc-go (table below). A version between two rows means any kubelet of its neighbours, a later one the newest
-  kubelet here or a later one. Agents of other programs are no evidence.
+- The `user-agent` of its calls names its grpc-go, which `adapters/levels.py` assigns to kubelets. Agents of other programs are no evidence.
 
 If the evidence contradicts itself, the older kubelet counts. What it leaves open must not carry a response alone. `--kubelet-version` settles it. A vendor's
 kubelet that is built with another grpc-go needs that option.
@@ -58,7 +51,6 @@ def page() -> str:
             ],
         ),
         "\n" + LEVELS + "\n",
-        *table(("grpc-go", "kubelet"), list(_agents())),
     ]
     return "".join(parts)
 
@@ -71,16 +63,6 @@ def _verdict(rule: Rule) -> str:
     if rule.since is None:
         return rule.verdict.value
     return f"{rule.verdict.value} from 1.{rule.since}; before, {rule.before.value}"
-
-
-def _agents() -> Iterator[tuple[str, str]]:
-    """Give each known grpc-go its kubelets, oldest first."""
-    for versions, minors in groupby(GRPC_GO, lambda minor: GRPC_GO[minor]):
-        yield " to ".join(dict.fromkeys(map(_dotted, versions))), ", ".join(f"1.{minor}" for minor in minors)
-
-
-def _dotted(version: GrpcGo) -> str:
-    return ".".join(map(str, version))
 
 
 if __name__ == "__main__":

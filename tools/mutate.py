@@ -23,7 +23,7 @@ DIALECTS: Final = ("adapters.alpha", "adapters.checkpoint", "adapters.levels", "
 TESTS: Final = (
     *("adapters", "adapters_golden", "adapters_levels", "adapters_table", "adapters_wire", "dra_decisions", "drift"),
     *("gpu_allocation", "gpu_answers", "gpu_answers_golden", "gpu_cdi", "gpu_health", "gpu_names", "gpu_naming"),
-    *("life", "names", "negotiate", "readiness", "registration", "tally"),
+    *("life", "names", "negotiate", "readiness", "registration", "served", "tally"),
 )
 """The tests of tables: no process, no socket, no waiting."""
 ONCE: Final = "tests/unit/test_dra_decisions.py::test_settings_that_cannot_be_gone_by"

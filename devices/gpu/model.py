@@ -67,11 +67,11 @@ class GPU(Struct, frozen=True):
     as well.
 
     ``resource`` is the name under which a whole GPU of its kind is offered (``nvidia.com/gpu``), for a partition too.
-    ``profile`` is a partition's kind in the vendor's words (``1g.5gb``, ``cpx_nps4``), and ``partitioned`` says of a physical
-    GPU that it is there for partitions now, even if it has none. ``place`` is the index in the vendor's words where that is
+    ``profile`` is a partition's kind in the vendor's words (``1g.5gb``, ``cpx_nps4``). ``partitioned`` says of a physical GPU that it is
+    there for partitions now, even if it has none, ``partitionable`` that it could be. ``place`` is the index in the vendor's words where that is
     no plain number (``0:2``: MIG), ``slot`` where in the hardware a partition is, '' where that isn't known. ``product`` and ``pci`` (``0000:07:00.0``) are for people, and to see a GPU replaced.
     ``memory`` is in bytes, 0 where it isn't known; ``traits`` are what else claims may ask for, names and values in the vendor's words, and
-    ``capacities`` how much else of something it has.
+    ``capacities`` how much else of something it has. ``clique`` names the GPUs of several nodes whose memory it can reach, '' for none.
     """
 
     uuid: str
@@ -87,6 +87,7 @@ class GPU(Struct, frozen=True):
     spec_nodes: tuple[str, ...] = ()
     resource: str = ""
     profile: str = ""
+    partitionable: bool = False
     partitioned: bool = False
     lacks: str = ""
     place: str = ""
@@ -96,6 +97,7 @@ class GPU(Struct, frozen=True):
     traits: tuple[tuple[str, str], ...] = ()
     capacities: tuple[tuple[str, int], ...] = ()
     slot: str = ""
+    clique: str = ""
 
     @property
     def board(self) -> str:

@@ -42,6 +42,7 @@ from devices.source import (
 )
 
 if TYPE_CHECKING:
+    from devices.gpu.labels import FeatureFile
     from devices.telemetry import Reading
 
 _CDI_AGAIN: Final = 30.0
@@ -62,7 +63,7 @@ class GPUSource(DeviceSource):
     While the devices of the node can't be named under the policy, what was listed before stays, as well or ill as it is now, and
     the reason is logged.
     ``survey`` finds out, in a thread, what answers by CDI rest on besides the GPUs, and writes it; ``tell`` takes each policy that is
-    adopted, for a backend that goes by it, too.
+    adopted, for a backend that goes by it, too. ``features`` makes the file of the node's labels; None: there are none.
     """
 
     def __init__(
@@ -72,10 +73,13 @@ class GPUSource(DeviceSource):
         vendors: Sequence[Vendor] = (),
         survey: Callable[[Sight, Policy], NodeTraits] | None = None,
         tell: Callable[[Policy], None] = lambda _: None,
+        features: Callable[[], FeatureFile] | None = None,
     ) -> None:
         self.name = backend.name
         self._backend, self._policy, self._vendors = backend, policy, vendors
         self._survey_cdi, self._tell = survey, tell
+        self._make_features, self._leads = features, False
+        self._features: FeatureFile | None = None
         self._around = NodeTraits()
         self._news = asyncio.Event()
         self._sight: Sight | None = None
@@ -101,15 +105,17 @@ class GPUSource(DeviceSource):
         try:
             while True:
                 news = asyncio.ensure_future(self._news.wait())
-                again = _CDI_AGAIN if self._policy.list_strategies & CDI_STRATEGIES else None
+                kept = self._policy.list_strategies & CDI_STRATEGIES or self._features
+                again = _CDI_AGAIN if kept else None
                 done, _ = await asyncio.wait({news, following}, timeout=again, return_when=asyncio.FIRST_COMPLETED)
                 news.cancel()
-                if not done:
-                    await self._survey()
-                    continue
                 if following.done():
                     following.result()
                     raise RuntimeError(f"the backend {self.name} ended, which it must not")
+                await self._label()
+                if not done:
+                    await self._survey()
+                    continue
                 self._news.clear()
                 held_up = [one.reason for one in self._own_hindrances() if one.held_up]
                 if held_up and not told and self._policy.fail_on_init_error:
@@ -121,6 +127,8 @@ class GPUSource(DeviceSource):
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
+            if self._features is not None:
+                self._features.withdraw()
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
         """Say how a container gets these GPUs, as the policy's strategies say it.
@@ -220,8 +228,8 @@ class GPUSource(DeviceSource):
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         """Return why the node's devices can't be named, why GPUs can't be used, and what hinders the backend."""
-        backend = self._backend.hindrance
-        return (*self._own_hindrances(), *([Hindrance(self.name, backend)] if backend else ()))
+        others = self._backend.hindrance, "" if self._features is None else self._features.trouble
+        return (*self._own_hindrances(), *(Hindrance(self.name, one) for one in others if one))
 
     def _own_hindrances(self) -> list[Hindrance]:
         """An update must not go on if the node has GPUs and none can be used."""
@@ -248,6 +256,16 @@ class GPUSource(DeviceSource):
         self._policy = policy
         self._tell(policy)
         self._decide()
+
+    async def lead(self) -> None:
+        """Keep the node's labels from now on."""
+        self._leads = True
+        if self._policy.node_features:
+            self._news.set()
+
+    async def rest(self) -> None:
+        """Leave the node's labels to the gateway that leads."""
+        self._leads = False
 
     def readings(self) -> Sequence[Reading]:
         """Read the gauges of the GPUs, where the backend can. Blocks."""
@@ -335,6 +353,14 @@ class GPUSource(DeviceSource):
             # Once they were written, the start has not failed.
             around = replace(around, specifications=self._around.specifications)
         self._around = replace(around, missing=sight.missing, imex=sight.imex)
+
+    async def _label(self) -> None:
+        """Have the node's labels say what is there, if this gateway leads; those of a driver that can't be looked at stay."""
+        if self._features is None and self._policy.node_features and self._make_features is not None:
+            self._features = self._make_features()
+        if self._features is not None and self._leads and self._sight is not None:
+            sight = replace(self._sight, gpus=_wanted(self._sight, self._left_out))
+            await asyncio.to_thread(self._features.keep, sight, self._policy)
 
     def _differently(self, resource: str, device_id: str, gpu: GPU) -> bool:
         """Whether this GPU, if it were there, would not be offered as ``device_id`` of ``resource``."""

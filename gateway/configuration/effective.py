@@ -35,7 +35,7 @@ _OF_ONE_VENDOR: Final = {
         *("mig_strategy", "driver_root", "dev_root", "container_driver_root", "pass_device_specs", "id_strategy"),
         *("cdi_annotation_prefix", "cdi_hook_path", "cdi_disabled_hooks", "cdi_fallback", "gdrcopy", "gds", "mofed"),
         *("imex_channels", "imex_required"),
-        *("disabled_health_checks", "enabled_health_checks", "gpu_names", "mig_names"),
+        *("disabled_health_checks", "enabled_health_checks", "gpu_names", "mig_names", "node_features"),
     },
     "amd": {"resource_naming"},
 }

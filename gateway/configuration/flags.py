@@ -44,7 +44,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         _theirs("kubelet-socket", "the kubelet's kubelet.sock; its folder is the same as --socket-dir", form="PATH"),
         Flag(
             "pod-resources-socket",
-            "the kubelet's pod-resources socket: with it, each registration is checked in the kubelet's own records",
+            "the kubelet's pod-resources socket, by which registrations are checked",
             sets="pod_resources",
             otherwise="pod-resources/kubelet.sock next to --socket-dir",
             form="PATH",
@@ -52,7 +52,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         Flag(
             "kubelet-version",
-            "the kubelet's version, if you know it: decides what can be said to it (CDI names need 1.29)",
+            "the kubelet's version, if you know it (CDI names need 1.29)",
             sets="kubelet_minor",
             otherwise="taken from evidence on the connection",
             form="1.N",
@@ -66,7 +66,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         _switch(
             "host-service",
-            "this is the node's own service: gateways in pods leave the resources to it, and take over when it is gone",
+            "this is the node's own service: gateways in pods stand by while it runs",
         ),
         Flag(
             "POD_UID", "the UID of the gateway's pod (`metadata.uid`)", sets="pod_uid", named=("POD_UID",), option=False
@@ -80,7 +80,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         Flag(
             "simulate",
-            "for --backend simulated: a YAML profile (watched while the gateway runs), or the name of a shipped one",
+            "a YAML profile of simulated GPUs (watched while the gateway runs), or a shipped one's name",
             sets="profile",
             otherwise="8 healthy GPUs as nvidia.com/gpu",
             form="PROFILE",
@@ -88,7 +88,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         Flag(
             "exclude-devices",
-            "GPUs to leave out, by UUID, index, PCI address or product, by commas; * is anything: docs/configuration.md",
+            "GPUs to leave out, by UUID, index, PCI address or product; * is anything",
             key=(*_OURS, "excludeDevices"),
             sets="excluded",
             kind=FlagKind.NAMES,
@@ -97,8 +97,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         Flag(
             "startup-grace",
-            "after a reboot, let containers wait up to this long (in PreStartContainer) for devices whose driver is late, instead of "
-            "calling those lost",
+            "after a reboot, let containers wait up to this long (in PreStartContainer) for devices whose driver is late",
             kind=FlagKind.SECONDS,
             form="SECONDS",
             take=partial(kinds.seconds, most=3600),
@@ -119,7 +118,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     "What containers get": (
         _theirs(
             "device-list-strategy",
-            "how a container gets its GPUs; several, by commas or by repeating the flag",
+            "how a container gets its GPUs; several are possible",
             key=(*_PLUGIN, "deviceListStrategy"),
             sets="list_strategies",
             kind=FlagKind.LIST,
@@ -150,7 +149,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         _theirs(
             "cdi-disable-hooks",
-            "hooks to leave out of the CDI specification, by commas (an older NVIDIA Container Toolkit has fewer); all: every one",
+            "hooks to leave out of the CDI specification (an older NVIDIA Container Toolkit has fewer), or all",
             key=(*_PLUGIN, "cdiDisableHooks"),
             sets="cdi_disabled_hooks",
             kind=FlagKind.LIST,
@@ -247,6 +246,11 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             sets="enabled_health_checks",
             form="IDS",
             option=False,
+        ),
+        _switch(
+            "node-features",
+            "write the node labels of NVIDIA's GPU Feature Discovery, for Node Feature Discovery: docs/beside.md",
+            key=(*_OURS, "nodeFeatures"),
         ),
         Flag(
             "resource-naming-strategy",
@@ -379,11 +383,11 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         _switch("metrics-device-ids", "one metric for each device: more labels, more to store"),
         _switch(
             "gpu-metrics",
-            "metrics of the GPUs themselves (how busy, full and hot), under the names of NVIDIA's DCGM exporter, with their pods",
+            "metrics of the GPUs themselves, under the names of NVIDIA's DCGM exporter",
         ),
         Flag(
             "probe-address",
-            "answer probes on HOST:PORT, or on :PORT of every address: /healthz (it lives) and /readyz (it has done its part)",
+            "answer the probes /healthz and /readyz on HOST:PORT, or on :PORT of every address",
             otherwise="no probes",
             form="[[HOST]:]PORT",
             take=kinds.optional(kinds.address),

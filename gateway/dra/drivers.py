@@ -68,7 +68,8 @@ class Inside(Struct, frozen=True):
     """What the drivers need of the gateway.
 
     ``resources`` gives the lists of all devices, as the device plugin API would show them; ``update`` brings them up to date. ``first`` is set
-    once all sources have told of their devices. ``passes_to`` gives the token of the gateway that gets calls in this one's place.
+    once all sources have told of their devices. ``passes_to`` gives the token of the gateway that gets calls in this one's place. ``told`` are
+    called with each change of the own node.
     """
 
     age: Age
@@ -78,6 +79,7 @@ class Inside(Struct, frozen=True):
     update: Callable[[], Awaitable[None]]
     first: asyncio.Event
     passes_to: Callable[[], str]
+    told: Sequence[Callable[[NodeObject], None]]
 
 
 class Drivers:
@@ -284,11 +286,13 @@ class Drivers:
         self._holdings.beliefs.look_within(0)
         listed, later = partial(until_listed, self.decides, self._inside.resources, lambda: is_known(self.crossing)), []
         work = [mind_over(self._drivers, self._read, partial(is_away, self._holdings.presence), self._slices)]
+        own = OwnNode(self._api, self._settings)
+        own.told += self._inside.told
+        later.append(own.run())
         if self.crossing is not None and self._desk is not None:
-            own = OwnNode(self._api, self._settings)
             own.told += [self._desk.take, self._desk.names.take, self.crossing.allocatable.heard]
             work.append(self.crossing.run())
-            later = [self._desk.follow(), self._desk.names.run(), own.run()]
+            later += [self._desk.follow(), self._desk.names.run()]
         # None of them ends by itself: that is a defect, and the gateway's end.
         async with asyncio.TaskGroup() as group:
             group.create_task(self._ended_pods.mind(pods_of(self._api, self._settings.node_name), self._pods_ended))

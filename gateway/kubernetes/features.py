@@ -10,10 +10,10 @@ import structlog
 from gateway.configuration.choice import Label
 from gateway.kubernetes import node
 from gateway.kubernetes.access import AccessError
+from gateway.kubernetes.cordons import AnnotatedCordons
 from gateway.kubernetes.keeper import Keeper
 
 if TYPE_CHECKING:
-    from gateway.configuration.settings import Settings
     from gateway.kubernetes.client import Client
     from gateway.kubernetes.node import NodeObject
     from gateway.telling.subject import Subject
@@ -27,20 +27,24 @@ _log = structlog.get_logger()
 class Features:
     """All of them, for one gateway.
 
-    ``label`` is the node's label that chooses the configuration file; None where none does.
+    ``label`` is the node's label that chooses the configuration file; None where none does. ``cordons`` follow what is heard of the node
+    here or by the DRA drivers.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self.label = None if settings.choice is None else Label(settings.node_label)
+    def __init__(self, gateway: Subject) -> None:
+        self._gateway, self._settings = gateway, gateway.settings
+        self.label = None if self._settings.choice is None else Label(self._settings.node_label)
+        self.cordons = AnnotatedCordons(gateway)
 
-    async def run(self, gateway: Subject) -> None:
+    async def run(self) -> None:
         """Do what the settings ask for, for ever. Nothing in here ends the gateway."""
         while True:
             try:
+                if not self._settings.asks_api_server:
+                    await self.cordons.follow()
                 api = node.client(self._settings)
                 try:
-                    await self._together(api, gateway)
+                    await self._together(api)
                 finally:
                     api.close()
             except AccessError as error:
@@ -51,14 +55,16 @@ class Features:
                 )
             await asyncio.sleep(AGAIN)
 
-    async def _together(self, api: Client, gateway: Subject) -> None:
+    async def _together(self, api: Client) -> None:
         own = node.OwnNode(api, self._settings)
+        own.told.append(self.cordons.take)
         if self._settings.choice is not None:
             own.told.append(self._take_label)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(own.run())
+            tasks.create_task(self.cordons.follow())
             if self._settings.writes_node:
-                tasks.create_task(Keeper(gateway, api, own).run())
+                tasks.create_task(Keeper(self._gateway, api, own).run())
 
     def _take_label(self, found: NodeObject) -> None:
         if self.label is not None and self._settings.choice is not None:

@@ -1,4 +1,4 @@
-"""The two locks of the gateway that leads: who holds both decides on this node.
+"""The two locks of the leader.
 
 The first is in the gateways' folder below the kubelet's socket directory, the second in the state directory. The first finds two gateways
 with different state directories; the second guards the file that is written under it. The kernel frees both, however their holder ends.
@@ -29,7 +29,7 @@ _MOST_BYTES: Final = 8192
 
 
 class Signature(Struct, frozen=True):
-    """Who wrote its name into the first lock: its token, and its state directory, by device and inode and as it knows it."""
+    """The gateway that wrote into the first lock: its token, and its state directory by device and inode, and by path."""
 
     token: str = ""
     state: str = ""
@@ -37,14 +37,14 @@ class Signature(Struct, frozen=True):
 
 
 class Locks:
-    """Both locks: the first is held by who leads, the second by who writes the state file.
+    """Both locks: the leader holds the first; the gateway that writes the state file holds the second.
 
-    Where the second can't be opened (a full disk, one that is read-only or doesn't answer), nobody can write that file either. So the
-    gateway with the first one leads, without memory, and takes the second as soon as it can (``unguarded``).
+    If the second can't be opened (the disk is full, read-only or doesn't answer), no gateway can write that file. So the gateway with the
+    first lock leads without memory, and takes the second as soon as it can (``unguarded``).
 
     Args:
         socket_dir: the kubelet's socket directory.
-        state_dir: the state directory, which is made where it is missing.
+        state_dir: the state directory; it is made if it is missing.
         token: the gateway's own.
     """
 
@@ -52,26 +52,26 @@ class Locks:
         self._first, self._second = socket_dir / FOLDER / NAME, state_dir / NAME
         self._token = token
         self._held: dict[Path, int] = {}
-        """What is locked, with its descriptor."""
+        """The locks that are held, with their descriptors."""
         self._opened = -1
         """The descriptor of the second, not locked yet."""
         self.ready = False
-        """Whether it is known if the second can be locked: ``open`` comes first."""
+        """True if it is known whether the second can be locked: call ``open`` first."""
         self.unguarded = ""
-        """Why it can't be; '' where it can."""
+        """Why it can't be locked; empty if it can."""
 
     @property
     def held(self) -> bool:
-        """Whether this gateway may lead."""
+        """True if this gateway may lead."""
         return self._first in self._held
 
     @property
     def whole(self) -> bool:
-        """Whether both are held."""
+        """True if both are held."""
         return self._second in self._held
 
     def open(self) -> None:
-        """Open the second. It blocks: for a thread."""
+        """Open the second. It blocks: call it in a thread."""
         if self._second in self._held:
             return
         self._forget()
@@ -116,7 +116,7 @@ class Locks:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Callable[[], None]]:
-        """Guard a write of the state file. In a thread; what is given raises OSError if the locks guard nothing any more.
+        """Guard a write of the state file, in a thread. The yielded function raises OSError if a lock was replaced.
 
         Raises:
             OSError: the second lock can't be had.
@@ -140,11 +140,11 @@ class Locks:
                 os.close(passing)
 
     def lost(self) -> str:
-        """Say which lock isn't where others look for it any more; '' where all that are held are."""
+        """Return which of the held locks was replaced; empty if none was."""
         return _replaced(self._held)
 
     def free(self) -> None:
-        """Let another gateway lead. The second stays open, so that it can be locked again without the disk."""
+        """Free both. The second stays open, so that it can be locked again without the disk."""
         if (first := self._held.pop(self._first, -1)) >= 0:
             if (second := self._held.pop(self._second, -1)) >= 0:
                 file.unlock(second)
@@ -152,7 +152,7 @@ class Locks:
             os.close(first)
 
     def close(self, *, last: bool) -> None:
-        """Let go of both for good; the ``last`` gateway leaves nothing behind in the kubelet's folder."""
+        """Free both for good. The ``last`` gateway removes its lock from the kubelet's folder."""
         if self.held and last and not self.lost():
             with contextlib.suppress(OSError):
                 self._first.unlink()
@@ -160,7 +160,7 @@ class Locks:
         self._forget()
 
     def holder(self) -> Signature:
-        """Read who holds the first lock, or did last."""
+        """Return the gateway that holds the first lock, or held it last."""
         with contextlib.suppress(OSError, NotPlainError, ValueError):
             said = msgspec.json.decode(read_plain(self._first, _MOST_BYTES), type=Signature)
             if TOKEN.fullmatch(said.token):
@@ -168,7 +168,7 @@ class Locks:
         return Signature()
 
     def state(self) -> str:
-        """Name the state directory by its device and inode."""
+        """Return the device and inode of the state directory."""
         try:
             found = self._second.parent.stat()
         except OSError:
@@ -176,14 +176,14 @@ class Locks:
         return f"{found.st_dev}:{found.st_ino}"
 
     def _forget(self) -> None:
-        """Close the second, which may have another file in its place by now."""
+        """Close the second: its name may be another file's by now."""
         self.ready = False
         if self._opened >= 0:
             os.close(self._opened)
             self._opened = -1
 
     def _sign(self) -> None:
-        """Say who leads, for those that are to ask it. On a full disk they try the locks instead."""
+        """Write our name into the first lock, for gateways that want to ask. On a full disk they try the locks instead."""
         said = msgspec.json.encode(Signature(self._token, self.state(), str(self._second.parent)))
         with contextlib.suppress(OSError):
             descriptor = os.open(self._first, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -196,7 +196,7 @@ class Locks:
 
 
 def _replaced(held: Mapping[Path, int]) -> str:
-    """Say which of these locks another file took the place of; '' for none."""
+    """Return which of these locks was replaced by another file; empty if none was."""
     for path, descriptor in [*held.items()]:
         try:
             there = os.path.samestat(os.fstat(descriptor), path.lstat())

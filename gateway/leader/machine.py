@@ -1,7 +1,7 @@
-"""Whether this gateway leads on its node, as a pure state machine: events in, the next state and actions out.
+"""Decide if this gateway leads on its node, as a pure state machine: events in, the next state and actions out.
 
-Who holds the locks leads; all others stand by, connected to the leader's control socket. The newest asks it to yield, as soon as it
-could lead itself. Age is the pod's, so that a container that was started again asks nobody of its own pod.
+The gateway that holds the locks leads. All others stand by, connected to the leader's control socket. The newest asks it to yield as
+soon as it could lead itself. Age is the pod's, so that a restarted container doesn't ask a gateway of its own pod.
 Waiting is a state, not a sleep: ``SetAlarm`` asks for a ``Rung``, and each step replaces the wait before.
 """
 
@@ -17,22 +17,22 @@ from gateway.age import Age
 AT_ONCE = 0.001
 """Seconds between two tries to take the locks while their holder dies or yields."""
 AGAIN = 1.0
-"""The same, while another gateway holds them; and how much longer one waits that could not lead."""
+"""The same while another gateway holds them. A gateway that could not lead waits so much longer."""
 HURRY = 2.0
-"""Seconds for which the locks are tried at once."""
+"""Seconds for which the locks are tried without a pause."""
 ASK_TIME = 15.0
-"""Seconds that a leader has to yield: a Register in flight takes up to 11."""
+"""Seconds within which a leader must yield: a Register in flight takes up to 11."""
 REPORT = 2.0
-"""Seconds that a new leader has to say that it serves."""
+"""Seconds within which a new leader must report that it serves."""
 HOLDS_BACK, HOLDS_BACK_MAX = 30.0, 900.0
-"""Seconds for which a gateway is refused that led in vain; doubled each time in a row, up to the second."""
+"""Seconds for which a gateway is refused that took over in vain. They double each time in a row, up to the second value."""
 SERVED = 600.0
-"""Seconds from which on one that ended did lead: after as many a kubelet forgets that a container ended, too."""
+"""Seconds after which a gateway that took over has led: a kubelet, too, forgets after as many that a container ended."""
 STARTING = "it is still starting"
 
 
 class Stage(Enum):
-    """Where a gateway stands."""
+    """A gateway's part on its node. The values are for people."""
 
     PREPARING = "preparing"
     STANDBY = "standing by"
@@ -44,19 +44,19 @@ class Stage(Enum):
 
 
 class Able(Struct, frozen=True):
-    """What keeps this gateway from leading, if anything."""
+    """This gateway could lead, or ``reason`` is why it couldn't."""
 
     reason: str = ""
 
 
 class Locked(Struct, frozen=True):
-    """The locks are ours."""
+    """This gateway has the locks."""
 
 
 class HeldElsewhere(Struct, frozen=True):
-    """Another gateway holds the locks; ``leader`` is its age, where it can be talked to, ``why`` else. It is ``leaving``: it ended, or yielded.
+    """Another gateway holds the locks. ``leader`` is its age; None if it can't be talked to, and ``why`` not.
 
-    ``unable`` is what keeps this gateway from leading in that one's place; None: nothing new is known of it.
+    ``unable`` is why this gateway couldn't lead instead; None: nothing new is known. ``leaving``: the other one has ended or yielded.
     """
 
     leader: Age | None = None
@@ -66,24 +66,24 @@ class HeldElsewhere(Struct, frozen=True):
 
 
 class Gone(Struct, frozen=True):
-    """The gateway with this token closed its connection, doesn't lead, or no longer asks to."""
+    """The gateway with this token closed its connection, leads no longer, or no longer asks to lead."""
 
     token: str
 
 
 class Yours(Struct, frozen=True):
-    """The leader yielded."""
+    """The leader has yielded."""
 
 
 class No(Struct, frozen=True):
-    """The leader doesn't yield, for so many seconds."""
+    """The leader doesn't yield for so many seconds."""
 
     reason: str
     seconds: float = AGAIN
 
 
 class Took(Struct, frozen=True):
-    """What the gateway before left is read, and the lists are ready."""
+    """The state file is read, and the lists are ready."""
 
 
 class RoomWanted(Struct, frozen=True):
@@ -98,27 +98,27 @@ class Ending(Struct, frozen=True):
 
 
 class Invited(Struct, frozen=True):
-    """The leader is about to end, and yields to whoever asks."""
+    """The leader is about to end, and yields to any gateway that asks."""
 
 
 class Drained(Struct, frozen=True):
-    """All that was promised is on disk; or ``reason`` says why it isn't."""
+    """All that was promised is on disk, or ``reason`` is why it isn't."""
 
     reason: str = ""
 
 
 class Serving(Struct, frozen=True):
-    """The new leader says that it serves."""
+    """The new leader reports that it serves."""
 
 
 class Lost(Struct, frozen=True):
-    """A lock's name leads to another file."""
+    """Another file has the name of a lock."""
 
     reason: str
 
 
 class Rung(Struct, frozen=True):
-    """The wait is over, at ``now`` (monotonic seconds)."""
+    """The wait has ended, at ``now`` (monotonic seconds)."""
 
     now: float
 
@@ -150,27 +150,27 @@ class Ask(Struct, frozen=True):
 
 
 class Withdraw(Struct, frozen=True):
-    """Take the question back."""
+    """No longer ask the leader to yield."""
 
 
 class Take(Struct, frozen=True):
-    """Read what the gateway before left, and make the lists ready."""
+    """Read the state file, and make the lists ready."""
 
 
 class Lead(Struct, frozen=True):
-    """Register, and answer."""
+    """Register, and answer calls."""
 
 
 class Invite(Struct, frozen=True):
-    """Tell those that stand by that this gateway yields to whoever asks."""
+    """Tell the standbys that this gateway yields to any that asks."""
 
 
 class Drain(Struct, frozen=True):
-    """Get ready to yield: send nothing new, write what was promised."""
+    """Prepare to yield: send nothing new, write what was promised."""
 
 
 class Reply(Struct, frozen=True):
-    """Reply the gateway that asked; ``reason`` says why this one doesn't yield, for so many seconds."""
+    """Answer the gateway that asked: yes, or why this one doesn't yield for so many seconds."""
 
     to: Age
     reason: str = ""
@@ -178,17 +178,17 @@ class Reply(Struct, frozen=True):
 
 
 class Free(Struct, frozen=True):
-    """Let go of the locks."""
+    """Free the locks."""
 
 
 class Rest(Struct, frozen=True):
-    """Serve nothing any more."""
+    """Serve nothing any more, because ``by`` leads (None: none is known to)."""
 
     by: Age | None
 
 
 class SetAlarm(Struct, frozen=True):
-    """Tell when so many seconds are over; None: there is nothing to wait for."""
+    """Send ``Rung`` after so many seconds; None: there is nothing to wait for."""
 
     seconds: float | None
 
@@ -197,27 +197,27 @@ Action = Try | Ask | Withdraw | Take | Lead | Invite | Drain | Reply | Free | Re
 
 
 class State(Struct, frozen=True):
-    """What is remembered of who leads."""
+    """What this gateway knows of who leads."""
 
     own: Age
     stage: Stage = Stage.PREPARING
     unable: str = STARTING
     leader: Age | None = None
-    """The other gateway that leads, where this one is connected to it."""
+    """The other gateway that leads, if this one is connected to it."""
     other: Age | None = None
     """The gateway that this one yields to, or yielded to."""
     refused: str = ""
-    """Why the leader doesn't yield, or can't be asked."""
+    """Why the leader doesn't yield or can't be asked."""
     hurry: int = 0
-    """How many tries follow at once."""
+    """How many tries follow without a pause."""
     left: str = ""
-    """The token of the last leader, if it ended or yielded: while it still holds the locks, they will be free at any moment."""
+    """The token of the last leader, if it ended or yielded: if it still holds the locks, they will be free in a moment."""
     made_at: float = 0.0
     """When this gateway yielded last (monotonic seconds)."""
     vain: int = 0
     """How often in a row it yielded in vain."""
     ending: bool = False
-    """Whether this gateway is about to end."""
+    """True if this gateway is about to end."""
 
 
 Step = tuple[State, tuple[Action, ...]]
@@ -227,17 +227,17 @@ _LEADS = frozenset({Stage.LEADING, Stage.YIELDING})
 
 
 def start(own: Age) -> State:
-    """Begin: the locks are tried as soon as it is known whether this gateway could lead."""
+    """Return the first state. The locks are tried as soon as it is known that this gateway could lead."""
     return State(own)
 
 
 def held_back(vain: int) -> float:
-    """Say for how many seconds a gateway doesn't yield that yielded so often in vain."""
+    """Return for how many seconds a gateway doesn't yield that yielded so often in vain."""
     return min(HOLDS_BACK * 2.0 ** min(vain - 1, 20), HOLDS_BACK_MAX) if vain else 0.0
 
 
 def step(state: State, event: Event) -> Step:
-    """Take one event. Total: every event is meaningful, or ignored, in every stage."""
+    """Return the next state and the actions. Total: every event is used or ignored in every stage."""
     match event:
         case Able(reason):
             return _able(state, reason)
@@ -302,7 +302,7 @@ def _able(state: State, reason: str) -> Step:
 
 
 def _ask_or_stay(state: State) -> Step:
-    """Ask the leader to yield, if this gateway is newer, could lead, and stays."""
+    """Ask the leader to yield, if this gateway is newer, could lead, and isn't about to end."""
     if state.leader is None or state.unable or state.ending or not state.own.is_newer_than(state.leader):
         return state, (SetAlarm(None),)
     return _to(state, Stage.ASKING), (Ask(), SetAlarm(ASK_TIME))
@@ -315,7 +315,7 @@ def _held(state: State, event: HeldElsewhere) -> Step:
         return replace(state, hurry=state.hurry - 1), (SetAlarm(AT_ONCE),)
     rest: tuple[Action, ...] = ()
     if state.stage is Stage.YIELDED:
-        # Our streams go on until the one that we yielded to serves or ends.
+        # Our streams go on until the new leader serves or ends.
         if event.leader is None or event.leader == state.other:
             return state, (SetAlarm(REPORT),)
         rest = (Rest(event.leader),)
@@ -336,14 +336,14 @@ def _gone(state: State, token: str) -> Step:
         return state, ()
     stage = state.stage if state.stage is Stage.YIELDED else _wait(state).stage
     state = replace(state, stage=stage, leader=None)
-    # One that could not lead leaves it to those that can, for a second.
+    # A gateway that could not lead lets those that can try first, for a second.
     if state.unable and stage is not Stage.YIELDED:
         return replace(state, hurry=0), (SetAlarm(AGAIN),)
     return replace(state, hurry=_HURRY, left=token), (Try(),)
 
 
 def _made_none(state: State) -> State:
-    """Lead on, after all: what was not completed doesn't count as yielded."""
+    """Go on leading: a handover that was not completed doesn't count."""
     made_at = state.made_at if state.vain else 0.0
     return replace(_to(state, Stage.LEADING), vain=max(state.vain - 1, 0), made_at=made_at)
 
@@ -365,7 +365,7 @@ def _asked(state: State, age: Age, now: float) -> Step:
 
 def _waited(state: State) -> Step:
     match state.stage:
-        case Stage.ASKING:  # A leader that stands still: whoever ends it frees the locks.
+        case Stage.ASKING:  # The leader hangs. Its end frees the locks.
             refused = f"the gateway that leads did not answer within {ASK_TIME:g} s"
             return replace(_wait(state), refused=refused), (Withdraw(), SetAlarm(AGAIN))
         case Stage.PREPARING | Stage.STANDBY if state.leader is not None:

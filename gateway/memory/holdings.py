@@ -16,6 +16,7 @@ from devices.model import Device
 from gateway.kubelet import beliefs
 from gateway.kubelet.drift import Earlier
 from gateway.kubelet.watch import kubelet_id
+from gateway.memory.claimed import holding
 from gateway.memory.ledger import boot_id
 from gateway.registration.events import Phase
 
@@ -182,6 +183,11 @@ class Holdings:
             if (place := boards.place_of(Device(one))).board in ours
         ]
         return held, offered
+
+    def named(self, resource: str) -> dict[str, str] | None:
+        """Say who has which device, by the kubelet's records and by what is prepared for ResourceClaims."""
+        holders, prepared = self.recorded(resource), holding(self.ledger.claims, resource)
+        return holders if not prepared else {**(holders or {}), **prepared}
 
     def cordons(self, offered: Collection[AbstractSet[str]]) -> list[Hold]:
         """Return the cordons of IDs that aren't on offer: they are meant for the hardware, whatever it is offered as now.

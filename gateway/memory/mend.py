@@ -98,11 +98,12 @@ def _only_cordons(content: Any) -> rows.Content:
 def _sound_cordon(row: Any) -> rows.Content:
     """Make a cordon of whatever stands in its place: that it is there counts for more than why."""
     fields = row if isinstance(row, dict) else {"reason": row}
-    reason, at = fields.get("reason"), fields.get("at")
+    reason, at, annotated = fields.get("reason"), fields.get("at"), fields.get("annotated")
     return rows.row_of(
         Cordon(
             reason if isinstance(reason, str) else "its reason was lost with a damaged state file",
             float(at) if isinstance(at, (int, float)) and 0 <= at < 2**63 else 0.0,
+            annotated is True,
         )
     )
 

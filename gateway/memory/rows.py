@@ -36,10 +36,14 @@ class FileState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cordon(msgspec.Struct, frozen=True):
-    """An operator's word that a device must not be given to new containers. ``at`` is in unix seconds."""
+    """An operator's word that a device must not be given to new containers. ``at`` is in unix seconds.
+
+    ``annotated``: it is the node's annotation that says so, and no command.
+    """
 
     reason: str
     at: float
+    annotated: bool = False
 
 
 class HandedOut(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Where a gateway can be asked: its control socket, the probes and the metrics. Each is imported only where it is wanted."""
+"""The listeners of a gateway: control socket, probes and metrics. The last two are imported only if they are switched on."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     _Document = Callable[[bool], Callable[[], status.GatewayStatus]]
 
 LISTEN_RETRY = 5.0
-"""Seconds before an address that is taken, or a control socket that can't be made, is tried again."""
+"""Seconds until an address that is in use, or a control socket that can't be made, is tried again."""
 _log = structlog.get_logger()
 
 
 class Listeners:
-    """The listeners of one gateway, as far as its settings want them; ``token`` names the control socket."""
+    """The listeners of one gateway that its settings switch on; ``token`` names the control socket."""
 
     def __init__(self, settings: Settings, token: str, tasks: Tasks) -> None:
         self._settings, self._token, self._tasks = settings, token, tasks
@@ -37,11 +37,11 @@ class Listeners:
 
     @property
     def has_control(self) -> bool:
-        """Whether the control socket is open, or will be as soon as it can be made."""
+        """True if the control socket is open, or will be as soon as it can be made."""
         return self._control is not None
 
     async def open_control(self, handlers: Mapping[str, Handler]) -> None:
-        """Listen for orders on the control socket; one that can't be made now is made later."""
+        """Listen for orders on the control socket. If it can't be made now, it is made later."""
         self._control = server = ControlServer(socket_path(self._settings.state_dir, self._token), handlers)
         try:
             await server.start()
@@ -59,7 +59,7 @@ class Listeners:
             self._control = None
 
     def open_metrics(self, document: _Document, gateway: Subject) -> None:
-        """Serve metrics, where they are wanted."""
+        """Serve metrics, if they are switched on."""
         if self._settings.metrics_address is not None:
             from gateway.telling import metrics  # noqa: PLC0415 - its imports are paid only where metrics are wanted
 
@@ -73,7 +73,7 @@ class Listeners:
             self._tasks.spawn("metrics", answer)
 
     def open_probes(self, gateway: Subject) -> None:
-        """Answer probes, where they are wanted."""
+        """Answer probes, if they are switched on."""
         if self._settings.probe_address is not None:
             from gateway.telling import probes  # noqa: PLC0415 - as above
 
@@ -81,7 +81,7 @@ class Listeners:
             self._tasks.spawn("probes", answer)
 
     async def _answer(self, what: str, address: tuple[str, int], routes: Mapping[str, http.Handler]) -> None:
-        """Answer those who ask over the network, for ever; an address that can't be had is tried again."""
+        """Answer HTTP requests for ever. An address that is in use is tried again."""
         from gateway.wires import http  # noqa: PLC0415 - as above
 
         host, port = address
@@ -101,7 +101,7 @@ class Listeners:
 
 
 async def _open_later(server: ControlServer) -> None:
-    """Listen on a control socket as soon as the state directory can be written: a full disk at the start isn't for ever."""
+    """Listen on a control socket as soon as the state directory can be written."""
     opened = False
     while not opened:
         await asyncio.sleep(LISTEN_RETRY)

@@ -39,7 +39,7 @@ PREFIX: Final = "device_plugin_gateway_"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 FRESH: Final = 1.0
-"""Seconds for which a text is given to all who ask."""
+"""Seconds for which the same text answers all requests."""
 CALLS: Final = ("Allocate", "GetPreferredAllocation", "PreStartContainer")
 CODES: Final = ("OK", "NOT_FOUND", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNIMPLEMENTED", "UNKNOWN")
 _LIVE: Final = "live"
@@ -77,18 +77,16 @@ _FAMILIES: Final = (
     _gauge("registration_phase", "1 for the current phase of the registration, else 0.", "resource phase"),
     _gauge(
         "registration_info",
-        "Always 1; the API that the kubelet accepted, and the kubelet versions that match its behaviour.",
+        "Always 1; the API that the kubelet accepted, and kubelet versions that fit.",
         "resource api kubelets",
     ),
     _gauge("stream_age_seconds", "Age of the kubelet's open stream; absent without one.", "resource"),
     _counter("registrations_total", "Registrations that a kubelet accepted.", "resource cause"),
     _counter("register_errors_total", "Calls of Register that failed.", "resource code"),
-    _histogram(
-        "restart_gap_seconds", "Time from a kubelet found, or a stream ended, to the kubelet's next stream.", "resource"
-    ),
+    _histogram("restart_gap_seconds", "Time without the kubelet's stream, after its start or a cut.", "resource"),
     _counter(
         "registration_checks_total",
-        "Checks of the kubelet's records after a registration: held, lacking, or unknown (not readable).",
+        "Checks of the kubelet's records after a registration: held, lacking, unknown.",
         "resource result",
     ),
     _counter("calls_total", "Answered calls of the kubelet.", "resource call code"),
@@ -109,11 +107,11 @@ _FAMILIES: Final = (
     ),
     _gauge("drift_devices", "Devices for which the kubelet's records differ from the gateway's.", "resource kind"),
     _gauge("bridged_plugin_up", "1 while the plugin of a bridged resource is connected, else 0.", "resource"),
-    _counter("bridged_absences_total", "How often the plugin of a bridged resource disconnected.", "resource"),
+    _counter("bridged_absences_total", "Disconnections of a bridged resource's plugin.", "resource"),
     _counter("bridged_registrations_total", "Registrations of the plugin of a bridged resource.", "resource"),
     _counter(
         "bridged_repeated_answers_total",
-        "Allocates that got the response of an identical earlier one, because the plugin was away.",
+        "Allocates that got an earlier response, because the plugin was away.",
         "resource",
     ),
     _gauge("ledger_writable", "0 while the last write of the state file failed, else 1."),
@@ -122,7 +120,7 @@ _FAMILIES: Final = (
     _gauge("ledger_written_age_seconds", "Time since the last write of the state file; absent before the first."),
     _gauge(
         "source_hindrances",
-        "Reasons why a source reports no devices, or not as configured; absent without any. gateway status names them.",
+        "Reasons why a source reports no devices, or not as configured.",
         "source",
     ),
     _gauge(
@@ -171,7 +169,7 @@ class Metrics(Collector):
     ) -> None:
         self._document, self._tally, self._device_ids = document, counted, device_ids
         self._taken: tuple[Callable[[], GatewayStatus], tally.Tally]
-        """What the text is made of, as it was when that began."""
+        """The data of the text that is being made."""
         self._text: asyncio.Future[bytes] | None = None
         self._text_since = float("-inf")
         self._registry = CollectorRegistry(auto_describe=False)
@@ -180,15 +178,15 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def take(self) -> None:
-        """Take what the next text is made of. Belongs to the event loop; all else may happen in a thread."""
+        """Collect the data of the next text. Call it on the event loop; all else may run in a thread."""
         self._taken = self._document(not self._device_ids), copy.deepcopy(self._tally)
 
     def exposition(self) -> bytes:
-        """Write what was taken in Prometheus' text format: with a sample for each of 10 000 devices it takes 0.2 s."""
+        """Return the collected data in Prometheus' text format. With a sample for each of 10 000 devices it takes 0.2 s."""
         return generate_latest(self._registry)
 
     async def answer(self) -> Answer:
-        """Answer ``GET /metrics``. However many ask, one text is made at a time, and at most one a ``FRESH``."""
+        """Answer ``GET /metrics``. One text is made at a time, and at most one in ``FRESH`` seconds."""
         now = time.monotonic()
         if self._text is None or (self._text.done() and (now - self._text_since >= FRESH or _failed(self._text))):
             self.take()
@@ -196,7 +194,7 @@ class Metrics(Collector):
         return HTTPStatus.OK, CONTENT_TYPE, await asyncio.shield(self._text)
 
     def collect(self) -> Iterable[Metric]:
-        """Give every family, also one without samples."""
+        """Yield every family, also those without samples."""
         document, counted = self._taken
         status = document()
         samples = {**_gauges(status, device_ids=self._device_ids), **_counters(status, counted)}
@@ -223,7 +221,7 @@ def _failed(text: asyncio.Future[bytes]) -> bool:
 
 
 def _gauges(status: GatewayStatus, *, device_ids: bool) -> dict[str, dict[tuple[str, ...], float]]:
-    """Read the gauges out of the document: samples by labels, by family. What isn't known has no sample."""
+    """Return the gauges of the document, by family and labels. What isn't known has no sample."""
     build = status.build
     found: dict[str, dict[tuple[str, ...], float]] = {
         "build_info": {(build.gateway, build.python, build.grpcio, build.protobuf): 1},
@@ -260,7 +258,7 @@ def _gauges(status: GatewayStatus, *, device_ids: bool) -> dict[str, dict[tuple[
 
 
 def _gauges_of(resource: ResourceStatus, *, device_ids: bool) -> Iterator[tuple[str, tuple[str, ...], float | None]]:
-    """Give one resource's gauges as family, labels and value. Of the same labels the last value counts."""
+    """Yield one resource's gauges: family, labels and value. If labels repeat, the last value is in force."""
     name = (resource.name,)
     state = resource.verdict.state
     yield "serving", name, None if state == VerdictState.STANDBY else state == VerdictState.SERVED
@@ -289,7 +287,7 @@ def _gauges_of(resource: ResourceStatus, *, device_ids: bool) -> Iterator[tuple[
 
 
 def _counters(status: GatewayStatus, counted: tally.Tally) -> dict[str, Mapping[tuple[str, ...], int]]:
-    """Read the counters out of the tally, each resource's from 0 on."""
+    """Return the counters of the tally. Those of each resource begin at 0."""
     names = [resource.name for resource in status.resources]
     bridged = {(resource.name,): resource.behind for resource in status.resources if resource.behind is not None}
     return {

@@ -1,4 +1,4 @@
-"""What an operator's commands ask of a device over the control socket, and what the gateway answers."""
+"""The orders of an operator about devices over the control socket, and the answers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import msgspec
 
 from gateway.wires.control import ControlError, shown
 
+CORDON_ANNOTATION: Final = "device-plugin-gateway.io/cordon"
+"""Of a node: the IDs of devices that are cordoned as long as they stand there, by commas."""
 ORDERS: Final = ("cordon", "uncordon", "forget")
 HANDLES: Final = ("release", "acquire")
 HANDLE_TIME: Final = 20.0
-"""Seconds that the driver is given for it."""
+"""Seconds within which the driver must answer."""
 _MAX_ID: Final = 256
 _MAX_IDS: Final = 128
 _MAX_REASON: Final = 256
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What an operator wants for a device: ``op`` is one of ``ORDERS``; only ``cordon`` has a reason."""
+    """An order about a device: ``op`` is one of ``ORDERS``; only ``cordon`` has a reason."""
 
     op: str
     device_id: str
@@ -36,7 +38,7 @@ class FoundDevice(msgspec.Struct, frozen=True):
 
 
 class OrderOutcome(msgspec.Struct, frozen=True):
-    """What an order did: whether it changed anything, and in which resources the device was found."""
+    """The result of an order: did it change anything, and in which resources was the device found?"""
 
     changed: bool
     found: tuple[FoundDevice, ...] = ()

@@ -1,4 +1,4 @@
-"""The probes of the kubelet that runs this gateway as a pod, or of anybody: ``/healthz`` and ``/readyz``.
+"""The probes of a gateway: ``/healthz`` and ``/readyz``.
 
 ``/healthz`` is answered by the event loop, so that an answer at all says that it lives; no device and no kubelet counts
 there. ``/readyz`` says what ``readiness`` decides.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def routes(gateway: Subject) -> Mapping[str, http.Handler]:
-    """Answer for one gateway."""
+    """Return the handlers of one gateway, by path."""
 
     def healthz() -> http.Answer:
         return HTTPStatus.OK, http.TEXT, b"alive\n"
@@ -35,7 +35,7 @@ def routes(gateway: Subject) -> Mapping[str, http.Handler]:
 
 
 def look(gateway: Subject) -> readiness.Readiness:
-    """Judge how a gateway stands now."""
+    """Return the readiness of a gateway now."""
     now = time.monotonic()
     found = verdicts(gateway, now)
     return readiness.judge(

@@ -1,9 +1,8 @@
-"""Readiness: has this gateway done its part? Pure: what is known of each resource in, a verdict in words out.
+"""Readiness: has this gateway done its part? Pure: the verdict on each resource in, lines for people out.
 
-A gateway that isn't ready holds up a rolling update and alarms people, so only what is our own failure towards a kubelet
-that runs makes it so, or a configuration that it can't carry out: an update must not go on with that. No devices, unhealthy devices,
-a backend that is down, no kubelet, another gateway that serves instead: nothing of that would be mended by another gateway in
-this one's place, and the verdict only says it.
+A gateway that isn't ready stops a rolling update and alerts people. So it is unready only if it fails towards a running kubelet, or
+can't carry out its configuration. No devices, unhealthy devices, a backend that is down, no kubelet, another gateway that leads: a new
+gateway would change none of these, so the lines only report them.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ class ResourceStanding(Struct, frozen=True, kw_only=True):
 
 
 class LeaderSeen(Struct, frozen=True):
-    """Another gateway, which leads, by its name (``leader_name``). This one is ``to_take_over`` from it, and could not."""
+    """The other gateway that leads, by name. ``to_take_over``: this one should take over from it, and couldn't."""
 
     name: str
     to_take_over: bool = False
 
     @property
     def words(self) -> str:
-        """Say it to people."""
+        """The line for people."""
         return f"standby: {self.name} leads" + (", and this gateway could not" if self.to_take_over else "")
 
 
 class Readiness(Struct, frozen=True):
-    """Whether the gateway has done its part, and how each thing stands, in lines for people."""
+    """True in ``ready`` if the gateway has done its part; ``lines`` are the reasons, for people."""
 
     ready: bool
     lines: tuple[str, ...]
@@ -72,15 +71,15 @@ def judge(
     hindrances: Sequence[Hindrance] = (),
     waits_for: str = "",
 ) -> Readiness:
-    """Decide, at one moment.
+    """Return the readiness at one moment.
 
     Args:
         resources: all that the gateway has.
-        begun: whether it is done with its start.
+        begun: True if it is done with its start.
         kubelet_s: seconds since the kubelet that runs was found; None: none runs.
-        leader: another gateway, which leads; None: none does.
-        hindrances: what keeps the sources of devices from telling of them, or from offering some.
-        waits_for: what the start waits for, in words; empty where it doesn't.
+        leader: the other gateway that leads; None: none does.
+        hindrances: what keeps the sources from reporting devices, or from offering some.
+        waits_for: what the start waits for, in words; empty if it doesn't wait.
     """
     lines = _first(kubelet_s, hindrances)
     held_up = any(one.held_up for one in hindrances)
@@ -130,6 +129,6 @@ def _resource(it: ResourceStanding) -> tuple[bool, str]:
 
 
 def _bounded(lines: Sequence[str]) -> list[str]:
-    """Keep the answer short, and what others wrote (a kubelet's refusal) on its own line."""
+    """Return printable lines, cut to a length and a number: a kubelet's refusal may contain anything."""
     shown = [printable(line[:_LONGEST]) for line in lines[:_MOST_LINES]]
     return [*shown, f"{len(lines) - len(shown)} more"] if len(lines) > len(shown) else shown

@@ -64,11 +64,11 @@ class SubjectDrivers(Protocol):
 
     @property
     def alone(self) -> bool:
-        """Whether devices are offered by DRA alone."""
+        """True if devices are offered by DRA alone."""
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """Who meets which order."""
+        """The handlers by order."""
 
     def standing(self, resource: str) -> DriverStatus:
         """Return how the driver of a resource stands with the kubelet."""
@@ -82,17 +82,17 @@ class SubjectDrivers(Protocol):
         """What is wrong for pods that ask by name."""
 
     def standings(self) -> Sequence[DriverStatus]:
-        """Say how each driver stands."""
+        """Return how each driver stands with the kubelet."""
 
     def stranger(self, device_id: str, about: Facts) -> str:
-        """Say which other DRA driver offers a device on this node, too; '' for none."""
+        """Return which other DRA driver on this node also offers a device; empty for none."""
 
     def stands(self) -> Sequence[Stand]:
-        """Say where each GPU is, where both APIs are served."""
+        """Return on which side each GPU is; nothing unless both APIs are served."""
 
 
 def sides(stands: Iterable[Stand], now: float) -> tuple[SideStatus, ...]:
-    """Say where each GPU is at ``now`` (monotonic seconds)."""
+    """Return on which side each GPU is at ``now`` (monotonic seconds)."""
     return tuple(
         SideStatus(
             id=one.board,

@@ -38,7 +38,7 @@ def unschedulable(one: ResourceStatus) -> int:
 
 
 def unschedulable_words(one: ResourceStatus) -> str:
-    """Say that free devices can't be scheduled, why, and what to do; empty if all can."""
+    """Return for people why free devices can't be scheduled, and what to do; empty if all can."""
     if not (count := unschedulable(one)):
         return ""
     free = "1 free device" if count == 1 else f"{count} free devices"

@@ -7,14 +7,12 @@ curves that show which share of the samples took at most so long.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from gateway_lab.bench.calls import HEALTH
 from gateway_lab.bench.measure import Bar, Report, limit, percentile
 
 INK: Final = "#808080"
@@ -279,11 +277,6 @@ def _calls(report: Report) -> str:
     return horizontal(rows, "µs")
 
 
-def _health(report: Report) -> str:
-    found = _of(report, HEALTH)
-    return horizontal([Row(f"{size} devices", statistics.median(samples)) for size, samples in found.items()], "ms")
-
-
 def _idle(report: Report) -> str:
     rows = [
         Row(bar.name.removeprefix("idle, "), max(0.0, bar.measured), int("metrics on" in bar.name), bar.limit)
@@ -291,13 +284,6 @@ def _idle(report: Report) -> str:
         if bar.name.startswith("idle, ") and math.isfinite(bar.measured)
     ]
     return horizontal(rows, "")
-
-
-def _imports(report: Report) -> str:
-    for name, found in report.figures.items():
-        if name.startswith("imports"):
-            return horizontal([Row(package, ms) for package, ms in found.items() if package != "all"], "ms")
-    return ""
 
 
 SECTIONS: Final = (
@@ -344,12 +330,6 @@ SECTIONS: Final = (
         _calls,
     ),
     Section(
-        "A health change",
-        (),
-        "A GPU becomes unhealthy in the profile: the median time until the kubelet's records show one less.",
-        _health,
-    ),
-    Section(
         "Idle",
         ("idle",),
         "The gateway costs this much more than the trivial plugin in 20 idle seconds (with metrics: a scrape every 15). The marks are "
@@ -357,12 +337,6 @@ SECTIONS: Final = (
         _idle,
     ),
     Section("Start", ("cold start",), "From the start of the process until the kubelet's records show its first list."),
-    Section(
-        "Imports",
-        (),
-        "What the daemon imports until it serves, by top-level package (`python -X importtime`).",
-        _imports,
-    ),
     Section(
         "Compared with another plugin",
         (),

@@ -297,6 +297,16 @@ def test_a_standby_differs_in_its_name_and_ports_only() -> None:
     assert policy["spec"]["ingress"][0]["ports"] == [{"port": 9400}, {"port": 9401}]
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_the_folder_of_node_features_is_mounted_only_for_who_writes_there(*, on: bool) -> None:
+    found = pod({"gateway.nodeFeatures": on, "gateway.standby": True})
+    folder = "/etc/kubernetes/node-feature-discovery/features.d"
+    mounts = [[mount["mountPath"] for mount in one["volumeMounts"]] for one in found["containers"]]
+    assert [folder in one for one in mounts] == [on, on]
+    assert (folder in [volume.get("hostPath", {}).get("path") for volume in found["volumes"]]) is on
+    assert "add" not in found["containers"][0]["securityContext"]["capabilities"]
+
+
 def test_the_bridge_is_what_the_component_adds() -> None:
     text = (ROOT / "deploy/kustomize/components/bridge/daemonset.yaml").read_text(encoding="utf-8")
     added = yaml.safe_load(text)["spec"]["template"]["spec"]
@@ -327,6 +337,7 @@ def test_a_command_of_helm_renders_with_the_values_that_the_page_shows(page: Pat
     """Values of people's own are those of NVIDIA's chart with time-slicing; those of the page are in a block that names the file."""
     text = page.read_text(encoding="utf-8")
     shutil.copy(Path(__file__).parent / "values" / "time-slicing.yaml", tmp_path / "your-values.yaml")
+    (tmp_path / "values.yaml").touch()
     for name, block in re.findall(r"^ +# (\S+\.yaml)\n((?: {4}.*\n|\n)+)", text, re.MULTILINE):
         (tmp_path / name).write_text(textwrap.dedent(block), encoding="utf-8")
     words = shlex.split(re.sub(r"\$IMAGE", "registry.example.com/gateway:1", line))
@@ -351,6 +362,7 @@ ROWS: dict[str, tuple[dict[str, object], dict[str, str | None]]] = {
         {"failOnInitError": False, "compatWithCPUManager": True, "gdsEnabled": True},
         {"FAIL_ON_INIT_ERROR": "false", "PASS_DEVICE_SPECS": "true", "GDS_ENABLED": "true", "MOFED_ENABLED": None},
     ),
+    "node-features": ({"gateway.nodeFeatures": True}, {"GATEWAY_NODE_FEATURES": "true"}),
     "gpu-metrics": ({"gateway.gpuMetrics": True}, {"GATEWAY_GPU_METRICS": "true"}),
     "excluded": ({"gateway.excludeDevices": [3, "NVIDIA T400*"]}, {"GATEWAY_EXCLUDE_DEVICES": "3,NVIDIA T400*"}),
     "texts": (

@@ -70,6 +70,8 @@ class Got:
     envs: Mapping[str, str]
     nodes: tuple[str, ...]
     shares: tuple[str, ...] = ()
+    requests: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """For which of the claim's requests each device is."""
 
     @property
     def gpus(self) -> frozenset[str]:
@@ -173,7 +175,8 @@ class DraManager:
             raise KubeletError("prepare", got.error or "no device came")
         names = tuple(name for device in got.devices for name in device.cdi_device_ids)
         shares = tuple(device.share_id for device in got.devices) if one.api.says_share else ()
-        return replace(resolved(self._cluster.node.cdi, names), shares=shares)
+        requests = {device.device_name: tuple(device.request_names) for device in got.devices}
+        return replace(resolved(self._cluster.node.cdi, names), shares=shares, requests=requests)
 
     async def unprepare(self, claim: Claim, by: Driver | None = None) -> None:
         """Have a claim unprepared; ``by`` as above.

@@ -33,6 +33,19 @@ def node() -> None:
     """The row's node, which is made in the row's own process."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `make quick` play one row of each history."""
+    parser.addoption("--first", action="store_true", help="of each history of the contract, play the first row alone")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the other rows of a history."""
+    if config.getoption("--first", default=False):
+        firsts = {item.nodeid.partition("[")[0]: item.nodeid for item in reversed(items)}
+        chosen = set(firsts.values())
+        items[:] = [item for item in items if not _is_row(item) or item.nodeid in chosen]
+
+
 _parents: list[Child] = []
 """The parent of this session's rows. Empty if the session has no row."""
 

@@ -74,6 +74,10 @@ class Rounds:
         """What each running pod has."""
         self.unnoted: set[str] = set()
         """Boards of pods that ended, where the kubelet notes an end with the next Allocate only."""
+        self.lists = behaviour(version).minor >= 15 and chance.random() < 0.8
+        """Whether the kubelet's pod-resources API is there, by which it says who has what now."""
+        more = () if self.lists else ("--pod-resources-socket", str(node.folder / "none.sock"))
+        self.options = (*configure(node, MIXED), *more)
         self.pods = 0
         self.trail: list[str] = []
 
@@ -85,7 +89,7 @@ class Rounds:
         """
         self._draw()
         await self.node.start_kubelet(self.version)
-        one = self.node.gateway(*configure(self.node, MIXED))
+        one = self.node.gateway(*self.options)
         for board in _BOARDS[:2]:
             for layout in _LAYOUTS[1:]:
                 await self._learn(one, board, layout)
@@ -122,13 +126,18 @@ class Rounds:
 
     async def _round(self) -> None:
         chance, node = self.chance, self.node
+        way = chance.choice(("adopts it", "killed", "replaced", "stands still"))
         forgets = chance.random() < 0.2
         if forgets:
             await asyncio.sleep(_NOTED_S)
+        still = [one for one in node.gateways if one.alive] if way == "stands still" else []
+        for one in still:
+            one.process.stop()
         for pod in sorted(self.has):
             if chance.random() < 0.35:
                 self._end(pod)
         self._edit()
+        await node.pass_time(0)
         dies = forgets or chance.random() < 0.25
         if dies:
             self.trail.append(f"the kubelet dies{', and forgets' if forgets else ''}")
@@ -136,13 +145,15 @@ class Rounds:
             if forgets:
                 node.forget_checkpoint()
                 node.forgotten |= self.has.keys()
-        # Only the state file says whom the kubelet forgot, and of which board an instance was that is no more.
-        known = not node.forgotten and all(has.hardware in _BOARDS for has in self.has.values())
-        await self._gateway(loses=known and chance.random() < 0.15)
+        await self._gateway(way)
         if dies:
             await asyncio.sleep(chance.choice((0, 0.1, 2)))
             await node.start_kubelet(self.version)
-        if self.chance.random() < 0.4:
+        if still:
+            await asyncio.sleep(chance.choice((0.01, 1, 3)))
+        for one in still:
+            one.process.go_on()
+        if chance.random() < 0.4:
             await asyncio.sleep(chance.choice((0.01, 0.3, 2)))
             for pod in sorted(self.has):
                 if chance.random() < 0.3:
@@ -154,22 +165,24 @@ class Rounds:
             self.mig[self.chance.choice(_BOARDS[:2])] = self.chance.choice(_LAYOUTS)
         self.trail.append(f"edited: {self.configuration}, {self.mig}")
 
-    async def _gateway(self, *, loses: bool) -> None:
+    async def _gateway(self, way: str) -> None:
         """Have the edit adopted: by the gateway that runs, by the next one, or by one that comes before the first has gone."""
         node, before = self.node, [one for one in self.node.gateways if one.alive]
-        way = self.chance.choice(("adopts", "killed", "rolled"))
-        self.trail.append(f"the gateway: {way}{', and the state is lost' if loses and way == 'killed' else ''}")
+        # Only the state file says whom the kubelet forgot, and of which board an instance was that is no more.
+        known = not node.forgotten and all(has.hardware in _BOARDS for has in self.has.values())
+        loses = way == "killed" and known and self.chance.random() < 0.2
+        self.trail.append(f"the gateway: {way}{', and the state is lost' if loses else ''}")
         if way == "killed":
             for one in before:
                 one.kill()
-            if loses:
-                for file in node.state.iterdir():
-                    file.unlink(missing_ok=True)
+        if loses:
+            for file in node.state.iterdir():
+                file.unlink(missing_ok=True)
         self._draw()
-        options = configure(node, self.configuration)
-        if way != "adopts":
-            node.gateway(*options)
-        if way == "rolled":
+        configure(node, self.configuration)
+        if way in {"killed", "replaced"}:
+            node.gateway(*self.options)
+        if way == "replaced":
             await asyncio.sleep(self.chance.choice((0.01, 1, 3)))
             for one in before:
                 await one.terminate()
@@ -229,7 +242,7 @@ class Rounds:
 
     def _unnoted(self) -> set[str]:
         """Return the boards of which the kubelet's records go on naming ended pods: without List, until the next Allocate."""
-        return set() if behaviour(self.version).minor >= 15 else self.unnoted
+        return set() if self.lists else self.unnoted
 
     async def _taken(self) -> None:
         """Have pods take some of what is given out, one after another."""

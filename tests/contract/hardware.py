@@ -44,6 +44,10 @@ class Host:
             folder.mkdir(parents=True, exist_ok=True)
         _by_default("devices.gpu.nvidia.backend", "NvidiaBackend.__init__", sys=self.sys, proc=self.proc, dev=self.dev)
         _by_default("devices.gpu.nvidia.survey", "keep", folder=self.cdi)
+        self.features = self.root / "features.d" / "device-plugin-gateway"
+        self.features.parent.mkdir(exist_ok=True)
+        _by_default("devices.gpu.labels", "FeatureFile.__init__", path=self.features)
+        _by_default("devices.gpu.nvidia.labels", "labels", sys=self.sys)
         _by_default("devices.gpu.amd.backend", "AmdBackend.__init__", sys=self.sys)
         exporter = self.root / "exporter.sock"
         _by_default("devices.gpu.amd.exporter", "Exporter.__init__", socket=exporter, clock=time.monotonic)

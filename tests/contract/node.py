@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import socket
@@ -24,7 +25,7 @@ from gateway_lab.kubelets.devicemanager import DeviceManager
 from gateway_lab.kubelets.kubelet import Admission, Demand, Faults, Held, KubeletError, Running
 from gateway_lab.kubelets.pluginclient import CallError, PluginClient
 from tests.contract import wire
-from tests.contract.clock import Clock, Process
+from tests.contract.clock import Clock, Process, patches
 from tests.contract.disk import Disk
 
 _T = TypeVar("_T")
@@ -355,6 +356,20 @@ class Node:
             listener = self._silent = socket.socket(socket.AF_UNIX)
             listener.bind(str(self.pod_resources))
             listener.listen()
+
+    def limit_pods(self) -> None:
+        """Let the kubelet refuse every other call of its pod-resources API, because there are too many (from 1.28 on)."""
+        api, calls = self.kubelet.manager._pod_resources, itertools.count()
+        answers = api.service
+
+        async def too_many(_request: bytes, context: Any) -> bytes:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+            return b""
+
+        def service(call: Any) -> Any:
+            return answers(call) if next(calls) % 2 else grpc.unary_unary_rpc_method_handler(too_many)
+
+        patches.setattr(api, "service", service)
 
     async def lack_all(self) -> None:
         """Let the kubelet's pod-resources API name no pod and no device until the kubelet's next start."""

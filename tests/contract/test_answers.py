@@ -109,6 +109,15 @@ async def test_a_container_gets_its_imex_channel_as_its_gpus_once_it_is_there(
             assert device == {"name": "0", "containerEdits": {"deviceNodes": [{"path": f"/dev/{CHANNEL}"}]}}
 
 
+async def test_a_container_gets_no_imex_channel_that_nobody_asked_for(node: Node) -> None:
+    nvidia = Nvidia(node)
+    (nvidia.dev / CHANNEL).parent.mkdir()
+    (nvidia.dev / CHANNEL).touch()
+    await ready(node, nvidia, "--pass-device-specs", "--device-list-strategy", "envvar,cdi-cri")
+    said = await answer(node, nvidia, 1)
+    assert not any(told(said) for told in WAYS.values())
+
+
 @pytest.mark.parametrize("options", [("--pass-device-specs",), ("--device-list-strategy", "cdi-cri")])
 async def test_a_pod_that_cuda_would_fail_in_is_refused(node: Node, options: tuple[str, ...]) -> None:
     nvidia = Nvidia(node)

@@ -11,7 +11,7 @@ import pytest
 from devices.model import ContainerAnswer, Device, Health, Options
 from gateway_lab.plugins.played import Habits
 from tests.contract.bridged import NIC, OTHER, Neighbour, behind, bridging, configured, socket_of, stays
-from tests.contract.node import GPU, PREFIX, Node, Refused, gpus
+from tests.contract.node import GPU, PREFIX, Node, gpus
 from tests.contract.test_holders import reasons
 
 
@@ -237,40 +237,6 @@ async def test_a_call_waits_for_a_plugin_that_restarts_and_not_for_ever(node: No
     assert 15 < asyncio.get_running_loop().time() - began < 25
 
 
-async def test_one_allocate_at_a_time_reaches_a_plugin(node: Node) -> None:
-    await node.start_kubelet()
-    bridging(node)
-    plugin = Neighbour(node)
-    played = await plugin.start()
-    await node.allocatable_is(2, NIC)
-    played.free.clear()
-    async with node.plugin(NIC) as kubelet:
-        both = [asyncio.ensure_future(kubelet.allocate(one)) for one in ("a", "b")]
-        await node.pass_time(3)
-        assert len(played.allocated) == 1
-        played.free.set()
-        assert {one.envs["DEVICES"] for one in await asyncio.gather(*both)} == {"a", "b"}
-
-
-async def test_a_plugin_is_not_asked_for_what_it_came_back_without(node: Node) -> None:
-    await node.start_kubelet()
-    bridging(node)
-    plugin = Neighbour(node)
-    await plugin.start()
-    await node.allocatable_is(2, NIC)
-    plugin.kill()
-    async with node.plugin(NIC) as kubelet:
-        waiting = asyncio.ensure_future(kubelet.allocate("b"))
-        await node.pass_time(2)
-        await plugin.start(devices=(Device("a"),))
-        with pytest.raises(Refused, match="came back without"):
-            await waiting
-    assert plugin.allocated == []
-    await node.allocatable_is(1, NIC)
-    await node.admit("pod", NIC)
-    await node.truthful()
-
-
 @pytest.mark.parametrize("habits", [Habits(), Habits(bare_options=True), Habits(no_options=True)])
 async def test_a_plugin_chooses_and_prepares_whichever_way_it_asked_for_it(node: Node, habits: Habits) -> None:
     await node.start_kubelet()
@@ -286,9 +252,10 @@ async def test_a_plugin_chooses_and_prepares_whichever_way_it_asked_for_it(node:
         assert [set(one) for one in plugin.played.prepared] == [set(given)]
         plugin.kill()
         await node.pass_time(1)
-        chosen = await kubelet.prefer(["a", "b", "c", "d"], 2, ["d"])
-        assert len(chosen) == 2
-        assert "d" in chosen
+        for available in ("abcd", "dcba"):
+            for must in available:
+                chosen = await kubelet.prefer(available, 2, must)
+                assert (len(chosen), must in chosen) == (2, True)
 
 
 async def test_a_refusal_is_passed_on_in_the_plugins_words_and_is_no_absence(node: Node) -> None:
@@ -337,6 +304,7 @@ async def test_an_answer_that_no_kubelet_takes_is_not_passed_on(node: Node) -> N
         ([Device("a\n")], None, "printable"),
         ([Device(f"dev-{number}") for number in range(20_001)], None, "20000"),
         ([], b"\xff" * 10, ""),
+        ([], b"\x0a\x00" * 1_000_000, "Allowed: 200000"),
     ],
 )
 async def test_a_list_that_can_not_be_taken_leaves_the_one_before(
@@ -492,6 +460,8 @@ async def test_a_plugin_that_registers_once_outlives_a_gateway_that_is_killed_at
     await node.start_kubelet()
     one = bridging(node)
     plugin = Neighbour(node)
+    await node.until((node.bridge / "device-plugins" / "kubelet.sock").exists, "the bridge's socket")
+    await node.pass_time(5)
     node.disk.hang(writers=True)
     started = asyncio.ensure_future(plugin.start())
     await node.pass_time(1)
@@ -516,6 +486,7 @@ async def test_a_plugin_that_registers_once_outlives_a_gateway_that_is_killed_at
     await node.pass_time(5)
     await plugin.start()
     await node.allocatable_is(2, NIC)
+    assert [one.read_text() for one in node.state.glob("*.damaged")] == ["{"]
     await node.truthful()
 
 
@@ -560,11 +531,20 @@ async def test_sockets_of_dead_plugins_go_when_the_bridge_opens_and_those_of_the
     assert living.played.listening == 1
 
 
-@pytest.mark.parametrize("which", ["", "device-plugins", "plugins_registry"])
-async def test_a_folder_that_others_can_write_into_takes_no_plugins(node: Node, which: str) -> None:
+@pytest.mark.parametrize(
+    ("which", "mode"),
+    [
+        ("", 0o777),
+        ("device-plugins", 0o777),
+        ("plugins_registry", 0o777),
+        ("device-plugins", 0o770),
+        ("device-plugins", 0o707),
+    ],
+)
+async def test_a_folder_that_others_can_write_into_takes_no_plugins(node: Node, which: str, mode: int) -> None:
     folder = node.bridge / which
     folder.mkdir(parents=True)
-    folder.chmod(0o777)
+    folder.chmod(mode)
     await node.start_kubelet()
     one = bridging(node)
     await node.pass_time(10)
@@ -581,12 +561,13 @@ async def test_what_lies_in_plugins_registry_is_found_told_and_served(node: Node
     bridging(node, *configured(node, f"    allow: ['{NIC}']\n"))
     registry = node.bridge / "plugins_registry"
     await node.until(registry.exists, "the folder")
-    plugin = Neighbour(node, folder=registry)
+    plugin = Neighbour(node, folder=registry, options=Options(pre_start_required=True))
     stranger = Neighbour(node, folder=registry, resource=OTHER, endpoint="stranger.sock")
     for one in (plugin, stranger):
         await one.start(registers=False)
     await node.allocatable_is(2, NIC)
     await node.admit("pod", NIC)
+    assert plugin.played.prepared
     await node.pass_time(10)
     assert plugin.played.told == [""]
     assert any("bridge.allow" in words for words in stranger.played.told)

@@ -492,18 +492,12 @@ async def test_all_plugins_together_have_so_many_devices_and_a_list_is_taken_whe
     assert len(node.gateways[-1].said("a plugin's list is refused")) == 1
 
 
-@pytest.mark.parametrize(
-    ("raw", "reason"),
-    [(b"\x0a\x00" * 1_000_000, "Allowed: 200000"), (b"\x0a" + b"\xff" * 5_000_000, "Allowed: 4194304 bytes")],
-)
-async def test_a_list_that_is_no_list_takes_no_memory_and_the_last_one_stays(
-    node: Node, raw: bytes, reason: str
-) -> None:
+async def test_a_list_that_is_too_long_takes_no_memory_and_the_last_one_stays(node: Node) -> None:
     one, plugin = await served(node)
-    plugin.played.raw_list = raw
+    plugin.played.raw_list = b"\x0a" + b"\xff" * 5_000_000
     await plugin.change()
     await node.pass_time(5)
-    assert reason in str((await one.status())["hindrances"])
+    assert "Allowed: 4194304 bytes" in str((await one.status())["hindrances"])
     await stays(node, 2, 2)
 
 
@@ -516,16 +510,6 @@ async def test_lists_without_end_are_read_slowly_and_the_last_one_counts(node: N
     assert len(node.kubelet.noted(f"List {NIC}")) - before < 60
     await plugin.change(Device("x"), Device("y"), Device("z"))
     await node.until(lambda: node.allocatable(NIC) == 3, "the last list", 10)
-
-
-@pytest.mark.parametrize("mode", [0o770, 0o707])
-async def test_a_folder_that_a_group_or_everybody_can_write_into_is_not_opened(node: Node, mode: int) -> None:
-    folder = node.bridge / "device-plugins"
-    folder.mkdir(parents=True)
-    folder.chmod(mode)
-    bridging(node)
-    await node.pass_time(10)
-    assert not (folder / "kubelet.sock").exists()
 
 
 async def test_the_socket_has_a_kubelets_mode(node: Node) -> None:

@@ -601,6 +601,7 @@ async def test_each_request_of_a_claim_has_an_answer_of_its_own(node: Node) -> N
         results[1]["request"] = "another"
         got = await cluster.prepare(claim)
         assert got.envs["AMD_VISIBLE_DEVICES"] in {A, B}
+        assert got.requests == {first: ("gpu",), second: ("another",)}
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha1"])
@@ -796,6 +797,23 @@ async def test_a_boot_takes_no_claims_gpu_away(node: Node) -> None:
             await cluster.prepare(cluster.allocate("late", "gpu-0"))
         assert await cluster.prepare(held) == got
         await cluster.published_is(gpu_0=[], gpu_1=[])
+
+
+async def test_a_boot_ends_what_only_the_kubelets_folder_remembers_of_claims(node: Node) -> None:
+    async with Cluster(node) as cluster:
+        await started(cluster)
+        held = cluster.claim("held", "gpu-0")
+        await cluster.prepare(held)
+        node.reboot()
+        for file in node.state.iterdir():
+            file.unlink()
+        node.claims.clear()
+        cluster.forget(held)
+        await cluster.start_kubelet()
+        cluster.gateway("--dra", "only")
+        await cluster.connected()
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        await cluster.prepare(cluster.claim("next", "gpu-0"))
 
 
 @pytest.mark.parametrize("dra", ["off", "only"])

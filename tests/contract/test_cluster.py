@@ -191,6 +191,10 @@ async def test_events_tell_once_what_becomes_of_a_gpu(node: Node) -> None:
             await node.allocatable_is(2)
             await node.pass_time(5)
         assert events(cluster) == [f"GPUUnhealthy {A}", f"GPURecovered {A}"]
+        assert [found["type"] for path, found in cluster.server.objects.items() if "/events/" in path] == [
+            "Warning",
+            "Normal",
+        ]
         await one.order("cordon", id=B, reason="smells")
         await node.pass_time(5)
         one.kill()

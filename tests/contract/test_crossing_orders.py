@@ -89,6 +89,17 @@ async def test_the_status_says_where_each_gpu_is_who_holds_it_and_since_when_it_
         )
 
 
+async def test_a_claim_keeps_no_free_gpu_from_pods(node: Node) -> None:
+    async with both(node) as cluster:
+        await cross(cluster, "dra", A)
+        await cluster.published_is(gpu_0=[])
+        await cluster.prepare(cluster.claim("claim"))
+        await node.pass_time(5)
+        _, said = await node.command("status", "--state-dir", str(node.state))
+        assert "1 of 2 allocatable, 1 held, 1 free" in " ".join(said.split())
+        assert "can't be scheduled" not in said
+
+
 async def test_a_dry_run_says_what_gpus_would_wait_for_and_why_an_order_would_be_refused(node: Node) -> None:
     async with both(node) as cluster:
         held = (await node.admit("pod")).devices[GPU][0]

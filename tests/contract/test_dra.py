@@ -15,7 +15,7 @@ from gateway_lab.plugins.played import PlayedPlugin
 from tests.contract import wire
 from tests.contract.claiming import A, B, held_by_name, simulate, started
 from tests.contract.clock import Process
-from tests.contract.cluster import Cluster, UnschedulableError, other_driver
+from tests.contract.cluster import NVIDIA, Cluster, UnschedulableError, other_driver
 from tests.contract.node import GPU, Node
 
 AMD = "amd.com/gpu"
@@ -252,6 +252,11 @@ async def test_a_cordoned_gpu_is_offered_to_nobody_new_until_it_is_uncordoned(no
         await node.gateways[-1].order("cordon", id=A, reason="smells")
         await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
         assert await cluster.prepare(held) == got
+        (path,) = (one for one in cluster.server.objects if "/resourceslices/" in one and NVIDIA in one)
+        since = {"timeAdded": "2026-01-01T00:00:00Z"}  # The API server notes it.
+        cluster.server.change(path, lambda one: one["spec"]["devices"][0]["taints"][0].update(since))
+        await node.pass_time(20)
+        assert cluster.slices()["gpu-0"]["taints"][0].get("timeAdded")
         await node.gateways[-1].order("uncordon", id=A)
         await cluster.published_is(gpu_0=[], gpu_1=[])
 

@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from tests.contract.node import PREFIX, Gateway, Node
+from tests.contract.node import Gateway, Node
 
 MOST = 256
 """Connections that are open at once."""
@@ -198,13 +198,3 @@ async def test_a_port_that_is_taken_at_the_start_is_had_when_it_is_free(node: No
         assert len(one.said("can't listen", what="probes")) >= 2
     assert await one.is_ready()
     assert one.said("listening", what="probes")[0]["port"] == port
-
-
-async def test_all_who_ask_at_once_get_metrics_and_later_ones_get_new_ones(node: Node) -> None:
-    one = await node.served(8)
-    texts = await asyncio.gather(*(one.get("metrics", "/metrics") for _ in range(20)))
-    assert {code for code, _ in texts} == {200}
-    assert len({body for _, body in texts}) == 1
-    before = (await one.metrics())[f'{PREFIX}stream_age_seconds{{resource="nvidia.com/gpu"}}']
-    await node.pass_time(5)
-    assert (await one.metrics())[f'{PREFIX}stream_age_seconds{{resource="nvidia.com/gpu"}}'] >= before + 5

@@ -547,30 +547,6 @@ async def test_a_gateway_that_sees_a_cordoned_gpu_is_ready_when_it_is_uncordoned
     assert await second.is_ready()
 
 
-async def test_one_that_sees_none_of_the_devices_takes_nothing_over_and_loses_nothing(node: Node) -> None:
-    blind = node.folder / "blind.json"
-    blind.write_text(f'{{"resources": {{"{GPU}": {{"gpus": 0}}}}}}')
-    first = await node.served(8)
-    second = node.gateway("--simulate", str(blind))
-    await node.pass_time(60)
-    assert node.allocatable() == 8
-    await node.admit("pod")
-    code, words = await second.get("probes", "/readyz")
-    assert (code, "sees none of the 8 usable devices" in words) == (503, True)
-    first.kill()
-    await node.pass_time(60)
-    assert not await second.is_ready()
-    second.kill()
-    await node.start_kubelet()
-    third = node.gateway("--simulate", str(blind))
-    await node.pass_time(60)
-    assert not await third.is_ready()
-    assert node.capacity() == 8
-    third.kill()
-    node.gateway()
-    await node.allocatable_is(8)
-
-
 async def test_an_update_that_sees_some_of_the_devices_goes_on(node: Node) -> None:
     await node.served(8)
     node.simulate({GPU: {"gpus": 1}})

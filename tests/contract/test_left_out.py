@@ -263,3 +263,4 @@ async def test_gpus_that_went_while_no_gateway_ran_are_lost(node: Node, beside: 
     found = await two.states()
     assert {found.get(uuid) for uuid in gone} == {"lost"}
     assert node.capacity() == 4
+    assert await two.is_ready()

@@ -70,6 +70,7 @@ async def test_an_error_makes_its_gpu_unhealthy_for_as_long_as_it_means(
         ("", "13", 13, 3),
         ("all", "", 0, 4),
         ("", "", 0, 3),
+        *(("", "", xid, 4) for xid in (13, 31, 43, 45, 68, 109)),  # Of an application, says NVIDIA's plugin.
     ],
 )
 async def test_an_operator_says_which_errors_count(

@@ -794,6 +794,30 @@ async def test_while_the_kubelet_asks_for_devices_it_is_not_asked_for_a_list_of_
     assert lists() > before
 
 
+@pytest.mark.parametrize("version", ["1.28", "1.37"])
+async def test_a_kubelet_that_is_asked_too_often_is_asked_again(node: Node, version: str) -> None:
+    node.simulate(gpus(0))
+    one = await node.served(1, version=version)
+    await node.pass_time(5)
+    node.limit_pods()
+    for number in range(3):
+        await node.admit(f"pod-{number}")
+        await node.pass_time(3)
+        assert f"pod-{number}" in (await holders(one))["GPU-0"]
+        node.remove(f"pod-{number}")
+
+
+@pytest.mark.parametrize("version", ["1.8", "1.20", "1.37"])
+async def test_a_checkpoint_alone_names_all_that_pods_hold(node: Node, version: str) -> None:
+    node.simulate(gpus(0, 1, 2, numa=[0, 1, 1]))
+    one = await node.served(3, version=version)
+    await node.admit("pod", count=2)
+    await node.admit("other")
+    await node.hide_pods()
+    await node.pass_time(70)
+    assert {*await holders(one)} == {"GPU-0", "GPU-1", "GPU-2"}
+
+
 async def test_what_is_known_to_be_free_is_asked_about_once(node: Node) -> None:
     node.simulate(gpus(0, 1))
     await node.served(2)

@@ -339,6 +339,22 @@ async def test_the_kubelet_takes_the_place_of_a_stranger_that_called_before_it(n
     assert accepted(node.kubelet) == 1
 
 
+async def test_a_kubelets_stream_that_ends_beside_a_strangers_is_followed_by_a_registration(node: Node) -> None:
+    node.fault(register_late_ms=1000)
+    await node.start_kubelet("1.28")
+    node.gateway()
+    await node.until(lambda: node.registers[GPU], "a Register")
+    stranger = node.stranger("v1beta1", "grpc-go/1.72.1")
+    assert await stranger.listen().read()
+    await node.allocatable_is(8)
+    node.fault()
+    await node.pass_time(5)
+    node.kubelet.manager.cut(GPU)
+    await accepted_is(node, 2, 15)
+    await node.allocatable_is(8)
+    await stranger.close()
+
+
 # -- what is at kubelet.sock ------------------------------------------------------------------------------------------
 
 
@@ -437,12 +453,13 @@ async def test_a_socket_that_takes_the_number_of_a_deleted_one_is_a_new_kubelet(
     await accepted_is(node, 2, 10)
 
 
-async def test_who_listens_besides_is_no_kubelet(node: Node) -> None:
+@pytest.mark.parametrize(("agent", "deadline"), [("grpc-node-js/1.8", None), ("grpc-go/1.72.1", 3600.0)])
+async def test_who_listens_besides_is_no_kubelet(node: Node, agent: str, deadline: float | None) -> None:
     one = await node.served(8)
-    stranger = node.stranger("v1beta1", "grpc-node-js/1.8")
+    stranger = node.stranger("v1beta1", agent)
     node.kill_kubelet()
     await node.pass_time(5)
-    stream = stranger.listen()
+    stream = stranger.listen(deadline)
     assert await stream.read()
     assert (await resource_of(one))["phase"] != "serving"
     await node.start_kubelet()

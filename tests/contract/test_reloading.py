@@ -92,6 +92,9 @@ async def test_a_wrong_file_is_complained_of_once_and_again_when_somebody_asks(n
     assert len(one.said(REJECTED)) == 1
     hang_up(one)
     await node.until(lambda: len(one.said(REJECTED)) == 2, "the complaint", 1)
+    file.write_text("flags: [")  # The same again makes it no better.
+    await node.pass_time(20)
+    assert "not YAML" in (await one.status())["configuration"]["error"]
     file.unlink()
     await node.pass_time(100)
     assert len(one.said(REJECTED)) == 3

@@ -58,6 +58,10 @@ async def test_more_than_one_replica_is_refused_if_the_operator_wants_that(node:
     options = configure(node, sliced({"name": "gpu", "replicas": 3}, failRequestsGreaterThanOne=True))
     await ready(node, 6, GPU, *options)
     assert "maximum request size for shared resources is 1; found 2" in await node.refused("greedy", count=2)
+    async with node.plugin(GPU) as plugin:
+        one, *_ = await plugin.first_list()
+        with pytest.raises(Refused, match="found 2"):  # Also of one GPU.
+            await plugin.allocate(one.id, f"{one.id[:-1]}1")
     await node.admit("modest")
     await node.admit("other", "vendor.com/gpu", count=2)
 

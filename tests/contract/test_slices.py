@@ -208,8 +208,10 @@ async def test_the_newer_of_two_gateways_writes_the_slices(node: Node) -> None:
         await node.pass_time(30)
         assert [len(each.said("ResourceSlices written")) for each in (one, two)] == [1, written(cluster) - 1]
         await two.terminate()
+        before = cluster.generation()
         await one.order("cordon", id=A, reason="smells")
         await cluster.published_is(gpu_0=["cordoned"], gpu_1=["unhealthy"])
+        assert cluster.generation() > before  # Or the scheduler believes the slices of before.
 
 
 @pytest.mark.parametrize("first", ["goes on", "was killed"])
@@ -311,6 +313,7 @@ async def test_claims_choose_mig_instances_by_what_nvidias_driver_says_of_them(n
         "cudaDriverVersion": "12.4.0",
         "addressingMode": "HMM",
         "resource.kubernetes.io/pciBusID": nvidia.world.gpus[1].pci,
+        "pcieBusID": nvidia.world.gpus[1].pci,  # As NVIDIA's driver said it up to 25.8.
         "resource.kubernetes.io/numaNode": 0,
     }
     assert said | theirs == said
@@ -510,6 +513,8 @@ async def test_what_another_process_publishes_stays_through_its_updates_and_whil
         cluster.forget(claim)
         await cluster.published_is(gpu_0=[], gpu_1=[])
         await node.until(lambda: theirs not in cluster.server.objects, "theirs to go")
+        await cluster.published_is(gpu_0=[], gpu_1=[])
+        await cluster.prepare(cluster.claim("ours", "gpu-0"))
 
 
 async def test_slices_that_are_written_show_that_their_process_lives(node: Node) -> None:

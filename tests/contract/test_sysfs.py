@@ -566,14 +566,11 @@ async def test_without_a_driver_at_the_start_there_is_no_gpu_and_the_gateway_is_
 # What the metrics exporter says.
 
 
-def _said(**health: str) -> bytes:
+def _said(health: Mapping[str, str]) -> bytes:
     def field(number: int, data: bytes) -> bytes:
         return bytes([number << 3 | 2, len(data)]) + data
 
-    return b"".join(
-        field(1, field(3, word.encode()) + field(5, device.replace("_", ":", 2).replace("_", ".").encode()))
-        for device, word in health.items()
-    )
+    return b"".join(field(1, field(3, word.encode()) + field(5, device.encode())) for device, word in health.items())
 
 
 class Exporter:
@@ -594,8 +591,8 @@ class Exporter:
 
 async def test_only_the_word_unhealthy_counts_and_it_is_asked_for_every_half_minute(node: Node) -> None:
     host = Amd(node, three)
-    health = {"0000_05_00_0": "unknown", "0000_27_00_0": "UNHEALTHY", "0000_47_00_0": ""}
-    exporter = Exporter(host, lambda: _said(**health))
+    health = {FIRST: "unknown", SECOND: "UNHEALTHY", THIRD: ""}
+    exporter = Exporter(host, lambda: _said(health))
     await exporter.server.start()
     one = await ready(node, host, 2)
     assert await reasons(one) == {SECOND: "AMD's metrics exporter calls it unhealthy"}
@@ -603,6 +600,14 @@ async def test_only_the_word_unhealthy_counts_and_it_is_asked_for_every_half_min
     await node.pass_time(120)
     assert "no render node" in (await reasons(one))[SECOND]  # What is seen here says more.
     assert 4 <= len(exporter.asked) <= 6
+
+
+async def test_what_the_exporter_says_of_a_partition_is_so_of_its_gpu(node: Node) -> None:
+    host = Amd(node, lambda root: parted(root, ("CPX", "NPS4"), ("CPX", "NPS4")))
+    exporter = Exporter(host, lambda: _said({"amdgpu_xcp_0": "unhealthy"}))
+    await exporter.server.start()
+    one = await ready(node, host, 2)
+    assert set(await reasons(one)) == {FIRST, "amdgpu_xcp_0"}
 
 
 @pytest.mark.parametrize(
@@ -617,7 +622,7 @@ async def test_an_exporter_that_answers_badly_has_said_nothing_new_and_that_is_t
     node: Node, words: Callable[[], bytes], reason: str
 ) -> None:
     host = Amd(node, three)
-    says = [lambda: _said(**{"0000_27_00_0": "unhealthy"})]
+    says = [lambda: _said({SECOND: "unhealthy"})]
 
     def last() -> bytes:
         return says[-1]()

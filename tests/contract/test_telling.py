@@ -310,6 +310,11 @@ async def test_device_ids_are_in_metrics_only_if_asked_for(node: Node) -> None:
     plain = await node.served(8)
     (given,) = (await node.admit("pod")).devices[GPU]
     assert "GPU-" not in (await plain.get("metrics", "/metrics"))[1]
+    await plain.order("cordon", id=given, reason="smells")
+    await node.truthful()
+    (row,) = [name for name in await plain.metrics() if given in name]
+    assert 'holder=""' in row
+    await plain.order("uncordon", id=given)
     await plain.terminate()
     asked = await node.registered("--metrics-device-ids")
     await node.truthful()

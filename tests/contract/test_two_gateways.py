@@ -18,6 +18,7 @@ import pytest
 from adapters.registry import by_name
 from devices.model import ContainerRequest
 from tests.contract.claiming import A, both, cross, sides
+from tests.contract.clock import patches
 from tests.contract.node import GPU, PREFIX, Caller, Gateway, Node, Refused, gpus
 
 OTHER = "example.com/accelerator"
@@ -70,13 +71,17 @@ async def test_whichever_goes_pods_keep_their_gpus_and_others_get_theirs(node: N
     await node.truthful()
 
 
-async def test_from_1_37_on_a_takeover_has_no_gap(node: Node) -> None:
+@pytest.mark.parametrize("late_ms", [0, 4000])
+async def test_from_1_37_on_a_takeover_has_no_gap(node: Node, late_ms: float) -> None:
     older = await node.served(8, version="1.37")
     await node.pass_time(3)
-    newer = node.gateway()
+    newer, step = node.gateway(), 0.001
     seen = set()
     while not newer.said("registered"):
-        await asyncio.sleep(0.001)
+        if late_ms and node.kubelet.noted("Register gateway.invalid"):  # What it asks first is answered at once.
+            node.fault(register_late_ms=late_ms)
+            step = 0.05
+        await asyncio.sleep(step)
         seen.add(node.allocatable())
     ending = asyncio.ensure_future(older.terminate())
     while not ending.done():
@@ -103,6 +108,10 @@ async def test_a_lock_that_was_removed_leaves_one_gateway_that_gives_gpus(node: 
     await serves(node, "pod", 5)
     serving = [one for one in (older, newer) if (await one.metrics()).get(f'{PREFIX}serving{{resource="{GPU}"}}')]
     assert len(serving) == 1
+    free = (set(await newer.states()) - {*node.pods()["pod"]["main"][GPU]}).pop()
+    for number, one in enumerate((older, newer)):
+        await one.order("cordon", id=free, reason=f"smells {number}")
+    await node.allocatable_is(7)
     serving[0].kill()
     await serves(node, "other", 5)
 
@@ -292,6 +301,19 @@ async def test_a_newer_gateway_that_this_kubelet_refuses_leaves_it_all_to_the_ol
         await node.admit(f"pod-{number}")
 
 
+async def test_a_newer_gateway_whose_list_no_kubelet_takes_leaves_it_all_to_the_older_one(node: Node) -> None:
+    patches.setattr("gateway.registration.devicelist.LIST_LIMIT", 1 << 12)
+    node.simulate(gpus(0, 1))
+    await node.served(2)
+    sliced = {"sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 640}]}}}
+    (node.folder / "config.yaml").write_text(json.dumps(sliced))
+    newer = node.gateway("--config-file", str(node.folder / "config.yaml"))
+    for number in range(2):
+        await node.pass_time(10)
+        assert (node.allocatable(), await newer.is_ready()) == (2, False)
+        await node.admit(f"pod-{number}")
+
+
 async def test_an_update_that_no_version_of_the_kubelet_fits_is_not_ready_and_takes_nothing_over(node: Node) -> None:
     node.simulate(gpus(0, 1))
     await node.served(2)
@@ -300,6 +322,16 @@ async def test_an_update_that_no_version_of_the_kubelet_fits_is_not_ready_and_ta
         await node.pass_time(20)
         assert (node.allocatable(), await newer.is_ready()) == (2, False)
         await node.admit(f"pod-{number}")
+
+
+async def test_an_older_gateway_that_this_kubelet_refuses_is_ready_beside_the_one_that_replaced_it(node: Node) -> None:
+    await node.start_kubelet()
+    older = node.gateway("--api", "v1alpha2")
+    await node.pass_time(20)
+    assert not await older.is_ready()
+    node.gateway()
+    await node.allocatable_is(8)
+    await node.eventually(older.is_ready, "readiness")
 
 
 async def test_a_newer_gateway_that_sees_no_gpu_takes_none_over(node: Node) -> None:

@@ -6,6 +6,7 @@ with CUDA, a stand-in does: it opens the GPUs that its container has.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -44,7 +45,7 @@ SMI: Final = """#!/bin/sh
 echo "GPU 0: a stand-in"
 """
 OPENS: Final = """\
-nvidia-smi -L || exit 1
+/usr/bin/nvidia-smi -L || exit 1
 for node in /dev/nvidia[0-9]*; do : < $node && echo "open $node" || exit 1; done
 """
 STAYS: Final = OPENS + "trap 'exit 0' TERM; while true; do sleep 1 & wait $!; done"
@@ -59,6 +60,8 @@ class Faked(DraNode):
         self.driver, self.fake = node.root / ROOT, node.folder / "fake"
         self.world: nvml.World | None = None
         self.more: Sequence[str] = ()
+        self.serves: bool | None = None
+        """Whether the gateway that runs offers shares; None: there is none for manifests."""
 
     def nvidia(self) -> None:
         """Have NVIDIA's GPUs."""
@@ -93,7 +96,7 @@ class Faked(DraNode):
         (libraries / f"libcuda.so.{world.driver}").touch()
         (programs / "nvidia-smi").write_text(SMI)
         (programs / "nvidia-smi").chmod(0o755)
-        hook = self.node.root / "usr/bin/nvidia-cdi-hook"
+        hook = self.node.root / "usr/bin/nvidia-ctk"
         hook.unlink(missing_ok=True)
         hook.symlink_to("true")
         driver = (
@@ -147,6 +150,7 @@ class Faked(DraNode):
 
     async def serve(self, *more: str, count: int) -> None:
         """Have one gateway with these options more, that offers so many devices."""
+        self.serves = None
         await self.delete_all()
         await self.close()
         await self.start("only", *more)
@@ -498,29 +502,28 @@ SEEN: Final[dict[str, str]] = {}
 OFFERED: Final = 3 + len(MIG)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[False, True], ids=["devices", "shares"])
-async def serving(dra: Faked, request: pytest.FixtureRequest) -> AsyncIterator[Faked]:
+async def begin(dra: Faked, *, by_shares: bool) -> None:
+    """Have a gateway that offers shared GPUs in shares, or GPUs that aren't shared; one that does so stays."""
+    if dra.serves == by_shares:
+        return
     dra.nvidia()
     file = dra.node.folder / "shares.json"
-    file.write_text(
-        '{"version": "v1", "sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}}'
-    )
-    more = ("--config-file", str(file), "--dra-shares", "capacity") if request.param else ()
-    await dra.serve(*more, count=OFFERED)
+    shared = {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}
+    file.write_text(json.dumps({"version": "v1", "sharing": shared}))
+    await dra.serve(*(("--config-file", str(file), "--dra-shares", "capacity") if by_shares else ()), count=OFFERED)
+    dra.serves = by_shares
     await dra.clear()
-    yield dra
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-async def test_a_manifest_runs_or_is_refused_by_name(serving: Faked, request: pytest.FixtureRequest, name: str) -> None:
+async def test_a_manifest_runs_or_is_refused_by_name(dra: Faked, name: str) -> None:
     one = MANIFESTS[name]
-    if one.by_shares != ("shares" in request.node.callspec.id):
-        pytest.skip("it is for the other setting of --dra-shares")
+    await begin(dra, by_shares=one.by_shares)
     try:
-        await make(serving, one)
-        SEEN[name] = await one.see(serving)
+        await make(dra, one)
+        SEEN[name] = await one.see(dra)
     finally:
-        await serving.clear()
+        await dra.clear()
 
 
 async def test_the_page_says_what_came_of_each() -> None:

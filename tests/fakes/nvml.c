@@ -31,7 +31,7 @@ enum {
 };
 enum { MAX_GPUS = 32, MAX_LINKS = 36, MAX_PROFILES = 20, MAX_MIGS = 16, MAX_RULES = 64, MAX_SETS = 64 };
 enum { NOWHERE = MAX_GPUS, NAME = 96, ADDRESS = 32, WHOLE = 1 << 20 };
-enum { GPU_HANDLE = 1, MIG_HANDLE, GPU_INSTANCE, EVENT_SET };
+enum { GPU_HANDLE = 1, MIG_HANDLE, GPU_INSTANCE, COMPUTE_INSTANCE, EVENT_SET };
 enum { RECOVERY_ACTION = 230, UNSIGNED_INT = 1, PROFILE_NUMBERS = 17 };
 
 typedef int Result;
@@ -46,7 +46,8 @@ struct mig { u32 gi, ci, place, profile, slices, start, size; char uuid[NAME]; }
 struct way { u32 level; char to[NAME]; };
 struct gpu {
     char uuid[NAME], pci[ADDRESS], name[NAME];
-    u32 minor, mig, mig_pending, mig_max, lost, rows[4];
+    u32 minor, mig, mig_pending, mig_max, lost, rows[4], capability[2], fabric[3];
+    unsigned char cluster[16];
     u64 memory, events;
     int rows_known, retired, recovery, addressing;
     u32 profiles, migs, ways;
@@ -98,6 +99,20 @@ static int a_line(struct world *w, const char *line) {
                &gpu.addressing, &gpu.events, gpu.name) == 18) {
         if (w->gpus == MAX_GPUS) return 0;
         w->gpu[w->gpus++] = gpu;
+        return 1;
+    }
+    u32 two[2], fabric[3];
+    if (sscanf(line, "capability %u %u %u", &g, &two[0], &two[1]) == 3) {
+        if (g >= w->gpus) return 0;
+        memcpy(w->gpu[g].capability, two, sizeof two);
+        return 1;
+    }
+    int cluster = 0;
+    if (sscanf(line, "fabric %u %u %u %u %n", &g, &fabric[0], &fabric[1], &fabric[2], &cluster) == 4 && cluster) {
+        if (g >= w->gpus || strlen(line + cluster) != 32) return 0;
+        memcpy(w->gpu[g].fabric, fabric, sizeof fabric);
+        for (i = 0; i < 16; i++)
+            if (sscanf(line + cluster + 2 * i, "%2hhx", &w->gpu[g].cluster[i]) != 1) return 0;
         return 1;
     }
     if (sscanf(line, "link %u %u %u %u %31s", &g, &i, &link.active, &link.type, link.pci) == 5) {
@@ -242,7 +257,7 @@ static Result enter_at(const char *function, Handle h, u32 kinds, struct at *at)
     uint64_t number = (uintptr_t)h;
     u32 board = number & 0xff, gi = number >> 8 & 0xff, ci = number >> 16 & 0xff, kind = kind_of(h);
     pthread_mutex_lock(&lock);
-    int known = number >> 32 == initialisation && board < board_count && kind >= GPU_HANDLE && kind <= GPU_INSTANCE;
+    int known = number >> 32 == initialisation && board < board_count && kind >= GPU_HANDLE && kind <= COMPUTE_INSTANCE;
     Result result = ready(function, known ? (int)board : -1);
     if (result != SUCCESS) goto out;
     result = INVALID_ARGUMENT;
@@ -466,7 +481,7 @@ EXPORTED Result nvmlDeviceGetPciInfo_v3(Handle h, struct pci *to) {
     return SUCCESS;
 }
 
-/* Every GPU is a Hopper, whatever its name. */
+/* Every GPU is a Hopper, whatever its name and compute capability. */
 EXPORTED Result nvmlDeviceGetArchitecture(Handle h, u32 *to) {
     ENTER_AT("nvmlDeviceGetArchitecture", h, GPU_ONLY);
     *to = 9;
@@ -481,7 +496,7 @@ EXPORTED Result nvmlDeviceGetBrand(Handle h, u32 *to) {
 
 EXPORTED Result nvmlDeviceGetCudaComputeCapability(Handle h, int *major, int *minor) {
     ENTER_AT("nvmlDeviceGetCudaComputeCapability", h, GPU_ONLY);
-    *major = 9, *minor = 0;
+    *major = (int)at.gpu.capability[0], *minor = (int)at.gpu.capability[1];
     return SUCCESS;
 }
 
@@ -625,7 +640,63 @@ EXPORTED Result nvmlDeviceGetGpuInstanceProfileInfo(Handle h, u32 number, struct
     return number < PROFILE_NUMBERS ? NOT_SUPPORTED : INVALID_ARGUMENT; /* seen with driver 580 */
 }
 
+EXPORTED Result nvmlDeviceIsMigDeviceHandle(Handle h, u32 *is) {
+    ENTER_AT("nvmlDeviceIsMigDeviceHandle", h, ANY);
+    *is = kind_of(h) == MIG_HANDLE;
+    return SUCCESS;
+}
+
+EXPORTED Result nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Handle h, Handle *found) {
+    ENTER_AT("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", h, MIG_ONLY);
+    *found = handle(GPU_HANDLE, at.board, 0, 0);
+    return SUCCESS;
+}
+
+EXPORTED Result nvmlGpuInstanceGetComputeInstanceById(Handle h, u32 id, Handle *found) {
+    ENTER_AT("nvmlGpuInstanceGetComputeInstanceById", h, 1u << GPU_INSTANCE);
+    for (u32 i = 0; i < at.gpu.migs; i++)
+        if (at.gpu.of_mig[i].gi == at.mig.gi && at.gpu.of_mig[i].ci == id) {
+            *found = handle(COMPUTE_INSTANCE, at.board, at.mig.gi, id);
+            return SUCCESS;
+        }
+    return NOT_FOUND;
+}
+
+/* nvml.h, NVML_COMPUTE_INSTANCE_PROFILE_…: the slices of each number. A profile's ID is assumed to be its number. */
+static const u32 compute_slices[] = {1, 2, 3, 4, 7, 8, 6};
+enum { COMPUTE_PROFILES = sizeof compute_slices / sizeof *compute_slices };
+
+struct compute_instance { Handle device, gpu_instance; u32 id, profile, start, size; };
+
+EXPORTED Result nvmlComputeInstanceGetInfo_v2(Handle h, struct compute_instance *to) {
+    ENTER_AT("nvmlComputeInstanceGetInfo", h, 1u << COMPUTE_INSTANCE);
+    u32 number = 0;
+    while (number < COMPUTE_PROFILES && compute_slices[number] != at.mig.slices) number++;
+    *to = (struct compute_instance){handle(GPU_HANDLE, at.board, 0, 0), handle(GPU_INSTANCE, at.board, at.mig.gi, 0), at.mig.ci,
+                                    number, 0, at.mig.slices};
+    return SUCCESS;
+}
+
+struct compute_profile { u32 id, slices, count, processors, copy_engines, decoders, encoders, jpegs, ofas; };
+
+EXPORTED Result nvmlGpuInstanceGetComputeInstanceProfileInfo(Handle h, u32 number, u32 engines, struct compute_profile *to) {
+    ENTER_AT("nvmlGpuInstanceGetComputeInstanceProfileInfo", h, 1u << GPU_INSTANCE);
+    if (engines != 0 || number >= COMPUTE_PROFILES || compute_slices[number] > at.profile.slices) return NOT_SUPPORTED;
+    *to = (struct compute_profile){.id = number, .slices = compute_slices[number]};
+    return SUCCESS;
+}
+
 /* --- links and ways --- */
+
+struct fabric { unsigned char cluster[16]; u32 status, clique, state; };
+
+EXPORTED Result nvmlDeviceGetGpuFabricInfo(Handle h, struct fabric *to) {
+    ENTER_AT("nvmlDeviceGetGpuFabricInfo", h, GPU_ONLY);
+    if (at.gpu.fabric[0] == 0) return NOT_SUPPORTED;
+    *to = (struct fabric){.status = at.gpu.fabric[1], .clique = at.gpu.fabric[2], .state = at.gpu.fabric[0]};
+    memcpy(to->cluster, at.gpu.cluster, sizeof to->cluster);
+    return SUCCESS;
+}
 
 static Result link_of(const char *function, Handle h, u32 number, struct link *to) {
     ENTER_AT(function, h, GPU_ONLY);

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
-from uuid import NAMESPACE_OID, uuid5
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 import pynvml
 import pytest
@@ -150,7 +150,8 @@ class GPU:
     """A GPU as NVML shows it. None means that the GPU doesn't support the question.
 
     ``rows`` are remapped rows: correctable, uncorrectable, pending (0, 1), failure (0, 1). ``recovery`` is
-    ``NVML_GPU_RECOVERY_ACTION_…``, ``addressing`` ``NVML_DEVICE_ADDRESSING_MODE_…``, ``events`` a mask of the event types supported. ``numa_node`` is for ``World.sysfs`` and
+    ``NVML_GPU_RECOVERY_ACTION_…``, ``addressing`` ``NVML_DEVICE_ADDRESSING_MODE_…``, ``events`` a mask of the event types supported.
+    ``fabric`` are state (``NVML_GPU_FABRIC_STATE_…``), status, clique and cluster. ``numa_node`` is for ``World.sysfs`` and
     ``World.ways``: NVML doesn't tell it.
     """
 
@@ -171,6 +172,8 @@ class GPU:
     recovery: int | None = 0
     addressing: int | None = None
     events: int = 0x101F
+    capability: tuple[int, int] = (9, 0)
+    fabric: tuple[int, int, int, UUID] | None = None
 
     def lines(self, index: int) -> Iterable[str]:
         pending = self.mig if self.mig_pending is None else self.mig_pending
@@ -182,6 +185,9 @@ class GPU:
             f" addressing={_number(self.addressing)} events={self.events:x}"
             f" name={self.name}"
         )
+        yield f"capability {index} {self.capability[0]} {self.capability[1]}"
+        if self.fabric is not None:
+            yield f"fabric {index} {' '.join(map(str, self.fabric[:3]))} {self.fabric[3].hex}"
         for number, link in self.links.items():
             yield f"link {index} {number} {link.active:d} {link.type} {link.pci}"
         for name, p in self.profiles.items():

@@ -522,6 +522,14 @@ def test_the_kernel_s_word_on_numa_nodes(world: World, tmp_path: Path) -> None:
     assert (tmp_path / "bus/pci/devices/0000:5d:00.0/numa_node").read_text(encoding="utf-8") == "1\n"
 
 
+FEATURE_DISCOVERY: Final = {
+    "nvmlComputeInstanceGetInfo",
+    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
+    "nvmlDeviceIsMigDeviceHandle",
+    "nvmlGpuInstanceGetComputeInstanceById",
+    "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+}
+"""What GPU Feature Discovery calls besides (``make labels``)."""
 DEVICE_PLUGIN: Final = {"nvmlDeviceGetHandleByUUID"}
 """What NVIDIA's device plugin calls besides (``make compared``)."""
 
@@ -533,7 +541,7 @@ def test_it_exports_exactly_what_is_called() -> None:
     exported = {re.sub(r"(_v\d|V|WithFlags)$", "", name) for name in re.findall(r" T (nvml\w+)", names)}
     backend = (nvml.SOURCE.parents[2] / "devices/gpu/nvidia/nvml.py").read_text(encoding="utf-8")
     called = set(re.findall(r'"(nvml[A-Z]\w+)"', backend))
-    assert exported == called | DEVICE_PLUGIN | {"nvmlErrorString"}
+    assert exported == called | FEATURE_DISCOVERY | DEVICE_PLUGIN | {"nvmlErrorString"}
     assert nvml.functions() <= exported
 
 

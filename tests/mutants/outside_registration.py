@@ -102,7 +102,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "XR4",
         "the folder before stays watched",
-        "gateway/kubelet/watch.py",
+        "gateway/folder.py",
         "            self._folder_id = found\n            self._rewatch()\n",
         "            self._folder_id = found\n",
         f"{_REGISTRATION}::test_a_folder_that_is_replaced_while_the_kubelet_starts_is_served_in",
@@ -110,7 +110,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "XR4",
         "without inotify nobody polls",
-        "gateway/kubelet/watch.py",
+        "gateway/folder.py",
         "        return POLL if self._folder in self._watched.values() else POLL_WITHOUT_INOTIFY",
         "        return POLL if self._folder in self._watched.values() else POLL * 60",
         f"{_REGISTRATION}::test_without_inotify_it_is_served_a_moment_later",
@@ -118,7 +118,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "XR5",
         "a touched socket is a new kubelet",
-        "gateway/kubelet/watch.py",
+        "gateway/folder.py",
         "if found is None or found == self._seen or self._touched(found):",
         "if found is None or found == self._seen:",
         f"{_REGISTRATION}::test_a_socket_that_is_touched_is_no_new_kubelet",
@@ -305,7 +305,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gateway/unseen.py",
         "        return tuple(one for one in devices if one.id not in known)",
         "        return tuple(devices)",
-        f"{_KUBELETS}::test_one_that_sees_none_of_the_devices_takes_nothing_over_and_loses_nothing",
+        "tests/contract/test_two_gateways.py::test_a_newer_gateway_that_sees_no_gpu_takes_none_over",
     ),
     Mutant(
         "XR10",
@@ -366,7 +366,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "XR5",
         "a socket that is moved in is that of before, though that was deleted",
-        "gateway/kubelet/watch.py",
+        "gateway/folder.py",
         "                self._created |= event.name == KUBELET_SOCKET and bool(event.mask & inotify.DELETE)\n",
         "",
         f"{_REGISTRATION}::test_a_socket_that_takes_the_number_of_a_deleted_one_is_a_new_kubelet",

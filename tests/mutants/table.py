@@ -155,7 +155,7 @@ MUTANTS = (
     Mutant(
         "S1",
         "a socket that is bound is taken for a kubelet",
-        "gateway/kubelet/watch.py",
+        "gateway/folder.py",
         "if listens(path) and kubelet_id(path) == found:",
         "if kubelet_id(path) == found:",
         "tests/contract/test_registration.py::test_a_kubelet_that_listens_late_is_found_when_it_does",
@@ -268,8 +268,8 @@ MUTANTS = (
         "T5",
         "an own name is not among those that are looked for",
         "gateway/folder.py",
-        "(KUBELET_SOCKET, instance.FOLDER, *(one.state.name for one in self._resources.values()))",
-        "(KUBELET_SOCKET, instance.FOLDER)",
+        "KUBELET_SOCKET, instance.FOLDER, *(one.state.name for one in self._resources.values())",
+        "KUBELET_SOCKET, instance.FOLDER",
         "tests/contract/test_registration.py::test_without_inotify_it_is_served_a_moment_later",
     ),
     Mutant(

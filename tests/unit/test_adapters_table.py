@@ -19,7 +19,13 @@ def _table(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("declared", "found"),
-    [("| annotations | degraded |", "| annotations | lossless |"), ("| 1.58.3 | 1.29", "| 1.58.4 | 1.29")],
+    [
+        ("| annotations | degraded |", "| annotations | lossless |"),
+        (
+            "| GetPreferredAllocation | degraded | degraded | lossless from 1.19",
+            "| GetPreferredAllocation | degraded | degraded | lossless from 1.18",
+        ),
+    ],
     ids=["a verdict", "a level"],
 )
 def test_a_difference_is_shown_with_what_to_do(tmp_path: Path, declared: str, found: str) -> None:

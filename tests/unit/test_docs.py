@@ -51,6 +51,7 @@ TASKS = {
     "share GPUs four ways on nodes with a label": "share.md",
     "which image do I run": "image.md",
     "an alert when a GPU falls off the bus": "alerts.md",
+    "cordon a GPU": "cordon.md",
     "reset a GPU": "reset.md",
     "restarts of the SR-IOV plugin lose VFs": "bridge.md",
     "partitions of MI300": "amd.md",

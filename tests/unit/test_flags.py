@@ -74,6 +74,7 @@ EFFECTS: list[tuple[str, str, str, Any]] = [
     ("nvidia-cdi-hook-path", "/opt/hook", "cdi_hook_path", "/opt/hook"),
     ("cdi-disable-hooks", "update-ldcache", "cdi_disabled_hooks", frozenset({"update-ldcache"})),
     ("exclude-devices", "GPU-5f3a", "excluded", ("GPU-5f3a",)),
+    ("node-features", "true", "node_features", True),
     ("DP_DISABLE_HEALTHCHECKS", "xids,13", "disabled_health_checks", "xids,13"),
     ("DP_ENABLE_HEALTHCHECKS", "all", "enabled_health_checks", "all"),
     ("resource-naming-strategy", "mixed", "resource_naming", Naming.MIXED),

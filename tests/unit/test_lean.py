@@ -22,7 +22,7 @@ for name, module in sorted(sys.modules.items()):
 """
 FEATURES = """
 gateway_lab gateway.bridge adapters.pluginregistration gateway.cli.demo gateway.cli.probe gateway.cli.status gateway.cli.advice gateway.doctor
-gateway.wires.http gateway.telling.gpumetrics gateway.telling.metrics gateway.telling.status devices.combined devices.generic devices.gpu
+gateway.wires.http gateway.telling.gathered gateway.telling.gpumetrics gateway.telling.metrics gateway.telling.status devices.combined devices.generic devices.gpu
 gateway.configuration.file gateway.configuration.document gateway.kubernetes gateway.dra gateway.sides.table adapters.dra devices.gpu.cdi
 devices.gpu.nvidia gateway.cli.nodeconfig pynvml yaml tenacity inotify_simple ctypes.util tempfile random secrets bz2 lzma http email zipfile
 urllib.request importlib.metadata h11 hpack prometheus_client

@@ -164,7 +164,7 @@ OPEN = f'{{"format": {FORMAT}, "cordons": {{"GPU-1": {{"reason": "smells", "at":
         pytest.param(OPEN, "truncated", {"GPU-1": LOST}, set(), id="cut off in a cordon"),
         pytest.param(OPEN + '}, "GPU-2": {"reason": "}]}}\x01', "malformed", CORDONED | {"GPU-2": LOST}, set(), id="cut off in a text that looks like an end"),
         pytest.param(content(format="1"), "no object with a format", CORDONED, set(), id="the format is a text"),
-        pytest.param(content(format=FORMAT + 1, cordons={"GPU-1": "smells", "GPU-2": {"reason": "hums", "at": 10**400}}), "newer gateway", {"GPU-1": Cordon("smells", 0.0), "GPU-2": Cordon("hums", 0.0)}, set(), id="newer cordons"),
+        pytest.param(content(format=FORMAT + 1, cordons={"GPU-1": "smells", "GPU-2": {"reason": "hums", "at": 10**400, "annotated": True}}), "newer gateway", {"GPU-1": Cordon("smells", 0.0), "GPU-2": Cordon("hums", 0.0, annotated=True)}, set(), id="newer cordons"),
         pytest.param(content(cordons={"GPU-1": {"reason": 7, "at": "noon"}}), "cordons.GPU-1", {"GPU-1": LOST}, TWO, id="a cordon without its reason"),
         pytest.param(content(accepted=1, kubelet=1), "accepted: not a text; kubelet: not a text", CORDONED, TWO, id="no texts"),
         pytest.param(content(cordons=[], resources={GPU: 1}), "cordons: not an object", {}, set(), id="no objects"),

@@ -69,6 +69,10 @@
   - name: cdi
     mountPath: /var/run/cdi
   {{- end }}
+  {{- if $root.Values.gateway.nodeFeatures }}
+  - name: features
+    mountPath: /etc/kubernetes/node-feature-discovery/features.d
+  {{- end }}
   {{- if include "gateway.dra" $root }}
   - name: plugins-registry
     mountPath: /var/lib/kubelet/plugins_registry

@@ -271,6 +271,7 @@ readOnlyRootFilesystem: true
 {{- if $root.Values.gateway.logLevel -}}{{- $env = append $env (dict "name" "GATEWAY_LOG_LEVEL" "value" $root.Values.gateway.logLevel) -}}{{- end -}}
 {{- with $root.Values.gateway.excludeDevices -}}{{- $env = append $env (dict "name" "GATEWAY_EXCLUDE_DEVICES" "value" (join "," .)) -}}{{- end -}}
 {{- with include "gateway.dra" $root -}}{{- $env = append $env (dict "name" "GATEWAY_DRA" "value" .) -}}{{- end -}}
+{{- if $root.Values.gateway.nodeFeatures -}}{{- $env = append $env (dict "name" "GATEWAY_NODE_FEATURES" "value" "true") -}}{{- end -}}
 {{- if eq (toString $root.Values.gateway.draShares) "capacity" -}}{{- $env = append $env (dict "name" "GATEWAY_DRA_SHARES" "value" "capacity") -}}{{- end -}}
 {{- with $root.Values.gateway.bridge -}}{{- $env = append $env (dict "name" "GATEWAY_BRIDGE" "value" .) -}}{{- end -}}
 {{- if $root.Values.gateway.gpuMetrics -}}{{- $env = append $env (dict "name" "GATEWAY_GPU_METRICS" "value" "true") -}}{{- end -}}

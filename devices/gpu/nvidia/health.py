@@ -170,12 +170,16 @@ class Event(Struct, frozen=True):
 
 
 class Vitals(Struct, frozen=True):
-    """How a GPU is; None where the driver doesn't say. ``action`` is a value of nvmlDeviceGpuRecoveryAction_t."""
+    """How a GPU is; None where the driver doesn't say. ``action`` is a value of nvmlDeviceGpuRecoveryAction_t.
 
-    mig: bool
+    ``mig`` is None of a GPU that has no MIG mode, ``clique`` '' of one that no fabric connects to other nodes.
+    """
+
+    mig: bool | None
     remap_pending: bool | None
     remap_failed: bool | None
     action: int | None
+    clique: str = ""
 
 
 class Looked(Struct, frozen=True):

@@ -13,6 +13,7 @@ import ctypes
 import re
 from collections.abc import Mapping
 from typing import Any, Final
+from uuid import UUID
 
 import pynvml
 from msgspec import Struct
@@ -193,6 +194,7 @@ class Nvml:
             remap_pending=None if pending is None else bool(pending),
             remap_failed=None if rows is None else bool(rows[3]),
             action=_field(handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
+            clique=_clique(handle),
         )
 
     def instances(self, uuid: str, total: int) -> tuple[MigDevice, ...]:
@@ -309,8 +311,18 @@ class _TimeoutError(NvmlError):
     """Nothing happened in time."""
 
 
-def _is_split(handle: Any) -> bool:
-    """Return whether a GPU is in MIG mode.
+def _clique(handle: Any) -> str:
+    """Return the cluster and clique of GPUs that a fabric connects a GPU to, as GPU Feature Discovery writes them; '' for none."""
+    info = pynvml.c_nvmlGpuFabricInfo_t()
+    cluster = (
+        b"" if _extra("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info)) is None else bytes(info.clusterUuid)
+    )
+    joined = info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status == pynvml.NVML_SUCCESS
+    return f"{UUID(bytes=cluster)}.{info.cliqueId}" if joined and any(cluster) else ""
+
+
+def _is_split(handle: Any) -> bool | None:
+    """Return whether a GPU is in MIG mode; None: it has no such mode.
 
     Raises:
         NvmlError: that can't be told, so it may be partitioned.
@@ -320,7 +332,7 @@ def _is_split(handle: Any) -> bool:
     except UnsupportedError:
         if _extra("nvmlDeviceGetMaxMigDeviceCount", handle):  # 0 without MIG mode (nvml.h)
             raise
-        return False
+        return None
     return bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 

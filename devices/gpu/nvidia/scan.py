@@ -258,11 +258,13 @@ class Scanner:
             links=session.links.get(uuid, ()),
             spec_nodes=(f"/dev/nvidia{board.minor}",),
             resource=_RESOURCE,
-            partitioned=vitals.mig,
+            partitionable=vitals.mig is not None,
+            partitioned=bool(vitals.mig),
             product=board.product,
             pci=board.pci,
             memory=board.memory,
             traits=board.traits,
+            clique=vitals.clique,
         )
         look = Looked(
             at=at,
@@ -298,6 +300,7 @@ class Scanner:
             slot=instance.slot,
             capacities=instance.capacities,
             partitioned=False,
+            clique="",
             lacks=lacks,
             links=(),
             spec_nodes=(*gpu.spec_nodes, *(f"/dev/nvidia-caps/nvidia-cap{one}" for one in minors if one is not None)),

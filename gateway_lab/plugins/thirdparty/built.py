@@ -77,6 +77,17 @@ _RDMA: Final = ThirdParty(
     hard_wired=True,
     notes="Its own servers, under a main of this project's that asks for no hardware: without RDMA there is no device.",
 )
+# go-nvml finds NVML's functions when they are called: no other program can be linked so.
+FEATURE_DISCOVERY: Final = ThirdParty(
+    name="gpu-feature-discovery",
+    module="github.com/NVIDIA/k8s-device-plugin",
+    source="gfd",
+    package="github.com/NVIDIA/k8s-device-plugin/cmd/gpu-feature-discovery",
+    command="gpu-feature-discovery",
+    ldflags="-s -w -extldflags=-Wl,-z,lazy",
+    cgo=True,
+)
+"""No plugin: NVIDIA's program that labels nodes, with which `make labels` compares ours."""
 _NVIDIA: Final = ThirdParty(
     name="nvidia-device-plugin",
     module="github.com/NVIDIA/k8s-device-plugin",

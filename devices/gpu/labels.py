@@ -1,0 +1,93 @@
+"""A node's labels, in a file from which Node Feature Discovery (NFD) labels the node.
+
+NFD's worker reads every file of a folder, but hidden and large ones, and takes away labels that no file has any more
+(source/local/local.go of 0.18). So a file is replaced as a whole, and removed when nobody keeps it.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from devices import files
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+
+    from devices.gpu.backend import Sight
+    from devices.policy import Policy
+
+PATH: Final = Path("/etc/kubernetes/node-feature-discovery/features.d/device-plugin-gateway")
+_MOST_BYTES: Final = 65536
+_log = structlog.get_logger()
+
+
+class FeatureFile:
+    """The file, as the gateway that leads keeps it. It blocks: for a thread.
+
+    ``labels`` makes the labels of what a backend sees.
+    """
+
+    def __init__(self, labels: Callable[[Sight, Policy], Mapping[str, str]], path: Path = PATH) -> None:
+        self._labels, self._path = labels, path
+        self._written = b""
+        self._as: tuple[int, int] | None = None
+        """By what the file is known that this gateway wrote; None: it wrote none."""
+        self.trouble = ""
+        """Why the file isn't as it should be; empty if it is."""
+
+    def keep(self, sight: Sight, policy: Policy) -> None:
+        """Write the labels if the setting wants them and the file isn't this gateway's, with these; else remove the file."""
+        try:
+            if not policy.node_features:
+                self._path.unlink(missing_ok=True)
+            else:
+                text = _spelled(self._labels(sight, policy))
+                if text != self._written or not self._is_ours():
+                    files.sweep(self._path.parent, self._path.name)
+                    self._as = _known_by(files.replace(self._path, text, 0o644))
+                    self._written = text
+                    _log.info("node labels written", path=str(self._path), labels=text.count(b"\n"))
+            self.trouble = ""
+        except OSError as error:
+            before = self.trouble
+            self.trouble = (
+                f"the node's labels can't be written to {self._path}: {error.strerror}. Is Node Feature Discovery installed? "
+                "In a pod, mount its folder"
+            )
+            if self.trouble != before:
+                _log.warning("node labels not written", reason=self.trouble)
+
+    def withdraw(self) -> None:
+        """Remove the file, unless another gateway wrote it anew."""
+        try:
+            if self._is_ours():
+                self._path.unlink()
+        except OSError as error:
+            _log.warning("node labels not removed", path=str(self._path), reason=str(error))
+
+    def _is_ours(self) -> bool:
+        try:
+            return self._as == _known_by(self._path.lstat())
+        except FileNotFoundError:
+            return False
+
+
+def _spelled(labels: Mapping[str, str]) -> bytes:
+    """Return the file's text.
+
+    Raises:
+        OSError: it is too large.
+    """
+    lines = (f"{name}={value}\n" for name, value in sorted(labels.items()) if value.isprintable())
+    if len(text := "".join(lines).encode()) > _MOST_BYTES:
+        raise OSError(errno.EFBIG, f"Node Feature Discovery reads at most {_MOST_BYTES} bytes")
+    return text
+
+
+def _known_by(found: os.stat_result) -> tuple[int, int]:
+    return found.st_ino, found.st_mtime_ns

@@ -1,0 +1,88 @@
+"""Cordons by an annotation of the own node, for operators who have no shell there. It counts as long as it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from devices.source import Hindrance
+from gateway.memory.rows import Cordon
+from gateway.telling import orders
+from gateway.wires.control import ControlError
+
+if TYPE_CHECKING:
+    from gateway.kubernetes.node import NodeObject
+    from gateway.telling.subject import Subject
+
+ANNOTATION: Final = orders.CORDON_ANNOTATION
+_REASON: Final = f"by the node's annotation {ANNOTATION}"
+LOOK: Final = 2.0
+"""Seconds between two looks whether this gateway leads by now, and has what the annotation wants."""
+_log = structlog.get_logger()
+
+
+class AnnotatedCordons:
+    """Keeps the cordons that the annotation names, beside those of commands; without the API server, those that it named last."""
+
+    def __init__(self, gateway: Subject) -> None:
+        self._gateway = gateway
+        self._wanted: frozenset[str] | None = None
+        """The IDs; None until the API server told."""
+        self._wrong = ""
+        self._news = asyncio.Event()
+
+    def take(self, own: NodeObject) -> None:
+        """Take note of what the own node's annotation names."""
+        names = [name.strip() for name in own.metadata.annotations.get(ANNOTATION, "").split(",")]
+        try:
+            ids = frozenset(
+                orders.order({"op": "cordon", "id": name, "reason": _REASON}).device_id for name in names if name
+            )
+            self._wanted, self._wrong = ids, ""
+        except ControlError as error:
+            self._wrong = str(error)
+        self._news.set()
+
+    async def follow(self) -> None:
+        """Follow it, for ever."""
+        while True:
+            if self._gateway.lead.leads and self._wanted is not None:
+                await self._settle(self._wanted)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK):
+                    await self._news.wait()
+            self._news.clear()
+
+    async def _settle(self, wanted: frozenset[str]) -> None:
+        gateway, ledger = self._gateway, self._gateway.holdings.ledger
+        if not any(self._changes(wanted)):
+            return
+        async with gateway.lock:  # As for an order over the control socket.
+            new, lifted = self._changes(wanted)
+            for one in sorted(new):
+                ledger.cordon(one, Cordon(_REASON, time.time(), annotated=True))
+            for one in lifted:
+                ledger.uncordon(one)
+        _log.info("the node's annotation", key=ANNOTATION, cordoned=sorted(new), uncordoned=sorted(lifted))
+        await gateway.update()
+        await gateway.holdings.scribe.durable()
+
+    def _changes(self, wanted: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
+        """Return what is to be cordoned, and what no longer."""
+        cordons = self._gateway.holdings.ledger.cordons
+        return wanted - cordons.keys(), frozenset(one for one in cordons if cordons[one].annotated) - wanted
+
+    def hindrances(self) -> list[Hindrance]:
+        """Say what of the annotation can't be followed."""
+        place, resources = self._gateway.source.place, self._gateway.resources.values()
+        missing = [
+            one
+            for one in sorted(self._wanted or ())
+            if place(one) is None and not any(one in resource.entries for resource in resources)
+        ]
+        words = f"no device here is called {', '.join(missing)[:200]}. Write whole IDs" if missing else ""
+        return [Hindrance(f"annotation {ANNOTATION}", one) for one in (self._wrong, words) if one]
