@@ -217,7 +217,7 @@ image-lock: $(VENV) ## lock the newest of Debian's packages for the image, in de
 	@$(RUN)python -m tools.image --lock
 
 .PHONY: release-dry-run
-release-dry-run: $(VENV) ## all of a release in dist/release, then installed on a whole node by digest (root; docker-registry, skopeo; 5 minutes)
+release-dry-run: $(VENV) ## all of a release in dist/release, then installed on a whole node by digest (root; docker-registry, skopeo; 4 minutes)
 	@$(RUN)python -m tools.release --dry-run
 
 .PHONY: manifests

@@ -125,8 +125,7 @@ class Folder:
         for name in self._resources:
             self._holdings.note(name)  # It was given before this kubelet's start.
         self._beliefs.restarted(self._resources if self._lead.leads else (), kubelet.mtime_ns / 1e9)
-        if first:
-            self._holdings.recall()
+        self._holdings.recall(besides=() if first else self._resources)
         _log.info("kubelet found", socket=str(self._presence.socket))
 
     def _name_lost(self, name: str) -> None:

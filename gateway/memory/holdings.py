@@ -21,7 +21,7 @@ from gateway.memory.ledger import boot_id
 from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from devices.boards import Hold, Place
@@ -225,7 +225,7 @@ class Holdings:
         last, known = self.beliefs.last, self.beliefs.known
         if last is None or known is None or last.at - known.at >= HELD_UNKNOWN_S:
             return
-        for name in sorted({*(known.view.held or ()), *(known.view.remembered or ()), *offered}):
+        for name in sorted({*(known.view.held or ()), *(known.view.remembered or ()), *offered, *self.ledger.named()}):
             announced, earlier = self.ledger.announced(name), self.beliefs.earlier(name)
             holders: dict[str, str | None] = {one: _FORGOTTEN.format(who) for one, who in earlier.items()}
             seen = known.view.holders(name)
@@ -276,17 +276,20 @@ class Holdings:
         if self.beliefs.waits_for_own:
             return  # The kubelet may have lost its records: the state file keeps the holders until its checkpoint shows that.
         news = False
-        for name, resource in self._resources.items():
-            holders = self.beliefs.holders(name)
-            if holders is not None and resource.state.phase is Phase.SERVING:
-                named, given = (look.view.held or {}).get(name, {}), self.ledger.handed_out(name)
-                # Who held it before the kubelet's start may still: the next gateway must know of that, too.
-                who = {one: given[one].holder for one in self.beliefs.unsettled(name) if one in given}
-                who |= {device_id: named.get(device_id, "") for device_id in holders}
-                news = self.ledger.rebuild_handed_out(name, who, look.unix - RECORDED_WITHIN, time.time()) or news
+        for name in {**self._resources, **dict.fromkeys(self.ledger.named()), **dict.fromkeys(look.view.held or ())}:
+            holders, resource = self.beliefs.holders(name), self._resources.get(name)
+            if holders is None or (resource is not None and resource.state.phase is not Phase.SERVING):
+                continue
+            if resource is None:  # Nobody offers it, or another plugin: what it has of our hardware counts.
+                holders = {one: who for one, who in holders.items() if self._source.place(one) is not None}
+            named, given = (look.view.held or {}).get(name, {}), self.ledger.handed_out(name)
+            # Who held it before the kubelet's start may still: the next gateway must know of that, too.
+            who = {one: given[one].holder for one in self.beliefs.unsettled(name) if one in given}
+            who |= {device_id: named.get(device_id, "") for device_id in holders}
+            news = self.ledger.rebuild_handed_out(name, who, look.unix - RECORDED_WITHIN, time.time()) or news
         served = all(one.state.phase is Phase.SERVING for one in self._resources.values())
         since = self.presence.since
-        settled = not any(map(self.beliefs.unsettled, self._resources))
+        settled = not any(map(self.beliefs.unsettled, self.ledger.named()))
         if served and settled and look.view.held is not None and since is not None and look.at >= since:
             news = self.ledger.compared_with(self.kubelet_named()) or news
         if news:
@@ -306,10 +309,10 @@ class Holdings:
         if self.ledger.set_forgotten(resource, forgotten):
             self._tasks.background(self.scribe.durable())
 
-    def recall(self, *, fresh: bool = False) -> bool:
+    def recall(self, *, fresh: bool = False, besides: Container[str] = ()) -> bool:
         """Take over what the ledger remembers of holders; True if other devices may still be in use than this gateway knew.
 
-        ``fresh``: another gateway led since, so that what this one knew is out of date. Of all resources it counts whom the kubelet forgot:
+        ``besides``: resources of which this gateway saw itself who held what. ``fresh``: another gateway led since, so that what this one knew is out of date. Of all resources it counts whom the kubelet forgot:
         what we offer may be the same hardware under another name.
         """
         known, current = self.ledger.kubelet, self.kubelet_named()
@@ -317,7 +320,7 @@ class Holdings:
         changed = bool(known and current) and known != current and boot == self._boot_id
         news = False
         started = self._kubelet.mtime_ns / 1e9 if changed and self._kubelet is not None else 0.0
-        for resource in self.ledger.resources():
+        for resource in (one for one in self.ledger.named() if one not in besides):
             handed_out = self.ledger.handed_out(resource) if changed else {}
             # That the kubelet's records have what it was given itself says nothing of those before.
             before = {

@@ -197,6 +197,10 @@ class Ledger:
         """Return the resource names with announced devices."""
         return tuple(name for name in self._tables.content.get("resources", {}) if self._tables.rows(name, "announced"))
 
+    def named(self) -> tuple[str, ...]:
+        """Return the resource names of which anything is known, also if no gateway offers them."""
+        return tuple(self._tables.content.get("resources", {}))
+
     def announce(self, resource: str, devices: tuple[Device, ...]) -> bool:
         """Note a list that is about to be sent; True where it names an ID or a health that is news.
 

@@ -358,7 +358,7 @@ class Node:
             listener.listen()
 
     def limit_pods(self) -> None:
-        """Let the kubelet refuse every other call of its pod-resources API, because there are too many (from 1.28 on)."""
+        """Let the kubelet refuse four of five calls of its pod-resources API, because there are too many (from 1.28 on)."""
         api, calls = self.kubelet.manager._pod_resources, itertools.count()
         answers = api.service
 
@@ -367,7 +367,7 @@ class Node:
             return b""
 
         def service(call: Any) -> Any:
-            return answers(call) if next(calls) % 2 else grpc.unary_unary_rpc_method_handler(too_many)
+            return answers(call) if next(calls) % 5 == 4 else grpc.unary_unary_rpc_method_handler(too_many)
 
         patches.setattr(api, "service", service)
 

@@ -207,6 +207,35 @@ async def test_what_needs_a_reset_is_unhealthy_whatever_it_is_offered_as(
     assert {row["health"] for row in await rows(one) if row["state"] != "withdrawn"} == {"Healthy"}
 
 
+@pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
+@pytest.mark.parametrize("dies", [False, True])
+async def test_what_only_the_kubelet_s_records_said_is_not_forgotten_with_them(
+    node: Node, version: str, dies: bool
+) -> None:
+    node.simulate(gpus(0, 1))
+    await node.start_kubelet(version)
+    one = node.gateway(*configure(node, shared(2, rename=OTHER)))
+    await node.allocatable_is(4, OTHER)
+    given = (await node.admit("pod", OTHER)).devices[OTHER]
+    await node.pass_time(5)
+    one.kill()
+    for file in node.state.iterdir():
+        file.unlink()
+    options = configure(node, {})
+    one = node.gateway(*options)
+    await node.allocatable_is(1)
+    await node.pass_time(5)
+    node.kill_kubelet()
+    node.forget_checkpoint()
+    if dies:
+        one.kill()
+        node.gateway(*options)
+    await node.start_kubelet(version)
+    await node.until(lambda: node.allocatable() == 1, "the other one")
+    await node.pass_time(60)
+    assert (node.allocatable(), given[0].partition("::")[0]) == (1, "GPU-0")
+
+
 async def test_what_the_leader_took_off_its_list_is_not_on_that_of_the_next_one(node: Node) -> None:
     node.simulate(gpus(0, 1))
     await node.start_kubelet()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
@@ -255,6 +256,8 @@ async def test_gpus_that_went_while_no_gateway_ran_are_lost(node: Node, beside: 
     await node.allocatable_is(4)
     one.kill()
     gone = nvidia.uuids[left:]
+    for gpu in nvidia.world.gpus[left:]:
+        shutil.rmtree(nvidia.sys / "bus/pci/devices" / gpu.pci)
     del nvidia.world.gpus[left:]
     nvidia.show()
     two = nvidia.gateway(*options)

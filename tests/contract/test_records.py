@@ -811,8 +811,7 @@ async def test_a_kubelet_that_is_asked_too_often_is_asked_again(node: Node, vers
 async def test_a_checkpoint_alone_names_all_that_pods_hold(node: Node, version: str) -> None:
     node.simulate(gpus(0, 1, 2, numa=[0, 1, 1]))
     one = await node.served(3, version=version)
-    await node.admit("pod", count=2)
-    await node.admit("other")
+    await node.admit("pod", count=3)  # Of two NUMA nodes.
     await node.hide_pods()
     await node.pass_time(70)
     assert {*await holders(one)} == {"GPU-0", "GPU-1", "GPU-2"}

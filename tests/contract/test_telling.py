@@ -222,6 +222,19 @@ async def test_where_the_kubelet_lags_behind_the_list_its_records_count(node: No
     assert (await one.status())["resources"][0]["drift"] == []
 
 
+async def test_a_list_that_the_kubelet_is_about_to_read_is_no_mismatch(node: Node) -> None:
+    one = await node.served(8)
+    await node.pass_time(5)
+    node.fault(reads_no_lists=True)
+    for number, id_ in enumerate([*await one.states()][:3]):  # It was about to read one list already.
+        await one.order("cordon", id=id_, reason=f"smells {number}")
+    (resource,) = (await one.status())["resources"]
+    node.fault()
+    await node.allocatable_is(5)
+    await node.truthful()
+    assert (resource["drift"], one.said("mismatch")) == ([], [])
+
+
 async def test_what_another_pod_holds_now_is_told_at_once(node: Node) -> None:
     one = await node.served(8)
     await node.truthful()

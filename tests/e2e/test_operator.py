@@ -26,6 +26,7 @@ PAGE = (ROOT / "docs/beside.md").read_text().partition("## NVIDIA's GPU Operator
 CLIENT, DRIVER = "nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.dra-driver"
 PAUSED = "paused-for-driver-upgrade"
 OPERATOR = "gpu-operator"
+DAEMONSET = "daemonset/gpu-device-plugin-gateway"
 GATEWAYS = "app.kubernetes.io/name=device-plugin-gateway"
 MOVE = "device-plugin-gateway.io/move-to"
 PATIENCE = 120
@@ -145,7 +146,8 @@ async def test_with_dra_it_goes_last_and_claims_are_released(node: DraNode, tmp_
         claims[step] = len(node.prepared())
     assert gateways == {"clients are paused": 1, "GPU pods are evicted": 1, "the driver is replaced": 0}
     assert claims == {"clients are paused": 1, "GPU pods are evicted": 0, "the driver is replaced": 0}
-    await node.published(GPUS)
+    # Its slices outlive it: a claim would be allocated before the kubelet knows the driver again, and is tried again a minute later.
+    await done(node.node, tmp_path, f"kubectl rollout status {DAEMONSET} -n {OPERATOR} --timeout=120s")
     await node.claim_pod("b")
     await node.delete("b")
     await install(node, tmp_path, "Undo")
