@@ -34,6 +34,9 @@ SETTLES_S: Final = 90.0
 """Seconds within which all that is free is given out again."""
 _NOTED_S: Final = 4.0
 """Seconds after which a gateway has seen who has what it gave: only then can it say whom a kubelet forgot."""
+_KEEPS_LAST: Final = range(24, 32)
+"""Kubelets, 1.N, whose records have the pod that they admitted last until they admit another one, also if it has ended
+(pendingAdmissionPod in pkg/kubelet/cm/devicemanager/manager.go: read in 1.24 and 1.25, run on 1.28, gone in 1.32)."""
 _RESOURCES: Final = (GPU, OTHER, SMALL, BIG)
 _CONFIGURATIONS: Final[Sequence[Mapping[str, Any]]] = (
     {},
@@ -73,7 +76,9 @@ class Rounds:
         self.has: dict[str, Has] = {}
         """What each running pod has."""
         self.unnoted: set[str] = set()
-        """Boards of pods that ended, where the kubelet notes an end with the next Allocate only."""
+        """Boards of pods that ended since a pod was admitted last."""
+        self.last = ""
+        """The board of the pod that was admitted last."""
         self.lists = behaviour(version).minor >= 15 and chance.random() < 0.8
         """Whether the kubelet's pod-resources API is there, by which it says who has what now."""
         more = () if self.lists else ("--pod-resources-socket", str(node.folder / "none.sock"))
@@ -241,8 +246,10 @@ class Rounds:
                         await one.order("forget", id=name)
 
     def _unnoted(self) -> set[str]:
-        """Return the boards of which the kubelet's records go on naming ended pods: without List, until the next Allocate."""
-        return set() if self.lists else self.unnoted
+        """Return the boards of which the kubelet's records go on naming ended pods until it admits another one."""
+        if not self.lists:
+            return self.unnoted
+        return self.unnoted & {self.last} if behaviour(self.version).minor in _KEEPS_LAST else set()
 
     async def _taken(self) -> None:
         """Have pods take some of what is given out, one after another."""
@@ -262,6 +269,7 @@ class Rounds:
         (device,) = given.devices[resource]
         has = self.has[pod] = Has(resource, device)
         self.unnoted.clear()
+        self.last = self._board(has)
         self.trail.append(f"{pod} has {has}")
         for other, its in self.has.items():
             if other == pod or self._board(its) != self._board(has):
