@@ -233,7 +233,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         Flag(
             "DP_DISABLE_HEALTHCHECKS",
-            "Xids that leave a GPU healthy, by commas; all or xids: no health checks",
+            "Xids after which a GPU stays healthy, separated by commas; all or xids: no health checks",
             named=("DP_DISABLE_HEALTHCHECKS",),
             sets="disabled_health_checks",
             form="IDS",

@@ -58,7 +58,7 @@ def write(report: Report, path: Path) -> None:
 _HEAD: Final = """# Benchmarks
 
 This project promises these bars; one run of `python -m gateway_lab.bench --page docs/benchmarks.md` measured the figures. A *genuine* kubelet is the real device
-manager of its version. Machines differ, so ratios and bars say more than times. A bar is in the head of its column, or in brackets. **Bold**: not kept.
+manager of its version. Machines differ, so ratios and bars say more than times. Each bar stands in the head of its column, or in brackets. **Bold**: not kept.
 """
 
 
