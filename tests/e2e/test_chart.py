@@ -263,6 +263,7 @@ ROLLS = {"maxSurge 1": {"maxSurge": 1, "maxUnavailable": 0}, "maxUnavailable 1":
 @contextlib.asynccontextmanager
 async def blind(stage: Stage, rolls: str) -> AsyncIterator[None]:
     """Roll the node's gateway to a release that sees no GPU, and back."""
+    await one_ready(stage)  # The DaemonSet controller deletes a pod that isn't ready before the new one is.
     path = f"{DAEMONSETS}/{RELEASE}"
     rolling = (await stage.api.get(path))["spec"]["updateStrategy"]["rollingUpdate"]
     await stage.api.merge(path, {"spec": {"updateStrategy": {"rollingUpdate": ROLLS[rolls]}}})
@@ -272,8 +273,13 @@ async def blind(stage: Stage, rolls: str) -> AsyncIterator[None]:
         yield
     finally:
         await simulate(stage, before)
-        await stage.seen.until(lambda _: [one.ready for one in gateways(stage)] == [True], "one gateway that serves")
+        await one_ready(stage)
         await stage.api.merge(path, {"spec": {"updateStrategy": {"rollingUpdate": rolling}}})
+
+
+async def one_ready(stage: Stage) -> None:
+    """Wait until there is one gateway, and its pod is ready."""
+    await stage.seen.until(lambda _: [one.ready for one in gateways(stage)] == [True], "one gateway that is ready")
 
 
 async def new_gateway(stage: Stage, old: PodSeen) -> PodSeen:
