@@ -9,7 +9,7 @@ Mappings in these values are never changed after construction.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 
 from msgspec import Struct, field
 
@@ -39,15 +39,27 @@ class TroubleKind(Enum):
         return next((kind for kind in cls if kind.value == word), cls.UNKNOWN)
 
 
+class LibraryFault(StrEnum):
+    """Why a driver's library can't be used, or a GPU can't be read by it. The values are in the status document, for programs."""
+
+    NO_LIBRARY = "no-library"
+    MISMATCH = "library-mismatch"
+    FAILED = "library-failed"
+    SILENT = "library-silent"
+    DENIED = "not-permitted"
+
+
 class Trouble(Struct, frozen=True, gc=False):
     """What is wrong with a device: in words for a person, and what it takes to end it.
 
-    ``code`` is what the vendor's DRA driver calls it (``xid=79``, ``gpu-lost``), and is empty if it has no name for it.
+    ``code`` is what the vendor's DRA driver calls it (``xid=79``, ``gpu-lost``), and is empty if it has no name for it. ``cause`` is a
+    ``LibraryFault`` if the driver's library can't be used, else empty.
     """
 
     reason: str
     kind: TroubleKind = TroubleKind.RESTART_APP
     code: str = ""
+    cause: str = ""
 
 
 class Device(Struct, frozen=True, gc=False):

@@ -85,21 +85,24 @@ NOT_TOLD: Final = "it has not reported its devices yet"
 
 
 class Hindrance(Struct, frozen=True):
-    """What keeps a source from telling of its devices, or from offering some: its name, and the reason in words.
+    """Why a source can't report its devices, or can't offer some of them.
 
-    ``held_up``: it can't do what the configuration says, so that an update must not go on to the next node.
+    ``held_up``: it can't do what the configuration says, so that an update must not go on to the next node. ``cause`` is a
+    ``devices.model.LibraryFault`` if a driver's library can't be used, else empty.
     """
 
     source: str
     reason: str
     held_up: bool = False
+    cause: str = ""
 
 
 class Unusable(Struct, frozen=True):
     """A GPU that the driver or the kernel has and that no resource lists, and the reason.
 
     ``index`` is its place on the node, ``pci`` its address, ``id`` its UUID; each is '' if it isn't known. ``excluded``: a
-    setting leaves it out, so nothing is wrong with it. ``patterns`` are those of ``--exclude-devices`` that name it.
+    setting leaves it out, so nothing is wrong with it. ``patterns`` are those of ``--exclude-devices`` that name it. ``cause`` is a
+    ``devices.model.LibraryFault`` if the driver's library can't read the GPU, else empty.
     """
 
     source: str
@@ -109,6 +112,7 @@ class Unusable(Struct, frozen=True):
     id: str = ""
     excluded: bool = False
     patterns: tuple[str, ...] = ()
+    cause: str = ""
 
     @property
     def name(self) -> str:

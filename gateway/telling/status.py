@@ -68,10 +68,10 @@ class RecordsStatus(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One device.
 
-    ``health`` is what the kubelet is told, ``state`` where the device is in its life, ``kind`` what it takes to end its
-    trouble, ``reason`` why it is in this state, in words. ``holder`` is who holds it by the kubelet's records (null: nobody, or
-    they can't be read), ``drift`` in what those records differ from ours. ``stranger`` says in words which other DRA driver offers it on this
-    node, so that ours doesn't; mostly empty.
+    ``health`` is what the gateway reports to the kubelet. ``state`` is one of ``devices.life.states``, and ``reason`` says why. ``kind`` is
+    what ends its trouble. ``cause`` is a ``devices.model.LibraryFault`` if the driver's library can't be used. ``holder`` is the pod or
+    claim that holds it (null: none, or the kubelet's records can't be read). ``by_claim``: a ResourceClaim holds it. ``drift`` lists the
+    kinds of mismatch with the kubelet's records. ``stranger`` names another DRA driver that offers it on this node, so that ours doesn't.
     """
 
     id: str
@@ -83,6 +83,8 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     holder: str | None = None
     drift: tuple[str, ...] = ()
     stranger: str = ""
+    cause: str = ""
+    by_claim: bool = False
 
 
 class Count(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,6 +216,8 @@ class ResourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     checked: Confirmation | None = None
     holders: Mapping[str, str] | None = None
     """Who holds what, by device ID; None: nobody knows."""
+    claimed: AbstractSet[str] = frozenset()
+    """The devices that are prepared for ResourceClaims."""
     drift: Sequence[Finding] = ()
     others: AbstractSet[str] = frozenset()
     """The device IDs that the kubelet would give while no stream of ours is open: another plugin has the resource."""
@@ -309,6 +313,8 @@ def _devices(facts: ResourceFacts, *, few: bool) -> tuple[DeviceStatus, ...]:
             holder=holders.get(id_),
             drift=drift.get(id_, ()),
             stranger=facts.strangers.get(id_, ""),
+            cause=entry.cause,
+            by_claim=id_ in facts.claimed,
         )
         for id_, entry in shown
     )
