@@ -1,4 +1,4 @@
-"""Checks of the drivers: GPUs on the bus, who has them, and what NVML and the device nodes say."""
+"""Checks of the drivers: GPUs on the bus and their drivers, NVML, and device nodes."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _gpus(seen: Surveyed, vendor: str) -> list[Pci]:
 
 
 def _nvml(seen: Surveyed) -> NvmlSeen | None:
-    """What NVML said, where there is something for it to say."""
+    """Return the state of NVML, if the node has NVIDIA GPUs and the module may be loaded."""
     loaded = seen.modules is None or "nvidia" in seen.modules
     return seen.nvml if loaded and _gpus(seen, _NVIDIA) else None
 
