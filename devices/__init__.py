@@ -1,1 +1,1 @@
-"""What the node has to give: devices, where they come from, and what each of their states means (device-plugin-gateway)."""
+"""The devices of a node: the model, their sources, and what follows from their states (device-plugin-gateway)."""

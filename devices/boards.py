@@ -1,8 +1,8 @@
-"""Which hardware a device ID stands for, and whether a device may be given while somebody has its hardware. Pure.
+"""Which hardware a device ID stands for, and whether a device may be given while that hardware is in use. Pure.
 
-A kubelet counts IDs, and one GPU has several: after an edit of the configuration (shared or not, another name, MIG or not), under a
-resource of another plugin, in a ResourceSlice. So lists and Prepare ask ``may_give`` with the ``Hold``s of the node, wherever these come
-from. IDs that one source offers side by side, replicas for example, are not in each other's way: that is what the operator wants.
+A kubelet counts IDs, and one GPU may have several: after an edit of the configuration (shared or not, another name, MIG or
+not), under a resource of another plugin, in a ResourceSlice. So lists and Prepare ask ``may_give`` with the ``Hold``s of the
+node. IDs that one source offers together, such as replicas, don't conflict: the operator wants that.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from devices.model import Device
 from devices.replicas import unshared
 
 _OLD_MIG: Final = "MIG-GPU-"
-"""How the IDs of MIG instances began in drivers before R470: ``MIG-GPU-<the GPU's UUID>/<gi>/<ci>``."""
+"""The prefix of MIG instances' IDs in drivers before R470: ``MIG-GPU-<the GPU's UUID>/<gi>/<ci>``."""
 
 
 class Place(Struct, frozen=True):
-    """Where on the hardware something is: ``board`` names the physical GPU (or file), ``part`` the partition; '' means all of it."""
+    """A place on the hardware: ``board`` is the physical GPU (or file), ``part`` the partition; '' means all of it."""
 
     board: str
     part: str = ""
 
     def overlaps(self, other: Place) -> bool:
-        """Whether some hardware is in both. Partitions of one GPU are apart."""
+        """Return True if the places share hardware. Two partitions of one GPU don't overlap."""
         return self.board == other.board and (not self.part or not other.part or self.part == other.part)
 
 
 class Hold(Struct, frozen=True):
-    """That somebody has hardware: under which resource and ID, where it is, and in words who has it.
+    """Hardware that is held: under which resource and ID, where it is, and by whom in words.
 
-    ``offer``: nobody has it, but the kubelet may give it to somebody. ``alone``: not even other replicas of it may be given.
+    ``offer``: nobody holds it, but the kubelet may give it. ``alone``: not even its other replicas may be given.
     """
 
     resource: str
@@ -45,24 +45,24 @@ class Hold(Struct, frozen=True):
 
 
 def held(resource: str, device_id: str, place: Place, holder: str | None, *, alone: bool = False) -> Hold:
-    """Say that somebody has a device; ``holder`` None: it can't be seen who."""
+    """Return the hold of a device; ``holder`` None: unknown."""
     by = f" by {holder:.160}" if holder is not None else "; who holds it can't be seen now, so it may be free"
     return Hold(resource, device_id, place, f"still held as {resource} {device_id}{by}", alone=alone)
 
 
 def offered(resource: str, device_id: str, place: Place, by: str = "another gateway or plugin") -> Hold:
-    """Say that a device is offered under a resource name, so that the kubelet may give it to somebody."""
+    """Return the hold of a device that the kubelet may give under a resource name."""
     return Hold(resource, device_id, place, f"offered as {resource} {device_id} by {by}", offer=True)
 
 
 def may_give(device_id: str, place: Place, holds: Iterable[Hold], *, shares: bool) -> Hold | None:
-    """Decide whether a device may be given: None, or the first hold that is in the way.
+    """Return None if a device may be given, else the first hold that forbids it.
 
     Args:
         device_id: the device.
         place: where it is.
-        holds: what others have; not what the one who asks has.
-        shares: whether it may go beside other replicas of the same hardware.
+        holds: the holds of others, without those of the asking pod or claim.
+        shares: True if it may be given while other replicas of its hardware are held.
     """
     for hold in holds:
         beside = shares and not hold.alone and device_id != hold.device_id and are_shared(device_id, hold.device_id)
@@ -72,7 +72,7 @@ def may_give(device_id: str, place: Place, holds: Iterable[Hold], *, shares: boo
 
 
 def place_of(device: Device) -> Place:
-    """Say where a device is that is offered, or was when it was listed last."""
+    """Return where a listed device is, or was when it was listed last."""
     shared = unshared(device.id)
     if device.part_of:
         return Place(device.part_of, shared)
@@ -90,13 +90,12 @@ def by_board(holds: Iterable[Hold]) -> dict[str, list[Hold]]:
 
 
 def withheld(holds: Iterable[Hold], devices: Iterable[Device], held: Container[str]) -> dict[str, str]:
-    """Say which devices of one resource are not to be given out now, and why, by ID.
+    """Return the devices of a resource that must not be given now, with the reason.
 
     Args:
-        holds: what others have, under whichever resource.
-        devices: what the resource offers.
-        held: the devices of the resource that containers hold. Of a GPU that was shared more often before, they stay as they
-            are: whoever shared it goes on sharing it.
+        holds: the holds of others, under any resource.
+        devices: the devices of the resource.
+        held: those that containers hold. If a GPU had more replicas before, the held ones stay as they are.
     """
     boards, found = by_board(holds), dict[str, str]()
     for device in devices if boards else ():
@@ -108,6 +107,6 @@ def withheld(holds: Iterable[Hold], devices: Iterable[Device], held: Container[s
 
 
 def are_shared(*device_ids: str) -> bool:
-    """Whether all are replicas of the same, which containers share because an operator wants it."""
+    """Return True if all IDs are replicas of one device, which containers share because the operator wants it."""
     shared = {unshared(device_id) for device_id in device_ids}
     return len(shared) == 1 and shared.isdisjoint(device_ids)

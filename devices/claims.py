@@ -1,6 +1,6 @@
-"""The neutral vocabulary of dynamic resource allocation (DRA): claims, what was prepared for them, and devices' health.
+"""The neutral model of Dynamic Resource Allocation (DRA): claims, what was prepared for them, and the health of devices.
 
-Everything any version of the kubelet's API for DRA drivers can say, as frozen values. Nothing here knows a wire format.
+It covers every version of the kubelet's API for DRA drivers, as frozen values, without a wire format.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 
 class ClaimName(Struct, frozen=True):
-    """Which ResourceClaim is meant. The UID tells it from one of the same name before or after it."""
+    """A ResourceClaim. The UID distinguishes it from an earlier or later one of the same name."""
 
     namespace: str
     name: str
@@ -23,10 +23,10 @@ class ClaimName(Struct, frozen=True):
 
 
 class Prepared(Struct, frozen=True):
-    """A device that is ready for a claim.
+    """A device that is prepared for a claim.
 
-    ``requests`` are the claim's requests that it is for (none: all), ``cdi_names`` the fully qualified CDI names by which the
-    container runtime finds it. ``share`` names the share of a device whose capacity several claims divide ('' where it has none).
+    ``requests`` are the claim's requests that it is for (none: all), ``cdi_names`` the CDI names for the container runtime.
+    ``share`` is the claim's share of a device whose capacity several claims divide ('' if it isn't divided).
     """
 
     requests: tuple[str, ...]
@@ -37,19 +37,19 @@ class Prepared(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """Why a claim could not be prepared or unprepared, in the words that the pod's event shows."""
+    """Why a claim could not be prepared or unprepared, as shown in the pod's event."""
 
     reason: str
 
 
 Answer: TypeAlias = tuple[Prepared, ...] | Refused
-"""What became of one claim. No devices at all is what Unprepare answers where it went well."""
+"""The result for one claim. A successful Unprepare returns no devices."""
 Answers: TypeAlias = Mapping[str, Answer]
 """By claim UID."""
 
 
 class DeviceHealth(Struct, frozen=True):
-    """How a device does. ``well`` None: nobody can tell. ``at`` is when that was found, in unix seconds; ``words`` say why."""
+    """The health of a device. ``well`` None: unknown. ``at`` is when that was found (Unix seconds), ``words`` is why."""
 
     pool: str
     device: str

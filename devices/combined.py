@@ -1,8 +1,8 @@
-"""Several sources of devices as one: a node with GPUs of two vendors, or with other devices besides.
+"""Several sources of devices as one: GPUs of two vendors on a node, or GPUs and other devices.
 
-Each source is on its own. What one lists is told at once; one that is silent, fails or gives up leaves the others' devices as
-they are, is asked again, and what it said last counts until then. Each resource belongs to one source, and no other is ever
-asked about it: to the one that listed it, before that to the one that claims its name.
+The sources are independent. The devices of each are passed on at once. A source that is silent, fails or gives up doesn't
+affect the others; it is started again, and its last inventory stays in force. Each resource belongs to one source: the one that
+listed it first, or until then the one that claims its name.
 """
 
 from __future__ import annotations
@@ -37,19 +37,16 @@ if TYPE_CHECKING:
     from devices.telemetry import Reading
 
 RETRY_MAX_S: Final = 60.0
-"""The most of it for one that gave up: it is twice as long each time."""
+"""Most seconds until a source that gave up is started again; the wait doubles each time."""
 
 _RESTART: Final = 75
-"""The status of one that only needs the process started anew (``GiveUpError``)."""
+"""The status of a ``GiveUpError`` that asks for a restart of the process."""
 
 _log = structlog.get_logger()
 
 
 class Combined:
-    """A ``DeviceSource`` over at least one other.
-
-    Where two list the same resource, the one that had it first keeps it, and the other is complained of.
-    """
+    """A ``DeviceSource`` over several others. If two list the same resource, the first one keeps it, and the other is reported."""
 
     def __init__(self, sources: Sequence[DeviceSource]) -> None:
         self.name = "+".join(source.name for source in sources)
@@ -57,19 +54,19 @@ class Combined:
         self._said: dict[DeviceSource, Inventory] = {}
         self._owners: dict[str, DeviceSource] = {}
         self._troubles: dict[DeviceSource, str] = {}
-        """Why a source isn't followed now."""
+        """Why a source isn't running now."""
         self._given_up: dict[DeviceSource, GiveUpError] = {}
         self._rivals: frozenset[tuple[str, str]] = frozenset()
-        """Resources, each with a source that lists it in vain."""
+        """Resources that a source lists although another source has them."""
         self._news, self._told = asyncio.Event(), asyncio.Event()
-        """That a source said something, and that the next inventory was taken."""
+        """``_news``: a source reported something. ``_told``: the next inventory was taken."""
         self._told.set()
 
     async def watch(self) -> AsyncGenerator[Inventory]:
-        """Yield what the sources list together as soon as one has looked, and again after each change of one.
+        """Yield the common inventory once a source has reported, and again after each change.
 
         Raises:
-            GiveUpError: one can't go on, and the process must be started anew for it (status 75), or no other has a device.
+            GiveUpError: a source needs a restart of the process (status 75), or no other source has a device.
         """
         told = self._told = asyncio.Event()
         following = [asyncio.ensure_future(self._follow(source, self._news.set)) for source in self._sources]
@@ -90,31 +87,31 @@ class Combined:
             await asyncio.gather(*following, return_exceptions=True)
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
-        """Let the resource's own source answer.
+        """Let the resource's source answer.
 
         Raises:
-            RefusedError: it refuses, or NOT_FOUND: the resource is no source's.
+            RefusedError: the source refuses; NOT_FOUND: no source has the resource.
         """
         return await self._asked_of(resource, request.device_ids).answer(resource, request, sayable)
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
-        """Let the resource's own source choose.
+        """Let the resource's source choose.
 
         Raises:
-            RefusedError: no choice meets the request, or NOT_FOUND: the resource is no source's.
+            RefusedError: no choice meets the request; NOT_FOUND: no source has the resource.
         """
         return await self._asked_of(resource).prefer(resource, request)
 
     async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
-        """Let the resource's own source make its devices ready.
+        """Let the resource's source prepare its devices.
 
         Raises:
-            RefusedError: they can't be made ready, or NOT_FOUND: the resource is no source's.
+            RefusedError: they can't be prepared; NOT_FOUND: no source has the resource.
         """
         await self._asked_of(resource, device_ids).prepare(resource, device_ids)
 
     def fate(self, resource: str, device_id: str) -> Fate:
-        """Ask the source that listed the resource; if none did in this process, all that can tell must say it was withdrawn."""
+        """Ask the source that listed the resource. If none did in this process, it counts as withdrawn only if all sources say so."""
         if resource in self._owners:
             return self._owners[resource].fate(resource, device_id)
         fates = {source.fate(resource, device_id) for source in self._sources} - {Fate.UNKNOWN}
@@ -123,16 +120,16 @@ class Combined:
         return Fate.EXCLUDED if Fate.EXCLUDED in fates else Fate.WITHDRAWN
 
     def claims(self, resource: str) -> bool:
-        """Whether one of them does."""
+        """Return True if a source claims the resource."""
         return self._owner(resource) is not None
 
     def source_of(self, resource: str) -> str:
-        """Return the name of the resource's own source; where its name is nobody's any more, of all."""
+        """Return the name of the resource's source; if it has none, of all sources."""
         owner = self._owner(resource)
         return self.name if owner is None else owner.name
 
     def hindrances(self) -> tuple[Hindrance, ...]:
-        """Say what keeps each from telling of its devices, and what is listed twice."""
+        """Return what keeps each source from reporting its devices, and which resources are listed twice."""
         found = []
         for source in self._sources:
             own = source.hindrances()
@@ -148,32 +145,32 @@ class Combined:
         return tuple(one for source in self._sources for one in source.unusable())
 
     def facts(self, resource: str) -> Callable[[str], Facts]:
-        """Say what the resource's own source knows."""
+        """Return the facts of the resource's source."""
         owner = self._owner(resource)
         return (lambda _: Facts()) if owner is None else owner.facts(resource)
 
     def behind(self, resource: str) -> Behind | None:
-        """Ask the resource's own source."""
+        """Return the plugin of the resource, as its source does."""
         owner = self._owner(resource)
         return None if owner is None else owner.behind(resource)
 
     def place(self, device_id: str) -> Place | None:
-        """Ask every source: IDs are of one source only."""
+        """Return the place from the source that knows the ID."""
         return next((place for source in self._sources if (place := source.place(device_id)) is not None), None)
 
     def adopt(self, policy: Policy) -> None:
-        """Tell every source."""
+        """Pass new settings to every source."""
         for source in self._sources:
             source.adopt(policy)
 
     def readings(self) -> Sequence[Reading]:
-        """Read the gauges that the sources have. Blocks."""
+        """Read the gauges of all sources. Blocks."""
         from devices.telemetry import Measured  # noqa: PLC0415 - who wants no gauges needn't pay for it
 
         return [one for source in self._sources if isinstance(source, Measured) for one in source.readings()]
 
     async def lead(self) -> None:
-        """Tell every source, and wait until what they say to it was taken."""
+        """Let every source lead, and wait until the resulting inventories were taken."""
         before = dict(self._said)
         await asyncio.gather(*(source.lead() for source in self._sources))
         if any(said is not before.get(source) for source, said in self._said.items()):
@@ -182,21 +179,21 @@ class Combined:
             await told.wait()
 
     async def rest(self) -> None:
-        """Tell every source."""
+        """Let every source stand by."""
         await asyncio.gather(*(source.rest() for source in self._sources))
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:
-        """Let go of the hardware beneath these devices, whosever it is."""
+        """Release the hardware of these devices in every source that has some."""
         released = await asyncio.gather(*(source.release(device_ids) for source in self._having(device_ids)))
         return [device_id for some in released for device_id in some]
 
     async def acquire(self, device_ids: Collection[str]) -> Collection[str]:
-        """Look again at the hardware beneath these devices, whosever it is."""
+        """Acquire the hardware of these devices in every source that has some."""
         acquired = await asyncio.gather(*(source.acquire(device_ids) for source in self._having(device_ids)))
         return [device_id for some in acquired for device_id in some]
 
     async def _follow(self, source: DeviceSource, tell: Callable[[], None]) -> None:
-        """Take in what one source says, for ever, and ask it again when it fails."""
+        """Run one source. Never returns; a source that fails is started again."""
         pause = RETRY_S
 
         async def take(inventory: Inventory) -> None:
@@ -219,10 +216,10 @@ class Combined:
             await asyncio.sleep(wait)
 
     def _mind(self) -> None:
-        """End what can't go on.
+        """End if a source can't go on.
 
         Raises:
-            GiveUpError: see ``watch``.
+            GiveUpError: as ``watch``.
         """
         for source, error in self._given_up.items():
             others = [one for one in self._sources if one is not source]
@@ -259,14 +256,14 @@ class Combined:
         )
 
     def _owner(self, resource: str) -> DeviceSource | None:
-        """Whose a resource is: who listed it, else of those that claim its name one that hasn't looked; None: nobody's."""
+        """Return the source of a resource: the one that listed it, else one that claims its name and hasn't reported; None: there is none."""
         if resource in self._owners:
             return self._owners[resource]
         claim = [source for source in self._sources if source.claims(resource)]
         return next((source for source in claim if source not in self._said), claim[0] if claim else None)
 
     def _asked_of(self, resource: str, device_ids: Collection[str] = ()) -> DeviceSource:
-        """The resource's own source; where its name is nobody's any more, the one that has all these devices."""
+        """Return the resource's source; if it has none any more, the source that has all these devices."""
         having = (one for one in self._sources if device_ids and None not in map(one.place, device_ids))
         owner = self._owner(resource) or next(having, None)
         if owner is None:
@@ -274,7 +271,7 @@ class Combined:
         return owner
 
     def _having(self, device_ids: Collection[str]) -> Sequence[DeviceSource]:
-        """The sources that have some of these devices; all where none is named."""
+        """Return the sources that have some of these devices; all sources if no device is named."""
         if not device_ids:
             return self._sources
         wanted = frozenset(device_ids)

@@ -1,8 +1,8 @@
-"""Files: read without waiting, replaced as a whole, and watched without a thread and without waking up for nothing.
+"""Read files without blocking, replace them atomically, and watch them without a thread.
 
-A watch is on the file's folder, because editors and the kubelet's volumes put a new file in the old one's place: a
-watch on the file itself would stay with the one that nobody sees any more. Under it lies a slow poll, for what inotify
-doesn't tell (network file systems, a replaced folder, a link to elsewhere).
+A watch is on the file's folder, because editors and the kubelet's volumes replace the file: a watch on the file itself would
+stay with the old one. A slow poll finds what inotify doesn't report (network file systems, a replaced folder, a link to another
+place).
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 
 _POLL_S: Final = 5.0
 _POLL_ALONE_S: Final = 1.0
-# CREATE is missing on purpose: a file that was just created is still empty; its CLOSE_WRITE follows.
+# Without CREATE: a file that was just created is still empty, and CLOSE_WRITE follows.
 _MASK: Final[int] = (
     inotify.CLOSE_WRITE | inotify.MOVED_TO | inotify.DELETE | inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.ONLYDIR
 )
 _DRAFT: Final = re.compile(r"\..+\.[0-9a-f]{8}\.new", re.ASCII)
 _IN_THE_MAKING_NS: Final = 60_000_000_000
-"""Nanoseconds for which a draft may be another process's that is writing."""
+"""Nanoseconds for which a draft may be in use by another process."""
 _FOLDER_GONE: Final[int] = inotify.MOVE_SELF | inotify.IGNORED
 
 _log = structlog.get_logger()
 
 
 class NotPlainError(Exception):
-    """What has the file's name is a folder, a FIFO or the like."""
+    """The name is that of a folder, a FIFO or the like."""
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """Read a plain file, at most ``most`` bytes and one more, by which a larger one is known. A FIFO can't stall it.
+    """Read a plain file, at most ``most`` bytes plus one, which shows that it is larger. A FIFO can't block it.
 
     Raises:
         OSError: it can't be read now.
-        NotPlainError: as its name says.
+        NotPlainError: it is not a plain file.
     """
     with open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -62,23 +62,23 @@ def _without_waiting(path: str, mode: int) -> int:
 def replace(
     path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True, check: Callable[[], None] = lambda: None
 ) -> os.stat_result:
-    """Put a file in the place of another, as a whole: a crash leaves the old one or the new one. It blocks: for a thread.
+    """Replace a file atomically: after a crash either the old or the new one is there. It blocks: call it in a thread.
 
-    A link in its place is replaced, not followed. Until it is whole it is a draft beside it, ``.NAME.XXXXXXXX.new``: none that a
-    container runtime reads, and what a crash left of one ``sweep`` removes.
+    A link is replaced, not followed. The draft is next to the file, ``.NAME.XXXXXXXX.new``, which container runtimes don't
+    read; ``sweep`` removes drafts that a crash left.
 
     Args:
-        path: where it is to be.
-        data: all of it.
-        mode: who may read and write it, whatever this process's mask says.
-        durable: the file and its name are on the disk when this returns, which takes two flushes.
-        check: is called right before the old file goes; what it raises is raised, and the old file stays.
+        path: the file.
+        data: its content.
+        mode: its permissions, whatever this process's umask.
+        durable: flush the file and its folder to the disk before returning.
+        check: called right before the replacement; if it raises, the old file stays.
 
     Returns:
-        What the new file is known by.
+        What identifies this version of the file.
 
     Raises:
-        OSError: it can't be written. The old file is there, or, where its folder couldn't be flushed, the new one.
+        OSError: it can't be written. The old file is there; if only the folder couldn't be flushed, the new one.
     """
     draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -91,7 +91,7 @@ def replace(
             os.fsync(descriptor)
         check()
         os.replace(draft, path)  # noqa: PTH105 - beside the other calls of one write
-        written = os.fstat(descriptor)  # A rename changes the time, so only now.
+        written = os.fstat(descriptor)  # A rename changes the ctime, so only now.
     except OSError:
         with contextlib.suppress(OSError):
             draft.unlink()
@@ -108,7 +108,7 @@ def replace(
 
 
 def sweep(folder: Path, name: str = "*") -> None:
-    """Remove what crashes left of writes of files that are called so; what is young may be another process's, which is at it now."""
+    """Remove the drafts of a file that crashes left. A young draft may be in use by another process, and stays."""
     with contextlib.suppress(OSError):
         for draft in folder.glob(f".{name}.????????.new"):
             info = draft.lstat()
@@ -118,9 +118,9 @@ def sweep(folder: Path, name: str = "*") -> None:
 
 
 class FileWatch:
-    """A watch on one file; a context manager, to be entered and left on the running event loop.
+    """A watch on one file: a context manager of the running event loop.
 
-    Enter it before the first read: from then on no change is missed.
+    Enter it before the first read, so that no change is missed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -139,7 +139,7 @@ class FileWatch:
         self._detach()
 
     async def changed(self) -> None:
-        """Wait until the file's content may have changed since the last call: it may be new, another one, or gone."""
+        """Wait until the file's content may have changed since the last call: it was changed, replaced or removed."""
         while True:
             try:
                 async with asyncio.timeout(_POLL_ALONE_S if self._inotify is None else _POLL_S):
@@ -154,7 +154,7 @@ class FileWatch:
                 return
 
     async def changed_or(self, order: asyncio.Event) -> None:
-        """Wait as ``changed`` does, but no longer than until ``order`` is set."""
+        """Wait as ``changed`` does, at most until ``order`` is set."""
         waiting = [asyncio.ensure_future(work) for work in (self.changed(), order.wait())]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -163,7 +163,7 @@ class FileWatch:
                 one.cancel()
 
     def look_again(self) -> None:
-        """Let ``changed`` return in a second, whatever happens: the content could not be read."""
+        """Let ``changed`` return in a second in any case, because the content could not be read."""
         self._loop.call_later(_POLL_ALONE_S, self._changed.set)
 
     def _attach(self) -> None:
@@ -174,7 +174,7 @@ class FileWatch:
             except OSError:
                 watch.close()
                 raise
-        except OSError as error:  # no instance or watch left for this user, or no such folder
+        except OSError as error:  # No inotify instance or watch is left for this user, or the folder doesn't exist.
             if not self._told_polling:
                 self._told_polling = True
                 _log.warning("file watched by polling", path=str(self._path), seconds=_POLL_ALONE_S, reason=str(error))
@@ -192,7 +192,7 @@ class FileWatch:
         gone = False
         for event in self._inotify.read():
             gone = gone or bool(event.mask & _FOLDER_GONE)
-            # Names that begin with ".." are the links by which the kubelet swaps a volume's files, all at once.
+            # Names that begin with ".." are the links by which the kubelet replaces a volume's files.
             if event.mask & inotify.Q_OVERFLOW or event.name == self._path.name or event.name.startswith(".."):
                 self._changed.set()
         if gone:
@@ -201,7 +201,7 @@ class FileWatch:
 
 
 def _fingerprint(path: Path) -> tuple[int, int, int, int] | None:
-    """Tell two contents apart without reading them; None where there is no file."""
+    """Return what differs between two versions of a file, without reading them; None without a file."""
     try:
         status = path.stat()
     except OSError:

@@ -1,8 +1,8 @@
 """Devices that are described by path globs (``Policy.globbed``): FPGAs, NICs, InfiniBand, ``/dev/fuse``.
 
-All that is known of such a device is its file. So the file's path is its ID (``/dev/fuse``, and ``/dev/fuse::3`` where it is
-offered several times), it is well while the file is there, and lost when the file vanishes. A container gets the device
-node. Files are looked for every ``POLL_S`` seconds, as other plugins of this kind do: there is no event that all of them share.
+Such a device is a file. Its path is the device ID (``/dev/fuse``, or ``/dev/fuse::3`` if it is offered several times). The
+device is healthy while the file exists, and lost when the file vanishes. A container gets the device node. Files are looked for
+every ``POLL_S`` seconds, as other plugins of this kind do, because no event covers all of them.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from devices.source import CHOSEN_AT_ONCE, DeviceSource, Facts, Fate, Inventory,
 POLL_S: Final = 5.0
 """Seconds between two looks."""
 MOST_FILES: Final = 1024
-"""The most files of one rule that are offered; the first ones by path."""
+"""Most files of one rule that are offered, the first ones by path."""
 MOST_PATTERNS: Final = 32
 MOST_TIMES: Final = 1000
-"""The most of ``Globbed.count``."""
+"""The largest ``Globbed.count``."""
 MOST_DEVICES: Final = 10_000
-"""The most devices of one rule: of a file that is offered 1000 times, so many can't be offered."""
+"""Most devices of one rule."""
 LONGEST_PATH: Final = 240
 
 _DEV: Final = "/dev/"
@@ -59,7 +59,7 @@ _log = structlog.get_logger()
 
 
 def rule_error(rule: Globbed, taken: Container[str] = frozenset()) -> str | None:
-    """Say why ``rule`` can't be used, or None; ``taken`` are resource names that have a rule already."""
+    """Return why ``rule`` can't be used, or None; ``taken`` are resource names that already have a rule."""
     if problem := resource_name_error(rule.resource):
         return problem
     if rule.resource in taken:
@@ -89,13 +89,13 @@ def rule_error(rule: Globbed, taken: Container[str] = frozenset()) -> str | None
 
 
 class GenericSource(DeviceSource):
-    """Devices that are files. There is nothing to let go of: files are looked at, and never held open.
+    """Devices that are files. They are never held open, so there is nothing to release.
 
-    Character and block devices count, and links to these; a folder where a path names it without wildcards: a container gets
-    all devices in it. A file that is ``shared`` is no device.
+    Character and block devices count, and links to these. A folder counts if a path names it without wildcards: a container
+    gets all devices in it. A ``shared`` file is no device.
 
     Args:
-        policy: what an operator wants; its rules have no ``rule_error``.
+        policy: the operator's settings; its rules have no ``rule_error``.
         root: where this process sees the host's ``/dev`` and ``/sys``.
     """
 
@@ -108,7 +108,7 @@ class GenericSource(DeviceSource):
         self.adopt(policy)
 
     def adopt(self, policy: Policy) -> None:
-        """Go by these rules from now on."""
+        """Use new rules."""
         self._rules = {rule.resource: rule for rule in policy.globbed}
         self._adopted.set()
 
@@ -132,10 +132,10 @@ class GenericSource(DeviceSource):
                     await self._adopted.wait()
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
-        """Name the device nodes, each once, and those that every container of the resource gets.
+        """Return the device nodes, each once, with those that every container of the resource gets.
 
         Raises:
-            RefusedError: FAILED_PRECONDITION, where device nodes can't be said, or the rule is gone by now.
+            RefusedError: FAILED_PRECONDITION, if the kubelet's API can't carry device nodes, or the rule was removed.
         """
         rule = self._rules.get(resource)
         if rule is None or not all(_describes(rule, device_id) for device_id in request.device_ids):
@@ -156,7 +156,7 @@ class GenericSource(DeviceSource):
         return ContainerAnswer(device_nodes=tuple(DeviceNode(path, path, rule.permissions) for path in nodes))
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
-        """Choose on the fewest NUMA nodes, there from as many files as possible, the least used ones first.
+        """Choose devices on the fewest NUMA nodes, there of as many files as possible, and the least used files first.
 
         Raises:
             RefusedError: INVALID_ARGUMENT, no choice meets the request.
@@ -167,28 +167,28 @@ class GenericSource(DeviceSource):
         return await asyncio.to_thread(_preferred, request, seen)
 
     def fate(self, resource: str, device_id: str) -> Fate:
-        """Tell a file that vanished from one that no rule describes any more. Nobody else has IDs that begin with /dev/."""
+        """Return LOST for a file that vanished, WITHDRAWN if no rule describes it. Only this source has IDs that begin with /dev/."""
         if not device_id.startswith(_DEV):
             return Fate.UNKNOWN
         rule = self._rules.get(resource)
         return Fate.LOST if rule is not None and _describes(rule, device_id) else Fate.WITHDRAWN
 
     def claims(self, resource: str) -> bool:
-        """Whether a rule has this name."""
+        """Return True if a rule has this name."""
         return resource in self._rules
 
     def place(self, device_id: str) -> Place | None:
-        """Say which file a device is: it is the same one under each rule."""
+        """Return the device's file, which is the same under each rule."""
         return Place(unshared(device_id)) if device_id.startswith(_DEV) else None
 
     def facts(self, resource: str) -> Callable[[str], Facts]:
-        """Tell the device's file."""
+        """Return a function that returns the device's file."""
         rule = self._rules.get(resource)
         return lambda one: Facts(nodes=(unshared(one),)) if rule is not None and _describes(rule, one) else Facts()
 
 
 def _describes(rule: Globbed, device_id: str) -> bool:
-    """Whether the rule offers a device of this ID where its file is there."""
+    """Return True if the rule would offer a device with this ID if its file existed."""
     path, several, number = device_id.partition(MARK)
     if rule.count == 1:
         fits = not several
@@ -210,7 +210,7 @@ def _look(rules: Mapping[str, Globbed], root: Path) -> Inventory:
 
 
 def _listing(rule: Globbed, root: Path) -> Listing:
-    """Look for the files of one rule. Where one that every container needs isn't there, the devices are ill."""
+    """Return the devices of one rule. If a file is missing that every container needs, all are unhealthy."""
     paths = [path for path in _files(rule.paths, root) if not _matches(rule.shared, path)]
     devices = []
     for path in paths[: _most(rule)]:
@@ -227,7 +227,7 @@ def _most(rule: Globbed) -> int:
 
 
 def _files(patterns: Iterable[str], root: Path) -> list[str]:
-    """Return, in order, the host's paths that match and that a container can be given; of each pattern the first ones."""
+    """Return the host's paths that match and can be given to a container, in order; of each pattern the first ones."""
     found: set[str] = set()
     for pattern in patterns:
         matches = (f"/{path.relative_to(root)}" for path in root.glob(pattern[1:]))
@@ -238,7 +238,7 @@ def _files(patterns: Iterable[str], root: Path) -> list[str]:
 
 
 def _fits(path: str, root: Path, *, folder: bool) -> bool:
-    """Whether a path can be an ID, and is that of a device node or, if wanted, of a folder."""
+    """Return True if a path can be an ID, and is a device node or, if wanted, a folder."""
     if len(path) > LONGEST_PATH or not path.isprintable() or MARK in path:
         return False
     try:
@@ -249,7 +249,7 @@ def _fits(path: str, root: Path, *, folder: bool) -> bool:
 
 
 def _numa_nodes(path: str, root: Path) -> tuple[int, ...]:
-    """Read where the device behind a node sits (Documentation/ABI/testing/sysfs-bus-pci: -1 where nobody knows)."""
+    """Return the NUMA node of the device of a node (Documentation/ABI/testing/sysfs-bus-pci: -1 if unknown)."""
     try:
         status = (root / path[1:]).stat()
         kind = "block" if stat.S_ISBLK(status.st_mode) else "char"
@@ -291,5 +291,5 @@ def _preferred(request: PreferredRequest, seen: Listing | None) -> tuple[str, ..
 
 
 def _in_order(device_id: str) -> tuple[str, int, str]:
-    """Sort by path, then by number: of two, the longer one is the higher one."""
+    """Sort by path, then by number: a longer number is the higher one."""
     return unshared(device_id), len(device_id), device_id

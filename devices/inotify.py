@@ -1,7 +1,7 @@
-"""inotify(7): the kernel tells what happens to the names in a folder.
+"""inotify(7): the kernel reports changes of the names in a folder.
 
-By the C library that this process has already. Packages look for it by ``ctypes.util``, which runs ldconfig, a process of its own,
-and brings tempfile, random and every compression there is: 15 ms of a start of 300.
+It uses the C library that this process has already. Packages search it with ``ctypes.util``, which runs ldconfig and imports
+tempfile, random and all compression modules: 15 ms of a start of 300.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ DELETE = 0x200
 DELETE_SELF = 0x400
 MOVE_SELF = 0x800
 Q_OVERFLOW = 0x4000
-"""More happened than the kernel keeps: it may have been anything."""
+"""Events were lost, so anything may have happened."""
 IGNORED = 0x8000
-"""The watch is over: it was removed, or its folder is gone."""
+"""The watch ended: it was removed, or its folder is gone."""
 ONLYDIR = 0x1000000
 
 _AT_ONCE = 64 * 1024
-"""Bytes of one read. What is left makes the descriptor ready again."""
+"""Bytes of one read. If more is left, the descriptor stays ready."""
 _EVENT = struct.Struct("iIII")
 
 
 class FolderEvent(Struct, frozen=True):
-    """What happened (``mask``) to ``name`` in the folder with the watch ``wd``; '' is the folder itself."""
+    """An event (``mask``) of ``name`` in the folder with the watch ``wd``; '' is the folder itself."""
 
     wd: int
     mask: int
@@ -41,24 +41,24 @@ class FolderEvent(Struct, frozen=True):
 
 
 class INotify:
-    """An inotify instance: a descriptor that is ready to be read when something has happened.
+    """An inotify instance.
 
     Raises:
-        OSError: there is none left for this user, or no descriptor.
+        OSError: no instance is left for this user, or no file descriptor.
     """
 
     def __init__(self) -> None:
         self._fd = _called(_libc().inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
     def fileno(self) -> int:
-        """Give the descriptor, for a selector."""
+        """Return the descriptor, for a selector."""
         return self._fd
 
     def add_watch(self, folder: Path, mask: int) -> int:
-        """Watch a folder for what is in ``mask``; give the watch's number, the same where there is one already.
+        """Watch a folder for the events in ``mask``; return the watch's number, which is the old one if the folder is watched.
 
         Raises:
-            OSError: there is no such folder, or no watch left for this user.
+            OSError: the folder doesn't exist, or no watch is left for this user.
         """
         return _called(_libc().inotify_add_watch(self._fd, os.fsencode(folder), mask))
 
@@ -71,7 +71,7 @@ class INotify:
         _called(_libc().inotify_rm_watch(self._fd, wd))
 
     def read(self) -> list[FolderEvent]:
-        """Give what happened since the last time, as far as one read goes; never blocks."""
+        """Return the events since the last call, as many as one read returns. Never blocks."""
         try:
             data = os.read(self._fd, _AT_ONCE)
         except BlockingIOError:
@@ -85,7 +85,7 @@ class INotify:
         return events
 
     def close(self) -> None:
-        """Free the descriptor, and with it all watches."""
+        """Close the descriptor, which ends all watches."""
         os.close(self._fd)
 
 

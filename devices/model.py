@@ -1,7 +1,7 @@
-"""The neutral vocabulary: everything any version of the kubelet's device plugin API can say, as frozen values.
+"""The neutral model of the device plugin API: everything that any version of it can express, as frozen values.
 
-It is a superset: a device plugin answers in these terms, and each dialect (``adapters``) declares which of them it can
-spell. Nothing here knows a wire format, a kubelet version or a kind of hardware.
+A device source answers with these values, and each dialect (``adapters``) declares which of them it can carry. Nothing here
+depends on a wire format, a kubelet version or a kind of hardware.
 
 Mappings in these values are never changed after construction.
 """
@@ -9,52 +9,64 @@ Mappings in these values are never changed after construction.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 
 from msgspec import Struct, field
 
 
 class Health(Enum):
-    """Whether the kubelet may give a device to a new container. The values are the kubelet's own words."""
+    """Whether the kubelet may give a device to a new container. The values are the kubelet's words."""
 
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"
 
 
 class TroubleKind(Enum):
-    """What it takes for a device that is in trouble to be well again. The values are what people are told."""
+    """What it takes to end a device's trouble. The values are shown to people."""
 
     APPLICATION = "application"
-    """Nothing: a program on it failed, and the device is well."""
+    """Nothing: a program on it failed, and the device is healthy."""
     RESTART_APP = "restart-app"
-    """That whoever uses it ends; the backend says when it is well."""
+    """The end of the programs that use it; the backend reports when it is healthy."""
     RESET_REQUIRED = "reset-required"
     """A reset, a reboot or a new load of the driver."""
     UNKNOWN = "unknown"
-    """Nobody knows: as much as anything could take."""
+    """Unknown: perhaps any of these."""
 
     @classmethod
     def named(cls, word: str) -> TroubleKind:
-        """Return the kind of that value; ``UNKNOWN`` for a word of a release to come."""
+        """Return the kind with that value; ``UNKNOWN`` for a word of a later release."""
         return next((kind for kind in cls if kind.value == word), cls.UNKNOWN)
+
+
+class LibraryFault(StrEnum):
+    """Why a driver's library can't be used, or a GPU can't be read by it. The values are in the status document, for programs."""
+
+    NO_LIBRARY = "no-library"
+    MISMATCH = "library-mismatch"
+    FAILED = "library-failed"
+    SILENT = "library-silent"
+    DENIED = "not-permitted"
 
 
 class Trouble(Struct, frozen=True, gc=False):
     """What is wrong with a device: in words for a person, and what it takes to end it.
 
-    ``code`` is what the vendor's DRA driver calls it (``xid=79``, ``gpu-lost``), and is empty if it has no name for it.
+    ``code`` is what the vendor's DRA driver calls it (``xid=79``, ``gpu-lost``), and is empty if it has no name for it. ``cause`` is a
+    ``LibraryFault`` if the driver's library can't be used, else empty.
     """
 
     reason: str
     kind: TroubleKind = TroubleKind.RESTART_APP
     code: str = ""
+    cause: str = ""
 
 
 class Device(Struct, frozen=True, gc=False):
-    """One allocatable device as the kubelet sees it.
+    """An allocatable device as the kubelet sees it.
 
-    ``numa_nodes`` are the NUMA nodes it sits on; empty means that it has no known place (never "node 0"). ``part_of`` is the
-    ID of the physical GPU that it is a partition of, ``pci`` the PCI address of that GPU; no kubelet is told either.
+    ``numa_nodes`` are its NUMA nodes; empty means unknown (never "node 0"). ``part_of`` is the ID of the physical GPU that it
+    is a partition of, ``pci`` that GPU's PCI address; both are not sent to the kubelet.
     """
 
     id: str
@@ -65,7 +77,7 @@ class Device(Struct, frozen=True, gc=False):
 
 
 class Options(Struct, frozen=True):
-    """What the device plugin asks of the kubelet, said in Register and again in GetDevicePluginOptions."""
+    """What the device plugin asks of the kubelet, in Register and in GetDevicePluginOptions."""
 
     pre_start_required: bool = False
     preferred_allocation: bool = False
@@ -113,7 +125,7 @@ class ContainerAnswer(Struct, frozen=True):
 
 
 class PreferredRequest(Struct, frozen=True):
-    """Which ``size`` of ``available`` would be best for one container; ``must_include`` are among the chosen."""
+    """A choice of ``size`` of the ``available`` devices for one container; ``must_include`` are among the chosen."""
 
     available: tuple[str, ...]
     must_include: tuple[str, ...]
@@ -121,9 +133,9 @@ class PreferredRequest(Struct, frozen=True):
 
 
 class Field(Enum):
-    """The parts of the model that not every dialect can spell. The values are what errors and the docs call them."""
+    """The parts of the model that not every dialect can carry. The values are their names in errors and docs."""
 
-    __hash__ = object.__hash__  # Enum's own is a function in Python: each look into a set of them would cost a call.
+    __hash__ = object.__hash__  # Enum's own is a Python function, which would slow down each lookup in a set of fields.
 
     OPTIONS = "options in Register"
     GET_OPTIONS = "GetDevicePluginOptions"
@@ -139,10 +151,10 @@ class Field(Enum):
 
 
 class Sayable(Struct, frozen=True):
-    """What the kubelet at the other end can be told, handed to a device source with each request.
+    """The fields that reach the kubelet; each request of a device source has them.
 
-    ``said`` certainly arrives; ``unsure`` may be dropped in silence (the kubelet's level isn't known), so that an answer
-    must not rest on it alone. A field in neither does not arrive.
+    ``said`` certainly arrive. ``unsure`` may be dropped silently, because the kubelet's version isn't known, so an answer must
+    not depend on them alone. Other fields don't arrive.
     """
 
     said: frozenset[Field]
@@ -150,9 +162,9 @@ class Sayable(Struct, frozen=True):
 
 
 class Fault(Enum):
-    """Why a request was refused: the gRPC status that says it. The values are gRPC's names.
+    """The gRPC status of a refused request. The values are gRPC's names.
 
-    The gateway itself refuses by the first four; a plugin behind the bridge by any.
+    The gateway itself uses the first four; a plugin behind the bridge may use any.
     """
 
     NOT_FOUND = "NOT_FOUND"
@@ -174,7 +186,7 @@ class Fault(Enum):
 
 
 class RefusedError(Exception):
-    """A request that must not be served. The message says what was expected, what came and what to do."""
+    """A request that must not be served. The message says what is wrong and what to do."""
 
     def __init__(self, fault: Fault, message: str) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
 """Which names a resource may have.
 
-A kubelet refuses a name it doesn't like in a sentence that names no rule, and the rule grew stricter over the versions.
-So a name is judged here, by the strictest rule there is (kubelet 1.11 and later): what passes registers everywhere.
+A kubelet's refusal of a name doesn't say which rule it breaks, and later versions are stricter. So names are checked here by
+the strictest rule (kubelet 1.11 and later): such a name registers on every kubelet.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# The kubelet judges "requests." + name as a qualified name, whose domain has at most 253 characters.
+# The kubelet checks "requests." + name as a qualified name, whose domain has at most 253 characters.
 _MAX_DOMAIN: Final = 253 - len("requests.")
 _MAX_NAME: Final = 63
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -18,11 +18,11 @@ _NAME: Final = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
 
 
 def resource_name_error(name: str) -> str | None:
-    """Say why no kubelet since 1.11 would register ``name``, or None where each of them would.
+    """Return why a kubelet since 1.11 would not register ``name``, or None if all would.
 
-    Kubernetes asks of an extended resource: a domain, a slash and a name; no ``kubernetes.io/`` domain (theirs), no
-    ``requests.`` at the start (quotas use it), and a qualified name: the domain is a lower-case DNS name of at most
-    244 characters, the rest 63 characters of letters, digits, ``-``, ``_`` and ``.`` that begin and end well.
+    Kubernetes requires of an extended resource a domain, a slash and a name; no ``kubernetes.io/`` domain (reserved), no
+    ``requests.`` at the start (used for quotas). The domain is a lower-case DNS name of at most 244 characters. The rest has at
+    most 63 letters, digits, ``-``, ``_`` and ``.``, and begins and ends with a letter or digit.
     """
     shown = repr(name) if len(name) <= 2 * _MAX_DOMAIN else f"{name[:_MAX_NAME]!r}… ({len(name)} characters)"
     domain, slash, rest = name.partition("/")

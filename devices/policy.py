@@ -1,7 +1,8 @@
-"""What an operator decides about devices: how they are named, shared, handed to containers and judged.
+"""The operator's settings about devices: how they are named, shared, given to containers and checked.
 
-Values only, made once from flags, variables and the configuration file (``gateway.configuration.settings``), and made anew when that file
-changes. The names and meanings of NVIDIA's and AMD's device plugins, because people bring their configurations along.
+Only values, made from flags, variables and the configuration file (``gateway.configuration.settings``), and made again when
+that file changes. Names and meanings are those of NVIDIA's and AMD's device plugins, because people bring their configurations
+along.
 """
 
 from __future__ import annotations
@@ -14,29 +15,29 @@ from msgspec import Struct, field
 
 
 class MigStrategy(Enum):
-    """What becomes of MIG instances (``MIG_STRATEGY``)."""
+    """How MIG instances are offered (``MIG_STRATEGY``)."""
 
     NONE = "none"
-    """GPUs are offered whole, whatever is on them."""
+    """Not at all: GPUs are offered whole."""
     SINGLE = "single"
-    """All instances of the node are alike and stand in for GPUs, under the GPUs' name."""
+    """As GPUs, under the GPUs' name: all instances of the node are alike."""
     MIXED = "mixed"
-    """Each profile has a resource name of its own, ``nvidia.com/mig-1g.5gb``."""
+    """By profile, each under its own name: ``nvidia.com/mig-1g.5gb``."""
 
 
 class Naming(Enum):
     """How AMD's GPUs and partitions are named (``resource_naming_strategy``)."""
 
     SINGLE = "single"
-    """``amd.com/gpu``, where all are alike."""
+    """``amd.com/gpu`` for all."""
     MIXED = "mixed"
     """By partition: ``amd.com/cpx_nps4``."""
 
 
 class ListStrategy(Enum):
-    """How a container is told its GPUs (``DEVICE_LIST_STRATEGY``)."""
+    """How a container gets its GPUs (``DEVICE_LIST_STRATEGY``)."""
 
-    __hash__ = object.__hash__  # As Field's.
+    __hash__ = object.__hash__  # As for Field.
 
     ENVVAR = "envvar"
     VOLUME_MOUNTS = "volume-mounts"
@@ -45,48 +46,48 @@ class ListStrategy(Enum):
 
 
 CDI_STRATEGIES: Final = frozenset({ListStrategy.CDI_ANNOTATIONS, ListStrategy.CDI_CRI})
-"""The strategies that name devices of a CDI specification."""
+"""The strategies that use a CDI specification."""
 
 
 class IdStrategy(Enum):
-    """By what a container is told its GPUs (``DEVICE_ID_STRATEGY``); device IDs are UUIDs either way."""
+    """How a container's GPUs are named to it (``DEVICE_ID_STRATEGY``). Device IDs are UUIDs either way."""
 
     UUID = "uuid"
     INDEX = "index"
 
 
 class CdiFallback(Enum):
-    """What to do where CDI names can't be said to a kubelet, and nothing else carries the GPU (``--cdi-fallback``)."""
+    """What to do if a kubelet can't carry CDI names, and nothing else gives the GPU (``--cdi-fallback``)."""
 
     REFUSE = "refuse"
     ENVVAR = "envvar"
-    """Name the GPUs in the environment: the NVIDIA runtime is the node's default."""
+    """Name the GPUs in the environment, because the NVIDIA runtime is the node's default."""
     EXPAND = "expand"
-    """Say what stands in the CDI specification: nodes, mounts and variables; refused where it has a hook."""
+    """Send what is in the CDI specification: nodes, mounts and variables; refuse if it has a hook."""
 
 
 class Sharing(Enum):
-    """How replicas of shared GPUs are given out (``SHARED_DEVICES_ALLOCATION_POLICY``)."""
+    """Which replicas of shared GPUs are given first (``SHARED_DEVICES_ALLOCATION_POLICY``)."""
 
     DISTRIBUTED = "distributed"
-    """From the least used GPU first."""
+    """Those of the least used GPU."""
     PACKED = "packed"
-    """From as few GPUs as possible, the most used first."""
+    """Those of the most used GPU, so that few GPUs are used."""
 
 
 class Recovery(Enum):
-    """Whether a GPU that fell ill may come back (``--health-recovery``)."""
+    """Whether an unhealthy GPU may become healthy again (``--health-recovery``)."""
 
     OFF = "off"
-    """Never by itself, as with NVIDIA's plugin: an operator says so (``gateway acquire``), or a reboot."""
+    """Never by itself, as in NVIDIA's plugin: only by ``gateway acquire`` or a reboot."""
     SAFE = "safe"
-    """By time where an application was to blame, by evidence of a reset where that is needed."""
+    """After a time if a program caused it, after a reset if one is needed."""
 
 
 class Portion(Struct, frozen=True):
-    """Some devices of a resource that is time-sliced: each is offered ``replicas`` times (at least 2), as ``shown_as``.
+    """Some devices of a time-sliced resource: each is offered ``replicas`` times (at least 2), as ``shown_as``.
 
-    ``devices`` names them by place on the node (``2``; ``0:1`` for a MIG instance) or UUID; a number means the first so many.
+    ``devices`` names them by index (``2``; ``0:1`` for a MIG instance) or UUID; a number means the first so many.
     """
 
     devices: tuple[str, ...] | int
@@ -95,10 +96,10 @@ class Portion(Struct, frozen=True):
 
 
 class Slices(Struct, frozen=True):
-    """One resource that is time-sliced: each of its devices is offered ``replicas`` times (at least 2), as ``shown_as``.
+    """A time-sliced resource: each of its devices is offered ``replicas`` times (at least 2), as ``shown_as``.
 
-    Devices that ``portions`` mean are offered as the first of these says, whatever holds for the rest; with portions, 0
-    ``replicas`` leave the rest unshared.
+    The first of ``portions`` that names a device is in force for it instead. With portions, ``replicas`` may be 0: the rest is
+    unshared.
     """
 
     replicas: int
@@ -107,15 +108,15 @@ class Slices(Struct, frozen=True):
 
     @property
     def names(self) -> frozenset[str]:
-        """All names that its devices are shown as."""
+        """All names under which its devices are offered."""
         return frozenset((self.shown_as, *(portion.shown_as for portion in self.portions)))
 
 
 class Globbed(Struct, frozen=True):
-    """Devices described by path globs, under one resource name.
+    """Devices that are described by path globs, under one resource name.
 
-    Each file that one of ``paths`` matches is a device; ``shared`` files go into every container that has one.
-    ``count`` offers each so many times. ``permissions`` is any of ``r``, ``w``, ``m``.
+    Each file that one of ``paths`` matches is a device. Each container with a device also gets the ``shared`` files. Each
+    device is offered ``count`` times. ``permissions`` is any of ``r``, ``w``, ``m``.
     """
 
     resource: str
@@ -126,11 +127,11 @@ class Globbed(Struct, frozen=True):
 
 
 class Bridging(Struct, frozen=True):
-    """What holds for single resources of other vendors' plugins (``--bridge``), by patterns of their names (``*`` is anything).
+    """Settings for single resources of other vendors' plugins (``--bridge``), by patterns of their names (``*`` is anything).
 
-    ``allow`` says which may register (none: all), ``repeat`` for which an Allocate may be answered as an identical earlier one was
-    while the plugin is away, ``deadlines`` how many seconds an Allocate may take (the first pattern that matches).
-    ``renames`` gives resources other names than their plugins do.
+    ``allow`` are those that may register (none: all). ``repeat`` are those whose Allocate may get an earlier answer for the
+    same devices while the plugin is away. ``deadlines`` are the seconds for an Allocate (the first pattern that matches).
+    ``renames`` are other names for resources.
     """
 
     allow: tuple[str, ...] = ()
@@ -140,23 +141,25 @@ class Bridging(Struct, frozen=True):
 
 
 IMEX_CHANNEL: Final = "/dev/nvidia-caps-imex-channels/channel0"
-"""The device node of the only IMEX channel that can be given to every container."""
+"""The device node of the only IMEX channel that containers can get."""
 
 
 class Policy(Struct, frozen=True):
-    """All that an operator decides about devices. Paths are of the host, without a slash at the end (but ``/``).
+    """The operator's settings about devices. Paths are the host's, without a slash at the end (except ``/``).
 
-    ``dev_root`` is where the host's device nodes are, '' for ``driver_root``; ``container_driver_root`` is where this
-    process sees ``driver_root``. ``slices`` are by the name that a resource has unshared. ``disabled_health_checks`` and
-    ``enabled_health_checks`` hold what ``DP_DISABLE_HEALTHCHECKS`` and ``DP_ENABLE_HEALTHCHECKS`` held, as it was written.
-    ``cdi_disabled_hooks`` are names of hooks that the CDI specification is to lack; ``all`` means all.
-    ``gpu_names`` and ``mig_names`` are pairs of a pattern (``*`` is anything) for NVIDIA's products or MIG profiles and the
-    resource name for those that it matches, the first that does; what none matches isn't offered. Empty: the usual names.
-    ``excluded`` are patterns of GPUs to leave out: of UUIDs, indexes, PCI addresses or products.
-    ``node_features``: the node gets the labels of GPU Feature Discovery, by a file for Node Feature Discovery.
-    ``imex_channels`` is () or (0,): each container with a GPU gets that IMEX channel. With ``imex_required`` GPUs are unhealthy without it.
-    ``bridge`` is the folder in which other vendors' plugins register ('': nowhere); for ``bridge_grace`` seconds the devices of one
-    that is away stay as they are, for ``bridge_withdraw`` seconds they stay on the list.
+    ``dev_root`` is where the host's device nodes are, '' for ``driver_root``; ``container_driver_root`` is where this process
+    sees ``driver_root``. ``slices`` are by the unshared name of a resource. ``disabled_health_checks`` and
+    ``enabled_health_checks`` are the words of ``DP_DISABLE_HEALTHCHECKS`` and ``DP_ENABLE_HEALTHCHECKS``.
+    ``cdi_disabled_hooks`` are the hooks that the CDI specification lacks; ``all`` means all.
+
+    ``gpu_names`` and ``mig_names`` are pairs of a pattern (``*`` is anything) for NVIDIA's products or MIG profiles, and a
+    resource name. The first pattern that matches is in force; if none does, the GPU isn't offered. Empty: the usual names.
+    ``excluded`` are patterns of GPUs to leave out: UUIDs, indexes, PCI addresses or products. ``node_features``: write the
+    labels of GPU Feature Discovery for Node Feature Discovery.
+
+    ``imex_channels`` is () or (0,): each container with a GPU gets that IMEX channel. With ``imex_required``, GPUs are
+    unhealthy without it. ``bridge`` is the folder in which other vendors' plugins register ('': none). If a plugin is away, its
+    devices stay as they are for ``bridge_grace`` seconds, and on the list for ``bridge_withdraw`` seconds.
     """
 
     mig_strategy: MigStrategy = MigStrategy.NONE
@@ -194,5 +197,5 @@ class Policy(Struct, frozen=True):
     bridging: Bridging = Bridging()
 
     def on_host(self, node: str) -> str:
-        """Say where on the host a device node is that containers find at ``node``."""
+        """Return where the host has a device node that containers find at ``node``."""
         return (self.dev_root or self.driver_root).rstrip("/") + node

@@ -1,7 +1,7 @@
-"""Replicas: one device offered several times, as ``<id>::0``, ``<id>::1``, …: how such IDs are made and read.
+"""Replicas: one device that is offered several times, as ``<id>::0``, ``<id>::1`` and so on.
 
-The form is that of NVIDIA's device plugin (internal/rm of 0.17), so that a checkpoint from before a swap stays true. An ID of a
-vendor's own may look like it: whoever knows the IDs that there are says so (``known``), and those are never taken apart.
+The form is that of NVIDIA's device plugin (internal/rm of 0.17), so that a kubelet's checkpoint stays valid when the plugin is
+replaced. A vendor's own ID may look like it, so callers that know the IDs pass them (``known``), and those are never split.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Final
 
 MARK: Final = "::"
-"""What stands between the ID of a device and the number of the replica."""
+"""The mark between the ID of a device and the number of the replica."""
 
 
 def ids(device_id: str, count: int) -> tuple[str, ...]:
-    """Return the IDs under which a device is offered ``count`` times; 0: as itself, unshared."""
+    """Return the IDs under which a device is offered ``count`` times; 0: its own ID, unshared."""
     return tuple(f"{device_id}{MARK}{number}" for number in range(count)) if count else (device_id,)
 
 
 def unshared(device_id: str, known: Container[str] = ()) -> str:
-    """Return the ID of what a device is a replica of, or its own where it is none."""
+    """Return the ID of the device that an ID is a replica of, or the ID itself."""
     if device_id in known:
         return device_id
     shared, _, number = device_id.rpartition(MARK)
@@ -28,7 +28,7 @@ def unshared(device_id: str, known: Container[str] = ()) -> str:
 
 
 def grouped(device_ids: Iterable[str], known: Container[str] = ()) -> Mapping[str, list[str]]:
-    """Group device IDs by what ``unshared`` returns for each: its rule once more, as a call for each of thousands takes long."""
+    """Group device IDs by the result of ``unshared``. Its rule is repeated here, because thousands of calls take long."""
     groups: defaultdict[str, list[str]] = defaultdict(list)
     for one in device_ids:
         shared, _, number = one.rpartition(MARK)
@@ -37,5 +37,5 @@ def grouped(device_ids: Iterable[str], known: Container[str] = ()) -> Mapping[st
 
 
 def is_replica(device_id: str, known: Container[str] = ()) -> bool:
-    """Whether an ID is a replica's."""
+    """Return True if an ID is a replica's."""
     return unshared(device_id, known) != device_id

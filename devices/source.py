@@ -1,7 +1,7 @@
-"""Where devices come from: the narrow surface that every kind of hardware, real or simulated, shows the gateway.
+"""The interface of device sources: every kind of hardware, real or simulated, implements it.
 
-NVIDIA's NVML, AMD's sysfs, a simulated node and another vendor's device plugin (a proxied one) all fit it: it pushes
-whole lists, as ListAndWatch does, and answers three questions. It never sees a dialect or a kubelet.
+NVIDIA's NVML, AMD's sysfs, a simulated node and other vendors' plugins behind the bridge all fit it. A source yields whole
+inventories, as ListAndWatch does, and answers the kubelet's calls. It knows no dialect and no kubelet.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from devices.model import (
 from devices.policy import Policy
 
 RETRY_S: Final = 5.0
-"""Seconds until a source that failed is asked again."""
+"""Seconds until a source that failed is started again."""
 _log = structlog.get_logger()
 
 
@@ -40,12 +40,12 @@ class Listing(Struct, frozen=True, dict=True):
     devices: tuple[Device, ...]
     options: Options = Options()
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
-    """What is wrong, by device ID. Its kind decides whether the device is ill; where there is none, ``Device.health``."""
+    """What is wrong, by device ID. Its kind decides if the device is unhealthy; without a trouble, ``Device.health`` does."""
     recovered: frozenset[str] = frozenset()
-    """IDs of which there is evidence of a reset, newer than any trouble they had: what was remembered of it ends."""
+    """IDs that were reset after any trouble they had: what was remembered of it ends."""
     released: frozenset[str] = frozenset()
-    """IDs that can't be looked at now, because an operator or a reset in progress wants nobody to use them: no new container
-    gets one, and what was seen of it last stays. They needn't be in ``devices``."""
+    """IDs that can't be looked at now, because an operator or a reset needs them unused. No new container gets one, and their
+    last known state stays. They needn't be in ``devices``."""
 
     @cached_property
     def by_id(self) -> Mapping[str, Device]:
@@ -54,13 +54,13 @@ class Listing(Struct, frozen=True, dict=True):
 
 
 Inventory = Mapping[str, Listing]
-"""Everything the node has, by resource name. Always whole, but for a ``Partial``: what isn't in it is not there."""
+"""Everything the node has, by resource name. It is whole, unless it is a ``Partial``: what isn't in it doesn't exist."""
 
 
 class Partial(dict[str, Listing]):
-    """The inventory of several sources of which some haven't told of their devices yet.
+    """The inventory of several sources, some of which haven't reported their devices yet.
 
-    ``awaits`` says of a resource that isn't in it whether one of these may still list it.
+    ``awaits`` returns True if one of these may still list a resource that isn't in it.
     """
 
     def __init__(self, told: Mapping[str, Listing], awaits: Callable[[str], bool]) -> None:
@@ -72,7 +72,7 @@ _GONE: Final = Listing(())
 
 
 def listed(inventory: Inventory, resource: str) -> Listing | None:
-    """Return the listing of a resource, without devices where the node has none; None: its source hasn't looked yet."""
+    """Return the listing of a resource, which may be empty; None: its source hasn't reported yet."""
     listing = inventory.get(resource)
     if listing is not None:
         return listing
@@ -80,26 +80,29 @@ def listed(inventory: Inventory, resource: str) -> Listing | None:
 
 
 CHOSEN_AT_ONCE: Final = 1000
-"""Among so many devices a choice takes few milliseconds. One among more is made in a thread, so that it holds up nobody else."""
+"""A choice among so many devices takes a few milliseconds. A choice among more is made in a thread."""
 NOT_TOLD: Final = "it has not reported its devices yet"
 
 
 class Hindrance(Struct, frozen=True):
-    """What keeps a source from telling of its devices, or from offering some: its name, and the reason in words.
+    """Why a source can't report its devices, or can't offer some of them.
 
-    ``held_up``: it can't do what the configuration says, so that an update must not go on to the next node.
+    ``held_up``: it can't do what the configuration says, so that an update must not go on to the next node. ``cause`` is a
+    ``devices.model.LibraryFault`` if a driver's library can't be used, else empty.
     """
 
     source: str
     reason: str
     held_up: bool = False
+    cause: str = ""
 
 
 class Unusable(Struct, frozen=True):
     """A GPU that the driver or the kernel has and that no resource lists, and the reason.
 
-    ``index`` is its place on the node, ``pci`` its address, ``id`` its UUID; each is '' if it isn't known. ``excluded``: a
-    setting leaves it out, so nothing is wrong with it. ``patterns`` are those of ``--exclude-devices`` that name it.
+    ``index`` is its index on the node, ``pci`` its address, ``id`` its UUID; each is '' if unknown. ``excluded``: a setting
+    leaves it out, so nothing is wrong with it. ``patterns`` are those of ``--exclude-devices`` that name it. ``cause`` is a
+    ``devices.model.LibraryFault`` if the driver's library can't read the GPU, else empty.
     """
 
     source: str
@@ -109,16 +112,17 @@ class Unusable(Struct, frozen=True):
     id: str = ""
     excluded: bool = False
     patterns: tuple[str, ...] = ()
+    cause: str = ""
 
     @property
     def name(self) -> str:
-        """What people call it: ``GPU 3 (0000:4c:00.0)``."""
+        """Its name for people: ``GPU 3 (0000:4c:00.0)``."""
         first, *others = [one for one in (self.index, self.pci, self.id) if one] or ["?"]
         return f"GPU {first}" + (f" ({', '.join(others)})" if others else "")
 
 
 def unclaimed(resource: str) -> RefusedError:
-    """The refusal of a call for a resource that no source of devices claims."""
+    """Return the refusal of a call for a resource that no source claims."""
     return RefusedError(
         Fault.NOT_FOUND,
         f"no source of devices on this node offers {resource} under the present configuration. "
@@ -128,25 +132,25 @@ def unclaimed(resource: str) -> RefusedError:
 
 
 class Fate(Enum):
-    """Why a device that was announced isn't listed any more. The values are what people are told."""
+    """Why a device isn't listed any more. The values are shown to people."""
 
     LOST = "lost"
-    """The hardware is gone and nobody asked for that."""
+    """The hardware vanished, and nobody asked for that."""
     WITHDRAWN = "withdrawn"
-    """Somebody wanted it so (configuration, partitions, replicas, another name), or other hardware took its place."""
+    """An operator wanted that (configuration, partitions, replicas, another name), or other hardware took its place."""
     EXCLUDED = "excluded"
-    """Withdrawn, because an operator leaves it out (``--exclude-devices``)."""
+    """Withdrawn by the setting ``--exclude-devices``."""
     UNKNOWN = "unknown"
-    """This source can't tell: it never had the device. What nobody can tell counts as lost."""
+    """Unknown: this source never had the device. It counts as lost."""
 
 
 class Facts(Struct, frozen=True):
-    """What a person wants to know of a device besides its life; '' and empty where it isn't known or isn't so.
+    """Facts of a device for people; '' and empty if unknown or none.
 
-    ``index`` is its place on the node in the vendor's words, ``parent`` the ID of the device it is part of, ``profile`` what
-    part. ``links`` says how it reaches others, by their indexes (``{"1": "nvlink x4"}``). ``minor`` is the number of its GPU's
-    device node, ``driver`` the driver's version, ``memory`` in bytes (0: not known), ``traits`` what else the vendor says of it, and
-    ``capacities`` how much else it has. ``slot`` is where in the hardware a partition is (MIG: profile number and first memory slice, ``19-4``).
+    ``index`` is the vendor's index on the node, ``parent`` the ID of the device that it is part of, ``profile`` the kind of
+    part. ``links`` are its connections to other devices, by index (``{"1": "nvlink x4"}``). ``minor`` is the number of its
+    GPU's device node, ``driver`` the driver's version, ``memory`` in bytes (0: unknown), ``traits`` and ``capacities`` other
+    properties. ``slot`` is a partition's place in the hardware (MIG: profile number and first memory slice, ``19-4``).
     """
 
     product: str = ""
@@ -165,11 +169,11 @@ class Facts(Struct, frozen=True):
 
 
 class Behind(Struct, frozen=True, rename={"folder": "door"}):
-    """The other device plugin that a resource is of, behind the bridge.
+    """The plugin behind the bridge that a resource is of.
 
-    ``resource`` is its own name for it, ``endpoint`` its socket in that folder, ``api`` what it speaks. ``state`` has been so
-    for ``state_s``: ``live``, or away and ``shielded``, ``unhealthy`` or ``withdrawn``, with the ``reason`` in words. It registered
-    ``registrations`` times and went ``absences`` times; ``repeated`` answers were given for it as before.
+    ``resource`` is its own name for it, ``endpoint`` its socket in that folder, ``api`` its dialect. It has been in ``state``
+    for ``state_s``: ``live``, or away and ``shielded``, ``unhealthy`` or ``withdrawn``, with the ``reason`` in words.
+    ``registrations`` and ``absences`` are counts; ``repeated`` counts answers that were given again in its place.
     """
 
     resource: str

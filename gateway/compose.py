@@ -1,4 +1,4 @@
-"""The one place that constructs backends, each imported only when it is chosen: every import is paid on every node."""
+"""Construct the device sources. Each backend is imported only when it is chosen, because every import costs memory on every node."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class NoBackendError(Exception):
 
 
 def source(settings: Settings, sys: Path = _SYS) -> DeviceSource:
-    """Construct the device source that ``settings`` ask for; ``sys`` is where sysfs is.
+    """Construct the device source that ``settings`` ask for; ``sys`` is the path of sysfs.
 
     Raises:
-        NoBackendError: nothing was found (``auto`` takes real hardware only, never a simulation).
-        ValueError: the settings ask for no source, or the profile is not usable; the message says what to do.
+        NoBackendError: no GPU was found. ``auto`` uses real hardware only, never a simulation.
+        ValueError: the settings ask for no source, or the profile can't be used.
     """
     wanted = hardware(sys) if settings.backend == "auto" else [settings.backend] if settings.backend != "none" else []
     sources = [_MAKERS[name](settings) for name in wanted]
-    # Also without a rule, where rules may come: the configuration file can be edited.
+    # Also without a rule in the file: the file may be edited later.
     if settings.policy.globbed or (sources and settings.config_file is not None):
         from devices.generic import GenericSource
 
@@ -73,7 +73,7 @@ def source(settings: Settings, sys: Path = _SYS) -> DeviceSource:
 
 
 def hardware(sys: Path) -> list[str]:
-    """Say which backends have GPUs on this node, by the PCI devices that the kernel sees, with or without a driver."""
+    """Return the names of the backends that have GPUs on this node, by the kernel's PCI devices, with or without a driver."""
     found: set[str] = set()
     for number, function in enumerate((sys / "bus" / "pci" / "devices").glob("*")):
         if number >= _MAX_FUNCTIONS:
@@ -88,9 +88,9 @@ def hardware(sys: Path) -> list[str]:
 
 
 def nvml(root: str) -> str:
-    """Say where NVML is: in the driver's root, where this process sees it, or wherever the loader finds it.
+    """Return the path of NVML in the driver's root, or its name for the loader if it isn't there.
 
-    As NVIDIA's plugin looks for it (``tryResolveLibrary``, cmd/nvidia-device-plugin of 0.17).
+    The folders are those of NVIDIA's plugin (``tryResolveLibrary``, cmd/nvidia-device-plugin of 0.17).
     """
     folders = ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu")
     also = ("lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
@@ -99,7 +99,7 @@ def nvml(root: str) -> str:
 
 
 def set_time_slice(settings: Settings, *which: str) -> str:
-    """Set the time slice of an NVIDIA GPU, as ``devices.gpu.nvidia.timeslice`` says."""
+    """Set the time slice of an NVIDIA GPU (``devices.gpu.nvidia.timeslice``)."""
     from devices.gpu.nvidia.timeslice import set_time_slice as set_one
 
     return set_one(settings.policy, nvml(settings.policy.container_driver_root), *which)
@@ -111,7 +111,7 @@ def _nvidia(settings: Settings) -> DeviceSource:
     from devices.gpu.source import GPUSource
 
     policy = settings.policy
-    # NVIDIA's container runtime gives /dev/nvidia-uvm only to containers that may compute.
+    # NVIDIA's container runtime gives /dev/nvidia-uvm only to containers with the capability "compute".
     given = set(os.environ.get("NVIDIA_DRIVER_CAPABILITIES", "all").split(","))
     nvidia = NvidiaBackend(
         policy,
@@ -157,4 +157,4 @@ _MAKERS: Final[Mapping[str, Callable[[Settings], DeviceSource]]] = {
     "simulated": _simulated,
 }
 BACKENDS: Final = ("auto", *_MAKERS, "none")
-"""What ``--backend`` may say."""
+"""The values of ``--backend``."""

@@ -1,6 +1,6 @@
-"""The daemon: makes the parts, hands each what it needs, starts and ends them.
+"""Makes the parts of the daemon, gives each what it needs, and starts and ends them.
 
-It holds no rule of any kubelet version. For each resource name there is one ``registrar.Resource``; for the node one of each other part.
+It has no rule of a kubelet version. There is one ``registrar.Resource`` per resource name, and one of each other part per node.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from gateway.registration.registrar import Resource
 
 START = 5.0
-"""Seconds for which the start waits until this gateway leads, or could."""
+"""Seconds for which the start waits until this gateway leads or stands by."""
 FIRST_LOOK = 1.0
-"""Seconds for which the start waits for the first inventory. Then the devices in the state file are served."""
+"""Seconds for which the start waits for the first inventory. After that, the devices in the state file are served."""
 
 _log = structlog.get_logger()
 
@@ -128,7 +128,7 @@ class Gateway:
         try:
             await asyncio.wait((start, ended), return_when=asyncio.FIRST_COMPLETED)
             if start.done():
-                start.result()  # What it raises is a defect.
+                start.result()  # An exception is a defect.
             await ended
         finally:
             for task in (start, ended):
@@ -150,7 +150,7 @@ class Gateway:
         if removed := instance.sweep(self._settings.socket_dir):
             _log.info("removed what dead gateways left", folders=removed)
         self._instance.create()
-        # If the first look at the devices takes longer than a moment, the remembered ones are served.
+        # If the first look at the devices takes longer than this, the remembered devices are served.
         first = asyncio.Event()
         if self._settings.dra != "off":
             self._make_drivers(first)
@@ -167,16 +167,16 @@ class Gateway:
         if self._lists.drivers is not None:
             self._lists.drivers.begin()
         self._tasks.spawn("leader", self._handover.run())
-        with contextlib.suppress(TimeoutError):  # systemd ends a unit whose start lasts.
+        with contextlib.suppress(TimeoutError):  # systemd ends a unit whose start takes too long.
             async with asyncio.timeout(START):
                 await self._handover.settled.wait()
-        await asyncio.sleep(0)  # The Registers go first.
+        await asyncio.sleep(0)  # Let the Registers go first.
         notify.tell(notify.READY)
         if (seconds := notify.watchdog()) is not None:
             self._tasks.spawn("watchdog", notify.keep_alive(seconds))
         if self._features is not None:
             self._tasks.spawn("kubernetes", self._features.run())
-        gc.freeze()  # What is there now stays: a full collection of it takes 8 to 15 ms, in which nothing is answered.
+        gc.freeze()  # Later collections skip all existing objects: to scan them takes 8 to 15 ms, in which no call is answered.
         tell = partial(_log.info, "serving") if self._presence.since is not None else self._presence.wait
         resources = {name: len(one.plugin.devices) for name, one in self._resources.items()}
         tell(backend=self._source.name, api=settings.api, socket_dir=str(settings.socket_dir), resources=resources)
@@ -186,7 +186,7 @@ class Gateway:
             await self._listeners.open_control(Commands(self._subject).handlers_while_waiting)
 
     async def _close(self) -> None:
-        """End the streams, then the servers, then what is left of us in the socket directory."""
+        """End the streams, then the servers, then remove our files from the socket directory."""
         notify.tell(notify.STOPPING)
         await self._handover.end()
         for resource in self._resources.values():
@@ -203,7 +203,7 @@ class Gateway:
         _log.info("ended")
 
     def _make_drivers(self, first: asyncio.Event) -> None:
-        """Make the DRA drivers; without a way to the API server the gateway ends."""
+        """Make the DRA drivers. End the gateway if the API server can't be configured."""
         from gateway.dra import drivers, renewed  # noqa: PLC0415 - its imports are paid only where DRA is wanted
         from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
 
@@ -221,7 +221,7 @@ class Gateway:
             self._holdings.let_in = made.let_in
 
     async def _open_control(self) -> None:
-        """Listen for orders. An order about a device is the leader's."""
+        """Listen on the control socket. Orders about devices are passed on to the leader."""
         commands = Commands(self._subject)
 
         async def doctor(*talk: Any) -> None:

@@ -1,10 +1,10 @@
-"""The kubelet's socket directory: a kubelet starts, a name of ours is deleted, the directory is replaced.
+"""Watch the kubelet's socket directory: a kubelet starts, our socket names are deleted, the directory is replaced.
 
-inotify reports changes at once. A slow poll finds what inotify missed, and a faster one everything if inotify is not available.
+inotify reports changes at once. A slow poll finds what inotify missed; without inotify a faster poll finds everything.
 
-A kubelet binds its socket before it listens. inotify fires in between, and a refused first connection costs gRPC's back-off of one
-second. So a plain socket tries every millisecond until the kubelet listens, and only then is the kubelet reported. A kubelet.sock
-on which no kubelet listens (a stopped kubelet leaves it behind) is tried less and less often.
+A kubelet binds its socket before it listens, and inotify reports it in between. A refused first connection would cost gRPC's
+back-off of one second. So a plain socket tries every millisecond, and the kubelet is reported once it listens. A kubelet.sock
+without a listener (a stopped kubelet leaves it behind) is tried less and less often.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from gateway.tasks import Tasks
 
 FOLDER_AGAIN, FOLDER_TOLD = 0.5, 60.0
-"""Seconds between two tries of a socket directory that can't be used, and between two log lines about that."""
+"""Seconds between two tries of an unusable socket directory, and between two log lines about it."""
 REBIND_FIRST, REBIND_MAX = 0.05, 5.0
-"""Seconds until a new socket directory that can't be used is tried again, at first and at most."""
+"""Seconds until an unusable new socket directory is tried again, at first and at most."""
 EXIT_PINNED = 75
-"""Exit status (EX_TEMPFAIL) for: the socket directory was replaced under a mount that can't follow. A restart helps."""
+"""Exit status (EX_TEMPFAIL) if the socket directory was replaced, but the mount still shows the old one. A restart helps."""
 POLL = 5.0
 """Seconds between two polls while inotify works."""
 POLL_WITHOUT_INOTIFY = 0.25
 _TRY_AGAIN, _LISTEN_WITHIN = 0.001, 2.0
-"""Seconds between two tries of a socket that was just created, and for how long it is tried so often."""
+"""Seconds between two tries of a new socket, and for how long it is tried that often."""
 _MASK = (
     inotify.CREATE | inotify.MOVED_TO | inotify.DELETE | inotify.MOVED_FROM | inotify.DELETE_SELF | inotify.MOVE_SELF
 )
@@ -80,12 +80,12 @@ class Folder:
         self._names = frozenset[str]()
         self._seen: KubeletId | None = None
         self._created = True
-        """True if a kubelet.sock may have been created since the last one that was seen."""
+        """True if a kubelet.sock may have been created after the last one that was seen."""
         self._timer: asyncio.TimerHandle | None = None
         self._wait, self._urgent_until = 0.0, 0.0
 
     async def wait(self, hindered: Callable[[], Awaitable[None]]) -> None:
-        """Wait until the directory can be used. Log why it can't, and await ``hindered`` each time."""
+        """Wait until the directory can be used. Log why it can't, and call ``hindered`` after each try."""
         folder, tell_at = self._settings.socket_dir, 0.0
         while reason := instance.make_folder(folder):
             self._lead.waits_for_folder = f"the socket directory: {reason}"
@@ -97,7 +97,7 @@ class Folder:
         self._lead.waits_for_folder = ""
 
     async def run(self) -> None:
-        """Watch the directory for ever."""
+        """Watch the directory. Never returns."""
         self._folder_id, self._names = folder_id(self._folder), self._there()
         try:
             self._open_inotify()
@@ -113,7 +113,7 @@ class Folder:
     # What it shows.
 
     def _kubelet_started(self, kubelet: KubeletId) -> None:
-        """Have each resource registered with a kubelet that was just created."""
+        """Register each resource with a new kubelet."""
         first = self._presence.kubelet is None
         self._presence.kubelet = kubelet
         self._presence.found(anew=True)
@@ -123,7 +123,7 @@ class Folder:
             for resource in self._resources.values():
                 resource.feed(events.KubeletUp(kubelet))
         for name in self._resources:
-            self._holdings.note(name)  # It was given before this kubelet's start.
+            self._holdings.note(name)  # It was given before this kubelet started.
         self._beliefs.restarted(self._resources if self._lead.leads else (), kubelet.mtime_ns / 1e9)
         self._holdings.recall(besides=() if first else self._resources)
         _log.info("kubelet found", socket=str(self._presence.socket))
@@ -156,7 +156,7 @@ class Folder:
         self._rebinding = self._tasks.start(self._rebind())
 
     async def _rebind(self) -> None:
-        """Bind every server in the new directory. Streams of the kubelet before go on until the next one registers."""
+        """Bind all servers in the new directory. Streams of the earlier kubelet go on until the next kubelet registers."""
         wait = REBIND_FIRST
         while not await self._bind_anew(told=wait > REBIND_FIRST):
             await asyncio.sleep(wait)
@@ -174,7 +174,10 @@ class Folder:
                 self._instance.create()
                 for resource in self._resources.values() if self._settings.dra != "only" else ():
                     await resource.bind()
-            except (OSError, RuntimeError) as error:  # It was deleted again, or no descriptor is left.
+            except (
+                OSError,
+                RuntimeError,
+            ) as error:  # It was deleted again, or this process has no file descriptor left.
                 if not told:
                     _log.warning("the new socket directory can't be used yet", reason=str(error))
                 return False
@@ -183,7 +186,7 @@ class Folder:
     # Watching.
 
     def look_now(self) -> None:
-        """Look at once, because something was created. Waking a task for it takes 0.1 ms."""
+        """Look at once, because a file was created. To wake a task for it would take 0.1 ms."""
         self._urgent_until = asyncio.get_running_loop().time() + _LISTEN_WITHIN
         self._look()
 
@@ -195,7 +198,7 @@ class Folder:
         self._look()
 
     def _look(self) -> None:
-        """Look for a new kubelet, and set the time of the next look, also if a callback fails, so that it is called again."""
+        """Look for a new kubelet, and schedule the next look, also if a callback fails."""
         loop = asyncio.get_running_loop()
         wait = self._poll
         try:
@@ -221,7 +224,7 @@ class Folder:
         return _TRY_AGAIN if now < self._urgent_until else min(max(0.05, self._wait * 2), self._poll)
 
     def _touched(self, found: KubeletId) -> bool:
-        """Return True if it is the last socket with other times: inotify would have reported a new one."""
+        """Return True if this is the last seen socket with other times. inotify would have reported a new one."""
         seen = self._seen
         if seen is None or self._created or self._folder not in self._watched.values():
             return False
@@ -236,7 +239,7 @@ class Folder:
         return KUBELET_SOCKET, instance.FOLDER, *(one.state.name for one in self._resources.values())
 
     def _there(self) -> frozenset[str]:
-        """Return our names that exist, one look each: the folder may have any number of others."""
+        """Return our names that exist. Each is checked by itself, because the folder may have any number of other files."""
         return frozenset(name for name in self._own_names() if os.path.lexists(self._folder / name))
 
     def _look_at_names(self) -> None:
@@ -253,7 +256,7 @@ class Folder:
             self._replaced()
         elif found is None:
             self._folder_id = None
-        elif self._folder not in self._watched.values():  # A watch may have been refused, for a while.
+        elif self._folder not in self._watched.values():  # An earlier watch may have failed.
             self._add(self._folder, _MASK)
 
     def _open_inotify(self) -> None:
@@ -271,7 +274,7 @@ class Folder:
         self._rewatch()
 
     def _rewatch(self) -> None:
-        """Watch the folder, and its parent, in which a new folder would appear."""
+        """Watch the folder and its parent, where a new folder would appear."""
         if self._inotify is None:
             return
         for descriptor in self._watched:
@@ -306,7 +309,7 @@ class Folder:
                 self._created |= event.name == KUBELET_SOCKET and bool(event.mask & inotify.DELETE)
             elif event.name in {"", KUBELET_SOCKET, self._folder.name}:
                 came = True
-                # One that was moved away and isn't deleted may come back.
+                # A socket that was moved away may come back; a deleted one can't.
                 self._created |= folder != self._folder or not event.mask & inotify.MOVED_TO
         if came:
             self.look_now()

@@ -1,4 +1,4 @@
-"""Follow the device source: the lists take each inventory, and a source that fails is asked again."""
+"""Pass each inventory of the device source to the lists. Restart a source that fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = structlog.get_logger()
 
 
 class Follower:
-    """Follows one source: the lists take each inventory. A source that gives up ends the gateway."""
+    """Passes each inventory of the source to the lists. If the source gives up, the gateway ends."""
 
     def __init__(self, settings: Settings, config: FileFate, source: DeviceSource, lists: Lists, tasks: Tasks) -> None:
         self._settings, self._config, self._source, self._lists, self._tasks = settings, config, source, lists, tasks
@@ -30,7 +30,7 @@ class Follower:
         """Why the source reports no devices; empty if it does."""
 
     async def run(self, first: asyncio.Event) -> None:
-        """Take each inventory as it comes. A source that fails is asked again, and its last inventory stays in force."""
+        """Take each inventory. If the source fails, its last inventory stays in force, and it is started again."""
 
         async def take(inventory: Inventory) -> None:
             self.trouble = ""
@@ -58,7 +58,7 @@ class Follower:
         self._warned = found
 
     def hindrances(self) -> tuple[Hindrance, ...]:
-        """Return what keeps the sources from reporting devices, or from offering some."""
+        """Return why the sources can't report devices, or can't offer some of them."""
         told = self._source.hindrances()
         if not self.trouble or (told and self.trouble == NOT_TOLD):
             return told

@@ -1,4 +1,4 @@
-"""Leads, yields or stands by as ``gateway.leader.machine`` decides: takes the locks, and talks with the node's other gateways."""
+"""Carries out what ``gateway.leader.machine`` decides: takes and frees the locks, and exchanges messages with the node's other gateways."""
 
 from __future__ import annotations
 
@@ -43,42 +43,42 @@ if TYPE_CHECKING:
 
 OP: Final = "lead"
 ABLE_AGAIN: Final = 0.5
-"""Seconds between two looks whether this gateway could lead."""
+"""Seconds between two checks if this gateway could lead."""
 LIVES: Final = 5.0
-"""Seconds between two signs of life of a leader's event loop, and between two looks at its locks."""
+"""Seconds between two signs of life of a leader's event loop, and between two checks of its locks."""
 HANGS: Final = 15.0
 """Seconds without a sign of life after which this process ends itself, so that the kernel frees the locks."""
 OFFERS: Final = 1.0
-"""Seconds within which one that stands by has taken over from one that ends."""
+"""Seconds for which a gateway that ends waits until a standby has taken over."""
 STREAMS_END: Final = 0.05
-"""Seconds that the kubelet has to see its streams end, before the locks are let go of."""
+"""Seconds for which the kubelet may notice the end of its streams, before the locks are freed."""
 REGISTERS_END: Final = 12.0
-"""Seconds within which a Register in flight is answered and called."""
+"""Most seconds until a Register in flight is answered, and the kubelet has called."""
 CONNECT: Final = 0.5
-"""Seconds within which a leader takes a connection."""
+"""Most seconds for a connection to the leader."""
 REGISTER_FIRST: Final = 37
-"""From kubelet 1.37 on, the end of an old stream leaves a newer registration alone (#135437)."""
+"""From kubelet 1.37 on, the end of an older stream doesn't remove a newer registration (#135437)."""
 UPDATE_AGAIN: Final = 5.0
-"""Seconds until lists that could not be brought up to date are tried again."""
+"""Seconds until a failed update of the lists is tried again."""
 ORDER: Final = 30.0
-"""Seconds within which the leader carries out an order that was passed on to it."""
+"""Most seconds for an order that was passed on to the leader."""
 SERVES: Final = 15.0
-"""Seconds within which a gateway that took over must be served, as long as a Register may last."""
+"""Seconds after a takeover within which the kubelet must call: as long as a Register may last."""
 PROBE_TIME = 1.0
-"""Seconds within which a kubelet must say which API it speaks, before anything is taken from another gateway."""
+"""Seconds within which a kubelet must say which API it speaks, before this gateway asks to lead."""
 _log = structlog.get_logger()
 
 
 class Ability:
-    """Tells what the running kubelet would take from this gateway, by its choice of APIs (``--api``). Asked before a handover."""
+    """Checks before a handover if the running kubelet would accept this gateway, given its choice of APIs (``--api``)."""
 
     def __init__(self, api: str, presence: Presence, resources: Mapping[str, Resource]) -> None:
         self._api, self._presence, self._resources = api, presence, resources
         self._speaks: tuple[KubeletId, str | None] | None = None
-        """Which kubelet said that it speaks which of our dialects (None: none), where it was asked."""
+        """The kubelet that was asked, and the dialect that it speaks (None: none of those that ``--api`` allows)."""
 
     async def unable(self) -> str:
-        """Return why the running kubelet could serve no resource of this gateway; empty if it could serve one, or if none runs."""
+        """Return why the running kubelet would accept no resource of this gateway; empty if it would accept one, or no kubelet runs."""
         if not self._presence.listens():
             return ""
         if reason := await self.probe():
@@ -87,7 +87,7 @@ class Ability:
         return "" if None in unfit else next((reason for reason in unfit if reason), "")
 
     async def probe(self) -> str:
-        """Ask the kubelet which API it speaks, once for each kubelet; return why that can't be known now."""
+        """Ask the kubelet which API it speaks, once per kubelet; return why it can't be known now."""
         kubelet = kubelet_id(self._presence.socket)
         if kubelet is None or (self._speaks is not None and self._speaks[0] == kubelet):
             return ""
@@ -96,12 +96,12 @@ class Ability:
         found = await kubelet_api.ask(self._presence.socket, PROBE_TIME)
         if not found.answered:
             return f"the kubelet did not answer a Register within {PROBE_TIME:g} s: {found.says}"
-        if found.api is not None:  # Of what it says else, nobody knows what it means: a Register will show.
+        if found.api is not None:  # An unknown API: only a Register will show what the kubelet accepts.
             self._speaks = (kubelet, found.api if found.api in CHOICES[self._api] else None)
         return ""
 
     def unfit(self, resource: Resource) -> str | None:
-        """Return why the running kubelet could not serve a resource; None if it could, as far as that is known."""
+        """Return why the running kubelet would not accept a resource; None if it would, or if that is unknown."""
         if self._speaks is None or self._speaks[0] != kubelet_id(self._presence.socket):
             return None
         api = self._speaks[1]
@@ -111,17 +111,17 @@ class Ability:
 
 
 class Handover:
-    """This gateway's part in who leads on its node.
+    """Changes who leads on the node, for this gateway.
 
     Args:
-        settings: the gateway's.
-        own: its place on the node.
+        settings: the gateway's settings.
+        own: its folder on the node.
         lead: who leads; only this class changes it.
-        source: where devices come from.
+        source: the source of its devices.
         holdings: what containers hold.
         resources: its resources, by name.
         lists: its lists.
-        moved: set when the registration of a resource may have another phase.
+        moved: set when the phase of a registration may have changed.
         tasks: its tasks.
     """
 
@@ -141,32 +141,32 @@ class Handover:
         self._source, self._resources, self._lists, self._moved, self._tasks = source, resources, lists, moved, tasks
         self._presence, self._scribe, self._beliefs = holdings.presence, holdings.scribe, holdings.beliefs
         self.drivers: RenewedDrivers | None = None
-        """The DRA drivers, if there are any."""
+        """The DRA drivers, if DRA is on."""
         self.settled = asyncio.Event()
-        """Set when this gateway is done with its start."""
+        """Set when this gateway has started: it leads, or stands by."""
         self._locks = lead.locks
         self._ability = Ability(settings.api, self._presence, resources)
         self._warm = False
-        """True if this process has connected to a kubelet before: its first connection takes milliseconds more."""
+        """True if this process has connected to a kubelet. Its first connection takes milliseconds longer."""
         self._timer: asyncio.TimerHandle | None = None
         self._links: dict[str, ControlConnection] = {}
-        """The conversations with the other gateways, by token."""
+        """The connections to the other gateways, by token."""
         self._ages: dict[str, Age] = {}
-        """How old those are."""
+        """The ages of the other gateways, by token."""
         self._before = ""
-        """The gateway that yielded to this one, until it is told that this one serves."""
+        """The token of the gateway that yielded to this one, until this one reports that it serves."""
         self._parts_decide = False
-        """True if the source and the DRA drivers decide."""
+        """True if the source and the DRA drivers act as the leader's."""
         self._turn = asyncio.Lock()
-        """Held while that changes."""
+        """Held while ``_parts_decide`` changes."""
         self._opening: asyncio.Future[None] | None = None
-        """The thread that opens a lock: one at most, also on a disk that never answers."""
+        """The thread that opens the second lock. Only one runs, even if the disk hangs."""
 
     # -- for the gateway ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Check again and again if this gateway could lead, and if its locks are still in their places."""
-        self._lead.state = machine.start(self._instance.age)  # By now it is known how old its pod is.
+        """Check repeatedly if this gateway could lead, and if its locks still have their names."""
+        self._lead.state = machine.start(self._instance.age)  # Its pod's age is known by now.
         self._tasks.spawn("locks", self._let_go())
         while True:
             faulthandler.dump_traceback_later(HANGS, exit=True)
@@ -175,21 +175,21 @@ class Handover:
                 self._end_unless_served()
             else:
                 await self._read_state_file()
-                self._feed(machine.Able(reason := await self._unable(beside=self._lead.state.leader is not None)))
+                self._feed(machine.Able(reason := await self._unable(replaces=self._lead.state.leader is not None)))
                 if not reason and not self._warm and self._presence.listens():
                     self._warm = True
                     await warm_up(self._presence.socket)
             await self._lead.changed.within(LIVES if self._lead.leads else ABLE_AGAIN)
 
     async def _let_go(self) -> None:
-        """Let go of the locks as soon as one was found to be replaced."""
+        """Free the locks as soon as one was replaced."""
         while True:
             if self._lead.lost:
                 self._feed(machine.Lost(self._lead.lost))
             await self._lead.changed.within(None)
 
     def _end_unless_served(self) -> None:
-        """End if the kubelet calls nothing of this gateway after it took over: then the gateway before leads again."""
+        """End this process if the kubelet doesn't call after a takeover, so that the earlier leader leads again."""
         waited = time.monotonic() - self._lead.handed_over_at
         is_to_serve = self._lead.state.stage is Stage.LEADING and self._before in self._links
         if is_to_serve and waited >= SERVES and not self._serves():
@@ -203,7 +203,7 @@ class Handover:
         return {OP: self._meet_another}
 
     async def end(self) -> None:
-        """Write what was promised and let another gateway lead, before this one ends."""
+        """Write all notes to disk and let another gateway lead, before this one ends."""
         if self._links:
             self._feed(machine.Ending())
             ends = time.monotonic() + OFFERS
@@ -221,14 +221,14 @@ class Handover:
         self._let_go_for_good()
 
     async def _read_state_file(self) -> None:
-        """Read what the leader wrote: orders, and what it gave out."""
+        """Read the orders and holders that the leader wrote."""
         if self._lead.state.leader is not None and not self._holdings.ledger.current:
             await self._scribe.load()
             self._holdings.recall(fresh=True)
             await self._lists.update()
 
     async def _lock_state_directory(self) -> None:
-        """Lock the state directory if it isn't locked yet. If another gateway has it by now, that one leads."""
+        """Lock the state directory if it isn't locked yet. If another gateway has that lock, stop leading."""
         if not self._locks.whole:
             await self._open_locks()
             try:
@@ -239,7 +239,7 @@ class Handover:
                 self._feed(machine.Lost(reason))
 
     def _let_go_for_good(self) -> None:
-        """Free the locks and end all conversations, because this gateway ends."""
+        """Free the locks and close all connections, because this gateway ends."""
         faulthandler.cancel_dump_traceback_later()
         if self._timer is not None:
             self._timer.cancel()
@@ -248,10 +248,10 @@ class Handover:
             link.close()
 
     async def _meet_another(self, connection: ControlConnection, request: Mapping[str, Any]) -> None:
-        """Talk with another gateway, as long as it lives: the control server's handler of ``OP``.
+        """Handle ``OP`` of the control server: exchange messages with another gateway until it ends.
 
         Raises:
-            ControlError: it doesn't say who it is.
+            ControlError: it doesn't introduce itself.
         """
         age = sender(request)
         if age is None:
@@ -281,7 +281,7 @@ class Handover:
     # -- what happens -------------------------------------------------------------------------------------------------
 
     def _stand_by(self) -> None:
-        """End all registrations, unless this gateway leads or its streams go on until the next one serves."""
+        """End all registrations, unless this gateway leads, or yields and its streams must go on until the next one serves."""
         if self._lead.stands_by and self._settings.dra != "only":
             self._feed_all(events.StandBy())
 
@@ -290,7 +290,7 @@ class Handover:
             resource.feed(event)
 
     def approach(self, kubelet: KubeletId) -> None:
-        """Begin to connect to a kubelet that is there, if this gateway leads."""
+        """Start to connect to a running kubelet, if this gateway leads."""
         for resource in self._resources.values() if self._lead.leads and self._settings.dra != "only" else ():
             resource.approach(kubelet)
 
@@ -308,7 +308,7 @@ class Handover:
 
     def _feed(self, event: machine.Event) -> None:
         if (reason := self._lead.lost) and not isinstance(event, machine.Lost):
-            self._feed(machine.Lost(reason))  # First: what is ours no longer.
+            self._feed(machine.Lost(reason))  # First react to the lost locks.
         before = self._lead.state.stage
         self._lead.state, actions = machine.step(self._lead.state, event)
         if self._lead.state.stage is not before:
@@ -352,7 +352,7 @@ class Handover:
                 self._locks.free()
             case machine.Rest(by):
                 self._feed_all(events.StandBy())
-                self._tasks.background(self._parts_stand_by())  # The locks may be lost.
+                self._tasks.background(self._parts_stand_by())  # In the background: the locks may be lost already.
                 for token in self._links.keys() - {"" if by is None else by.token}:
                     self._tell(token, {"leads": False})
             case machine.SetAlarm(seconds):
@@ -373,7 +373,7 @@ class Handover:
             self._tasks.background(self._open_and_try())
             return
         if self._locks.unguarded and self._settings.dra != "off":
-            self._locks.ready = False  # Nothing could be given: what DRA has must be on disk.
+            self._locks.ready = False  # With DRA the leader must be able to write what it gives.
             self._feed(machine.HeldElsewhere(why=self._locks.unguarded))
             return
         try:
@@ -391,7 +391,7 @@ class Handover:
             self._tasks.background(self._connect())
 
     async def _connect(self) -> None:
-        """Connect to the gateway that holds the locks, and stay connected."""
+        """Connect to the gateway that holds the locks."""
         holder = self._locks.holder()
         if holder.state and holder.state != self._locks.state():
             why = (
@@ -419,13 +419,13 @@ class Handover:
                 machine.HeldElsewhere(why=f"the gateway {holder.token} holds the locks and doesn't say that it leads")
             )
             return
-        unable = await self._unable(beside=True)
-        self._links[age.token], self._ages[age.token] = link, age  # What follows may be said at once.
+        unable = await self._unable(replaces=True)
+        self._links[age.token], self._ages[age.token] = link, age  # Before the next message can arrive.
         self._tasks.background(self._talk(age, link))
         self._feed(machine.HeldElsewhere(age, unable=unable))
 
     async def _talk(self, age: Age, link: ControlConnection) -> None:
-        """Receive another gateway's messages until one of both ends."""
+        """Handle another gateway's messages until the connection ends."""
         self._links[age.token], self._ages[age.token] = link, age
         try:
             while (said := await link.receive()) is not None:
@@ -443,7 +443,7 @@ class Handover:
                         self._feed(machine.Serving())
                     case {"leads": False} | {"ask": False}:
                         self._feed(machine.Gone(age.token))
-                    case _:  # A word of a later release.
+                    case _:  # A message of a later release.
                         pass
         finally:
             if self._links.get(age.token) is link:
@@ -465,7 +465,7 @@ class Handover:
     # -- serving ------------------------------------------------------------------------------------------------------
 
     async def _take(self) -> None:
-        """Read what the gateway before wrote, and make the lists ready."""
+        """Read the state file of the earlier leader, and prepare the lists."""
         self._lead.handed_over_at = time.monotonic()
         if self._presence.kubelet is not None:
             self.approach(self._presence.kubelet)
@@ -475,13 +475,13 @@ class Handover:
             news |= await self._let_parts_decide() or lists.only_remembered or lists.unremembered()
             ready = not news and lists.based_on == self._holdings.ledger.beside_lists()
             await (lists.announce() if ready else lists.update())
-        except Exception:  # noqa: BLE001 - nobody else serves, and the lists of before are better than none
+        except Exception:  # noqa: BLE001 - no other gateway serves, and the last lists are better than none
             _log.exception("the lists could not be brought up to date: serving the last ones", retry_s=UPDATE_AGAIN)
             lists.update_again([time.monotonic() + UPDATE_AGAIN])
         self._feed(machine.Took())
 
     async def _let_parts_decide(self) -> bool:
-        """Let the source and the DRA drivers decide. Return True if the lists may change because of that."""
+        """Let the source and the DRA drivers act as the leader's. Return True if the lists may change because of that."""
         async with self._turn:
             drivers = self.drivers
             if not self._parts_decide:
@@ -492,7 +492,7 @@ class Handover:
             return drivers is not None
 
     async def _parts_stand_by(self) -> None:
-        """Have the source and the DRA drivers decide nothing any more."""
+        """Stop the source and the DRA drivers from acting as the leader's."""
         async with self._turn:
             if self._parts_decide:
                 self._parts_decide = False
@@ -501,8 +501,8 @@ class Handover:
                 await self._source.rest()
 
     def _register(self) -> None:
-        """Register all resources, or go on with them."""
-        self._tasks.background(self._let_parts_decide())  # It may have been about to yield.
+        """Register all resources, or go on serving them."""
+        self._tasks.background(self._let_parts_decide())  # It may have begun to yield.
         self._tasks.background(self._report())
         if self._settings.dra == "only":
             return
@@ -512,11 +512,11 @@ class Handover:
             if self._presence.kubelet is not None and resource.state.kubelet is None:
                 resource.feed(events.KubeletUp(self._presence.kubelet))
         self._beliefs.look_within(ALLOCATES_END)
-        if self._holdings.ledger.pending:  # What it saw while it stood by.
+        if self._holdings.ledger.pending:  # Changes that it saw while it stood by.
             self._scribe.soon()
 
     async def _drain(self) -> None:
-        """Send nothing new, write what was promised, and end the streams of a kubelet that takes no Register while one lives."""
+        """Prepare to yield: send nothing new and write all notes to disk. End the streams first if the kubelet needs that."""
         if (drivers := self.drivers) is not None and not self._lead.state.ending:
             self._lead.leaves = True
             await drivers.leave()
@@ -537,15 +537,15 @@ class Handover:
         if not first:
             self._feed_all(events.StandBy())
             await self._wait_for_streams()
-            self._lead.handed_over_at = time.monotonic()  # Should it lead again at once.
+            self._lead.handed_over_at = time.monotonic()  # In case it leads again at once.
         self._feed(machine.Drained())
 
     def _yields(self) -> bool:
-        """Return True if this gateway is still about to yield."""
+        """True if this gateway still yields."""
         return self._lead.state.stage is Stage.YIELDING
 
     async def _wait_for_answers(self, seconds: float) -> None:
-        """Wait until no call and no Register is being answered, at most so many seconds."""
+        """Wait until no call and no Register is in flight, at most so many seconds."""
         deadline = time.monotonic() + seconds
         while (self._lead.answering or any_registers(self._resources.values())) and time.monotonic() < deadline:  # noqa: ASYNC110 - many things end these
             await asyncio.sleep(0.001)
@@ -562,12 +562,12 @@ class Handover:
 
     # -- details ------------------------------------------------------------------------------------------------------
 
-    async def _unable(self, *, beside: bool) -> str:
-        """Return why this gateway could not lead; empty if it could. Without a gateway ``beside`` it only its devices must be known."""
+    async def _unable(self, *, replaces: bool) -> str:
+        """Return why this gateway could not lead; empty if it could. If there is no leader to replace, it only needs to know its devices."""
         lists = self._lists
         if lists.inventory is None and not lists.unseen.none_before:
             return "its devices aren't known yet"
-        if not beside:
+        if not replaces:
             return ""
         drivers = self.drivers
         not_ready = "" if drivers is None else drivers.now.not_ready
@@ -579,7 +579,7 @@ class Handover:
         self._try()
 
     async def _open_locks(self) -> None:
-        """Open the lock of the state directory in a thread, because the disk may not answer."""
+        """Open the lock of the state directory in a thread, because the disk may hang."""
         if self._opening is None or self._opening.done():
             self._opening = asyncio.ensure_future(asyncio.to_thread(self._locks.open))
         if not (await asyncio.wait({self._opening}, timeout=PATIENCE))[0]:
@@ -587,13 +587,13 @@ class Handover:
             self._locks.unguarded = f"the disk of {self._settings.state_dir} doesn't answer within {PATIENCE:g} s"
 
     def _serves(self) -> bool:
-        """Return True if each resource is served that can be, or if no kubelet runs."""
+        """Return True if the kubelet is served all resources that it accepts, or no kubelet runs."""
         if not self._presence.listens() or self._settings.dra == "only":
             return True
         return all(one.state.phase is Phase.SERVING or _is_out(one) for one in self._resources.values())
 
     def _register_first(self) -> bool:
-        """Return True if the kubelet takes a Register while an earlier stream is open."""
+        """Return True if the kubelet keeps a new registration when an older stream ends."""
         levels = [one.plugin.level for one in self._resources.values() if one.state.phase is Phase.SERVING]
         return bool(levels) and all(level is not None and level.reaches(REGISTER_FIRST) is True for level in levels)
 
@@ -609,6 +609,6 @@ def sender(message: Mapping[str, Any]) -> Age | None:
 
 
 def _is_out(one: Resource) -> bool:
-    """Return True if a resource can't be served: its list doesn't fit, or this kubelet refused it."""
+    """Return True if a resource can't be served: its list is too large, or this kubelet refused it."""
     out = one.state.phase in {Phase.OUT, Phase.STOPPED} or (one.state.phase is Phase.WAITING and one.state.refused)
     return out and not one.plugin.streaming

@@ -1,6 +1,6 @@
-"""The lists of all resources: merged from what the source reports and what is remembered, and on disk before they are sent.
+"""The device lists of all resources. They are merged from the source's inventory and the state file, and on disk before they are sent.
 
-``devices.life`` and ``devices.boards`` decide what is offered. This module asks them, remembers the result and sends it.
+``devices.life`` and ``devices.boards`` decide what is offered. This module calls them, remembers the result and sends it.
 """
 
 from __future__ import annotations
@@ -46,21 +46,32 @@ if TYPE_CHECKING:
 BIND_AGAIN = 5.0
 """Seconds until a resource whose socket can't be bound is tried again."""
 LOOK_AGAIN = 30.0
-"""Seconds between two looks into the kubelet's records while a device waits for what they show."""
+"""Seconds between two reads of the kubelet's records while a device waits for their result."""
 HOLDERS_AGAIN = 2.0
-"""The same, where devices are withheld until their holder has ended."""
+"""The same, while devices are withheld until their holder has ended."""
 LOOK_FOR_METRICS = 60.0
 HANDED_OVER_LOOK = 0.3
-"""Seconds from a handover until the lists are brought up to date: the Register and the kubelet's call go first."""
+"""Seconds after a handover until the lists are updated: Register and the kubelet's call go first."""
 PART = 5.0
-"""How many times as long as an update took the next look waits, so that most of the time is left for calls."""
+"""After an update, the next read waits this many times as long as the update took, so that most of the time is left for calls."""
 LONGEST_TIMER = 3600.0
 _WAITING = frozenset({states.State.WITHDRAWN, states.State.LOST})
 _log = structlog.get_logger()
 
 
 class Lists:
-    """Keeps the list of each resource. New resources are added to ``resources``; ``node`` is what they need. ``started``: monotonic seconds."""
+    """Keeps the device list of each resource.
+
+    Args:
+        settings: the gateway's settings.
+        source: the source of devices.
+        holdings: what containers hold.
+        lead: who leads.
+        resources: new resources are added to it.
+        node: what a new resource needs.
+        tasks: the gateway's tasks.
+        started: when the gateway started (monotonic seconds).
+    """
 
     def __init__(
         self,
@@ -78,14 +89,14 @@ class Lists:
         self._beliefs, self._presence, self._holdings = holdings.beliefs, holdings.presence, holdings
         self._resources, self._tasks, self._started = resources, tasks, started
         self.drivers: RenewedDrivers | None = None
-        """The DRA drivers, if there are any: they offer what these lists leave to them."""
+        """The DRA drivers, if DRA is on. They offer the devices that these lists leave to them."""
         self._holds: Sequence[Hold] = ()
         """The holds on hardware under IDs that aren't offered here."""
         self.inventory: Inventory | None = None
         """What the source reported last."""
         self.unseen = Unseen(holdings.ledger, source)
         self.based_on = b""
-        """What the ledger remembered next to the lists when they were merged last, which took ``_took`` seconds."""
+        """What the state file had, except lists, when the lists were merged last. That merge took ``_took`` seconds."""
         self._took = 0.0
         self.lock = asyncio.Lock()
         """Held while the lists, or the sockets behind them, change."""
@@ -93,12 +104,12 @@ class Lists:
         self._again: asyncio.TimerHandle | None = None
 
     async def update(self) -> None:
-        """Bring every list up to date, because something other than the source has changed."""
+        """Update all lists, because something other than the source's inventory has changed."""
         async with self.lock:
             await self._take(self.inventory)
 
     async def take(self, inventory: Inventory | None) -> None:
-        """Bring every list up to date with an inventory (None: the source has not looked yet). New IDs are on disk before they are sent."""
+        """Update all lists with an inventory (None: the source has not reported yet). New IDs are on disk before they are sent."""
         async with self.lock:
             await self._take(inventory)
 
@@ -107,14 +118,14 @@ class Lists:
         clock = merging.Clock(began := time.monotonic(), time.time(), self._started)
         self.unseen.look(inventory)
         self.based_on = self._ledger.beside_lists()
-        # What this gateway listed while it stood by, the one that led may have withdrawn.
+        # The leader may have withdrawn what this gateway listed while it stood by.
         served = (name for name, one in self._resources.items() if one.entries)
         known = tuple(dict.fromkeys((*self._ledger.resources(), *served)))
         listings: dict[str, Listing | None] = dict.fromkeys(known)
         if inventory is not None:
             listings |= _told(inventory, (*known, *inventory), self._ledger, self._source)
             if self._beliefs.last is None and self._has_unheard_of(inventory):
-                await self._beliefs.look()  # Somebody may hold them under other IDs.
+                await self._beliefs.look()  # A container may hold them under other IDs.
         illnesses = {name: self._ledger.sticky(name) for name in listings}
         given, asked = self._given(), self._asked(listings, clock)
         merged = await _merged_apart(asked)
@@ -124,33 +135,36 @@ class Lists:
             for name in sent:
                 devices = self.unseen.to_record(name, [entry.device for entry in merged[name].entries])
                 await _announce(self._ledger, name, devices)
-                if name not in self.unseen.names:  # Known IDs inherit none.
+                if name not in self.unseen.names:  # A known ID inherits no trouble from an earlier ID.
                     self._ledger.set_sticky(name, merged[name].sticky, since=illnesses[name])
             await self._scribe.durable()
         before, again = frozenset(self._resources), list[float]()
         for name in merged.keys() - before:
             resource = Resource(self._node, name, self._ledger.accepted)
-            if self._settings.dra == "only":  # Its devices are offered by DRA alone.
+            if self._settings.dra == "only":  # Only DRA offers its devices.
                 self._resources[name] = resource
                 resource.feed(events.StandBy())
                 continue
             try:
                 await resource.bind()
-            except (OSError, RuntimeError) as error:  # No descriptor is left, or the folder went: the others go on.
+            except (
+                OSError,
+                RuntimeError,
+            ) as error:  # No file descriptor is left, or the folder was removed. The other resources go on.
                 _log.error("can't be bound", resource=name, reason=str(error), retry_s=BIND_AGAIN)
                 again.append(time.monotonic() + BIND_AGAIN)
                 del merged[name]
             else:
                 self._resources[name] = resource
         sent = [name for name in sent if name in merged]
-        if self._given() != given:  # Somebody got a device meanwhile, by the lists of before.
+        if self._given() != given:  # A container got a device meanwhile.
             merged = _merged(self._asked({name: listings[name] for name in merged}, clock))
         shown = {name: self._resources[name].entries for name in merged}
         for name, one in merged.items():
             self._resources[name].publish(listings[name], one.entries)
         self._changed()
         try:
-            await asyncio.sleep(0)  # The streams come first: to note thousands of devices takes milliseconds.
+            await asyncio.sleep(0)  # Send first: to note thousands of devices takes milliseconds.
         finally:
             news = [remember(self._ledger, self.unseen, name, merged[name], illnesses[name]) for name in sent]
             if news:
@@ -169,7 +183,7 @@ class Lists:
         self._serve_new(before)
 
     def _serve_new(self, before: Container[str]) -> None:
-        """Have new resources registered, or stand by. Until the start is done, that does it."""
+        """Register new resources, or let them stand by. Until the gateway has started, the start does that."""
         if not self._lead.begun:
             return
         for name, resource in self._resources.items():
@@ -179,17 +193,17 @@ class Lists:
                 resource.feed(events.KubeletUp(self._presence.kubelet))
 
     def _changed(self) -> None:
-        """Have the DRA drivers look at the lists and holders again."""
+        """Let the DRA drivers read the lists and holders again."""
         if self.drivers is not None:
             self.drivers.now.update()
 
     @property
     def registering(self) -> bool:
-        """True if a Register is on its way: what takes seconds waits until it is answered by a call."""
+        """True if a Register is in flight or awaits the kubelet's call. Slow work waits for its end."""
         return self._lead.takes_over or any_registers(self._resources.values())
 
     def _asked(self, listings: Mapping[str, Listing | None], clock: merging.Clock) -> Asked:
-        """Return what is to be merged, by resource: what is remembered, what the source lists, and what others hold."""
+        """Return the input of the merge, by resource: what is remembered, what the source lists, and what others hold."""
         known = {name: self._known(name, listing) for name, listing in listings.items()}
         before = {name: self._resources[name].entries if name in self._resources else {} for name in listings}
         grace, asked, on_offer = self._settings.startup_grace, {}, _offered(listings, self._ledger)
@@ -226,11 +240,11 @@ class Lists:
         return asked
 
     def _prepared(self) -> Iterable[Hold]:
-        """Return the holds of claims that were prepared while DRA was on. With DRA on, the drivers know them."""
+        """Return the holds of claims that were prepared before DRA was switched off. With DRA on, the drivers know them."""
         return claimed.holds(self._ledger.claims) if self._settings.dra == "off" else ()
 
     def _heeded(self, holds: Sequence[Hold], ours: Container[str]) -> Sequence[Hold]:
-        """Leave out holds that have ended. What other plugins offer outlives a kubelet's restart, but a checkpoint also names gone plugins."""
+        """Leave out holds that have ended. Offers of other plugins stay in force while a kubelet restarts, unless it stops naming them."""
         if not any(hold.offer for hold in (*holds, *self._holds)):
             return holds
         last, since = self._beliefs.last, self._presence.since
@@ -264,7 +278,7 @@ class Lists:
         )
 
     def _has_unheard_of(self, inventory: Inventory) -> bool:
-        """Return True if the source lists IDs that the ledger doesn't know."""
+        """Return True if the source lists IDs that the state file doesn't have."""
         return any(ids - self._ledger.announced(name).keys() for name, ids in _offered(inventory, self._ledger).items())
 
     def _given(self) -> int:
@@ -274,7 +288,7 @@ class Lists:
         return frozenset((hold.resource, hold.device_id) for hold in self._holds)
 
     def _look_for(self, known: frozenset[tuple[str, str]]) -> None:
-        """Have the kubelet's records read while a device waits for the end of a hold; at once if there are other holds than ``known``."""
+        """Schedule a read of the kubelet's records while a device waits for the end of a hold; at once if a hold is not in ``known``."""
         if self._holds:
             self._beliefs.look_within(self._rest(HOLDERS_AGAIN) if self._held_ids() <= known else 0)
 
@@ -282,7 +296,7 @@ class Lists:
         return max(seconds, PART * self._took)  # Most of the time is for calls.
 
     def update_again(self, moments: Sequence[float]) -> None:
-        """Bring the lists up to date again at the first of these moments (monotonic seconds)."""
+        """Update the lists again at the first of these moments (monotonic seconds)."""
         if self._again is not None:
             self._again.cancel()
             self._again = None
@@ -291,9 +305,9 @@ class Lists:
             self._again = asyncio.get_running_loop().call_later(delay, self._refresh)
 
     async def announce(self) -> None:
-        """Write the lists that are about to be sent, as they are: to bring thousands of devices up to date takes seconds.
+        """Write the lists as they are to the state file, before they are sent: a full update of thousands of devices takes seconds.
 
-        They are brought up to date soon after; most holds of the gateway before have ended by then.
+        The update follows soon. By then most holds of the earlier leader have ended.
         """
         async with self.lock:
             if self.unremembered():
@@ -307,23 +321,23 @@ class Lists:
             self.update_again([time.monotonic() + HANDED_OVER_LOOK])
 
     def unremembered(self) -> bool:
-        """Return True if a list has an ID that the ledger doesn't know."""
+        """Return True if a list has an ID that the state file lacks."""
         return any(one.entries.keys() - self._ledger.announced(one.name).keys() for one in self._resources.values())
 
     @property
     def only_remembered(self) -> bool:
-        """True if the ledger knows resources that this gateway hasn't."""
+        """True if the state file has resources that this gateway lacks."""
         return not self._resources.keys() >= set(self._ledger.resources())
 
     def looked(self) -> None:
-        """Note that the kubelet's records were read, and bring the lists up to date if a device waited for that."""
+        """Update the lists if a device waited for this read of the kubelet's records."""
         waiting = bool(self._holds and self._resources) or any(
             entry.state in _WAITING
             or (entry.beneath is not None and any(one.state in _WAITING for one in entry.beneath.layers))
             for resource in self._resources.values()
             for entry in resource.entries.values()
         )
-        if not waiting and self.inventory is not None:  # What was offered until now by records of before, or by none.
+        if not waiting and self.inventory is not None:  # A hold may have begun that was unknown at the last update.
             told = _told(self.inventory, (*self._resources, *self.inventory), self._ledger, self._source)
             waiting = bool(self._heeded(self._holdings.of_others(_offered(told, self._ledger)), self._resources))
         self._changed()
@@ -347,7 +361,7 @@ class Lists:
         self._tasks.background(self.update())
 
     def close(self) -> None:
-        """Bring the lists up to date no more."""
+        """Stop updating the lists."""
         self.update_again(())
 
 
@@ -356,13 +370,13 @@ def _merged(asked: Asked) -> dict[str, merging.Merged]:
 
 
 async def _merged_apart(asked: Asked) -> dict[str, merging.Merged]:
-    """Merge; in a thread if there are many devices, so that calls are answered."""
+    """Merge; with many devices in a thread, so that calls are answered meanwhile."""
     many = sum(len(listing.devices) for _, listing, *_ in asked.values() if listing is not None) > AT_ONCE
     return await asyncio.to_thread(_merged, asked) if many else _merged(asked)
 
 
 async def _announce(ledger: Ledger, name: str, devices: Sequence[Device]) -> None:
-    """Note what is about to be sent; of many devices some at a time, so that calls are answered in between."""
+    """Note devices that are about to be sent, some at a time, so that calls are answered meanwhile."""
     for start in range(0, len(devices), AT_ONCE):
         if start:
             await asyncio.sleep(0)
@@ -372,9 +386,9 @@ async def _announce(ledger: Ledger, name: str, devices: Sequence[Device]) -> Non
 def remember(
     ledger: Ledger, unseen: Unseen, name: str, merged: merging.Merged, illnesses: Mapping[str, merging.Sticky]
 ) -> bool:
-    """Write what follows from a list into the ledger. Return True if that should be on disk at once, not only soon."""
+    """Note in the ledger what follows from a list. Return True if it should be on disk at once."""
     news = ledger.announce(name, unseen.to_record(name, [entry.device for entry in merged.entries]))
-    ledger.withdraw(name, merged.dropped)  # Forgets their illnesses too, which outlive them.
+    ledger.withdraw(name, merged.dropped)  # Also forgets their troubles.
     if name in unseen.names:
         return news
     illnesses = {device_id: row for device_id, row in illnesses.items() if device_id not in merged.dropped}
@@ -384,7 +398,7 @@ def remember(
 
 
 def _ill_before(listing: Listing | None, announced: Container[str], ledger: Ledger) -> Mapping[str, merging.Sticky]:
-    """Return the lasting illnesses of hardware whose ID has changed, by its new ID: a new name or number of replicas cures none."""
+    """Return the lasting troubles of hardware whose ID has changed, by its new ID. A new name or number of replicas ends no trouble."""
     new = () if listing is None else [one for one in listing.devices if one.id not in announced]
     ill: dict[boards.Place, merging.Sticky] = {}
     for name in ledger.resources() if new else ():
@@ -394,7 +408,7 @@ def _ill_before(listing: Listing | None, announced: Container[str], ledger: Ledg
 
 
 def _told(inventory: Inventory, of: Iterable[str], ledger: Ledger, source: DeviceSource) -> dict[str, Listing | None]:
-    """Return the listings, by resource. A resource that was withdrawn as a whole gets an empty one, because no source will list it."""
+    """Return the listings, by resource. A resource of which every device was withdrawn gets an empty one."""
     told = {name: listed(inventory, name) for name in of}
     for name in [name for name, listing in told.items() if listing is None]:
         ids = ledger.announced(name)
@@ -404,5 +418,5 @@ def _told(inventory: Inventory, of: Iterable[str], ledger: Ledger, source: Devic
 
 
 def _offered(listings: Mapping[str, Listing | None], ledger: Ledger) -> dict[str, AbstractSet[str]]:
-    """Return the IDs on offer, by resource. If its source has not listed it yet, these are the remembered ones."""
+    """Return the IDs on offer, by resource. If the source hasn't listed a resource yet, these are the remembered IDs."""
     return {name: (ledger.announced(name) if one is None else one.by_id).keys() for name, one in listings.items()}

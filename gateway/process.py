@@ -1,6 +1,6 @@
-"""Set up the process: descriptors up to the hard limit, memory that the allocator returns, and a log of errors in the event loop.
+"""Set up the process: its limit of file descriptors, its memory allocator, and the log of errors in the event loop.
 
-The soft limit of descriptors is low by default (1024) for programs that use select(2), which this one doesn't.
+The soft limit of descriptors is low by default (1024), for programs that use select(2). This one doesn't.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import structlog
 from gateway.wires.log import Seldom
 
 LARGE: Final = 1024 * 1024
-"""Bytes from which on a block is mapped by itself, and returned as soon as it is freed."""
+"""Larger blocks are mapped one by one, and returned to the kernel when they are freed."""
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
-"""Of mallopt(3)."""
+"""Parameters of mallopt(3)."""
 _ARENAS: Final = 2
 _loop_errors = Seldom(times=5)
 _log = structlog.get_logger()
 
 
 def allow_descriptors() -> int:
-    """Raise the soft limit to the hard one, and return it; a system call filter may forbid that."""
+    """Raise the soft limit to the hard one; return the limit in force. A system call filter may forbid raising it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -34,9 +34,9 @@ def allow_descriptors() -> int:
 
 
 def give_memory_back() -> None:
-    """Make glibc return the memory of large requests: by default it keeps blocks of up to 32 MiB in each thread's arena.
+    """Make glibc return the memory of large requests. By default it keeps blocks of up to 32 MiB in each thread's arena.
 
-    Another C library ignores the settings.
+    Other C libraries ignore the settings.
     """
     with contextlib.suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
@@ -45,9 +45,9 @@ def give_memory_back() -> None:
 
 
 def report_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an exception that nothing caught: a defect, but no reason to take devices away.
+    """Log an exception that no code caught. It is a defect, but the devices stay.
 
-    asyncio calls this a hundred times a second for a listener without descriptors, with a traceback each.
+    If no file descriptor is left, asyncio calls this a hundred times a second, with a traceback each time.
     """
     what = str(context.get("message"))
     if (left_out := _loop_errors.tell(what)) is not None:

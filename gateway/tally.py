@@ -1,8 +1,7 @@
-"""The tally: what happened since the gateway started, counted. Always on, because it is nearly free.
+"""Counts of what happened since the gateway started.
 
-Plain integers in plain dictionaries: there is one event loop, so nothing is locked. Whoever sees a thing happen counts it
-here; ``gateway status`` and the metrics read it. Everything is bounded, whatever comes from outside: a family of counts
-takes ``MOST_LABELS`` different labels, and all others are counted together as ``other``.
+There is one event loop, so plain dictionaries need no lock. ``gateway status`` and the metrics read them. Each family keeps
+``MOST_LABELS`` label sets, and counts all others as ``other``.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ MOST_HISTOGRAMS: Final = 64
 OTHER: Final = "other"
 
 GAP_BOUNDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 60.0)
-"""Seconds. A restarted kubelet tells the API server what it has after 0.1 s, and then not again for 10 s."""
+"""Seconds. A restarted kubelet reports its devices to the API server after 0.1 s, and again only 10 s later."""
 CALL_BOUNDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0)
 """Seconds. The kubelet sets no deadline for Allocate, and starts no other pod meanwhile (#117435)."""
 LAG_WINDOW: Final = 60.0
-"""Seconds after which the worst lag of the event loop is forgotten, at the earliest; at the latest after twice as many."""
+"""Seconds after which the worst lag of the event loop is forgotten, at the earliest. The latest is twice that."""
 
 
 class Cause(Enum):
-    """Why a resource was registered. The values are what people read."""
+    """Why a resource was registered. The values are shown to people."""
 
     FIRST = "first"
     KUBELET_START = "kubelet start"
@@ -32,7 +31,7 @@ class Cause(Enum):
     ERROR = "error"
     NEVER_CALLED = "never called"
     RECORDS = "books"
-    """The kubelet's own records lacked us."""
+    """The kubelet's records lacked the resource."""
     OPTIONS = "options"
     HANDOVER = "handover"
     OFFERED = "offered again"
@@ -40,16 +39,16 @@ class Cause(Enum):
 
 
 class Confirmation(Enum):
-    """What a look into the kubelet's records told of a registration. The values are what people read."""
+    """What a read of the kubelet's records found about a registration. The values are shown to people."""
 
     HELD = "held"
     LACKING = "lacking"
     UNKNOWN = "unknown"
-    """They could not be reached."""
+    """The records could not be read."""
 
 
 class Counts(dict[tuple[str, ...], int]):
-    """How often, by labels."""
+    """Counters by labels."""
 
     def add(self, *labels: str) -> None:
         """Count one more."""
@@ -62,9 +61,10 @@ class Counts(dict[tuple[str, ...], int]):
 
 
 class Histogram:
-    """How many values (seconds) lay at or below each bound and above the one before, and the sum of all.
+    """How many values (seconds) lie in each interval, and their sum.
 
-    ``counts`` has one number more than there are bounds: the values above the last.
+    ``counts`` has one number per bound, for the values up to it and above the bound before, and one for the values above the
+    last bound.
     """
 
     __slots__ = ("bounds", "counts", "sum")
@@ -81,7 +81,7 @@ class Histogram:
 
 
 class Histograms(dict[tuple[str, ...], Histogram]):
-    """Histograms over the same bounds, by labels."""
+    """Histograms with the same bounds, by labels."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Histograms(dict[tuple[str, ...], Histogram]):
 
 
 class Tally:
-    """All that is counted in one gateway. Its attributes are for readers; the labels are named beside each."""
+    """All counts of one gateway. The docstring of each attribute names its labels."""
 
     def __init__(self) -> None:
         self.registrations = Counts()
@@ -110,33 +110,33 @@ class Tally:
         self.last_gaps: dict[str, float] = {}
         """Seconds, by resource."""
         self.calls = Counts()
-        """The kubelet's calls that were answered: resource, call, gRPC's status name."""
+        """Answered calls of the kubelet: resource, call, gRPC's status name."""
         self.call_seconds = Histograms(CALL_BOUNDS)
         """Resource, call."""
         self.lost_fields = Counts()
-        """Messages that went out without a field that the dialect can't say: dialect, field."""
+        """Messages that were sent without a field that the dialect can't carry: dialect, field."""
         self.checks = Counts()
-        """Looks into the kubelet's records: resource, result."""
+        """Reads of the kubelet's records: resource, result."""
         self._window, self._worst, self._worst_before = 0, 0.0, 0.0
 
     def restart_gap(self, resource: str, seconds: float) -> None:
-        """A kubelet's stream is open again, ``seconds`` after the kubelet was found or the last stream ended."""
+        """Count that a stream opened ``seconds`` after the kubelet was found or its last stream ended."""
         self.restart_gaps.add(seconds, resource)
         if resource in self.last_gaps or len(self.last_gaps) < MOST_HISTOGRAMS:
             self.last_gaps[resource] = seconds
 
     def call(self, resource: str, call: str, seconds: float, code: str) -> None:
-        """A call of the kubelet, such as ``Allocate``, was answered with gRPC's status name, after ``seconds``."""
+        """Count that a call of the kubelet, such as ``Allocate``, was answered with this gRPC status after ``seconds``."""
         self.calls.add(resource, call, code)
         self.call_seconds.add(seconds, resource, call)
 
     def late(self, seconds: float, now: float) -> None:
-        """A timer of the event loop fired ``seconds`` too late; ``now`` is in monotonic seconds."""
+        """Count that a timer of the event loop fired ``seconds`` late; ``now`` is in monotonic seconds."""
         self._turn(now)
         self._worst = max(self._worst, seconds)
 
     def lag(self, now: float) -> float:
-        """Give the worst lag of the event loop (seconds) in the last ``LAG_WINDOW`` or more, up to twice as much."""
+        """Return the worst lag of the event loop (seconds) in the last ``LAG_WINDOW`` seconds, or up to twice as long."""
         self._turn(now)
         return max(self._worst, self._worst_before)
 

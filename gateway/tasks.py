@@ -1,4 +1,4 @@
-"""The tasks of a gateway: those that nobody waits for, and those that must not end before it; and its end."""
+"""The tasks of a gateway, and its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = structlog.get_logger()
 
 
 async def after(event: Callable[[], Awaitable[object]], work: Coroutine[object, object, None]) -> None:
-    """Do ``work`` after ``event``. Work that is ended before it began is closed, or Python would complain of it."""
+    """Await ``event``, then ``work``. If it is cancelled before that, close ``work``, or Python would warn about it."""
     try:
         await event()
     except asyncio.CancelledError:
@@ -26,9 +26,9 @@ async def after(event: Callable[[], Awaitable[object]], work: Coroutine[object, 
 
 
 class Background:
-    """Tasks that nobody waits for: kept, as an event loop alone may lose them, and ended together.
+    """Tasks that no code awaits. They are kept, because an event loop alone may lose them, and are ended together.
 
-    One that fails is a defect, which ``log`` tells of as soon as it is over.
+    A task that fails is a defect, and is logged at once.
     """
 
     def __init__(self, log: Any = _log) -> None:
@@ -36,11 +36,11 @@ class Background:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def background(self, work: Coroutine[object, object, object]) -> None:
-        """Run what nobody waits for."""
+        """Start a task."""
         _ = self.start(work)
 
     def start(self, work: Coroutine[object, object, _T]) -> asyncio.Task[_T]:
-        """Run what may end at any time."""
+        """Start a task and return it."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._over)
@@ -52,7 +52,7 @@ class Background:
             self._log.error("a task failed because of a defect in the gateway", exc_info=error)
 
     async def close(self) -> None:
-        """End them all."""
+        """Cancel all tasks, and wait for their ends."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -60,48 +60,48 @@ class Background:
 
 
 class Signal:
-    """Wakes all that wait for the next change."""
+    """Wakes all waiting tasks at each change."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def set(self) -> None:
-        """Wake them. Those that wait from now on wait for the change after this one."""
+        """Wake the waiting tasks. A task that waits afterwards waits for the next change."""
         event, self._event = self._event, asyncio.Event()
         event.set()
 
     async def within(self, seconds: float | None) -> None:
-        """Wait for the next change, but so many seconds at most (None: for ever)."""
+        """Wait for the next change, at most so many seconds (None: for ever)."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._event.wait()
 
 
 class Tasks(Background):
-    """All tasks of one gateway, and its end."""
+    """All tasks of one gateway, and the end of the gateway."""
 
     def __init__(self) -> None:
         super().__init__()
         self.status: int | None = None
-        """The exit status, as soon as the gateway is to end."""
+        """The exit status, once the gateway should end."""
         self._ending = asyncio.Event()
 
     def end(self, status: int) -> None:
-        """End the gateway with an exit status. The first one counts."""
+        """End the gateway with an exit status. Only the first call counts."""
         if self.status is None:
             self.status = status
             self._ending.set()
 
     async def ended(self) -> None:
-        """Wait until the gateway is to end."""
+        """Wait until the gateway should end."""
         await self._ending.wait()
 
     def spawn(self, name: str, work: Coroutine[object, object, None]) -> None:
-        """Run a task that must never end by itself: if it does, that is a defect, and the gateway ends with it."""
+        """Start a task that must never end by itself. If it does, that is a defect, and the gateway ends."""
         _ = self.spawned(name, work)
 
     def spawned(self, name: str, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run such a task, and return it: it may be cancelled."""
+        """Start such a task, and return it so that it can be cancelled."""
         task = asyncio.ensure_future(work)
 
         def ended(task: asyncio.Task[None]) -> None:

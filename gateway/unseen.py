@@ -1,7 +1,7 @@
-"""Which devices worked until now and aren't seen by this gateway: an update that lost its rights must not go on.
+"""Find devices that worked until now and that this gateway can't see: an update that lost its rights must not go on.
 
-One rule for every vendor. A gateway that sees none of a source's usable devices doesn't take them over, isn't ready, and doesn't record
-them as lost. If it sees some, the others are lost, and the update goes on.
+The rule holds for every vendor. A gateway that sees none of a source's usable devices doesn't take them over, isn't ready, and
+doesn't record them as lost. If it sees some, the others are lost, and the update goes on.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _BY_A_SETTING = frozenset({Fate.WITHDRAWN, Fate.EXCLUDED})
 
 
 class Unseen:
-    """What a gateway before this one could serve, by the state file, and this one doesn't see."""
+    """Devices that the state file has as usable, and that this gateway doesn't see."""
 
     def __init__(self, ledger: Ledger, source: DeviceSource) -> None:
         self._ledger, self._source, self._boot_id = ledger, source, boot_id()
         self.names: Mapping[str, str] = {}
-        """The resources of which nothing usable is seen, each with its source."""
+        """The resources of which no usable device is seen, with the name of their source."""
         self.none_before = False
-        """Whether a gateway before this one could serve nothing, either."""
+        """True if the earlier gateway had no usable device either."""
         self._hindrances: Sequence[Hindrance] = ()
         self._sighted: set[str] = set()
-        """The sources of which this process has seen something usable: what goes later is lost."""
+        """The sources of which this process has seen a usable device. Devices that vanish later are lost."""
         self._served_in_boot: str | None = None
-        """The boot in which a gateway served here last, as it was at the start; empty: nobody knows."""
+        """The boot in which a gateway last served here, read at the start; empty: unknown."""
 
     def look(self, inventory: Inventory | None) -> None:
-        """Compare what the sources list with what was served. What worked before a reboot need not work after it.
+        """Compare what the sources list with what was served. A device that worked before a reboot need not work after it.
 
         Args:
             inventory: what the sources list; None: nothing yet.
@@ -57,7 +57,7 @@ class Unseen:
         usable = {
             name: self._usable(name, inventory)
             for name in (ledger.resources() if self._served_in_boot in {"", self._boot_id} else ())
-            # A name that a source with healthy devices doesn't know was withdrawn by a setting.
+            # If a source has healthy devices and doesn't know the name, a setting withdrew it.
             if source.source_of(name) not in self._sighted and (source.claims(name) or not healthy)
         }
         known = {name: ledger.announced(name).keys() for name in usable}
@@ -67,24 +67,24 @@ class Unseen:
         self._hindrances = hindrances(self.names, usable)
 
     def _usable(self, resource: str, inventory: Inventory | None) -> list[str]:
-        """Return what was healthy last, without what a setting withdrew and what the kernel no longer has."""
+        """Return the devices that were healthy last, except those that a setting withdrew or the kernel no longer has."""
         well = [one for one in self._ledger.announced(resource).values() if one.health is Health.HEALTHY]
         became = fates(resource, well, inventory, self._source)
         return [one.id for one in well if became[one.id] not in _BY_A_SETTING and not is_removed(one)]
 
     def added_to(self, told: Iterable[Hindrance]) -> tuple[Hindrance, ...]:
-        """Add what isn't seen to the sources' hindrances. If the gateway before served nothing, none of them holds up an update."""
+        """Add a hindrance for each source whose devices aren't seen. If the earlier gateway served none, no hindrance holds up an update."""
         if self.none_before:
             told = (replace(one, held_up=False) for one in told)
         return (*told, *self._hindrances)
 
     @property
     def words(self) -> str:
-        """Say what isn't seen; empty if nothing is missing."""
+        """The missing devices, for people; empty if none is missing."""
         return "; ".join(one.reason for one in self._hindrances)
 
     def to_record(self, resource: str, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Leave out what isn't seen: it stays in the record as it was, so that a second start waits, too."""
+        """Leave out devices that aren't seen: they stay in the state file as they are, so that a second start also waits."""
         if resource not in self.names:
             return tuple(devices)
         known = self._ledger.announced(resource)
@@ -92,7 +92,7 @@ class Unseen:
 
 
 def fates(name: str, gone: Sequence[Device], inventory: Inventory | None, source: DeviceSource) -> dict[str, Fate]:
-    """Return the fate of devices that are no longer listed. A GPU is withdrawn if another one has its PCI address now."""
+    """Return why devices are no longer listed. A GPU is withdrawn if another one has its PCI address now."""
     there: dict[str, str] = {}
     if any(device.pci for device in gone):
         listings = (inventory or {}).values()
@@ -106,12 +106,12 @@ def fates(name: str, gone: Sequence[Device], inventory: Inventory | None, source
 
 
 def is_removed(device: Device) -> bool:
-    """True if a GPU is gone from the kernel. The kernel had it before if its NUMA node is known, which is read from its folder."""
+    """Return True if the kernel no longer has a GPU. It had it before if the NUMA node is known, which is read from the GPU's folder."""
     return bool(device.pci and device.numa_nodes) and not (PCI / device.pci).exists()
 
 
 def seen(inventory: Inventory | None, resource: str) -> Iterator[str]:
-    """Yield the healthy devices that a source lists. One that it can't look at is unhealthy, with the reason."""
+    """Yield the healthy devices that a source lists. A device that it can't look at is listed as unhealthy."""
     listing = None if inventory is None else inventory.get(resource)
     if listing is not None:
         yield from (one.id for one in listing.devices if one.health is Health.HEALTHY)
@@ -126,10 +126,10 @@ def unseen(
     """Return the resources whose source had usable devices and sees none of its known devices, each with the source's name.
 
     Args:
-        usable: the devices that the gateway before could give away, by resource.
-        known: all devices that the gateway before listed, also cordoned ones, by resource.
+        usable: the devices that the earlier gateway could give, by resource.
+        known: all devices that it listed, also cordoned ones, by resource.
         inventory: what the sources list; None: nothing yet.
-        source_of: gives the name of the source that a resource is of.
+        source_of: returns the name of a resource's source.
     """
     sources = {name: source_of(name) for name, ids in usable.items() if ids}
     sighted = {source for name, source in sources.items() if not set(known[name]).isdisjoint(seen(inventory, name))}
@@ -137,7 +137,7 @@ def unseen(
 
 
 def hindrances(missing: Mapping[str, str], usable: Mapping[str, Collection[str]]) -> tuple[Hindrance, ...]:
-    """Say what each source doesn't see, and what to do."""
+    """Return a hindrance for each source whose devices aren't seen."""
     found = []
     for source in dict.fromkeys(missing.values()):
         names = sorted(name for name in missing if missing[name] == source)

@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from devices.gpu.model import GPU
-from devices.source import Unusable
+from devices.source import Hindrance, Unusable
 
 
 class Sight(Struct, frozen=True):
@@ -45,8 +45,8 @@ class Backend(Protocol):
     name: str
 
     @property
-    def hindrance(self) -> str:
-        """Why it sees no hardware yet, or what it is told by (a profile) isn't used; empty where all is well. Must not block."""
+    def hindrance(self) -> Hindrance | None:
+        """Why it sees no hardware yet, or doesn't use its profile; None if nothing is wrong. Must not block."""
 
     def watch(self) -> AsyncGenerator[Sight]:
         """Yield what is there as soon as it is known, and again, whole, after each change; for ever.

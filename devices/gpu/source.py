@@ -228,8 +228,9 @@ class GPUSource(DeviceSource):
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         """Return why the node's devices can't be named, why GPUs can't be used, and what hinders the backend."""
-        others = self._backend.hindrance, "" if self._features is None else self._features.trouble
-        return (*self._own_hindrances(), *(Hindrance(self.name, one) for one in others if one))
+        backends, trouble = self._backend.hindrance, "" if self._features is None else self._features.trouble
+        found = self._own_hindrances() + ([] if backends is None else [backends])
+        return (*found, Hindrance(self.name, trouble)) if trouble else tuple(found)
 
     def _own_hindrances(self) -> list[Hindrance]:
         """An update must not go on if the node has GPUs and none can be used."""

@@ -96,6 +96,7 @@ class _Found(Struct, frozen=True, gc=False):
     spells: Spells = Spells()
     free: bool = False
     code: str = ""
+    cause: str = ""
 
 
 def merge(
@@ -250,12 +251,12 @@ def _look(device: Device, listing: Listing, row: Sticky | None, last: Entry | No
     spells = spells.after(ill=ill, now=now)
     kind, reason = (None, "") if trouble is None else (trouble.kind, trouble.reason)
     if trouble is not None and ill:
-        return _Found(State.UNHEALTHY, reason, kind, spells=spells, code=trouble.code)
+        return _Found(State.UNHEALTHY, reason, kind, spells=spells, code=trouble.code, cause=trouble.cause)
     back = None if spells.ended is None else spells.ended + spells.hold
     if back is not None and now < back:
         reason = f"it became unhealthy {spells.count} times in a row, and is held back until it was healthy for {spells.hold:.0f} s"
         return _Found(State.UNHEALTHY, reason, TroubleKind.RESTART_APP, back, spells)
-    return _Found(State.PRESENT, reason, kind, spells=spells)
+    return _Found(State.PRESENT, reason, kind, spells=spells, cause="" if trouble is None else trouble.cause)
 
 
 def _miss(
@@ -328,4 +329,15 @@ def _entry(
         since = last.since
     elif last is None and told is not None and told.health is health:
         since = None
-    return Entry(device, found.state, found.reason, since, found.kind, found.until, found.spells, beneath, found.code)
+    return Entry(
+        device,
+        found.state,
+        found.reason,
+        since,
+        found.kind,
+        found.until,
+        found.spells,
+        beneath,
+        found.code,
+        found.cause,
+    )

@@ -179,7 +179,7 @@ class Entry(Struct, frozen=True, gc=False):
     """A device as the list shows it, with its state and the reason for it in words.
 
     ``since`` is when its health in the list became what it is (monotonic seconds); None: before this process looked.
-    ``kind`` is what its trouble takes to end, if it has one, and ``code`` the vendor's name for it. ``until`` is when its state ends by itself (monotonic seconds;
+    ``kind``, ``code`` and ``cause`` are those of its trouble, if it has one. ``until`` is when its state ends by itself (monotonic seconds;
     None: it doesn't). ``beneath`` is what a cordon, a release or another's claim covers.
     """
 
@@ -192,6 +192,7 @@ class Entry(Struct, frozen=True, gc=False):
     spells: Spells = Spells()
     beneath: Entry | None = None
     code: str = ""
+    cause: str = ""
 
     @property
     def layers(self) -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""Which plugins are accepted: a Register is judged against those that are there, and a refusal is worded for the plugin's author."""
+"""Decide which plugins may register. A refusal's message is for the plugin's author."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from gateway.bridge.memory import PluginFolder
 
 RIVAL_GOES: Final = 1.0
-"""Seconds that a plugin's stream is given to end before another plugin for its resource is refused."""
+"""Seconds for which a second plugin of a resource waits for the end of the first one's stream, before it is refused."""
 MOST_REGISTERS = 600
-"""Registers of one resource in a minute."""
+"""Most Registers of one resource in a minute."""
 
 _log = structlog.get_logger()
 
 
 class Admission:
-    """Takes plugins, or says why not (a ``sockets.Host``).
+    """Accepts or refuses plugins (a ``sockets.Host``).
 
     Args:
-        plugins: those that are known, by the name that they registered; who is taken is put there.
-        made: makes what a resource is bridged by.
-        occupied: says whose the name already is that the kubelet would know a resource by (empty: nobody else's).
-        durable: waits until what is known of plugins outlives this gateway.
+        plugins: the accepted plugins, by the resource that they registered; new ones are added.
+        made: makes the ``BridgedResource`` of a resource.
+        occupied: returns who already offers the resource under its name for the kubelet; empty if none does.
+        durable: waits until the plugins' file is on disk.
     """
 
     def __init__(
@@ -52,22 +52,22 @@ class Admission:
     ) -> None:
         self._plugins, self._made, self._occupied, self._durable = plugins, made, occupied, durable
         self.allow: Sequence[str] = ()
-        """The names that an operator lets in though another device plugin has them usually."""
+        """Patterns of the resources that an operator allows here (``bridge.allow``); none: all are allowed."""
         self._seldom = Seldom(times=MOST_REGISTERS)
         self._closing: asyncio.Future[None] | None = None
 
     @property
     def counted(self) -> Collection[str]:
-        """The names by which Registers are counted."""
+        """The resources for which Registers are counted."""
         return self._seldom.kinds
 
     async def register(
         self, path: Path, dialect: Dialect, resource: str, options: Options, folder: PluginFolder
     ) -> None:
-        """Take a plugin, or say why not.
+        """Accept a plugin.
 
         Raises:
-            RefusedError: see there.
+            RefusedError: it is refused.
         """
         if problem := judge.resource_error(resource, self.allow):
             raise RefusedError(Fault.INVALID_ARGUMENT, problem)
@@ -81,7 +81,7 @@ class Admission:
         known = self._plugins.get(resource)
         living = None if known is None else known.peer
         if folder == REGISTRY and living is not None and living.path == path and living.identity == socket_id(path):
-            return  # Found again, after a restart of the bridge: its stream is open.
+            return  # It was found again after a restart of the bridge, and its stream is open.
         if problem := self._occupied(resource):
             raise RefusedError(Fault.ALREADY_EXISTS, problem)
         one = self._plugins.get(resource) or self._made(resource)
@@ -91,7 +91,7 @@ class Admission:
             await peer.ask_options()
             await self._require_no_rival(resource, path)
             self._require_socket(path, resource)
-            self._require_room(resource)  # Last: many may register at once.
+            self._require_room(resource)  # Last, because many may register at once.
         except AwayError as error:
             raise RefusedError(
                 Fault.UNAVAILABLE, f"failed to dial device plugin: {error}: serve the socket before registering it"
@@ -108,7 +108,7 @@ class Admission:
             await self._durable()
 
     def _require_socket(self, path: Path, resource: str) -> None:
-        """Refuse what is no plugin's own socket."""
+        """Refuse an endpoint that isn't a socket, or is another plugin's."""
         found = socket_id(path)
         if found is None:
             raise RefusedError(
@@ -119,7 +119,7 @@ class Admission:
         for name, one in self._plugins.items():
             if name == resource or one.peer is None or one.peer.identity != found:
                 continue
-            if one.registered_on != found:  # It was called by an old name, and this is who is there now.
+            if one.registered_on != found:  # It was connected to by its old name, and another plugin answered.
                 one.give_way(f"its socket is {resource}'s now")
             else:
                 raise RefusedError(
@@ -128,9 +128,9 @@ class Admission:
                 )
 
     async def _require_no_rival(self, resource: str, path: Path) -> None:
-        """Refuse a second plugin while the first lives. A plugin that serves anew, under the same name or after its end, is none.
+        """Refuse a second plugin for a resource while the first one lives. A plugin that restarted is no second plugin.
 
-        Of two that register at once, as all do when kubelet.sock comes, each looks when nothing is left but to take it.
+        If several register at once, as when kubelet.sock appears, each checks this last.
         """
         dead = None
         while (one := self._plugins.get(resource)) is not None:
@@ -149,7 +149,7 @@ class Admission:
             dead = peer
 
     def _require_room(self, resource: str) -> None:
-        """Refuse one more resource where there are too many; one that went makes room if it has nothing announced."""
+        """Refuse one more resource if there are too many. First drop a resource whose plugin went and has no devices announced."""
         if resource in self._plugins or len(self._plugins) < judge.MOST_PLUGINS:
             return
         now = time.monotonic()

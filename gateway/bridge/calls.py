@@ -1,4 +1,4 @@
-"""The calls that go through to a plugin; they wait for one that is away as long as the shield holds."""
+"""Pass calls on to a plugin. If it is away, they wait as long as its devices are shielded."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
     from devices.model import Device, PreferredRequest
 
 MOST_ANSWERS: Final = 256
-"""Answers of a resource that are remembered, where an operator wants them repeated."""
+"""Most answers of a resource that are remembered, if an operator wants them repeated."""
 
 
 class BridgedResource(Bridged):
-    """A bridged resource that is called."""
+    """A bridged resource with its calls."""
 
     _listed_in: tuple[Device, ...] | None = None
     _listed: Collection[str] = frozenset()
-    """The IDs of these devices: made once for each list."""
+    """The IDs of ``_listed_in``, computed once per list."""
 
     async def allocate(self, request: ContainerRequest) -> ContainerAnswer:
-        """Let the plugin answer, in the order of the calls and one at a time: some look for *the* pod that is waiting.
+        """Let the plugin answer. It gets one call at a time, in order, because some plugins look for *the* pod that is waiting.
 
         Raises:
-            RefusedError: in the plugin's words; UNAVAILABLE where it is away for too long, DEADLINE_EXCEEDED where it hangs.
+            RefusedError: the plugin refused, in its words; UNAVAILABLE if it is away for too long, DEADLINE_EXCEEDED if it
+                hangs.
         """
         async with self._turn:
             return await self._answered(request)
@@ -62,10 +63,10 @@ class BridgedResource(Bridged):
             return answer
 
     async def prefer(self, request: PreferredRequest) -> tuple[str, ...]:
-        """Let the plugin choose; where it is away, or lacks some of them, the first ones that are available are as good as any.
+        """Let the plugin choose. If it is away or lacks some of the devices, choose the first available ones.
 
         Raises:
-            RefusedError: in the plugin's words.
+            RefusedError: the plugin refused, in its words.
         """
         if self.peer is not None and self._heard.is_set() and not self._unlisted(request.available):
             try:
@@ -77,10 +78,10 @@ class BridgedResource(Bridged):
         return (*must, *rest[: max(0, request.size - len(must))])
 
     async def prepare(self, device_ids: tuple[str, ...]) -> None:
-        """Let the plugin make devices ready. The kubelet tries again what is refused.
+        """Let the plugin prepare devices. The kubelet calls again if that is refused.
 
         Raises:
-            RefusedError: as ``allocate``.
+            RefusedError: as for ``allocate``.
         """
         if not self.word.options.pre_start_required:
             return
@@ -100,13 +101,13 @@ class BridgedResource(Bridged):
                 return
 
     async def _knows(self, device_ids: Collection[str], peer: Peer) -> bool:
-        """Say whether a plugin may be asked for these; False where it went meanwhile.
+        """Return True if the plugin may be asked for these devices; False if it went meanwhile.
 
-        Who waited for one that came back asks by the list of before: the plugin may have lost a device, and may answer
-        anything, or die, for one that it doesn't know.
+        A call that waited for the plugin has devices of its earlier list. The plugin may have lost one of them, and for an
+        unknown ID it may answer anything, or crash.
 
         Raises:
-            RefusedError: it doesn't have all of them.
+            RefusedError: the plugin lacks some of the devices.
         """
         if not self._heard.is_set():
             try:
@@ -125,17 +126,17 @@ class BridgedResource(Bridged):
         return True
 
     def _unlisted(self, device_ids: Collection[str]) -> Collection[str]:
-        """Tell which of these the plugin doesn't list."""
+        """Return the devices that the plugin doesn't list."""
         devices = self.word.devices
         if devices is not self._listed_in:
             self._listed_in, self._listed = devices, frozenset(one.id for one in devices or ())
         return [one for one in device_ids if one not in self._listed]
 
     async def _returned(self, seconds: float) -> None:
-        """Wait for the plugin.
+        """Wait until the plugin is back.
 
         Raises:
-            RefusedError: it didn't come back.
+            RefusedError: it was not back in time.
         """
         self._back.clear()
         try:
@@ -149,17 +150,17 @@ class BridgedResource(Bridged):
             ) from None
 
     async def _let_down(self, peer: Peer, error: AwayError) -> None:
-        """A call was left without an answer: the connection broke, or the plugin hangs. Returns where to try again is right.
+        """Handle a call that got no answer, because the connection broke or the plugin hangs. Return if the call should be tried again.
 
         Raises:
-            RefusedError: it hangs.
+            RefusedError: the plugin hangs.
         """
         if error.hangs and await peer.answers():
             raise RefusedError(
                 Fault.DEADLINE_EXCEEDED,
                 f"the plugin of {self.resource} lives, but {error}: look at its log, or give it longer (bridge.deadlines)",
             )
-        if peer is not self.peer:  # Another registration came meanwhile.
+        if peer is not self.peer:  # It registered again meanwhile.
             return
         if not error.hangs:
             self.went(str(error))

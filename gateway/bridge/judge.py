@@ -1,7 +1,7 @@
-"""What a plugin may say to the bridge, and what is refused: pure functions, each with a reason in words.
+"""Check what plugins send to the bridge. Pure functions: each returns the reason of a refusal, or None.
 
-A plugin's process may be broken or hostile. So everything that comes from it is bounded and judged before it is kept, and
-a refusal names what was seen, what it means and what to do. ``None`` means that there is nothing against it.
+A plugin may be broken or hostile, so everything from it is bounded and checked before it is kept. A reason says what is wrong
+and what to do.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from devices.replicas import unshared
 
 KUBELET_SOCKET: Final = "kubelet.sock"
 MOST_PLUGINS: Final = 128
-"""The most resources that are remembered at once; a node has a handful of plugins."""
+"""Most resources that are remembered. A node has a handful of plugins."""
 MOST_DEVICES: Final = 20_000
-"""The most devices of one plugin. The kubelet's own limit is 4 MiB for a list, which is 43 000 devices with IDs of 80 bytes."""
+"""Most devices of one plugin. The kubelet's limit of 4 MiB per list is 43,000 devices with IDs of 80 bytes."""
 MOST_IN_ALL: Final = 60_000
-"""The most devices of all plugins together: of one more list, the last one stays."""
+"""Most devices of all plugins together. A list beyond that is refused, and the plugin's last one stays."""
 LONGEST_REPEATED: Final = 16 * 1024
-"""The most bytes of an answer that is remembered."""
+"""Most bytes of an answer that is remembered."""
 LONGEST_ID: Final = 253
-"""Characters of a device ID: 63 is a comment in the API, and no kubelet checks it."""
+"""Most characters of a device ID. The API's comment says 63, but no kubelet checks that."""
 MOST_PARTS: Final = 4096
-"""The most variables, mounts, device nodes, annotations and CDI names, together, of one answer."""
+"""Most variables, mounts, device nodes, annotations and CDI names of one answer, added up."""
 MOST_BYTES: Final = 1024 * 1024
-"""The most bytes of one answer to Allocate."""
+"""Most bytes of one answer to Allocate."""
 _LONGEST_PATH: Final = 107
 _MOST_NUMA_NODES: Final = 1024  # CONFIG_NODES_SHIFT is at most 10
 _OF_HARDWARE: Final = ("GPU-", "MIG-")
@@ -39,7 +39,7 @@ _OURS: Final = ("device-plugins", "plugins_registry")
 
 
 def resource_error(name: str, allow: Sequence[str]) -> str | None:
-    """Say why a plugin can't register ``name``; ``allow`` are patterns (none: every name is allowed)."""
+    """Return why a plugin can't register ``name``; ``allow`` are the allowed patterns (none: every name)."""
     if problem := resource_name_error(name):
         return problem
     if allow and not any(fnmatchcase(name, pattern) for pattern in allow):
@@ -51,7 +51,7 @@ def resource_error(name: str, allow: Sequence[str]) -> str | None:
 
 
 def endpoint_error(endpoint: str, folder: str) -> str | None:
-    """Say why a Register's endpoint can't be a socket's name in ``folder``."""
+    """Return why an endpoint can't be a socket's name in ``folder``."""
     shown = f"{endpoint[:80]!r}"
     if not endpoint or endpoint in {".", ".."} or "/" in endpoint or not endpoint.isprintable():
         return (
@@ -69,12 +69,12 @@ def endpoint_error(endpoint: str, folder: str) -> str | None:
 
 
 def own_socket(endpoint: str) -> str:
-    """Say that an endpoint is the socket that it registered on, by this name or by another."""
+    """Return the refusal of an endpoint that is the bridge's own socket."""
     return f"{endpoint[:80]!r} is the gateway's own socket. Bind one under another name"
 
 
 def info_error(info: PluginInfo) -> str | None:
-    """Say why a plugin that was found in plugins_registry can't be served."""
+    """Return why a plugin that was found in plugins_registry can't be served."""
     if info.kind != DEVICE_PLUGIN:
         return f"not a plugin of type {DEVICE_PLUGIN}: {info.kind[:64]!r}. Bind that one in the kubelet's own folder"
     if "v1beta1" not in info.versions:
@@ -86,10 +86,10 @@ def info_error(info: PluginInfo) -> str | None:
 
 
 def endpoint_of(info: PluginInfo, found: str) -> tuple[str, str]:
-    """Give the folder below the bridge's and the name in it where a found plugin is served.
+    """Return the bridge's folder and the socket's name in it for a plugin that was found in plugins_registry.
 
-    ``GetInfo`` gives a path as the plugin sees it, ``/var/lib/kubelet/plugins_registry/x.sock`` mostly; what counts are its
-    last two parts. ``found`` is the name of the socket that was asked.
+    ``GetInfo`` returns a path as the plugin sees it, usually ``/var/lib/kubelet/plugins_registry/x.sock``; only its last two
+    parts matter. ``found`` is the name of the socket that was asked.
     """
     if not info.endpoint:
         return _OURS[1], found
@@ -99,7 +99,7 @@ def endpoint_of(info: PluginInfo, found: str) -> tuple[str, str]:
 
 
 def list_error(devices: Sequence[Device], others: int = 0) -> str | None:
-    """Say why a list can't be taken, as a whole: half a list would take devices away that are there.
+    """Return why a list is refused. It is refused as a whole, because a part of it would remove devices that exist.
 
     ``others`` is how many devices the other plugins have.
     """
@@ -128,18 +128,18 @@ def _is_id(device_id: str) -> bool:
 
 
 def placed(resource: str, device: Device) -> Device:
-    """Say where a device is: IDs are a plugin's own, and ``0`` of one is not ``0`` of another. GPUs' are the hardware's."""
+    """Return the device with its board. Two plugins may both use the ID ``0``, but the IDs of GPUs are the hardware's own."""
     board = "" if device.id.startswith(_OF_HARDWARE) else f"{resource}/{unshared(device.id)}"
     return Device(device.id, device.health, numa_nodes(device.numa_nodes), board)
 
 
 def numa_nodes(found: Iterable[int]) -> tuple[int, ...]:
-    """Keep the NUMA nodes that there can be: a wrong one would keep the kubelet from admitting a pod that is to be aligned."""
+    """Return the NUMA nodes that can exist. With a wrong one the kubelet could not align a pod, and would refuse it."""
     return tuple(node for node in found if 0 <= node < _MOST_NUMA_NODES)
 
 
 def answer_error(answers: Sequence[ContainerAnswer]) -> str | None:
-    """Say why an answer to an Allocate for one container can't be passed on."""
+    """Return why an answer to an Allocate for one container can't be passed on."""
     if len(answers) != 1:
         return f"{len(answers)} answers for one container"
     [answer] = answers

@@ -1,8 +1,8 @@
-"""A plugin's own server, as the kubelet that it was made for would call it: in its dialect, each call bounded.
+"""Calls a plugin's server as a kubelet would: in the plugin's dialect, each call bounded.
 
-One object is one registration: its connection, and its one ListAndWatch, which is never ended from here while the plugin
-lives. Of 20 plugins 15 read one channel in every handler: a second call would leave a handler behind that swallows the next
-health update.
+One object is one registration: its connection and its one ListAndWatch, which we never end while the plugin lives. Of 20
+plugins, 15 read one channel in every handler, so a second call would leave a handler behind that swallows the next health
+update.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
     from devices.model import ContainerAnswer, Device, PreferredRequest
 
 DIAL_TIME: Final = 10.0
-"""Seconds to connect, as every kubelet from 1.10 on allows."""
+"""Seconds to connect: every kubelet from 1.10 on allows as many."""
 OPTIONS_TIME: Final = 5.0
 CHOICE_TIME: Final = 10.0
 """Seconds for GetPreferredAllocation."""
 PREPARE_TIME: Final = 28.0
-"""Seconds for PreStartContainer: the kubelet waits for 30."""
+"""Seconds for PreStartContainer. The kubelet waits for 30."""
 ENDED_WITHIN: Final = 0.25
-"""Seconds within which a stream is over when the connection broke under a call."""
+"""Seconds within which the stream ends if the connection broke during a call."""
 LIST_LIMIT: Final = 4 * 1024 * 1024
-"""The most bytes of a message from a plugin, as with every kubelet from 1.10 on."""
+"""Most bytes of a message from a plugin, as for every kubelet from 1.10 on."""
 LISTS_AT_ONCE: Final = 8
 LISTS_EVERY: Final = 0.2
-"""Seconds for each list, once ``LISTS_AT_ONCE`` came without a pause: who sends without end is read at this pace."""
+"""Seconds per list after ``LISTS_AT_ONCE`` came without a pause."""
 READ_RATE: Final = 20e6
-"""Bytes in a second that are read of lists."""
+"""Most bytes per second that are read of lists."""
 READ_EVERY: Final = 0.001
-"""Seconds for each list, however small: a million in a minute would keep the gateway busy with nothing else. Twice as many for each one
-in a row that nobody takes any more, up to sixteen: hundreds may wait in the stream, and the last one is to be seen soon."""
+"""Least seconds per list, also for a small one, so that endless lists don't keep the gateway busy. Doubled for each list in a
+row that was replaced before it was used, up to 16 times: hundreds may wait in the stream, and the last one matters."""
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", LIST_LIMIT),
     ("grpc.max_metadata_size", 8 * 1024),
@@ -54,16 +54,16 @@ _OPTIONS: Final = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
-    # A bare path, as kubelets before 1.26 have it, is refused by some HTTP/2 libraries.
+    # Some HTTP/2 libraries refuse a bare path as authority, which kubelets before 1.26 send.
     ("grpc.default_authority", "localhost"),
-    # Some plugins judge by it who calls: only a kubelet's stream counts.
+    # Some plugins check the caller by it: only a kubelet's stream counts.
     ("grpc.primary_user_agent", "grpc-go/{}.{}.{}".format(*GRPC_GO[max(GRPC_GO)][1])),
 )
 _EMPTY: Final = b""
 
 
 class AwayError(Exception):
-    """The plugin went, or (``hangs``) is there and doesn't answer. The message says how it shows."""
+    """The plugin is gone, or hangs (``hangs``). The message says how that was seen."""
 
     def __init__(self, message: str, *, hangs: bool = False) -> None:
         super().__init__(message)
@@ -71,25 +71,25 @@ class AwayError(Exception):
 
 
 class Listener(Protocol):
-    """Takes what a plugin says, in order."""
+    """Gets what a plugin sends, in order."""
 
     def others(self) -> int:
-        """How many devices other plugins have."""
+        """Return how many devices other plugins have."""
 
     def rests(self) -> float:
-        """Seconds until its next list may be read; not above 0 where that is now."""
+        """Return the seconds until its next list may be read; 0 or less: now."""
 
     def spent(self, seconds: float) -> None:
-        """So much of a processor's time went into a list."""
+        """Count the CPU time that a list took."""
 
     def is_old(self, peer: Peer, data: bytes) -> bool:
-        """Whether a message is the one that came last, of whichever registration: then nothing more is done with it."""
+        """Return True if a message equals the last one, of any registration, so that it can be skipped."""
 
     def listed(self, devices: tuple[Device, ...]) -> None:
-        """A list, judged."""
+        """Take a list that was checked."""
 
     def spoilt(self, peer: Peer, reason: str) -> None:
-        """A list that can't be taken: the last one stays."""
+        """Report a list that was refused. The last one stays in force."""
 
 
 class Peer:
@@ -97,9 +97,9 @@ class Peer:
 
     Args:
         path: its socket, at most 107 bytes.
-        dialect: what it speaks.
-        options: what Register said.
-        place: makes of a device on its list what is known of it besides.
+        dialect: the dialect that it speaks.
+        options: the options in its Register.
+        place: adds what is known of a device, such as its board.
     """
 
     def __init__(
@@ -115,18 +115,18 @@ class Peer:
         self.identity = socket_id(path)
         """The socket that it was connected to last."""
         self.ended = asyncio.Event()
-        """Set when its stream is over, or when it is given up."""
+        """Set when its stream has ended, or the registration is given up."""
         self.lists = 0
-        """How many lists came."""
+        """Number of lists that came."""
         self._calls, self._answered = 0, asyncio.Event()
-        """The calls that are open; set when the last one is answered."""
+        """Number of open calls, and an event that is set when the last one is answered."""
         self._channel = rpc.Channel(path, _OPTIONS)
 
     async def dial(self, seconds: float | None = None) -> None:
         """Connect.
 
         Raises:
-            AwayError: nobody took the connection.
+            AwayError: the connection failed.
         """
         try:
             async with asyncio.timeout(DIAL_TIME if seconds is None else seconds):
@@ -137,12 +137,12 @@ class Peer:
         self.identity = socket_id(self.path)
 
     async def close(self) -> None:
-        """Let go of the connection, and so of all calls."""
+        """Close the connection, which cancels its calls."""
         self.ended.set()
         await self._channel.close()
 
     async def leave(self) -> None:
-        """Let go of the connection when its calls are answered: who is cut off would ask the plugin a second time."""
+        """Close the connection when its calls are answered. A call that is cut off would be made a second time."""
         self.ended.set()
         try:
             while self._calls:
@@ -152,9 +152,9 @@ class Peer:
             await self.close()
 
     async def ask_options(self) -> None:
-        """Ask what it wants of a kubelet; one without the call wants what Register said, and so does one that fails.
+        """Ask for its options. If it lacks that call, or the call fails, those in its Register stay.
 
-        What either says counts: kubelets before 1.25 go by Register, later ones by this call.
+        An option is in force if either has it: kubelets before 1.25 go by Register, later ones by this call.
         """
         if self.dialect.plugin_service != "v1beta1.DevicePlugin":
             return
@@ -168,17 +168,17 @@ class Peer:
         )
 
     async def answers(self, seconds: float = 1.0) -> bool:
-        """Whether its server says anything at all within so many seconds."""
+        """Return True if its server answers at all within so many seconds."""
         try:
             await self._call("GetDevicePluginOptions", _EMPTY, seconds)
         except AwayError:
             return False
-        except RefusedError as refused:  # Also that it has no such call.
+        except RefusedError as refused:  # Also if it lacks that call.
             return refused.fault is not Fault.DEADLINE_EXCEEDED
         return True
 
     async def follow(self, to: Listener) -> str:
-        """Hand its lists over until its stream ends; return how it ended, in words."""
+        """Pass its lists to ``to`` until its stream ends; return why it ended, for people."""
         try:
             stream = self._channel.stream(f"/{self.dialect.plugin_service}/ListAndWatch", _EMPTY)
         except rpc.ClosedError:
@@ -226,8 +226,8 @@ class Peer:
         """Call Allocate for one container.
 
         Raises:
-            AwayError: the plugin went in mid-call, or didn't answer in time.
-            RefusedError: it refused, in its own words, or its answer can't be passed on.
+            AwayError: the plugin went during the call, or didn't answer in time.
+            RefusedError: the plugin refused, in its words, or its answer can't be passed on.
         """
         wire = self.dialect.encode_allocate_request([request])
         data = await self._call("Allocate", wire.data, seconds)
@@ -243,7 +243,7 @@ class Peer:
         return answers[0]
 
     async def prefer(self, request: PreferredRequest) -> tuple[str, ...]:
-        """Call GetPreferredAllocation for one container; raises as ``allocate``."""
+        """Call GetPreferredAllocation for one container. Raises as ``allocate``."""
         data = await self._call(
             "GetPreferredAllocation", self.dialect.encode_preferred_request([request]).data, CHOICE_TIME
         )
@@ -255,7 +255,7 @@ class Peer:
         return chosen[0] if chosen else ()
 
     async def prepare(self, device_ids: tuple[str, ...], seconds: float = PREPARE_TIME) -> None:
-        """Call PreStartContainer; raises as ``allocate``."""
+        """Call PreStartContainer. Raises as ``allocate``."""
         await self._call("PreStartContainer", self.dialect.encode_pre_start_request(device_ids).data, seconds)
 
     async def _call(self, method: str, request: bytes, seconds: float) -> bytes:
@@ -276,7 +276,7 @@ class Peer:
                 self._answered.set()
 
     async def _is_over(self) -> bool:
-        """Whether it is the connection that broke, and not the plugin that says so."""
+        """Return True if the connection broke; False if the plugin itself returned the error."""
         if not self._channel.is_ready:
             return True
         try:
@@ -295,16 +295,16 @@ def _unfit(what: str) -> RefusedError:
 
 
 class _Newest:
-    """What a stream sent last. What nobody has taken yet is replaced by what comes: each list is a whole one.
+    """Reads a stream and keeps its last list: each list is whole, so a newer one replaces one that was not used yet.
 
-    ``rests`` gives the seconds until the next list may be read.
+    ``rests`` returns the seconds until the next list may be used.
     """
 
     def __init__(self, rests: Callable[[], float]) -> None:
         self._rests = rests
         self._data: bytes | None = None
         self._replaced = 0
-        """How many in a row nobody took."""
+        """How many lists in a row were replaced."""
         self._changed, self._ended = asyncio.Event(), asyncio.Event()
         self._room, self._at = float(LISTS_AT_ONCE), time.monotonic()
 
@@ -312,7 +312,7 @@ class _Newest:
         """Read a stream to its end.
 
         Raises:
-            CallError: how it broke.
+            CallError: the stream broke.
         """
         try:
             while (data := await stream.read()) is not None:
@@ -326,9 +326,10 @@ class _Newest:
             self._changed.set()
 
     async def take(self) -> bytes | None:
-        """Wait for the next list, at a pace that the node can bear; None at the end.
+        """Wait for the next list, within the limits; None at the end.
 
-        Where it ends while it rests, its last list is left out: who registers anew after each list would never rest.
+        If the stream ends during a rest, its last list is dropped. Otherwise a plugin that registers again after each list
+        would never rest.
         """
         await self._changed.wait()
         now = time.monotonic()

@@ -1,6 +1,7 @@
-"""One bridged resource: which plugin serves it, and what that plugin said last.
+"""One bridged resource: the plugin that serves it, and its last list.
 
-``shield`` decides what is announced while the plugin is away. This module reads the streams and tries the connection again. The calls go through in ``calls``.
+``shield`` decides what is announced while the plugin is away. This module reads its streams, and reconnects. ``calls`` passes
+calls on.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ if TYPE_CHECKING:
     from gateway.kubelet.watch import SocketId
 
 EMPTY_PATIENCE: Final = 1.0
-"""Seconds that an empty list after another one is held back: a plugin that stops may send one before it ends its stream."""
+"""Seconds for which an empty list is held back: a plugin that stops may send one before it ends its stream."""
 CALL_TIME: Final = 1.0
-"""Seconds to connect to a plugin by its old name."""
+"""Seconds to connect to a plugin by its old socket name."""
 REDIAL_FIRST, REDIAL_MAX = 3.0, 30.0
-"""Seconds until a plugin whose stream ended, and that didn't register, is called again by its old name, at first and at most."""
+"""Seconds until a plugin that went is connected to by its old socket name, at first and at most."""
 OLD_STREAMS: Final = 3
-"""Earlier registrations whose streams are left open."""
+"""Most earlier registrations whose streams are left open."""
 KEPT: Final = ".kept-"
-"""What the second name of a plugin's socket begins with."""
+"""Prefix of the second name of a plugin's socket."""
 FIRST_LIST: Final = 2.0
-"""Seconds that calls wait for the first list of a plugin that came back; one that says nothing for so long has what it had."""
+"""Seconds that calls wait for the first list of a plugin that came back. After that, its earlier list counts."""
 PROBE_EVERY: Final = 5.0
-"""Seconds between two tries of a plugin that left a call unanswered."""
+"""Seconds between two checks of a plugin that hangs."""
 DEADLINE: Final = 30.0
-"""Seconds for one Allocate, unless an operator says otherwise."""
+"""Seconds for one Allocate, if an operator sets no other limit."""
 
 _log = structlog.get_logger()
 
@@ -60,10 +61,10 @@ class Bridged:
 
     Args:
         resource: the name that the plugin registered.
-        changed: called when there is something new to announce, or to remember.
-        limits: how long it may be away.
-        beside: the plugins of the bridge, this one included.
-        pace: that of their lists.
+        changed: called when there is something new to announce, or to write.
+        limits: how long the plugin may be away.
+        beside: returns all plugins of the bridge.
+        pace: limits the CPU time for lists.
     """
 
     def __init__(
@@ -77,61 +78,66 @@ class Bridged:
         self.resource, self._changed, self.limits = resource, changed, limits
         self._beside, self._pace = beside, pace
         self.word: Word = shield.Word()
-        self.rows: tuple[object, tuple[DeviceRow, ...]] = (), ()  # A list's devices, and what is written of them.
-        self.peer: Peer | None = None  # The registration that calls go to; None while the plugin is away.
-        self.path: Path | None = None  # Where it was served last.
+        self.rows: tuple[object, tuple[DeviceRow, ...]] = (
+            (),
+            (),
+        )  # The devices of a list, and their rows in the plugins' file.
+        self.peer: Peer | None = None  # The registration that gets the calls; None while the plugin is away.
+        self.path: Path | None = None  # Its last socket.
         self.registered_on: SocketId | None = None
-        """The socket that it named itself, in its last Register. One that was bound since may be another plugin's."""
+        """The socket of its last Register. A socket that was bound under this name since then may be another plugin's."""
         self.folder: PluginFolder = "device-plugins"
         self.api: Api = DIALECTS[0].name
         self.deadline = DEADLINE
         """Seconds for one Allocate."""
         self.repeats = False
-        """Whether an Allocate may be answered from an identical earlier answer while the plugin is away."""
+        """True if an earlier answer may be repeated for the same devices while the plugin is away."""
         self.answers: OrderedDict[frozenset[str], ContainerAnswer] = OrderedDict()
         self.trouble = ""
-        """What was wrong with what it said last; empty where nothing was."""
+        """What was wrong with its last list; empty if nothing was."""
         self.registrations = self.returns = self.absences = self.repeated = 0
         self.since = time.monotonic()
-        """When it came or went last (monotonic seconds)."""
+        """When it last came or went (monotonic seconds)."""
         self._turn = asyncio.Lock()
-        """One Allocate at a time."""
+        """Held during an Allocate: one at a time."""
         self._back = asyncio.Event()
         self._heard = asyncio.Event()
-        """Unset while a plugin is back, and has not said yet which devices it has."""
+        """Not set from a plugin's return until its first list."""
         self._heard.set()
         self._emptied: asyncio.TimerHandle | None = None
         self._old: list[Peer] = []
         self._hung: Peer | None = None
-        """A registration that left a call unanswered; its stream is open all the same."""
+        """A registration that left a call unanswered. Its stream is still open."""
         self._recovery: asyncio.Future[None] | None = None
-        """Tries to have the plugin back."""
+        """The task that reconnects to the plugin."""
         self._log = _log.bind(resource=resource)
         self._tasks = Background(self._log)
         self._seldom = Seldom(times=20)
         self._last = b""
-        """The digest of the last message, of whichever registration."""
+        """The digest of the last message of any registration."""
 
     def registration(self, path: Path, dialect: Dialect, options: Options) -> Peer:
-        """Make what a registration of the resource is served by."""
+        """Return the connection of a new registration."""
         return Peer(path, dialect, options, partial(judge.placed, self.resource))
 
     # What it says.
 
     def follow(self, peer: Peer, *, called: bool = False) -> None:
-        """Go by a Register, or by a plugin that was ``called``. The stream before is left open as long as the plugin wants."""
+        """Use a new registration: of a Register, or (``called``) made by us. The earlier stream stays open until the plugin ends it."""
         if not called:
             self.registered_on = peer.identity
         self._stop_recovery()
         if self._emptied is not None and self.peer is not None and self.peer.identity != peer.identity:
-            self._cancel_emptied()  # It was the other one's farewell.
+            self._cancel_emptied()  # The empty list came from the earlier server.
             self._last = b""
         self._old += [one for one in (self.peer, self._hung) if one is not None and not one.ended.is_set()]
         self.peer, self._hung = peer, None
         while len(self._old) > OLD_STREAMS:
             self._tasks.background(self._old.pop(0).leave())
         self.path, self.api = peer.path, peer.dialect.name
-        self.word = replace(self.word, options=peer.options)  # Its list may be the one of before, which is dropped.
+        self.word = replace(
+            self.word, options=peer.options
+        )  # Here, because its list may equal the last one, and is skipped then.
         self._changed()
         self.registrations += 1
         if self.word.away_since is not None:
@@ -142,7 +148,7 @@ class Bridged:
     async def _read(self, peer: Peer) -> None:
         try:
             why = await peer.follow(self)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, it is not served as if nothing were
+        except Exception as error:  # noqa: BLE001 - whatever failed, the plugin's lists are no longer read
             self._log.exception("a plugin's lists can't be followed because of a defect in the gateway")
             why = repr(error)
         if peer in self._old:
@@ -154,19 +160,19 @@ class Bridged:
         await peer.leave()
 
     def others(self) -> int:
-        """How many devices other plugins have."""
+        """Return how many devices other plugins have."""
         return sum(len(one.word.devices or ()) for one in self._beside() if one is not self)
 
     def rests(self) -> float:
-        """Seconds until its next list may be read; not above 0 where that is now."""
+        """Return the seconds until its next list may be read; 0 or less: now."""
         return self._pace.rests(self.resource, time.monotonic())
 
     def spent(self, seconds: float) -> None:
-        """Take note of what a list took of a processor's time."""
+        """Count the CPU time that a list took."""
         self._pace.spent(self.resource, seconds, time.monotonic())
 
     def is_old(self, peer: Peer, data: bytes) -> bool:
-        """Whether it says what was said last, as some plugins do again and again, or comes from a server that was replaced."""
+        """Return True if the message equals the last one, as some plugins send again and again, or comes from a replaced server."""
         if peer is self._hung:
             self._woke(peer)
         if peer is not self.peer and (self.peer is None or peer.identity != self.peer.identity):
@@ -175,7 +181,7 @@ class Bridged:
         return self._last == before and self.word.away_since is None
 
     def listed(self, devices: tuple[Device, ...]) -> None:
-        """Take a list, from the present registration or from an earlier one of the same server."""
+        """Take a list of the current registration, or of an earlier one of the same server."""
         self._cancel_emptied()
         if not devices and self.word.devices:
             self._emptied = asyncio.get_running_loop().call_later(EMPTY_PATIENCE, self._take, devices)
@@ -197,16 +203,16 @@ class Bridged:
         self._changed()
 
     def spoilt(self, peer: Peer, reason: str) -> None:
-        """Say that a list can't be taken; what it said before stays. Said again, it may fit: others may have fewer devices by then."""
+        """Report a list that was refused; the last one stays. The same list is checked again, because other plugins may have fewer devices by then."""
         told, self.trouble, self._last = self.trouble, f"a list was refused, and the last one stays: {reason}", b""
         self._heard.set()
         if self.trouble != told and (more := self._seldom.tell("spoilt")) is not None:
             self._log.error("a plugin's list is refused", endpoint=peer.path.name, reason=reason, more_before=more)
 
     def keep(self) -> Path | None:
-        """Give the socket of a plugin that lives a second name, and go by that: its own is about to be removed. None: there is none.
+        """Give a living plugin's socket a second name, because its first name is about to be removed; None if it has no socket.
 
-        Some plugins register once: without it nobody who comes later could call them.
+        Some plugins register only once. Without the second name, a later gateway could not connect to them.
         """
         if self.path is None or self.peer is None or socket_id(self.path) != self.peer.identity:
             return None
@@ -217,7 +223,7 @@ class Bridged:
             try:
                 kept.unlink(missing_ok=True)
                 kept.hardlink_to(self.path)
-            except OSError:  # As with a kubelet, the plugin must register again.
+            except OSError:  # The plugin must register again, as with a kubelet.
                 return None
             self.path = kept
             self._changed()
@@ -237,7 +243,7 @@ class Bridged:
     # That it is away, and what brings it back.
 
     def went(self, why: str, hung: Peer | None = None) -> None:
-        """The plugin is away: shield its devices, and try to have it back."""
+        """Note that the plugin is away: shield its devices, and try to reconnect."""
         self._cancel_emptied()
         self._heard.set()
         self.peer, self._hung = None, hung
@@ -253,7 +259,7 @@ class Bridged:
         self._recovery = self._tasks.start(self._recover())
 
     def _woke(self, peer: Peer) -> None:
-        """One that hung answers again: its registration holds, and so does its last list."""
+        """Note that a plugin that hung answers again: its registration and its last list are in force again."""
         self._stop_recovery()
         self.peer, self._hung = peer, None
         self._back.set()
@@ -271,9 +277,9 @@ class Bridged:
             self._emptied = None
 
     async def _recover(self) -> None:
-        """Try one that hangs, and call one that went by its old name, ever more rarely.
+        """Check a plugin that hangs, or reconnect to one that went by its old socket name, less and less often.
 
-        Kubelets never do the latter, and some plugins never register twice.
+        Kubelets never reconnect, but some plugins never register twice.
         """
         while (hung := self._hung) is not None:
             await asyncio.sleep(PROBE_EVERY)
@@ -287,9 +293,9 @@ class Bridged:
             await asyncio.sleep(wait)
 
     async def call(self) -> bool:
-        """Call the plugin by the name of the socket that it registered last; False where it isn't there.
+        """Connect to the plugin by the socket that it registered last; return False if that fails.
 
-        One that was given another resource name binds its old socket, and would be taken for both.
+        A plugin that was given another resource name may bind its old socket. It is not used for both resources.
         """
         path = _there(self.path, KEPT + self.endpoint)
         if path is None:
@@ -310,28 +316,28 @@ class Bridged:
         return True
 
     def give_way(self, why: str) -> None:
-        """Let go of a plugin that was called by an old name and turned out to be another one."""
+        """Drop a connection that was made by an old socket name and leads to another plugin."""
         peer = self.peer
         self.went(why)
         if peer is not None:
             self._tasks.background(peer.close())
 
     def serves_on(self, socket: SocketId | None) -> bool:
-        """Whether it is this plugin that is behind a socket."""
+        """Return True if this plugin serves on the socket."""
         return socket is not None and socket in {self.registered_on, self.peer.identity if self.peer else None}
 
     async def close(self) -> None:
-        """Let go of the plugin. It may be called again."""
+        """Close all connections. The plugin may be connected to again."""
         await self._tasks.close()
         self._cancel_emptied()
         peers = (*self._old, self.peer, self._hung)
-        self.peer, self._hung, self._old = None, None, []  # First: a call that is open finds nobody to go.
+        self.peer, self._hung, self._old = None, None, []  # First, so that no new call starts.
         for peer in peers:
             if peer is not None:
                 await peer.close()
 
 
 def _there(path: Path | None, kept: str) -> Path | None:
-    """Find a plugin's socket. A gateway that was killed while it opened its socket may not have written down that it gave it another name."""
+    """Return a plugin's socket under either of its names. A gateway that was killed may have given it the second name without writing that down."""
     names = () if path is None else (path, path.with_name(kept))
     return next((one for one in names if socket_id(one) is not None), None)

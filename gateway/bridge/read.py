@@ -1,7 +1,7 @@
-"""Reads a plugin's list, in which mostly one device differs from the list before. Pure.
+"""Decode a plugin's list, of which usually only one device has changed since the last list. Pure.
 
-In every dialect a list is nothing but its devices, one message after another under field 1, so each by itself is a list of one.
-A device that was read before is recognised by its bytes, and needn't be read or compared again.
+In every dialect a list consists of its devices only: one message after another under field 1, so each is itself a list of one
+device. A device with the same bytes as before is not decoded again.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from devices.model import Device
 
 Known = Mapping[bytes, "Device"]
-"""The devices of the list before, by their bytes."""
+"""The devices of the last list, by their bytes."""
 _DEVICE: Final = 0x0A
 _MORE: Final = 0x80
 _LONGEST: Final = 3
-"""Bytes of a length: a device of 2 MiB is none."""
+"""Most bytes of an encoded length: 2 MiB is too long for a device."""
 
 
 def read(
     dialect: Dialect, data: bytes, known: Known, make: Callable[[Device], Device]
 ) -> tuple[tuple[Device, ...], Known]:
-    """Read a list; return its devices, each as ``make`` made of it, and what is known of them for the next one.
+    """Decode a list. Return its devices, each passed through ``make``, and what is needed to decode the next list.
 
     Raises:
-        MalformedError: it is none.
+        MalformedError: it is not a list.
     """
     parts = _split(data)
     if parts is None:
@@ -40,7 +40,7 @@ def read(
 
 
 def _split(data: bytes) -> list[bytes] | None:
-    """Part a list into its devices' bytes; None where it isn't that plain."""
+    """Split a list into the bytes of its devices; None if it has anything else."""
     parts, at, size = [], 0, len(data)
     while at < size:
         if data[at] != _DEVICE:

@@ -1,4 +1,4 @@
-"""What the state file remembers of a plugin, and how it is read back. The file has Unix time, the shield monotonic time."""
+"""Convert between a plugin in memory and its row in the plugins' file. The file has Unix times, the shield monotonic ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def remembered(one: Bridged) -> memory.Plugin | None:
-    """Say what to remember; None while it never registered."""
+    """Return the row to write; None if the plugin never registered."""
     word = one.word
     if one.path is None:
         return None
@@ -36,7 +36,7 @@ def remembered(one: Bridged) -> memory.Plugin | None:
 
 
 def _rows(one: Bridged) -> tuple[memory.DeviceRow, ...]:
-    """Say which devices to remember; made once for each list, because those of all plugins take tens of milliseconds."""
+    """Return the devices to write. They are converted once per list, because those of all plugins take tens of milliseconds."""
     devices = one.word.devices or ()
     if one.rows[0] is not devices:
         one.rows = (
@@ -47,7 +47,7 @@ def _rows(one: Bridged) -> tuple[memory.DeviceRow, ...]:
 
 
 def recalled(row: memory.Plugin) -> Word:
-    """Say what was remembered. One that was away still is, since then."""
+    """Return what the row says. A plugin that was away still is, since the same time."""
     listed = tuple(
         judge.placed(
             row.resource, Device(one.id, Health.HEALTHY if one.well else Health.UNHEALTHY, judge.numa_nodes(one.numa))

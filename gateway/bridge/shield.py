@@ -1,9 +1,9 @@
-"""What the kubelet sees of a plugin's devices while the plugin is away: the rule of the shield. Pure.
+"""Decide what the kubelet sees of a plugin's devices while the plugin is away. Pure.
 
 A plugin that restarts, crashes, is upgraded or hangs has not lost its devices. So for ``grace`` seconds they stay as the plugin
-last reported them. After that nobody can vouch for them: they are Unhealthy, never absent, because the kubelet would forget who
-holds what is absent. After ``withdraw`` seconds nobody expects the plugin back, and they are no longer offered; what a
-container holds stays on the list until it ends, as with any device that is withdrawn (``devices.life``).
+last reported them. After that they are Unhealthy, because their health is unknown. They are not absent, because the kubelet
+would forget who holds absent devices. After ``withdraw`` seconds they are no longer offered. A device that a container holds
+stays on the list until the container ends, as for any withdrawn device (``devices.life``).
 
 Times are seconds of one clock that never jumps.
 """
@@ -20,11 +20,11 @@ from devices.model import Device, Health, Options, Trouble
 from devices.source import Listing
 
 RETURNED_S: Final = 10.0
-"""How long a plugin that came back counts as returned: devices that the shield made Unhealthy are healthy again at once."""
+"""Seconds after a plugin's return in which devices that the shield made Unhealthy are healthy again at once."""
 
 
 class Cover(Enum):
-    """How a plugin's devices stand. The values are those that people see."""
+    """The state of a plugin's devices. The values are shown to people."""
 
     LIVE = "live"
     SHIELDED = "shielded"
@@ -33,11 +33,11 @@ class Cover(Enum):
 
 
 class Word(Struct, frozen=True):
-    """What a plugin said last, and whether it still stands behind it.
+    """What a plugin reported last, and whether it is there.
 
-    ``devices`` is None while it never said any. ``away_since`` is when it went (None: it is there), ``why`` in words how.
-    ``uncovered`` tells that it came back after the grace had passed, and when. ``mended`` are the devices that it called
-    Unhealthy before, and calls Healthy now.
+    ``devices`` is None if it never sent a list. ``away_since`` is when it went (None: it is there), and ``why`` the reason.
+    ``uncovered`` is when it came back, if that was after the grace. ``mended`` are the devices that were Unhealthy before and
+    are Healthy now.
     """
 
     devices: tuple[Device, ...] | None = None
@@ -49,14 +49,14 @@ class Word(Struct, frozen=True):
 
 
 class Limits(Struct, frozen=True):
-    """How long, in seconds, a plugin may be away until its devices are Unhealthy, and until they are withdrawn."""
+    """Seconds for which a plugin may be away until its devices are Unhealthy, and until they are withdrawn."""
 
     grace: float = 60.0
     withdraw: float = 3600.0
 
 
 def cover(word: Word, limits: Limits, now: float) -> Cover:
-    """Say how a plugin's devices stand at ``now``."""
+    """Return the state of a plugin's devices at ``now``."""
     if word.away_since is None:
         return Cover.LIVE
     away = now - word.away_since
@@ -66,7 +66,7 @@ def cover(word: Word, limits: Limits, now: float) -> Cover:
 
 
 def changes_at(word: Word, limits: Limits, now: float) -> float | None:
-    """Say when the answer of ``cover`` changes next by itself; None: never."""
+    """Return when the result of ``cover`` changes next by itself; None: never."""
     if word.away_since is None:
         return None
     moments = (word.away_since + limits.grace, word.away_since + limits.withdraw)
@@ -74,18 +74,18 @@ def changes_at(word: Word, limits: Limits, now: float) -> float | None:
 
 
 def left(word: Word, limits: Limits, now: float) -> float:
-    """Say for how many seconds a call that found nobody may still wait for the plugin; one that isn't known to be away goes now."""
+    """Return how many seconds a call without a plugin may still wait. A plugin that isn't known to be away goes now."""
     return limits.grace if word.away_since is None else max(0.0, word.away_since + limits.grace - now)
 
 
 def went(word: Word, why: str, now: float) -> Word:
-    """The plugin is away from now on; one that was away already is away since then."""
+    """Return the word of a plugin that is away now. If it was away before, it still is since then."""
     since = now if word.away_since is None else word.away_since
     return replace(word, away_since=since, why=why, uncovered=None)
 
 
 def came(word: Word, devices: tuple[Device, ...], limits: Limits, now: float) -> Word:
-    """The plugin is there, and says this."""
+    """Return the word of a plugin that sent a list."""
     late = cover(word, limits, now) not in {Cover.LIVE, Cover.SHIELDED}
     uncovered = now if late else word.uncovered
     if uncovered is not None and now - uncovered > RETURNED_S:
@@ -98,10 +98,10 @@ def came(word: Word, devices: tuple[Device, ...], limits: Limits, now: float) ->
 
 
 def listing(word: Word, limits: Limits, now: float) -> Listing | None:
-    """Say what is to be announced of a plugin's resource; None where nothing is.
+    """Return what is announced of a plugin's resource; None: nothing.
 
-    A device's health is what the plugin says, at once: one that was often Unhealthy isn't held back, as those are that the
-    gateway watches itself.
+    A device has the health that the plugin reports, at once. Devices that were Unhealthy often are not held back, as the
+    gateway's own are.
     """
     if word.devices is None:
         return None

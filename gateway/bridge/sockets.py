@@ -1,9 +1,11 @@
-"""The sockets by which plugins come in: ``device-plugins/kubelet.sock``, and the sockets in ``plugins_registry/``.
+"""The sockets on which plugins register: ``device-plugins/kubelet.sock``, and the sockets in ``plugins_registry/``.
 
-Both folders lie below ``--bridge DIR``, and whoever can write into them can register: so no socket is opened in a folder that anybody but
-root (or this process's own user) can write into. Sockets are opened as a kubelet opens its own: what earlier plugins
-left is removed, and kubelet.sock is unlinked and bound, in this order and never renamed, because some plugins wait to see it go.
-That makes every plugin register anew, so it is done when this gateway begins to lead, and when the folder or the socket went.
+Both folders are below ``--bridge DIR``. Every user who can write there can register, so no socket is opened in a folder that
+other users than root (or this process's own) can write to.
+
+Sockets are opened as a kubelet does it: the sockets of earlier plugins are removed, then kubelet.sock is unlinked and bound,
+never renamed, because some plugins wait until it goes. That makes every plugin register again, so it is done only when this
+gateway begins to lead, or when the folder or the socket was removed.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ if TYPE_CHECKING:
 REGISTRATION: Final[PluginFolder] = "device-plugins"
 REGISTRY: Final[PluginFolder] = "plugins_registry"
 LOOK_EVERY: Final = 1.0
-"""Seconds between two looks at the folders, as between two of the kubelet's at plugins_registry."""
+"""Seconds between two looks at the folders. A kubelet looks at plugins_registry as often."""
 INFO_TIME: Final = 1.0
 NOTIFY_TIME: Final = 5.0
-"""Seconds that a kubelet waits for either answer of a plugin that it found."""
+"""Seconds for which a kubelet waits for an answer to GetInfo and to the notification."""
 MOST_SOCKETS: Final = 128
-"""Sockets in plugins_registry that are looked at."""
+"""Most sockets in plugins_registry that are looked at."""
 ASK_AGAIN: Final = 30.0
-"""Seconds until a socket is asked again that gave no answer, or was refused."""
+"""Seconds until a socket is asked again that gave no answer or was refused."""
 MOST_CONNECTIONS: Final = 256
 MOST_CALLS: Final = 512
 _LIMITS: Final = (
@@ -56,7 +58,7 @@ _LIMITS: Final = (
     ("grpc.max_concurrent_streams", 8),
     ("grpc.max_metadata_size", 8 * 1024),
     ("grpc.absolute_max_metadata_size", 16 * 1024),
-    # Register is one call: a connection that stays makes room for others.
+    # Register is one call, so a connection that stays open makes room for others.
     ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.max_connection_age_ms", 120_000),
     ("grpc.max_connection_age_grace_ms", 20_000),
@@ -74,20 +76,20 @@ _log = structlog.get_logger()
 
 
 class Host(Protocol):
-    """Takes the plugins that come in."""
+    """Accepts plugins."""
 
     async def register(
         self, path: Path, dialect: Dialect, resource: str, options: Options, folder: PluginFolder
     ) -> None:
-        """Take a plugin that is served on ``path``.
+        """Accept a plugin that serves on ``path``.
 
         Raises:
-            RefusedError: it is not taken; the message is for the plugin's author.
+            RefusedError: it is refused; the message is for the plugin's author.
         """
 
 
 def folder_error(folder: Path) -> str:
-    """Make a folder where it is missing; say why plugins must not come in by it (empty: they may)."""
+    """Make a folder if it is missing. Return why plugins must not register in it; empty if they may."""
     try:
         folder.mkdir(mode=0o750, exist_ok=True)
         found = folder.stat(follow_symlinks=False)
@@ -104,12 +106,12 @@ def folder_error(folder: Path) -> str:
 
 
 class Sockets:
-    """The socket and the two folders by which plugins come in.
+    """The socket and the two folders in which plugins register.
 
     Args:
         folder: ``--bridge DIR``.
-        host: takes the plugins that come in.
-        spared: names the sockets that stay when those of earlier plugins are removed.
+        host: accepts the plugins.
+        spared: returns the sockets that stay when those of earlier plugins are removed.
     """
 
     def __init__(self, folder: Path, host: Host, spared: Callable[[], Collection[Path]] = tuple) -> None:
@@ -122,16 +124,16 @@ class Sockets:
 
     @property
     def socket(self) -> Path:
-        """Where plugins register."""
+        """The socket on which plugins register."""
         return self.folder / REGISTRATION / judge.KUBELET_SOCKET
 
     @property
     def is_open(self) -> bool:
-        """Whether plugins can register."""
+        """True if plugins can register."""
         return self._bound is not None
 
     def hinders(self) -> str:
-        """Make the folders; say why plugins can't come in now (empty: they can). Blocks a moment."""
+        """Make the folders. Return why plugins can't register now; empty if they can. Blocks for a moment."""
         try:
             self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
@@ -142,7 +144,7 @@ class Sockets:
         return ""
 
     async def keep_open(self) -> None:
-        """Open kubelet.sock unless it is the one that was bound here; a socket or folder that went is made anew.
+        """Open kubelet.sock, unless ours is still there; also make missing folders.
 
         Raises:
             OSError: the folder can't be used now.
@@ -154,17 +156,17 @@ class Sockets:
         self.sweep()
         with contextlib.suppress(FileNotFoundError):
             self.socket.unlink()
-        # Both Registration services that there ever were, on one socket.
+        # Both Registration services on one socket.
         methods = {f"/{service}/Register": rpc.unary(partial(self._register, service)) for service in _VERSIONS}
         server = rpc.UnixServer(self.socket, methods.get, _LIMITS, MOST_CALLS)
-        self._server = server  # Whoever is cancelled from now on stops it.
+        self._server = server  # If this task is cancelled now, ``close`` stops the server.
         await server.start()
-        self.socket.chmod(0o755)  # A kubelet's, with the usual umask.
+        self.socket.chmod(0o755)  # The mode of a kubelet's socket with the usual umask.
         self._bound = socket_id(self.socket)
         _log.info("plugins can register here", socket=str(self.socket), registry=str(self.folder / REGISTRY))
 
     def sweep(self) -> None:
-        """Remove the sockets of earlier plugins, as a kubelet does at its start: some plugins take that for its restart."""
+        """Remove the sockets of earlier plugins, as a kubelet does when it starts: some plugins register again when that happens."""
         spared = {path.name for path in self._spared()}
         with os.scandir(self.folder / REGISTRATION) as entries:
             found = [entry.path for entry in entries if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)]
@@ -175,7 +177,7 @@ class Sockets:
                 os.unlink(path)  # noqa: PTH108 - entries have paths
 
     async def close(self) -> None:
-        """Close the socket, and leave the folder to others. The socket stays behind, as a kubelet's does."""
+        """Close the server. The socket stays behind, as a kubelet's does."""
         await self._stop()
         await self.registry.close()
 
@@ -198,11 +200,11 @@ class Sockets:
 
 
 def _understood(service: str, data: bytes) -> tuple[Dialect, Registration]:
-    """Tell which dialect a Register is in: both alphas have one service, and only the version tells them apart.
+    """Return the dialect of a Register, and the decoded request. Both alpha dialects use one service; only the version differs.
 
     Raises:
-        MalformedError: it is no Register.
-        RefusedError: UNKNOWN, no such version here, in a kubelet's words, which plugins look for.
+        MalformedError: it is not a Register.
+        RefusedError: UNKNOWN, the version is unknown; in a kubelet's words, because plugins look for them.
     """
     spoken = _VERSIONS[service]
     said = spoken[0].decode_register(data)
@@ -227,7 +229,7 @@ def _endpoint(root: Path, folder: str, name: str) -> Path:
 
 
 class Registry:
-    """Finds plugins by their sockets in plugins_registry, asks what they are, and tells them what became of it."""
+    """Finds plugins by their sockets in plugins_registry, asks for their names, and reports the result to them."""
 
     def __init__(self, folder: Path, root: Path, host: Host) -> None:
         self._folder, self._root, self._host = folder, root, host
@@ -238,7 +240,7 @@ class Registry:
         self._seldom = Seldom(times=10)
 
     def look(self) -> None:
-        """Ask each socket that is new; none twice at once."""
+        """Ask each new socket, each only once at a time."""
         now = asyncio.get_running_loop().time()
         there = _sockets(self._folder)
         for name in self._seen.keys() - there.keys():
@@ -256,7 +258,7 @@ class Registry:
         del self._asking[name]
 
     async def close(self) -> None:
-        """Ask nobody any more, and all when the next ``look`` comes."""
+        """Stop asking. The next ``look`` asks all again."""
         self._seen.clear()
         self._ask_at.clear()
         tasks = [*self._asking.values()]
@@ -266,7 +268,7 @@ class Registry:
 
     async def _ask(self, name: str) -> None:
         path = self._folder / name
-        if not listens(path):  # Left behind: whoever comes makes a new one, or binds this one.
+        if not listens(path):  # A plugin left it behind, and will make a new one.
             self._again(name)
             return
         async with rpc.Channel(path, _ASKING) as channel:
@@ -287,7 +289,7 @@ class Registry:
                 await channel.call(pluginregistration.NOTIFY, said, seconds=NOTIFY_TIME)
 
     async def _taken(self, name: str, info: pluginregistration.PluginInfo) -> str:
-        """Register what was found; return why not."""
+        """Register a plugin that was found; return why it is refused."""
         if error := judge.info_error(info):
             return error
         folder, endpoint = judge.endpoint_of(info, name)
@@ -315,7 +317,7 @@ _ASKING: Final = (
 
 
 def _sockets(folder: Path) -> dict[str, SocketId]:
-    """Find the sockets in a folder, the first ones by name. Names that begin with a dot are in the making, as for a kubelet."""
+    """Return the first sockets in a folder, by name. A name with a dot in front is not ready yet, as for a kubelet."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if not entry.name.startswith("."))[:MOST_SOCKETS]

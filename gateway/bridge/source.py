@@ -1,7 +1,7 @@
-"""The bridge as a ``DeviceSource``: each plugin's resource beside the others, whichever API the plugin speaks.
+"""The bridge as a ``DeviceSource``: it lists the devices of other vendors' plugins, whichever API they speak.
 
-To a plugin it is a good kubelet (``sockets``, ``peer``), to the gateway a source that never loses a device because a plugin went
-(``shield``, ``plugin``). It is imported where ``--bridge`` is set, and nowhere else.
+For a plugin it is a kubelet (``sockets``, ``peer``). For the gateway it is a source that never loses a device because a plugin
+went (``shield``, ``plugin``). It is imported only with ``--bridge``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gateway.bridge.recall import recalled, remembered
 from gateway.bridge.sockets import LOOK_EVERY, REGISTRATION, Sockets
 
 FIRST_CALLS: Final = 2.0
-"""Seconds that remembered plugins get to answer before the socket is opened, which makes every plugin register anew."""
+"""Seconds for which remembered plugins may answer before the socket is opened, which makes every plugin register again."""
 
 _log = structlog.get_logger()
 
@@ -43,9 +43,9 @@ class Bridge(DeviceSource):
 
     Args:
         folder: ``--bridge DIR``.
-        state_dir: where it remembers them.
-        policy: what the operator decided.
-        taken: whether another source of this gateway has a resource.
+        state_dir: the folder of the plugins' file.
+        policy: the operator's settings.
+        taken: returns True if another source of this gateway has a resource.
     """
 
     name = "bridge"
@@ -59,21 +59,21 @@ class Bridge(DeviceSource):
     ) -> None:
         self._state_dir = state_dir
         self.plugins: dict[str, BridgedResource] = {}
-        """By the name that the plugin registered."""
+        """The plugins, by the name that each registered."""
         self._taken, self._pace = taken, ListPace()
         self._keeper = memory.PluginsFile(state_dir, self._remembered)
         self._admission = Admission(self.plugins, self._bridged, self._occupied, self._keeper.durable)
         self._sockets = Sockets(folder, self._admission, self._kept)
         self._news, self._told = asyncio.Event(), asyncio.Event()
-        """That there is something to announce, and that the next inventory was taken."""
+        """``_news``: there is something to announce. ``_told``: the next inventory was taken."""
         self._told.set()
         self._leads = False
-        """Whether this gateway decides."""
+        """True if this gateway leads."""
         self._began: bool | None = None
-        """Whether the tasks that run are those of one that leads; None: none run."""
+        """True if the running tasks are a leader's, False if a standby's; None: none run."""
         self._tasks: list[asyncio.Future[Any]] = []
         self._written: object = None
-        """Which write of the file was read last."""
+        """Identifies the version of the plugins' file that was read last."""
         self._hinders = ""
         self.adopt(policy)
 
@@ -84,13 +84,13 @@ class Bridge(DeviceSource):
 
     @property
     def is_open(self) -> bool:
-        """Whether plugins can register."""
+        """True if plugins can register."""
         return self._sockets.is_open
 
     # What is announced.
 
     async def watch(self) -> AsyncGenerator[Inventory]:
-        """Yield what is remembered, and the inventory again after each change."""
+        """Yield the remembered devices, and the inventory again after each change."""
         told = asyncio.Event()
         try:
             while True:
@@ -99,9 +99,9 @@ class Bridge(DeviceSource):
                 if self._began is not self._leads:
                     await self._change()
                 if not self._leads:
-                    told.set()  # What was open is closed.
+                    told.set()  # All connections are closed.
                 inventory = self._inventory()
-                await asyncio.sleep(0)  # Of many plugins it takes milliseconds, and so does what is made of it.
+                await asyncio.sleep(0)  # For many plugins both this and the next step take milliseconds.
                 yield inventory
                 told.set()
                 waits = asyncio.ensure_future(self._news.wait())
@@ -119,11 +119,11 @@ class Bridge(DeviceSource):
             self._told.set()
 
     async def lead(self) -> None:
-        """Have plugins register here: return when what the gateway before wrote of them is announced."""
+        """Let plugins register here. Return once the devices that the earlier leader wrote are announced."""
         await self._become(leads=True)
 
     async def rest(self) -> None:
-        """Let go of all plugins, and announce what the gateway that leads writes of them."""
+        """Close all plugins, and announce the devices that the leader writes."""
         await self._become(leads=False)
 
     async def _become(self, *, leads: bool) -> None:
@@ -134,7 +134,7 @@ class Bridge(DeviceSource):
             await told.wait()
 
     async def _change(self) -> None:
-        """Begin to lead, or to stand by."""
+        """Begin to lead or to stand by."""
         await self._close()
         leads = self._leads
         await self._read(leads=leads)
@@ -145,7 +145,7 @@ class Bridge(DeviceSource):
         self._began = leads
 
     async def _close(self) -> None:
-        """Let go of all plugins, and write what is remembered of them if this gateway led."""
+        """Close all plugins. If this gateway led, write what is remembered of them."""
         led, self._began, self._hinders = self._began, None, ""
         tasks, self._tasks = self._tasks, []
         try:
@@ -167,7 +167,7 @@ class Bridge(DeviceSource):
         return {name: listing for name, listing in shown if listing is not None}
 
     def _until_change(self) -> float | None:
-        """Seconds until the shield says something else by itself."""
+        """Return the seconds until the shield's result changes by itself; None: never."""
         now = time.monotonic()
         moments = [shield.changes_at(one.word, one.limits, now) for one in self.plugins.values()]
         first = min((moment for moment in moments if moment is not None), default=None)
@@ -182,10 +182,9 @@ class Bridge(DeviceSource):
         return next((one for name, one in self.plugins.items() if self._shown(name) == shown), None)
 
     def _occupied(self, resource: str) -> str:
-        """Say whose the name already is under which a plugin's resource would be shown; empty: nobody else's.
+        """Return who else offers the name under which a plugin's resource is shown; empty: no other source or plugin.
 
-        A registration is refused for it. It may also come later: by an edit of the configuration, or at a start by what is
-        remembered.
+        That can be true when a plugin registers, and also later: after an edit of the configuration, or at a start.
         """
         shown = self._shown(resource)
         if self._taken(shown):
@@ -198,7 +197,7 @@ class Bridge(DeviceSource):
     # The sockets and the memory.
 
     async def _follow(self) -> None:
-        """Know what the gateway that leads writes of plugins, for ever."""
+        """Follow the plugins' file that the leader writes. Never returns."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
             if await asyncio.to_thread(memory.written, self._state_dir) != self._written:
@@ -221,7 +220,7 @@ class Bridge(DeviceSource):
             one.recall(recalled(row), self._sockets.folder / row.folder / row.endpoint, row)
 
     async def _keep_sockets(self) -> None:
-        """Open the sockets, and keep them open, for ever. Plugins that are remembered are called first."""
+        """Connect to the remembered plugins, then open the sockets, and keep them open. Never returns."""
         called = False
         while True:
             try:
@@ -273,7 +272,7 @@ class Bridge(DeviceSource):
     # The calls.
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:  # noqa: ARG002
-        """Let the plugin answer. What can't be said to this kubelet, its dialect leaves out or refuses."""
+        """Let the plugin answer. The kubelet's dialect drops or refuses what it can't carry."""
         return await self._asked_of(resource).allocate(request)
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
@@ -281,7 +280,7 @@ class Bridge(DeviceSource):
         return await self._asked_of(resource).prefer(request)
 
     async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
-        """Let the plugin make its devices ready."""
+        """Let the plugin prepare its devices."""
         await self._asked_of(resource).prepare(device_ids)
 
     def _asked_of(self, resource: str) -> BridgedResource:
@@ -293,18 +292,18 @@ class Bridge(DeviceSource):
     # What else a source is asked.
 
     def fate(self, resource: str, device_id: str) -> Fate:  # noqa: ARG002 - the protocol's
-        """Of a plugin that is there, what it doesn't list it doesn't offer; so it is with one that never came back."""
+        """Return WITHDRAWN for a device that its plugin no longer lists, or whose plugin never came back."""
         one = self._of(resource)
         if one is None or one.word.devices is None:
             return Fate.UNKNOWN
         return Fate.WITHDRAWN
 
     def claims(self, resource: str) -> bool:
-        """Whether a plugin has registered it, in this process or before."""
+        """Return True if a plugin registered the resource, in this process or before."""
         return self._of(resource) is not None
 
     def hindrances(self) -> tuple[Hindrance, ...]:
-        """Say what keeps plugins from registering, and what is wrong with each."""
+        """Return what keeps plugins from registering, and what is wrong with each plugin."""
         found = [Hindrance(self.name, self._hinders)] if self._hinders else []
         for name, one in self.plugins.items():
             stands = shield.cover(one.word, one.limits, time.monotonic())
@@ -315,13 +314,13 @@ class Bridge(DeviceSource):
         return tuple(found)
 
     def facts(self, resource: str) -> Callable[[str], Facts]:
-        """Tell which plugin it is of."""
+        """Return a function that names the plugin of a device."""
         one = self._of(resource)
         known = Facts() if one is None else Facts(product=f"{one.resource} ({one.endpoint})")
         return lambda _: known
 
     def behind(self, resource: str) -> Behind | None:
-        """Say how its plugin is."""
+        """Return the state of a resource's plugin."""
         one = self._of(resource)
         if one is None:
             return None
@@ -332,7 +331,7 @@ class Bridge(DeviceSource):
         return Behind(one.resource, one.endpoint, one.folder, one.api, state, state_s, reason, *counts)
 
     def adopt(self, policy: Policy) -> None:
-        """Go by what an operator decides now."""
+        """Use new settings."""
         self._policy, self._admission.allow = policy, policy.bridging.allow
         self._limits = shield.Limits(policy.bridge_grace, policy.bridge_withdraw)
         for one in self.plugins.values():

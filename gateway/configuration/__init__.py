@@ -1,1 +1,1 @@
-"""What an operator set: flags, variables and the configuration file, and how an edit arrives."""
+"""The operator's settings: flags, variables and the configuration file, with its edits."""

@@ -1,8 +1,8 @@
-"""A YAML text as Go's sigs.k8s.io/yaml sees it, which reads NVIDIA's configuration files: what that accepts, this accepts.
+"""Read a YAML text as Go's sigs.k8s.io/yaml does, which reads NVIDIA's configuration files: the same texts are accepted.
 
-The first document counts, and of a key that is given twice the last. Anchors, aliases and ``<<`` work, in the order in which
-they are written. A plain scalar is what go-yaml v2 takes it for (its resolve.go): ``yes``, ``on`` and ``y`` are booleans,
-``0o17`` and ``017`` are 15, ``1:30`` is text. One thing Go takes and libyaml doesn't: a colon before a bracket, ``[a:]``.
+Only the first document is read. If a key is given twice, the last one wins. Anchors, aliases and ``<<`` work, in the order in
+which they are written. Plain scalars are as in go-yaml v2 (its resolve.go): ``yes``, ``on`` and ``y`` are booleans, ``0o17``
+and ``017`` are 15, ``1:30`` is text. One text is accepted by Go and not by libyaml: a colon before a bracket, ``[a:]``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from devices.yamltree import Language, Plain, YamlError, YamlNode
 from gateway.configuration.settings import ConfigError
 
 MAX_BYTES: Final = 1024 * 1024
-"""The most that a ConfigMap can hold."""
+"""Most bytes of a text: a ConfigMap can't hold more."""
 _WORDS: Final[Mapping[str, bool | None]] = (
     dict.fromkeys(("", "~", "null", "Null", "NULL"), None)
     | dict.fromkeys(("y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"), True)
@@ -32,10 +32,10 @@ _RESOLVED: Final = frozenset(f"tag:yaml.org,2002:{name}" for name in ("bool", "f
 
 
 def read(content: bytes, name: str) -> YamlNode:
-    """Return the value of a text; of an empty one null. ``name`` is its name in errors.
+    """Return the value of a text; null if it is empty. ``name`` is its name in errors.
 
     Raises:
-        ConfigError: it is no YAML, or too long, too deep or too large.
+        ConfigError: it is not YAML, or too long, too deep or too large.
     """
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{name}: more than {MAX_BYTES} bytes. Leave out what is no configuration")

@@ -1,4 +1,4 @@
-"""The settings in force: each one's value, and where it comes from. Pure."""
+"""The settings in force, with the value and the origin of each. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FILE_ALONE: Final = {
     "gateway.devices": "globbed",
     "gateway.bridge": "bridging",
 }
-"""Fields of the policy that only the configuration file sets, by their key there."""
+"""Fields of the policy that only the configuration file sets, by key."""
 
 
 _OF_ONE_VENDOR: Final = {
@@ -52,16 +52,16 @@ class Setting(Struct, frozen=True, rename={"source": "from"}):
 
 
 def _noted(one: Setting, field: str, backend: str) -> Setting:
-    """Return the setting, with a note if somebody made it and it does nothing with this backend."""
+    """Return the setting, with a note if it was set and does nothing with this backend."""
     if one.source == DEFAULT or backend not in {"nvidia", "amd"} or field not in _others({backend}):
         return one
     return replace(one, source=f"{one.source} (no effect with --backend {backend})")
 
 
 def in_force(settings: Settings, said: Mapping[str, Given]) -> Iterable[Setting]:
-    """Return each setting; ``said`` has the values that win of flags, variables and file, by name.
+    """Return each setting. ``said`` has the winning values of flags, variables and file, by name.
 
-    Settings without an effect are left out, unless somebody made one.
+    Settings without an effect are left out, unless they were set.
     """
     for flag in FLAGS:
         given = said.get(flag.name)
@@ -95,7 +95,7 @@ def _others(backends: Collection[str]) -> frozenset[str]:
 
 
 def idle(policy: Policy, source: DeviceSource) -> tuple[str, ...]:
-    """Return a sentence for each setting that does nothing on this node: of another vendor, or a pattern that leaves out no GPU."""
+    """Return a sentence for each setting that does nothing on this node: it is another vendor's, or its pattern matches no GPU."""
     plain, backends = Policy(), source.name.split("+")
     words, matched = " and ".join(backends), {pattern for one in source.unusable() for pattern in one.patterns}
     idle = [field for field in sorted(_others(backends)) if getattr(policy, field) != getattr(plain, field)]
@@ -110,10 +110,10 @@ def idle(policy: Policy, source: DeviceSource) -> tuple[str, ...]:
 
 
 def setting(name: str, value: Any, source: str) -> Setting:
-    """Return the setting with its value as in JSON; a set as a sorted list.
+    """Return the setting with its value as in JSON; a set becomes a sorted list.
 
     Raises:
-        ConfigError: the value is no UTF-8, which neither JSON nor gRPC can carry.
+        ConfigError: the value isn't UTF-8, so neither JSON nor gRPC can carry it.
     """
     try:
         found = msgspec.json.decode(msgspec.json.encode(value, enc_hook=str))

@@ -228,9 +228,7 @@ class _Reading(Reader):
             before = slices.get(name, Slices(0, name))
             if isinstance(one, Portion):
                 one = replace(before, portions=(*before.portions, one))
-            elif (
-                before.replicas
-            ):  # NVIDIA's plugin makes the replicas of both, which are the same ones as far as they go
+            elif before.replicas:  # NVIDIA's plugin also makes replicas of both.
                 self._warn(item.line, here, f"{name} is here twice; the larger number is in force")
                 one = Slices(max(one.replicas, before.replicas), one.shown_as, before.portions)
             else:

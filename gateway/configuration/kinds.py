@@ -1,6 +1,6 @@
-"""What a setting is, and functions from a value of its kind to the one that the gateway uses. Pure.
+"""The declaration of a setting, and functions that check a value and convert it for the gateway. Pure.
 
-Each of them raises ValueError, with what is wrong and what is allowed, if it can't use a value.
+Each of them raises ValueError, with what is wrong and what is allowed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HOOKS: Final = (
     "all, chmod, create-soname-symlinks, create-symlinks, disable-device-node-modification, enable-cuda-compat, "
     "update-application-profile, update-ldcache"
 )
-"""Of NVIDIA's Container Toolkit (pkg/nvcdi), with those that are never made here."""
+"""The CDI hooks of NVIDIA's Container Toolkit (pkg/nvcdi), also those that are never made here."""
 _ADDRESS: Final = re.compile(r"(?:(?:(?P<host>[^\s:\[\]]*)|\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]):)?(?P<port>[0-9]{1,5})")
 _LOOPBACK: Final = "127.0.0.1"
 _DRIVER: Final = r"(?=.{1,63}\Z)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
@@ -35,7 +35,7 @@ _DRIVER: Final = r"(?=.{1,63}\Z)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9
 
 
 class FlagKind(Enum):
-    """What a flag takes; the value is a person's word for it."""
+    """The kind of a flag's value. Its own value is the word for people."""
 
     SWITCH = "true or false"
     TEXT = "text"
@@ -48,34 +48,35 @@ class FlagKind(Enum):
 class Flag(Struct, frozen=True):
     """One setting.
 
-    ``key`` is its path in the configuration file. ``take`` turns a value of its kind into one for its field. A setting without
-    ``option`` is a variable or a key only. One that is ``inert`` is accepted, because people bring it along, and does nothing here.
+    ``key`` is its path in the configuration file. ``take`` converts a value of its kind for its field. A setting without
+    ``option`` is a variable or a key only. An ``inert`` one is accepted, because people have it in their files, and does
+    nothing here.
     """
 
     name: str
     meaning: str = ""
     prefix: str = "GATEWAY_"
-    """What its variable's name begins with. The rest is the flag's name: ``--socket-dir`` is ``GATEWAY_SOCKET_DIR``."""
+    """The prefix of its variable. The rest is the flag's name: ``--socket-dir`` is ``GATEWAY_SOCKET_DIR``."""
     named: tuple[str, ...] = ()
-    """Its variables, if they are others than that one: the first one that is set counts."""
+    """Its variables, if they have other names. The first one that is set is used."""
     key: tuple[str, ...] = ()
     sets: str = ""
-    """The field that it sets, if that has another name."""
+    """The field that it sets, if that has another name than the flag."""
     kind: FlagKind = FlagKind.TEXT
     otherwise: str = ""
     """Its default in words, if the field's own doesn't say it."""
     form: str = ""
-    """A name for what is written, or the words that are allowed, if ``take`` doesn't list them."""
+    """The placeholder for its value, or the allowed words if ``take`` doesn't list them."""
     take: Callable[[Any], Any] = lambda value: value
     refused: str = ""
-    """What else an error says of a word that is not allowed."""
+    """A further sentence for the error about a word that is not allowed."""
     aliases: tuple[str, ...] = ()
     option: bool = True
     inert: bool = False
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Its environment variables, in the order in which they are asked."""
+        """Its environment variables, in order of precedence."""
         return self.named or ((f"{self.prefix}{self.parameter.upper()}",) if self.option else ())
 
     @property
@@ -94,12 +95,12 @@ class Flag(Struct, frozen=True):
 
     @property
     def values(self) -> str:
-        """The words that are allowed, with ``|`` between them, or a name for what is written."""
+        """The allowed words, with ``|`` between them, or the placeholder."""
         listed: Mapping[str, Enum] = getattr(self.take, "__members__", {})
         return self.form or "|".join(one.value for one in listed.values())
 
     def judge(self, value: Any) -> Any:
-        """Turn a value of its kind into one for its field.
+        """Convert a value of its kind for its field.
 
         Raises:
             ValueError: it can't be used.
@@ -119,10 +120,10 @@ class Flag(Struct, frozen=True):
         return self.name.replace("-", "_")
 
     def read(self, texts: Sequence[str], source: str) -> Given:
-        """Turn what the command line or a variable says into a value; of several texts the last counts, or all of a list.
+        """Convert the texts of the command line or of a variable to a value. The last text is used; a list has all of them.
 
         Raises:
-            ConfigError: it is no value of its kind.
+            ConfigError: the value is not of its kind.
         """
         parts = tuple(part.strip() for text in texts for part in text.split(","))
         match self.kind:
@@ -133,7 +134,7 @@ class Flag(Struct, frozen=True):
             case FlagKind.SWITCH:
                 if texts[-1] and texts[-1] not in TRUTH:
                     raise ConfigError(f"{source}: {unknown(texts[-1], ('true', 'false'))}")
-                return Given(TRUTH.get(texts[-1], False), source)  # a variable that is empty means false
+                return Given(TRUTH.get(texts[-1], False), source)  # An empty variable means false.
             case FlagKind.NUMBERS:
                 wrong = [
                     part for part in parts if part and not (part.isascii() and part.isdecimal() and len(part) < 10)
@@ -144,7 +145,7 @@ class Flag(Struct, frozen=True):
 
 
 def unknown(text: str, allowed: Iterable[str]) -> str:
-    """Say that a word is not allowed, which ones are, and which one may be meant."""
+    """Return the error for a word that is not allowed, with the allowed words and the one that may be meant."""
     from difflib import get_close_matches  # noqa: PLC0415 - needed where a word is wrong, and nowhere else
 
     words = [*allowed]
@@ -153,60 +154,60 @@ def unknown(text: str, allowed: Iterable[str]) -> str:
 
 
 def strategies(texts: Sequence[str]) -> frozenset[ListStrategy]:
-    """Take what DEVICE_LIST_STRATEGY names."""
+    """Return the strategies of DEVICE_LIST_STRATEGY."""
     return frozenset(map(ListStrategy, texts))
 
 
 def written(texts: Sequence[str]) -> tuple[str, ...]:
-    """Take the texts that are not empty."""
+    """Return the texts that are not empty."""
     return tuple(filter(None, texts))
 
 
 def driver(text: str) -> str:
-    """Take what works here; '' leaves it to the plugin."""
+    """Return the AMD driver type, if it is supported; '' leaves it to the plugin."""
     if text not in {"", "container"}:
         raise ValueError(f"{unknown(text, ('container',))}. Only GPUs for containers are offered here")
     return text
 
 
 def channels(numbers: Sequence[int]) -> tuple[int, ...]:
-    """Take no IMEX channel, or the first one, as NVIDIA's plugin does."""
+    """Return the IMEX channels, if they are none or the first one, as in NVIDIA's plugin."""
     if tuple(numbers) not in {(), (0,)}:
         raise ValueError(f"{list(numbers)!r:.80}: only IMEX channel 0 can be given to containers. Allowed: [] or [0]")
     return tuple(numbers)
 
 
 def path(text: str) -> str:
-    """Take a path as it is written."""
+    """Return a path as it is written."""
     if not text.isprintable():
         raise ValueError(f"control characters in the path {text!r:.80}")
     return text
 
 
 def root(text: str) -> str:
-    """Take a path from the root on."""
+    """Return a path from the root on."""
     return posixpath.normpath("/" + path(text).strip("/"))
 
 
 def root_or_none(text: str) -> str:
-    """Take a path from the root on, or nothing."""
+    """Return a path from the root on, or None."""
     return root(text) if text else ""
 
 
 def path_or_default(text: str) -> str:
-    """Take a path; without one it is NVIDIA's."""
+    """Return a path; NVIDIA's default if the text is empty."""
     return path(text) or Policy().cdi_hook_path
 
 
 def folder_or_none(text: str) -> str:
-    """Take an absolute path, or nothing."""
+    """Return an absolute path, or None."""
     if text and not text.startswith("/"):
         raise ValueError(f"{path(text)!r:.80} is not an absolute path")
     return posixpath.normpath(path(text)) if text else ""
 
 
 def seconds(text: str, most: int = _LONGEST) -> float:
-    """Take 0 s to so many."""
+    """Return a number of seconds from 0 to ``most``."""
     try:
         seconds = float(text)
     except ValueError:
@@ -217,26 +218,26 @@ def seconds(text: str, most: int = _LONGEST) -> float:
 
 
 def whole_path(text: str) -> Path:
-    """Take a path; an empty one would mean this folder."""
+    """Return a path that is not empty: an empty one would mean the current folder."""
     if not text:
         raise ValueError("the value is empty. Write a path, or leave it out")
     return Path(text)
 
 
 def optional(take: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Take what ``take`` does, or nothing."""
+    """Return a function that does what ``take`` does, and returns None for an empty text."""
     return lambda text: take(text) if text else None
 
 
 def kubelet_minor(text: str) -> int:
-    """Take a kubelet's version, such as ``1.28`` or ``v1.28.15``."""
+    """Return the minor version of a kubelet's version such as ``1.28`` or ``v1.28.15``."""
     if (minor := minor_version(text)) < 8:
         raise ValueError(f"kubelet {text} has no device plugins. The first that has is 1.8")
     return minor
 
 
 def address(text: str) -> tuple[str, int]:
-    """Take where to listen: ``HOST:PORT``, ``[IPV6]:PORT``, ``:PORT`` (every address), or ``PORT`` alone (this machine only).
+    """Return the address to listen on: ``HOST:PORT``, ``[IPV6]:PORT``, ``:PORT`` (every address), or ``PORT`` (this machine only).
 
     Port 0 is any free one; the host of ``:PORT`` is empty.
     """
@@ -250,7 +251,7 @@ def address(text: str) -> tuple[str, int]:
 
 
 def taint_key(text: str) -> str:
-    """Take a taint's key, or nothing."""
+    """Return a taint's key, or None."""
     if not {*text}.isdisjoint("=: "):
         raise ValueError(
             f"{text!r:.80} is not a taint's key. Write it without value and effect, such as example.com/starting"
@@ -259,7 +260,7 @@ def taint_key(text: str) -> str:
 
 
 def drivers(texts: Sequence[str]) -> dict[str, str]:
-    """Take DRA drivers' names by the domain of resources."""
+    """Return the names of DRA drivers, by the domain of their resources."""
     found = {}
     for text in texts:
         domain, equals, driver = text.partition("=")
@@ -273,7 +274,7 @@ def drivers(texts: Sequence[str]) -> dict[str, str]:
 
 
 def patterns(texts: Sequence[str]) -> tuple[str, ...]:
-    """Take patterns, each once; an empty one is none."""
+    """Return patterns, each once, without empty ones."""
     found = tuple(dict.fromkeys(filter(None, texts)))
     for text in found:
         if not text.isprintable():
@@ -284,12 +285,12 @@ def patterns(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def hooks(texts: Sequence[str]) -> frozenset[str]:
-    """Take names of CDI hooks, those of a later toolkit, too, as NVIDIA's plugin does; an empty one is none."""
+    """Return names of CDI hooks, also unknown ones of a later toolkit, as NVIDIA's plugin does; without empty ones."""
     return frozenset(texts) - {""}
 
 
 def unknown_hooks(policy: Policy) -> list[str]:
-    """Say which hooks are to be left out that are never made here, for who misspelt one."""
+    """Return a sentence for each hook that should be left out and that this gateway doesn't know."""
     strange = ", ".join(sorted(policy.cdi_disabled_hooks - {*_HOOKS.split(", ")}))
     words = f"cdi-disable-hooks: {strange!r:.80} isn't known, and changes nothing: the known hooks are {_HOOKS}"
     return [words] if strange else []

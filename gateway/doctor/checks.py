@@ -1,4 +1,4 @@
-"""The checks of ``gateway doctor``: what each is called, and what it makes of a snapshot. Pure."""
+"""The checks of ``gateway doctor``, and their results for a snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ JUDGES: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     **cluster.CHECKS,
     **claims.CHECKS,
 }
-"""Each says what it saw that is wrong; nothing where nothing is, or where it can't be seen from here."""
+"""By code: returns what is wrong; empty if nothing is, or it can't be seen from here."""
 
 
 class Check(Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of checks.yaml. ``title`` says what is well, ``fault`` what is not."""
+    """A row of checks.yaml. ``title`` names the check that passed, ``fault`` the one that failed."""
 
     code: str
     level: Literal["warning", "error"]
@@ -40,14 +40,14 @@ class Check(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Category(Struct, frozen=True, forbid_unknown_fields=True):
-    """Checks that stand under one heading."""
+    """Checks under one heading."""
 
     category: str
     checks: tuple[Check, ...]
 
 
 class CheckResult(Struct, frozen=True, omit_defaults=True):
-    """What became of one check. ``seen`` and what follows are empty where nothing was found, or what it needs can't be seen."""
+    """The result of one check. ``seen`` and the fields after it are empty if the check passed, or could not be made."""
 
     code: str
     category: str
@@ -66,7 +66,7 @@ def categories() -> tuple[Category, ...]:
 
 
 def judged(snapshot: Surveyed, ignored: Iterable[str] = ()) -> Iterator[CheckResult]:
-    """Judge a snapshot by every check that isn't ignored, in the order of the file."""
+    """Return the result of every check that isn't ignored, in the order of the file."""
     left_out = set(ignored)
     for category in categories():
         for check in category.checks:

@@ -1,4 +1,4 @@
-"""Checks of dynamic resource allocation: the gateway's drivers, what others offer beside them, and GPUs on their way between the APIs."""
+"""Checks of Dynamic Resource Allocation: the gateway's drivers, other processes' offers, and GPUs that move between the APIs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gateway.doctor.snapshot import Surveyed, joined, offered
 from gateway.sides.table import MOVING
 
 _LONG: Final = 3600.0
-"""Seconds on the way that are worth a word: a pod that has a GPU for days may be meant to."""
+"""Seconds after which a moving GPU is reported. A pod may hold it for days on purpose."""
 _GATED: Final = range(32, 34)
-"""Kubelets, 1.N, that take claims with a feature gate only (advice.yaml has the source)."""
+"""Kubelets (1.N) that prepare claims only with a feature gate (advice.yaml has the source)."""
 _FIRST: Final = 32
 _MOVING: Final = frozenset(side.value for side in MOVING)
 
@@ -75,10 +75,7 @@ def _no_registry(seen: Surveyed) -> str:
 
 
 def _untaken(seen: Surveyed) -> str:
-    """What the kubelet did not take. Missing rights have a check of their own, and are why.
-
-    So has a driver that cannot ask the API server. It registers when it can.
-    """
+    """Return which drivers the kubelet did not accept. A driver without rights, or without the API server, has its own check."""
     if _no_registry(seen) or _rights(seen):
         return ""
     minor = seen.release.minor if seen.release else 0

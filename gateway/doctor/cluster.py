@@ -1,4 +1,4 @@
-"""Checks of what others make of the node: DRA drivers, and the API server."""
+"""Checks of what other components report about the node: DRA drivers, and the API server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from gateway.doctor.snapshot import Surveyed, offered
 
 _DRIVERS: Final = {"gpu.nvidia.com": "nvidia.com/", "gpu.amd.com": "amd.com/"}
-"""DRA drivers of GPUs, and what the names of their vendor's resources begin with."""
+"""DRA drivers of GPUs, and the prefixes of their vendor's resource names."""
 _COMPUTE_DOMAINS: Final = "compute-domain.nvidia.com"
 _VENDORS: Final = ("nvidia.com/", "amd.com/")
 
@@ -41,7 +41,7 @@ def _dead(seen: Surveyed) -> str:
 
 
 def _unseen(seen: Surveyed) -> str:
-    # Where GPUs may move, another check has more to say.
+    # If GPUs may move, another check says more.
     if seen.own_node is None or any(status.sides for status in seen.statuses):
         return ""
     missing = [

@@ -1,7 +1,7 @@
-"""What ``gateway doctor`` looks at: files, sockets, processes, NVML and the API server. Bounded, and it changes nothing.
+"""Collect what ``gateway doctor`` checks: files, sockets, processes, NVML and the API server. Bounded, and it changes nothing.
 
-``root`` is where the host's file system is: / on the host and in the gateway's own pod, /host in a debug container.
-What can't be seen from here is left out of the snapshot, and is no finding.
+``root`` is the host's file system: / on the host and in the gateway's own pod, /host in a debug container. What can't be seen
+from here is left out of the snapshot, and is no finding.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
 """Classes of the PCI bus: VGA, 3D and other display controllers, accelerators."""
 WSL: Final = ("dev/dxg",)
 JETSON: Final = ("dev/nvhost-gpu", "dev/nvhost-ctrl-gpu", "etc/nv_tegra_release")
-"""What only these have."""
+"""PCI vendors of GPUs."""
 _OWN_CDI: Final = "k8s.device-plugin.nvidia.com-"
-"""What the names of the gateway's own CDI files begin with (docs/answers.md)."""
+"""Prefixes of the gateway's own CDI files (docs/answers.md)."""
 
 
 def socket_dir(path: Path) -> SocketDir:
@@ -63,7 +63,7 @@ def socket_dir(path: Path) -> SocketDir:
 
 
 def kubelet_checkpoint(path: Path) -> CheckpointSeen | None:
-    """Read the kubelet's checkpoint; None where there is none."""
+    """Read the kubelet's checkpoint; None if there is none."""
     try:
         checkpoint.read(read_plain(path, checkpoint.MAX_BYTES))
     except FileNotFoundError:
@@ -74,7 +74,7 @@ def kubelet_checkpoint(path: Path) -> CheckpointSeen | None:
 
 
 def kubelets(root: Path) -> tuple[KubeletProcess, ...]:
-    """Find the kubelets among the processes that can be seen."""
+    """Return the kubelets among the visible processes."""
     found = []
     for folder in _processes(root):
         name = _text(folder / "comm").strip()
@@ -85,7 +85,7 @@ def kubelets(root: Path) -> tuple[KubeletProcess, ...]:
 
 
 def state_dir(path: Path) -> StateDir:
-    """Look at the gateways' state directory and its file, without touching either."""
+    """Look at the gateways' state directory and its file, without changing either."""
     try:
         room = os.statvfs(path)
     except OSError:
@@ -116,7 +116,7 @@ def state_dir(path: Path) -> StateDir:
 
 
 def process(root: Path, pid: int) -> Process | None:
-    """Look at what the kernel lets one gateway do, by the number that it has in its own name space; None where it isn't seen."""
+    """Return what the kernel allows a gateway, by the process ID in its own namespace; None if it isn't visible."""
     found = next((folder for folder in _processes(root) if _is_gateway(folder, pid)), None)
     return None if found is None else _process(root, found)
 
@@ -146,12 +146,12 @@ def _process(root: Path, folder: Path) -> Process:
 
 
 def inotify_most(root: Path) -> int | None:
-    """How many inotify instances a user may have."""
+    """Return how many inotify instances a user may have; None if unknown."""
     return _number(root / "proc/sys/fs/inotify/max_user_instances")
 
 
 def gpus(root: Path) -> tuple[Pci, ...] | None:
-    """Find the GPUs on the bus; None where the bus can't be seen."""
+    """Return the GPUs on the bus; None if the bus can't be seen."""
     bus = root / "sys/bus/pci/devices"
     if not bus.is_dir():
         return None
@@ -164,7 +164,7 @@ def gpus(root: Path) -> tuple[Pci, ...] | None:
 
 
 def modules(root: Path) -> frozenset[str] | None:
-    """Say which of the drivers' modules are loaded; None where that can't be seen."""
+    """Return which of the drivers' modules are loaded; None if that can't be seen."""
     folder = root / "sys/module"
     if not folder.is_dir():
         return None
@@ -172,12 +172,12 @@ def modules(root: Path) -> frozenset[str] | None:
 
 
 def nodes(root: Path, gpus_there: int, *, tried: bool) -> tuple[DeviceNodeSeen, ...] | None:
-    """Look at NVIDIA's device nodes, and (``tried``) open them as who uses them does; None where /dev can't be seen."""
+    """Look at NVIDIA's device nodes, and (``tried``) open them as a program would; None if /dev can't be seen."""
     dev = root / "dev"
     if not dev.is_dir():
         return None
     numbers = [name for name in names(dev, 4096) if re.fullmatch(r"nvidia\d+", name)]
-    # In a container that may not compute, the module alone shows that the node is on the host.
+    # In a container without the capability "compute", only the module shows that the node exists on the host.
     given = set(os.environ.get("NVIDIA_DRIVER_CAPABILITIES", "all").split(","))
     kept_from_us = not given & {"all", "compute"} and "nvidia-uvm" in _text(root / "proc/devices")
     common = ["nvidiactl", *(["nvidia-uvm"] if gpus_there and not kept_from_us else [])]
@@ -186,7 +186,7 @@ def nodes(root: Path, gpus_there: int, *, tried: bool) -> tuple[DeviceNodeSeen, 
 
 
 def kfd_gpus(root: Path) -> int | None:
-    """Count AMD's GPUs that the compute driver shows; None where it isn't there."""
+    """Count the AMD GPUs that the compute driver shows; None if it isn't there."""
     folder = root / "sys/class/kfd/kfd/topology/nodes"
     if not folder.is_dir():
         return None
@@ -195,7 +195,7 @@ def kfd_gpus(root: Path) -> int | None:
 
 
 def cdi_files(root: Path) -> dict[str, str]:
-    """Read the CDI specifications of others, and return what is wrong with each. The gateway writes and repairs its own."""
+    """Read the CDI specifications of other programs; return what is wrong with each. The gateway repairs its own."""
     return {
         f"/{folder}/{name}": _unsound(root, root / folder / name)
         for folder in ("etc/cdi", "run/cdi")
@@ -219,7 +219,7 @@ def switches(root: Path) -> int | None:
 
 
 def fabric_manager(root: Path) -> bool | None:
-    """Whether NVIDIA's fabric manager runs; None if the host's processes can't be seen."""
+    """Return True if NVIDIA's fabric manager runs; None if the host's processes can't be seen."""
     # The kernel keeps 15 characters of a process's name.
     return (
         any(_text(one / "comm").startswith("nv-fabricmanage") for one in _processes(root)) if _sees_host(root) else None
@@ -238,13 +238,13 @@ def numa_nodes(root: Path) -> frozenset[int] | None:
 
 
 def enforcing(root: Path) -> bool | None:
-    """Whether SELinux enforces its rules; None where that can't be seen."""
+    """Return True if SELinux enforces its rules; None if that can't be seen."""
     found = _number(root / "sys/fs/selinux/enforce")
     return None if found is None else bool(found)
 
 
 def dra_drivers(kubelet_dir: Path) -> frozenset[str] | None:
-    """Name the DRA drivers that are registered with the kubelet; None where its folder can't be seen."""
+    """Return the DRA drivers that are registered with the kubelet; None if its folder can't be seen."""
     folders = [kubelet_dir / "plugins_registry", kubelet_dir / "plugins"]
     if not any(folder.is_dir() for folder in folders):
         return None
@@ -253,7 +253,7 @@ def dra_drivers(kubelet_dir: Path) -> frozenset[str] | None:
 
 
 def has_registry(kubelet_dir: Path) -> bool | None:
-    """Whether the kubelet has its folder for drivers; None where the kubelet's own folder isn't there."""
+    """Return True if the kubelet has its folder for drivers; None if the kubelet's own folder isn't there."""
     return (kubelet_dir / "plugins_registry").is_dir() if kubelet_dir.is_dir() else None
 
 
@@ -277,7 +277,7 @@ def _node(root: Path, path: Path, *, tried: bool) -> DeviceNodeSeen:
 
 
 def table(content: Any, name: str) -> Mapping[str, Any]:
-    """Return what a table has under a name, if that is a table; else an empty one."""
+    """Return the table of that name; empty if there is none."""
     found = content.get(name) if isinstance(content, dict) else None
     return found if isinstance(found, dict) else {}
 
@@ -308,12 +308,12 @@ def _unsound(root: Path, path: Path) -> str:
 
 
 def _sees_host(root: Path) -> bool:
-    """Whether processes and devices below ``root`` are the host's: those of a pod are its own."""
+    """Return True if processes and devices below ``root`` are the host's, not the pod's own."""
     return (root != Path("/") or "KUBERNETES_SERVICE_HOST" not in os.environ) and (root / "dev").is_dir()
 
 
 def _claims(content: Any) -> tuple[str, ...]:
-    """Return the claims that a state file says something is prepared for, in words."""
+    """Return the claims that a state file has as prepared, in words."""
     rows = table(content, "claims").values()
     return tuple(
         f"{one.get('namespace')}/{one.get('name')} ({one.get('driver')})" for one in rows if isinstance(one, dict)
@@ -321,7 +321,7 @@ def _claims(content: Any) -> tuple[str, ...]:
 
 
 def _cgroup(root: Path, folder: Path) -> tuple[int | None, int]:
-    """Say how often a process's CPU limit held it (None: it has none), and how often its group was killed for memory."""
+    """Return how often a CPU limit throttled a process (None: it has no limit), and how often its group was killed for memory."""
     path = re.search(r"^0::/(.*)$", _text(folder / "cgroup"), re.MULTILINE)
     if path is None:
         return None, 0
@@ -333,7 +333,7 @@ def _cgroup(root: Path, folder: Path) -> tuple[int | None, int]:
 
 
 def _instances(root: Path, of: Path) -> int:
-    """Count the inotify instances of a process's user, as far as they can be seen: the limit is each user's."""
+    """Count the visible inotify instances of a process's user. The limit is per user."""
     found = 0
     with suppress(OSError):
         user = of.stat().st_uid
@@ -352,7 +352,7 @@ def _processes(root: Path) -> Iterator[Path]:
 
 
 def names(folder: Path, most: int = _MOST_NAMES) -> Iterable[str]:
-    """Return the names in a folder, at most so many; none if it cannot be read."""
+    """Return at most so many names in a folder; none if it can't be read."""
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry, _ in zip(entries, range(most), strict=False)]
@@ -384,7 +384,7 @@ def _number(path: Path) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """Read a small file of the kernel's; empty where it can't be read."""
+    """Read a small file of the kernel; empty if it can't be read."""
     try:
         with path.open("rb") as file:
             return file.read(65_536).decode(errors="replace")

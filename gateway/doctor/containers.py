@@ -1,4 +1,4 @@
-"""The container runtime's configuration: containerd's and CRI-O's, as their versions read it. Bounded, and it changes nothing."""
+"""The container runtime's configuration: that of containerd and CRI-O, as each version reads it. Bounded, and it changes nothing."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CONTAINERD: Final = (
     "var/snap/microk8s/current/args/containerd.toml",
 )
 _CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
-"""containerd's plugin that starts containers, in configurations of version 3, 2 and 1."""
+"""The name of containerd's plugin that starts containers, in configurations of version 3, 2 and 1."""
 _MODERN: Final = 3
-"""The version of a configuration that only containerd 2.0 and later read."""
+"""The configuration version that only containerd 2.0 and later read."""
 _HAS_CDI: Final = (1, 7)
 _MERGES: Final = (2, 0)
 _CRIO_HAS_CDI: Final = (1, 23)
@@ -34,9 +34,9 @@ _MOST_IMPORTS: Final = 64
 
 
 def runtime(root: Path, reported: str) -> Runtime | None:
-    """Read the container runtime's configuration; None if it can't be told which one it is.
+    """Read the container runtime's configuration; None if the runtime is unknown.
 
-    ``reported`` is what the kubelet reports at the API server, such as ``containerd://1.7.27``; '' if that isn't known.
+    ``reported`` is what the kubelet reports to the API server, such as ``containerd://1.7.27``; '' if unknown.
     """
     name, _, text = reported.partition("://")
     path, content = next(((root / one, found) for one in _CONTAINERD if (found := _toml(root / one))), (root, None))
@@ -56,7 +56,7 @@ def runtime(root: Path, reported: str) -> Runtime | None:
 
 
 def _imported(root: Path, path: Path, content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Read the files that a configuration of containerd imports, such as NVIDIA's toolkit writes one, in their order."""
+    """Read the files that a containerd configuration imports, such as the one of NVIDIA's toolkit, in their order."""
     for pattern in map(str, listed(content.get("imports"))[:_MOST_IMPORTS]):
         whole = root / pattern.lstrip("/") if pattern.startswith("/") else path.parent / pattern
         for name in sorted(glob(str(whole)))[:_MOST_IMPORTS]:  # noqa: PTH207 - for pathlib ** is the whole disk
@@ -65,7 +65,7 @@ def _imported(root: Path, path: Path, content: Mapping[str, Any]) -> Iterator[Ma
 
 
 def _cri(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the section of the plugin that starts containers, by whichever name this version of the file calls it."""
+    """Return the section of the plugin that starts containers, under its name in this version."""
     plugins = table(content, "plugins")
     return next(filter(None, (table(plugins, name) for name in _CRI)), {})
 
@@ -76,10 +76,10 @@ def _number_of(content: Mapping[str, Any]) -> int:
 
 
 def _containerd(path: str, text: str, version: tuple[int, ...], files: Sequence[Mapping[str, Any]]) -> Runtime:
-    """Judge containerd's configuration and what it imports.
+    """Return the state of containerd's configuration with its imports.
 
-    Until 1.7 a plugin's section is the last file's, as a whole (containerd#5837), and CDI came with 1.7, off. From 2.0 on sections are
-    merged (containerd#9982), and CDI is on, whatever the version of the file (containerd#9621).
+    Until 1.7, the last file's section of a plugin replaces earlier ones (containerd#5837), and CDI came with 1.7, off. From 2.0
+    on, sections are merged (containerd#9982), and CDI is on, whatever the version of the file (containerd#9621).
     """
     name = f"containerd {text or '.'.join(map(str, version)) or 'of an unknown version'}"
     if not version or not files:
@@ -100,7 +100,7 @@ def _containerd(path: str, text: str, version: tuple[int, ...], files: Sequence[
 
 
 def _crio(root: Path, path: str, text: str, files: Sequence[Mapping[str, Any]]) -> Runtime:
-    """Judge CRI-O's configuration and its drop-ins, which are merged. CDI came with 1.23, on; with NVIDIA's hook no runtime is needed."""
+    """Return the state of CRI-O's configuration with its drop-ins, which are merged. CDI came with 1.23, on. NVIDIA's hook needs no runtime."""
     name, version = f"CRI-O {text or 'of an unknown version'}", _version(text)
     if not version or not files:
         return Runtime(name, path if files else "", cdi=version >= _CRIO_HAS_CDI if version else None)
@@ -128,7 +128,7 @@ def _folders(found: Any) -> tuple[str, ...]:
 
 
 def _merged(first: Mapping[str, Any], then: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Lay one table over another, and the tables within them likewise."""
+    """Merge one table into another, also the tables within them."""
     both = {name: _merged(table(first, name), one) for name, one in then.items() if isinstance(one, dict)}
     return {**first, **then, **both}
 
@@ -139,7 +139,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _by_binary(root: Path) -> tuple[int, ...]:
-    """Tell containerd 2 from 1 by the path of the module that Go wrote into the program; () if that can't be seen."""
+    """Tell containerd 2 from 1 by the module path that Go wrote into the program; () if that can't be seen."""
     for folder in ("usr/bin", "usr/local/bin", "opt/bin"):
         with suppress(OSError), (root / folder / "containerd").open("rb") as file:
             end = b""

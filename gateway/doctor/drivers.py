@@ -1,10 +1,11 @@
-"""Checks of the drivers: GPUs on the bus, who has them, and what NVML and the device nodes say."""
+"""Checks of the drivers: GPUs on the bus and their drivers, NVML, and device nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal
 
+from devices.model import LibraryFault
 from gateway.doctor.snapshot import NvmlSeen, Pci, Surveyed, joined
 from gateway.telling.status import GatewayStatus
 
@@ -12,34 +13,26 @@ _NVIDIA: Final = "0x10de"
 _AMD: Final = "0x1002"
 _SYS_ADMIN: Final = 1 << 21
 _VIRTUAL: Final = "vfio-pci"
-_SILENT: Final = "NVML doesn't answer"
-_UNUSABLE: Final = ("NVML can't be used", "NVML can't be asked", "the driver isn't loaded: ")
-_UNSEEN: Final = ("it doesn't answer any more", "it can't be looked at")
-"""What the reasons of a gateway begin with."""
-_STATES: Final[Mapping[Literal["missing", "mismatch"], tuple[str, ...]]] = {
-    "missing": ("can't be loaded", "(NVML error 12)"),
-    "mismatch": ("(NVML error 18)",),
+_STATES: Final[Mapping[str, Literal["missing", "mismatch", "silent"]]] = {
+    LibraryFault.NO_LIBRARY: "missing",
+    LibraryFault.MISMATCH: "mismatch",
+    LibraryFault.SILENT: "silent",
 }
-_DENIED: Final = "(NVML error 4)"
-"""What a reason has in it if NVML reported NVML_ERROR_NO_PERMISSION."""
 
 
 def reported(statuses: Iterable[GatewayStatus]) -> NvmlSeen:
-    """Return what NVIDIA's library answers, as gateways with its backend report it (``devices.gpu.nvidia``)."""
-    told = list(statuses)
-    reasons = [one.reason for status in told for one in status.hindrances if one.source == "nvidia"]
-    reasons += [one.reason for status in told for resource in status.resources for one in resource.devices]
-    for reason in reasons:
-        if reason.startswith(_SILENT):
-            return NvmlSeen("silent", reason)
-        if reason.startswith(_UNUSABLE):
-            found = (state for state, words in _STATES.items() if any(one in reason for one in words))
-            return NvmlSeen(next(found, "failed"), reason)
+    """Return whether NVML works, as the gateways with NVIDIA's backend report it (``devices.gpu.nvidia``)."""
+    seen = list(statuses)
+    causes = [(one.cause, one.reason) for status in seen for one in status.hindrances]
+    causes += [(one.cause, one.reason) for status in seen for resource in status.resources for one in resource.devices]
+    for cause, reason in causes:
+        if cause:
+            return NvmlSeen(_STATES.get(cause, "failed"), reason)
     unseen = [
         f"GPU {one.index or '?'}{f' ({one.pci})' if one.pci else ''}: {one.reason}"
-        for status in told
+        for status in seen
         for one in status.unusable
-        if one.source == "nvidia" and one.reason.startswith(_UNSEEN) and _DENIED not in one.reason
+        if one.cause and one.cause != LibraryFault.DENIED
     ]
     return NvmlSeen("well", lacking=tuple(unseen))
 
@@ -61,7 +54,7 @@ def _mismatch(seen: Surveyed) -> str:
 
 
 def _unwatchable(seen: Surveyed) -> str:
-    denied = [one for status in seen.statuses for one in status.unusable if _DENIED in one.reason]
+    denied = [one for status in seen.statuses for one in status.unusable if one.cause == LibraryFault.DENIED]
     if denied:
         return joined(f"{one.name}: {one.reason}" for one in denied)
     if not seen.monitors_mig:
@@ -148,7 +141,7 @@ def _gpus(seen: Surveyed, vendor: str) -> list[Pci]:
 
 
 def _nvml(seen: Surveyed) -> NvmlSeen | None:
-    """What NVML said, where there is something for it to say."""
+    """Return the state of NVML, if the node has NVIDIA GPUs and the module may be loaded."""
     loaded = seen.modules is None or "nvidia" in seen.modules
     return seen.nvml if loaded and _gpus(seen, _NVIDIA) else None
 

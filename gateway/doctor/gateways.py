@@ -1,4 +1,4 @@
-"""Checks of the gateways: what they say of themselves, their memory, and what the kernel lets them do."""
+"""Checks of the gateways: their status, their state files, and what the kernel allows them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _LEAST_INODES: Final = 64
 _LEAST_FILES: Final = 4096
 _NEARLY: Final = 0.9
 _LATE: Final = 0.1
-"""Seconds: what decides after a kubelet's start whether the node is seen without devices."""
+"""Seconds after a kubelet's start at which the API server shows the node without devices, if none were registered by then."""
 _DOUBLED: Final = drift.MismatchKind.DOUBLED.value
 _OLDEST: Final = 1_735_689_600.0
-"""2025: no clock that is right was ever before this program."""
+"""2025. A correct clock can't show an earlier time."""
 _AHEAD: Final = 86_400.0
 _HANDS: Final = (TroubleKind.RESET_REQUIRED.value, TroubleKind.UNKNOWN.value)
 _CLOSED: Final = frozenset(
     state.value for state in (State.NOT_LOOKED_YET, State.UNHEALTHY, State.CORDONED, State.RELEASED, State.WITHHELD)
 )
-"""States in which nobody new gets a device, though it is this resource's to give."""
+"""States in which no further container gets a device of the resource."""
 
 
 def _none(seen: Surveyed) -> str:
@@ -116,7 +116,7 @@ def _waits_for_hands(device: DeviceStatus) -> bool:
 
 
 def _ungivable(seen: Surveyed) -> str:
-    """What is offered, and none of it well; but for what has a check of its own."""
+    """Return the resources without a healthy device, except those that another check reports."""
     closed = {
         one.name: [each for each in one.devices if each.state in _CLOSED and not _waits_for_hands(each)]
         for one in _resources(seen)
@@ -169,7 +169,7 @@ def _clock(seen: Surveyed) -> str:
 
 
 def _hindered(seen: Surveyed) -> str:
-    # Why NVIDIA's library can't be used has checks of its own.
+    # Other checks report why NVIDIA's library can't be used.
     known = seen.nvml.message if seen.nvml else ""
     every = (one for status in seen.statuses for one in status.hindrances)
     return joined(f"{one.source}: {one.reason}" for one in every if one.reason != known)
@@ -180,7 +180,7 @@ def _late(seen: Surveyed) -> str:
 
 
 def _resources(seen: Surveyed) -> Iterator[ResourceStatus]:
-    """Those that a gateway serves, or should: who stands by for another knows less."""
+    """Return the resources that a gateway serves or should serve. A standby knows less about them."""
     for status in seen.statuses:
         yield from () if status.led_by else status.resources
 

@@ -10,10 +10,10 @@ from gateway.doctor.snapshot import Surveyed, joined
 _KUBELET: Final = "kubelet.sock"
 _REGISTRAR: Final = "-reg.sock"
 _OTHERS: Final = ("nvidia", "amd.com_gpu", "amd_gpu", "nvidiaGPU", "gpu.sock")
-"""What the sockets of other GPU plugins begin with: NVIDIA's, AMD's, Google's, and those that are made after an example."""
+"""Prefixes of the sockets of other GPU plugins: NVIDIA's, AMD's, Google's, and those made after an example."""
 _ROOT: Final = "/var/lib/kubelet"
 _ON_BY_DEFAULT: Final = 10
-"""The minor version from which device plugins are on without a word."""
+"""The minor version from which device plugins are on by default."""
 _POD_RESOURCES: Final = 13
 
 
@@ -28,7 +28,7 @@ def _stale(seen: Surveyed) -> str:
 
 
 def silent(seen: Surveyed) -> str:
-    """Say that nobody listens on the folder's kubelet.sock; '' where somebody does, or another check says why not."""
+    """Return that no process listens on the folder's kubelet.sock; '' if one does, or another check says why not."""
     folder = seen.socket_dir
     if folder.state != "there" or _registry(seen) or _KUBELET in folder.listening:
         return ""
@@ -92,7 +92,7 @@ def _switched_off(seen: Surveyed) -> str:
 
 def _numa(seen: Surveyed) -> str:
     if seen.numa_nodes is None or not seen.gpus:
-        return ""  # Simulated GPUs are on no node of this kernel.
+        return ""  # Simulated GPUs are on no NUMA node of this kernel.
     known = seen.numa_nodes
     return joined(
         f"{device.id} is on NUMA node {', '.join(map(str, sorted(unknown)))}; the kernel has {', '.join(map(str, sorted(known)))}"

@@ -1,4 +1,4 @@
-"""One look at a node: everything that ``gateway doctor`` collects, put together."""
+"""Make one snapshot of a node: everything that ``gateway doctor`` collects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.wires.unix import listens
 
 
 class Places(Struct, frozen=True, kw_only=True):
-    """Where to look: ``root`` is the host's file system, the others are below it."""
+    """Where to look: ``root`` is the host's file system, the other paths are below it."""
 
     root: Path
     socket_dir: Path
@@ -26,7 +26,7 @@ class Places(Struct, frozen=True, kw_only=True):
 
 
 class Told(Struct, frozen=True, kw_only=True):
-    """What is known before the look: the gateways' own words, and the settings that they would have here."""
+    """What is known before the look: the gateways' status, and the settings that they would have here."""
 
     statuses: tuple[GatewayStatus, ...] = ()
     silent: Mapping[str, str] = {}
@@ -43,10 +43,9 @@ def look(
     release: Callable[[str], Release | None],
     nvml: Callable[[], NvmlSeen | None] | None = None,
 ) -> Surveyed:
-    """Look at everything once.
+    """Collect everything once. ``release`` returns what is known of a kubelet's version, ``nvml`` the state of NVIDIA's library.
 
-    ``release`` returns what is known of a kubelet's version, ``nvml`` what NVIDIA's library answered. Without ``nvml`` device nodes
-    aren't opened either: the host's files are in a folder of this container.
+    Without ``nvml`` no device node is opened either: then the host's files are in a folder of this container.
     """
     root = places.root
     gpus = collect.gpus(root)

@@ -1,4 +1,4 @@
-"""Checks of the container runtime: NVIDIA's runtime, CDI, and what a daemon-reload takes away."""
+"""Checks of the container runtime: NVIDIA's runtime, CDI, and what a daemon-reload removes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway, or ``gateway doctor`` where none answers, asks the API server and NVIDIA's library."""
+"""What is asked of the API server and of NVIDIA's library, by the gateway, or by ``gateway doctor`` if no gateway answers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from gateway.wires.control import ControlConnection
 
 _WITHIN: Final = 5.0
-"""Seconds that the API server has for each answer."""
+"""Seconds for each answer of the API server."""
 _NVML_WITHIN: Final = 10.0
-"""Seconds: a driver that is well answers within three, without persistence mode."""
+"""Seconds for NVML. A healthy driver without persistence mode answers within three."""
 _MISMATCH: Final = 18
 """NVML_ERROR_LIB_RM_VERSION_MISMATCH."""
 _WITHOUT_LIBRARY: Final = 12
 """NVML_ERROR_LIBRARY_NOT_FOUND."""
 _MOST_GPUS: Final = 512
-"""How many GPUs NVML is asked for, one by one."""
+"""Most GPUs that are asked about, one by one."""
 
 
 async def meet(
@@ -39,14 +39,15 @@ async def meet(
 ) -> None:
     """Answer ``doctor`` for a gateway with this status.
 
-    NVML isn't asked here: this process would keep GPUs open that ``gateway release`` closed. Its status says what NVML does.
+    It doesn't call NVML, because this process would then open GPUs that ``gateway release`` closed. The status has the state of
+    NVML.
     """
     cluster = await ask(settings.kubeconfig, settings.node_name, needed([status]))
     await connection.send(msgspec.to_builtins(Answered(cluster, backend)))
 
 
 async def ask(kubeconfig: Path | None, name: str, rights: Sequence[tuple[str, str, str]]) -> Cluster:
-    """Ask the API server for the node and the classes, and for rights; nothing if there is no way to it, or no right."""
+    """Ask the API server for the node, the classes and our rights; empty if it can't be reached, or refuses."""
     try:
         found = access.find(kubeconfig)
     except access.AccessError:
@@ -55,7 +56,7 @@ async def ask(kubeconfig: Path | None, name: str, rights: Sequence[tuple[str, st
 
 
 def nvml() -> NvmlSeen:
-    """Ask NVIDIA's library, in a thread: it may hang, and then so may whoever asks."""
+    """Call NVIDIA's library in a thread, because it may hang."""
     found: list[NvmlSeen] = []
     thread = threading.Thread(target=lambda: found.append(_nvml()), daemon=True, name="nvml")
     thread.start()
@@ -140,24 +141,24 @@ _CLAIMS: Final[tuple[tuple[str, str, str], ...]] = (
     ("", "nodes", "get"),
     ("", "pods", "list"),
 )
-"""What --dra asks of the API server: group, resource, verb (deploy/kustomize/components/dra)."""
+"""What --dra needs of the API server: group, resource, verb (deploy/kustomize/components/dra)."""
 _BOTH: Final[tuple[tuple[str, str, str], ...]] = (
     (_DRA, "deviceclasses", "list"),
     ("", "nodes", "watch"),
     ("", "nodes/status", "patch"),
 )
-"""What --dra on asks besides (components api-server and dra-on)."""
+"""What --dra on needs in addition (components api-server and dra-on)."""
 
 
 def needed(statuses: Iterable[GatewayStatus]) -> tuple[tuple[str, str, str], ...]:
-    """Say what gateways that offer devices by DRA need to be allowed; nothing where none does."""
+    """Return the rights that gateways with DRA need; empty if no gateway uses DRA."""
     told = list(statuses)
     claims = any(one.drivers for one in told)
     return (*(_CLAIMS if claims else ()), *(_BOTH if claims and any(one.sides for one in told) else ()))
 
 
 async def asked(found: access.Access, name: str, rights: Sequence[tuple[str, str, str]] = ()) -> Cluster:
-    """Ask one API server; what it doesn't say is None."""
+    """Ask the API server. A missing answer is None."""
     api = client.Client(found, manager="gateway-doctor", version="")
     try:
         node, missing = None, False
@@ -184,7 +185,7 @@ async def asked(found: access.Access, name: str, rights: Sequence[tuple[str, str
 
 
 async def _allowed(api: client.Client, group: str, resource: str, verb: str) -> bool | None:
-    """Ask whether who asks may do something; None where that isn't answered."""
+    """Return True if we have a right; None if that isn't answered."""
     name, _, part = resource.partition("/")
     what = {"group": group, "resource": name, "subresource": part, "verb": verb}
     body: dict[str, Any] = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "metadata": {}}

@@ -1,4 +1,4 @@
-"""What one look at a node saw: plain values, which the checks judge. None means that it can't be seen from here."""
+"""The result of one look at a node: plain values for the checks. None means that it can't be seen from here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.telling.status import GatewayStatus
 
 
 class SocketDir(Struct, frozen=True):
-    """The kubelet's folder for device plugins: what names of sockets it has, and on which of them somebody listens."""
+    """The kubelet's folder for device plugins: the sockets in it, and those on which a process listens."""
 
     path: str
     state: Literal["there", "missing", "stale"] = "there"
@@ -21,24 +21,24 @@ class SocketDir(Struct, frozen=True):
 
 
 class CheckpointSeen(Struct, frozen=True):
-    """The kubelet's checkpoint; ``complaint`` says why it can't be read."""
+    """The kubelet's checkpoint; ``complaint`` is why it can't be read."""
 
     complaint: str = ""
 
 
 class KubeletProcess(Struct, frozen=True):
-    """A process that is, or holds, a kubelet, with what it was started with."""
+    """A process that is, or contains, a kubelet, with its arguments."""
 
     pid: int
     arguments: tuple[str, ...]
 
 
 class Release(Struct, frozen=True):
-    """What is known of the kubelet's release: its minor version, and what of it matters here, in words."""
+    """What is known of the kubelet's release: its minor version, and remarks in words."""
 
     minor: int = 0
     unknown: str = ""
-    """Why nothing is known of it."""
+    """Why it is unknown."""
     unkept: str = ""
     """Why the next minor version can't read its checkpoint."""
     fixed: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Release(Struct, frozen=True):
 
 
 class StateDir(Struct, frozen=True):
-    """The gateways' state directory; sizes in bytes and inodes, ``complaint`` about its state file."""
+    """The gateways' state directory. Sizes are in bytes and inodes, ``complaint`` is about its state file."""
 
     path: str
     there: bool = True
@@ -55,30 +55,30 @@ class StateDir(Struct, frozen=True):
     free_inodes: int | None = None
     complaint: str = ""
     claims: tuple[str, ...] = ()
-    """What it says is prepared for ResourceClaims: ``namespace/name``, with the driver's name."""
+    """The prepared ResourceClaims in it: ``namespace/name``, with the driver's name."""
     written: float | None = None
-    """When the state file was written last, by the clock of then (unix seconds)."""
+    """When the state file was last written (Unix seconds by the clock of then)."""
 
 
 class Process(Struct, frozen=True):
-    """What the kernel lets the gateway's process do. ``capabilities`` is a mask (capability.h)."""
+    """What the kernel allows the gateway's process. ``capabilities`` is a mask (capability.h)."""
 
     pid: int
     open_files: int | None = None
     most_files: int | None = None
     capabilities: int | None = None
     context: str = ""
-    """SELinux' label of the process."""
+    """The SELinux label of the process."""
     throttled: int | None = None
-    """How often its CPU limit held it; None: it has no limit, or that can't be seen."""
+    """How often its CPU limit throttled it; None: it has no limit, or that can't be seen."""
     killed: int = 0
     """How often a process of its container was killed for memory."""
     instances: int = 0
-    """inotify instances that its user has, as far as that can be seen."""
+    """The visible inotify instances of its user."""
 
 
 class Pci(Struct, frozen=True):
-    """A display controller or accelerator on the bus; ``driver`` is the kernel's driver that has it."""
+    """A display controller or accelerator on the bus; ``driver`` is the kernel driver that is bound to it."""
 
     address: str
     vendor: str
@@ -86,10 +86,10 @@ class Pci(Struct, frozen=True):
 
 
 class NvmlSeen(Struct, frozen=True):
-    """What NVIDIA's library said.
+    """The state of NVIDIA's library.
 
-    ``refused`` says of GPUs that it counts, by index, why it gives no handle; ``told`` are the PCI addresses of the others. ``lacking``
-    says the same in words, as a gateway reports it, which doesn't report the count (None).
+    ``refused`` are the GPUs that it counts and can't open, by index, with the reason. ``told`` are the PCI addresses of the
+    others. ``lacking`` is the same in words, as a gateway reports it; then the number of ``gpus`` is None.
     """
 
     state: Literal["well", "missing", "mismatch", "failed", "silent"]
@@ -101,7 +101,7 @@ class NvmlSeen(Struct, frozen=True):
 
 
 class DeviceNodeSeen(Struct, frozen=True):
-    """A device node: whether it is there, how opening it failed, and whether /dev/char has a link to it."""
+    """A device node: if it exists, how opening it failed, and if /dev/char has a link to it."""
 
     path: str
     there: bool = True
@@ -110,14 +110,15 @@ class DeviceNodeSeen(Struct, frozen=True):
 
 
 class Runtime(Struct, frozen=True):
-    """The container runtime and its configuration. ``name`` with its version is as people write it: ``containerd 1.7.27``.
+    """The container runtime and its configuration.
 
-    ``nvidia``: it has a runtime of NVIDIA's, and (``default``) that is the default one. None: that can't be told of this version.
+    ``name`` has its version, as people write it: ``containerd 1.7.27``. ``nvidia``: it has NVIDIA's runtime; ``default``: that
+    is the default one. None: unknown for this version.
     """
 
     name: str
     path: str = ""
-    """Of its configuration; empty if that can't be seen."""
+    """The path of its configuration; empty if that can't be seen."""
     nvidia: bool | None = None
     default: bool = False
     cdi: bool | None = None
@@ -138,7 +139,7 @@ class ApiNode(Struct, frozen=True):
 
 
 class Cluster(Struct, frozen=True):
-    """What the API server said; None: it wasn't asked, or didn't say."""
+    """The API server's answers; None: it wasn't asked, or didn't answer."""
 
     node: ApiNode | None = None
     runtime_classes: frozenset[str] | None = None
@@ -147,18 +148,18 @@ class Cluster(Struct, frozen=True):
     asked_for: str = ""
     """The name of the node."""
     missing: bool = False
-    """The API server has no node of that name."""
+    """True if the API server has no node of that name."""
 
 
 class Answered(Struct, frozen=True):
-    """What the serving gateway answers to ``doctor``: what takes libraries that it has loaded already, and where its devices come from."""
+    """The serving gateway's answer to ``doctor``: what needs libraries that it has loaded anyway, and its backend."""
 
     cluster: Cluster = Cluster()
     backend: str = ""
 
 
 class Surveyed(Struct, frozen=True, kw_only=True):
-    """All that was seen. Times are unix seconds."""
+    """Everything that was seen. Times are Unix seconds."""
 
     now: float
     socket_dir: SocketDir
@@ -169,15 +170,15 @@ class Surveyed(Struct, frozen=True, kw_only=True):
     statuses: tuple[GatewayStatus, ...] = ()
     silent: Mapping[str, str] = {}
     alive: frozenset[str] = frozenset()
-    """Tokens of the gateways that live, by their locks in the socket folder."""
+    """Tokens of the living gateways, by their locks in the socket folder."""
     state_dir: StateDir
     settings: str = ""
     """Why these settings can't be used."""
     strategies: frozenset[str] = frozenset({"envvar"})
-    """How containers are told their GPUs."""
+    """How containers get their GPUs."""
     monitors_mig: bool = False
     imex: bool = False
-    """Containers get IMEX channel 0."""
+    """True if containers get IMEX channel 0."""
     inotify_most: int | None = None
     processes: tuple[Process, ...] = ()
     gpus: tuple[Pci, ...] | None = None
@@ -187,61 +188,61 @@ class Surveyed(Struct, frozen=True, kw_only=True):
     kfd_gpus: int | None = None
     runtime: Runtime | None = None
     cdi_files: Mapping[str, str] = {}
-    """CDI specifications, and what is wrong with each (mostly nothing)."""
+    """CDI specifications, and what is wrong with each (empty if nothing is)."""
     enforcing: bool | None = None
     drivers: frozenset[str] | None = None
-    """Names of DRA drivers that are registered with the kubelet."""
+    """DRA drivers that are registered with the kubelet."""
     node: ApiNode | None = None
     node_name: str = ""
-    """As the API server was asked for it; ``node_missing``: it has none of that name."""
+    """The name under which the node was asked for; ``node_missing``: the API server has no such node."""
     node_missing: bool = False
     boot: str = ""
     """The kernel's ID of this boot."""
     numa_nodes: frozenset[int] | None = None
-    """Those that the kernel has, and so the kubelet."""
+    """The NUMA nodes that the kernel has."""
     wsl: str = ""
-    """A file that only WSL2 has, and (``jetson``) one that only a Jetson has."""
+    """``wsl``: a file that only WSL2 has. ``jetson``: a file that only a Jetson has."""
     jetson: str = ""
     switches: int | None = None
-    """NVSwitches; None: the bus can't be seen."""
+    """Number of NVSwitches; None: the bus can't be seen."""
     fabric_manager: bool | None = None
-    """Whether NVIDIA's fabric manager runs; None: the host's processes can't be seen."""
+    """True if NVIDIA's fabric manager runs; None: the host's processes can't be seen."""
     runtime_classes: frozenset[str] | None = None
     registry: bool | None = None
-    """Whether the kubelet has its folder for drivers; None where its own folder can't be seen."""
+    """True if the kubelet has its folder for drivers; None if its own folder can't be seen."""
     device_classes: Mapping[str, str] | None = None
-    """DeviceClasses, and the text of each one's selectors."""
+    """DeviceClasses, with the text of their selectors."""
     rights: Mapping[str, bool] | None = None
-    """What --dra needs of the API server, in words, and whether it is allowed; None where no gateway needs it, or it can't be asked."""
+    """The rights that --dra needs, in words, and if we have each; None if no gateway needs them, or it can't be asked."""
 
     @property
     def sockets(self) -> SocketDir | None:
-        """The kubelet's folder, where there is one to look into."""
+        """The kubelet's folder, if it can be seen."""
         return self.socket_dir if self.socket_dir.state == "there" else None
 
     @property
     def state(self) -> StateDir | None:
-        """The gateways' state directory, where there is one to look into, and theirs isn't another."""
+        """The gateways' state directory, if it can be seen and is the one that they use."""
         return self.state_dir if self.state_dir.there and not self.elsewhere else None
 
     @property
     def nvidia_runtime(self) -> Runtime | None:
-        """The runtime, if it can be told whether it has one of NVIDIA's."""
+        """The runtime, if it is known whether it has NVIDIA's runtime."""
         return None if self.runtime is None or self.runtime.nvidia is None else self.runtime
 
     @property
     def cdi_switch(self) -> Runtime | None:
-        """The runtime, if it can be told whether it has CDI."""
+        """The runtime, if it is known whether CDI is on."""
         return None if self.runtime is None or self.runtime.cdi is None else self.runtime
 
     @property
     def cdi_folders(self) -> Runtime | None:
-        """The runtime, if it can be told which folders it reads."""
+        """The runtime, if it is known which CDI folders it reads."""
         return None if self.runtime is None or self.runtime.cdi_dirs is None else self.runtime
 
     @property
     def own_node(self) -> ApiNode | None:
-        """The node at the API server, unless it runs on another machine: a kubelet reports its boot when it starts."""
+        """The node at the API server, unless it runs on another machine: a kubelet reports its boot ID."""
         boots = {self.boot, self.node.boot if self.node is not None else ""}
         is_known = "" not in boots and "kubelet.sock" in self.socket_dir.listening
         return None if is_known and len(boots) > 1 else self.node
@@ -258,15 +259,15 @@ class Surveyed(Struct, frozen=True, kw_only=True):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether gateways live, and none of them has a control socket in the state directory that is looked into."""
+        """True if gateways live, and none of them has a control socket in this state directory."""
         return bool(self.alive) and not self.statuses and not self.silent
 
 
 def joined(found: Iterable[str]) -> str:
-    """Make one line of what a check found, each thing once; '' where it found nothing."""
+    """Join the findings of a check to one line, each once; '' if there are none."""
     return "; ".join(dict.fromkeys(found))
 
 
 def offered(seen: Surveyed) -> dict[str, int]:
-    """Say what the serving gateways say that the kubelet can give out, by resource."""
+    """Return what the kubelet can give by the serving gateways' status, by resource."""
     return {one.name: one.allocatable for status in seen.statuses if not status.led_by for one in status.resources}

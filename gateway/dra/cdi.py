@@ -1,7 +1,7 @@
-"""The CDI specification of one claim: what containers with its devices get. ``specification`` is pure, the rest are files.
+"""The CDI specification of one claim, which says what containers with its devices get. ``specification`` is pure, the rest are files.
 
-A container gets the devices of the claim's requests that it names, so each device has edits of its own. What the node's own
-specifications say already (NVIDIA's driver files) is named there, and a claim that adds nothing has no file.
+A container gets the devices of the requests that it names, so each device has its own edits. Devices of the node's own
+specifications (NVIDIA's driver files) are used by their names. A claim that adds nothing has no file.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from devices.model import ContainerAnswer
 FOLDER: Final = Path("/var/run/cdi")
 _CLASS: Final = "claim"
 _VERSION: Final = "0.5.0"
-"""The first in which a device's name may begin with a digit, as a UID does; it also has hostPath."""
+"""The first version in which a device's name may begin with a digit, as a UID may. It also has hostPath."""
 _OURS: Final = re.compile(
     r"(?P<new>\.)?(?P<driver>.+)-claim-(?P<uid>[A-Za-z0-9-]{1,63})\.json(?(new)\.[0-9a-f]{8}\.new)", re.ASCII
 )
 _IN_THE_MAKING: Final = 60.0
-"""Seconds for which a file may be of another instance that is preparing its claim."""
+"""Seconds for which a file may belong to a claim that another gateway is preparing."""
 
 
 def name_of(driver: str, uid: str, device: str) -> str:
-    """Give the fully qualified CDI name of a claim's device."""
+    """Return the fully qualified CDI name of a claim's device."""
     return f"{driver}/{_CLASS}={uid}-{device}"
 
 
 def edits(answer: ContainerAnswer) -> dict[str, Any]:
-    """Spell as edits of a container what brings a device; empty where CDI names of others say all."""
+    """Return a device as CDI container edits; empty if it needs only CDI names."""
     mounts = [
         {
             "hostPath": mount.host_path,
@@ -53,25 +53,25 @@ def edits(answer: ContainerAnswer) -> dict[str, Any]:
 
 
 def specification(driver: str, uid: str, devices: Mapping[str, ContainerAnswer]) -> dict[str, Any] | None:
-    """Write the specification of a claim, by device name; None where there is nothing to say."""
+    """Return the specification of a claim; None if it needs none."""
     said = {device: edits(answer) for device, answer in devices.items()}
     found = [{"name": f"{uid}-{device}", "containerEdits": one} for device, one in said.items() if one]
     return {"cdiVersion": _VERSION, "kind": f"{driver}/{_CLASS}", "devices": found} if found else None
 
 
 def names(driver: str, uid: str, device: str, answer: ContainerAnswer) -> tuple[str, ...]:
-    """Give the CDI names by which a container gets a device: others', and the claim's own where it says something."""
+    """Return the CDI names with which a container gets a device: those in the answer, and the claim's own if it has edits."""
     own = (name_of(driver, uid, device),) if edits(answer) else ()
     return (*answer.cdi_devices, *own)
 
 
 def path_of(driver: str, uid: str, folder: Path = FOLDER) -> Path:
-    """Say where a claim's specification is."""
+    """Return the path of a claim's specification."""
     return folder / f"{driver}-{_CLASS}-{uid}.json"
 
 
 def write(driver: str, uid: str, wanted: Mapping[str, Any], folder: Path = FOLDER) -> None:
-    """Put a specification in its place, as a whole. It blocks: for a thread.
+    """Write a specification atomically. It blocks: call it in a thread.
 
     Raises:
         OSError: it can't be written.
@@ -81,11 +81,11 @@ def write(driver: str, uid: str, wanted: Mapping[str, Any], folder: Path = FOLDE
         if read_plain(path, len(data)) == data:
             return
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    replace(path, data, 0o644, durable=False)  # A boot empties the folder, and brings claims back.
+    replace(path, data, 0o644, durable=False)  # A boot empties the folder, and the gateway writes it again.
 
 
 def remove(driver: str, uid: str, folder: Path = FOLDER) -> None:
-    """Take a claim's specification away. It blocks: for a thread.
+    """Remove a claim's specification. It blocks: call it in a thread.
 
     Raises:
         OSError: it can't be removed.
@@ -94,7 +94,7 @@ def remove(driver: str, uid: str, folder: Path = FOLDER) -> None:
 
 
 def sweep(drivers: Collection[str], uids: Collection[str], folder: Path = FOLDER) -> list[str]:
-    """Remove the files of our drivers' claims that are no longer prepared; return their names. It blocks: for a thread."""
+    """Remove our drivers' specifications of claims that are no longer prepared; return their names. It blocks: call it in a thread."""
     removed, there = [], list[Path]()
     with contextlib.suppress(OSError):
         there = list(folder.iterdir())
@@ -102,7 +102,7 @@ def sweep(drivers: Collection[str], uids: Collection[str], folder: Path = FOLDER
         match = _OURS.fullmatch(path.name)
         if match is None or match["driver"] not in drivers:
             continue
-        with contextlib.suppress(OSError):  # What has such a name may be a folder.
+        with contextlib.suppress(OSError):  # It may be a folder.
             old = time.time() - path.lstat().st_mtime > _IN_THE_MAKING
             if old and (match["new"] or match["uid"] not in uids):
                 path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Claims: what the API server says was allocated, and whether that may be handed out. Pure.
+"""ResourceClaims: what the API server allocated, and whether it may be prepared. Pure.
 
-A refused Prepare is asked again only after 60 to 90 s (run on 1.37), so a problem that passes soon is waited out (``Wait``), and
-only one that a person must fix is a refusal.
+The kubelet retries a refused Prepare only after 60 to 90 s (run on 1.37). So a claim waits if its problem may pass soon
+(``Wait``), and is refused only if a person must fix it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from gateway.dra.slices import SHARES, TAINTS, counted
 from gateway.memory.claimed import Claimed, ClaimedDevice, given, holds
 
 MOST: Final = 32
-"""Devices of a claim (AllocationResultsMaxSize of k8s.io/api/resource/v1)."""
+"""Most devices of a claim (AllocationResultsMaxSize of k8s.io/api/resource/v1)."""
 _BY_NAME: Final = "resource.kubernetes.io/extended-resource-claim"
-"""The annotation by which it says so (ExtendedResourceClaimAnnotation of k8s.io/api/resource/v1)."""
+"""The annotation of a claim that the scheduler made for a pod that asks by name (ExtendedResourceClaimAnnotation of
+k8s.io/api/resource/v1)."""
 
 
 def key(driver: str, uid: str) -> str:
-    """Name a claim in the ledger: several drivers may have devices of one claim."""
+    """Return the key of a claim in the state file. It has the driver, because several drivers may have devices of one claim."""
     return f"{uid}@{driver}"
 
 
 def uid_of(known_as: str) -> str:
-    """Return the UID of a claim from its name in the ledger."""
+    """Return the UID of a claim from its key in the state file."""
     return known_as.partition("@")[0]
 
 
 class Toleration(Struct):
-    """Which taint of a device a claim puts up with."""
+    """A taint that a claim tolerates."""
 
     key: str = ""
     value: str = ""
@@ -44,7 +45,7 @@ class Toleration(Struct):
     operator: str = "Equal"
 
     def covers(self, key: str) -> bool:
-        """Whether it is about our taint of that key, which has no value."""
+        """Return True if it covers our taint with that key. Our taints have no value."""
         named = not self.key or self.key == key
         return (
             named
@@ -54,7 +55,7 @@ class Toleration(Struct):
 
 
 class Result(Struct):
-    """A device that was allocated."""
+    """An allocated device."""
 
     request: str
     driver: str
@@ -67,12 +68,12 @@ class Result(Struct):
 
     @property
     def of(self) -> str:
-        """The request that it is for. A subrequest (gpu/large) is the kubelet's business no more: it knows requests."""
+        """The request, without its subrequest (gpu for gpu/large), as the kubelet names it."""
         return self.request.partition("/")[0]
 
     @property
     def shares(self) -> int:
-        """How many shares of the device it is; 0 if it names none."""
+        """How many shares of the device were allocated; 0 if none are named."""
         return (counted((self.consumed or {}).get(SHARES)) or 0) if self.share else 0
 
 
@@ -90,7 +91,7 @@ class Allocation(Struct):
 
 
 class Consumer(Struct):
-    """Who may use a claim: mostly a pod, in the claim's namespace."""
+    """Who may use a claim: usually a pod in the claim's namespace."""
 
     resource: str = ""
     name: str = ""
@@ -104,13 +105,13 @@ class Status(Struct):
 
 
 class Annotations(Struct):
-    """What is read of a claim's annotations; the rest may be much, in any user's claims."""
+    """The annotations of a claim that are read. Others may be large."""
 
     by_name: str = field(default="", name=_BY_NAME)
 
 
 class Metadata(Struct):
-    """What a claim or a class is called."""
+    """The metadata of a claim or a class."""
 
     name: str = ""
     namespace: str = ""
@@ -119,14 +120,14 @@ class Metadata(Struct):
 
 
 class ResourceClaim(Struct):
-    """A claim of the API server, with what a driver wants of it."""
+    """A claim of the API server, as far as a driver needs it."""
 
     metadata: Metadata
     status: Status = field(default_factory=Status)
 
     @property
     def by_name(self) -> bool:
-        """Whether the scheduler made it for a pod that asked for a resource by its name."""
+        """True if the scheduler made it for a pod that asked for a resource by its name."""
         return self.metadata.annotations is not None and self.metadata.annotations.by_name == "true"
 
     @property
@@ -140,22 +141,22 @@ class ResourceClaim(Struct):
         return any(one.driver == driver for one in self.results)
 
     def configs(self, driver: str) -> list[Config]:
-        """Return the parameters that it and its classes have for a driver."""
+        """Return the parameters of the claim and its classes for a driver."""
         allocation = self.status.allocation
         found = () if allocation is None else allocation.devices.config or ()
         return [one for one in found if one.opaque is not None and one.opaque.driver == driver]
 
     def devices(self, node: str) -> Iterable[tuple[str, str]]:
-        """Give the driver and the name of each device that it has of a node's pools, but for supervision."""
+        """Yield the driver and the name of each of its devices on a node, except those with adminAccess."""
         for one in self.results:
             if one.pool == node and not one.admin:
                 yield one.driver, one.device
 
 
 def unshown(claims: Iterable[ResourceClaim], node: str, shown: Container[tuple[str, str]]) -> str:
-    """Name a claim that has a device of a node which no ResourceSlice shows any more; '' where none has.
+    """Return a claim with a device that no ResourceSlice of the node shows any more; '' if there is none.
 
-    Nobody says which device that is: one that another DRA driver offered, and that is in use though this driver went.
+    Such a device is unknown: another DRA driver offered it, and it is still in use after that driver went.
     """
     for claim in claims:
         if any(one not in shown for one in claim.devices(node)):
@@ -166,8 +167,9 @@ def unshown(claims: Iterable[ResourceClaim], node: str, shown: Container[tuple[s
 class Allocated(Struct, frozen=True):
     """What claims have of a node by the API server.
 
-    ``boards`` says in words which claim has each board, or may get it; ``by_name`` are the devices, by ID, that pods got which asked by name;
-    ``unshown`` names a claim that has what no ResourceSlice shows; ``missing``: some have what our drivers don't know of now.
+    ``boards`` names the claim that has each board, or may get it. ``by_name`` are the IDs of the devices of pods that asked by
+    name. ``unshown`` is a claim with a device that no ResourceSlice shows. ``missing``: a claim has a device that our drivers
+    don't know now.
     """
 
     boards: Mapping[str, str] = {}
@@ -177,22 +179,22 @@ class Allocated(Struct, frozen=True):
 
 
 class Wait(Struct, frozen=True):
-    """It can't be handed out yet, and may soon: why not."""
+    """The claim can't be prepared yet, but may be soon. ``reason`` is why."""
 
     reason: str
 
 
 class Grant(Struct, frozen=True):
-    """What a claim gets: each allocated device, what it is here, and the time-slice interval of its GPU ('': the default).
+    """What a claim gets: each allocated device, our offer of it, and its GPU's time-slice interval ('' for the default).
 
-    For each share there is one of its replicas.
+    Each share is one of the device's replicas.
     """
 
     devices: tuple[tuple[Result, Offer, str], ...]
 
 
 def allocated(claim: ResourceClaim, asked: ClaimName, driver: str, node: str) -> list[Result] | Refused:
-    """Give the devices that were allocated to a claim in our pool."""
+    """Return the devices that were allocated to a claim in our pool."""
     if claim.metadata.uid != asked.uid:
         return Refused(f"claim {asked} was replaced by another one of that name, {claim.metadata.uid}")
     if claim.status.allocation is None:
@@ -206,7 +208,7 @@ def allocated(claim: ResourceClaim, asked: ClaimName, driver: str, node: str) ->
 
 
 def another(asked: ClaimName, row: Claimed | None) -> Refused | None:
-    """Refuse what has the UID of a claim that is prepared, and not its name; None where it doesn't."""
+    """Refuse a claim with the UID of a prepared claim and another name; None if there is no such conflict."""
     if row is None or (row.namespace, row.name) == (asked.namespace, asked.name):
         return None
     return Refused(f"claim {row.namespace}/{row.name} is prepared with the UID {asked.uid}, not {asked}")
@@ -225,10 +227,10 @@ def granted(
     Args:
         asked: the claim.
         results: what was allocated to it.
-        configs: its parameters for the driver. What can't be followed is no reason to wait.
+        configs: its parameters for the driver. If they can't be used, the claim is refused.
         offers: what the driver offers now, by name.
-        withheld: why other devices of it aren't offered, by name, as far as that is known.
-        others: what is prepared, by ``key``; the claim itself may be in it.
+        withheld: why other devices of the driver aren't offered, by name.
+        others: what is prepared, by ``key``. The claim itself may be in it.
     """
     there = [
         ({one.request, one.of}, one.device, str(offers[one.device].attributes.get("type")))
@@ -274,15 +276,14 @@ def granted(
 
 
 def _free(offer: Offer, held: Iterable[boards.Hold], taken: Container[str], *, shares: bool) -> tuple[list[str], str]:
-    """Return the free replicas of a device, or the device itself if it has no shares; and in words who has others, or it.
+    """Return the free replicas of a device, or the device itself if it has no shares; and who holds it or its other replicas.
 
-    ``taken`` are those that the claim has already. A replica that is no longer offered, because there are fewer since, counts as long as
-    a claim has it.
+    ``taken`` are replicas that this claim has already. A replica that is no longer offered still counts while a claim has it.
     """
     here = {one.device_id: one for one in held if one.place.overlaps(offer.place)}
     ids = offer.shares or (offer.device_id,)
     free = [one for one in ids if one not in here and one not in taken]
-    # Whatever keeps one of them back keeps back all: they are replicas of the same.
+    # A hold that keeps back one replica keeps back all of them.
     hindrance = boards.may_give((free or ids)[0], offer.place, here.values(), shares=shares)
     more = here.keys() - set(ids) if offer.shares else ()
     words = next((one.words for one in (hindrance, *here.values()) if one is not None), "")
@@ -290,21 +291,21 @@ def _free(offer: Offer, held: Iterable[boards.Hold], taken: Container[str], *, s
 
 
 def _tolerated(result: Result, offer: Offer) -> bool:
-    if offer.ailment in {Ailment.LEAVING, Ailment.BY_NAME}:  # It was allocated before.
+    if offer.ailment in {Ailment.LEAVING, Ailment.BY_NAME}:  # It was allocated before that.
         return True
     key = f"{TAINTS}{offer.ailment.value}" if offer.ailment is not None else ""
     return bool(result.admin) or any(one.covers(key) for one in result.tolerations or ())
 
 
 def pods(claim: ResourceClaim) -> list[str]:
-    """Name the pods for which a claim is reserved."""
+    """Return the pods for which a claim is reserved."""
     return [one.name for one in claim.status.reserved or () if one.resource == "pods"]
 
 
 def claimed(
     asked: ClaimName, driver: str, grant: Grant, at: float, pods: Iterable[str] = (), *, by_name: bool = False
 ) -> Claimed:
-    """Write down what a claim gets; ``at`` is in unix seconds, ``pods`` are those for which it is reserved."""
+    """Return the row of a claim for the state file; ``at`` is in Unix seconds, ``pods`` are those for which it is reserved."""
     return Claimed(
         asked.namespace,
         asked.name,
@@ -330,21 +331,21 @@ def claimed(
 
 
 def has(row: Claimed, results: Iterable[Result]) -> bool:
-    """Whether what was prepared for a claim is what is allocated to it."""
+    """Return True if exactly the allocated devices are prepared for a claim."""
     had = {(device.name, request, device.share) for device in current(row) for request in device.requests}
     return had == {(one.device, one.of, one.share or "") for one in results}
 
 
 def current(row: Claimed) -> Iterable[ClaimedDevice]:
-    """Give the devices that a claim's next pod gets."""
+    """Return the devices that the claim's next pod gets."""
     return (device for device in row.devices if not device.former)
 
 
 def kept(row: Claimed, before: Claimed | None) -> Claimed:
-    """Let a claim that was allocated anew keep what it had until it is unprepared.
+    """Return the row of a claim that was allocated again, with its earlier devices until it is unprepared.
 
-    A pod that was deleted by force may still run with that: the API server deallocates its claim, and the kubelet asks again for it
-    after a restart, before it has ended the pod (read in 1.37).
+    A pod that was deleted by force may still run with the earlier devices: the API server deallocates its claim, and a
+    restarted kubelet prepares it again before it has ended the pod (read in 1.37).
     """
     now = {device.device_id for device in row.devices}
     had = before.devices if before is not None else ()
@@ -353,7 +354,7 @@ def kept(row: Claimed, before: Claimed | None) -> Claimed:
 
 
 def prepared(row: Claimed, pool: str, names: Mapping[str, Sequence[str]]) -> tuple[Prepared, ...]:
-    """Give the kubelet's answer for a claim; ``names`` are the CDI names by device."""
+    """Return the answer to the kubelet for a claim; ``names`` are the CDI names by device."""
     return tuple(
         Prepared(tuple(device.requests), pool, device.name, tuple(names[device.part_name]), device.share)
         for device in {device.part_name: device for device in current(row)}.values()
@@ -361,9 +362,9 @@ def prepared(row: Claimed, pool: str, names: Mapping[str, Sequence[str]]) -> tup
 
 
 def by_resource(row: Claimed) -> Iterable[tuple[ClaimedDevice, ...]]:
-    """Group the devices of a claim for one answer: those that one container gets, of one resource; each share of a GPU once.
+    """Group the devices of a claim that one container gets of one resource, with one replica per share.
 
-    A variable that names devices names all of them, because the last one that is set is the one that a container sees.
+    A variable that names devices must name all of the group, because a container sees only the last value.
     """
     together: dict[tuple[str, tuple[str, ...]], dict[str, ClaimedDevice]] = {}
     for device in current(row):
@@ -372,12 +373,12 @@ def by_resource(row: Claimed) -> Iterable[tuple[ClaimedDevice, ...]]:
 
 
 def summary(row: Claimed) -> dict[str, Any]:
-    """Say for the log what a claim got."""
+    """Return what a claim got, for the log."""
     return {"claim": f"{row.namespace}/{row.name}", "devices": [device.name for device in row.devices]}
 
 
 def allocated_to(namespace: str, name: str) -> str:
-    """Say by which claim the API server has a board allocated."""
+    """Return the words for a claim to which a board is allocated."""
     return f"claim {namespace}/{name}"
 
 
@@ -387,13 +388,13 @@ def taken(
     boards_of: Mapping[tuple[str, str], str],
     free: Iterable[tuple[str, str]],
 ) -> dict[str, str]:
-    """Say which boards of a node claims have by the API server, or may get: in words by whom, by board.
+    """Return who has each board of a node by the API server, or may get it, for people, by board.
 
     Args:
-        claims: all that there are.
-        node: the node's name, which is the pool's, too.
+        claims: all claims.
+        node: the name of the node and of its pool.
         boards_of: the board of each device, by driver and name.
-        free: the devices that ResourceSlices offer to anybody.
+        free: the devices that ResourceSlices offer to any claim.
     """
     found = {boards_of[one]: "a ResourceSlice still offers it" for one in free if one in boards_of}
     for claim in claims:
@@ -411,7 +412,7 @@ def allocations(
     offers: Mapping[str, Mapping[str, Offer]],
     rows: Mapping[str, Claimed],
 ) -> Allocated:
-    """Say what claims have of a node; ``published`` is what ResourceSlices offer to anybody, and all that they have. Else as in ``taken``."""
+    """Return what claims have of a node. ``published`` is what ResourceSlices offer, and all that they show. Other arguments as for ``taken``."""
     free, shown = published
     by_name, lacking = got_by_name(claims, node, offers, rows), unshown(claims, node, boards_of.keys() | shown)
     drivers = {driver for driver, _ in boards_of}
@@ -425,9 +426,9 @@ def got_by_name(
     offers: Mapping[str, Mapping[str, Offer]],
     rows: Mapping[str, Claimed],
 ) -> frozenset[str]:
-    """Give the devices of a node, by ID, that pods were allocated which asked by name; ``offers`` has them by driver and name.
+    """Return the IDs of the devices that were allocated to pods that asked by name; ``offers`` are by driver and name.
 
-    Of a device with shares these are those of claims that aren't prepared (``rows``): as many as they were allocated, any that are free.
+    Of a device with shares, a claim that isn't prepared (``rows``) counts as that many free shares.
     """
     held, found = {one.device_id for _, _, one in given(rows)}, set[str]()
     for claim in claims:
@@ -443,7 +444,7 @@ def got_by_name(
 
 
 def by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], frozenset[str]]:
-    """Say by board for which claim it is prepared, and which devices are prepared for pods that asked by name."""
+    """Return the claim for which each board is prepared, and the devices that are prepared for pods that asked by name."""
     names: dict[str, str] = {}
     for _, row, one in given(rows):
         names.setdefault(one.board, row.words)

@@ -1,4 +1,4 @@
-"""Orders to move, over the control socket and from the annotation of the own node; and what becomes of pods that ask by name then."""
+"""Carry out orders to move GPUs between the APIs, from the control socket and from the node's annotation; watch pods that ask by name."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from gateway.wires.control import ControlConnection, Handler
 
 LOOK_FOR: Final = 2.0
-"""Seconds between two looks for boards that aren't where the node's annotation wants them."""
+"""Seconds between two checks that all boards are where the node's annotation wants them."""
 SELDOM: Final = 30.0
-"""The same at most, where the annotation can't be followed: a whole fleet asks the API server so."""
+"""The same at most, if the annotation can't be followed, because all nodes of a fleet may ask the API server."""
 WITHIN: Final = 22.0
-"""Seconds after which an order that the API server doesn't let happen is given up. The waits for pods take up to 15 of them."""
+"""Seconds after which an order gives up on the API server. Up to 15 of them are for pods that are being admitted."""
 ADMITTED: Final = 10.0
-"""Seconds for which an order waits until the kubelet has admitted the pods that are bound to the node, before it lowers allocatable."""
+"""Seconds for which an order waits until the kubelet has admitted the pods of this node, before allocatable is lowered."""
 FIRST: Final = 32
-"""The first kubelet, 1.N, whose API for claims is spoken (v1beta1)."""
+"""The first kubelet (1.N) whose API for claims this gateway speaks (v1beta1)."""
 LOOK_AT_CLASSES: Final = 120.0
-"""Seconds between two looks at which resources DeviceClasses name, while GPUs are DRA's or on their way."""
+"""Seconds between two reads of the DeviceClasses, while GPUs are DRA's or on their way."""
 _ENDS: Final = frozenset({Side.DRA.value, Side.PLUGIN.value})
 _log = structlog.get_logger()
 
@@ -52,21 +52,21 @@ class _Spec(Struct):
 
 
 class DeviceClass(Struct):
-    """A class of devices. Who asks for its resource by name gets a claim of it on a node where no device plugin has any."""
+    """A DeviceClass. If a node has no device plugin for its resource, a pod that asks for the resource by name gets a claim."""
 
     metadata: Metadata
     spec: _Spec = field(default_factory=_Spec)
 
 
 def too_old(kubelet: int | None) -> str:
-    """Say why a kubelet, 1.N, takes no claims; None: it isn't known which one."""
+    """Return why a kubelet 1.N can't prepare claims. None: its version is unknown."""
     if kubelet is None:
         return "the API server hasn't said yet which kubelet the node has"
     return f"kubelet 1.{kubelet} has no dynamic resource allocation that this gateway speaks: 1.{FIRST} is the first"
 
 
 def not_taken(drivers: Iterable[DriverStatus]) -> str:
-    """Say why nothing can go to DRA; '' where the kubelet has taken all drivers."""
+    """Return why no GPU can move to DRA; '' if the kubelet has accepted all drivers."""
     missing = [one for one in drivers if not one.registered]
     if missing and missing[0].rival:
         return f"the DRA driver {missing[0].name} is not registered: {missing[0].rival}"
@@ -74,10 +74,11 @@ def not_taken(drivers: Iterable[DriverStatus]) -> str:
 
 
 async def leave(crossing: Crossing | None, ledger: Ledger) -> None:
-    """Have nobody come by name any more, before this gateway yields.
+    """Before this gateway yields, let no new pod get a GPU of DRA's by name.
 
-    While a pod has DRA's GPU by name that can't be said: a kubelet counts such pods, too, and would refuse others that it admits then, or
-    admits anew because it starts (``OutOfnvidia.com/gpu``, run on 1.37). So it yields when nobody is on the way.
+    While a pod has such a GPU, allocatable can't be set for that: the kubelet counts the pod, and would refuse others that it
+    admits, or admits again after a start (``OutOfnvidia.com/gpu``, run on 1.37). Then it only waits until no pod is being
+    admitted.
     """
     if crossing is None:
         return
@@ -88,14 +89,14 @@ async def leave(crossing: Crossing | None, ledger: Ledger) -> None:
 
 
 class Names:
-    """Looks after pods that ask by name for what is DRA's: whether the kubelet has claims for them, and a DeviceClass makes them.
+    """Watches pods that ask by name for what is DRA's: does the kubelet prepare claims for them, and does a DeviceClass make the claims?
 
     Args:
         api: the API server.
         node: the node's path there.
         crossing: knows where each board is.
         ledger: has the claims that were made for such pods.
-        changed: is called when DRA is to offer something to nobody new, or may again.
+        changed: called when DRA must stop offering to new claims, or may offer again.
     """
 
     def __init__(self, api: Client, node: str, crossing: Crossing, ledger: Ledger, changed: Callable[[], None]) -> None:
@@ -105,15 +106,15 @@ class Names:
         self._classes: Mapping[str, str] | None = None
         self._unsaid = "the API server hasn't said yet which DeviceClasses there are"
         self._named: set[str] = set()
-        """The resources that a class named since this process began."""
+        """The resources that a class has named since this process started."""
         self._told = ByNameStatus()
         self._news = asyncio.Event()
         self.looked = asyncio.Event()
-        """Set after the first look, whatever came of it."""
+        """Set after the first read, also if it failed."""
 
     @property
     def status(self) -> ByNameStatus:
-        """What is wrong for such pods."""
+        """What is wrong for pods that ask by name."""
         sides = self._sides()
         by_name = {one.resource for row in self._ledger.claims.values() if row.by_name for one in row.devices}
         overlooked = names.overlooked(names.of_dra(sides), self._kubelet, self._classes, self._unsaid)
@@ -121,7 +122,7 @@ class Names:
         return ByNameStatus(overlooked=overlooked, waiting=waiting)
 
     def take(self, own: NodeObject) -> None:
-        """Take note of the kubelet that the node has."""
+        """Note the node's kubelet."""
         if own.kubelet != self._kubelet:
             self._kubelet = own.kubelet
             if self.looked.is_set():
@@ -129,7 +130,7 @@ class Names:
             self._news.set()
 
     async def ordered(self, resources: Collection[str]) -> str:
-        """Say why pods would run without their GPUs, were these resources DRA's; '' where none would. It is asked anew."""
+        """Return why pods would run without their GPUs if these resources were DRA's; '' if none would. Asks the API server."""
         try:
             self.take(await self._api.get(self._node, NodeObject))
             await self._read()
@@ -138,7 +139,7 @@ class Names:
         return names.overlooked(resources, self._kubelet, self._classes)
 
     async def run(self) -> None:
-        """Look, for ever."""
+        """Check repeatedly. Never returns."""
         retries = Retries()
         while True:
             if (error := await self._look()) is None:
@@ -150,7 +151,7 @@ class Names:
             self._news.clear()
 
     async def _look(self) -> KubernetesError | None:
-        """Ask what there is, where that matters; return why it isn't known. What was known last counts while it isn't."""
+        """Read from the API server what matters now; return why that failed. The last known state stays in force."""
         failed, matters = None, bool(names.of_dra(self._sides()))
         try:
             if self._kubelet is None:
@@ -171,7 +172,7 @@ class Names:
         self._named |= {*self._classes.values()}
 
     def _sides(self) -> dict[str, set[Side]]:
-        """Give the sides of each resource's boards, as far as there is a table."""
+        """Return the sides of each resource's boards; empty without a table."""
         sides: dict[str, set[Side]] = {}
         for board, devices in self._crossing.boards().items() if self._crossing.is_known else ():
             for name, _ in devices:
@@ -190,12 +191,12 @@ class Names:
 
 
 class Desk:
-    """Takes orders to move, over the control socket and from the annotation of the node, which counts as long as it is there.
+    """Carries out orders to move, from the control socket and from the node's annotation. The annotation is in force as long as it is there.
 
     Args:
-        crossing: carries them out.
-        why_not: says why nothing can go to DRA; '' where it can.
-        names: knows whether pods that ask by name would run without their GPUs.
+        crossing: moves the boards.
+        why_not: returns why no GPU can move to DRA; '' if they can.
+        names: knows if pods that ask by name would run without their GPUs.
     """
 
     def __init__(self, crossing: Crossing, why_not: Callable[[], str], names: Names) -> None:
@@ -203,16 +204,16 @@ class Desk:
         self._wished = ""
         self._news = asyncio.Event()
         self.trouble = ""
-        """Why the annotation isn't followed now; empty where it is, and where there is none."""
+        """Why the annotation isn't followed now; empty if it is, or there is none."""
 
     def take(self, own: NodeObject) -> None:
-        """Take note of what the own node's annotation wants."""
+        """Note what the node's annotation wants."""
         if (wished := own.metadata.annotations.get(ANNOTATION, "")) != self._wished:
             self._wished = wished
             self._news.set()
 
     async def follow(self) -> None:
-        """Keep all boards where the annotation wants them, for ever."""
+        """Keep all boards where the annotation wants them. Never returns."""
         wait, retries = LOOK_FOR, Retries()
         while True:
             error = await self._wish()
@@ -232,7 +233,7 @@ class Desk:
             self._news.clear()
 
     async def _wish(self) -> ControlError | None:
-        """Bring boards to where the annotation wants them; return the error if that can't be done now."""
+        """Move boards to where the annotation wants them; return the error if that fails now."""
         if not self._wished:
             return None
         if self._wished not in _ENDS:
@@ -250,11 +251,11 @@ class Desk:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """Who meets which op."""
+        """The handlers of orders."""
         return {"move": self._answer}
 
     async def _answer(self, connection: ControlConnection, request: dict[str, Any]) -> None:
-        """Move boards to the other API, or say where they are."""
+        """Move boards to the other API, or (``dry_run``) only report where they are."""
         crossing, to, ids = self._crossing, request.get("to"), orders.handle_ids(request)
         if to not in _ENDS:
             raise ControlError(f"unknown value {shown(to)}. Allowed: dra, plugin")
@@ -276,7 +277,7 @@ class Desk:
         await connection.send({"boards": rows, "refused": refused})
 
     async def _refused(self, to: Side, wanted: Sequence[str]) -> str:
-        """Say why boards can't be ordered to one end now; '' where they can."""
+        """Return why boards can't be moved now; '' if they can."""
         if self._wished in _ENDS - {to.value}:
             return f"the node's annotation {ANNOTATION} wants all at {self._wished}: change it or remove it first"
         if not self._crossing.is_known:
@@ -295,7 +296,7 @@ class Desk:
                 async with self._crossing.allocatable.turn:
                     if to is Side.DRA:
                         await self._crossing.allocatable.lower(self._crossing.stays(wanted))
-                    limit.reschedule(None)  # What is being written down is carried out.
+                    limit.reschedule(None)  # Once it is being written, it is carried out.
                     await self._crossing.order(to, wanted)
         except TimeoutError:
             raise ControlError(

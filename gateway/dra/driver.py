@@ -1,7 +1,7 @@
-"""One driver's claims: prepared and unprepared, written down before the kubelet gets an answer, and their CDI specifications.
+"""The claims of one driver: prepare and unprepare them, with their CDI specifications.
 
-What may be handed out is decided in ``claims``; no other task runs between that decision and the ledger's
-note of it, so two claims never get the same device.
+The state file is written before the kubelet gets an answer. ``claims`` decides what may be given. No other task runs between
+that decision and its note in the ledger, so two claims never get the same device.
 """
 
 from __future__ import annotations
@@ -32,77 +32,78 @@ if TYPE_CHECKING:
     from gateway.memory.scribe import Scribe
 
 PATIENCE: Final = 38.0
-"""Seconds that a claim is waited for; the kubelet's call ends after 45."""
+"""Seconds for which a claim may wait. The kubelet's call ends after 45."""
 ASK_AGAIN: Final = 0.5
-"""Seconds until an API server that didn't answer is asked again, and until what is waited for is looked at anew."""
+"""Seconds until an API server that didn't answer is asked again, and until a waiting claim is checked again."""
 KNOWN: Final = 1.0
-"""Seconds that the API server has to say whether a claim that is prepared was allocated anew: its pod may wait for an answer that
-is nobody else's."""
+"""Seconds for which the API server may say whether a prepared claim was allocated again. After that, the prepared devices are
+the answer."""
 TELLS: Final = 0.03
-"""Seconds until the lists say that a claim got its devices: making them would delay the kubelet's answer (by a third of it: run)."""
+"""Seconds until the lists show that a claim got its devices: to make them at once would delay the kubelet's answer by a third
+(run)."""
 OVER_AGAIN: Final = 300.0
-"""Seconds between two looks for claims that are no more."""
+"""Seconds between two searches for prepared claims that the API server no longer has."""
 _ASKED_AGAIN_S: Final = 90.0 + PATIENCE
-"""Seconds within which a kubelet that asks again for a refused claim has the next answer: it asks after 60 to 90 (run on 1.37)."""
+"""Seconds within which a kubelet has asked again for a refused claim: it asks after 60 to 90 (run on 1.37)."""
 _MOST_REFUSED: Final = 16
 _NOBODY_LEADS: Final = Refused(
     "no gateway leads on this node now: `gateway status` and the gateways' logs say why; the kubelet asks again"
 )
 _SAYABLE: Final = Sayable(frozenset(Field))
-"""A CDI specification can say all that an answer to Allocate can."""
+"""A CDI specification can carry everything that an answer to Allocate can."""
 
 _log = structlog.get_logger()
 
 
 class Stock(Protocol):
-    """What the node offers now."""
+    """What the node offers by DRA now (``Drivers``)."""
 
     def offers(self, driver: str) -> Mapping[str, Offer]:
-        """Give a driver's devices, by name."""
+        """Return a driver's devices, by name."""
         ...
 
     def why_not(self, driver: str) -> Mapping[str, str]:
-        """Say why other devices of it aren't offered, by name."""
+        """Return why other devices of the driver aren't offered, by name."""
         ...
 
     @property
     def news(self) -> asyncio.Event:
-        """What is set when that is otherwise; to be taken before it is looked at."""
+        """The event of the next change. Read it before the offers, then wait for it."""
         ...
 
     def missed(self, driver: str, names: Iterable[str]) -> None:
-        """Take note that a claim waits for devices."""
+        """Note that a claim waits for these devices."""
         ...
 
     def claimed(self) -> None:
-        """Take note that a claim got devices, or gave them back."""
+        """Note that a claim got devices, or gave them back."""
         ...
 
     async def given_back(self, claim: ClaimName, had: Collection[str]) -> None:
-        """Bring back to the other API the devices, by ID, that a pod by name had.
+        """Give the device plugin API back the devices, by ID, that a pod got by name.
 
-        The kubelet says that a pod ended once its claims are unprepared.
+        The kubelet reports that a pod ended once its claims are unprepared.
         """
         ...
 
     def registered(self) -> None:
-        """Take note that a kubelet took a driver, or refused it."""
+        """Note that a kubelet accepted or refused a driver."""
         ...
 
     @property
     def decides(self) -> asyncio.Event:
-        """What is set where this gateway decides who gets what, not an older one that is still there."""
+        """Set while this gateway leads and decides about claims."""
         ...
 
 
 class Answering(Protocol):
-    """Who says how a container gets devices (a ``DeviceSource``)."""
+    """Says how a container gets devices (a ``DeviceSource``)."""
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
-        """Say it.
+        """Return how a container gets these devices.
 
         Raises:
-            RefusedError: it can't be said.
+            RefusedError: it can't get them.
         """
         ...
 
@@ -111,11 +112,11 @@ class Neighbour(Protocol):
     """Another process that has, or had, the driver's name."""
 
     def has(self, claim: ResourceClaim) -> str:
-        """Say which other process offered a device that a claim has; '' if none did."""
+        """Return which other process offered a device that a claim has; '' if none did."""
         ...
 
     async def lives(self) -> str:
-        """Name the other process's socket; '' if nobody listens there."""
+        """Return the other process's socket; '' if no process listens there."""
         ...
 
 
@@ -123,17 +124,17 @@ class ClaimsOf:
     """The claims of one driver (``service.Claims``).
 
     Args:
-        name: the driver's.
-        node: the node's name, which is the pool's, too.
-        stock: what there is.
+        name: the driver's name.
+        node: the name of the node and of its pool.
+        stock: what the node offers.
         source: says how a container gets a device.
         ledger: remembers claims.
-        scribe: writes it.
-        read: gets a claim from the API server.
+        scribe: writes the ledger.
+        read: reads a claim from the API server.
         slices: sets time-slice intervals.
-        folder: where CDI specifications are.
-        patience: seconds that a claim is waited for.
-        rival: knows of another process with the driver's name; None: there is none.
+        folder: the folder of the CDI specifications.
+        patience: seconds for which a claim may wait.
+        rival: another process with the driver's name; None: there is none.
     """
 
     def __init__(
@@ -156,13 +157,13 @@ class ClaimsOf:
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._unprepared = asyncio.Event()
         self._refused: dict[str, tuple[float, str]] = {}
-        """When (monotonic seconds) a claim was refused, and why, by its UID."""
+        """When (monotonic seconds) and why each claim was refused, by UID."""
         self.is_registered = False
-        """Whether a kubelet took the registration."""
+        """True if a kubelet accepted the registration."""
         self.trouble = ""
-        """Why one didn't take it last."""
+        """Why a kubelet last refused it."""
         self.changed_at: float | None = None
-        """When a kubelet took it or lost it last (monotonic seconds)."""
+        """When a kubelet last accepted or dropped it (monotonic seconds)."""
 
     @property
     def prepared(self) -> int:
@@ -172,7 +173,7 @@ class ClaimsOf:
     # What the kubelet asks.
 
     async def prepare(self, claim: ClaimName) -> Answer:
-        """Make a claim's devices ready; the same answer again where they are, and it wasn't allocated anew. Waits for what may soon be."""
+        """Prepare a claim's devices. If they are prepared and the claim wasn't allocated again, return the same answer again."""
         deadline = asyncio.get_running_loop().time() + self._patience
         async with self._turn(claim.uid):
             if not self.decides.is_set():
@@ -210,7 +211,7 @@ class ClaimsOf:
             return self._told(claim.uid, row, answers)
 
     async def unprepare(self, claim: ClaimName) -> Refused | None:
-        """Take a claim's devices back; None also where there are none, and only once that is on disk."""
+        """Unprepare a claim; None means success, also if it wasn't prepared. Returns once that is on disk."""
         async with self._turn(claim.uid):
             if not self.decides.is_set():
                 return _NOBODY_LEADS
@@ -236,7 +237,7 @@ class ClaimsOf:
             return None
 
     def health(self) -> Sequence[DeviceHealth]:
-        """Say how all devices of the driver do."""
+        """Return the health of all devices of the driver."""
         now = int(time.time())
         return [
             DeviceHealth(self._node, name, one.is_well, now, one.reason)
@@ -245,11 +246,11 @@ class ClaimsOf:
 
     @property
     def news(self) -> asyncio.Event:
-        """What is set when devices are other than they were; to be taken before they are looked at."""
+        """The event of the next change of devices. Read it before the devices, then wait for it."""
         return self._stock.news
 
     def answered(self, claim: ClaimName, refused: str) -> None:
-        """Take note of why a claim was not prepared or unprepared; '' if it was."""
+        """Note why a claim was not prepared or unprepared; '' if it was."""
         self._refused.pop(claim.uid, None)
         if refused:
             self._refused[claim.uid] = time.monotonic(), f"claim {claim}: {refused}"
@@ -258,12 +259,12 @@ class ClaimsOf:
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """The claims that were refused last and that the kubelet still asks for, with the reason."""
+        """The claims that were refused and that the kubelet still asks for, with the reasons."""
         since = time.monotonic() - _ASKED_AGAIN_S
         return tuple(words for at, words in self._refused.values() if at >= since)
 
     def registered(self, reason: str) -> None:
-        """Take note of what the kubelet made of the registration."""
+        """Note the kubelet's answer to the registration; '' if it accepted."""
         self.is_registered, self.trouble, self.changed_at = not reason, reason, time.monotonic()
         if reason:
             _log.error("the kubelet refused the DRA driver", driver=self.name, reason=reason)
@@ -272,18 +273,18 @@ class ClaimsOf:
         self._stock.registered()
 
     def withdrawn(self) -> None:
-        """Take note that the driver is registered no more."""
+        """Note that the driver is no longer registered."""
         self.is_registered, self.changed_at = False, time.monotonic()
         _log.info("DRA driver no longer registered", driver=self.name)
 
     # What is kept.
 
     def rows(self) -> dict[str, Claimed]:
-        """Give this driver's prepared claims, by UID."""
+        """Return this driver's prepared claims, by UID."""
         return {claims.uid_of(key): row for key, row in self._ledger.claims.items() if row.driver == self.name}
 
     async def restore(self) -> None:
-        """Write the specifications of all prepared claims anew, which a boot deletes, and remove those of others; put back time slices."""
+        """Write the CDI specifications of all prepared claims, which a boot deletes; remove those of others; put back time slices."""
         await self._slices.put_back()
         rows = self.rows()
         swept = await asyncio.to_thread(cdi.sweep, (self.name,), frozenset(rows), self._folder)
@@ -301,15 +302,15 @@ class ClaimsOf:
                 _log.error("a prepared claim has no CDI specification now", **claims.summary(row), reason=trouble)
 
     def drop(self, uids: Collection[str]) -> None:
-        """Forget claims that are no more."""
+        """Forget claims that the API server no longer has."""
         for uid in uids:
             self._forget(claims.key(self.name, uid))
 
     async def answers(self, row: Claimed) -> dict[str, ContainerAnswer]:
-        """Say how a container gets each device of a claim, by ``part_name``.
+        """Return how a container gets each device of a claim, by ``part_name``.
 
         Raises:
-            RefusedError: it can't.
+            RefusedError: it can't get them.
         """
         found: dict[str, ContainerAnswer] = {}
         for group in claims.by_resource(row):
@@ -322,13 +323,13 @@ class ClaimsOf:
 
     @property
     def decides(self) -> asyncio.Event:
-        """What is set where this gateway decides, not another one that is still there."""
+        """Set while this gateway leads and decides about claims."""
         return self._stock.decides
 
     # How.
 
     async def _durable(self, deadline: float) -> bool:
-        """Wait until all is on disk, also on one that is slow to answer; False: it may not be."""
+        """Wait until everything is on disk, also if the disk is slow. Return False if it isn't by the deadline."""
         while True:
             durable = await self._scribe.durable()
             if durable or asyncio.get_running_loop().time() >= deadline:
@@ -336,7 +337,7 @@ class ClaimsOf:
             await asyncio.sleep(ASK_AGAIN)
 
     async def _take(self, claim: ClaimName, before: Claimed | None, deadline: float) -> Claimed | Refused:
-        """Take what was allocated to a claim, as soon as that may be; ``before`` is what was prepared for it."""
+        """Give a claim its allocated devices as soon as possible; ``before`` is what was prepared for it."""
         try:
             async with asyncio.timeout(None if before is None else KNOWN):
                 found = await self._found(claim, deadline if before is None else 0.0)
@@ -371,7 +372,7 @@ class ClaimsOf:
             await self._until(news, deadline)
 
     async def _until(self, news: asyncio.Event, deadline: float) -> None:
-        """Wait for a device to be offered or given back; look anew twice a second, too."""
+        """Wait until a device is offered or given back, at most half a second."""
         waits = [asyncio.ensure_future(one.wait()) for one in (news, self._unprepared)]
         try:
             left = max(deadline - asyncio.get_running_loop().time(), 0.0)
@@ -381,7 +382,7 @@ class ClaimsOf:
                 one.cancel()
 
     async def _of_another_process(self, claim: ClaimName) -> str:
-        """Say which other process on the node may have prepared a claim that we have not; '' if none that lives has."""
+        """Return which other process on the node may have prepared a claim that we haven't; '' if none did that still runs."""
         if self._rival is None or not (socket := await self._rival.lives()):
             return ""
         try:
@@ -395,7 +396,7 @@ class ClaimsOf:
         return theirs and f"{theirs}. That process must unprepare it: it listens on {socket}"
 
     async def _found(self, claim: ClaimName, deadline: float) -> ResourceClaim | Refused:
-        """Ask the API server for a claim, again while it doesn't answer."""
+        """Read a claim from the API server; again while it doesn't answer."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -412,7 +413,7 @@ class ClaimsOf:
         return await self._source.answer(devices[0].resource, ContainerRequest(ids), _SAYABLE)
 
     async def _specify(self, uid: str, answers: Mapping[str, ContainerAnswer]) -> str:
-        """Write a claim's specification; say why that didn't work."""
+        """Write a claim's CDI specification; return why that failed, '' if it didn't."""
         wanted = cdi.specification(self.name, uid, answers)
         if wanted is None:
             return ""
@@ -433,19 +434,19 @@ class ClaimsOf:
         self._stock.claimed()
 
     def _turn(self, uid: str) -> asyncio.Lock:
-        """One call at a time for a claim."""
+        """Return the lock of a claim: it has one call at a time."""
         return self._turns.setdefault(uid, asyncio.Lock())
 
 
-async def mind_over(
+async def forget_ended_claims(
     drivers: Mapping[str, ClaimsOf],
     read: Callable[[ClaimName], Awaitable[ResourceClaim]],
     is_away: Callable[[float], bool],
     slices: TimeSlices,
 ) -> None:
-    """Forget claims that the API server hasn't had for a while, and that nobody unprepared; put back what time slices are left.
+    """Forget claims that the API server has lacked for a while and that were not unprepared; put back their time slices.
 
-    Not while the kubelet ``is_away``, or was within so many seconds: their pods may still run until it has ended them.
+    Nothing is forgotten while the kubelet ``is_away``, or shortly after: it may not have ended their pods yet.
     """
     missing: set[tuple[str, str]] = set()
     while True:

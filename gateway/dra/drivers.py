@@ -1,7 +1,7 @@
 """The node's DRA drivers, their sockets, and what they offer now.
 
-Devices come from the same lists that the device plugin API shows. Nothing here delays that API: while the API server is away,
-claims wait and nothing else does.
+They offer devices of the lists that the device plugin API shows. They never delay that API: while the API server is away, only
+claims wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.dra import cdi, offer, sockets
 from gateway.dra.claims import Allocated, ResourceClaim, allocations
 from gateway.dra.crossing import Crossing
 from gateway.dra.desk import FIRST, Desk, Names, leave, not_taken, too_old
-from gateway.dra.driver import ClaimsOf, mind_over
+from gateway.dra.driver import ClaimsOf, forget_ended_claims
 from gateway.dra.offer import first_said
 from gateway.dra.publisher import Current, Publisher
 from gateway.dra.records import AskedClaims, EndedPods, arriving_at, counted_at, is_away, pods_of, until_listed
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 
 MANAGER: Final = "device-plugin-gateway"
 KUBELET_AGAIN: Final = 30.0
-"""Seconds until the node is asked again which kubelet it has, while that takes no claims."""
+"""Seconds until the node's kubelet version is read again, while the kubelet can't prepare claims."""
 SERVE_AGAIN: Final = 5.0
-"""Seconds until a driver that could not be served is tried again."""
+"""Seconds until a driver that failed is started again."""
 
 _LOOK_AGAIN: Final = 2.0
-"""Seconds between two looks into the kubelet's records while a device is withheld by them."""
+"""Seconds between two reads of the kubelet's records while they keep a device from being offered."""
 _SYS: Final = Path("/sys/bus/pci/devices")
 _log = structlog.get_logger()
 
@@ -67,9 +67,9 @@ _log = structlog.get_logger()
 class Inside(Struct, frozen=True):
     """What the drivers need of the gateway.
 
-    ``resources`` gives the lists of all devices, as the device plugin API would show them; ``update`` brings them up to date. ``first`` is set
-    once all sources have told of their devices. ``passes_to`` gives the token of the gateway that gets calls in this one's place. ``told`` are
-    called with each change of the own node.
+    ``resources`` returns the lists of all devices, as the device plugin API would show them, and ``update`` brings them up to
+    date. ``first`` is set once all sources have reported their devices. ``passes_to`` returns the token of the gateway to which
+    calls are passed on. ``told`` are called with each change of the node's object.
     """
 
     age: Age
@@ -83,14 +83,14 @@ class Inside(Struct, frozen=True):
 
 
 class Drivers:
-    """All drivers of this gateway.
+    """All DRA drivers of this gateway.
 
     Args:
-        settings: what it was told.
-        inside: the rest of it.
+        settings: the gateway's settings.
+        inside: other parts of the gateway.
 
     Raises:
-        AccessError: there is no way to the API server.
+        AccessError: the API server can't be configured.
     """
 
     def __init__(self, settings: Settings, inside: Inside) -> None:
@@ -102,7 +102,7 @@ class Drivers:
         self._why_not: dict[str, dict[str, str]] = {}
         self._holdings, self._ended_pods = inside.holdings, EndedPods(inside.holdings)
         self.crossing: Crossing | None = None
-        """The table of owners, where the device plugin API offers devices, too."""
+        """The table of sides, if the device plugin API is served as well."""
         self._desk: Desk | None = None
         self.alone = settings.dra == "only"
         if settings.dra == "on":
@@ -116,7 +116,7 @@ class Drivers:
         self._boards: dict[tuple[str, str], str] = {}
         """The board of each device, by driver and name."""
         self._unknown: frozenset[str] = frozenset()
-        """The drivers of which that isn't known yet: what they published before stays until it is."""
+        """Drivers of which the boards' holders are unknown: their published slices stay until they are known."""
         self._drivers: dict[str, ClaimsOf] = {}
         self._slices = TimeSlices(
             self._holdings.ledger, self._holdings.scribe, partial(compose.set_time_slice, settings)
@@ -127,38 +127,38 @@ class Drivers:
         self._news = asyncio.Event()
         self._kubelet: int | None = None
         self._learned = asyncio.Event()
-        """Set when that is known."""
+        """Set when the node's kubelet version is known."""
         self._unasked = ""
         self._publisher: Publisher | None = None
         self._serving, self._tasks = set[str](), Background()
         self.decides = asyncio.Event()
-        """Set where this gateway decides who gets what, not an older one that is still there."""
+        """Set while this gateway leads and decides about claims."""
 
     # What is offered (a ``driver.Stock``).
 
     def offers(self, driver: str) -> Mapping[str, Offer]:
-        """Give a driver's devices, by name."""
+        """Return a driver's devices, by name."""
         return self._offers.get(driver, {})
 
     def why_not(self, driver: str) -> Mapping[str, str]:
-        """Say why other devices of it aren't offered, by name."""
+        """Return why other devices of the driver aren't offered, by name."""
         return self._why_not.get(driver, {})
 
     @property
     def news(self) -> asyncio.Event:
-        """What is set when that is otherwise; to be taken before it is looked at."""
+        """The event of the next change. Read it before the offers, then wait for it."""
         return self._news
 
     def decide(self) -> None:
-        """Decide from now on, by what is in the state file."""
+        """Start to decide about claims, from what is in the state file."""
         if self.crossing is not None:
             self.crossing.adopt()
         self.decides.set()
 
     @property
     def not_ready(self) -> str:
-        """Say why this gateway could not decide yet; '' where it could. A driver that another process has waits for that one alone."""
-        # It takes one gateway's drivers only: those of the leader.
+        """Why this gateway could not lead yet; '' if it could. A driver that another process has is not waited for."""
+        # Such a kubelet accepts one process's drivers only: the leader's.
         if self._kubelet is not None and self._kubelet < sockets.OVERLAP:
             return ""
         if self._kubelet is None:
@@ -166,32 +166,32 @@ class Drivers:
         return not_taken(one for one in self.standings() if not one.rival)
 
     def claimed(self) -> None:
-        """Take note that a claim got devices, or gave them back."""
+        """Note that a claim got devices, or gave them back."""
         if self.crossing is not None:
             self.crossing.claimed()
 
     async def given_back(self, claim: ClaimName, had: Collection[str]) -> None:
-        """Bring back to the device plugin API what a pod by name had, where it may go there now."""
+        """Give the device plugin API back what a pod got by name, if it may go there now."""
         if self.crossing is not None and self._publisher is not None and self._publisher.has_looked:
             free = {self._boards.get(one, "") for one in self._publisher.free()}
             await self.crossing.bring_back(free, claim, had)
 
     def registered(self) -> None:
-        """Take note that a kubelet took a driver, or refused it."""
+        """Note that a kubelet accepted or refused a driver."""
         if self._publisher is not None:
             self._publisher.changed()
 
     def missed(self, driver: str, names: Iterable[str]) -> None:
-        """Take note that a claim waits for devices: those that are the other API's are called back if nobody holds them."""
+        """Note that a claim waits for these devices. Those of the device plugin API are called back if no pod holds them."""
         if self.crossing is not None:
             self.crossing.missed({self._boards.get((driver, name), "") for name in names})
 
     def away(self, devices: Iterable[Device]) -> Mapping[str, tuple[State, str]]:
-        """Say which devices the device plugin API doesn't give away, by ID, and why."""
+        """Return the devices that the device plugin API must not give, by ID, and why."""
         return {} if self.crossing is None else self.crossing.away(devices)
 
     def update(self) -> None:
-        """Look anew at what there is to offer."""
+        """Compute again what can be offered."""
         inside = self._inside
         if self.crossing is not None:
             self.crossing.listed(time.monotonic())
@@ -226,16 +226,16 @@ class Drivers:
             self._tasks.background(self._keep_serving(driver))
 
     async def let_in(self, resource: str) -> None:
-        """Wait, before a pod is given a device, until the kubelet would admit it."""
+        """Wait until the kubelet would admit a pod that gets a device of the resource."""
         if self.crossing is not None:
             await self.crossing.allocatable.let_in(resource)
 
     def standings(self) -> list[DriverStatus]:
-        """Say how each driver stands with the kubelet."""
+        """Return the status of each driver."""
         return [self._standing(name) for name in sorted(self._offers)]
 
     def standing(self, resource: str) -> DriverStatus:
-        """Return how the driver of a resource stands with the kubelet."""
+        """Return the status of a resource's driver."""
         return self._standing(offer.driver_of(resource, self._settings.dra_drivers))
 
     def _standing(self, name: str) -> DriverStatus:
@@ -254,23 +254,23 @@ class Drivers:
         )
 
     def stranger(self, device_id: str, about: Facts) -> str:
-        """Say which other DRA driver offers a device on this node, too; '' for none."""
+        """Return which other DRA driver also offers a device on this node; '' for none."""
         known = {"uuid": unshared(device_id), "parentUUID": about.parent, "pciBusID": about.pci}
         return "" if self._publisher is None else self._publisher.stranger(known)
 
     def _foreign(self, there: Mapping[str, Iterable[tuple[str, Entry]]]) -> Mapping[str, str] | None:
-        """Say which boards other DRA drivers offer on this node, and in words who; None: that isn't known yet."""
+        """Return the boards that other DRA drivers offer on this node, and which driver; None: unknown yet."""
         if self._publisher is None or not self._publisher.has_looked:
             return {} if self._kubelet is not None and self.lacking else None
         return first_said(there, lambda name, one: self.stranger(one, self._inside.source.facts(name)(one)))
 
     def stands(self) -> Sequence[Stand]:
-        """Say where each GPU is; nothing where the device plugin API isn't served, too."""
+        """Return where each GPU is; empty if the device plugin API isn't served."""
         return () if self.crossing is None else self.crossing.stands()
 
     @property
     def trouble(self) -> str:
-        """Why the node's annotation isn't followed; mostly empty."""
+        """Why the node's annotation isn't followed; empty if it is."""
         return "" if self._desk is None else self._desk.trouble
 
     @property
@@ -281,11 +281,11 @@ class Drivers:
     # Running.
 
     async def run(self) -> None:
-        """Offer and prepare, for ever."""
+        """Offer and prepare devices. Never returns."""
         self.update()
         self._holdings.beliefs.look_within(0)
         listed, later = partial(until_listed, self.decides, self._inside.resources, lambda: is_known(self.crossing)), []
-        work = [mind_over(self._drivers, self._read, partial(is_away, self._holdings.presence), self._slices)]
+        work = [forget_ended_claims(self._drivers, self._read, partial(is_away, self._holdings.presence), self._slices)]
         own = OwnNode(self._api, self._settings)
         own.told += self._inside.told
         later.append(own.run())
@@ -293,7 +293,7 @@ class Drivers:
             own.told += [self._desk.take, self._desk.names.take, self.crossing.allocatable.heard]
             work.append(self.crossing.run())
             later += [self._desk.follow(), self._desk.names.run()]
-        # None of them ends by itself: that is a defect, and the gateway's end.
+        # If one of these tasks ends, that is a defect, and ends the gateway.
         async with asyncio.TaskGroup() as group:
             group.create_task(self._ended_pods.mind(pods_of(self._api, self._settings.node_name), self._pods_ended))
             _ = [group.create_task(after(self.decides.wait, one)) for one in work]
@@ -315,7 +315,7 @@ class Drivers:
             )
             group.create_task(self._publisher.watch())
             await listed()
-            await self._holdings.beliefs.look()  # Who stood by looked last when it came.
+            await self._holdings.beliefs.look()  # A standby's last look may be old.
             if self._desk is not None:
                 await self._desk.names.looked.wait()
             self._publisher.changed()
@@ -330,17 +330,17 @@ class Drivers:
             self.crossing.ended()
 
     async def close(self) -> None:
-        """Decide nothing more: sockets first, so that another instance is called; what waits is passed on to it."""
+        """Stop deciding. The sockets go first, so that the kubelet calls another gateway. Waiting calls are passed on to it."""
         await self._tasks.close()
         await self._registered.close()
         self._api.close()
 
     async def finish(self) -> None:
-        """Wait for the answers to what was passed on."""
+        """Wait for the answers to calls that were passed on."""
         await self._registered.finish()
 
     async def _learn(self) -> str:
-        """Find out what must be known of the API server and the node, whose UID this gives."""
+        """Read what must be known of the API server and the node; return the node's UID."""
         retries = Retries()
         while True:
             try:
@@ -358,18 +358,18 @@ class Drivers:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """Who meets which order over the control socket."""
+        """The handlers of orders over the control socket."""
         return {} if self._desk is None else self._desk.handlers
 
     @property
     def lacking(self) -> str:
-        """Say why the node's kubelet takes no claims; '' where it may."""
+        """Why the node's kubelet can't prepare claims; '' if it may."""
         if self.crossing is None or (self._kubelet or 0) >= FIRST:
             return ""
         return too_old(self._kubelet)
 
     async def _until_kubelet_knows(self) -> None:
-        """Wait, beside the device plugin API, for a kubelet that takes claims."""
+        """Wait for a kubelet that prepares claims, while the device plugin API is served."""
         if self.lacking:
             _log.warning("devices are offered by the device plugin API alone", reason=self.lacking)
             self.update()
@@ -378,14 +378,18 @@ class Drivers:
             await self._learn()
 
     async def _allocated(self) -> Allocated:
-        """Say which claims have which boards of this node by the API server, or may get them; raise where it doesn't say."""
+        """Return what claims have of this node by the API server.
+
+        Raises:
+            KubernetesError: the API server didn't answer.
+        """
         node = self._settings.node_name
         try:
             found = await self._current.at(partial(_claims_of, self._api, lambda one: any(one.devices(node))))
         except KubernetesError as error:
             if self._current.server is not None or error.status != 404:
                 raise
-            return Allocated()  # A server without the API has no claims.
+            return Allocated()  # The server has no resource.k8s.io API, so it has no claims.
         prepared = self._holdings.ledger.claims
         return allocations(found, node, self._boards, _published(self._publisher), self._offers, prepared)
 
@@ -396,7 +400,7 @@ class Drivers:
         while True:
             try:
                 return await self._serve(driver)
-            except Exception:  # noqa: BLE001 - a driver's defect is no other's, and the next try may do
+            except Exception:  # noqa: BLE001 - other drivers go on, and the next try may work
                 _log.exception("the DRA driver can't be served because of a defect in the gateway", driver=driver)
             await asyncio.sleep(SERVE_AGAIN)
 
@@ -404,7 +408,7 @@ class Drivers:
         inside, rival = self._inside, self._rivals.of(driver) or self._rivals.add(driver)
         known = inside.source, self._holdings.ledger, self._holdings.scribe, self._read, self._slices, cdi.FOLDER
         claims = self._drivers[driver] = ClaimsOf(driver, self._settings.node_name, self, *known, rival=rival)
-        # Until this gateway decides, another one may write and remove specifications.
+        # Another leader may write and remove specifications until this gateway decides.
         self._tasks.background(after(self.decides.wait, claims.restore()))
         await self._registered.serve(claims, rival, lambda: claims.prepared, claims.withdrawn, self._learned)
 
@@ -418,12 +422,12 @@ async def _claims_of(api: Client, keep: Callable[[ResourceClaim], bool], server:
 
 
 def is_known(crossing: Crossing | None) -> bool:
-    """Whether there is a table of owners."""
+    """Return True if the table of sides exists."""
     return crossing is not None and crossing.is_known
 
 
 def pcie_root(pci: str) -> str:
-    """Name the PCIe root complex of a PCI address (``pci0000:00``), as deviceattribute of Kubernetes does; '' where none is known."""
+    """Return the PCIe root complex of a PCI address (``pci0000:00``), as deviceattribute of Kubernetes names it; '' if unknown."""
     try:
         parts = (_SYS / pci).resolve(strict=True).parts if pci else ()
     except (OSError, RuntimeError):
@@ -439,5 +443,5 @@ def _tell_left_out(why_not: Mapping[str, Mapping[str, str]], before: Mapping[str
 
 
 def _published(publisher: Publisher | None) -> tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]]:
-    """Give what slices offer to new claims, and all that they have."""
+    """Return what slices offer to new claims, and everything that they show."""
     return (frozenset(), frozenset()) if publisher is None else (publisher.free(), publisher.shown())

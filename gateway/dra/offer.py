@@ -1,9 +1,9 @@
-"""Which devices are offered by DRA: under which driver, by which name, with which attributes. Pure.
+"""Decide which devices DRA offers: by which driver, with which name and attributes. Pure.
 
-Drivers, names and attributes are those of the vendors' own drivers, so that claims and their CEL expressions keep their meaning:
+Drivers, names and attributes are those of the vendors' drivers, so that claims and their CEL expressions keep their meaning:
 NVIDIA's ``gpu.nvidia.com`` (cmd/gpu-kubelet-plugin/deviceinfo.go and mig.go of dra-driver-nvidia-gpu) and AMD's ``gpu.amd.com``
-(cmd/gpu-kubeletplugin/deviceinfo.go of k8s-gpu-dra-driver). What is shared or partitioned is listed as the device plugin API
-lists it: each replica and each partition is a device, and no GPU is there both whole and in parts.
+(cmd/gpu-kubeletplugin/deviceinfo.go of k8s-gpu-dra-driver). Shared and partitioned GPUs are listed as in the device plugin API:
+each replica and each partition is a device, and no GPU is listed both whole and in parts.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _VERSION: Final = re.compile(r"(0|[1-9][0-9]{0,8})(?:\.0*([0-9]{1,9}))?(?:\.0*([
 _VERSIONS: Final = frozenset({"cudaComputeCapability", "cudaDriverVersion"})
 """Traits that are versions."""
 _LONGEST_NAME: Final = 63
-"""Of a device: a DNS label (k8s.io/api/resource/v1)."""
+"""Most characters of a device's name: a DNS label (k8s.io/api/resource/v1)."""
 _LONGEST_VALUE: Final = 64
-"""DeviceAttributeMaxValueLength."""
+"""Most bytes of an attribute (DeviceAttributeMaxValueLength)."""
 
 
 class Version(Struct, frozen=True):
@@ -52,22 +52,24 @@ Value: TypeAlias = str | int | bool | Version
 
 
 class Ailment(Enum):
-    """Why a device is offered to nobody new, though it is listed. The values are the taints' keys, behind our domain."""
+    """Why a device is offered to no new claim, although it is listed. The values are our taints' keys, after our domain."""
 
     UNHEALTHY = "unhealthy"
     CORDONED = "cordoned"
     LEAVING = "leaving"
-    """It goes back to the device plugin API. A claim that was allocated it gets it all the same."""
+    """It moves back to the device plugin API. A claim that has it allocated still gets it."""
     BY_NAME = "by-name"
-    """A pod that asked by name would run without it. A claim that was allocated it gets it: such a pod's is never asked for."""
+    """Pods that ask by name would run without it. Claims that have it allocated still get it."""
 
 
 class Offer(Struct, frozen=True):
-    """A device as DRA shows it: ``name`` in the pool of its ``driver``; ``resource`` and ``device_id`` are what it is here.
+    """A device as DRA shows it.
 
-    ``memory`` is in bytes, 0 where it isn't known, ``capacities`` what else it has so much of. ``reason`` says in words what ``ailment`` it has.
-    ``vendor_taints`` are the taints by which the vendor's own driver says the same: values by key. ``beside`` says who has another replica of
-    it by the device plugin API. ``shares`` are the IDs of its replicas, if claims ask for some of them; ``device_id`` is the first.
+    ``name`` is its name in the pool of its ``driver``; ``resource`` and ``device_id`` are its names in the device plugin API.
+    ``memory`` is in bytes (0: unknown), ``capacities`` are its other quantities. ``reason`` explains ``ailment``.
+    ``vendor_taints`` are the taints by which the vendor's driver reports the same, values by key. ``beside`` names a holder of
+    another replica by the device plugin API. ``shares`` are the IDs of its replicas, if claims ask for a number of shares;
+    ``device_id`` is the first of them.
     """
 
     driver: str
@@ -86,12 +88,12 @@ class Offer(Struct, frozen=True):
 
     @property
     def is_well(self) -> bool:
-        """Whether the hardware does what it should; a cordon says nothing of that."""
+        """True if the hardware is healthy, whether cordoned or not."""
         return self.ailment is not Ailment.UNHEALTHY
 
 
 class Withheld(Struct, frozen=True):
-    """A device that isn't offered now, and why. ``lasts``: nothing that could be looked up changes that."""
+    """A device that isn't offered now, and why. ``lasts``: reading the kubelet's records again can't change that."""
 
     driver: str
     name: str
@@ -102,19 +104,19 @@ class Withheld(Struct, frozen=True):
 
 
 class Owner(Protocol):
-    """Who says which devices DRA may offer, where the device plugin API offers others."""
+    """Decides which devices DRA may offer, if the device plugin API is served as well."""
 
     def offered(self, entry: Entry) -> Offered:
-        """Say how DRA offers a device."""
+        """Return how DRA offers a device."""
         ...
 
     def words(self, entry: Entry) -> str:
-        """Say for people where it is."""
+        """Return where a device is, for people."""
         ...
 
 
 def driver_of(resource: str, drivers: Mapping[str, str]) -> str:
-    """Name the driver of a resource: an operator's for its domain (``drivers``), the vendor's, or the domain itself."""
+    """Return the driver of a resource: the operator's for its domain (``drivers``), the vendor's, or the domain itself."""
     domain = resource.partition("/")[0]
     return drivers.get(domain) or _DRIVERS.get(domain, domain)
 
@@ -131,18 +133,19 @@ def offers(
     *,
     by_capacity: bool = False,
 ) -> tuple[list[Offer], list[Withheld]]:
-    """Say what is offered, and what is withheld because it may be somebody's by the device plugin API.
+    """Return the devices to offer, and those that are withheld because a pod may hold them by the device plugin API.
 
     Args:
         listed: all devices, by resource name.
-        facts: gives what says what is known of a resource's device.
-        holds: gives the holds on a resource's devices by the device plugin API; None if they aren't known: then nothing of it is offered.
-        drivers: the driver's name for a resource's domain, where an operator chose one.
-        root_of: names the PCIe root complex of a PCI address (``pci0000:00``); '' where it isn't known.
-        owner: says which are DRA's; None: all.
-        stranger: says by its attributes which other DRA driver offers a device; '' for none.
-        overlooked: why pods that ask by name would run without it, so that nobody new is to get any; '' where none would.
-        by_capacity: whether the replicas of a device are shares of one.
+        facts: returns a function that returns the facts of a resource's device.
+        holds: returns the holds on a resource's devices by the device plugin API; None if unknown: then none of them is
+            offered.
+        drivers: the drivers that an operator chose, by domain.
+        root_of: returns the PCIe root complex of a PCI address (``pci0000:00``); '' if unknown.
+        owner: decides which devices are DRA's; None: all.
+        stranger: returns which other DRA driver offers a device, by its attributes; '' for none.
+        overlooked: why pods that ask by name would run without their GPU, so that no new claim may get any; '' if none would.
+        by_capacity: True if the replicas of a device are shares of one device.
     """
     found: list[Offer] = []
     withheld: list[Withheld] = []
@@ -159,7 +162,7 @@ def offers(
                 withheld.append(Withheld(driver, name, device_id, owner.words(entry), place.board, lasts=True))
                 continue
             under = _without_owner(entry)
-            # What the kubelet's list counts ahead of time is given to nobody there.
+            # The list counts such a device, but the kubelet can't give it to a pod.
             counted = any(layer.state in COUNTED for layer in entry.layers)
             on_board = (
                 None if held is None else [one for one in held.get(place.board, ()) if not (counted and one.offer)]
@@ -195,7 +198,7 @@ def offers(
 
 
 def _in_shares(found: Iterable[Offer]) -> list[Offer]:
-    """Return the replicas of each device as one offer. Those with an ailment are no shares, unless all have one."""
+    """Return the replicas of each device as one offer. Replicas with an ailment are left out, unless all have one."""
     alike: dict[tuple[str, str], list[Offer]] = {}
     for one in found:
         alike.setdefault((one.resource, unshared(one.device_id)), []).append(one)
@@ -216,19 +219,19 @@ def _held_back(offers: list[Offer], why: str) -> list[Offer]:
 def by_driver(
     found: Iterable[Offer], withheld: Iterable[Withheld], known: Iterable[str]
 ) -> tuple[dict[str, dict[str, Offer]], dict[str, dict[str, str]]]:
-    """Give what each driver offers, and why it offers other devices not, by name; ``known`` drivers may have nothing now."""
+    """Return each driver's offers, and why it doesn't offer other devices, by name. ``known`` drivers may have none now."""
     offers: dict[str, dict[str, Offer]] = {driver: {} for driver in known}
     for one in found:
         offers.setdefault(one.driver, {})[one.name] = one
     why_not: dict[str, dict[str, str]] = {}
     for not_now in withheld:
-        if not_now.name not in offers.setdefault(not_now.driver, {}):  # Or some of its shares are offered.
+        if not_now.name not in offers.setdefault(not_now.driver, {}):  # Some of its shares may be offered.
             why_not.setdefault(not_now.driver, {})[not_now.name] = not_now.reason
     return offers, why_not
 
 
 def _without_owner(entry: Entry) -> Entry:
-    """Give an entry without what the device plugin API's list says of a device that is another's."""
+    """Return an entry without the states that only concern the device plugin API's list."""
     if entry.beneath is None:
         return entry
     beneath = _without_owner(entry.beneath)
@@ -236,7 +239,7 @@ def _without_owner(entry: Entry) -> Entry:
 
 
 def _why_not(entry: Entry, place: boards.Place, holds: Sequence[boards.Hold] | None) -> str:
-    """Say why a device isn't offered; '' where it is."""
+    """Return why a device isn't offered; '' if it is."""
     for layer in entry.layers:
         if layer.state not in {State.PRESENT, State.UNHEALTHY, State.CORDONED}:
             return layer.reason or layer.state.value
@@ -247,8 +250,8 @@ def _why_not(entry: Entry, place: boards.Place, holds: Sequence[boards.Hold] | N
 
 
 def _ailment(entry: Entry) -> tuple[Ailment | None, str, str]:
-    """Return what a device has, why in words, and the vendor's code of that."""
-    *_, own = entry.layers  # Under a cordon.
+    """Return a device's ailment, the reason, and the vendor's code for it."""
+    *_, own = entry.layers  # The entry beneath a cordon.
     if own.device.health is Health.UNHEALTHY:
         return Ailment.UNHEALTHY, entry.reason, own.code
     if entry.state is State.CORDONED:
@@ -263,14 +266,14 @@ def _vendor_taints(code: str) -> Mapping[str, str]:
 
 
 def _name(driver: str, entry: Entry, about: Facts, *, numbered: bool) -> str:
-    """Name a device as the vendor's driver does; a replica also by its number, if ``numbered``."""
+    """Return a device's name, as the vendor's driver names it. A replica's name has its number, if ``numbered``."""
     base = unshared(entry.device.id)
     replica = entry.device.id[len(base) :].lstrip(":")
     name = _amd(about) if driver == AMD else ""
     if not name and about.index:
         gpu, _, part = about.index.partition(":")
         number = gpu if about.minor is None else str(about.minor)
-        # Several compute instances are in one slot: only its place tells one of these from the others.
+        # Several compute instances may share a slot; then their place is unique.
         part = about.slot if about.slot and "c." not in about.profile else part
         name = f"gpu-{number}" + (f"-mig-{_plain(about.profile.replace('.', ''))}-{part}" if part else "")
     name = _plain(name) or _plain(base)
@@ -278,7 +281,7 @@ def _name(driver: str, entry: Entry, about: Facts, *, numbered: bool) -> str:
 
 
 def _amd(about: Facts) -> str:
-    """AMD's name: ``gpu-<card>-<render node>``."""
+    """Return AMD's name: ``gpu-<card>-<render node>``."""
     nodes = {match[1]: match[2] for node in about.nodes if (match := _DRI.fullmatch(node))}
     return f"gpu-{nodes['card']}-{nodes['renderD']}" if {"card", "renderD"} <= nodes.keys() else ""
 
@@ -288,7 +291,7 @@ def _plain(text: str) -> str:
 
 
 def _fitting(name: str) -> str:
-    """Shorten a name that is too long, so that it stays one of its own."""
+    """Shorten a name that is too long, and keep it unique."""
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9].rstrip('-')}-{_digest(name)}"
 
 
@@ -297,7 +300,7 @@ def _digest(text: str) -> str:
 
 
 def _distinct(found: Iterable[Offer]) -> list[Offer]:
-    """Tell devices of one driver apart that would have one name; the name of each is then the same in any order of them."""
+    """Make equal names of one driver unique, independent of the order of the devices."""
     found = list(found)
     times = Counter((one.driver, one.name) for one in found)
     return [
@@ -309,9 +312,9 @@ def _distinct(found: Iterable[Offer]) -> list[Offer]:
 
 
 def _attributes(driver: str, resource: str, entry: Entry, about: Facts, root: str) -> dict[str, Value]:
-    """Say what claims can select by. What isn't known is left out: CEL can ask whether an attribute is there.
+    """Return the attributes by which claims select. Unknown ones are left out, because CEL can ask if an attribute is there.
 
-    Those of the vendors' drivers come first, because a device may have only so many.
+    Those of the vendors' drivers come first, because the number of attributes is limited.
     """
     base = unshared(entry.device.id)
     numa = entry.device.numa_nodes
@@ -336,7 +339,7 @@ def _attributes(driver: str, resource: str, entry: Entry, about: Facts, root: st
         found["parentIndex" if part else "index"] = int(gpu)
     if about.minor is not None:
         found["parentMinor" if part else "minor"] = about.minor
-    if driver != AMD:  # As NVIDIA's driver said it up to 25.8.
+    if driver != AMD:  # The name that NVIDIA's driver used up to 25.8.
         found["pcieBusID"] = about.pci
     return {
         name: value
@@ -354,7 +357,7 @@ def _type(driver: str, about: Facts) -> str:
 
 
 def version(text: str) -> Version | None:
-    """Read a driver's version as a semantic one, as NVIDIA's driver does: ``535.54.03`` is 535.54.3; None where it is none."""
+    """Return a driver's version as a semantic one, as NVIDIA's driver does (``535.54.03`` is 535.54.3); None if it isn't a version."""
     match = _VERSION.match(text)
     if match is None:
         return None
@@ -362,7 +365,7 @@ def version(text: str) -> Version | None:
 
 
 def first_said(there: Mapping[str, Iterable[tuple[str, Entry]]], said: Callable[[str, str], str]) -> dict[str, str]:
-    """Give the first words that are said of what is on each board, by resource and device ID, where there are any."""
+    """Return the first text that ``said`` returns for a device of each board; boards without any are left out."""
     found = {
         board: next(filter(None, (said(name, one.device.id) for name, one in devices)), "")
         for board, devices in there.items()

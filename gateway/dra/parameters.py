@@ -1,7 +1,8 @@
-"""Parameters that a claim or its DeviceClass has for our driver: decoded strictly, and refused if they ask for what isn't done. Pure.
+"""The parameters that a claim or its DeviceClass has for our driver. Decoded strictly; unsupported ones are refused. Pure.
 
-Kinds, members and precedence are those of the vendors' drivers: api/nvidia.com/resource/v1beta1 and cmd/gpu-kubelet-plugin/device_state.go
-of dra-driver-nvidia-gpu 0.5, and api/amd.com/resource/gpu/v1alpha1 of k8s-gpu-dra-driver 1.0.
+Kinds, members and precedence are those of the vendors' drivers: api/nvidia.com/resource/v1beta1 and
+cmd/gpu-kubelet-plugin/device_state.go of dra-driver-nvidia-gpu 0.5, and api/amd.com/resource/gpu/v1alpha1 of k8s-gpu-dra-driver
+1.0.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _MOST_OF_AN_ERROR: Final = 300
 
 
 class Opaque(Struct):
-    """Parameters for a driver, as somebody wrote them."""
+    """A driver's parameters, as a user wrote them."""
 
     driver: str = ""
     parameters: Any = None
 
 
 class Config(Struct):
-    """Parameters that came with the claim or its class, for these of its requests (none: all)."""
+    """Parameters of a claim or its class, for some of its requests (none: for all)."""
 
     opaque: Opaque | None = None
     source: str = ""
@@ -49,14 +50,14 @@ class _GpuSharing(_MigSharing, forbid_unknown_fields=True, rename="camel"):
 
 
 class _Empty(Struct, forbid_unknown_fields=True, rename="camel"):
-    """A kind without members; also the base of the others."""
+    """A kind without members. The base of the other kinds."""
 
     api_version: str
     kind: str
 
     @property
     def wants(self) -> str:
-        """What the gateway doesn't do and the parameters ask for, and what to do instead; '' if there is nothing."""
+        """What the parameters ask for that the gateway doesn't support, and what to do instead; '' if there is nothing."""
         return ""
 
     @property
@@ -90,7 +91,7 @@ class _Gpu(_Mig, forbid_unknown_fields=True, rename="camel"):
 _Kinds: TypeAlias = Mapping[str, tuple[type[_Empty], Collection[str]]]
 _NVIDIAS: Final = "resource.nvidia.com/v1beta1", {"GpuConfig": (_Gpu, {"gpu"}), "MigDeviceConfig": (_Mig, {"mig"})}
 _AMDS: Final = "gpu.resource.amd.com/v1alpha1", {"GpuConfig": (_Empty, {"amdgpu", "amdgpu-partition"})}
-"""The apiVersion; how each kind is read, and the ``type`` of the devices that it is for."""
+"""The apiVersion, and for each kind how it is decoded and for which ``type`` of devices it is."""
 
 
 class _Head(Struct, rename="camel"):
@@ -99,11 +100,11 @@ class _Head(Struct, rename="camel"):
 
 
 class _UnusableError(Exception):
-    """Parameters can't be followed. The message says why, and what to do."""
+    """Parameters can't be used. The message says why, and what to do."""
 
 
 class _Parameters(NamedTuple):
-    """What was decoded: for which requests (none: all), what it says, and for devices of which types."""
+    """Decoded parameters: for which requests (none: all), their content, and for which types of devices."""
 
     requests: Collection[str]
     content: _Empty
@@ -113,15 +114,15 @@ class _Parameters(NamedTuple):
 def intervals(
     driver: str, configs: Iterable[Config], devices: Iterable[tuple[Collection[str], str, str]]
 ) -> dict[str, str] | Refused:
-    """Return the time-slice interval that a claim's parameters ask for by device, if it isn't the default; or why they can't be followed.
+    """Return the time-slice intervals that a claim's parameters ask for, by device, without defaults; or why they can't be used.
 
-    For each device the last one counts that is for its request or, without requests, for its type; those of the claim come after
-    those of its classes.
+    For each device the last parameters are in force that name its request or, if they name no requests, fit its type. Those of
+    the claim come after those of its classes.
 
     Args:
         driver: our driver.
         configs: the parameters for it.
-        devices: what was allocated: the names of its request, its own name, its ``type``.
+        devices: the allocated devices: the names of its request, its own name, its ``type``.
     """
     version, kinds = _AMDS if driver == AMD else _NVIDIAS
     try:
@@ -148,7 +149,7 @@ def intervals(
 def _for_device(
     known: Sequence[_Parameters], names: Collection[str], device: str, kind: str
 ) -> _Empty | Refused | None:
-    """Return the parameters in force for a device; None if there are none."""
+    """Return the parameters that are in force for a device; None if there are none."""
     for one in reversed(known):
         named = [name for name in one.requests if name in names]
         if named and kind not in one.types:
@@ -162,11 +163,11 @@ def _for_device(
 
 
 def _decoded(opaque: Opaque | None, version: str, kinds: _Kinds) -> tuple[_Empty, Collection[str]]:
-    """Read parameters.
+    """Decode parameters.
 
     Raises:
-        _UnusableError: no such kind is known.
-        msgspec.ValidationError: they lack something, or have what isn't known.
+        _UnusableError: the kind is unknown.
+        msgspec.ValidationError: a member is missing or unknown.
     """
     given = None if opaque is None else opaque.parameters
     head = msgspec.convert(given, _Head)

@@ -1,7 +1,7 @@
-"""Keeps the node's ResourceSlices equal to what the drivers offer: watches them, and writes those that differ.
+"""Keep the node's ResourceSlices equal to what the drivers offer: watch them, and write those that differ.
 
-Each kubelet start deletes all slices of its node, and so does a kubelet whose driver was away for half a minute: they are
-written again as soon as the watch says so. Nothing that the kubelet asks waits for this.
+Each kubelet start deletes all slices of its node, and so does a kubelet whose driver was away for half a minute. They are
+written again as soon as the watch reports it. The kubelet's calls never wait for this.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
-"""Of resource.k8s.io, the best first: 1.34, 1.33 and 1.32 have them."""
+"""Versions of resource.k8s.io, the best first: 1.34, 1.33 and 1.32 have them."""
 _GROUP: Final = "/apis/resource.k8s.io"
 _AT_ONCE: Final = 4
-"""How often within ``_WHILE`` a pool is written again although nothing here has changed: somebody else writes it, too, or the
-server stores something else than what was written. (A kubelet's start deletes all slices, which is no reason to wait.)"""
+"""How often within ``_WHILE`` a pool is written again although nothing changed here: another process writes it as well, or the
+server stores something else than was written. (After a kubelet's start deleted all slices, there is no reason to wait.)"""
 _WHILE: Final = 2.0
 _PACE: Final = 1.0
-"""Seconds between two more times."""
+"""Seconds between two further writes of the same pool."""
 LINGERS: Final = 30.0
-"""Seconds for which a device counts as another driver's that its slices offer no more: a kubelet that starts deletes those, too."""
+"""Seconds for which another driver's device still counts as offered after its slice went: a starting kubelet deletes those
+slices, too."""
 SHARES_AGAIN: Final = 60.0
-"""Seconds between two questions whether the API server keeps shares of devices, while it doesn't."""
+"""Seconds between two checks if the API server keeps shares of devices, while it doesn't."""
 _NO_SHARES: Final = (
     "shared GPUs are not published, because the API server keeps no shares of devices. Switch on its feature gate "
     "DRAConsumableCapacity (Kubernetes 1.34 or later; on by default since 1.36), or set --dra-shares to devices"
 )
 _ASK_AGAIN: Final = 1.0
-"""Seconds between two questions which version the server has, while it lacks the one that it said."""
+"""Least seconds between two questions which version the server has."""
 _log = structlog.get_logger()
 
 
@@ -58,7 +59,7 @@ class _Group(Struct):
 
 
 class Server(Struct, frozen=True):
-    """What must be known of the API server: which version of the API to speak."""
+    """The version of resource.k8s.io that the API server has."""
 
     version: str
 
@@ -69,10 +70,10 @@ class Server(Struct, frozen=True):
 
 
 async def ask(api: Client) -> Server:
-    """Find out which version of resource.k8s.io the server has.
+    """Ask the server for its version of resource.k8s.io.
 
     Raises:
-        KubernetesError: it doesn't answer, or has none that we speak.
+        KubernetesError: it doesn't answer, or has no version that the gateway speaks.
     """
     try:
         found = {one.version for one in (await api.get(_GROUP, _Group)).versions}
@@ -93,7 +94,7 @@ async def ask(api: Client) -> Server:
 
 
 class Current:
-    """Which version the server has now; it is asked anew where that one is gone, by an upgrade or one that was taken back.
+    """The version that the server has now. It is asked again if that version is gone, because the server was up- or downgraded.
 
     Args:
         api: the API server.
@@ -102,13 +103,13 @@ class Current:
     def __init__(self, api: Client) -> None:
         self._api, self._turn, self._due = api, asyncio.Lock(), 0.0
         self.server: Server | None = None
-        """What it said last; None: it never said."""
+        """The last known version; None: unknown."""
 
     async def anew(self) -> Server:
-        """Ask, unless somebody did a moment ago.
+        """Ask for the version, unless that was done a moment ago.
 
         Raises:
-            KubernetesError: as ``ask``; what was said last is kept.
+            KubernetesError: as ``ask``; the last known version stays.
         """
         async with self._turn:
             if self.server is None or time.monotonic() >= self._due:
@@ -119,10 +120,10 @@ class Current:
             return self.server
 
     async def at(self, do: Callable[[Server], Awaitable[T]]) -> T:
-        """Do something there, and again if the server turns out to have another version by now.
+        """Call ``do`` with the server's version, and again if the version has changed.
 
         Raises:
-            KubernetesError: neither worked.
+            KubernetesError: it failed.
         """
         server = self.server or await self.anew()
         try:
@@ -138,15 +139,16 @@ class Publisher:
 
     Args:
         api: the API server.
-        current: the version that it has.
+        current: its version.
         node: the node's name.
-        owner: its UID, '' where it isn't known.
-        offered: gives what each driver offers now, by its name; None if that isn't known yet: its slices stay as they are.
-        ready: whether a kubelet took a driver. Until then no more is offered than was: a claim that is prepared before that is asked
-            for again only after 60 to 90 s (run on 1.36).
-        met: is called when other drivers offer something else.
-        rival: says of a driver whether another process has its name; None: nobody looks.
-        noticed: is called when slices changed.
+        owner: the node's UID, '' if unknown.
+        offered: returns what each driver offers now, by its name; None if unknown: then its slices stay as they are.
+        ready: returns True if a kubelet accepted a driver. Until then no further devices are offered: if a claim were prepared
+            too early,
+            the kubelet would retry only after 60 to 90 s (run on 1.36).
+        met: called when other drivers offer something else.
+        rival: returns what is known of another process with a driver's name; None: no check is made.
+        noticed: called when slices changed.
     """
 
     def __init__(
@@ -172,31 +174,31 @@ class Publisher:
         self._written: dict[str, Slice] = {}
         self._taints = True
         self._shareless = set[str]()
-        """The drivers whose shared devices the API server can't offer in shares."""
+        """Drivers whose shared devices can't be offered in shares by this API server."""
         self._asks_again: asyncio.TimerHandle | None = None
         self._strangers: Mapping[str, str] = {}
         self._met_at: dict[str, float] = {}
         self.has_looked = False
-        """Whether it is known what other drivers offer."""
+        """True if it is known what other drivers offer."""
         self._watch = Watch(api, "", Slice, fields=f"spec.nodeName={node}", moved=self._collection)
         self._failed = ""
 
     def changed(self) -> None:
-        """Take note that something else is offered, or may be."""
+        """Note that the offers may have changed."""
         self._wake.set()
 
     def trouble(self, driver: str) -> str:
-        """Say why a driver's slices aren't what they should be; '' where they are."""
+        """Return why a driver's slices aren't up to date; '' if they are."""
         rival = self._rival(driver)
         shareless = _NO_SHARES if driver in self._shareless else ""
         return (rival.words if rival is not None else "") or self._failed or shareless or self._watch.trouble
 
     def stranger(self, attributes: Mapping[str, object]) -> str:
-        """Say which other driver's slices on this node offer a device, too; '' for none."""
+        """Return which other driver's slices on this node also offer a device; '' for none."""
         return next(filter(None, map(self._strangers.get, slices.hardware(attributes))), "")
 
     def free(self) -> frozenset[tuple[str, str]]:
-        """Give what our slices offer to new claims by the API server: the driver and the name of each device."""
+        """Return the driver and the name of each device that our slices offer to new claims, by the API server."""
         there = {} if self._there is None else self._there
         ours = (one for name, one in there.items() if slices.is_ours(name, one, self._node))
         return frozenset(
@@ -206,11 +208,11 @@ class Publisher:
         )
 
     def shown(self) -> frozenset[tuple[str, str]]:
-        """Give all that the slices of this node have, of whichever driver."""
+        """Return the driver and the name of each device in any slice of this node."""
         return frozenset(name for name, _ in _shown(() if self._there is None else self._there.values()))
 
     def others(self, driver: str) -> dict[str, Slice] | None:
-        """Give a driver's slices on this node that no gateway wrote; None: they aren't known yet."""
+        """Return a driver's slices on this node that no gateway wrote; None: unknown yet."""
         there = self._there
         if there is None:
             return None
@@ -221,7 +223,7 @@ class Publisher:
         }
 
     async def run(self) -> None:
-        """Publish for ever."""
+        """Publish. Never returns."""
         retries = Retries()
         while True:
             await self._wake.wait()
@@ -244,7 +246,7 @@ class Publisher:
         return f"{(await self._current.anew()).path}/resourceslices"
 
     async def watch(self) -> None:
-        """Watch the node's slices for ever."""
+        """Watch the node's slices. Never returns."""
         async for change in self._watch.changes():
             if change.kind is ChangeKind.WHOLE:
                 self._there = {one.metadata.name: one for one in change.objects}
@@ -270,7 +272,7 @@ class Publisher:
     # What is wanted.
 
     async def _publish(self, server: Server) -> float:
-        """Bring the slices up to what is offered; return after how many seconds to look again (0: when something happens)."""
+        """Write the slices that differ; return after how many seconds to check again (0: at the next change)."""
         if self._there is None:
             return 0.0
         offered = self._offered()
@@ -302,7 +304,7 @@ class Publisher:
         return wait
 
     async def _make_way(self, server: Server, driver: str, rival: Rival) -> None:
-        """Delete our slices of a driver whose name another process has, and the slices of one that ended for good."""
+        """Delete our slices of a driver whose name another process has; also that process's slices, once it has ended for good."""
         there, stale, node = self._there or {}, rival.seen.is_stale, self._node
         gone = {
             name: one
@@ -316,7 +318,7 @@ class Publisher:
             self._met_at = {what: at for what, at in self._met_at.items() if what not in ended}
 
     def _too_often(self, driver: str, pool: Pool) -> bool:
-        """Whether the same was written so often lately that it is to wait."""
+        """Return True if the same pool was written so often that it must wait."""
         now = asyncio.get_running_loop().time()
         same = self._wanted.get(driver) == pool
         self._wanted[driver] = pool
@@ -325,7 +327,7 @@ class Publisher:
         return len(lately) >= _AT_ONCE
 
     async def _drops_shares(self, server: Server, driver: str, wanted: Sequence[Change]) -> bool:
-        """Ask whether the API server would drop the shares of devices, which it does silently; they are written only if it keeps them."""
+        """Return True if the API server would silently drop the shares of devices. Then shared devices are not written."""
         shared = [one for one in wanted if one.body and slices.has_shares(msgspec.convert(one.body, Slice))]
         drops = bool(shared) and server.version != VERSIONS[0]
         for one in shared if not drops else ():
@@ -355,12 +357,14 @@ class Publisher:
                 if self._there is not None:
                     self._there.pop(change.name, None)
                 continue
-            # Noted before it is sent: the watch may tell of it before the answer comes.
+            # Note it before sending: the watch may report it before the answer comes.
             one = msgspec.convert(change.body, Slice)
             self._written[change.name] = one
             self._last[driver] = one.generation
             seen = await self._api.apply(path, change.body, Slice)
-            if slices.has_shares(one) and not slices.has_shares(seen):  # Another server than was asked before.
+            if slices.has_shares(one) and not slices.has_shares(
+                seen
+            ):  # Another API server answered than the one that was asked before.
                 raise KubernetesError(f"PATCH {path}", 0, _NO_SHARES)
             if self._there is not None:
                 self._there.setdefault(change.name, one)

@@ -1,6 +1,6 @@
-"""The DRA drivers of a gateway that leads, stands by, and leads again: made anew each time that it stops leading.
+"""The DRA drivers of a gateway, which are made again each time it stops leading.
 
-So what one that led knew never meets what another gateway decided since.
+So what they knew as the leader's never mixes with what another gateway decided later.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ if TYPE_CHECKING:
 
 
 class RenewedDrivers:
-    """The drivers that this gateway has now.
+    """Holds the current drivers.
 
     Args:
-        make: makes drivers that decide nothing yet; raises AccessError.
-        tasks: the gateway's.
+        make: makes new drivers that don't act as the leader's yet; raises AccessError.
+        tasks: the gateway's tasks.
     """
 
     def __init__(self, make: Callable[[], Drivers], tasks: Tasks) -> None:
         self._make, self._tasks = make, tasks
         self.now = make()
-        """The drivers; other ones after each time that this gateway led."""
+        """The current drivers."""
         self._runs: asyncio.Task[None] | None = None
         self._answers: set[asyncio.Future[None]] = set()
         """The ends of calls that were passed on."""
 
     def begin(self) -> None:
-        """Serve the kubelet's calls, and pass them on while another gateway leads."""
+        """Serve the kubelet's calls. They are passed on while another gateway leads."""
         self._runs = self._tasks.spawned("dra", self.now.run())
 
     async def let_in(self, resource: str) -> None:
-        """Wait, before a pod is given a device, until the kubelet would admit it."""
+        """Wait until the kubelet would admit a pod that gets a device of the resource."""
         await self.now.let_in(resource)
 
     async def leave(self) -> None:
-        """Have nobody come by name any more, before another gateway leads. It may take seconds, in which calls are still answered."""
+        """Let no new pod get a GPU by name, before another gateway leads. It may take seconds, in which calls are still answered."""
         if self.now.decides.is_set():
             await self.now.leave()
 
     async def rest(self) -> None:
-        """Decide nothing any more: return when all that was decided is with the scribe. What waits is the next leader's."""
+        """Stop acting as the leader's. Return when all decisions were handed to the scribe. Waiting calls go to the next leader."""
         if self._runs is not None:
             await self.close()
             self.now = self._make()
             self.begin()
 
     async def close(self) -> None:
-        """The same, for good."""
+        """Stop for good."""
         runs, self._runs = self._runs, None
         if runs is not None:
             runs.cancel()
@@ -65,5 +65,5 @@ class RenewedDrivers:
             answers.add_done_callback(self._answers.discard)
 
     async def finish(self) -> None:
-        """Wait for the answers to what was passed on."""
+        """Wait for the answers to calls that were passed on."""
         await asyncio.gather(*self._answers)

@@ -1,4 +1,4 @@
-"""The driver's gRPC server: the registration, the claims' API in each version and devices' health, on one socket."""
+"""The gRPC server of one driver: registration, claims in each API version, and device health, all on one socket."""
 
 from __future__ import annotations
 
@@ -27,29 +27,28 @@ if TYPE_CHECKING:
 BIND_AGAIN: Final = 1.0
 """Seconds until a socket that can't be bound is tried again."""
 DIES, DIES_MAX = 0.005, 0.25
-"""Seconds until a call is passed on anew if the leader broke it off, or is gone: it dies, or yields. Doubled each time, up to the
-second."""
+"""Seconds until a call is passed on again, if the leader ended or yielded during it: doubled each time, up to the second value."""
 HEALTH_AGAIN: Final = 20.0
-"""Seconds between two lists of devices' health where nothing changed."""
+"""Seconds between two lists of device health without a change."""
 HEALTH_VALID: Final = 60
-"""Seconds for which the kubelet believes one."""
+"""Seconds for which the kubelet believes a list of device health."""
 GRACE: Final = 5.0
-"""Seconds that calls under way have at the end."""
+"""Seconds for which open calls may still end when the server stops."""
 PASSED_ON: Final = 45.0
-"""Seconds that a successor has to answer what was passed on to it: as many as the kubelet gives a call."""
+"""Seconds for which a successor may answer a call that was passed on: as long as the kubelet waits."""
 MAX_CALLS: Final = 512
-"""How many calls a driver has at once, of all connections: pods that start together ask together, each once."""
+"""Most open calls of a driver, on all connections: pods that start together make one call each."""
 TOLD: Final = 100
-"""How many answers of one kind are logged in a minute; whoever calls without end fills no disk."""
+"""Answers of one kind that are logged per minute, so that endless calls can't fill the disk."""
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", plugin.MAX_BYTES),
-    # For one connection: a call for each pod that starts, also before the other end has heard of this bound. What is beyond breaks off.
+    # For one connection: a call for each pod that starts. Further calls are ended.
     ("grpc.max_concurrent_streams", 256),
     ("grpc.max_metadata_size", 8 * 1024),
     ("grpc.absolute_max_metadata_size", 16 * 1024),
-    # What comes unasked for isn't taken: the window of a stream doesn't grow.
+    # Limits the memory for incoming data: the window of a stream doesn't grow.
     ("grpc.http2.bdp_probe", 0),
-    # Another server must not take the path silently.
+    # Another server must not bind the same path.
     ("grpc.so_reuseport", 0),
 )
 _TYPE: Final = "DRAPlugin"
@@ -57,71 +56,72 @@ _log = structlog.get_logger()
 
 _Work = Callable[[], Awaitable[bytes]]
 _GONE: Final = frozenset({rpc.Code.UNAVAILABLE, rpc.Code.CANCELLED})
-"""What a call ends with whose server ends."""
+"""The status of a call whose server ends."""
 SERVICES: Final = (*(api.registered_as for api in APIS), *map(health.service, health.VERSIONS))
-"""What the registration says. Each kubelet takes what it knows of it (run on 1.32, 1.36 and 1.37)."""
+"""The services in the registration. Each kubelet uses those that it knows (run on 1.32, 1.36 and 1.37)."""
 
 
 class Claims(Protocol):
-    """Who prepares claims, and knows how devices do."""
+    """Prepares claims, and knows the health of devices (``ClaimsOf``)."""
 
     name: str
 
     async def prepare(self, claim: ClaimName) -> Answer:
-        """Make a claim's devices ready; the same answer again where they are."""
+        """Prepare a claim's devices; if they are prepared, return the same answer again."""
         ...
 
     async def unprepare(self, claim: ClaimName) -> Refused | None:
-        """Take a claim's devices back."""
+        """Unprepare a claim's devices; None: it succeeded."""
         ...
 
     def health(self) -> Sequence[DeviceHealth]:
-        """Say how all devices do."""
+        """Return the health of all devices."""
         ...
 
     @property
     def news(self) -> asyncio.Event:
-        """What is set when devices are other than they were; to be taken before they are looked at."""
+        """The event of the next change of devices. Read it before the devices, then wait for it."""
         ...
 
     @property
     def decides(self) -> asyncio.Event:
-        """What is set where this instance decides, not another one that is still there."""
+        """Set while this gateway decides about claims."""
         ...
 
     def answered(self, claim: ClaimName, refused: str) -> None:
-        """Take note of why a claim's devices were refused; '' if they were not."""
+        """Note why a call for a claim was refused; '' if it wasn't."""
         ...
 
     def registered(self, reason: str) -> None:
-        """Take note of what the kubelet made of the registration; '' where it took it."""
+        """Note the kubelet's answer to the registration; '' if it accepted."""
         ...
 
 
 class Service:
-    """One driver's server.
+    """The server of one driver.
 
     Args:
-        claims: who does the work.
-        decider: gives the socket of the instance that decides, where that is another one that lives: it gets all calls.
+        claims: prepares the claims.
+        decider: returns the socket of another living gateway that decides about claims, to which all calls are passed on; None:
+            there is none.
     """
 
     def __init__(self, claims: Claims, decider: Callable[[], Path | None] = lambda: None) -> None:
         self._claims, self._decider = claims, decider
         self.name = claims.name
-        """The driver's."""
+        """The driver's name."""
         self._server: rpc.UnixServer | None = None
         self._path: Path | None = None
-        """Where it is found."""
+        """The socket on which the kubelet finds it."""
         self._ending = asyncio.Event()
         self._successor: Path | None = None
-        """The socket of the instance that the kubelet calls from now on."""
+        """The socket of the gateway that the kubelet calls from now on."""
         self._deciding: set[asyncio.Task[bytes]] = set()
         self._stopping: asyncio.Future[None] | None = None
         self._seldom = Seldom(TOLD)
 
     async def start(self, path: Path) -> None:
-        """Serve on ``path``, which the kubelet finds at once.
+        """Serve on ``path``. The kubelet finds it at once.
 
         Raises:
             OSError, RuntimeError: it can't be bound.
@@ -131,18 +131,19 @@ class Service:
             methods |= self._plugin(api)
         for version in health.VERSIONS:
             methods |= self._health(version)
-        # When a server ends, gRPC removes the name that it bound, whoever has it then: the next one of this gateway, perhaps.
-        made = path.with_name(f".{os.urandom(4).hex()}")  # Kubelets look at no name with a dot.
+        # When a server ends, gRPC removes the name that it bound, even if it is a newer server's by then.
+        made = path.with_name(f".{os.urandom(4).hex()}")  # Kubelets ignore names with a dot in front.
         server = rpc.UnixServer(made, methods.get, _OPTIONS, MAX_CALLS)
-        self._server = server  # Whoever is cancelled from now on stops it.
+        self._server = server  # If this task is cancelled now, ``stop`` ends the server.
         await server.start()
         made.rename(path)
         self._path = path
 
     async def stop(self, successor: Path | None = None) -> None:
-        """Take the socket away, so that the kubelet calls another instance; end streams, finish calls under way.
+        """Remove the socket, so that the kubelet calls another gateway; end streams, and finish open calls.
 
-        Returns when nothing is decided here any more. What waits is passed on to the successor: ``finish`` waits for its answers.
+        Returns when no call is decided here any more. Waiting calls are passed on to the successor; ``finish`` waits for its
+        answers.
         """
         self._successor = successor
         self._ending.set()
@@ -184,23 +185,23 @@ class Service:
             asked = await _decoded(api.decode_prepare_request, data, context)
 
             answered = partial(prepared, asked)
-            return await self._here_or_there(f"/{api.service}/{plugin.PREPARE}", data, answered, context)
+            return await self._end_with_answer(f"/{api.service}/{plugin.PREPARE}", data, answered, context)
 
         async def unprepare(data: bytes, context: rpc.Call) -> bytes:
             asked = await _decoded(api.decode_unprepare_request, data, context)
             answered = partial(unprepared, asked)
-            return await self._here_or_there(f"/{api.service}/{plugin.UNPREPARE}", data, answered, context)
+            return await self._end_with_answer(f"/{api.service}/{plugin.UNPREPARE}", data, answered, context)
 
         return {
             f"/{api.service}/{plugin.PREPARE}": rpc.unary(prepare),
             f"/{api.service}/{plugin.UNPREPARE}": rpc.unary(unprepare),
         }
 
-    async def _by_who_decides(self, method: str, data: bytes, work: _Work) -> bytes:
-        """Have a call answered by the instance that decides, this one or another; wait where none does yet.
+    async def _call_decider(self, method: str, data: bytes, work: _Work) -> bytes:
+        """Answer a call here, or pass it on to the gateway that decides; wait if none decides yet.
 
         Raises:
-            CallError: the other one answered so.
+            CallError: the other gateway's answer.
         """
         decides, ends, wait = self._claims.decides, time.monotonic() + PATIENCE, DIES
         while not decides.is_set() and time.monotonic() < ends:
@@ -214,16 +215,16 @@ class Service:
             wait = min(2 * wait, DIES_MAX)
         return await work()
 
-    async def _here_or_there(self, method: str, data: bytes, work: _Work, context: rpc.Call) -> bytes:
-        """Answer a call, or end it as another instance did that was asked instead."""
+    async def _end_with_answer(self, method: str, data: bytes, work: _Work, context: rpc.Call) -> bytes:
+        """Answer a call, or end it with the other gateway's error."""
         try:
-            return await self._by_one_of_them(method, data, work)
+            return await self._answer_or_pass_on(method, data, work)
         except rpc.CallError as error:
             await context.abort(error.code, error.details)
 
-    async def _by_one_of_them(self, method: str, data: bytes, work: _Work) -> bytes:
-        """Have a call answered; one that isn't when this instance leaves is its successor's: both answer the same."""
-        deciding = asyncio.ensure_future(self._by_who_decides(method, data, work))
+    async def _answer_or_pass_on(self, method: str, data: bytes, work: _Work) -> bytes:
+        """Answer a call. If this gateway stops before that, pass the call on to its successor, which gives the same answer."""
+        deciding = asyncio.ensure_future(self._call_decider(method, data, work))
         self._deciding.add(deciding)
         deciding.add_done_callback(self._deciding.discard)
         ending = asyncio.ensure_future(self._ending.wait())
@@ -249,7 +250,7 @@ class Service:
             api.encode_prepare_answer({claim.uid: answer})
         except UnsayableShareError as error:
             answer = Refused(str(error))
-        except Exception as error:  # noqa: BLE001 - one claim's error fails that claim alone
+        except Exception as error:  # noqa: BLE001 - one claim's error must fail that claim only
             _log.exception("a claim could not be prepared because of a defect in the gateway", claim=str(claim))
             answer = Refused(f"a defect in the gateway: {error!r}")
         ms = round(1e3 * (time.monotonic() - began), 1)
@@ -274,7 +275,7 @@ class Service:
         return refused
 
     def _tell(self, what: str, claim: ClaimName, **more: Any) -> None:
-        """Log what became of a claim; what has a reason is a warning."""
+        """Log the result of a call for a claim, with a ``reason`` as a warning."""
         if (left_out := self._seldom.tell(what)) is not None:
             untold = {"more_before": left_out} if left_out else {}
             tell = _log.warning if "reason" in more else _log.info
@@ -282,7 +283,7 @@ class Service:
 
     def _health(self, version: str) -> dict[str, rpc.Method]:
         async def watch(call: rpc.Call) -> None:
-            await _first_of(self._claims.decides, self._ending)  # Two that say it would say different things.
+            await _first_of(self._claims.decides, self._ending)  # Two gateways might report different health.
             while not self._ending.is_set():
                 news = self._claims.news
                 await call.write(health.encode(self._claims.health(), HEALTH_VALID))
@@ -292,7 +293,7 @@ class Service:
 
 
 async def serve(make: Callable[[], Service], path: Path) -> Service:
-    """Have a driver's server on ``path``, as soon as that can be bound."""
+    """Start a driver's server on ``path``; try again until the socket can be bound."""
     while True:
         service = make()
         try:

@@ -1,8 +1,8 @@
 """A driver's pool of devices as ResourceSlices, and the changes that make the API server's slices match it. Pure.
 
-All slices of a pool are one generation: the scheduler uses the newest one, and only when all its slices are there
-(``resourceSliceCount``). So a change gives every slice of the pool the next number, and superfluous slices are deleted last. The limits
-are those of k8s.io/api/resource/v1.
+All slices of a pool have one generation: the scheduler uses the newest one, and only once all its slices are there
+(``resourceSliceCount``). So a change gives every slice of the pool the next number, and superfluous slices are deleted last.
+The limits are those of k8s.io/api/resource/v1.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Body: TypeAlias = dict[str, Any]
 MOST_DEVICES: Final = 128
 """Devices in a slice (ResourceSliceMaxDevices)."""
 MOST_TAINTED: Final = 64
-"""The same, where one has a taint (ResourceSliceMaxDevicesWithAdvancedFeatures)."""
+"""Devices in a slice of which one has a taint (ResourceSliceMaxDevicesWithAdvancedFeatures)."""
 MOST_ATTRIBUTES: Final = 32
 """Attributes and capacities of a device (ResourceSliceMaxAttributesAndCapacitiesPerDevice)."""
 TAINTS: Final = "device-plugin-gateway.io/"
 SHARES: Final = "shares"
-"""The capacity of which claims ask for some, as NVIDIA's driver names it (consumable_shares.go)."""
+"""The capacity from which claims ask for shares, named as by NVIDIA's driver (consumable_shares.go)."""
 _SHARED: Final = "allowMultipleAllocations"
 _IDENTITIES: Final = frozenset({"uuid", "parentUUID"})
 _ADDRESSES: Final = frozenset({"pciBusID", "pcieBusID", "pciAddr"})
-"""Attributes by which drivers (NVIDIA's, AMD's, and Kubernetes' own names) say which hardware a device is, or is part of."""
+"""Attributes by which drivers (NVIDIA's, AMD's, and Kubernetes' own names) identify a device's hardware."""
 _PCI: Final = 12
-"""Characters of a PCI address (0000:3b:00.0); NVML writes four more digits before them."""
+"""Characters of a PCI address (0000:3b:00.0). NVML writes four more digits before them."""
 _UNITS: Final = {
     "Ti": 1 << 40,
     "Gi": 1 << 30,
@@ -48,13 +48,13 @@ _UNITS: Final = {
 _QUANTITY: Final = re.compile(r"([0-9]{1,18})([TGM]i?|Ki|k|)")
 _LONGEST_NAME: Final = 253
 _MOST_SLICES: Final = 1024
-"""Of a pool: 65 536 devices, where one has a taint. What is beyond would seem to be another process's."""
+"""Most slices of a pool: enough for 65,536 devices with a taint. Further ones would seem to be another process's."""
 _BASIC: Final = "v1beta1"
 """The version in which a device's fields are in ``basic``, without taints by default (1.32)."""
 
 
 class _Shape(Struct):
-    """What is gone by of a device, whoever wrote it."""
+    """The fields of any process's device that are read."""
 
     taints: list[dict[str, Any]] | None = None
     attributes: dict[str, Any] | None = None
@@ -62,7 +62,7 @@ class _Shape(Struct):
 
 
 class Spec(Struct):
-    """What is wanted of a slice that the API server has: whose it is, and what is in it."""
+    """The fields of a slice that are read."""
 
     driver: str = ""
     pool: dict[str, Any] = {}
@@ -74,7 +74,7 @@ class Spec(Struct):
 
 
 def _readable(device: dict[str, Any]) -> dict[str, Any]:
-    """Keep of a device of another shape what says which hardware it is. None that we write is like that, so ours is written anew."""
+    """Keep only the attributes of a device with unknown fields. Our own devices never have these, so our slice is written again."""
     try:
         msgspec.convert(device, _Shape)
     except msgspec.ValidationError:
@@ -86,7 +86,7 @@ def _readable(device: dict[str, Any]) -> dict[str, Any]:
 
 
 class Metadata(Struct):
-    """What a slice is called."""
+    """The metadata of a slice."""
 
     name: str
 
@@ -99,15 +99,16 @@ class Slice(Struct):
 
     @property
     def generation(self) -> int:
-        """The pool's generation, 0 where it says none."""
+        """The pool's generation, 0 if it has none."""
         number = self.spec.pool.get("generation", 0)
         return number if isinstance(number, int) else 0
 
 
 class Pool(Struct, frozen=True):
-    """What a driver offers on a node. ``version`` is that of the API, ``taints`` whether it knows taints of devices.
+    """What a driver offers on a node.
 
-    ``owner`` is the Node's UID, so that the slices go with it; '' where it isn't known.
+    ``version`` is the API's. ``taints``: the API keeps taints of devices. ``owner`` is the Node's UID, with which the slices
+    are deleted; '' if unknown.
     """
 
     driver: str
@@ -119,14 +120,14 @@ class Pool(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """A slice to be applied, or, without a body, to be deleted."""
+    """A slice to apply; without a body, a slice to delete."""
 
     name: str
     body: Body | None = None
 
 
 def name_of(pool: Pool, number: int) -> str:
-    """Name the slice of that number: the same for every instance of the gateway, so that they write one object."""
+    """Return the name of a slice. It is the same for every gateway of the node, so that they write one object."""
     name = f"{pool.node}-{pool.driver}-{number}"
     if len(name) <= _LONGEST_NAME:
         return name
@@ -135,11 +136,11 @@ def name_of(pool: Pool, number: int) -> str:
 
 
 def changes(pool: Pool, there: Mapping[str, Slice], last: int = 0) -> list[Change]:
-    """Say what is to be done; nothing where all is as it should be.
+    """Return the changes to make; empty if the slices are up to date.
 
     Args:
         pool: what is offered.
-        there: the pool's slices that the API server has, by name; only ours.
+        there: our slices of the pool that the API server has, by name.
         last: the highest generation that was ever written.
     """
     parts = _parts(pool)
@@ -159,33 +160,33 @@ def changes(pool: Pool, there: Mapping[str, Slice], last: int = 0) -> list[Chang
 
 
 def no_more(devices: Iterable[Offer], there: Iterable[Slice]) -> tuple[Offer, ...]:
-    """Leave out what slices that are there don't offer, or not to anybody."""
+    """Leave out devices that the existing slices don't offer, or not to new claims."""
     shown = {str(one.get("name")): bool(one.get("taints")) for found in there for one in found.spec.devices or ()}
     return tuple(one for one in devices if one.name in shown and (one.ailment is not None or not shown[one.name]))
 
 
 def is_ours(name: str, one: Slice, node: str) -> bool:
-    """Whether a slice was written by a gateway: it has the name that we would give it."""
+    """Return True if a gateway wrote a slice: it has the name that we would give it."""
     pool = Pool(one.spec.driver, node, ())
     return any(name == name_of(pool, number) for number in range(_MOST_SLICES))
 
 
 def lacks_taints(written: Slice, seen: Slice) -> bool:
-    """Whether the server kept a slice as it was written, but for its taints."""
+    """Return True if the server kept a slice as it was written, except its taints."""
     tainted = any(device.get("taints") for device in written.spec.devices or ())
     kept = any(device.get("taints") for device in seen.spec.devices or ())
     return tainted and not kept and written.generation == seen.generation
 
 
 def has_shares(one: Slice) -> bool:
-    """Whether claims can ask for shares of a device of a slice."""
+    """Return True if claims can ask for shares of a device of this slice."""
     return any(device.get(_SHARED) for device in one.spec.devices or ())
 
 
 def strangers(slices: Iterable[Slice], node: str, ours: Iterable[str]) -> dict[str, str]:
-    """Say which hardware other processes offer on this node, under another driver's name or ours: words by ``hardware``.
+    """Return the hardware that other processes offer on this node, with words for people, by ``hardware``.
 
-    Two drivers that offer one GPU give it away twice. ``ours`` are the names of our own slices.
+    Two drivers that offer one GPU would give it to two pods. ``ours`` are the names of our own slices.
     """
     mine = set(ours)
     found: dict[str, str] = {}
@@ -200,9 +201,9 @@ def strangers(slices: Iterable[Slice], node: str, ours: Iterable[str]) -> dict[s
 
 
 def hardware(attributes: Mapping[str, object]) -> frozenset[str]:
-    """Say by what a device is known again under any driver: its UUID, that of the GPU which it is part of, its PCI address.
+    """Return what identifies a device's hardware under any driver: its UUID, the UUID of its GPU, its PCI address.
 
-    What shares one of these with another device is, or may be, the same hardware.
+    Two devices with one of these in common are, or may be, the same hardware.
     """
     found = set()
     for name, value in attributes.items():
@@ -215,7 +216,7 @@ def hardware(attributes: Mapping[str, object]) -> frozenset[str]:
 
 
 def _strings(device: Mapping[str, Any]) -> dict[str, object]:
-    """Give a published device's attributes that are strings."""
+    """Return the string attributes of a published device."""
     attributes = device.get("attributes") or (device.get("basic") or {}).get("attributes") or {}
     return {
         name: value["string"] for name, value in attributes.items() if isinstance(value, dict) and "string" in value
@@ -223,7 +224,7 @@ def _strings(device: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _parts(pool: Pool) -> Sequence[Sequence[Body]]:
-    """Cut the devices into slices; a pool without devices has one that is empty, which says so."""
+    """Split the devices into slices. A pool without devices has one empty slice."""
     taints = pool.taints and pool.version != _BASIC
     shown = [one for one in pool.devices if taints or one.ailment is None]
     most = MOST_TAINTED if any(one.ailment is not None for one in shown) else MOST_DEVICES
@@ -232,7 +233,7 @@ def _parts(pool: Pool) -> Sequence[Sequence[Body]]:
 
 
 def _in_order(one: Offer) -> tuple[int, int, str]:
-    """Sort by name, where a longer number is the higher one. The scheduler takes the first that fits: it spreads over GPUs."""
+    """Sort by name, with longer numbers last, and replicas by number first. The scheduler takes the first that fits, so it spreads over GPUs."""
     replica = int(one.device_id.rpartition(MARK)[2]) if one.attributes.get("shared") else 0
     return replica, len(one.name), one.name
 
@@ -265,7 +266,7 @@ def _vendor_taints(one: Offer) -> Iterable[Body]:
 
 
 def quantity(count: int) -> str:
-    """Spell a number as the server does (canonical, by powers of 1024 or 1000), or it would seem to be another one."""
+    """Write a number as the server does (canonical, with powers of 1024 or 1000). Otherwise it would seem to differ."""
     for suffix, unit in _UNITS.items():
         if count and count % unit == 0:
             return f"{count // unit}{suffix}"
@@ -273,7 +274,7 @@ def quantity(count: int) -> str:
 
 
 def counted(text: object) -> int | None:
-    """Read a whole number that is spelled so; None: it is something else."""
+    """Read a whole number of that form; None if it isn't one."""
     match = _QUANTITY.fullmatch(str(text))
     return None if match is None else int(match[1]) * _UNITS.get(match[2], 1)
 
@@ -291,7 +292,7 @@ def _value(value: object) -> Body:
 
 
 def _is(one: Slice, part: Sequence[Body], count: int) -> bool:
-    """Whether a slice says this; the server adds to a taint when it was set."""
+    """Return True if a slice has these devices. The time that the server adds to a taint doesn't matter."""
     return one.spec.pool.get("resourceSliceCount") == count and list(map(_bare, one.spec.devices or ())) == list(part)
 
 

@@ -1,8 +1,8 @@
-"""The registration sockets in the kubelet's folder ``plugins_registry``, by which it finds drivers.
+"""The registration sockets in the kubelet's folder ``plugins_registry``, by which the kubelet finds DRA drivers.
 
-Each instance has its own: two serve at once during a roll (1.33 and later), the kubelet calls the one that registered last, and
-the end of one leaves the other alone. The claims' API is served on the same socket: a registration without an endpoint means its
-own socket (operation_generator.go of the kubelet), so that nobody has to know how the kubelet sees our paths.
+Each gateway has its own socket. Two serve at once during a roll (1.33 and later): the kubelet calls the one that registered
+last, and the end of one doesn't affect the other. The claims' API is on the same socket: a registration without an endpoint
+means that (operation_generator.go of the kubelet), so the gateway needn't know how the kubelet sees its paths.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from gateway.wires.unix import listens
 
 FOLDER: Final = "plugins_registry"
 OVERLAP: Final = 33
-"""The kubelet, 1.N, from which two instances of a driver may be registered: in 1.32 the second breaks the first (run)."""
+"""The first kubelet (1.N) with which two processes may register a driver: in 1.32 the second breaks the first (run)."""
 AGAIN: Final = 1.0
-"""Seconds between two looks for another instance's end."""
+"""Seconds between two checks if another gateway has ended."""
 _SHOWN: Final = 14
-"""Characters of a driver's name that are shown: a path has at most 107 bytes, a driver's name 63."""
+"""Characters of a driver's name that are used: a path has at most 107 bytes, a driver's name 63."""
 _log = structlog.get_logger()
 
 
 def path_of(folder: Path, driver: str, token: str) -> Path:
-    """Say where the instance with a token (eight hexadecimal digits) has its socket for a driver."""
+    """Return the socket of a gateway's driver; ``token`` has eight hexadecimal digits."""
     return folder / f"{_stem(driver)}-{token}.sock"
 
 
 def others(folder: Path, driver: str, token: str) -> list[Path]:
-    """Give the living sockets of other instances for a driver."""
+    """Return the living sockets of other gateways for a driver."""
     own = path_of(folder, driver, token)
     return [path for path in _all(folder, driver) if path != own and listens(path)]
 
 
 def newest(folder: Path, driver: str, token: str) -> Path | None:
-    """Give the socket of another living instance that the kubelet calls: the one that came last; None: there is none."""
+    """Return the newest living socket of another gateway, which the kubelet calls; None: there is none."""
     there = [(made, path) for path in others(folder, driver, token) if (made := _made(path)) is not None]
     return max(there)[1] if there else None
 
 
 def of_another(folder: Path, driver: str, token: Callable[[], str]) -> Path | None:
-    """Give the socket of the instance with the token that ``token`` gives, where that lives."""
+    """Return the socket of the gateway whose token ``token`` returns; None if it isn't living."""
     path = path_of(folder, driver, token())
     return path if listens(path) else None
 
@@ -60,9 +60,9 @@ async def until_alone(
     learned: asyncio.Event,
     decides: asyncio.Event,
 ) -> None:
-    """Wait for a kubelet that takes claims. If it may be one that takes one instance only, that is the one of the gateway that leads.
+    """Wait until a driver may be registered: the kubelet prepares claims, and another gateway's registration wouldn't break.
 
-    ``learned`` is set when it is known which kubelet there is, ``decides`` when this gateway leads: looked at once then.
+    ``learned`` is set once the kubelet's version is known, ``decides`` while this gateway leads.
     """
     told = False
     while ((minor := kubelet()) is None or minor < OVERLAP) and (lacking() or not decides.is_set() or others()):
@@ -77,13 +77,13 @@ async def until_alone(
 
 
 def is_gateways(path: Path, folder: Path, driver: str) -> bool:
-    """True if a path is one that a gateway has its socket for a driver at."""
+    """Return True if a gateway uses this path for the driver's socket."""
     token = path.name.removeprefix(f"{_stem(driver)}-").removesuffix(".sock")
     return TOKEN.fullmatch(token) is not None and path == path_of(folder, driver, token)
 
 
 def sweep(folder: Path, driver: str) -> list[str]:
-    """Remove the sockets that dead instances left; return their names."""
+    """Remove the sockets of dead gateways; return their names."""
     removed = []
     made = (path for path in folder.glob(".*") if TOKEN.fullmatch(path.name[1:]) and path.is_socket())
     for path in (*_all(folder, driver), *made):
@@ -105,7 +105,7 @@ def _all(folder: Path, driver: str) -> list[Path]:
 
 
 def _made(path: Path) -> tuple[int, str] | None:
-    """When a socket was made; of two at once, the name decides."""
+    """Return when a socket was made, and its name, which decides between two of the same time."""
     try:
         return path.stat().st_mtime_ns, path.name
     except OSError:

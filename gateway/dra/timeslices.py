@@ -1,7 +1,7 @@
-"""Time-slice intervals of GPUs: set for the claims that ask for one, and put back when no such claim is left.
+"""Time-slice intervals of GPUs: set for claims that ask for one, and put back when no such claim is left.
 
-The state file names a GPU before its interval is set, and until it was put back. So a gateway that starts after a crash knows what is left
-to be done.
+The state file names a GPU before its interval is set, and until it was put back. So a gateway that starts after a crash knows
+which GPUs to put back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = structlog.get_logger()
 
 
 def sliced(claims: Mapping[str, Claimed]) -> dict[str, str]:
-    """Give the time-slice interval that claims have of a GPU, by its UUID, if it isn't the default."""
+    """Return the time-slice interval that claims set for each GPU (UUID), except the default."""
     return {one.board: one.interval for _, _, one in given(claims) if one.interval}
 
 
@@ -32,9 +32,10 @@ class TimeSlices:
     """The intervals of a node's GPUs.
 
     Args:
-        ledger: says which claims there are, and remembers intervals.
-        scribe: writes it.
-        set_one: sets the interval of a GPU, by its UUID, in a thread; says why that didn't work. Without a GPU: why it could set none.
+        ledger: has the claims, and remembers intervals.
+        scribe: writes the ledger.
+        set_one: sets the interval of a GPU (UUID) in a thread, and returns why that failed. Without a GPU it returns why it
+            could set none.
     """
 
     def __init__(self, ledger: Ledger, scribe: Scribe, set_one: Callable[..., str]) -> None:
@@ -42,7 +43,7 @@ class TimeSlices:
         self._turn = asyncio.Lock()
 
     async def note(self, row: Claimed) -> str:
-        """Note which intervals a claim gets, or say why it can't. To be durable before ``set``."""
+        """Note the intervals that a claim needs, or return why they can't be set. The note must be on disk before ``set``."""
         wanted = sliced({"@": row})
         reason = await asyncio.to_thread(self._set_one) if wanted else ""
         if reason:
@@ -52,7 +53,7 @@ class TimeSlices:
         return ""
 
     async def set(self, row: Claimed) -> str:
-        """Set the intervals that a claim asks for; say why that didn't work."""
+        """Set the intervals that a claim asks for; return why that failed."""
         if not (wanted := sliced({"@": row})):
             return ""
         async with self._turn:
@@ -60,7 +61,7 @@ class TimeSlices:
         return "; ".join(f"cannot set the time-slice interval of {uuid}: {reason}" for uuid, reason in failed.items())
 
     async def put_back(self) -> None:
-        """Set the default again for all GPUs whose claims are gone. What doesn't work is tried again by the next call."""
+        """Set the default again for GPUs without such a claim. What fails is tried again by the next call."""
         async with self._turn:
             left = self._ledger.time_slices.keys() - sliced(self._ledger.claims)
             failed = await self._set(dict.fromkeys(left, _DEFAULT))
@@ -73,6 +74,6 @@ class TimeSlices:
             self._scribe.soon()
 
     async def _set(self, wanted: Mapping[str, str]) -> dict[str, str]:
-        """Set intervals, by UUID; return why some could not be set."""
+        """Set intervals by UUID; return why some could not be set."""
         said = await asyncio.gather(*(asyncio.to_thread(self._set_one, *one) for one in wanted.items()))
         return {uuid: reason for uuid, reason in zip(wanted, said, strict=True) if reason}

@@ -1,7 +1,7 @@
-"""Keep the last look into the kubelet's records: who holds what, and where the records differ from our lists.
+"""Read the kubelet's records at the right times, and keep the result: who holds what, and how it differs from our lists.
 
 A look (``view``) follows each event that the records should show, and repeats while a change is awaited; it takes about a
-millisecond. Its result is kept until the next one, compared with our lists (``drift``), and each change is logged once.
+millisecond. The result is compared with our lists (``drift``). Each change is logged once.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
     from gateway.kubelet.drift import Earlier, Finding
 
 AFTER_ALLOCATE: Final = 2.0
-"""Seconds from an Allocate until the kubelet has written it to its checkpoint."""
+"""Seconds after an Allocate until the kubelet has written it to its checkpoint."""
 AFTER_DOUBLED: Final = 0.2
-"""The same, if the device may still be used by an earlier pod."""
+"""The same, if an earlier pod may still use the device."""
 WHILE_FORGOTTEN: Final = 30.0
-"""Seconds between two looks for the end of pods that the kubelet forgot."""
+"""Seconds between two looks while pods that the kubelet forgot may still run."""
 COMPARE_EVERY: Final = 0.02
 """Seconds between two looks for the first checkpoint of a kubelet that just started."""
 WHILE_ASKED: Final = 0.5
-"""Seconds by which a look is delayed while an Allocate is open, and the most for a look that is awaited."""
+"""Seconds by which a look is delayed while an Allocate is open. An awaited look is delayed no longer than that."""
 AFTER_START: Final = WRITTEN_AFTER + 1.0
-"""Seconds from a kubelet's start until it has written its records itself for certain."""
+"""Seconds after a kubelet's start until it has written its own records for certain."""
 
 _MOST_TOLD: Final = 16
-"""Devices in one line of the log."""
+"""Most devices in one log line."""
 
 _log = structlog.get_logger()
 
 
 class Look(Struct, frozen=True):
-    """One look: its result, and when it began (monotonic and Unix seconds)."""
+    """The result of one look, and when it began (monotonic and Unix seconds)."""
 
     view: kubelet_view.View
     at: float
@@ -54,21 +54,21 @@ class Look(Struct, frozen=True):
 
 
 class Deciding(Protocol):
-    """Who leads on the node, as far as it matters for looks."""
+    """What looks need to know about who leads."""
 
     @property
     def leads(self) -> bool:
-        """True if the kubelet's list is this gateway's."""
+        """True if this gateway leads, so that the kubelet has its list."""
 
     def others_allocate_for(self) -> float:
-        """Return for how many seconds List must not be called: another gateway may be answering an Allocate."""
+        """Return for how many seconds List must not be called, because another gateway may be answering an Allocate."""
 
 
 class Beliefs:
     """The kubelet's records, as of the last look.
 
-    ``looked`` is called after each look, on the event loop. ``remember`` is called with the holders that the kubelet forgot, by device
-    ID, when they change for a resource.
+    ``looked`` is called after each look, on the event loop. If the holders that the kubelet forgot change, ``remember`` is
+    called with them.
     """
 
     def __init__(
@@ -83,40 +83,40 @@ class Beliefs:
         self.remember: Callable[[str, Mapping[str, Sequence[Earlier]]], None]
         self.last: Look | None = None
         self.known: Look | None = None
-        """The last look that showed who holds what."""
+        """The last look that found holders."""
         self._listed: kubelet_view.View | None = None
-        """The result of the last look with a List."""
+        """The result of the last look that called List."""
         self._drifts: dict[str, Drift] = {}
         self._told: dict[str, tuple[Finding, ...]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
         self._is_awaited = False
-        """True if the look in progress is awaited: then it isn't cancelled."""
+        """True if a caller awaits the look in progress, so that it isn't cancelled."""
         self.asked = kubelet_view.OpenAllocates(self._drop)
-        """The open Allocates. They delay looks; those that are awaited by at most ``WHILE_ASKED``."""
+        """The open Allocates, which delay looks."""
         self._is_quiet = False
-        """True if the last look was made without List."""
+        """True if the last look did not call List."""
         self._comparing: asyncio.Task[None] | None = None
-        """Reads the checkpoint until the kubelet that started last has written its own."""
+        """The task that reads the checkpoint until the last started kubelet has written its own."""
         self._found: tuple[bytes, kubelet_view.FileId] | None = None
-        """The checkpoint as it was when that kubelet's socket appeared; None: there was no kubelet yet."""
+        """The checkpoint when the last kubelet's socket appeared; None: no kubelet was there yet."""
         self._was_undecided = False
-        """True if the kubelet before that one ended before its checkpoint showed whether it lost its records."""
+        """True if the kubelet before it ended before its checkpoint showed if it had lost its records."""
         self._since_ns = math.inf
-        """When that kubelet's socket was created (Unix nanoseconds)."""
+        """When the last kubelet's socket was created (Unix nanoseconds)."""
         self.waits_for_own = False
-        """True until its first checkpoint was compared."""
+        """True until the last kubelet's first own checkpoint was compared."""
         self._judging = asyncio.Lock()
         """Held while a checkpoint is compared: first the one that the kubelet found, then its own."""
         self._own: tuple[bytes, kubelet_view.FileId] | None = None
-        """The first checkpoint that it wrote."""
+        """The first checkpoint that the last kubelet wrote."""
         self._allocated_at = -AFTER_ALLOCATE
         """When the last Allocate was answered (monotonic seconds)."""
 
     # When to look.
 
     def look_within(self, seconds: float) -> None:
-        """Look ``seconds`` from now at the latest."""
+        """Look at most ``seconds`` from now."""
         due = asyncio.get_running_loop().time() + seconds
         if self._timer is not None:
             if self._timer.when() <= due:
@@ -125,9 +125,10 @@ class Beliefs:
         self._timer = asyncio.get_running_loop().call_at(due, self._on_time)
 
     async def look(self) -> None:
-        """Look now, or wait for the look in progress. Bounded, as ``view.look`` is.
+        """Look now, or wait for the look in progress. It is bounded as ``view.look`` is.
 
-        While an Allocate is open, and until the kubelet has noted its answer, the look waits for up to ``WHILE_ASKED`` seconds.
+        While an Allocate is open, and until the kubelet has noted its answer, the look is delayed, by at most ``WHILE_ASKED``
+        seconds.
         """
         if self._looking is None:
             with contextlib.suppress(TimeoutError):
@@ -155,8 +156,8 @@ class Beliefs:
             self._looking, self._is_awaited = asyncio.ensure_future(self._look()), False
 
     def _drop(self) -> None:
-        """Cancel the look, and look later: an Allocate begins."""
-        self._read_own()  # The kubelet writes the next one when it has the answer.
+        """Cancel the look in progress and look later, because an Allocate begins."""
+        self._read_own()  # Read it before the kubelet writes the next one, after the answer.
         if self._looking is not None and not self._is_awaited:
             self._looking.cancel()
             self._looking = None
@@ -167,7 +168,7 @@ class Beliefs:
             at, unix = time.monotonic(), time.time()
             if self.waits_for_own:
                 await self._compare_with_own()
-            # List frees what ended pods held, and the kubelet's first checkpoint should still show them.
+            # List makes the kubelet free what ended pods held. Its first checkpoint should still have that.
             quiet_for = self._lead.others_allocate_for()
             self._is_quiet = self.waits_for_own or quiet_for > 0
             records = self.pod_resources, self._checkpoint
@@ -181,7 +182,7 @@ class Beliefs:
             self._looked(self.last)
             if 0 < quiet_for < math.inf:
                 self.look_within(quiet_for)
-            if at - self._allocated_at < AFTER_ALLOCATE:  # It was due for another reason, and too early for this one.
+            if at - self._allocated_at < AFTER_ALLOCATE:  # This look was too early for the last Allocate.
                 self.look_within(AFTER_ALLOCATE)
             if any(drift.waits for drift in self._drifts.values()):
                 self.look_within(WHILE_FORGOTTEN)
@@ -198,17 +199,17 @@ class Beliefs:
         return self.last.view.holders(resource)
 
     def findings(self, resource: str) -> Sequence[Finding]:
-        """Return where the records differ from our list."""
+        """Return the differences between the records and our list."""
         drift = self._drifts.get(resource)
         return drift.findings if drift is not None else ()
 
     def earlier(self, resource: str) -> dict[str, str]:
-        """Return who held devices before a kubelet's start and may still use them, in words, by device ID."""
+        """Return the earlier kubelet's pods that may still use a device, for people, by device ID."""
         drift = self._drifts.get(resource)
         return drift.earlier if drift is not None else {}
 
     def unsettled(self, resource: str) -> AbstractSet[str]:
-        """Return the devices that were held before the kubelet's start, as long as its records don't show if they still are."""
+        """Return the devices that were held before the kubelet's start, until its records show if they still are."""
         drift = self._drifts.get(resource)
         return drift.in_question if drift is not None else frozenset()
 
@@ -220,7 +221,7 @@ class Beliefs:
     # Events.
 
     def listed(self, resource: str, devices: Sequence[Device]) -> None:
-        """Note a list as it is sent."""
+        """Note a list that is being sent."""
         self._become(self._drift(resource).listed(devices, time.monotonic()))
 
     def allocated(self, resource: str, device_ids: Sequence[str]) -> None:
@@ -231,7 +232,7 @@ class Beliefs:
         self.look_within(AFTER_DOUBLED if drift.is_in_question(device_ids) else AFTER_ALLOCATE)
 
     def restarted(self, resources: Iterable[str], since: float = math.inf) -> None:
-        """Note a new kubelet, started ``since`` (Unix seconds), whose records should have the holders of these resources."""
+        """Note a new kubelet, started at ``since`` (Unix seconds). Its records should have the holders of these resources."""
         now, self._found = time.monotonic(), kubelet_view.raw(self._checkpoint)
         self._since_ns, self._was_undecided = since * 1e9, self._is_compared()
         self._drifts |= {resource: self._drift(resource).restarted(now, since) for resource in resources}
@@ -241,12 +242,12 @@ class Beliefs:
     def _compare_again(self) -> None:
         if self._comparing is not None:
             self._comparing.cancel()
-        if self._found is not None and self._found[0]:  # Else the kubelet began without records.
+        if self._found is not None and self._found[0]:  # Without a checkpoint, the kubelet began with empty records.
             self._own, self.waits_for_own = None, True
             self._comparing = asyncio.ensure_future(self._compare_with_files(*self._found))
 
     async def _compare_with_files(self, content: bytes, found: kubelet_view.FileId) -> None:
-        """Compare the holders from before with the checkpoint that a kubelet found, and with the first that it writes itself."""
+        """Compare the holders before a kubelet's start with the checkpoint that it found, then with the first that it writes."""
         try:
             own = found.written_ns >= self._since_ns
             async with self._judging:
@@ -254,7 +255,7 @@ class Beliefs:
                 if record is not None:
                     self._compare(record, own=own)
             ends = time.monotonic() + AFTER_START
-            # A kubelet can't read what isn't there, or isn't whole: its records are lost.
+            # If the found checkpoint can't be decoded, the kubelet couldn't read it either: its records are lost.
             while record is not None and not own and self._is_compared() and time.monotonic() < ends:
                 await asyncio.sleep(COMPARE_EVERY)
                 await self._compare_with_own()
@@ -266,7 +267,7 @@ class Beliefs:
             self.look_within(0)
 
     async def _compare_with_own(self) -> None:
-        """Compare the holders from before with the kubelet's own first checkpoint, if it has written one."""
+        """Compare the holders before the kubelet's start with its own first checkpoint, once it is written."""
         async with self._judging:
             self._read_own()
             if self._own is None:
@@ -282,18 +283,19 @@ class Beliefs:
         return any(drift.in_question for drift in self._drifts.values())
 
     def _read_own(self) -> None:
-        """Read the kubelet's own first checkpoint, if it has written one."""
+        """Read the kubelet's own first checkpoint, once it is written."""
         if not self.waits_for_own or self._own is not None or self._found is None:
             return
         if kubelet_view.file_id(self._checkpoint) != self._found[1]:
             self._own = kubelet_view.raw(self._checkpoint)
 
     def _compare(self, record: kubelet_view.Record, *, own: bool) -> None:
-        """Find the holders from before the kubelet's start that have ended, by a checkpoint.
+        """Find out by a checkpoint which holders from before the kubelet's start have ended.
 
-        A checkpoint that names one of these holders continues the records. So does the one that the kubelet found, if it is not older than
-        the last that we read and lists one of our resources: a kubelet that lost its records lists a resource only after it is registered
-        again. If it names only holders of the kubelet before, that kubelet may have lost the holders of earlier ones.
+        If the checkpoint names one of these holders, the kubelet kept its records. The same holds for the checkpoint that it
+        found, if that is not older than the last one we read and has one of our resources: a kubelet that lost its records has
+        a resource only after it registers again. If it names only holders of the last kubelet, that kubelet may have lost those
+        of earlier kubelets.
         """
         written = [(one, record.written.get(one.resource, {})) for one in self._drifts.values() if one.in_question]
         older = any(drift.is_in(found, older=True) for drift, found in written)
@@ -321,9 +323,9 @@ class Beliefs:
         *,
         fresh: bool = False,
     ) -> None:
-        """Take over another process's knowledge: the holders that a kubelet forgot, and those before a kubelet that it didn't see.
+        """Take over what another process knew: holders that a kubelet forgot, and holders before a kubelet that the process didn't see.
 
-        ``fresh``: replace everything that was known here, until the next list.
+        ``fresh``: forget what was known here.
         """
         drift = Drift(resource) if fresh else self._drift(resource)
         self._become(drift.recalled(forgotten, before))
@@ -332,7 +334,7 @@ class Beliefs:
             self.look_within(AFTER_START)
 
     def forget(self, device_id: str) -> None:
-        """Note that an operator has cleared a device."""
+        """Note that an operator cleared a device."""
         for drift in [*self._drifts.values()]:
             self._become(drift.forget(device_id))
 
@@ -340,7 +342,7 @@ class Beliefs:
         return self._drifts.get(resource) or Drift(resource)
 
     def _become(self, drift: Drift) -> None:
-        """Set a resource's new drift; log and remember what has changed."""
+        """Set a resource's new drift. Log and remember what changed."""
         resource = drift.resource
         before = self._drift(resource).forgotten
         self._drifts[resource] = drift
@@ -357,6 +359,6 @@ class Beliefs:
                 _log.warning("mismatch", resource=resource, kind=finding.kind.value, details=finding.words)
         differing = {device_id for finding in findings for device_id in finding.device_ids}
         for finding in before:
-            # A device that differs in another way now is not over.
+            # A device that now differs in another way is still a mismatch.
             if over := [device_id for device_id in finding.device_ids if device_id not in differing]:
                 _log.info("mismatch is over", resource=resource, kind=finding.kind.value, devices=over[:_MOST_TOLD])

@@ -1,22 +1,24 @@
-"""Drift: the differences between the kubelet's records and ours, as a pure state machine of one resource.
+"""Find differences between the kubelet's records and ours: a pure state machine of one resource.
 
 A kubelet that can't read its checkpoint (after some upgrades, a full disk, a deleted file) starts with empty records, and gives
-away devices that running containers use. This module fails no pod for that. It reports the difference, and ``steer`` gives such
-devices last. The kinds of differences, each with a sentence for people:
+devices that running containers use. This module fails no pod for that. It reports the difference, and ``steer`` gives such
+devices
+last. The kinds of differences, each with a sentence for people:
 
 - forgotten: held before a kubelet's start, and no longer in its records.
-- doubled: forgotten, and given to another pod since, so perhaps two pods have it. (Not for replicas: pods share their GPU anyway.)
+- doubled: forgotten, and given to another pod since, so perhaps two pods have it. (Not for replicas, which share their GPU
+  anyway.)
 - unlisted: held, and not in our list.
-- withheld, surplus: not allocatable, although we list it as healthy; allocatable, although we don't.
+- withheld: in our list as healthy, and not allocatable. Surplus: allocatable, and not in our list as healthy.
 
-A device stays forgotten until the pod that held it is known to be gone, the records name that pod again, or an operator clears it. That
-another pod has the device now doesn't end it. The other kinds end with their cause. Times are arguments, in monotonic seconds unless
+A device stays forgotten until the pod that held it is gone, the records name that pod again, or an operator clears it. It does
+not end when another pod gets the device. The other kinds end with their cause. Times are arguments, in monotonic seconds unless
 their name says unix.
 
-List names every pod that the kubelet knows, with or without devices, so it shows when a pod is gone. One absence proves nothing: a kubelet
-that has just started, or can't reach the API server, knows only its static pods. So a pod is gone ``GONE_AFTER`` seconds after it was
-first absent from a List of a kubelet that had heard from the API server (``_heard``) or had named the pod before. Without List only
-the node's reboot shows it, and nothing is kept over that.
+List names every pod that the kubelet knows, with or without devices, so it shows when a pod is gone. One absence proves
+nothing: a kubelet that has just started, or can't reach the API server, knows only its static pods. So a pod is gone if a List
+lacks it for ``GONE_AFTER`` seconds, and that kubelet had heard from the API server (``_heard``) or had named the pod before.
+Without List, only the node's reboot shows that a pod is gone. No device stays forgotten over a reboot.
 """
 
 from __future__ import annotations
@@ -38,18 +40,18 @@ if TYPE_CHECKING:
     from gateway.kubelet.view import View
 
 ILL_FOR = 600.0
-"""Seconds for which a device that became healthy again is given last: it may become unhealthy again soon."""
+"""Seconds for which a device is given last after it became healthy again: it may soon be unhealthy again."""
 RECORDED_AFTER = 1.0
-"""Seconds in which a kubelet may record a list or an Allocate; then its records are compared."""
+"""Seconds that a kubelet may take to record a list or an Allocate. After that, its records are compared."""
 WRITTEN_AFTER = 5.0
-"""Seconds from a kubelet's start until it has written its checkpoint itself, with the first list that it records."""
+"""Seconds after a kubelet's start until it has written its own checkpoint, with the first list that it records."""
 GONE_AFTER = 30.0
-"""Seconds for which a pod must be absent from List until it is gone: after a deletion by force its containers run on for the rest of
-their grace period."""
+"""Seconds for which List must lack a pod until it is gone: after a forced deletion its containers run for the rest of their
+grace period."""
 _LATEST: Final = 2.0**32
-"""Unix seconds that every calendar can show."""
+"""The largest Unix time that every calendar can show."""
 MOST_EARLIER: Final = 8
-"""Earlier holders of one device that are kept by name; of more only that there are some."""
+"""Most earlier holders of one device that are kept by name."""
 
 
 class MismatchKind(Enum):
@@ -71,9 +73,9 @@ class Finding(Struct, frozen=True):
 
 
 class Earlier(Struct, frozen=True):
-    """A holder of a device before a kubelet's start: its known names (``View.names_of``), and when they were last read.
+    """A holder of a device before a kubelet's start: its known names (``View.names_of``), and when they were read last.
 
-    ``names`` is empty if the device had just been given and no look had shown the holder. ``at`` is in Unix seconds.
+    ``names`` is empty if the device had just been given and no look had shown its holder. ``at`` is in Unix seconds.
     """
 
     names: tuple[str, ...]
@@ -81,60 +83,60 @@ class Earlier(Struct, frozen=True):
 
     @property
     def pods(self) -> frozenset[str]:
-        """Its pod, by each of its names: ``namespace/pod``, or the pod's UID."""
+        """The holder's pod, by each of its names: ``namespace/pod``, or the pod's UID."""
         return frozenset(name.rpartition("/")[0] for name in self.names)
 
     @property
     def words(self) -> str:
-        """Its name for a person."""
+        """The holder's name for people."""
         if self.names:
             return f"{self.names[0]!r:.160}"
-        at = min(max(self.at, 0.0), _LATEST)  # A damaged state file may say any.
+        at = min(max(self.at, 0.0), _LATEST)  # A damaged state file may have any number.
         return f"a pod that was given it at {time.strftime('%H:%M:%S', time.gmtime(at))} UTC"
 
 
 class Drift(Struct, frozen=True):
-    """The state of one resource between two looks, and the differences of the last one."""
+    """What is known of one resource after a look, and the differences that it found."""
 
     resource: str
     forgotten: Mapping[str, tuple[Earlier, ...]] = field(default_factory=dict)
-    """The holders that the kubelet forgot, by device ID; kept until the node's next boot."""
+    """The holders that the kubelet forgot, by device ID; kept until the node reboots."""
     _differs: tuple[Finding, ...] = ()
-    """The differences of the last look, without the forgotten devices."""
+    """The differences that the last look found, except forgotten devices."""
     _listed: frozenset[str] | None = None
-    """None: no list was sent yet, so nothing is compared."""
+    """The devices of the list; None: no list was sent, so nothing is compared."""
     _unwell: frozenset[str] = frozenset()
     """The unhealthy devices of the list."""
     _ill: Mapping[str, float] = field(default_factory=dict)
-    """When a device was last listed as unhealthy."""
+    """When each device was last listed as unhealthy."""
     _to_record: float = 0.0
-    """When the kubelet last got something to record: a list with other healthy devices, or its first list."""
+    """When the kubelet last got something to record: its first list, or one with other healthy devices."""
     _seen: View | None = None
-    """The last look that showed the holders."""
+    """The last look that found holders."""
     _seen_at: float = 0.0
     """When that look began (Unix seconds)."""
     _given: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Devices that this kubelet's Allocate gave and no look could show yet, and when (monotonic and Unix seconds)."""
+    """Devices that this kubelet's Allocate gave and no look can have shown yet, and when (monotonic and Unix seconds)."""
     _before: Mapping[str, Earlier] = field(default_factory=dict)
     """The holders before the kubelet's start, until its own records were seen."""
     _older: frozenset[str] = frozenset()
-    """Those that an earlier kubelet's start had left in question: that kubelet ended before its records were seen."""
+    """Devices of ``_before`` that were already in question when the earlier kubelet ended."""
     _started: float = 0.0
     _since: float = 0.0
     """When the kubelet's socket was created (Unix seconds); 0: unknown."""
     _named: frozenset[str] = frozenset()
-    """The pods in question that this kubelet's List has named."""
+    """The pods in question that a List of this kubelet named."""
     _absent: Mapping[str, float] = field(default_factory=dict)
     """The pods in question that its List should name and doesn't, and since when."""
 
     # Events.
 
     def listed(self, devices: Sequence[Device], now: float) -> Drift:
-        """Note the list, as it is sent; the first one before the first look."""
+        """Note a list that is being sent. The first list comes before the first look."""
         listed = frozenset(device.id for device in devices)
         unwell = frozenset(device.id for device in devices if device.health is not Health.HEALTHY)
         ill = {known: since for known, since in self._ill.items() if known in listed and now - since < ILL_FOR}
-        # Also those that were unwell until now: it counts from here.
+        # Also for devices that were unhealthy until now.
         ill |= dict.fromkeys((unwell | self._unwell) & listed, now)
         return replace(
             self,
@@ -145,11 +147,12 @@ class Drift(Struct, frozen=True):
         )
 
     def restarted(self, now: float, since: float = math.inf) -> Drift:
-        """Note a new kubelet: devices that were held at the last look, or given since, should be in its records.
+        """Note a new kubelet: its records should have the devices that were held at the last look, or given since.
 
         Args:
             now: monotonic seconds.
-            since: when its socket was created, in Unix seconds (infinite: unknown). Later looks show this kubelet's own records.
+            since: when its socket was created, in Unix seconds (infinite: unknown). Later looks show this kubelet's own
+                records.
         """
         seen, held = self._seen, {}
         if seen is not None and self._since <= self._seen_at < since:
@@ -177,7 +180,7 @@ class Drift(Struct, frozen=True):
     def is_in(self, written: Mapping[str, str], *, older: bool) -> bool:
         """Return True if a checkpoint names a holder from before the kubelet's start, whose device was not given since.
 
-        ``older``: of the holders from before an earlier kubelet's start, which were in question since.
+        ``older``: consider only the holders that were already in question when the earlier kubelet ended.
         """
         return any(
             _may_be(one, written[device_id])
@@ -186,9 +189,10 @@ class Drift(Struct, frozen=True):
         )
 
     def found(self, written: Mapping[str, str], *, older: bool) -> Drift:
-        """Note the whole checkpoint that the kubelet found at its start: a holder that it lacks has ended, or never ran.
+        """Note the checkpoint that the kubelet found at its start: a holder that it lacks has ended, or never ran.
 
-        A container starts only after the checkpoint that names it was written. It says nothing of the ``older`` ones, unless it names one.
+        A container starts only after the checkpoint that names it was written. The ``older`` holders stay in question, unless
+        it names one.
         """
         left = self._left_in_question(older=older)
         before = {
@@ -199,7 +203,7 @@ class Drift(Struct, frozen=True):
         return replace(self, _before={**before, **left}, _older=frozenset(left))
 
     def kept(self, *, older: bool) -> Drift:
-        """Note that the kubelet continues its predecessor's records: a holder that they lack now has ended. ``older`` as in ``found``."""
+        """Note that the kubelet kept its predecessor's records: a holder that they lack now has ended. ``older`` as in ``found``."""
         left = self._left_in_question(older=older)
         return replace(self, _before=left, _older=frozenset(left))
 
@@ -207,30 +211,32 @@ class Drift(Struct, frozen=True):
         return {} if older else {one: self._before[one] for one in self._before.keys() & self._older}
 
     def recalled(self, forgotten: Mapping[str, tuple[Earlier, ...]], before: Mapping[str, Earlier]) -> Drift:
-        """Take over another process's knowledge: forgotten holders, and those from before the running kubelet's start."""
+        """Take over what another process knew: forgotten holders, and holders from before the running kubelet's start."""
         ours = {**self._before}
         for one in before.keys() & ours.keys():
-            if ours[one].names and not _are_named(ours[one].names):  # A UID alone, as no later List names its pod.
+            if ours[one].names and not _are_named(
+                ours[one].names
+            ):  # It has only a UID, because no later List names its pod.
                 ours[one] = replace(ours[one], names=(*before[one].names, *ours[one].names))
         return replace(self, forgotten=dict(forgotten), _before={**before, **ours})
 
     def allocated(self, device_ids: Iterable[str], now: float, unix: float) -> Drift:
-        """Note an answered Allocate: a container holds these from now on, whatever the last look showed."""
+        """Note an answered Allocate: a container holds these devices, whatever the last look showed."""
         return replace(self, _given={**self._given, **dict.fromkeys(device_ids, (now, unix))})
 
     def look(self, view: View, now: float, unix: float = 0.0, *, ours: bool = True) -> Drift:
-        """Compare what was seen of the kubelet's records with ours.
+        """Compare the kubelet's records with ours.
 
         Args:
-            view: the kubelet's records, seen while it served our list.
+            view: the kubelet's records, read while it had our list.
             now: when the look began.
-            unix: the same by the wall clock.
-            ours: True if the kubelet's list is this gateway's. Another gateway's list is not compared.
+            unix: the same in Unix seconds.
+            ours: True if the kubelet has this gateway's list. Another gateway's list is not compared.
         """
         return self._with_pods(view, now)._judged(view, now, unix, ours=ours)  # noqa: SLF001 - it is one of us
 
     def forget(self, device_id: str) -> Drift:
-        """Note that an operator has cleared a device: only holders that the kubelet knows use it."""
+        """Note that an operator cleared a device: only holders that the kubelet knows use it."""
         return replace(
             self,
             forgotten={known: about for known, about in self.forgotten.items() if known != device_id},
@@ -241,7 +247,7 @@ class Drift(Struct, frozen=True):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The differences, one finding of each kind."""
+        """The differences, one finding per kind."""
         if not self.forgotten:
             return self._differs
         holders = self._seen.holders(self.resource) if self._seen is not None else {}
@@ -262,7 +268,7 @@ class Drift(Struct, frozen=True):
 
     @property
     def in_question(self) -> AbstractSet[str]:
-        """The devices held before the kubelet's start, until its own records have shown if they still are."""
+        """The devices that were held before the kubelet's start, until its own records show if they still are."""
         return self._before.keys()
 
     @property
@@ -276,7 +282,7 @@ class Drift(Struct, frozen=True):
 
     @property
     def earlier(self) -> dict[str, str]:
-        """The pods of earlier kubelets that may still use a device, in words, by device ID."""
+        """The earlier kubelet's pods that may still use a device, for people, by device ID."""
         return {
             **{device_id: one.words for device_id, one in self._before.items()},
             **{device_id: _who(earlier) for device_id, earlier in self.forgotten.items()},
@@ -287,7 +293,7 @@ class Drift(Struct, frozen=True):
         bad = self._unwell.union(
             *(finding.device_ids for finding in self._differs if finding.kind is MismatchKind.SURPLUS)
         )
-        # Until its records are seen, a kubelet may have forgotten any of those before its start: what it knows of it doesn't offer.
+        # Until the kubelet's records are seen, it may have forgotten any device that was held before its start.
         forgotten = (self.forgotten.keys() | self._before.keys()) - bad
         ill = {device_id for device_id, since in self._ill.items() if now - since < ILL_FOR} - forgotten - bad
         return (*sorted(ill), *sorted(forgotten), *sorted(bad))
@@ -328,25 +334,25 @@ class Drift(Struct, frozen=True):
     def _compared_with_before(
         self, view: View, now: float
     ) -> tuple[Mapping[str, Earlier], Mapping[str, tuple[Earlier, ...]]]:
-        """Return the holders from before its start that are still in question, and those that the kubelet has forgotten."""
-        # Without the checkpoint a List says too little: after a start it has no pod that the kubelet hasn't heard of yet.
+        """Return the holders from before the kubelet's start that are still in question, and the holders that it forgot."""
+        # Both the checkpoint and List are needed: after a start, List lacks pods that the kubelet hasn't heard of yet.
         if not self._before or view.held is None or view.remembered is None:
             return self._before, self.forgotten
         left, forgotten = {}, dict(self.forgotten)
         settled = now - self._started >= WRITTEN_AFTER
         holders = view.holders(self.resource)
         for device_id, earlier in self._before.items():
-            # The kubelet remembers a device that is held and was not given since the start: the holder at our last look has
-            # ended.
+            # The kubelet remembers a device that is held and was not given since its start. Then the holder that our last look
+            # found has ended.
             if device_id in holders and (device_id not in self._given or self._is_held_by(device_id, earlier, view)):
                 if not settled:
                     left[device_id] = earlier
-            # A pod that has ended, if it stays absent.
+            # The pod has ended if it stays absent.
             elif earlier.pods & self._absent.keys():
                 if not self._is_gone(earlier, view, now):
                     left[device_id] = earlier
             elif device_id in self._given and device_id not in holders:
-                left[device_id] = earlier  # It isn't recorded yet.
+                left[device_id] = earlier  # The kubelet hasn't recorded it yet.
             else:
                 forgotten[device_id] = _and(forgotten.get(device_id, ()), earlier)
         return left, forgotten
@@ -361,7 +367,7 @@ class Drift(Struct, frozen=True):
         """Return True if the records name an earlier holder's pod for a device (a pod has several containers)."""
         names = view.names_of(self.resource, device_id)
         if _are_named(names) and _are_named(earlier.names):
-            names = names[:1]  # The checkpoint may be older than List.
+            names = names[:1]  # List is newer than the checkpoint.
         return any(name.rpartition("/")[0] in earlier.pods for name in names)
 
     def _is_gone(self, earlier: Earlier, view: View, now: float) -> bool:
@@ -415,32 +421,32 @@ _WORDS: Mapping[MismatchKind, str] = {
 
 
 def _heard(pods: AbstractSet[str]) -> bool:
-    """Return True if pods (``namespace/pod``) show that the kubelet has heard from the API server: not all can be static.
+    """Return True if pods (``namespace/pod``) show that the kubelet has heard from the API server: they can't all be static.
 
-    A static pod's name is ``<name>-<node's name>`` (applyDefaults in pkg/kubelet/config/common.go), so all static pods of a node have
-    the same last part. The API server's pods reach the device manager together, with the first answer.
+    A static pod's name is ``<name>-<node's name>`` (applyDefaults in pkg/kubelet/config/common.go), so all static pods of a
+    node have the same last part. The API server's pods reach the device manager together, with the first answer.
     """
     return len({pod.rpartition("/")[2].rpartition("-")[2] for pod in pods}) > 1
 
 
 def _are_named(names: Sequence[str]) -> bool:
-    """Return True if the first of a holder's names is List's (``namespace/pod/container``)."""
+    """Return True if the first of a holder's names comes from List (``namespace/pod/container``)."""
     return bool(names) and names[0].count("/") > 1
 
 
 def _may_be(one: Earlier, written: str) -> bool:
-    """Return True if a holder may be the one that a checkpoint names: by its UID, if that is known."""
+    """Return True if a holder may be the one that a checkpoint names. It is not if its UID is known and differs."""
     uids = [name for name in one.names if name.count("/") == 1]
     return written in uids or not uids
 
 
 def _with(one: Earlier, written: str) -> tuple[str, ...]:
-    """Return a holder's names with the one of a checkpoint, and without names of another holder."""
+    """Return a holder's names with the checkpoint's name; only that one if it is another holder."""
     return tuple(dict.fromkeys((*one.names, written))) if _may_be(one, written) else (written,)
 
 
 def _and(earlier: tuple[Earlier, ...], one: Earlier) -> tuple[Earlier, ...]:
-    """Return the earlier holders with one more, the latest last; it replaces an entry of the same pod."""
+    """Return the earlier holders with one more, the latest last. It replaces an entry of the same pod."""
     others = tuple(known for known in earlier if not known.pods & one.pods)
     return (*others, one) if len(others) < MOST_EARLIER else (*others[: MOST_EARLIER - 1], Earlier((), one.at))
 
@@ -451,9 +457,9 @@ def _who(earlier: Sequence[Earlier]) -> str:
 
 
 def steer(request: PreferredRequest, avoid: Sequence[str]) -> PreferredRequest:
-    """Return the request without the devices to avoid, as far as enough others are available.
+    """Return the request without the devices to avoid, if enough others are available.
 
-    ``avoid`` has the least bad ones first; they fill up the request. ``must_include`` stays.
+    If not, the first of ``avoid``, which are the least bad, fill it up. ``must_include`` stays.
     """
     if not avoid:
         return request

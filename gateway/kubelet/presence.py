@@ -1,4 +1,4 @@
-"""Whether a kubelet listens on the socket directory, and since when."""
+"""Keep track of whether a kubelet listens, and since when."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Presence:
 
     def __init__(self, socket: Path) -> None:
         self.since: float | None = None
-        """When it was found (monotonic seconds); None: no kubelet listens."""
+        """When the kubelet was found (monotonic seconds); None: no kubelet listens."""
         self.kubelet: KubeletId | None = None
-        """The last kubelet that was found, also if it is gone."""
+        """The last kubelet that was found, also if it has ended."""
         self.socket = socket
         self._waiting_since = time.monotonic()
         self._reminder: asyncio.TimerHandle | None = None
@@ -39,20 +39,20 @@ class Presence:
         return listens(self.socket)
 
     def found(self, *, anew: bool) -> None:
-        """Note that it listens; ``anew``: it is another one than before."""
+        """Note that a kubelet listens; ``anew``: another one than before."""
         self.close()
         if anew or self.since is None:
             self.since = time.monotonic()
 
     def check(self) -> None:
-        """Note that it is gone, if it no longer accepts connections."""
+        """Note that the kubelet has ended, if it no longer accepts connections."""
         if self.since is not None and not listens(self.socket):
             self.since = None
             _log.warning("the kubelet is gone", socket=str(self.socket))
             self._wait()
 
     def wait(self, **told: Any) -> None:
-        """Log that the gateway waits for a kubelet, and again each minute."""
+        """Log that the gateway waits for a kubelet, and again every minute."""
         _log.info(
             WAITING,
             socket=str(self.socket),

@@ -1,11 +1,11 @@
-"""Read the kubelet's own records: its checkpoint and its pod-resources API.
+"""Read the kubelet's records: its checkpoint and its pod-resources API.
 
-``holds`` finds a registration that only seems to be in force. Kubelets 1.25 to 1.36 can keep a live stream on an endpoint that they
-have stopped: after the next list allocatable looks right, but every Allocate fails (run on 1.32.13). The stream can't show that, and
-the kubelet's records can.
+``holds`` finds registrations that only seem to be in force. Kubelets 1.25 to 1.36 can keep a live stream on an endpoint that
+they have stopped: after the next list, allocatable looks right, but every Allocate fails (run on 1.32.13). Only the records
+show that.
 
-``look`` returns who holds which device. If neither source can be read (a socket that isn't mounted, a file that is being written), it
-returns None for what is unknown. Every look is bounded in time and size, and none raises.
+``look`` returns who holds which device. If a source can't be read (a socket that isn't mounted, a file that is being written),
+the unknown parts are None. Every look is bounded in time and size, and none raises.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     Holders = Mapping[str, Mapping[str, str]]
 
 SEND_AGAIN_S = 30.0
-"""Seconds until a list is sent again for the same names: an init container's devices stay in the checkpoint with good reason."""
+"""Seconds until a list is sent again for the same names: the checkpoint keeps an init container's devices with good reason."""
 _DEADLINE = 2.0
-"""Seconds for all calls to the kubelet in one look, and as many for its file."""
+"""Most seconds for all calls to the kubelet in one look, and again as many for its file."""
 _NOTED = 0.1
-"""Seconds from the answer to an Allocate until the kubelet has noted it, also on a busy node."""
+"""Seconds after the answer to an Allocate until the kubelet has noted it, also on a busy node."""
 _SHOWN_DEADLINE = 1.0
-"""Seconds for a look that decides which gateway serves."""
+"""Most seconds for a look that decides which gateway serves."""
 _READS, _READ_AGAIN = 10, 0.02
-"""How often a checkpoint that is being written is read, and the seconds in between: the kubelet may wait for a processor."""
+"""How often a checkpoint that is being written is read, and the seconds between: the kubelet may wait for a processor."""
 _JUST_WRITTEN_NS = 1_000_000_000
 _OPTIONS = (
-    # What the kubelet's own clients receive at most; 10 000 devices in their longest form are 1.5 MiB.
+    # The limit of the kubelet's own clients. 10,000 devices in their longest form are 1.5 MiB.
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -58,7 +58,7 @@ Source: TypeAlias = Literal["pod-resources", "checkpoint", "none"]
 
 
 class FileId(Struct, frozen=True):
-    """One version of the checkpoint: its inode, and when it was written (Unix nanoseconds)."""
+    """One version of the checkpoint file: its inode, and when it was written (Unix nanoseconds)."""
 
     inode: int
     written_ns: int
@@ -68,7 +68,7 @@ _NO_FILE = FileId(0, 0)
 
 
 class Record(Struct, frozen=True):
-    """One checkpoint: who holds what, which devices were healthy (None: kubelet 1.8 doesn't write that), and which file it is."""
+    """The content of one checkpoint: the holders, the healthy devices (None: kubelet 1.8 doesn't write them), and the file's version."""
 
     written: Holders
     registered: Mapping[str, frozenset[str]] | None
@@ -76,17 +76,16 @@ class Record(Struct, frozen=True):
 
 
 class View(Struct, frozen=True):
-    """The result of one look; None for what is unknown. Holders are texts, by resource name and device ID."""
+    """The result of one look; None for what is unknown. A holder is a text, by resource name and device ID."""
 
     held: Holders | None = None
-    """What containers hold: from List (``namespace/pod/container``), without List from the checkpoint (``pod UID/container``)."""
+    """The holders that List names (``namespace/pod/container``). Without List, those of the checkpoint (``pod UID/container``)."""
     remembered: Holders | None = None
-    """What the checkpoint names and List doesn't; None if the checkpoint can't be read.
-
-    If both name a device, List wins: it is current, and has the pod's name. But List leaves out more than ended pods: init
-    containers in every version (what they hold beyond their pod's other containers is not free until the pod ends), and after a
-    kubelet's start every pod that it hasn't heard of. The checkpoint has those, and pods that ended long ago: a kubelet frees late and
-    writes later. So these devices may be held."""
+    """The holders that the checkpoint names and List doesn't; None if the checkpoint can't be read. They may hold their
+    devices. If both name a device, List wins: it is newer, and has the pod's name. But List also leaves out init containers
+    (what they hold beyond their pod's other containers is free only when the pod ends), and after a kubelet's start every pod
+    that it hasn't heard of. The checkpoint has those, but also pods that ended long ago, because a kubelet frees late and
+    writes later."""
     allocatable: Mapping[str, frozenset[str]] | None = None
     """The device IDs that the kubelet knows as healthy, held or not."""
     source: Source = "none"
@@ -94,16 +93,16 @@ class View(Struct, frozen=True):
     pods: frozenset[str] | None = None
     """The pods that List named (``namespace/pod``), with or without devices; None without List."""
     written: Holders | None = None
-    """All that the checkpoint names."""
+    """All holders that the checkpoint names."""
     registered: Mapping[str, frozenset[str]] | None = None
     """The device IDs that were healthy when the checkpoint was written; None if it can't be read, or is of kubelet 1.8."""
     file: FileId | None = None
-    """Which file the checkpoint was; None if it can't be read."""
+    """The version of the checkpoint file; None if it can't be read."""
     unwritten: bool = False
     """True if there is neither a List nor a checkpoint: kubelet 1.8 writes one only when a container starts."""
 
     def names_of(self, resource: str, device_id: str) -> tuple[str, ...]:
-        """Return the names of the containers that hold, or may hold, a device, List's first."""
+        """Return the names of the containers that hold, or may hold, a device. List's name comes first."""
         found = ((records or {}).get(resource, {}).get(device_id) for records in (self.held, self.written))
         return tuple(dict.fromkeys(name for name in found if name is not None))
 
@@ -112,9 +111,9 @@ class View(Struct, frozen=True):
         return {**(self.remembered or {}).get(resource, {}), **(self.held or {}).get(resource, {})}
 
     def named_as(self, listed: View | None) -> View:
-        """Return the view with the names of the last List, if only the checkpoint can be read, as far as it has not changed.
+        """If only the checkpoint could be read, return the view with the names of the last List for holders that have not changed.
 
-        The checkpoint has only UIDs of pods, by which no later List shows that a pod is gone, and it names pods that have ended.
+        The checkpoint has only UIDs, by which no later List shows that a pod is gone, and it names pods that have ended.
         """
         if listed is None or listed.written is None or self.written is None or self.source != "checkpoint":
             return self
@@ -128,10 +127,10 @@ class View(Struct, frozen=True):
 
 
 class OpenAllocates:
-    """The open Allocates: enter it for each call. ``begins`` is called first, and cancels a look in progress.
+    """Counts open Allocates: enter it for each call. ``begins`` is called first, and cancels a look in progress.
 
-    GetPreferredAllocation counts also: after its answer a kubelet sets aside what it will give. Until the kubelet has noted the answer
-    to Allocate, List could make it forget that, if another pod has ended (UpdateAllocatedDevices; 1.15 and later).
+    GetPreferredAllocation also counts: after its answer a kubelet sets aside what it will give. Until the kubelet has noted the
+    answer to Allocate, List may make it forget that, if another pod has ended (UpdateAllocatedDevices; 1.15 and later).
     """
 
     def __init__(self, begins: Callable[[], None]) -> None:
@@ -140,7 +139,7 @@ class OpenAllocates:
         self._none.set()
         self.open = 0
         self._ended = -math.inf
-        """When the last one was answered (monotonic seconds)."""
+        """When the last call was answered (monotonic seconds)."""
 
     def __enter__(self) -> None:
         self.open += 1
@@ -154,11 +153,11 @@ class OpenAllocates:
             self._none.set()
 
     def lately(self) -> bool:
-        """Return True if one is open, or was until a moment ago: the kubelet may not have noted the answer."""
+        """Return True if a call is open, or was answered a moment ago: the kubelet may not have noted the answer."""
         return self.open > 0 or time.monotonic() < self._ended + _NOTED
 
     async def over(self) -> None:
-        """Wait until the kubelet has noted the answers to all of them."""
+        """Wait until the kubelet has noted the answers to all calls."""
         while self.lately():
             await self._none.wait()
             await asyncio.sleep(max(self._ended + _NOTED - time.monotonic(), 0))
@@ -167,7 +166,8 @@ class OpenAllocates:
 async def look(pod_resources: Path, checkpoint_file: Path, *, lists: bool = True) -> View:
     """Read the kubelet's pod-resources API and its checkpoint.
 
-    The API is v1, or v1alpha1 on kubelets before 1.20. List makes a kubelet free what ended pods held; it is called only with ``lists``.
+    The API is v1, or v1alpha1 on kubelets before 1.20. List makes a kubelet free what ended pods held, so it is called only if
+    ``lists``.
     """
     written: Holders | None = None
     registered: Mapping[str, frozenset[str]] | None = None
@@ -202,7 +202,7 @@ async def look(pod_resources: Path, checkpoint_file: Path, *, lists: bool = True
 
 
 async def held_by(pod_resources: Path, pods: Iterable[str]) -> Holders | None:
-    """Return what some pods (``namespace/pod``) hold, by Get, which changes nothing in a kubelet; None without an answer."""
+    """Return what these pods (``namespace/pod``) hold, by Get, which changes nothing in a kubelet; None without an answer."""
     found: dict[str, dict[str, str]] = {}
     with contextlib.suppress(TimeoutError, MalformedError, rpc.CallError):
         async with asyncio.timeout(_SHOWN_DEADLINE), _channel(pod_resources) as channel:
@@ -223,10 +223,10 @@ async def held(pod_resources: Path) -> Holders | None:
 
 
 async def holds(socket: Path, resource: str, devices: Sequence[Device], patience: float = 0.5) -> bool | None:
-    """Return True if the kubelet behind ``socket`` has exactly the healthy ones of ``devices`` as allocatable.
+    """Return True if the kubelet has exactly the healthy devices of ``devices`` as allocatable.
 
-    A kubelet needs a while to record a list, so a difference must last for ``patience`` seconds. None: the kubelet did not answer (it
-    is older than 1.23, or its socket can't be reached).
+    A kubelet takes a while to record a list, so a difference counts only after ``patience`` seconds. None: the kubelet did not
+    answer (it is older than 1.23, or its socket can't be reached).
     """
     expected = frozenset(device.id for device in devices if device.health is Health.HEALTHY)
     if not listens(socket):
@@ -286,7 +286,7 @@ async def _allocatable(channel: rpc.Channel) -> dict[str, frozenset[str]] | None
 
 
 def _too_often(error: BaseException) -> bool:
-    """Return True if a kubelet limits the rate (1.27 and later: 100 requests a second from all its clients)."""
+    """Return True if the kubelet refused because of its rate limit (1.27 and later: 100 requests a second for all clients)."""
     return isinstance(error, rpc.CallError) and "rate limit" in error.details
 
 
@@ -308,11 +308,13 @@ async def _ask(channel: rpc.Channel, method: str, decode: Callable[[bytes], _Fou
             reraise=True,
         )
         answer = await retrying(ask)
-    return await asyncio.to_thread(_alone, decode, answer)  # 10 000 devices take 15 ms, which an Allocate would wait
+    return await asyncio.to_thread(
+        _alone, decode, answer
+    )  # In a thread: 10,000 devices take 15 ms, in which an Allocate would wait.
 
 
 def _alone(decode: Callable[[bytes], _Found], data: bytes) -> _Found:
-    """Decode in a thread, one answer at a time: one that nobody waits for any more would run next to the following."""
+    """Decode in a thread, one answer at a time. Otherwise an abandoned decoding would run next to the next one."""
     if not _decoding.acquire(timeout=_DEADLINE):
         raise MalformedError(f"the answer before was not decoded within {_DEADLINE:g} s")
     try:
@@ -322,7 +324,7 @@ def _alone(decode: Callable[[bytes], _Found], data: bytes) -> _Found:
 
 
 def _checkpoint(path: Path) -> tuple[checkpoint.Checkpoint | None, FileId]:
-    """Return the checkpoint, and which file it is; None if it can't be read, or is a pipe.
+    """Return the checkpoint and its file's version; None if it can't be read, or is a pipe.
 
     Kubelets 1.8 and 1.9 write it in place, so a checkpoint that was just written and can't be decoded is read again.
     """
@@ -337,7 +339,7 @@ def _checkpoint(path: Path) -> tuple[checkpoint.Checkpoint | None, FileId]:
 
 
 def raw(path: Path) -> tuple[bytes, FileId]:
-    """Return a checkpoint's bytes, and which file it is; no bytes if it can't be read."""
+    """Return a checkpoint's bytes and its file's version; no bytes if it can't be read."""
     content, file_id = b"", _NO_FILE
     with contextlib.suppress(OSError), open(path, "rb", opener=_opener) as file:
         file_id = _id_of(os.fstat(file.fileno()))
@@ -346,14 +348,14 @@ def raw(path: Path) -> tuple[bytes, FileId]:
 
 
 def decoded(content: bytes, file: FileId) -> Record | None:
-    """Return the checkpoint of these bytes; None if they are none. Call it in a thread."""
+    """Decode a checkpoint's bytes; None if they are malformed. Call it in a thread."""
     with contextlib.suppress(MalformedError):
         return _record(_alone(checkpoint.read, content), file)
     return None
 
 
 def file_id(path: Path) -> FileId:
-    """Return which checkpoint is there now."""
+    """Return the version of the checkpoint that is there now."""
     with contextlib.suppress(OSError):
         return _id_of(path.lstat())
     return _NO_FILE
@@ -372,12 +374,12 @@ def _is_missing(path: Path) -> bool:
 
 
 def _opener(path: str, flags: int) -> int:
-    """Open a file safely as root: follow no link, and don't wait for a pipe."""
+    """Open a file as root, without following a link or waiting for a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def read_record(path: Path) -> Record | None:
-    """Return the current checkpoint; None if it can't be read. Call it in a thread: a disk may be slow."""
+    """Read the current checkpoint; None if it can't be read. Call it in a thread, because a disk may be slow."""
     found, file = _checkpoint(path)
     return None if found is None else _record(found, file)
 
@@ -385,18 +387,19 @@ def read_record(path: Path) -> Record | None:
 def _record(found: checkpoint.Checkpoint, file: FileId) -> Record:
     holders: dict[str, dict[str, str]] = {}
     for held in found.held:
-        holder = f"{held.pod_uid}/{held.container}"  # One text for all that it holds.
+        holder = f"{held.pod_uid}/{held.container}"  # One text for all devices of a container.
         for device_id in held.device_ids:
             holders.setdefault(held.resource, {}).setdefault(device_id, holder)
     return Record(holders, found.registered or None, file)
 
 
 class Outdated:
-    """Decides when to make a kubelet write its checkpoint again: it names pods that have ended, and their GPUs would wait for ever.
+    """Decides when to make a kubelet write its checkpoint again, because it names pods that have ended and so keeps their GPUs.
 
-    From 1.15 on pod-resources List makes a kubelet free what ended pods held; its checkpoint is written with the next Allocate, or
-    with the next list of devices. If all GPUs wait for pods that only the checkpoint names, there is no Allocate. Then a list is sent
-    once more (run on 1.37.1): when other pods came or went, and every ``SEND_AGAIN_S``.
+    From 1.15 on, List makes a kubelet free what ended pods held, but its checkpoint is written only with the next Allocate or
+    list of
+    devices. If all GPUs wait for pods that only the checkpoint names, no Allocate comes. Then a list is sent once more (run on
+    1.37.1): when the pods or the checkpoint's names changed, and every ``SEND_AGAIN_S``.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Which kubelet serves a socket directory, and which directory that is: by inode and time of making, because names come back."""
+"""Identify kubelets and socket directories by inode and creation time, because a new one has the old one's name."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHECKPOINT = "kubelet_internal_checkpoint"
-"""Its name in the socket directory (kubelet 1.8 and later)."""
+"""The checkpoint's name in the socket directory (kubelet 1.8 and later)."""
 KUBELET_SOCKET = "kubelet.sock"
 SocketId: TypeAlias = tuple[int, int, int]
-"""The device, the inode and the time of making (ns) of a socket."""
+"""The device, the inode and the creation time (ns) of a socket."""
 
 
 class KubeletId(Struct, frozen=True):
     """One creation of kubelet.sock.
 
-    A new socket may get the old inode number, so that the time of its creation belongs to it: nothing modifies a socket
-    afterwards, and a change of its mode, owner, label or links is another time.
+    A new socket may get the old inode number, so the creation time is part of the identity. Nothing changes a socket's mtime
+    afterwards: a new mode, owner, label or link changes only ctime.
     """
 
     device: int
@@ -30,16 +30,16 @@ class KubeletId(Struct, frozen=True):
 
 
 def kubelet_id(path: Path) -> KubeletId | None:
-    """Return the identity of kubelet.sock; None if there is no socket of that name."""
+    """Return the identity of kubelet.sock; None if no socket has that name."""
     found = socket_id(path)
     return None if found is None else KubeletId(*found)
 
 
 def socket_id(path: Path) -> SocketId | None:
-    """Return the identity of a socket, by which a later one of the same name differs; None if there is no socket.
+    """Return the identity of a socket, which differs from a later socket's of the same name; None if there is no socket.
 
-    The kernel may reuse an inode's number at once, so the time of its creation is part of it. A chmod, a link or another SELinux label
-    changes ctime, but not that time.
+    The kernel may reuse an inode number at once, so the creation time is part of it. A chmod, a link or another SELinux label
+    changes only ctime.
     """
     try:
         found = path.stat(follow_symlinks=False)
@@ -49,7 +49,7 @@ def socket_id(path: Path) -> SocketId | None:
 
 
 def folder_id(folder: Path) -> tuple[int, int, bool] | None:
-    """Return the identity of a folder, and whether it is deleted (``is_pinned``); None if there is no folder."""
+    """Return the identity of a folder, and True if it was deleted (see ``is_pinned``); None if there is no folder."""
     try:
         found = folder.stat()
     except OSError:
@@ -58,6 +58,6 @@ def folder_id(folder: Path) -> tuple[int, int, bool] | None:
 
 
 def is_pinned(folder: Path) -> bool:
-    """Return True if the folder was deleted while a mount of ours holds it: it can't come back in a container."""
+    """Return True if the folder was deleted but our mount still shows it. A container can't see its successor."""
     found = folder_id(folder)
     return found is not None and found[2]

@@ -1,6 +1,6 @@
-"""Where the API server is, whom to trust and who to be: as a pod is told, or as a kubeconfig says.
+"""How to reach the API server: its address, its CA, and our credentials, as in a pod or by a kubeconfig.
 
-What is in a file is read again when it is needed: tokens are renewed, and so are certificates.
+Files are read again when they are needed, because tokens and certificates are renewed.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _HOST: Final = "KUBERNETES_SERVICE_HOST"
 _PORT: Final = "KUBERNETES_SERVICE_PORT"
 _MOST: Final = 1024 * 1024
-"""Bytes of a file that is read."""
+"""Most bytes of a file."""
 
 
 class AccessError(Exception):
-    """There is no way to the API server. The message says what was looked for, what came and what to do."""
+    """The API server can't be configured. The message says what is wrong and what to do."""
 
 
 class Access(Struct, frozen=True):
-    """How to reach an API server. A path is a file that is read again, bytes are what would be in it."""
+    """How to reach an API server. A path is a file that is read again; bytes are the content itself."""
 
     host: str
     port: int
     ca: Path | bytes
     base: str = ""
-    """What the paths of the API begin with."""
+    """The prefix of the API's paths."""
     server_name: str = ""
     """The name in the server's certificate; empty: the host."""
     token: Path | bytes = b""
@@ -46,10 +46,10 @@ class Access(Struct, frozen=True):
     key: Path | bytes = b""
 
     def authorization(self) -> str:
-        """Return the header's value of now; empty where the certificate says who we are.
+        """Return the current authorization header; empty if a client certificate is used.
 
         Raises:
-            AccessError: there is no token to be read.
+            AccessError: the token can't be read.
         """
         token = _content(self.token).strip()
         if not token:
@@ -62,7 +62,7 @@ class Access(Struct, frozen=True):
 
 
 class Trust:
-    """The TLS context of an access, made anew when one of its files changed."""
+    """The TLS context of an access. It is made again when a file changed."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -70,10 +70,10 @@ class Trust:
         self._context: ssl.SSLContext
 
     def context(self) -> ssl.SSLContext:
-        """Return the context to connect with now.
+        """Return the context for a connection now.
 
         Raises:
-            AccessError: a file can't be read, or isn't what it should be.
+            AccessError: a file can't be read or is invalid.
         """
         access = self._access
         found = tuple(_content(one) for one in (access.ca, access.certificate, access.key))
@@ -83,10 +83,10 @@ class Trust:
 
 
 def in_cluster(environ: Mapping[str, str] = os.environ, folder: Path = SERVICE_ACCOUNT) -> Access:
-    """Read how a pod reaches its API server.
+    """Return how a pod reaches its API server.
 
     Raises:
-        AccessError: this is no pod, or one without a service account's token.
+        AccessError: this process is not in a pod, or the pod has no service account token.
     """
     host, port = environ.get(_HOST, ""), environ.get(_PORT, "")
     if not host or not port.isdecimal():
@@ -146,10 +146,10 @@ class _Kubeconfig(Struct, rename={"current": "current-context"}):
 
 
 def kubeconfig(path: Path) -> Access:
-    """Read the current context of a kubeconfig: a token, a token's file or a client certificate; no programs that make one.
+    """Read the current context of a kubeconfig: a token, a token file or a client certificate, but no credential programs.
 
     Raises:
-        AccessError: it can't be read, or isn't one that can be used.
+        AccessError: it can't be read or used.
     """
     from gateway.configuration import document  # noqa: PLC0415 - a pod needs no YAML
 
@@ -163,7 +163,7 @@ def kubeconfig(path: Path) -> Access:
     except StopIteration:
         raise AccessError(f"{path}: current-context names no context with a cluster and a user. Correct it") from None
     except (msgspec.ValidationError, ValueError) as error:
-        # What YAML's errors quote may be the token.
+        # YAML's errors may quote the token.
         why = str(error) if isinstance(error, msgspec.ValidationError) else type(error).__name__
         raise AccessError(f"{path}: not a kubeconfig ({why}). Name another file") from None
     if at.scheme != "https" or not host or cluster.insecure_skip_tls_verify:
@@ -195,7 +195,7 @@ def kubeconfig(path: Path) -> Access:
 
 
 def find(kubeconfig_path: Path | None) -> Access:
-    """Take the kubeconfig where one is named, else what a pod is told.
+    """Use the kubeconfig if one is named, else the pod's environment.
 
     Raises:
         AccessError: as ``kubeconfig`` and ``in_cluster`` do.
@@ -218,7 +218,9 @@ def _content(source: Path | bytes) -> bytes:
 def _tls(ca: bytes, certificate: bytes, key: bytes) -> ssl.SSLContext:
     # Not create_default_context: from Python 3.13 on it refuses CAs without an Authority Key Identifier, which clusters have.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # As Go does: what is in the bundle is trusted, root or not.
+    context.verify_flags |= (
+        ssl.VERIFY_X509_PARTIAL_CHAIN
+    )  # As Go does: every certificate in the bundle is trusted, root or not.
     try:
         context.load_verify_locations(cadata=ca.decode())
         if certificate:
@@ -229,7 +231,7 @@ def _tls(ca: bytes, certificate: bytes, key: bytes) -> ssl.SSLContext:
 
 
 def _load_chain(context: ssl.SSLContext, pem: bytes) -> None:
-    """Load a certificate and its key, which OpenSSL wants to have in a file: one in memory that nobody else sees."""
+    """Load a certificate and its key. OpenSSL needs a file, so they go into one in memory."""
     with os.fdopen(os.memfd_create("client", os.MFD_CLOEXEC), "wb") as file:
         file.write(pem)
         file.flush()

@@ -1,4 +1,4 @@
-"""How many devices the scheduler may give by name: said to the API server at once, because the kubelet says it up to 10 s late."""
+"""Set the node's allocatable devices at the API server at once, because the kubelet does so up to 10 s late."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ if TYPE_CHECKING:
     from gateway.kubernetes.node import NodeObject
 
 SETTLE: Final = 0.5
-"""Seconds from when a lowered allocatable is seen at the API server until devices are withheld: what the scheduler gave away before it
-saw that still gets them."""
+"""Seconds after the API server shows a lower number until devices are withheld, because the scheduler may not have seen it yet."""
 LOOK: Final = 0.05
-"""Seconds between two looks whether it is seen, and until it is asked again whether those pods were admitted: twice as long each time, as a
-fleet asks so at once."""
+"""Seconds between two checks of that, doubled each time, because all nodes of a fleet may check at once."""
 PATIENCE: Final = 5.0
-"""Seconds for which that is waited for."""
+"""Most seconds for these checks."""
 TELLS: Final = 10.0
-"""Seconds after which the kubelet has told the API server by itself which devices there are."""
+"""Seconds after which the kubelet has reported its devices to the API server itself."""
 HEARD: Final = 0.15
-"""Seconds until a kubelet has heard of a number that was just told, and at most for which it is told meanwhile."""
+"""Seconds until a kubelet has seen a new number, and the most seconds for which a number is set for it."""
 LEAVES: Final = 6.0
-"""Seconds for which a leader puts off to yield, so that nobody comes by name meanwhile, or was given to the node before."""
+"""Seconds for which a leader delays its yielding, so that no pod that asks by name is bound or admitted meanwhile."""
 _log = structlog.get_logger()
 
 
@@ -42,8 +40,8 @@ class Allocatable:
     Args:
         api: the API server.
         node: the node's path there.
-        arriving: asks whether pods were given to the node for some of these resources that its kubelet hasn't admitted yet.
-        counted: asks how many devices of a resource the kubelet counts for pods on the node; 0 if none of them has a claim for it.
+        arriving: returns True if pods that ask for some of these resources are bound to the node and not admitted yet.
+        counted: returns how many devices of a resource the kubelet counts for pods; 0 if none of the pods has a claim for it.
     """
 
     def __init__(
@@ -55,33 +53,34 @@ class Allocatable:
     ) -> None:
         self._api, self._path, self._arriving, self._counted = api, f"{node}/status", arriving, counted
         self._lowers: Collection[str] = ()
-        """The resources of which a lower number was told that the scheduler may not have heard of."""
+        """The resources with a lower number that the scheduler may not have seen yet."""
         self._told_at = 0.0
         self.turn = asyncio.Lock()
-        """To be held from when the table is looked at until it was told, or changed."""
+        """Held from a read of the table of sides until the number was set."""
         self._backoff = Backoff()
         self._own: NodeObject | None = None
-        """The node as the API server shows it."""
+        """The node, as the API server shows it."""
         self.came: float | None = None
-        """Since when (monotonic seconds) devices came or went without the scheduler being told what the kubelet has now."""
+        """Since when (monotonic seconds) devices have changed without the API server showing it."""
 
     async def tell(self, counts: Mapping[str, int]) -> None:
-        """Say how many there are, by resource.
+        """Set how many devices there are, by resource.
 
         Raises:
-            KubernetesError: it can't be said.
+            KubernetesError: it failed.
         """
         body = {"status": {"allocatable": {name: str(count) for name, count in counts.items()}}}
         await self._api.patch(self._path, body, Patch.MERGE)
 
     async def lower(self, stay: Mapping[str, Collection[str]]) -> None:
-        """Say so of those that stay, before others are withheld. The kubelet does within 10 s, and pods that come meanwhile fail (run).
+        """Set the number of the devices that stay, before others are withheld.
 
-        Returns when the scheduler has heard of it and the kubelet has admitted who came before; after ``PATIENCE`` in any case. A kubelet that
-        tells of its devices meanwhile writes over what was told: then it is told again.
+        The kubelet would do so within 10 s, and pods that are bound meanwhile fail (run). Returns when the scheduler has seen
+        it and the kubelet has admitted earlier pods, at the latest after ``PATIENCE``. If the kubelet overwrites the number
+        meanwhile, it is set again.
 
         Raises:
-            KubernetesError: it can't be said, or not be known who comes.
+            KubernetesError: it failed, or the pods can't be read.
         """
         counts = {name: len(ids) for name, ids in stay.items()}
         self._lowers = counts.keys()
@@ -108,10 +107,11 @@ class Allocatable:
         _log.info("pods that were given to the node may find no device", waited_s=PATIENCE)
 
     async def let_in(self, resource: str) -> None:
-        """Wait, before a pod is given a device, until the kubelet would admit it though a lower number was told.
+        """Before a pod is given a device, wait until the kubelet would admit it although a lower number was set.
 
-        The pod was bound before the scheduler had heard of that. The kubelet checks it against the API server's number once Allocate is
-        answered, so it is told for a moment what the kubelet counts: the scheduler binds no more by that.
+        The pod was bound before the scheduler saw that number. The kubelet checks it against the API server's number once
+        Allocate is answered. So the number that the kubelet counts is set for a moment; it lets the scheduler bind no further
+        pods.
         """
         if resource in self._lowers:
             with contextlib.suppress(KubernetesError, TimeoutError):
@@ -122,7 +122,7 @@ class Allocatable:
                         await asyncio.sleep(HEARD)
 
     async def leave(self, stay: Mapping[str, Collection[str]]) -> None:
-        """Say that there are none, for the moment in which no gateway is registered: who comes then by name fails. Nothing is told after it."""
+        """Set the number to 0 while no gateway is registered, because pods that ask by name would fail then. No other number is set afterwards."""
         if any(stay.values()):
             with contextlib.suppress(KubernetesError, TimeoutError):
                 async with asyncio.timeout(LEAVES):
@@ -132,8 +132,8 @@ class Allocatable:
     async def admitted(self, stay: Collection[str], seconds: float) -> None:
         """Wait until the kubelet has admitted the pods that are bound to the node and ask for these resources; at most so many seconds.
 
-        The kubelet counts pods that have DRA's GPUs by name against the allocatable of the API server. If that is lowered first, the
-        kubelet fails the others (``OutOfnvidia.com/gpu``, run on 1.37).
+        The kubelet counts pods that have DRA's GPUs by name against the API server's allocatable. If that is lowered first, the
+        kubelet fails the other pods (``OutOfnvidia.com/gpu``, run on 1.37).
         """
         with contextlib.suppress(KubernetesError, TimeoutError):
             async with asyncio.timeout(seconds):
@@ -147,11 +147,11 @@ class Allocatable:
         return own is not None and any(ready.allocatable(own, name) > count for name, count in counts.items())
 
     def heard(self, own: NodeObject) -> None:
-        """Take note of what the API server shows of the node."""
+        """Note the node, as the API server shows it."""
         self._own = own
 
     async def hold_back(self, stay: Mapping[str, Collection[str]]) -> None:
-        """Say so of those that stay where more is shown: a kubelet that starts tells of all that it is to admit its pods with."""
+        """Set the number of the devices that stay if the API server shows more: a starting kubelet reports all devices for its admissions."""
         async with self.turn:
             counts = {name: len(ids) for name, ids in stay.items()}
             if self._shows_more(counts) and self._backoff.due(counts, time.monotonic()):
@@ -161,7 +161,7 @@ class Allocatable:
                     _log.info("pods may still come for GPUs that go to DRA", reason=str(error))
 
     async def catch_up(self, last: Look | None, stays: Callable[[], Mapping[str, Collection[str]]]) -> None:
-        """Tell of what came as soon as the kubelet says that it would give it away: what the list has for pods, and nothing else."""
+        """Set the number again as soon as the kubelet would give new devices: those of the list for pods, and no others."""
         if (came := self.came) is None:
             return
         async with self.turn:

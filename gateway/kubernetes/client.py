@@ -1,7 +1,7 @@
-"""The API server's client: a request and its answer, bounded in bytes and time, and the errors that Kubernetes names.
+"""A client of the API server, bounded in bytes and time.
 
-A connection is kept for half a minute for the next request. Nothing is tried again here but what an idle connection's end
-made fail: who asks knows whether it is still wanted. ``watch`` has the requests that don't end.
+A connection is kept for half a minute for the next request. Only a request that failed because an idle connection ended is
+tried again here; other retries are the caller's. ``watch`` has the requests that don't end.
 """
 
 from __future__ import annotations
@@ -28,34 +28,35 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""An object or a patch; a JSON patch is a list."""
+"""An object or a patch. A JSON patch is a list."""
 
 SECONDS: Final = 10.0
-"""How long a request may take, its connection and its whole answer with it."""
+"""Most seconds for a request, with its connection and its whole answer."""
 CONNECT: Final = 3.0
-"""How long a connection may take of that."""
+"""Most seconds of that for the connection."""
 MOST: Final = 4 * 1024 * 1024
-"""Bytes of an answer, or of one event of a watch: an object has at most 1.5 MiB (etcd). A page of a list that has more is asked for in smaller ones."""
+"""Most bytes of an answer, or of one event of a watch. An object has at most 1.5 MiB (etcd). If a page of a list is larger,
+smaller pages are asked for."""
 PAGE: Final = 100
-"""Objects of one page of a list."""
+"""Objects in one page of a list."""
 PAGES: Final = 2_000
-"""Pages of a list: what has more isn't read to its end, but refused. So is what has more to keep than the next two say."""
+"""Most pages of a list. A list with more is refused, and so is one that exceeds the next two limits."""
 MOST_OBJECTS: Final = 20_000
 MOST_IN_ALL: Final = 64 * 1024 * 1024
-"""Bytes of the objects of a list."""
+"""Most bytes of the objects of a list."""
 MOST_PARTS: Final = 50_000
-"""Objects and lists within one object, and a quarter of the quotation marks: a ResourceSlice has 10 000, and to decode so many takes
-the event loop some 0.03 s. A thread would not help, because msgspec lets nobody else in meanwhile."""
+"""Most objects and lists within one object, and a quarter of its quotation marks: a ResourceSlice has 10,000, and to decode
+them takes the event loop some 0.03 s. A thread would not help, because msgspec holds the interpreter's lock."""
 _TEXT: Final = re.compile(rb'"[^"]*"')
 AT_ONCE: Final = 8
-"""Requests under way; the next one waits. Watches aren't counted."""
+"""Requests at once, without watches; the next one waits."""
 _KEEP: Final = 30.0
 _MOST_OF_AN_ERROR: Final = 400
 _MOST_OF_A_REASON: Final = 80
 
 
 class Patch(Enum):
-    """How a patch is meant; the value is its content type."""
+    """The kind of a patch. The value is its content type."""
 
     MERGE = "application/merge-patch+json"
     STRATEGIC = "application/strategic-merge-patch+json"
@@ -64,10 +65,10 @@ class Patch(Enum):
 
 
 class KubernetesError(Exception):
-    """A request that did not do what it should.
+    """A request failed.
 
-    ``status`` is the answer's HTTP status, 0 where there was none. ``reason`` is Kubernetes' word for it (``Conflict``,
-    ``Expired``), ``retry_after`` the seconds for which the server wants to be left alone. ``away`` says that it was not reached.
+    ``status`` is the HTTP status of the answer, 0 without one. ``reason`` is Kubernetes' word for it (``Conflict``,
+    ``Expired``). ``retry_after`` are the seconds that the server asks to wait. ``away``: the server was not reached.
     """
 
     def __init__(
@@ -80,12 +81,12 @@ class KubernetesError(Exception):
 
     @property
     def is_missing(self) -> bool:
-        """Whether there is no such object. A server without the API, or a proxy, says 404 without that word."""
+        """True if the object doesn't exist. A server without the API, or a proxy, answers 404 without that reason."""
         return (self.status, self.reason) == (404, "NotFound")
 
     @property
     def is_astray(self) -> bool:
-        """Whether there is nothing at all at such a path: the server may have another version of the API by now."""
+        """True if the path doesn't exist: the server may have another version of the API now."""
         return self.status == 404 and not self.is_missing
 
 
@@ -105,12 +106,12 @@ class _Page(Struct):
 
 
 class Client:
-    """A client of one API server. Belongs to an event loop; several may use it at once.
+    """A client of one API server. It belongs to one event loop; several tasks may use it at once.
 
     Args:
-        access: where the server is and who we are.
-        manager: the field manager that our writes are owned by.
-        version: what the server's logs call us, behind the manager's name.
+        access: the server's address and our credentials.
+        manager: the field manager of our writes.
+        version: our version for the server's logs, after the manager's name.
     """
 
     def __init__(self, access: Access, *, manager: str, version: str = "") -> None:
@@ -122,7 +123,7 @@ class Client:
         self._turn = asyncio.Semaphore(AT_ONCE)
 
     def close(self) -> None:
-        """End the connection that is kept. What is under way ends with its task."""
+        """Close the kept connection. Requests in flight end with their tasks."""
         if self._forget is not None:
             self._forget.cancel()
             self._forget = None
@@ -131,10 +132,10 @@ class Client:
             self._idle = None
 
     async def get(self, path: str, kind: type[T], *, seconds: float = SECONDS) -> T:
-        """Get one object; ``kind`` is a msgspec type with what is wanted of it (or ``dict[str, Any]``).
+        """Get one object; ``kind`` is a msgspec type with the fields to read (or ``dict[str, Any]``).
 
         Raises:
-            KubernetesError: as every method here: no answer, one that says no, or one that isn't what was asked for.
+            KubernetesError: as every method here: there was no answer, an error, or an unexpected answer.
         """
         return decoded(await self._ask("GET", path, seconds=seconds), kind, f"GET {path}")
 
@@ -147,9 +148,9 @@ class Client:
         seconds: float = SECONDS,
         keep: Callable[[T], bool] = lambda _: True,
     ) -> tuple[list[T], str]:
-        """Get all objects, page by page, and the resource version from which on a watch goes; ``seconds`` is for each page.
+        """Get all objects, page by page, and the resource version for a watch; ``seconds`` is for each page.
 
-        Those that ``keep`` doesn't want are left out as they come, and don't count.
+        Objects that ``keep`` rejects are dropped at once, and don't count.
         """
         found: list[T] = []
         what, read = f"GET {path}", 0
@@ -170,7 +171,7 @@ class Client:
                     found.append(one)
                     read += len(item)
                 await asyncio.sleep(0)
-            if len(found) > MOST_OBJECTS:  # Not every server keeps to the limit.
+            if len(found) > MOST_OBJECTS:  # Not every server respects the limit.
                 break
             if read > MOST_IN_ALL:
                 raise KubernetesError(what, 0, f"the list is too long. Allowed: {MOST_IN_ALL} bytes")
@@ -185,7 +186,7 @@ class Client:
         await self._ask("POST", target(path, query), body, "application/json", seconds=SECONDS)
 
     async def review(self, path: str, body: Mapping[str, Any], kind: type[T], *, seconds: float = SECONDS) -> T:
-        """Post what the server answers and doesn't keep, such as an access review."""
+        """Post a review, which the server answers and doesn't store."""
         return decoded(await self._ask("POST", path, body, "application/json", seconds=seconds), kind, f"POST {path}")
 
     async def patch(self, path: str, body: Body, how: Patch) -> None:
@@ -193,16 +194,16 @@ class Client:
         await self._ask("PATCH", target(path, {"fieldManager": self._manager}), body, how.value, seconds=SECONDS)
 
     async def apply(self, path: str, body: Body, kind: type[T], *, dry_run: bool = False) -> T:
-        """Make an object what ``body`` says of it (server-side apply, by force); return it as the server has it then.
+        """Make an object what ``body`` says (server-side apply, by force); return it as the server has it then.
 
-        With ``dry_run`` the server changes nothing, and says what it would have.
+        With ``dry_run`` the server changes nothing, and returns the result that it would have.
         """
         query = {"fieldManager": self._manager, "force": "true"} | ({"dryRun": "All"} if dry_run else {})
         text = await self._ask("PATCH", target(path, query), body, Patch.APPLY.value, seconds=SECONDS)
         return decoded(text, kind, f"PATCH {path}")
 
     async def delete(self, path: str) -> bool:
-        """Delete an object; False where there was none, which only a server that has the API knows."""
+        """Delete an object; return False if it didn't exist."""
         try:
             await self._ask("DELETE", path, seconds=SECONDS)
         except KubernetesError as error:
@@ -213,7 +214,7 @@ class Client:
 
     @asynccontextmanager
     async def stream(self, path: str, *, seconds: float = SECONDS) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-        """Open an answer that goes on, for ``watch``; ``seconds`` are for its head. Its body is not bounded here."""
+        """Open a request whose answer goes on, for ``watch``; ``seconds`` is for its head. The body is not limited here."""
         connection = None
         try:
             async with _within(seconds, f"GET {path}"):
@@ -236,7 +237,7 @@ class Client:
         what = f"{method} {path}"
         try:
             async with _within(seconds, what), self._turn:
-                # What was created a moment ago must not be created again because an old connection broke.
+                # An object that was created a moment ago must not be created again because an old connection broke.
                 if method != "POST" and (kept := self._take_kept()) is not None:
                     try:
                         return await self._exchange(kept, method, path, content, kind)
@@ -298,27 +299,27 @@ class Client:
 
 
 def authority(host: str, port: int) -> str:
-    """Spell who is asked, as HTTP wants it (RFC 9112, section 3.2)."""
+    """Return the host as HTTP writes it (RFC 9112, section 3.2)."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def target(path: str, query: Mapping[str, str]) -> str:
-    """Put a path and its query together."""
+    """Return a path with its query."""
     return f"{path}?{urlencode(query)}" if query else path
 
 
 def selector(fields: str) -> dict[str, str]:
-    """Give the query that selects objects."""
+    """Return the query that selects objects."""
     return {"fieldSelector": fields} if fields else {}
 
 
 def decoded(text: bytes, kind: type[T], what: str) -> T:
-    """Read the JSON of one object as ``kind``.
+    """Decode the JSON of one object as ``kind``.
 
     Raises:
-        KubernetesError: it is something else, or holds more than any object.
+        KubernetesError: it is something else, or larger than any object.
     """
-    if _has_more(text):  # Or a text does, and anybody may annotate a pod or a claim.
+    if _has_more(text):  # A text may also contain them, and any user may annotate a pod or a claim.
         bare = text.replace(rb"\\", b"").replace(rb"\"", b"")
         if bare.count(b'"') > 4 * MOST_PARTS or _has_more(_TEXT.sub(b"", bare)):
             raise KubernetesError(what, 0, f"an object has too many parts. Allowed: {MOST_PARTS}")
@@ -360,7 +361,7 @@ def _unanswered(what: str, error: Exception) -> KubernetesError:
 
 
 def _refusal(what: str, answer: h11.Response, text: bytes) -> KubernetesError:
-    """Make the error of an answer that says no; it is Kubernetes' ``Status``, or what a proxy before it says."""
+    """Return the error of a refusal: Kubernetes' ``Status``, or the answer of a proxy."""
     try:
         status = msgspec.json.decode(text, type=_Status)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

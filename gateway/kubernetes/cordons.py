@@ -1,4 +1,4 @@
-"""Cordons by an annotation of the own node, for operators who have no shell there. It counts as long as it is there."""
+"""Cordons by an annotation of the node, for operators without a shell there. They last as long as they are in the annotation."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 ANNOTATION: Final = orders.CORDON_ANNOTATION
 _REASON: Final = f"by the node's annotation {ANNOTATION}"
 LOOK: Final = 2.0
-"""Seconds between two looks whether this gateway leads by now, and has what the annotation wants."""
+"""Seconds between two checks if this gateway leads, and has the cordons of the annotation."""
 _log = structlog.get_logger()
 
 
 class AnnotatedCordons:
-    """Keeps the cordons that the annotation names, beside those of commands; without the API server, those that it named last."""
+    """Keeps the cordons that the annotation names, in addition to those of commands. Without the API server, the last known ones stay."""
 
     def __init__(self, gateway: Subject) -> None:
         self._gateway = gateway
         self._wanted: frozenset[str] | None = None
-        """The IDs; None until the API server told."""
+        """The IDs in the annotation; None: unknown yet."""
         self._wrong = ""
         self._news = asyncio.Event()
 
     def take(self, own: NodeObject) -> None:
-        """Take note of what the own node's annotation names."""
+        """Note what the node's annotation names."""
         names = [name.strip() for name in own.metadata.annotations.get(ANNOTATION, "").split(",")]
         try:
             ids = frozenset(
@@ -48,7 +48,7 @@ class AnnotatedCordons:
         self._news.set()
 
     async def follow(self) -> None:
-        """Follow it, for ever."""
+        """Follow the annotation. Never returns."""
         while True:
             if self._gateway.lead.leads and self._wanted is not None:
                 await self._settle(self._wanted)
@@ -72,12 +72,12 @@ class AnnotatedCordons:
         await gateway.holdings.scribe.durable()
 
     def _changes(self, wanted: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
-        """Return what is to be cordoned, and what no longer."""
+        """Return the IDs to cordon, and those to uncordon."""
         cordons = self._gateway.holdings.ledger.cordons
         return wanted - cordons.keys(), frozenset(one for one in cordons if cordons[one].annotated) - wanted
 
     def hindrances(self) -> list[Hindrance]:
-        """Say what of the annotation can't be followed."""
+        """Return what of the annotation can't be followed."""
         place, resources = self._gateway.source.place, self._gateway.resources.values()
         missing = [
             one

@@ -1,7 +1,7 @@
-"""Events on the node for what became of its devices: few, and each once. Pure, but for the queue's own state.
+"""Events of the node about its devices: few, and each once. Pure, except the queue's own state.
 
-A GPU that is shared, or one that flaps, makes one event and not hundreds: replicas count as their GPU, the same news of the
-same GPU is told again after ``AGAIN`` seconds at the soonest, and all together are bounded by ``BURST`` and ``EACH``.
+A shared or flapping GPU makes one event and not hundreds: replicas count as their GPU, the same event of a GPU is repeated
+after ``AGAIN`` seconds at the earliest, and all events together are limited by ``BURST`` and ``EACH``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from gateway.kubelet.drift import Finding
 
 PATH: Final = "/api/v1/namespaces/default/events"
-"""Where events of nodes are, which have no namespace."""
+"""The namespace of events about nodes, which have none."""
 AGAIN: Final = 300.0
 BURST: Final = 10
 EACH: Final = 60.0
-"""So many events at once, and one more each so many seconds."""
+"""So many events at once, and one more every so many seconds."""
 MOST: Final = 20
-"""How many wait while the API server is away: the newest."""
+"""Most events that wait while the API server is away. The newest are kept."""
 _REMEMBERED: Final = 1000
 _LONGEST: Final = 1024
 _ILL: Final = frozenset({State.UNHEALTHY, State.LOST})
@@ -36,7 +36,7 @@ _COMPONENT: Final = "device-plugin-gateway"
 
 
 class News(Struct, frozen=True):
-    """What an event tells, of which GPU (or other subject), when (unix seconds)."""
+    """The content of an event: its GPU or other subject, and when it happened (Unix seconds)."""
 
     reason: str
     subject: str
@@ -46,12 +46,12 @@ class News(Struct, frozen=True):
 
 
 def of_devices(resource: str, before: Mapping[str, Entry], after: Mapping[str, Entry], now: float) -> Iterator[News]:
-    """Tell what became of a resource's devices between two lists, once for each GPU."""
+    """Return the events of a resource's devices between two lists, one per GPU."""
     told: set[tuple[str, str]] = set()
     gpus: Mapping[str, Entry] = {}
     for device_id, entry in after.items():
         was, subject = before.get(device_id), unshared(device_id)
-        if was is None:  # An edit of the configuration may have given its GPU another ID meanwhile.
+        if was is None:  # An edit of the configuration may have changed its ID meanwhile.
             gpus = gpus or {unshared(one): earlier for one, earlier in before.items()}
             was = gpus.get(subject)
         state, old = entry.state, None if was is None else was.state
@@ -73,7 +73,7 @@ def of_devices(resource: str, before: Mapping[str, Entry], after: Mapping[str, E
 
 
 def of_findings(resource: str, before: Sequence[Finding], after: Sequence[Finding], now: float) -> Iterator[News]:
-    """Tell where the kubelet's records and the gateway's differ, and did not before."""
+    """Return the events of new differences between the kubelet's records and our lists."""
     known = {(one.kind, one.device_ids) for one in before}
     for one in after:
         if (one.kind, one.device_ids) not in known:
@@ -83,7 +83,7 @@ def of_findings(resource: str, before: Sequence[Finding], after: Sequence[Findin
 
 
 class Queue:
-    """The events that are to be told, of which too many are dropped and counted. Times are monotonic seconds."""
+    """Events that wait to be sent. If there are too many, some are dropped and counted. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self.waiting: deque[News] = deque(maxlen=MOST)
@@ -92,7 +92,7 @@ class Queue:
         self._told: dict[tuple[str, str], float] = {}
 
     def add(self, news: News, now: float) -> bool:
-        """Take an event, unless it was told of late, or there are too many."""
+        """Add an event, unless it was sent lately, or there are too many."""
         key = (news.reason, news.subject)
         self._tokens = min(float(BURST), self._tokens + (now - self._at) / EACH)
         self._at = now
@@ -109,7 +109,7 @@ class Queue:
 
 
 def body(news: News, node: str, token: str) -> Mapping[str, Any]:
-    """Make the event; ``token`` is the gateway's. The UID is the node's name, by which kubectl looks for events of nodes."""
+    """Return the event's object; ``token`` is the gateway's. Its UID is the node's name, by which kubectl finds events of nodes."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(news.at))
     return {
         "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""What a gateway does by the API server, each only where it was asked for; a failure in here is told, and begun again."""
+"""The optional features that use the API server. A feature that fails is logged, and started again."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from gateway.telling.subject import Subject
 
 AGAIN: Final = 10.0
-"""Seconds until what failed is begun again."""
+"""Seconds until a feature that failed is started again."""
 
 _log = structlog.get_logger()
 
 
 class Features:
-    """All of them, for one gateway.
+    """All of these features of one gateway.
 
-    ``label`` is the node's label that chooses the configuration file; None where none does. ``cordons`` follow what is heard of the node
-    here or by the DRA drivers.
+    ``label`` is the node's label that chooses the configuration file; None if no label does. ``cordons`` is also fed by the DRA
+    drivers.
     """
 
     def __init__(self, gateway: Subject) -> None:
@@ -37,7 +37,7 @@ class Features:
         self.cordons = AnnotatedCordons(gateway)
 
     async def run(self) -> None:
-        """Do what the settings ask for, for ever. Nothing in here ends the gateway."""
+        """Run the features that the settings ask for. Never returns, and never ends the gateway."""
         while True:
             try:
                 if not self._settings.asks_api_server:

@@ -1,6 +1,6 @@
-"""Keeps what the node says of its GPUs at the API server: a condition, a start-up taint that goes, events. By looking, now and then.
+"""Keeps the node's condition, its start-up taint and its events up to date at the API server. It checks now and then.
 
-Nothing here is urgent, and nothing waits for it: what can't be written now is written later, as it is then.
+Nothing here is urgent. A write that fails is made later, with the state of then.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from gateway.telling.subject import Subject
 
 LOOK: Final = 2.0
-"""Seconds between two looks at what the gateway knows."""
+"""Seconds between two checks."""
 _UNTELLABLE: Final = frozenset({400, 404, 409, 413, 422})
-"""What no later try would change."""
+"""Errors that no later try would change."""
 PATIENCE = 10.0
-"""Seconds for which a node that was ready may not be before that is said: a kubelet's restart is none of anybody's business."""
+"""Seconds for which a node may be unready until that is written: a kubelet's restart should not show."""
 
 _log = structlog.get_logger()
 
 
 class Keeper:
-    """The condition, the taint and the events of one gateway's node."""
+    """Keeps the condition, the taint and the events of one gateway's node."""
 
     def __init__(self, gateway: Subject, api: Client, own: OwnNode) -> None:
         self._gateway, self._api, self._own = gateway, api, own
@@ -52,11 +52,11 @@ class Keeper:
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._told_dropped = 0
         self._failed: dict[str, tuple[watch.Retries, str, float]] = {}
-        """Each step that failed: its retries, the last reason, and when it is due again (monotonic seconds)."""
+        """By failed step: its retries, the last reason, and when it is due again (monotonic seconds)."""
         self._wrote = False
 
     async def run(self) -> None:
-        """Keep them, for ever; each by itself: what one isn't allowed keeps no other."""
+        """Keep them up to date. Never returns. A step that isn't allowed doesn't affect the others."""
         changed = asyncio.Event()
         self._own.told.append(lambda _: changed.set())
         while True:
@@ -64,12 +64,12 @@ class Keeper:
             for step in self._steps():
                 await self._attempt(step)
             changed.clear()
-            if self._wrote:  # Somebody who undoes it at once is met with patience.
+            if self._wrote:  # Another client may undo it at once.
                 await asyncio.sleep(LOOK)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK):
                     await changed.wait()
-                    await asyncio.sleep(watch.FIRST)  # Several changes in a row are looked at once.
+                    await asyncio.sleep(watch.FIRST)  # Handle several changes in a row at once.
 
     def _steps(self) -> Iterator[Callable[[], Awaitable[None]]]:
         if self._settings.node_events:
@@ -107,7 +107,7 @@ class Keeper:
         if any(one.withheld or ready.allocatable(own, one.name) < one.healthy for one in standings):
             self._gateway.holdings.beliefs.look_within(
                 LOOK
-            )  # The kubelet may be late, or another plugin may have the resource.
+            )  # The kubelet may be late, or another plugin may serve the resource.
         return ready.judge(standings, own, hindrance=self._hindrance(), was=was)
 
     async def _say_ready(self) -> None:
@@ -134,7 +134,7 @@ class Keeper:
             _log.info("start-up taint removed", key=key)
 
     def _counts(self, verdict: NodeReadiness, *, was: bool) -> bool:
-        """Say whether the verdict is to be written: one that takes readiness away, once it has been so for a while."""
+        """Return True if the verdict should be written: unreadiness only after it has lasted for a while."""
         now = time.monotonic()
         if verdict.ready:
             self._unready_since = None
@@ -171,7 +171,7 @@ class Keeper:
                 self._entries.pop(name, None)
                 continue
             findings = tuple(self._gateway.holdings.beliefs.findings(name))
-            if (before := self._entries.get(name)) is not None:  # What is so at the start is no news.
+            if (before := self._entries.get(name)) is not None:  # The state at the start is no event.
                 for news in events.of_devices(name, before, entries, unix):
                     self._queue.add(news, now)
                 for news in events.of_findings(name, self._findings.get(name, ()), findings, unix):

@@ -1,4 +1,4 @@
-"""The own node at the API server: one watch, for all that goes by it."""
+"""The node's own object at the API server: one watch for all features that need it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NODES: Final = "/api/v1/nodes"
 
 
 class NodeMetadata(Struct, frozen=True):
-    """Of a node."""
+    """The metadata of a node."""
 
     name: str = ""
     uid: str = ""
@@ -34,7 +34,7 @@ class NodeMetadata(Struct, frozen=True):
 
 
 class Taint(Struct, frozen=True, omit_defaults=True):
-    """A taint, whole: what a patch of the list leaves out would be gone."""
+    """A taint with all its fields: a patch of the list would drop those that it lacks."""
 
     key: str
     effect: str
@@ -52,19 +52,19 @@ class Condition(Struct, frozen=True):
 
 
 class NodeSpec(Struct, frozen=True):
-    """Of a node."""
+    """The spec of a node."""
 
     taints: tuple[Taint, ...] = ()
 
 
 class NodeInfo(Struct, frozen=True):
-    """Of a node: its kubelet's version, such as v1.37.1."""
+    """The nodeInfo of a node: its kubelet's version, such as v1.37.1."""
 
     kubelet: str = field(default="", name="kubeletVersion")
 
 
 class NodeConditions(Struct, frozen=True):
-    """Of a node."""
+    """The status of a node."""
 
     allocatable: dict[str, str] = field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
@@ -72,7 +72,7 @@ class NodeConditions(Struct, frozen=True):
 
 
 class NodeObject(Struct, frozen=True):
-    """What is wanted of a node."""
+    """The fields of a node that are read."""
 
     metadata: NodeMetadata
     spec: NodeSpec = NodeSpec()
@@ -80,7 +80,7 @@ class NodeObject(Struct, frozen=True):
 
     @property
     def kubelet(self) -> int | None:
-        """The minor version of its kubelet, N of 1.N; None where it doesn't say."""
+        """The minor version N of its kubelet 1.N; None if unknown."""
         try:
             return minor_version(self.status.info.kubelet)
         except ValueError:
@@ -91,22 +91,22 @@ def client(settings: Settings) -> Client:
     """Make the client.
 
     Raises:
-        AccessError: there is no way to the API server.
+        AccessError: the API server can't be configured.
     """
     return Client(access.find(settings.kubeconfig), manager=MANAGER)
 
 
 def path(settings: Settings) -> str:
-    """Say where the own node is at the API server."""
+    """Return the node's path at the API server."""
     return f"{NODES}/{settings.node_name}"
 
 
 async def label(settings: Settings, name: str, seconds: float) -> str:
-    """Get the value of a label of the own node, empty where it has none; try again for so many seconds.
+    """Return the value of a label of the node, empty if it has none; try for so many seconds.
 
     Raises:
-        AccessError: there is no way to the API server.
-        KubernetesError: it didn't tell.
+        AccessError: the API server can't be configured.
+        KubernetesError: it didn't answer.
     """
     api, ends = client(settings), asyncio.get_running_loop().time() + seconds
     retries = watch.Retries()
@@ -124,10 +124,7 @@ async def label(settings: Settings, name: str, seconds: float) -> str:
 
 
 class OwnNode:
-    """The own node as the API server has it, and who is told of each change.
-
-    ``last`` is None until it is known; a node that was deleted stays as it was, because it comes again.
-    """
+    """Watches the node, and calls ``told`` with each change. ``last`` is None until the node is known; a deleted node stays as it was."""
 
     def __init__(self, api: Client, settings: Settings) -> None:
         self.watch = Watch(api, NODES, NodeObject, name=settings.node_name)
@@ -135,7 +132,7 @@ class OwnNode:
         self.told: list[Callable[[NodeObject], None]] = []
 
     async def run(self) -> None:
-        """Follow it, for ever."""
+        """Watch it. Never returns."""
         async with contextlib.aclosing(self.watch.changes()) as changes:
             async for change in changes:
                 if change.kind is not ChangeKind.DELETED and change.objects:

@@ -1,8 +1,8 @@
-"""Is the node ready for GPU pods, and what is to be written at the API server about it? Pure.
+"""Decide if the node is ready for GPU pods, and what to write about it to the API server. Pure.
 
-Ready means: each resource that has devices is registered, the kubelet's records have it, and the API server shows as many
-allocatable as are healthy. Autoscalers that wait for the condition, or for a start-up taint to go, add no second node for one
-that is nearly ready (NVIDIA/gpu-operator#2573, NVIDIA/k8s-device-plugin#1746).
+The node is ready if each resource with devices is registered, the kubelet's records have it, and the API server shows as many
+allocatable devices as are healthy. Autoscalers wait for the condition, or until the start-up taint goes, so they add no second
+node while this one is nearly ready (NVIDIA/gpu-operator#2573, NVIDIA/k8s-device-plugin#1746).
 """
 
 from __future__ import annotations
@@ -24,18 +24,15 @@ if TYPE_CHECKING:
 CONDITION: Final = "nvidia.com/GPUReady"
 """The condition's type."""
 READY: Final = "Ready"
-"""The reason of a node that is."""
+"""The reason of a ready node."""
 _LONGEST: Final = 1024
 _QUANTITY: Final = re.compile(r"(\d{1,15})(k|M)?", re.ASCII)
-"""A count of devices as a Kubernetes quantity in its canonical form: 2000 is ``2k``."""
+"""A count of devices as a canonical Kubernetes quantity: 2000 is ``2k``."""
 _FACTORS: Final = {None: 1, "k": 1000, "M": 1_000_000}
 
 
 class NodeResource(Struct, frozen=True):
-    """A resource: its devices, how many of them are healthy, and whether it is served.
-
-    ``withheld``: how many healthy devices the kubelet would not give by its own records.
-    """
+    """A resource: its devices, how many are healthy, and if it is served. ``withheld``: healthy devices that the kubelet would not give."""
 
     name: str
     devices: int
@@ -45,7 +42,7 @@ class NodeResource(Struct, frozen=True):
 
 
 class NodeReadiness(Struct, frozen=True):
-    """Whether the node is ready, and why: in a word, and in words for a person."""
+    """The verdict on the node: the reason in one word, and in a sentence for people."""
 
     reason: str
     message: str
@@ -57,14 +54,15 @@ class NodeReadiness(Struct, frozen=True):
 
 
 def judge(resources: Sequence[NodeResource], node: NodeObject, *, hindrance: str = "", was: bool) -> NodeReadiness:
-    """Decide, at one moment.
+    """Return the verdict at one moment.
 
     Args:
-        resources: all that the gateway has.
-        node: as the API server has it.
-        hindrance: what keeps a source from telling of its devices; empty: nothing.
-        was: whether the node was ready. The kubelet tells the API server of a change up to ten seconds late, so a node that was
-            ready stays so while some of a resource's devices are allocatable.
+        resources: all resources of the gateway.
+        node: the node, as the API server has it.
+        hindrance: why a source can't report its devices; empty: it can.
+        was: True if the node was ready. The kubelet reports a change up to ten seconds late, so a ready node stays ready while
+            some of a
+            resource's devices are allocatable.
     """
     there = [one for one in resources if one.devices]
     if hindrance:
@@ -103,18 +101,18 @@ def judge(resources: Sequence[NodeResource], node: NodeObject, *, hindrance: str
 
 
 def allocatable(node: NodeObject, resource: str) -> int:
-    """Say how many devices of a resource the API server shows as allocatable."""
+    """Return how many devices of a resource the API server shows as allocatable."""
     match = _QUANTITY.fullmatch(node.status.allocatable.get(resource, "0"))
     return int(match[1]) * _FACTORS[match[2]] if match else 0
 
 
 def current(node: NodeObject) -> Condition | None:
-    """Find our condition."""
+    """Return our condition."""
     return next((one for one in node.status.conditions if one.type == CONDITION), None)
 
 
 def condition(node: NodeObject, verdict: NodeReadiness, now: float) -> Mapping[str, Any] | None:
-    """Make the strategic merge patch of the node's status that says the verdict; None where it says so. ``now``: unix seconds."""
+    """Return the strategic merge patch of the node's status that sets our condition; None if it is set. ``now``: Unix seconds."""
     status, message = str(verdict.ready), printable(verdict.message)[:_LONGEST]
     before = current(node)
     if before is not None and (before.status, before.reason, before.message) == (status, verdict.reason, message):
@@ -127,7 +125,7 @@ def condition(node: NodeObject, verdict: NodeReadiness, now: float) -> Mapping[s
 
 
 def untaint(node: NodeObject, key: str) -> Sequence[Mapping[str, Any]]:
-    """Make the JSON patch that takes the taints of a key away, unless they are others by then; empty where there is none."""
+    """Return the JSON patch that removes the taints with a key, if they are unchanged; empty if there are none."""
     patch: list[Mapping[str, Any]] = []
     for index, taint in reversed(list(enumerate(node.spec.taints))):
         if taint.key == key:

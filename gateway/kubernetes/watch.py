@@ -1,7 +1,7 @@
-"""Watching objects: all there are, then each change, for ever, whatever becomes of the server meanwhile.
+"""Watch objects: first all of them, then each change, without end, also while the server is away.
 
-A watch goes on from the last resource version that it knows of (changes and bookmarks tell). Where the server has forgotten
-that one (410 Gone), or a change can't be read, all is listed anew. Who reads slowly slows the server down, nothing is piled up here.
+A watch continues from the last resource version that it knows. If the server no longer has that version (410 Gone), or a change
+can't be read, all objects are listed again. A slow reader slows the server down; nothing is queued here.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FIRST, AWAY, BUSY = 0.2, 3.0, 30.0
-"""Seconds until the next try: at first, at most where nobody answers (a server that returns is found soon), and at most where
-one answers with an error (it has enough to do)."""
+"""Seconds until the next try: at first, at most without an answer (a server that is back is found soon), and at most after an
+error answer."""
 OFTEN, SELDOM = 0.1, 2.0
-"""Seconds until the same is asked or said once more, at first and at most."""
+"""Seconds until the same request is made again, at first and at most."""
 LASTS = 300
-"""Seconds after which the server is to end a watch; another one goes on."""
+"""Seconds after which the server should end a watch; then another one starts."""
 LATE = 30
-"""Seconds that it has for that, before it is left."""
+"""Further seconds after which the watch is ended here."""
 HEAD = client.SECONDS
 """Seconds until a watch must have begun."""
 _GONE: Final = 410
@@ -42,17 +42,17 @@ _log = structlog.get_logger()
 
 
 class ChangeKind(Enum):
-    """What a change is."""
+    """The kind of a change."""
 
     WHOLE = "WHOLE"
-    """All objects that there are now; what isn't among them is gone."""
+    """All objects that exist now."""
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
     DELETED = "DELETED"
 
 
 class ObjectChange(Struct, Generic[T], frozen=True):
-    """One change: all objects for WHOLE, else one."""
+    """A change: all objects for WHOLE, else one."""
 
     kind: ChangeKind
     objects: tuple[T, ...]
@@ -78,9 +78,9 @@ class _Error(Struct):
 
 
 def pause(error: KubernetesError | None, failures: int, chance: float) -> float:
-    """Say how many seconds to wait after so many failures in a row; ``chance`` is from 0 to 1. Pure.
+    """Return how many seconds to wait after so many failures in a row; ``chance`` is from 0 to 1. Pure.
 
-    Whoever said when it wants to be asked again is asked a little later: not by all nodes at once.
+    If the server asks for a pause, the wait is a little longer, so that not all nodes come back at once.
     """
     if error is not None and error.retry_after:
         return min(error.retry_after, BUSY) * (1 + chance / 2)
@@ -90,7 +90,7 @@ def pause(error: KubernetesError | None, failures: int, chance: float) -> float:
 
 
 class Retries:
-    """How long to wait after each failure in a row. Failures while the server was away don't count once it answers again."""
+    """Counts failures in a row. Failures while the server was away don't count once it answers again."""
 
     def __init__(self) -> None:
         self._failures, self._away = 0, False
@@ -104,24 +104,24 @@ class Retries:
         return seconds
 
     def worked(self) -> None:
-        """Begin to count again."""
+        """Start to count again."""
         self._failures = 0
 
     @property
     def are_new(self) -> bool:
-        """Whether the last failure was the first in a row, or the first since the server went away or came back."""
+        """True if the last failure was the first in a row, or the first since the server went away or came back."""
         return self._failures == 1
 
 
 class Backoff:
-    """How often the same is asked or said again: half as often each time, down to once in ``SELDOM`` seconds. Pure."""
+    """Limits repetition: the same thing half as often each time, down to once in ``SELDOM`` seconds. Pure."""
 
     def __init__(self) -> None:
         self._about: object = None
         self._wait = self._at = 0.0
 
     def due(self, about: object, now: float) -> bool:
-        """Whether it is time (monotonic seconds); at once for something else than before."""
+        """Return True if it is time (monotonic seconds); always True for another thing than before."""
         if about != self._about:
             self._about, self._wait, self._at = about, OFTEN, now
         if now < self._at:
@@ -135,11 +135,11 @@ class Watch(Generic[T]):
 
     Args:
         api: the client.
-        path: the collection's path; empty where ``moved`` is to give it.
-        kind: a msgspec type with what is wanted of each object.
-        name: the one object; it is got by name, so that ``list`` isn't needed. Empty: all.
+        path: the collection's path; empty if ``moved`` returns it.
+        kind: a msgspec type with the fields to read.
+        name: the name of the one object, which is got by name, so that the right to list isn't needed. Empty: all objects.
         fields: a field selector.
-        moved: gives the collection's path anew, where the server has nothing there any more; may raise a ``KubernetesError``.
+        moved: returns the collection's new path if the old one no longer exists; may raise a ``KubernetesError``.
     """
 
     def __init__(
@@ -157,16 +157,16 @@ class Watch(Generic[T]):
         self._version = ""
         self._retries = Retries()
         self.trouble = "not asked yet"
-        """Why nothing is known of what happens now; empty while the watch goes on."""
+        """Why changes are unknown now; empty while the watch goes on."""
 
     async def changes(self) -> AsyncGenerator[ObjectChange[T], None]:
-        """Give all objects, and then each change; after a gap all of them again."""
+        """Yield all objects, then each change; after a gap all objects again."""
         error: KubernetesError | None = None
         while True:
             try:
                 if self._moved is not None and (not self._path or (error is not None and error.is_astray)):
                     self._path = await self._moved()
-                    self._version = ""  # Another version of the API spells objects in another way.
+                    self._version = ""  # Another version of the API has other fields.
                 error = None
                 if not self._version:
                     yield await self._everything()
@@ -193,7 +193,7 @@ class Watch(Generic[T]):
         return ObjectChange(ChangeKind.WHOLE, (client.decoded(bytes(text), self._kind, what),))
 
     async def _events(self) -> AsyncGenerator[ObjectChange[T], None]:
-        """Give changes until the server ends the watch."""
+        """Yield changes until the server ends the watch."""
         query = {
             "watch": "1",
             "allowWatchBookmarks": "true",
@@ -208,7 +208,7 @@ class Watch(Generic[T]):
                     try:
                         change = self._change(client.decoded(line, _Event, f"GET {self._path}"))
                     except KubernetesError as error:
-                        if not error.status:  # It can't be read. It would come again and again, or be left out.
+                        if not error.status:  # It can't be read. It would come again, or be left out.
                             self._version = ""
                         raise
                     self._retries.worked()
@@ -248,7 +248,7 @@ class Watch(Generic[T]):
 
 
 async def _lines(parts: AsyncGenerator[bytes, None], seconds: float) -> AsyncGenerator[bytes, None]:
-    """Cut what comes into lines, for so many seconds in all."""
+    """Yield the lines of an answer, for so many seconds in all."""
     rest, ends = bytearray(), asyncio.get_running_loop().time() + seconds
     while True:
         try:

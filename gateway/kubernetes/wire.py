@@ -1,6 +1,6 @@
-"""One HTTP/1.1 connection to the API server, in the event loop: no thread that a server which hangs could hold.
+"""One HTTP/1.1 connection to the API server, in the event loop, so that a server that hangs holds no thread.
 
-h11 reads what comes, so that lengths, chunks and halves of headers are judged by it; everything is bounded by who asks.
+h11 parses the answers, with their lengths, chunks and partial headers. Callers limit the bytes.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ if TYPE_CHECKING:
     from gateway.kubernetes.access import Access
 
 _READ: Final = 16 * 1024
-"""Bytes that are read at once: what comes in small pieces costs the event loop a few milliseconds at a time, and no more."""
+"""Bytes that are read at once. Larger pieces would hold up the event loop for more than a few milliseconds."""
 _PIECES: Final = 64
-"""How many pieces of what was read are taken in one turn of the event loop."""
+"""Pieces of data that are handled in one turn of the event loop."""
 _HINTS: Final = 8
-"""How many informational answers (1xx) may come before the answer."""
+"""Most informational answers (1xx) before the answer."""
 _ADDRESSES: Final = 4
-"""How many of a name's addresses are tried."""
+"""Most addresses of a name that are tried."""
 _KEEPALIVE: Final = (
     (socket.TCP_KEEPIDLE, 15),
     (socket.TCP_KEEPINTVL, 5),
     (socket.TCP_KEEPCNT, 3),
     (socket.TCP_USER_TIMEOUT, 30_000),
 )
-"""A server that is gone without a word is noticed within 30 s by the kernel, also by a watch on which nothing comes."""
+"""The kernel notices within 30 s that a server is gone, also on a watch without changes."""
 
 
 class NoAnswerError(Exception):
-    """What came was no whole answer."""
+    """The answer was incomplete or malformed."""
 
 
 class TooLongError(NoAnswerError):
-    """More came than an answer may have."""
+    """The answer was too long."""
 
 
 class ServerAwayError(NoAnswerError):
-    """Nobody was reached who could have been asked."""
+    """The server was not reached."""
 
 
 class Connection:
-    """A connection, for one request after the other. Whoever opened it closes it."""
+    """A connection for one request after another. The caller closes it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -62,7 +62,7 @@ class Connection:
         """Connect.
 
         Raises:
-            AwayError: there is nobody, or not who should be there.
+            AwayError: the server can't be reached, or isn't the right one.
         """
         problem: OSError | None = None
         for address in await _addresses(access.host):
@@ -86,7 +86,7 @@ class Connection:
         """Send a request, and wait for the head of its answer.
 
         Raises:
-            NoAnswerError: the connection ended, or what came is no HTTP.
+            NoAnswerError: the connection ended, or the answer is not HTTP.
         """
         try:
             self._send(h11.Request(method=method, target=target, headers=headers))
@@ -105,7 +105,7 @@ class Connection:
         raise NoAnswerError(f"no answer came, only {_HINTS} hints that one will come")
 
     async def body(self) -> AsyncGenerator[bytes, None]:
-        """Give the answer's body as it comes.
+        """Yield the answer's body as it comes.
 
         Raises:
             NoAnswerError: it ended too soon.
@@ -117,14 +117,14 @@ class Connection:
             raise NoAnswerError(f"the answer broke off: {error!r}") from error
 
     def ready_again(self) -> bool:
-        """Make it ready for the next request; False where there can be none."""
+        """Prepare it for the next request; return False if it can't have one."""
         if (self._http.our_state, self._http.their_state) != (h11.DONE, h11.DONE) or self._reader.at_eof():
             return False
         self._http.start_next_cycle()
         return True
 
     def close(self) -> None:
-        """End it at once."""
+        """Close it at once."""
         self._writer.transport.abort()
 
     def _send(self, event: h11.Event) -> None:
@@ -141,11 +141,11 @@ class Connection:
 
 
 _resolver: Final = ThreadPoolExecutor(1, thread_name_prefix="resolve")
-"""One thread of its own: a resolver that hangs must not hold those that write the gateway's memory."""
+"""A thread of its own, so that a resolver that hangs doesn't hold the threads that write the state file."""
 
 
 async def _addresses(host: str) -> Sequence[str]:
-    """Find a host's addresses; a pod is told one, a kubeconfig may have a name."""
+    """Return a host's addresses. A pod gets an address, a kubeconfig may have a name."""
     try:
         return [str(ipaddress.ip_address(host))]
     except ValueError:

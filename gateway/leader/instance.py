@@ -1,8 +1,8 @@
-"""One gateway's place on the node: a folder with its sockets, and a lock that says it lives.
+"""One gateway's folder on the node, with its sockets and a lock that shows that the gateway lives.
 
-Each gateway has a folder of its own below the socket directory, in which its servers are bound, once: no kubelet ever
-cleans a sub-folder (run on 1.8 to 1.37). The folder holds a file that its owner keeps locked as long as it lives; the
-kernel lets go of it however the owner ends, so a folder whose lock can be taken is nobody's and may be removed.
+Each gateway binds its servers once, in its own folder below the socket directory: no kubelet cleans a sub-folder (run on 1.8 to
+1.37). The gateway locks a file in its folder. The kernel frees the lock however the gateway ends, so a folder without a lock
+may be removed.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _BORN = re.compile(rb"[0-9]{1,20}\n")
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _POD = "pod-"
 _MOST_PODS = 16
-"""Pods of which it is remembered when they came."""
+"""Most pods whose arrival is remembered."""
 _MAX_PEERS = 512
-"""Folders that may be a gateway's: those of the dead are swept."""
+"""Most folders that are looked at. ``sweep`` removes those of dead gateways."""
 
 
 def socket_name(resource: str) -> str:
-    """Name a resource's socket within an instance's folder: the same for every gateway, short for any resource name."""
+    """Return the name of a resource's socket in a gateway's folder. It is short, and the same for every gateway."""
     from hashlib import sha256  # noqa: PLC0415 - half a MiB that commands need not pay
 
     return f"{sha256(resource.encode()).hexdigest()[:8]}.sock"
 
 
 def make_folder(folder: Path) -> str:
-    """Make the socket directory, if it alone is missing and has a kubelet's name for it; say why it can't be used ('' if it can).
+    """Make the socket directory if only it is missing and it has a kubelet's name for it. Return why it can't be used, '' if it can.
 
-    A service of the host may start before the node's first kubelet. Another name is a typing error, or that of a folder
-    which its kubelet makes: to a folder that we made of a typing error no kubelet would ever come.
+    A service of the host may start before the node's first kubelet. A folder with another name is not made: no kubelet would
+    use a folder that exists because of a typing error.
     """
     if folder.name == SOCKET_DIR.name:
         with contextlib.suppress(OSError):
@@ -67,22 +67,22 @@ def make_folder(folder: Path) -> str:
 
 
 def boot_ns() -> int:
-    """Read the boot clock (nanoseconds), which never jumps, and goes on while the machine sleeps."""
+    """Return the boot clock in nanoseconds. It never jumps, and goes on while the machine sleeps."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 class Instance:
-    """This gateway's own folder and lock.
+    """The folder and the lock of this gateway.
 
     Args:
         socket_dir: the kubelet's socket directory.
-        host_service: whether this is the node's own service.
-        pod_uid: the UID of its pod, by which it is as old as that; empty: it is in none.
+        host_service: True if this is the node's own service.
+        pod_uid: the UID of the gateway's pod, whose age is the gateway's; empty outside a pod.
     """
 
     def __init__(self, socket_dir: Path, *, host_service: bool = False, pod_uid: str = "") -> None:
         self.age = Age(HOST_SERVICE_NS if host_service else boot_ns(), os.urandom(4).hex())
-        """Its age: that of its pod, from ``create`` on."""
+        """When this gateway came to the node; from ``create`` on, when its pod came."""
         self._shared = socket_dir / FOLDER
         self.folder, self._unseen = self._shared / self.token, self._shared / f".{self.token}"
         self._pod = pod_uid if _UID.fullmatch(pod_uid) and not host_service else ""
@@ -90,15 +90,15 @@ class Instance:
 
     @property
     def token(self) -> str:
-        """Eight hexadecimal digits that no other gateway on the node has."""
+        """Eight hexadecimal digits, different for each gateway of the node."""
         return self.age.token
 
     def socket(self, resource: str) -> Path:
-        """Say where a resource's server is bound."""
+        """Return the path on which a resource's server is bound."""
         return self.folder / socket_name(resource)
 
     def create(self) -> None:
-        """Make the folder, with a lock that has our age; after ``remove``, too. It is seen once it is locked.
+        """Make the folder, and lock a file with our age in it. It gets its final name once it is locked. May be called again after ``remove``.
 
         Raises:
             OSError: the socket directory is missing or not writable.
@@ -113,7 +113,7 @@ class Instance:
         self._unseen.rename(self.folder)
 
     def remove(self) -> None:
-        """Take the folder away and let go of the lock. Never raises: it happens at the end."""
+        """Remove the folder and free the lock. Never raises."""
         _remove_folder(self.folder)
         _remove_folder(self._unseen)
         if self._lock >= 0:
@@ -122,7 +122,7 @@ class Instance:
 
 
 def _born(shared: Path, pod: str, now_ns: int) -> int:
-    """Return when a pod came to the node, which its first gateway writes down; now, if that can't be read or written."""
+    """Return when a pod came to the node: its first gateway writes that to a file. Return ``now_ns`` if the file can't be used."""
     path = shared / f"{_POD}{pod}"
     said = _said(path, now_ns)
     if said is None:
@@ -137,7 +137,7 @@ def _born(shared: Path, pod: str, now_ns: int) -> int:
 
 
 def _said(path: Path, now_ns: int) -> int | None:
-    """Read when a pod came, if that was in this boot."""
+    """Read when a pod came; None if the file can't be read or is from an earlier boot."""
     try:
         said = read_plain(path, 32)
     except (OSError, NotPlainError):
@@ -146,16 +146,16 @@ def _said(path: Path, now_ns: int) -> int | None:
 
 
 def alive(socket_dir: Path) -> frozenset[str]:
-    """Name the gateways that live, by their tokens.
+    """Return the tokens of the living gateways.
 
     Raises:
-        OSError: no descriptor is left to look with, so that nothing can be said.
+        OSError: this process has no file descriptor left, so the answer is unknown.
     """
     return frozenset(_alive(socket_dir / FOLDER))
 
 
 def sweep(socket_dir: Path) -> list[str]:
-    """Remove what dead gateways left behind, folders and names; return what was removed."""
+    """Remove the folders and sockets of dead gateways; return what was removed."""
     removed = []
     for entry in _instances(socket_dir / FOLDER):
         folder = Path(entry.path)
@@ -198,7 +198,7 @@ def _alive(shared: Path) -> Iterator[str]:
 
 
 def _is_a_gateways(folder: str) -> bool:
-    """Whether only root or our own user can have put a folder and its lock there: a gateway is nobody else."""
+    """Return True if only root or our own user can have made a folder and its lock."""
     try:
         found = [os.lstat(folder), os.lstat(f"{folder}/{_LOCK}")]
     except OSError:
@@ -227,14 +227,14 @@ def _locked(folder: str) -> bool:
 
 
 def _in_the_making(folder: Path) -> bool:
-    """Whether an unpublished folder may still be between its creation and its lock (microseconds; ten seconds here)."""
+    """Return True if a gateway may be making this folder and hasn't locked it yet. That takes microseconds; ten seconds are allowed."""
     with contextlib.suppress(OSError):
         return folder.name.startswith(".") and time.time() - folder.stat().st_mtime < 10
     return True
 
 
 def _remove_folder(folder: Path) -> None:
-    """Remove a folder of sockets and a lock, and nothing else: never follows links, never descends."""
+    """Remove a folder with sockets and a lock. Never follows links, never descends."""
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):
             mode = entry.stat(follow_symlinks=False).st_mode

@@ -1,4 +1,4 @@
-"""Who leads on this node, as far as this gateway knows, and what follows for those that serve. Only ``gateway.handover`` changes the state."""
+"""Who leads on this node. The parts that serve resources read it; only ``gateway.handover`` changes it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from gateway.leader.instance import Instance
 
 ALLOCATES_END: Final = 2.0
-"""Seconds from a handover until the gateway before has answered its last Allocate, and the kubelet has noted that."""
+"""Seconds after a handover until the earlier leader has answered its last Allocate, and the kubelet has noted it."""
 PASSES: Final = 10.0
-"""Seconds for which a call waits for a gateway that leads."""
+"""Seconds for which a kubelet's call waits until a gateway leads."""
 PASS_AGAIN: Final = 0.05
 """Seconds between two tries to pass a call on."""
 _UNASKED: Final = frozenset({Fault.UNAVAILABLE, Fault.CANCELLED, Fault.DEADLINE_EXCEEDED})
 _FAULTS: Final = {rpc.Code(fault.value): fault for fault in Fault if fault not in _UNASKED}
-"""What a gateway refuses with; anything else means that it could not be asked."""
+"""The codes of a leader's refusal. Any other code means that the leader did not get the call."""
 _log = structlog.get_logger()
 
 
@@ -51,19 +51,19 @@ class Leadership:
         self.begun = False
         """True if this gateway is done with its start: it leads, or stands by and could lead."""
         self.waits_for_folder = ""
-        """Why the socket directory, in which other gateways would be met, can't be used; empty if it can."""
+        """Why the socket directory, in which gateways find each other, can't be used; empty if it can."""
         self.lost = ""
-        """Why the locks guard nothing any more, until ``Handover`` has let go of them."""
+        """Why the locks no longer guard anything, until ``Handover`` has freed them."""
         self.answering = 0
         """How many calls and orders are being answered."""
         self.leaves = self.ended = False
-        """True if calls are still answered here, though this gateway yields; and if none is any more."""
+        """``leaves``: this gateway yields and still answers calls. ``ended``: it answers none any more."""
         self.handed_over_at = -math.inf
-        """When the kubelet's streams ended last for another gateway to lead, at the latest (monotonic seconds)."""
+        """When the kubelet's streams last ended for a handover (monotonic seconds)."""
 
     @property
     def leads(self) -> bool:
-        """True if this gateway decides."""
+        """True if this gateway decides: it holds the locks."""
         decides = self.state.stage in {Stage.TAKING, Stage.LEADING, Stage.YIELDING}
         return decides and self.locks.held and not self.lost
 
@@ -74,22 +74,22 @@ class Leadership:
 
     @property
     def takes_over(self) -> bool:
-        """True if this gateway is about to register."""
+        """True if this gateway has the locks, and will register soon."""
         return self.state.stage is Stage.TAKING
 
     @property
     def stands_by(self) -> bool:
-        """True if resources stand by: another gateway serves them, or will."""
+        """True if another gateway serves the resources, or will."""
         return not self.leads and self.state.stage is not Stage.YIELDED
 
     @property
     def led_by(self) -> Age | None:
-        """The gateway that leads, unless that is this one, or none is known to."""
+        """The gateway that leads; None if that is this one, or unknown."""
         return None if self.leads else self.state.leader
 
     @property
     def passes_to(self) -> str:
-        """The token of the gateway that gets a call instead of this one, because it leads or is about to; empty if there is none."""
+        """The token of the gateway to which calls are passed on; empty if this one answers them, or none is known."""
         return "" if self.leads else self.other
 
     @property
@@ -100,7 +100,7 @@ class Leadership:
 
     @property
     def could(self) -> bool:
-        """True if it stands by, and would lead as soon as the leader ends."""
+        """True if this gateway stands by, and would lead if the leader ended."""
         return self.state.stage is Stage.STANDBY
 
     @property
@@ -110,7 +110,7 @@ class Leadership:
 
     @property
     def waits_for(self) -> str:
-        """What the start waits for, and why; empty if it doesn't."""
+        """What the start of this gateway waits for, and why; empty if it has started."""
         if self.begun or self.leads:
             return self.waits_for_folder
         other = self.state.leader
@@ -119,7 +119,7 @@ class Leadership:
         return self.waits_for_folder or (f"{who}: {why}" if why else who)
 
     def guards(self) -> bool:
-        """Return True if the locks are where others look for them. If they aren't, this gateway leads no longer."""
+        """Return True if our locks still have their names. If they don't, this gateway stops leading."""
         if not self.lost and (reason := self.locks.lost()):
             _log.error("not leading any more: a lock was replaced", reason=reason)
             self.lost = reason
@@ -127,14 +127,14 @@ class Leadership:
         return not self.lost
 
     def register_at(self) -> float:
-        """Return when a Register may be sent (monotonic seconds): never without the locks."""
+        """Return when a Register may be sent (monotonic seconds); infinite without the locks."""
         return 0.0 if self.guards() and self.leads else math.inf
 
     async def passed(self, call: str, dialect: Dialect, resource: str, request: bytes) -> bytes | None:
-        """Return the leader's response to a kubelet's call; None if this gateway leads, and so answers it.
+        """Return the leader's response to a kubelet's call; None if this gateway leads and must answer.
 
         Raises:
-            RefusedError: the leader refuses, or there is none.
+            RefusedError: the leader refuses, or no gateway leads.
         """
         ends = time.monotonic() + PASSES
         while time.monotonic() < ends:
@@ -161,7 +161,7 @@ class Leadership:
             self.answering -= 1
 
     def others_allocate_for(self) -> float:
-        """Return for how many seconds another gateway may be answering an Allocate of which this one doesn't know (infinite: it leads)."""
+        """Return for how many seconds another gateway may still answer an Allocate; infinite if another one leads, or the kubelet is new."""
         if self._settings.dra == "only":  # No gateway answers any.
             return 0.0
         if kubelet_id(self._presence.socket) != self._presence.kubelet or not self.leads:

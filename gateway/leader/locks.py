@@ -1,8 +1,8 @@
 """The two locks of the leader.
 
-The first is in the gateways' folder below the kubelet's socket directory, the second in the state directory. The first finds two gateways
-with different state directories; the second guards the file that is written under it. The kernel frees both, however their holder ends.
-A lock whose name leads to another file guards nothing (``rm -rf``, an overlay), so ``lost`` compares them.
+The first is in the gateways' folder below the kubelet's socket directory; it finds gateways with another state directory. The
+second is in the state directory, and guards the state file. The kernel frees both when their holder ends. A lock file that was
+replaced (``rm -rf``, an overlay) guards nothing. ``lost`` finds that out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_BYTES: Final = 8192
 
 
 class Signature(Struct, frozen=True):
-    """The gateway that wrote into the first lock: its token, and its state directory by device and inode, and by path."""
+    """What the leader writes into the first lock: its token, and its state directory (device and inode, and path)."""
 
     token: str = ""
     state: str = ""
@@ -37,32 +37,32 @@ class Signature(Struct, frozen=True):
 
 
 class Locks:
-    """Both locks: the leader holds the first; the gateway that writes the state file holds the second.
+    """Both locks. The leader holds the first; the gateway that writes the state file holds the second.
 
-    If the second can't be opened (the disk is full, read-only or doesn't answer), no gateway can write that file. So the gateway with the
-    first lock leads without memory, and takes the second as soon as it can (``unguarded``).
+    If the second can't be opened (the disk is full, read-only or hangs), no gateway can write the state file. Then the gateway
+    with the first lock leads without it (``unguarded`` is why), and locks the second as soon as it can.
 
     Args:
         socket_dir: the kubelet's socket directory.
         state_dir: the state directory; it is made if it is missing.
-        token: the gateway's own.
+        token: the gateway's own token.
     """
 
     def __init__(self, socket_dir: Path, state_dir: Path, token: str) -> None:
         self._first, self._second = socket_dir / FOLDER / NAME, state_dir / NAME
         self._token = token
         self._held: dict[Path, int] = {}
-        """The locks that are held, with their descriptors."""
+        """The file descriptors of the locks that are held."""
         self._opened = -1
-        """The descriptor of the second, not locked yet."""
+        """The descriptor of the second lock, opened and not locked."""
         self.ready = False
-        """True if it is known whether the second can be locked: call ``open`` first."""
+        """True if ``open`` was called, so that the second can be locked if the disk allows it."""
         self.unguarded = ""
-        """Why it can't be locked; empty if it can."""
+        """Why the second can't be opened; empty if it can."""
 
     @property
     def held(self) -> bool:
-        """True if this gateway may lead."""
+        """True if the first lock is held: this gateway may lead."""
         return self._first in self._held
 
     @property
@@ -71,7 +71,7 @@ class Locks:
         return self._second in self._held
 
     def open(self) -> None:
-        """Open the second. It blocks: call it in a thread."""
+        """Open the second lock. It blocks: call it in a thread."""
         if self._second in self._held:
             return
         self._forget()
@@ -85,10 +85,10 @@ class Locks:
         self.ready = True
 
     def take(self) -> bool:
-        """Take both without waiting; False: another gateway holds one.
+        """Lock both without waiting. Return False if another gateway holds one.
 
         Raises:
-            OSError: the first can't be opened, or one can't be locked. An error is a hindrance, never a free lock.
+            OSError: the first can't be opened, or one can't be locked. An error never counts as a free lock.
         """
         before = self.held
         if not before:
@@ -116,10 +116,10 @@ class Locks:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Callable[[], None]]:
-        """Guard a write of the state file, in a thread. The yielded function raises OSError if a lock was replaced.
+        """Guard a write of the state file; call it in a thread. The yielded function raises OSError if a lock was replaced.
 
         Raises:
-            OSError: the second lock can't be had.
+            OSError: this process can't get the second lock.
         """
         passing = -1
         if self.held and self._second not in self._held:
@@ -144,7 +144,7 @@ class Locks:
         return _replaced(self._held)
 
     def free(self) -> None:
-        """Free both. The second stays open, so that it can be locked again without the disk."""
+        """Free both. The second stays open, so that locking it again needs no disk."""
         if (first := self._held.pop(self._first, -1)) >= 0:
             if (second := self._held.pop(self._second, -1)) >= 0:
                 file.unlock(second)
@@ -152,7 +152,7 @@ class Locks:
             os.close(first)
 
     def close(self, *, last: bool) -> None:
-        """Free both for good. The ``last`` gateway removes its lock from the kubelet's folder."""
+        """Free and close both. The ``last`` gateway of the node removes its lock from the kubelet's folder."""
         if self.held and last and not self.lost():
             with contextlib.suppress(OSError):
                 self._first.unlink()
@@ -168,7 +168,7 @@ class Locks:
         return Signature()
 
     def state(self) -> str:
-        """Return the device and inode of the state directory."""
+        """Return the device and inode of the state directory, as text."""
         try:
             found = self._second.parent.stat()
         except OSError:
@@ -176,14 +176,14 @@ class Locks:
         return f"{found.st_dev}:{found.st_ino}"
 
     def _forget(self) -> None:
-        """Close the second: its name may be another file's by now."""
+        """Close the second lock. Its name may be another file's now."""
         self.ready = False
         if self._opened >= 0:
             os.close(self._opened)
             self._opened = -1
 
     def _sign(self) -> None:
-        """Write our name into the first lock, for gateways that want to ask. On a full disk they try the locks instead."""
+        """Write our name into the first lock, so that other gateways find the leader. If the disk is full, they only try the locks."""
         said = msgspec.json.encode(Signature(self._token, self.state(), str(self._second.parent)))
         with contextlib.suppress(OSError):
             descriptor = os.open(self._first, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
-"""Which device plugin API a kubelet speaks, asked without harm: for ``gateway probe``, and before a gateway takes another's place.
+"""Find out which device plugin API a kubelet speaks, without changing anything on it.
 
-It registers under a version that doesn't exist. Every kubelet refuses that before it dials or changes anything, and its
-refusal tells the version (run on kubelets 1.8 to 1.37).
+It registers under a version that doesn't exist. Every kubelet refuses that before it connects or changes anything, and its
+refusal shows its version (run on kubelets 1.8 to 1.37). ``gateway probe`` and a starting gateway use it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 BOGUS_VERSION: Final = "probe"
 PROBE_RESOURCE: Final = "gateway.invalid/probe"
-"""The resource name under which the kubelet counts the question."""
+"""The resource name of the probe: kubelets count Registers by resource."""
 DEADLINE: Final = 15.0
 _ONE_OF_EACH_SERVICE: Final = tuple({one.registration_service: one for one in reversed(DIALECTS)}.values())[::-1]
 
 
 class Probed(Struct, frozen=True):
-    """What a probe found. ``api`` is None where the kubelet's API is unknown; ``says`` holds its own words."""
+    """The result of a probe. ``api`` is None if it is unknown; ``says`` is the kubelet's answer."""
 
     api: str | None
     kubelets: str
     says: str
     answered: bool = True
-    """Whether the kubelet said anything at all."""
+    """True if the kubelet answered at all."""
 
 
 async def ask(socket: Path, deadline: float = DEADLINE) -> Probed:
-    """Probe the kubelet behind ``socket``: a Register for each service that there is, each with a deadline in seconds."""
+    """Probe the kubelet behind ``socket``: send one Register to each known service, each with a deadline in seconds."""
     says: list[str] = []
     answered = False
     for dialect in _ONE_OF_EACH_SERVICE:
@@ -57,12 +57,12 @@ async def ask(socket: Path, deadline: float = DEADLINE) -> Probed:
 
 
 def _of_those_who_do_not_say(service: str) -> tuple[str, ...]:
-    """Name the dialects of a service whose kubelets refuse without naming what they speak."""
+    """Return the dialects of a service whose kubelets don't name their version when they refuse."""
     return tuple(one.name for one in DIALECTS if one.registration_service == service and not one.names_itself)
 
 
 async def _register(socket: Path, method: str, request: bytes, deadline: float) -> tuple[str, str]:
-    options = (("grpc.use_local_subchannel_pool", 1),)  # Its connection is nobody else's.
+    options = (("grpc.use_local_subchannel_pool", 1),)  # A connection of its own.
     try:
         async with rpc.Channel(socket, options) as channel:
             await channel.call(method, request, seconds=deadline)

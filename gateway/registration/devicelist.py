@@ -1,8 +1,8 @@
 """The device list of one resource: its devices, its options, and its message in each dialect.
 
-A list is sent whole, but only what changed is spelled again: if one device of 8 000 becomes unhealthy, the kubelet waits for it. The
-message has one field, which is repeated, and the parts of such a message joined are the whole (protobuf: "Last One Wins",
-https://protobuf.dev/programming-guides/encoding/#last-one-wins). So a list is spelled in parts.
+A list is sent whole, but only its changed parts are encoded again, because the kubelet waits for it: one of 8,000 devices may
+be unhealthy. Encoded parts can be joined, because the message is one repeated field (protobuf: "Last One Wins",
+https://protobuf.dev/programming-guides/encoding/#last-one-wins).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from gateway.tally import Tally
 
 AT_ONCE = 10_000
-"""So many devices take milliseconds on the event loop; 65 000 would block its calls for 0.1 s."""
+"""Longer lists are encoded in a thread: 65,000 devices would block the event loop for 0.1 s."""
 LIST_LIMIT = 4 * 1024 * 1024
-"""The most bytes of a list: kubelets from 1.10 on accept no longer message, and 1.8 and 1.9 stall on one for seconds."""
+"""Most bytes of a list. Kubelets from 1.10 on accept no longer message; 1.8 and 1.9 stall on one for seconds."""
 PART: Final = 256
 """Devices in a part."""
 Parts: TypeAlias = "Sequence[tuple[Sequence[Device], Wire]]"
@@ -45,11 +45,11 @@ class DeviceList:
         self._name, self._tally, self._grace = name, tally, grace
         self._log = _log.bind(resource=name)
         self.entries: dict[str, states.Entry] = {}
-        """The devices with their states, by ID. Replaced, never changed: threads read it."""
+        """The devices with their states, by ID. The dict is replaced, never changed, because threads read it."""
         self.devices: tuple[Device, ...] = ()
         """The devices as the kubelet gets them."""
         self._counted: tuple[str, ...] = ()
-        """IDs of devices that another API will give back, the soonest first."""
+        """IDs of devices that DRA will give back, the soonest first."""
         self._listing: Listing | None = None
         self._wires: dict[str, Wire] = {}
         self._parts: dict[str, Parts] = {}
@@ -58,7 +58,7 @@ class DeviceList:
     def becomes(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> bool:
         """Set a new list; return True if it differs for the kubelet."""
         if listing is not None and not listing.devices and self._listing is not None:
-            # Nothing is offered any more: what containers hold still asks what it asked.
+            # Keep the options: containers that still hold devices need the same calls.
             listing = replace(listing, options=self._listing.options)
         self._listing = listing
         self.entries = {entry.device.id: entry for entry in entries}
@@ -70,18 +70,18 @@ class DeviceList:
         return True
 
     def given_last(self, avoid: Sequence[str], request: PreferredRequest) -> Sequence[str]:
-        """Return ``avoid``, then what another API will give back, then what isn't listed and so can't be given."""
+        """Return the devices to give last: ``avoid``, then those that DRA will give back, then those that aren't listed."""
         if len(request.must_include) >= request.size:  # There is nothing to choose.
             return ()
         foreign = [one for one in request.available if one not in self.entries]
         return (*(one for one in avoid if one not in self._counted), *self._counted, *foreign)
 
     def forget(self, device_id: str) -> None:
-        """Forget a device's state: the next list judges it as a new one."""
+        """Forget a device's state. The next list judges it as a new device."""
         self.entries = {known: entry for known, entry in self.entries.items() if known != device_id}
 
     def too_large(self, dialect: Dialect) -> str | None:
-        """Return why the list can't be sent in ``dialect``, and how many of its devices could; None if it can."""
+        """Return why the list can't be sent in ``dialect``; None if it can."""
         size = len(self.wire(dialect).data)
         if size <= LIST_LIMIT:
             return None
@@ -92,7 +92,7 @@ class DeviceList:
         )
 
     def wire(self, dialect: Dialect) -> Wire:
-        """Return the list in a dialect; encoded once per dialect and change."""
+        """Return the encoded list. It is encoded once per dialect and change."""
         wire = self._wires.get(dialect.name)
         if wire is None:
             wire, self._parts[dialect.name] = spell(dialect, self.devices, self._parts.get(dialect.name, ()))
@@ -101,7 +101,7 @@ class DeviceList:
         return wire
 
     async def spell(self, dialect: Dialect) -> None:
-        """Encode the parts of a long list in a thread; ``wire`` then encodes only what has changed since."""
+        """Encode the parts of a long list in a thread. ``wire`` then encodes only what changed meanwhile."""
         if dialect.name not in self._wires and len(self.devices) > AT_ONCE:
             known = self._parts.get(dialect.name, ())
             _, self._parts[dialect.name] = await asyncio.to_thread(spell, dialect, self.devices, known)
@@ -129,7 +129,7 @@ class DeviceList:
 
 
 def _how_many_fit(dialect: Dialect, devices: Sequence[Device], limit: int) -> int:
-    """Return how many of the first devices fit into ``limit`` bytes; a list's size is the sum of its parts'."""
+    """Return how many of the first devices fit into ``limit`` bytes. The size of a list is the sum of its devices' sizes."""
     fits, step = 0, 4096
     while step:
         part = len(dialect.encode_list(devices[fits : fits + step]).data)
@@ -141,9 +141,9 @@ def _how_many_fit(dialect: Dialect, devices: Sequence[Device], limit: int) -> in
 
 
 def spell(dialect: Dialect, devices: Sequence[Device], before: Parts) -> tuple[Wire, Parts]:
-    """Return the list in a dialect, and its parts for the next call; parts that are the same as ``before`` are not encoded again.
+    """Encode a list. Return it, and its parts for the next call; parts that equal those of ``before`` are not encoded again.
 
-    Comparing is quick if the devices are the same objects.
+    The comparison is fast if the devices are the same objects.
     """
     parts: list[tuple[Sequence[Device], Wire]] = []
     for start in range(0, len(devices), PART):

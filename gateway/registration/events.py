@@ -10,7 +10,7 @@ from gateway.kubelet.watch import KubeletId
 
 
 class Phase(Enum):
-    """The phases of a registration. People read the values."""
+    """The phases of a registration. The values are shown to people."""
 
     ABSENT = "waiting for a kubelet"
     OFFERING = "registering"
@@ -33,7 +33,7 @@ class Timer(Enum):
 
 
 class KubeletUp(Struct, frozen=True):
-    """A kubelet.sock accepts connections: a new one, or (after a poll) perhaps the known one."""
+    """A kubelet.sock accepts connections. It is a new one, or (after a poll) perhaps the known one."""
 
     kubelet: KubeletId
 
@@ -55,7 +55,7 @@ class Replied(Struct, frozen=True):
 
 
 class StreamOpened(Struct, frozen=True):
-    """A client called ListAndWatch. ``likely``: it looks like a kubelet."""
+    """A client called ListAndWatch. ``likely``: it may be a kubelet."""
 
     stream: int
     likely: bool = True
@@ -74,29 +74,29 @@ class Fired(Struct, frozen=True):
 
 
 class NameLost(Struct, frozen=True):
-    """One of our names in the socket directory was deleted."""
+    """One of our socket's names in the kubelet's directory was deleted."""
 
     name: str
 
 
 class Verified(Struct, frozen=True):
-    """The kubelet's records were read: they have our list (``held``), or they don't."""
+    """The kubelet's records were read. ``held``: they have our list."""
 
     held: bool
 
 
 class Lacking(Struct, frozen=True):
-    """The kubelet may have lost the resource: its records, read for another reason, don't have it."""
+    """The kubelet's records were read for another reason, and lack the resource."""
 
 
 class Withhold(Struct, frozen=True):
-    """The resource must not be offered now (its list is too large for the dialect): end the registration, report why."""
+    """The list is too large for the dialect: end the registration, and report why."""
 
     reason: str
 
 
 class Renew(Struct, frozen=True):
-    """The resource's options in Register have changed: register again with a kubelet that got others."""
+    """The resource's options have changed: register again if the kubelet got others."""
 
     reason: str
 
@@ -106,7 +106,7 @@ class StandBy(Struct, frozen=True):
 
 
 class Resume(Struct, frozen=True):
-    """The reason of ``StandBy`` has ended, ``waited`` seconds ago."""
+    """The reason of ``StandBy`` ended ``waited`` seconds ago."""
 
     waited: float = 0.0
 
@@ -122,7 +122,7 @@ Event = (
 
 
 class SendRegister(Struct, frozen=True):
-    """Give the socket a new name, and send one Register in ``dialect`` with it."""
+    """Give our socket the new ``name``, and send one Register with it in ``dialect``."""
 
     attempt: int
     dialect: str
@@ -134,7 +134,7 @@ class CancelRegister(Struct, frozen=True):
 
 
 class SetTimer(Struct, frozen=True):
-    """Send ``Fired(timer)`` after ``seconds`` and a random part of up to a quarter of them."""
+    """Send ``Fired(timer)`` after ``seconds``, plus a random part of up to a quarter of them."""
 
     timer: Timer
     seconds: float
@@ -147,7 +147,7 @@ class CancelTimer(Struct, frozen=True):
 
 
 class Heed(Struct, frozen=True):
-    """Treat the caller of this stream as the kubelet."""
+    """Treat the client of this stream as the kubelet."""
 
     stream: int
 
@@ -157,7 +157,7 @@ class EndStreams(Struct, frozen=True):
 
 
 class LinkSocket(Struct, frozen=True):
-    """Give the bound socket ``name`` in the socket directory (again)."""
+    """Give our bound socket this name in the kubelet's directory."""
 
     name: str
 

@@ -1,16 +1,16 @@
-"""Registration of one resource, as a pure state machine: events in, the next state and actions out.
+"""The registration of one resource, as a pure state machine: events in, the next state and actions out.
 
-Rules (each a row in the tests; the kubelet's behaviour behind it is cited where the rule is applied):
+Rules (each is a row in the tests; the kubelet's behaviour behind it is cited where the rule is applied):
 
-- A kubelet is new, and of unknown version, each time kubelet.sock is created anew: negotiate again, always.
-- Exactly one accepted Register per kubelet start. Never register while a stream of ours is live on that kubelet.
-- A Register that answered OK proves nothing (kubelets up to 1.24 answer before they dial): only ListAndWatch does.
-- The kubelet never reconnects: when its stream ends unasked, wait a little (never register *at once*: kubelets 1.25 to
-  1.36 close the connection first and disconnect the resource by name afterwards), then register once.
-- A stream proves little too: if a look into the kubelet's own records shows that it doesn't hold us, begin again.
-- Anybody who reaches our socket may call ListAndWatch. The kubelet calls once for each Register, so that one who calls
-  besides is somebody else, whose call and end cost the kubelet's stream nothing.
-- Waiting is a state, not a sleep: the registrar sets the timers that this module asks for, and tells when they fire.
+- A kubelet is new, and of unknown version, each time kubelet.sock is created: negotiate again, always.
+- Each kubelet start gets exactly one accepted Register. Never register while the kubelet has a stream of ours.
+- An accepted Register proves nothing (kubelets up to 1.24 answer before they connect): only ListAndWatch does.
+- The kubelet never reconnects. If its stream ends unasked, wait a little, then register once. Never register *at once*:
+  kubelets 1.25 to 1.36 close the connection first, and disconnect the resource by name afterwards.
+- A stream proves little: if the kubelet's records don't have our list, register again.
+- Any process that reaches our socket may call ListAndWatch. The kubelet calls once for each Register. Any further caller is
+  another process, so its call and its end don't affect the kubelet's stream.
+- Waiting is a state, not a sleep: this module asks for timers, and the registrar reports when they fire.
 """
 
 from __future__ import annotations
@@ -62,30 +62,30 @@ REFUSED_WAIT = 15.0
 """Seconds until a kubelet that speaks none of our versions is asked again. Its answer changes only with a restart."""
 LONGEST_WAIT = 10.0
 CALL_WAIT = 11.0
-"""Seconds to wait for ListAndWatch after an accepted Register: longer than the kubelet's own dial time-out of 10 s, so
-that two of its connections never race."""
+"""Seconds to wait for ListAndWatch after an accepted Register. The kubelet's dial time-out is 10 s, so two of its connections
+never race."""
 CALL_SOON = 2.0
-"""The same, where it connected before it answered (1.25 and later). Who hears only then of an earlier stream's end never calls (#127803)."""
+"""The same, if the kubelet connected before it answered (1.25 and later): after that a kubelet may never call (#127803)."""
 UNLIKELY_WAIT = 1.0
-"""Seconds at least between the end of a stream that hardly was the kubelet's and the next Register: its own may still come,
-later than after a tenth of a second on a busy node."""
+"""Least seconds between the end of a stream that was probably not the kubelet's, and the next Register. The kubelet's own call
+may still come."""
 SETTLED = 10.0
-"""Seconds of a stream after which earlier cuts and errors are forgotten."""
+"""If a stream lasts so many seconds, earlier cuts and errors are forgotten."""
 RENEW_WAIT = 1.0
-"""Least seconds between two Registers for new options: each takes the devices away for a moment."""
+"""Least seconds between two Registers for new options: each makes the devices unavailable for a moment."""
 VERIFY_AFTER = (0.1, 1.0, 330.0)
-"""Seconds after the stream opened at which the kubelet's own records are looked into. A registration that was disconnected
-between the kubelet's connect and our first list looks held at first: its resource vanishes after 5 minutes (read in 1.34.2)."""
+"""Seconds after the start of a stream at which the kubelet's records are read. If the kubelet disconnects the resource between
+its connect and our first list, the resource looks registered, and vanishes after 5 minutes (read in 1.34.2)."""
 FIRST_LOOKS = 2
-"""How many of these looks show if the registration is in force."""
+"""How many of these reads decide if the registration is in force."""
 LOOK_AGAIN = 1.0
-"""Seconds until the records are read again if there is evidence against an open stream."""
+"""Seconds until the records are read again if there is evidence that the kubelet lost the resource."""
 HEAL_WAIT = 0.1
-"""Seconds between the end of a stream that the kubelet's records lack and the next Register, four times as long for each in a
-row, up to ``HEALS``: a kubelet that reports a gone resource late (1.25 to 1.36) takes the new one down with it."""
+"""Seconds between the end of a stream and the next Register, if the kubelet's records lack the resource: four times as long
+each time in a row. Kubelets 1.25 to 1.36 remove a lost resource late, and would remove a new registration with it."""
 HEALS = 3
-"""How often in a row that is done at once; from then on after ``LONGEST_WAIT``, twice as long each time up to ``MOST_HEALS``,
-and reported as an error."""
+"""How often in a row it registers again that soon. From then on it waits ``LONGEST_WAIT``, twice as long each time up to
+``MOST_HEALS``, and reports an error."""
 MOST_HEALS = 8
 """The highest count in a row."""
 
@@ -94,39 +94,39 @@ class State(Struct, frozen=True):
     """The state of one resource's registration. ``attempt`` numbers the Registers, from 1."""
 
     token: str
-    """A part of each name that no other registration, instance or process has: 1.37 refuses a path that it knows."""
+    """A part of every socket name, unique for this registration and process: 1.37 refuses a path that it knows."""
     negotiation: Negotiation
     phase: Phase = Phase.ABSENT
     kubelet: KubeletId | None = None
-    """The kubelet that was last reached or reported."""
+    """The kubelet that was reached or reported last."""
     attempt: int = 0
     name: str = ""
-    """Our name in the socket directory, as in the last Register."""
+    """The socket's name in the last Register."""
     dialect: str = ""
     """The dialect on offer, or accepted."""
     accepted: str = ""
-    """The dialect that a kubelet last accepted."""
+    """The dialect that a kubelet accepted last."""
     reached: bool = False
-    """True if the current Register was sent; before that, a call belongs to an earlier one."""
+    """True if the current Register was sent. Until then, a call belongs to an earlier Register."""
     told: KubeletId | None = None
     """The kubelet of the last Register."""
     stream: int | None = None
     """The stream that is treated as the kubelet's."""
     likely: bool = True
-    """True if its caller looks like a kubelet; such a stream replaces one whose caller doesn't."""
+    """True if the caller of ``stream`` may be a kubelet. Such a stream replaces one whose caller can't be."""
     others: frozenset[int] = frozenset()
-    """The other open streams whose callers look like a kubelet: one after an earlier Register may be the kubelet's."""
+    """Other open streams whose callers may be a kubelet. A stream for an earlier Register may be the kubelet's."""
     called: bool = False
     """True if the kubelet has called ListAndWatch since the last Register."""
     cuts: int = 0
     errors: int = 0
     heals: int = 0
     verified: int = 0
-    """Number of the looks of ``VERIFY_AFTER`` that were made for this stream."""
+    """How many reads of ``VERIFY_AFTER`` were made for this stream."""
     stale: str = ""
-    """Why the last Register is out of date; empty if it isn't."""
+    """Why the last Register is out of date; empty if it is up to date."""
     renewed: bool = False
-    """True if it was sent again for that within ``RENEW_WAIT``."""
+    """True if it was sent again for that reason within ``RENEW_WAIT``."""
     refused: bool = False
     """True if the kubelet refused the last Register."""
 
@@ -140,7 +140,7 @@ Step = tuple[State, tuple[Action, ...]]
 
 _HELD_BACK = frozenset({Phase.STANDBY, Phase.OUT, Phase.STOPPED})
 _UNASKED = frozenset({Phase.WAITING, Phase.ABSENT})
-"""The phases in which no Register awaits a call: a caller then knows us by an earlier Register, or is no kubelet."""
+"""Phases in which no Register waits for a call: a caller answers an earlier Register, or is no kubelet."""
 _NONE: frozenset[int] = frozenset()
 _CANCEL_ALL: tuple[Action, ...] = tuple(CancelTimer(timer) for timer in Timer)
 _QUIET: tuple[Action, ...] = tuple(CancelTimer(timer) for timer in Timer if timer is not Timer.RENEW)
@@ -164,7 +164,7 @@ def step(state: State, event: Event) -> Step:
         case Fired(timer):
             return _fired(state, timer)
         case NameLost(name):
-            # The kubelet keeps its connection: no harm is done, and registering again would end it (facts, trap 4).
+            # The kubelet keeps its connection. Registering again would end it (facts, trap 4).
             return state, ((LinkSocket(name),) if name == state.name and state.stream is not None else ())
         case Verified(held):
             return _verified(state, held=held)
@@ -202,7 +202,7 @@ def _kubelet_up(state: State, kubelet: KubeletId) -> Step:
 
 
 def _reached(state: State, kubelet: KubeletId) -> State:
-    """The Register goes to this kubelet. If it is new, it has refused nothing: start the negotiation again."""
+    """The Register goes to this kubelet. If it is new, it has refused nothing yet: start the negotiation again."""
     state = replace(state, reached=True, told=kubelet, stale="")
     if kubelet == state.kubelet:
         return state
@@ -214,7 +214,7 @@ def _offer(state: State) -> Step:
     """Send the next Register, or report that no dialect is left."""
     dialect = state.negotiation.offer
     if dialect is None:
-        # Only a new kubelet can change this; ask again, slowly, in case that one was missed.
+        # Only a new kubelet can change this. Ask again, slowly, in case a new one was missed.
         said, drop = negotiate.failure(state.negotiation), _drop(state)
         unfit = any(answer.kind is AnswerKind.UNFIT for _, answer in state.negotiation.refused)
         fresh = negotiate.begin(state.negotiation.choice, state.accepted or None)
@@ -242,7 +242,7 @@ def _offer(state: State) -> Step:
 
 
 def _drop(state: State) -> tuple[Action, ...]:
-    """Give up the stream and the name: both belong to an earlier kubelet, or to one that called and refused us."""
+    """Drop the stream and the socket's name: they belong to an earlier kubelet, or to one that refused us after it called."""
     ends: tuple[Action, ...] = (EndStreams(),) if state.stream is not None else ()
     return (*ends, UnlinkSocket(state.name)) if state.name else ends
 
@@ -265,16 +265,16 @@ def _replied(state: State, reply: Replied) -> Step:
         case AnswerKind.OTHER_VERSION | AnswerKind.NO_SERVICE | AnswerKind.UNFIT:
             return _offer(replace(state, negotiation=negotiate.refuse(state.negotiation, answer)))
         case AnswerKind.NOBODY:
-            # The watch tells when one comes; the timer only mends what it misses.
+            # The watch reports a new kubelet. The timer is for one that it missed.
             seconds, errors = _after_error(state)
             state = replace(state, phase=Phase.ABSENT, errors=errors)
             return state, (Report("info", "waiting for a kubelet", answer.details), SetTimer(Timer.RETRY, seconds))
         case AnswerKind.NO_ANSWER:
-            if state.stream is not None:  # It never answered, but it called: what counts is the call.
+            if state.stream is not None:  # It never answered, but it called, and that counts.
                 return _serving(replace(state, accepted=state.dialect))
             return _wait_after_error(state, Report("warning", "no answer to Register", answer.details))
         case AnswerKind.REPORTED:
-            if state.stream is not None:  # An earlier Register is answered by a call: that counts.
+            if state.stream is not None:  # It refused, but its call answers an earlier Register.
                 return _serving(state)
             refused = replace(state, refused=True)
             return _wait_after_error(refused, Report("error", "Register was refused", answer.details))
@@ -296,7 +296,7 @@ def _stream_opened(state: State, stream: int, *, likely: bool) -> Step:
     early = state.phase is Phase.OFFERING and not state.reached
     if not likely and (early or state.stream is not None or state.phase in _UNASKED):
         return state, ()
-    if early and state.told != state.kubelet:  # The kubelet before calls late: it isn't the one on offer.
+    if early and state.told != state.kubelet:  # The kubelet before calls late, for another dialect.
         return state, (EndStreams(),)
     if state.stream is not None and state.likely:
         return replace(state, others=state.others | {stream}), ()
@@ -304,7 +304,7 @@ def _stream_opened(state: State, stream: int, *, likely: bool) -> Step:
     if state.phase is Phase.OFFERING and not early:  # 1.8 and 1.9 call before Register returns.
         return state, (Heed(stream),)
     state, actions = _serving(state)
-    # Where it is early, an earlier Register is answered after all.
+    # If it is early, the call answers an earlier Register.
     return state, (Heed(stream), *((CancelRegister(),) if early else ()), *actions)
 
 
@@ -324,7 +324,7 @@ def _serving(state: State) -> Step:
 
 
 def _renew(state: State) -> Step:
-    """Register the new options of a served resource; later, if that was done a moment ago."""
+    """Register again because the options changed; later, if that was done a moment ago."""
     if state.renewed:
         return state, ()
     cuts, report = state.cuts, Report("info", "registering anew", state.stale)
@@ -333,7 +333,7 @@ def _renew(state: State) -> Step:
 
 
 def _stream_ended(state: State, stream: int) -> Step:
-    if stream in state.others:  # Perhaps the kubelet's, and what it holds ended with it.
+    if stream in state.others:  # It may have been the kubelet's, whose devices ended with it.
         return _look_again(replace(state, others=state.others - {stream}))
     if stream != state.stream:
         return state, ()
@@ -346,7 +346,7 @@ def _stream_ended(state: State, stream: int) -> Step:
 
 
 def _look_again(state: State) -> Step:
-    """Read the records once more, unless looks of a new stream will follow."""
+    """Read the records once more, unless the reads for a new stream will follow anyway."""
     if state.phase is not Phase.SERVING or state.verified < FIRST_LOOKS:
         return state, ()
     return replace(state, verified=FIRST_LOOKS - 1), (SetTimer(Timer.VERIFY, LOOK_AGAIN),)
@@ -395,7 +395,7 @@ def _verified(state: State, *, held: bool) -> Step:
 
 
 def _again(state: State, report: Report, seconds: float = 0.0) -> Step:
-    """End the stream and register again, after ``seconds`` or the wait after a cut, whichever is longer."""
+    """End the stream and register again after ``seconds``, or after the wait for a cut if that is longer."""
     if state.phase is not Phase.SERVING:
         return state, ()
     state, actions = _wait_after_cut(replace(state, stream=None, others=_NONE), report, seconds)
@@ -427,7 +427,7 @@ def _resume(state: State, waited: float) -> Step:
 
 
 def cause(state: State, event: Event) -> Cause | None:
-    """Return why the next Register will be sent after ``event`` in ``state``; None: as before this event."""
+    """Return the cause of the next Register if ``event`` changes it; None if it doesn't."""
     match event:
         case KubeletUp(kubelet):
             if kubelet == state.kubelet and state.phase is not Phase.ABSENT:

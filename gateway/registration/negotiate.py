@@ -1,12 +1,13 @@
-"""Negotiation of the dialect, as pure functions: a kubelet's answer to Register -> what to do next.
+"""Choose the dialect for a kubelet, from its answers to Register. Pure functions.
 
-No call returns a kubelet's device plugin API, so the gateway finds out by real Registers. A Register in the wrong dialect changes
-nothing in any version (run on 1.8 to 1.37). Rules:
+No call returns a kubelet's device plugin API, so the gateway sends real Registers. A Register in the wrong dialect changes
+nothing in
+any version (run on 1.8 to 1.37). Rules:
 
-- For each new kubelet.sock the dialect that was accepted last comes first, then the others, newest to oldest.
-- Only an answer of the kubelet leads to another dialect: UNIMPLEMENTED (no such service), or a refusal of the version in one of the
-  texts below. After a time-out or a lost connection the same dialect is tried again.
-- An unknown text is reported, and the same dialect is tried again later.
+- For each new kubelet.sock, offer the dialect that was accepted last, then the others, newest to oldest.
+- Offer the next dialect only if the kubelet refuses this one: UNIMPLEMENTED (no such service), or one of the texts below. After
+  a time-out or a lost connection, offer the same dialect again.
+- If the text is unknown, report it, and offer the same dialect again later.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
 SPOKEN_BY = {dialect.name: f"kubelet {span(dialect.kubelets)}" for dialect in DIALECTS}
 
 UNFIT = "UNFIT"
-"""Our own code, next to gRPC's: the Register was not sent, because the dialect can't carry the resource."""
+"""Our own code, in addition to gRPC's: the Register was not sent, because the dialect can't carry the resource."""
 NOBODY = "NOBODY"
-"""Also our own code: the Register was not sent, because no process listens on kubelet.sock."""
+"""Our own code: the Register was not sent, because no process listens on kubelet.sock."""
 
 _MAX_DETAILS = 2048
 _QUOTED = r'"([^"]{1,64})"'
@@ -59,7 +60,7 @@ class AnswerKind(Enum):
 
 
 class Answer(Struct, frozen=True):
-    """A classified answer; ``supported`` are the versions that the kubelet named, if it named any."""
+    """What an answer means. ``supported`` are the versions that the kubelet named, if any."""
 
     kind: AnswerKind
     supported: tuple[str, ...] = ()

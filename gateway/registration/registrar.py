@@ -1,7 +1,7 @@
-"""One resource on this node: its state machine, its device plugin, and what runs between them.
+"""One resource on this node: its state machine and its device plugin, and the timers, tasks and sockets that they need.
 
-Carries out what ``registration`` decides for the resource: it sends Registers, keeps timers, gives the bound socket its names
-and looks into the kubelet's records. What belongs to the node as a whole is the daemon's.
+``Resource`` carries out the actions of ``gateway.registration.machine``: it sends Registers, sets timers, names the bound
+socket and reads the kubelet's records.
 """
 
 from __future__ import annotations
@@ -41,24 +41,25 @@ if TYPE_CHECKING:
     from gateway.kubelet.watch import KubeletId
 
 REGISTER_DEADLINE = 15.0
-"""Seconds for one Register. Kubelets 1.25 and later dial back within it, for up to 10 s; 1.35 and later give that up
-when our deadline passes."""
+"""Seconds for one Register. Kubelets 1.25 and later connect back within it, for up to 10 s. 1.35 and later stop when our
+deadline passes."""
 RECORDS_PATIENCE, RECORDS_PATIENCE_EACH = 1.0, 0.001
-"""Seconds that a kubelet may take to record a list, and more for each device of it (5 000 take a genuine 1.32 on a busy node
-2.5 s); four times as long each time that it was too short: a list that is sent again makes the kubelet only later."""
+"""Seconds that a kubelet may take to record a list, and the seconds to add per device (a real 1.32 on a busy node needs 2.5 s
+for 5,000). Four times as long after each failure: sending the list again makes a slow kubelet slower."""
 RECORDED = 1.2
-"""Seconds from a stream's begin until the kubelet has recorded the list for certain, and its records are read."""
+"""Seconds after a stream starts until its list is in the kubelet's records for certain."""
 
 CALL_FIRST = 0.002
-"""Seconds after an accepted Register for the kubelet's ListAndWatch, which comes at the same time and goes first."""
+"""Seconds to wait after an accepted Register, because the kubelet's ListAndWatch arrives at the same time and should be handled
+first."""
 WARM_UP = 0.2
-"""Seconds for a first connection to the kubelet, on which nothing depends."""
+"""Most seconds for the first connection to the kubelet, which is made only to be faster later."""
 
-# Without retries: gRPC would carry a Register that a dying kubelet cut off to the next one, behind our back.
+# Without retries: otherwise gRPC sends a Register that a dying kubelet cut off to the next kubelet.
 _CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 _BETWEEN = frozenset({Phase.WAITING, Phase.ABSENT})
 SERVED = frozenset({Phase.SERVING, Phase.STANDBY})
-"""The phases in which a gateway serves the resource, this one or another."""
+"""Phases in which this gateway or another one serves the resource."""
 _AT_REST = SERVED | {Phase.OUT}
 """The phases in which no Register will be sent soon."""
 _LEVELS = logging.getLevelNamesMapping()
@@ -66,9 +67,9 @@ _log = structlog.get_logger()
 
 
 async def warm_up(socket: Path) -> None:
-    """Connect to the kubelet once for nothing: a process's first channel takes milliseconds more than those after it.
+    """Connect to the kubelet once. The first channel of a process takes milliseconds longer than the next ones.
 
-    So does its first handler of calls.
+    The same is true for its first handler of calls.
     """
     rpc.writing(lambda _: asyncio.sleep(0))
     channel = rpc.Channel(socket, _CHANNEL_OPTIONS)
@@ -82,24 +83,24 @@ async def warm_up(socket: Path) -> None:
 
 
 def spread(seconds: float) -> float:
-    """Return the seconds with a random quarter more, so that resources whose streams ended together don't register together."""
+    """Return the seconds plus up to a quarter, at random: resources whose streams end together then don't register together."""
     return seconds * (1 + os.urandom(1)[0] / 1024)
 
 
 def any_registers(resources: Iterable[Resource]) -> bool:
-    """Return True if a Register is in flight, or was accepted and the kubelet hasn't called yet."""
+    """Return True if a Register is in flight, or was accepted and waits for the kubelet's call."""
     return any(one.state.phase in {Phase.OFFERING, Phase.ACCEPTED} for one in resources)
 
 
 class _Ahead(Struct, frozen=True):
-    """A channel that was made in advance, and the kubelet that it is connected to, if it is."""
+    """A channel that was made in advance, and the kubelet to which it connects (None: not connected)."""
 
     channel: rpc.Channel
     kubelet: KubeletId | None = None
 
 
 class Resource:
-    """One resource: its state machine, its device plugin, and what runs between them."""
+    """One resource: its state machine and its device plugin."""
 
     def __init__(self, node: Node, name: str, last_accepted: str) -> None:
         self._node = node
@@ -108,24 +109,24 @@ class Resource:
         self.plugin = DevicePlugin(name, node, self.feed)
         self.state = registration.start(f"{node.token}-{os.urandom(2).hex()}", settings.api, last_accepted)
         self.trouble = ""
-        """The last fault of the registration."""
+        """The last error of the registration."""
         self.checked: Confirmation | None = None
-        """What the last look into the kubelet's records found of the registration."""
+        """What the last read of the kubelet's records found about the registration."""
         self.stream_since: float | None = None
         """When the open stream was opened (monotonic seconds)."""
         self.since = time.monotonic()
-        """When the resource began to be served, to be left to another gateway, or to be neither (monotonic seconds)."""
+        """When the resource's serving state last changed: served here, left to another gateway, or neither (monotonic seconds)."""
         self._why = Cause.FIRST
         self._without_since: float | None = None
-        """When a kubelet was found, or a stream ended, and no stream has followed."""
+        """When the kubelet last had no stream of ours: it was found, or a stream ended. None while it has one."""
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._offer_task: asyncio.Task[None] | None = None
         self._last_report: events.Report | None = None
         self._tasks = Background(self._log)
         self._ahead: _Ahead | None = None
-        """A channel for the next Register, made when a stream ended: to make one takes most of a millisecond, in which nobody
-        would serve. It connects when a kubelet is there (``approach``). (One that is there all the time keeps gRPC's threads
-        busy: twice the context switches of an idle gateway.)"""
+        """A channel for the next Register. It is made when a stream ends, because making one takes most of a millisecond
+        without service. It connects when a kubelet is there (``approach``). An open idle channel would double the gateway's
+        context switches."""
 
     @property
     def name(self) -> str:
@@ -143,11 +144,11 @@ class Resource:
         return self.plugin.list.entries
 
     async def bind(self) -> None:
-        """Bind the socket, with a server of its own.
+        """Bind the socket, on a new server.
 
         Raises:
-            OSError: the folder went, or no descriptor is left.
-            RuntimeError: the path can't be bound.
+            OSError: the folder was removed, or this process has no file descriptor left.
+            RuntimeError: gRPC can't bind the path.
         """
         path = self._node.own_socket(self.name)
         made = path.with_suffix(
@@ -157,22 +158,22 @@ class Resource:
         made.rename(path)
 
     def publish(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> None:
-        """Send a new list to the kubelet, and register again if the options of the last Register have changed."""
+        """Send a new list to the kubelet. Register again if the options changed."""
         asked = self.plugin.list.options
         self.plugin.publish(listing, entries)
         if self.plugin.list.options != asked and self.plugin.says_options:
             self.feed(events.Renew("the resource asks other options of the kubelet than before"))
-        if self.state.phase is Phase.OUT:  # The list may fit now.
+        if self.state.phase is Phase.OUT:  # The new list may fit.
             self.feed(events.Resume())
 
     def approach(self, kubelet: KubeletId) -> None:
-        """Begin to connect to a kubelet while the Register is prepared."""
+        """Start to connect to a kubelet, so that the Register can be sent sooner."""
         channel = self._channel_to(kubelet)
         channel.connect()
         self._ahead = _Ahead(channel, kubelet)
 
     def _channel_to(self, kubelet: KubeletId | None) -> rpc.Channel:
-        """Return the channel that was made in advance, or a new one if that is connected to another kubelet."""
+        """Return the channel that was made in advance; a new one if it is connected to another kubelet."""
         if self._ahead is not None and self._ahead.kubelet not in {None, kubelet}:
             self._drop_ahead()
         ahead, self._ahead = self._ahead, None
@@ -207,7 +208,7 @@ class Resource:
             self._drop_ahead()
 
     def _keep_time(self, before: registration.State, event: events.Event) -> None:
-        """Count how long the kubelet was without our stream."""
+        """Measure how long the kubelet was without our stream."""
         now, state = time.monotonic(), self.state
         if state.stream is None:
             self.stream_since = None
@@ -217,7 +218,9 @@ class Resource:
                 self._node.tally.restart_gap(self.name, now - self._without_since)
             self._without_since = None
         found = isinstance(event, events.KubeletUp) and state.kubelet != before.kubelet
-        resumed = before.phase is Phase.STANDBY and state.phase is not Phase.STANDBY  # Until then another one served.
+        resumed = (
+            before.phase is Phase.STANDBY and state.phase is not Phase.STANDBY
+        )  # Another gateway served until then.
         if found or resumed or (before.stream is not None and state.stream is None):
             self._without_since = now
 
@@ -239,7 +242,7 @@ class Resource:
             case events.EndStreams():
                 self.plugin.end_streams()
             case events.LinkSocket(name):
-                with contextlib.suppress(OSError):  # The folder itself may be gone; then the watch tells.
+                with contextlib.suppress(OSError):  # The folder may be gone; then the watch reports it.
                     os.link(self._node.own_socket(self.name), self._node.settings.socket_dir / name)
                     self._log.info("put our socket's name back", name=name)
             case events.UnlinkSocket(name):
@@ -251,13 +254,13 @@ class Resource:
                 self._report(action)
 
     async def _offer(self, offer: events.SendRegister) -> None:
-        """Send one Register, and pass its result to the state machine in every case: it waits for that."""
+        """Send one Register, and always pass its result to the state machine, which waits for it."""
         try:
             code, details = await self._register(offer)
         except Exception as error:  # noqa: BLE001 - see above
             self._log.exception("unexpected while registering")
             code, details = "INTERNAL", repr(error)
-        why = self._why  # The answer may be why the next one is sent.
+        why = self._why  # The answer may change the cause of the next Register.
         self.feed(events.Replied(offer.attempt, code, details, connected=bool(self.plugin.asked_options)))
         if code != "OK":
             self._node.tally.register_errors.add(self.name, code)
@@ -274,7 +277,9 @@ class Resource:
             await asyncio.sleep(wait)
         socket = self._node.presence.socket
         kubelet = kubelet_id(socket)
-        if kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet:  # Else another one came in between.
+        if (
+            kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet
+        ):  # Otherwise another kubelet came in between.
             return NOBODY, f"nobody takes connections on {socket}"
         own = self._node.own_socket(self.name)
         if not own.is_socket():
@@ -299,21 +304,21 @@ class Resource:
         return "OK", ""
 
     def _link(self, name: str) -> str:
-        """Give the bound socket a new name in the kubelet's folder; return the endpoint to register."""
+        """Link the bound socket under a new name in the kubelet's folder; return the endpoint to register."""
         own, folder = self._node.own_socket(self.name), self._node.settings.socket_dir
         try:
             os.link(own, folder / name)
         except OSError as error:
-            # No hard links here (another mount, SELinux): every kubelet joins the endpoint to its folder, so the path
-            # below it serves as well; only its name isn't new for each registration.
+            # No hard links here (another mount, SELinux). Kubelets join the endpoint to their folder, so a path below it works,
+            # but it isn't new for each registration.
             self._log.warning("cannot link our socket: registering its own path", error=str(error))
             return str(own.relative_to(folder))
         return name
 
     async def _verify(self) -> None:
-        """Look into the kubelet's records, where they can be reached; again where the list changed meanwhile.
+        """Read the kubelet's records, if possible; again if the list changed meanwhile.
 
-        A stream that changes meanwhile proves nothing: the next one is looked for by itself.
+        If the stream changes meanwhile, the result is dropped: the new stream gets its own read.
         """
         stream, listed, held = self.state.stream, None, None
         pod_resources = self._node.settings.pod_resources_socket
@@ -329,7 +334,7 @@ class Resource:
             self.feed(events.Verified(held))
 
     def looked(self, look: Look) -> None:
-        """Apply a look into the kubelet's records that was made for the whole node."""
+        """Check the resource in a read of the kubelet's records that was made for the whole node."""
         allocatable, since = look.view.allocatable, self.stream_since
         if allocatable is None or since is None or look.at < since or allocatable.get(self.name):
             return
@@ -337,7 +342,7 @@ class Resource:
             self.feed(events.Lacking())
 
     def _report(self, report: events.Report) -> None:
-        """Log it; a fault that repeats word for word is logged once."""
+        """Log a report. If the same error comes again, log it at debug level."""
         state = self.state
         told = {"api": state.dialect, "details": report.details} if report.details else {"api": state.dialect}
         if report.what == "registered":
@@ -353,7 +358,7 @@ class Resource:
             handle.cancel()
 
     async def close(self) -> None:
-        """End everything of this resource after ``Stop``."""
+        """End everything of this resource. Call it after ``Stop``."""
         await self._tasks.close()
         if self._ahead is not None:
             await self._ahead.channel.close()

@@ -1,6 +1,6 @@
-"""Reading the requests of calls: so many at once, and each within its time.
+"""Read the requests of calls: a limited number at once, each within a time limit.
 
-To gRPC each call has a stream of requests, of which one is read: so it is ours to bound how long that takes, and how many wait.
+For gRPC each call has a stream of requests, of which we read one. So we must limit the time and the number ourselves.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ if TYPE_CHECKING:
     from gateway.wires.rpc import Call
 
 REQUEST_TIME = 5.0
-"""Seconds from the begin of a call until its request must have arrived."""
+"""Seconds from the start of a call within which its request must arrive."""
 MAX_READ = 8
-"""Requests that are read at once; gRPC holds the others back, but for 64 KiB. Reading takes twice the size of a request."""
+"""Requests that are read at once. gRPC holds back the others, except 64 KiB of each. Reading takes twice a request's size of
+memory."""
 IN_LINE = 0.25
-"""Seconds that a request may take to arrive while others wait for their turn."""
+"""Seconds within which a request must arrive while other calls wait."""
 _TURNS = 4
-"""Turns of the event loop until a request that gRPC has arrives here: then the loop was late, not the request."""
+"""Turns of the event loop before a late read is ended: if gRPC has the request already, the loop was late."""
 
 
 class Requests:
-    """Reads the requests of calls: ``MAX_READ`` at once, each within ``REQUEST_TIME``; while others wait, within ``IN_LINE``."""
+    """Reads requests: ``MAX_READ`` at once, each within ``REQUEST_TIME``, or within ``IN_LINE`` while other calls wait."""
 
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(MAX_READ)
@@ -32,13 +33,13 @@ class Requests:
         """The start of each read (seconds of the event loop)."""
         self._line = 0
         self._timer: asyncio.TimerHandle | None = None
-        """One timer for all reads, also after a read has ended: a call needs none of its own."""
+        """One timer for all reads. It may outlive the read that set it."""
 
     async def read(self, call: Call) -> bytes:
-        """Read a call's one request.
+        """Read the one request of a call.
 
         Raises:
-            MalformedError: there was none, or it took too long.
+            MalformedError: no request came, or it came too late.
         """
         if not self._turns.locked():
             await self._turns.acquire()
@@ -79,7 +80,7 @@ class Requests:
             del self._reading[reading]
 
     def _set_timer(self) -> None:
-        """Set the timer to when the time of the oldest read is over."""
+        """Set the timer to the deadline of the oldest read."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -94,7 +95,7 @@ class Requests:
         self._end_late(asyncio.get_running_loop().time(), _TURNS)
 
     def _end_late(self, now: float, turns: int) -> None:
-        """End the reads whose time was over at ``now``, after ``turns`` turns of the event loop."""
+        """End the reads whose deadline was before ``now``, after ``turns`` turns of the event loop."""
         if turns:
             asyncio.get_running_loop().call_soon(self._end_late, now, turns - 1)
             return

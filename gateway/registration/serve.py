@@ -1,8 +1,8 @@
-"""Serving one resource: the device plugin's gRPC calls, answered in whichever dialect is on offer.
+"""Serve one resource: answer the device plugin's gRPC calls in the dialect on offer.
 
-The server is bound once, in the instance's own folder; a registration only gives the bound socket a new name. Every call
-comes in as bytes and goes through the dialect on offer, so that nothing here knows a version. That dialect counts from
-the moment Register is *sent*: kubelets 1.8 and 1.9 call back before Register returns.
+The server is bound once, in the gateway's own folder. A registration only links the bound socket under a new name. Calls arrive
+as bytes and are decoded by the dialect on offer, so nothing here depends on a version. A dialect is on offer from the moment
+when Register is *sent*, because kubelets 1.8 and 1.9 call back before Register returns.
 """
 
 from __future__ import annotations
@@ -46,29 +46,30 @@ if TYPE_CHECKING:
     _Answer = Callable[[Dialect, bytes, rpc.Call], Awaitable[bytes]]
 
 REQUEST_LIMIT = 4 * 1024 * 1024
-"""The most bytes of a request, as gRPC has it by default, and so NVIDIA's plugin.
+"""Most bytes of a request: gRPC's default, and so that of NVIDIA's plugin.
 
-The largest is GetPreferredAllocation: it names every free device, and those that the pod's init containers had once more. A name takes 2
-bytes more than its ID, so 10 000 devices fit twice with IDs of 207 bytes, and 43 000 with those of MIG devices that are shared (46 bytes).
-Once, everything fits that does on a list (also 4 MiB), where a device takes 13 bytes more than its ID."""
+The largest is GetPreferredAllocation, which names every free device, and the devices of the pod's init containers a second
+time. Each takes 2 bytes more than its ID. So 10,000 devices fit twice if their IDs have 207 bytes, and 43,000 if they have 46
+(shared MIG devices). Once, every list fits: there a device takes 13 bytes more than its ID, and a list also has at most 4 MiB.
+"""
 MAX_CALLS = 1024
-"""Calls of a server at once, streams included; gRPC refuses more."""
+"""Calls of one server at once, including streams. gRPC refuses more."""
 REFUSALS_TOLD = 20
-"""Refusals of one kind that are logged in a minute: endless calls can't fill the disk."""
+"""Refusals of one kind that are logged per minute, so that endless calls can't fill the disk."""
 NOTED_AFTER = 0.02
-"""Seconds after an Allocate until it is noted, with those that came meanwhile: the next one needn't wait for that. It is written
-within 100 ms all the same (``scribe.SOON``)."""
+"""Seconds after an Allocate until the given devices are noted, all together, so that the next Allocate doesn't wait. They are
+written within 100 ms all the same (``scribe.SOON``)."""
 MOST_STREAMS = 32
-"""Open ListAndWatch streams of a resource. The kubelet has one, or two for a moment. More are refused."""
+"""Most open ListAndWatch streams of a resource; more are refused. The kubelet has one, or two for a moment."""
 _MOST_AGENTS = 16
 _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", REQUEST_LIMIT),
     ("grpc.max_send_message_length", -1),
-    # For one connection. A kubelet has its stream and a call for each container that starts; metadata of 200 bytes.
+    # For one connection. A kubelet has a stream, a call for each container that starts, and 200 bytes of metadata.
     ("grpc.max_concurrent_streams", 16),
     ("grpc.max_metadata_size", 8 * 1024),
     ("grpc.absolute_max_metadata_size", 16 * 1024),
-    # What comes unasked for isn't taken: the window of a stream doesn't grow.
+    # Limits the memory for incoming data: the window of a stream doesn't grow.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.so_reuseport", 0),
 )
@@ -78,11 +79,11 @@ _log = structlog.get_logger()
 
 
 class DeviceMemory(Protocol):
-    """What the gateway knows and remembers of a resource's devices, next to the list."""
+    """What the gateway remembers about a resource's devices, in addition to the list."""
 
     @property
     def handed_out(self) -> Container[str]:
-        """The devices that containers were given at any time, as far as the gateway remembers."""
+        """The devices that were ever given to containers, as far as the gateway remembers."""
 
     @property
     def held(self) -> Container[str]:
@@ -90,68 +91,68 @@ class DeviceMemory(Protocol):
 
     @property
     def asked(self) -> AbstractContextManager[None]:
-        """Prevents looks into the kubelet's records while an Allocate or GetPreferredAllocation is open."""
+        """Prevents reads of the kubelet's records while an Allocate or GetPreferredAllocation is open."""
 
     async def chosen(self, request: PreferredRequest, choose: Callable[..., Awaitable[Sequence[str]]]) -> Sequence[str]:
         """Return the devices to give last, the least bad ones first."""
 
     async def let_in(self) -> None:
-        """Wait until the kubelet would admit a pod with a device."""
+        """Wait until the kubelet would admit a pod that gets a device."""
 
     async def require_free(self, device_ids: Iterable[str]) -> None:
-        """Raise RefusedError if the gateway noted that a container holds one of these, although the kubelet thinks it is free."""
+        """Raise RefusedError if a container holds one of these by the gateway's notes, although the kubelet offers it as free."""
 
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Note that containers were given devices: the dialect, and the devices of each container."""
 
 
 class Leading(Protocol):
-    """Who leads on the node (``gateway.leader.leadership``)."""
+    """Who leads on the node; see ``gateway.leader.leadership``."""
 
     def register_at(self) -> float:
         """Return the earliest time of the next Register (monotonic seconds)."""
 
     async def passed(self, call: str, dialect: Dialect, resource: str, request: bytes) -> bytes | None:
-        """Return the leader's response to a call; None if this gateway leads, and so answers it."""
+        """Return the leader's response to a call; None if this gateway leads and must answer."""
 
     def one_more(self) -> AbstractContextManager[None]:
         """Count a call while it is being answered."""
 
 
 class Node(Struct, frozen=True, kw_only=True):
-    """The node around a resource, and the gateway on it."""
+    """What a resource uses of the node and of its gateway."""
 
     settings: Settings
     source: DeviceSource
     tally: Tally
     turns: Turns
     token: str
-    """The gateway's own."""
+    """The token of this gateway."""
     own_socket: Callable[[str], Path]
     """Returns the path on which a resource's server is bound."""
     memory: Callable[[str], DeviceMemory]
-    """Returns what is known of a resource's devices next to its list."""
+    """Returns what is remembered about a resource's devices."""
     accepted: Callable[[str], None]
-    """Remembers which dialect the kubelet accepted."""
+    """Remembers the dialect that the kubelet accepted."""
     presence: Presence
     """The kubelet that listens."""
     beliefs: Beliefs
-    """Its records."""
+    """The kubelet's records."""
     lead: Leading
     """Who leads on the node."""
     moved: Signal
-    """Set when a resource's registration may have another phase."""
+    """Set when the phase of a registration may have changed."""
 
 
 class _Stream:
-    """One ListAndWatch stream: its caller, and whether there is a new list for it."""
+    """One ListAndWatch stream: its caller, and if it has a new list to send."""
 
     def __init__(self, user_agent: str | None, *, likely: bool) -> None:
         self.user_agent, self.likely = user_agent, likely
         self.changed, self.ending = asyncio.Event(), False
 
     def end(self) -> None:
-        """End it after the current message."""
+        """End the stream after the current message."""
         self.ending = True
         self.changed.set()
 
@@ -159,7 +160,7 @@ class _Stream:
 class DevicePlugin:
     """The device plugin of one resource name.
 
-    ``emit`` takes the registration events that calls cause (a stream opened, ended, a list too large).
+    ``emit`` gets the registration events that calls cause (a stream opened or ended, a list is too large).
     """
 
     def __init__(self, name: str, node: Node, emit: Callable[[Event], None]) -> None:
@@ -171,13 +172,13 @@ class DevicePlugin:
         self._methods: dict[str, rpc.Method] = {}
         self._evidence = Evidence()
         self.asked_options: set[str | None] = set()
-        """The user agents that asked for the options since the last Register: kubelets from 1.25 on do so before they answer it."""
+        """User agents that asked for the options since the last Register. Kubelets 1.25 and later do so before they answer it."""
         self.list = DeviceList(name, node.tally, grace=node.settings.startup_grace > 0)
         self._streams: dict[int, _Stream] = {}
         self._heeded: int | None = None
-        """The stream that is treated as the kubelet's, or was last."""
+        """The stream that is, or was last, treated as the kubelet's."""
         self._notes: list[tuple[str, tuple[str, ...], Level]] = []
-        """Devices that were given and are not noted yet: the dialect, the devices, and what is known of the kubelet."""
+        """Given devices that are not noted yet: the dialect, the devices, and what is known of the kubelet's version."""
         self.given = 0
         """Number of containers that were given devices."""
         self._servers: list[rpc.UnixServer] = []
@@ -192,12 +193,12 @@ class DevicePlugin:
         return self.list.devices
 
     def publish(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> None:
-        """Send a new list on every open stream, if it differs. The caller has written its device IDs to disk."""
+        """Send a new list on every open stream, if it differs. Call it after the device IDs were written to disk."""
         if self.list.becomes(listing, entries):
             self.send_again()
 
     def send_again(self) -> None:
-        """Send the list again on every open stream: a kubelet writes its checkpoint with each list."""
+        """Send the list again on every open stream. A kubelet writes its checkpoint for each list."""
         for stream in self._streams.values():
             stream.changed.set()
 
@@ -210,17 +211,17 @@ class DevicePlugin:
 
     @property
     def streaming(self) -> bool:
-        """True if a ListAndWatch stream is open that may be the kubelet's."""
+        """True if an open ListAndWatch stream may be the kubelet's."""
         return any(stream.likely or number == self._heeded for number, stream in self._streams.items())
 
     async def bind(self, path: Path) -> None:
-        """Bind one more server on ``path`` (at most 107 bytes) and start it; streams on earlier ones live on.
+        """Bind one more server on ``path`` (at most 107 bytes) and start it. Streams on earlier servers go on.
 
         Raises:
-            RuntimeError: the path can't be bound.
+            RuntimeError: gRPC can't bind the path.
         """
         server = rpc.UnixServer(path, self._method, _SERVER_OPTIONS, MAX_CALLS)
-        self._servers.append(server)  # Whoever is cancelled from now on stops it.
+        self._servers.append(server)  # If this task is cancelled now, ``close`` stops the server.
         await server.start()
 
     async def drop_earlier_servers(self) -> None:
@@ -231,19 +232,19 @@ class DevicePlugin:
             await asyncio.gather(*(server.stop(grace=0) for server in earlier))
 
     async def close(self) -> None:
-        """End the streams, then the servers: a server waits for its whole grace while a stream is open."""
+        """End the streams, then the servers. A server with an open stream would wait for its whole grace."""
         self.end_streams()
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.stop(grace=0.2) for server in servers))
 
     def offer(self, dialect: Dialect) -> None:
-        """Use ``dialect`` from now on, with a kubelet of unknown version."""
+        """Use ``dialect`` from now on, for a kubelet of unknown version."""
         self._dialect, self._methods = dialect, self._calls(dialect)
         self._evidence = Evidence(pinned=self._kubelet_minor)
         self.asked_options.clear()
 
     def heed(self, number: int) -> None:
-        """Treat a stream as the kubelet's: only its caller is evidence of the kubelet's version."""
+        """Treat a stream as the kubelet's. Only its caller is evidence of the kubelet's version."""
         self._heeded = number
         agent = self._streams[number].user_agent
         self._evidence = Evidence(agent, agent in self.asked_options, self._kubelet_minor)
@@ -253,7 +254,7 @@ class DevicePlugin:
         for stream in self._streams.values():
             stream.end()
 
-    # The calls. Each gets the dialect in force, so that a change of it in mid-call changes nothing.
+    # The calls. Each keeps the dialect that was in force when it began.
 
     def _method(self, path: str) -> rpc.Method | None:
         return self._methods.get(path)
@@ -268,7 +269,7 @@ class DevicePlugin:
         if dialect.rules[Field.PRE_START].verdict is Fidelity.LOSSLESS:
             unary["PreStartContainer"] = self._pre_start
 
-        async def watch(context: rpc.Call) -> None:  # Its request is empty: it isn't waited for.
+        async def watch(context: rpc.Call) -> None:  # Its request is empty, so it isn't read.
             await self._list_and_watch(dialect, context)
 
         calls: dict[str, rpc.Method] = {
@@ -278,7 +279,7 @@ class DevicePlugin:
         return {f"/{dialect.plugin_service}/{call}": method for call, method in calls.items()}
 
     def _answered(self, call: str, answer: _Answer, dialect: Dialect) -> Callable[[rpc.Call], Awaitable[bytes]]:
-        """Return the handler of a call: it answers while this gateway leads, or passes the call on, and counts it."""
+        """Return the handler of a call. It answers if this gateway leads, else it passes the call on, and counts the call."""
 
         async def answered(context: rpc.Call) -> bytes:
             began, status, text = time.perf_counter(), rpc.Code.UNKNOWN, ""
@@ -327,7 +328,7 @@ class DevicePlugin:
                 if in_turn:
                     await self._turns.take(dialect.spacing, writes=True)
                 if stream.ending:
-                    if in_turn:  # It ended while it waited: the kubelet will write nothing.
+                    if in_turn:  # It ended while it waited, so the kubelet will write nothing.
                         self._turns.unused()
                     break
                 await self.list.spell(dialect)
@@ -342,7 +343,7 @@ class DevicePlugin:
             self._emit(StreamEnded(number))
 
     def _has_room(self, *, likely: bool) -> bool:
-        """Return True if one more stream is accepted. For one that may be the kubelet's, the oldest of the others ends."""
+        """Return True if one more stream is accepted. If it may be the kubelet's and there are too many, end the oldest of the others."""
         if len(self._streams) < MOST_STREAMS:
             return True
         if not likely:
@@ -373,14 +374,16 @@ class DevicePlugin:
                 self._check(dialect, container)
                 answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
         if dialect.spacing:
-            await self._turns.take(dialect.spacing, writes=False)  # It writes when all of the container's are answered.
-        # The list changed while the source was asked: what was judged is no longer so.
+            await self._turns.take(
+                dialect.spacing, writes=False
+            )  # The kubelet writes when all of the pod's containers are answered.
+        # The list changed while the source was asked, so judge again.
         if self.list.entries is not listed:
             for container in containers:
                 self._check(dialect, container)
         wire = dialect.encode_allocate_answer(containers, answers, known_level)
         self.list.note_lost(dialect, wire)
-        # When the answer is on its way: the kubelet starts no other pod until it has it (#117435).
+        # Note it after the answer is sent: the kubelet starts no other pod until it has the answer (#117435).
         if not self._notes:
             asyncio.get_running_loop().call_later(NOTED_AFTER, self.note_handed_out)
         self.given += len(containers)
@@ -388,7 +391,7 @@ class DevicePlugin:
         return wire.data
 
     def note_handed_out(self) -> None:
-        """Note the given devices now, because who holds what is about to be read."""
+        """Note the given devices now, because holders are about to be read."""
         notes, self._notes = self._notes, []
         if notes:
             self._memory.hand_out((dialect, device_ids) for dialect, device_ids, _ in notes)
@@ -396,16 +399,16 @@ class DevicePlugin:
             self._log.info("allocated", devices=list(device_ids), kubelet=span(known_level))
 
     def _check(self, dialect: Dialect, container: ContainerRequest) -> None:
-        """Raise RefusedError unless each device's state allows giving it now."""
+        """Raise RefusedError if a device's state forbids giving it now."""
         if admission.all_present(container.device_ids, self.list.entries):
             return
-        self.note_handed_out()  # It counts now.
+        self.note_handed_out()  # Holders are about to be read.
         warnings = admission.judge(
             self.name,
             container.device_ids,
             self.list.entries,
             now=time.monotonic(),
-            # 1.8 asks again at each start of a container, so that a refusal would end a pod that runs.
+            # 1.8 asks again at each start of a container, so a refusal would end a running pod.
             handed_out=self._memory.handed_out if dialect.asks_again else frozenset(),
             held=self._memory.held,
         )
@@ -429,5 +432,5 @@ class DevicePlugin:
 
     @property
     def says_options(self) -> bool:
-        """Return True if the dialect can carry them; the alpha dialects can't."""
+        """True if the dialect can carry options; the alpha dialects can't."""
         return self._dialect is not None and self._dialect.rules[Field.OPTIONS].verdict is Fidelity.LOSSLESS

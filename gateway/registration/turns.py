@@ -1,4 +1,4 @@
-"""Send one list or answer at a time to a kubelet whose checkpoint two at once would break (``Dialect.spacing``)."""
+"""Send one list or answer at a time to kubelets whose checkpoint breaks if two are sent at once (``Dialect.spacing``)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PATIENCE: Final = 2.0
-"""Seconds that a kubelet may take to write its checkpoint after a list: a busy disk takes longer than ``Dialect.spacing`` (0.3 s
-seen)."""
+"""Most seconds to wait until a kubelet has written its checkpoint after a list. A busy disk needs more than ``Dialect.spacing``
+(0.3 s seen)."""
 _AGAIN: Final = 0.005
-"""Seconds between two looks at the file, and until a write that has begun is over."""
+"""Seconds between two looks at the checkpoint."""
 
 
 class Turns:
-    """The turns of all resources of a node, whose kubelet has this checkpoint."""
+    """The turns of all resources of a node. Their kubelet writes them all to one checkpoint."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
@@ -27,9 +27,9 @@ class Turns:
         self._written = True
 
     async def take(self, spacing: float, *, writes: bool) -> None:
-        """Wait for the turn, and take it for ``spacing`` seconds; ``writes``: the kubelet will write for certain.
+        """Wait for a turn, and take it for ``spacing`` seconds. ``writes``: the kubelet will write its checkpoint for certain.
 
-        It comes when the turn before is over: its time, and the kubelet's write, if one was certain, but at most ``PATIENCE``.
+        The next turn begins when this one has lasted its time and the kubelet has written, at most ``PATIENCE`` later.
         """
         async with self._lock:
             now = time.monotonic()
@@ -37,13 +37,15 @@ class Turns:
                 await asyncio.sleep(self._free_at - now)
             while not self._written and time.monotonic() < self._taken + PATIENCE:
                 stamp = self._stamp()
-                self._written = stamp != self._before and stamp is not None and stamp[1] > 0  # It is emptied first.
+                self._written = (
+                    stamp != self._before and stamp is not None and stamp[1] > 0
+                )  # The kubelet empties the file first.
                 await asyncio.sleep(_AGAIN)
             self._taken = time.monotonic()
             self._free_at, self._written, self._before = self._taken + spacing, not writes, self._stamp()
 
     def unused(self) -> None:
-        """Note that nothing was sent in this turn, so that the next one doesn't wait for a write."""
+        """Report that nothing was sent in this turn, so that the next turn doesn't wait for a write."""
         self._written = True
 
     def _stamp(self) -> tuple[int, int] | None:

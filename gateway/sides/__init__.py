@@ -1,1 +1,1 @@
-"""Which API owns each GPU where one gateway serves both: the device plugin API or Dynamic Resource Allocation, never both."""
+"""Which API gives each GPU if the gateway serves both the device plugin API and Dynamic Resource Allocation."""

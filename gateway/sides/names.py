@@ -1,7 +1,7 @@
-"""Pods that ask by name for GPUs of DRA's: which of them would run without, and which wait. Pure.
+"""Find pods that ask by resource name for GPUs that DRA gives: they would run without a GPU, or wait. Pure.
 
-The scheduler makes a claim for such a pod where a DeviceClass names its resource and the node's allocatable has none of it,
-whatever the kubelet is. One before 1.36 runs the pod without its GPU, and says nothing (run on 1.32).
+If a DeviceClass names a resource and the node has none of it in allocatable, the scheduler makes a claim for such a pod,
+whatever the kubelet's version. A kubelet before 1.36 then runs the pod without its GPU and without an error (run on 1.32).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from gateway.sides.side import Side
 
 BY_NAME: Final = 36
-"""The first kubelet, 1.N, that has DRA's devices for pods that ask by name (DRAExtendedResource, on by default)."""
+"""The first kubelet (1.N) that gives DRA's devices to pods that ask by name (DRAExtendedResource, on by default)."""
 _NOT_GIVEN: Final = frozenset({Side.PLUGIN, Side.FOREIGN})
 _WITHOUT_PLUGIN: Final = frozenset({Side.DRA, Side.TO_DRA})
 
@@ -20,13 +20,13 @@ _WITHOUT_PLUGIN: Final = frozenset({Side.DRA, Side.TO_DRA})
 def overlooked(
     resources: Collection[str], kubelet: int | None, classes: Mapping[str, str] | None, unsaid: str = ""
 ) -> str:
-    """Say why pods that ask by name for resources of DRA's would run without their GPU; '' where none would.
+    """Return why pods that ask by name for these resources would run without their GPU; '' if none would.
 
     Args:
-        resources: those of which DRA has GPUs, or gets them.
-        kubelet: the node's, 1.N; None: it doesn't say.
-        classes: of each DeviceClass the resource that it names ('' for none); None: that was never known.
-        unsaid: why not.
+        resources: the resources of which DRA has GPUs, or will have.
+        kubelet: the minor version of the node's kubelet; None: unknown.
+        classes: the resource that each DeviceClass names ('' for none); None: unknown.
+        unsaid: why ``classes`` is unknown.
     """
     if not resources or (kubelet or 0) >= BY_NAME:
         return ""
@@ -43,17 +43,17 @@ def overlooked(
 
 
 def of_dra(sides: Mapping[str, Collection[Side]]) -> frozenset[str]:
-    """Name the resources that have GPUs which are DRA's or on their way, by the sides of all their boards."""
+    """Return the resources that have GPUs which are DRA's or on their way to or from it."""
     return frozenset(name for name, found in sides.items() if not _NOT_GIVEN.issuperset(found))
 
 
 def waiting(sides: Mapping[str, Collection[Side]], classes: Mapping[str, str] | None, asked: Collection[str]) -> str:
-    """Say for which resources pods that ask by name wait, because no DeviceClass names them any more; '' for none.
+    """Return the resources for which pods that ask by name wait, because no DeviceClass names them any more; '' if none.
 
     Args:
-        sides: those of each resource's boards. Where the device plugin API has one, it serves such pods.
-        classes: as above.
-        asked: the resources that a class had named, or that pods got by name. Elsewhere people may want claims alone.
+        sides: the sides of each resource's boards. If one is the device plugin API's, that API serves such pods.
+        classes: as for ``overlooked``.
+        asked: the resources that a class named, or that pods got by name. For others only claims may be wanted.
     """
     if classes is None:
         return ""

@@ -1,7 +1,7 @@
-"""The table of owners: to which API a board belongs, what each may do with it, and when it moves. Pure.
+"""Decide which API may give a board, and when a board moves from one API to the other. Pure.
 
-A board is a physical GPU with all that it is partitioned or shared into: what is physically one thing has one owner. A change is
-on disk before it is in force, and in force before either API learns of it, so that a crash at any point leaves one owner.
+A board is a physical GPU with all its partitions and replicas. It has one side at a time. A change of side is on disk before it
+is in force, and in force before either API hears of it, so that a crash at any point leaves one side.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gateway.sides.side import Side
 
 
 class Seen(Struct, frozen=True):
-    """What is known of who holds a board.
+    """What is known of a board's holders.
 
-    ``pod`` says in words which container has it by the device plugin API: '' for none, None where that isn't known since the
-    kubelet was told to give it to nobody. ``claim`` says to which claim it is prepared ('' for none), ``allocated`` to which one
-    it is allocated at the API server: None where that isn't known since the ResourceSlice offers it to nobody new; '' also where a pod by name
-    had it and ended, because such a claim is nobody else's. ``foreign`` says in words which other DRA driver has it, ``unsaid`` why the
-    API server doesn't say which claims there are.
+    ``pod`` is the container that holds it by the device plugin API: '' for none; None if unknown since the list withheld it.
+    ``claim`` is the claim it is prepared for ('' for none). ``allocated`` is the claim it is allocated to at the API server;
+    None if unknown since the ResourceSlice stopped offering it. It is also '' if a pod by name had it and ended, because no
+    other pod uses such a claim. ``foreign`` is another DRA driver that has it. ``unsaid`` is why the claims at the API server
+    are unknown.
     """
 
     pod: str | None = None
@@ -34,15 +34,15 @@ class Seen(Struct, frozen=True):
 
     @property
     def is_held_up(self) -> bool:
-        """Whether somebody holds it, or nobody says who: then there is no hurry to look again."""
+        """True if it is held, or its holders are unknown: looking again soon would not help."""
         return bool(self.pod or self.claim or self.allocated or self.unsaid)
 
 
 class Stand(Struct, frozen=True):
-    """Where a board is, for people: who has it ('': nobody, or it isn't known), and what it waits for in words.
+    """Where a board is, for people: its holder ('' for none or unknown), and what it waits for.
 
-    It has been on its way ``since`` then (monotonic seconds), or since this process started; None: it isn't. ``then`` is where an order
-    would bring it, where one is asked about; the words are about that.
+    ``since`` is when it began to move (monotonic seconds), or when this process started; None if it doesn't move. ``then`` is
+    the side that an order in question would give it; ``words`` is about that order.
     """
 
     board: str
@@ -54,18 +54,18 @@ class Stand(Struct, frozen=True):
 
 
 class Offered(Enum):
-    """How a ResourceSlice shows what is on a board."""
+    """How a ResourceSlice offers the devices of a board."""
 
     NOT = "not"
     LEAVING = "leaving"
-    """To nobody new."""
+    """Offered to no new claim."""
     FREE = "free"
 
 
 ANNOTATION: Final = "device-plugin-gateway.io/move-to"
-"""Of a node: the side (dra, plugin) to which all its boards go, as long as it is there."""
+"""A node's annotation: the side (dra or plugin) to which all its boards go while it is there."""
 _THEIRS: Final = "foreign:"
-"""What stands before a board in the row which says that another driver has it, whichever side it is on here."""
+"""Prefix of the rows that say that another driver has a board."""
 _ORDERS: Final[Mapping[tuple[Side, Side], Side]] = {
     (Side.PLUGIN, Side.DRA): Side.TO_DRA,
     (Side.TO_PLUGIN, Side.DRA): Side.DRA,
@@ -75,15 +75,16 @@ _ORDERS: Final[Mapping[tuple[Side, Side], Side]] = {
 }
 _OF_DRA: Final = frozenset({Side.DRA, Side.TO_PLUGIN})
 _GONE: Final = frozenset({State.ELSEWHERE}) | COUNTED
-"""What lies over a device in the other API's list, so that it gives it to nobody."""
+"""States of a device in the device plugin API's list that keep it from being given."""
 MOVING: Final = frozenset({Side.TO_DRA, Side.TO_PLUGIN, Side.RECLAIMED})
-"""Where a board doesn't stay."""
+"""Sides of boards that move."""
 
 
 def actual(side: Side, *, claimed: bool) -> Side:
-    """Say where a board is: what is prepared for a claim is DRA's, whatever the table says.
+    """Return where a board is: a board that is prepared for a claim is DRA's, whatever the table says.
 
-    So it is after ``--dra only``, which keeps no table, and where Prepare was answered while the board's way back was written.
+    The table can differ after ``--dra only``, which keeps none, or if Prepare was answered while the board's return was
+    written.
     """
     if not claimed or side in _OF_DRA:
         return side
@@ -91,22 +92,22 @@ def actual(side: Side, *, claimed: bool) -> Side:
 
 
 def ordered(side: Side, to: Side, foreign: str = "") -> Side:
-    """Say where a board is once an operator wants it at one end (PLUGIN or DRA)."""
+    """Return the side of a board after an operator's order to move it to PLUGIN or DRA."""
     return _here(_ORDERS.get((side, to), side), foreign)
 
 
 def missed(side: Side, seen: Seen) -> Side:
-    """Say where a board is once a claim asks for it that is the other side's: it is called back if nobody holds it."""
+    """Return the side of a board after a claim asks for it: it is called back from the device plugin API if no pod holds it."""
     return Side.RECLAIMED if side is Side.PLUGIN and seen.pod == "" and not seen.foreign else _here(side, seen.foreign)
 
 
 def moved(side: Side, seen: Seen) -> Side:
-    """Say where a board on its way is now, or one that another DRA driver offers; the same where it has to wait."""
+    """Return the side of a moving or foreign board, given its holders. It is the same if the board must wait."""
     return _here(_moved(side, seen), seen.foreign)
 
 
 def moves(side: Side, foreign: str) -> bool:
-    """Say whether there is something to look up of a board: what holds it up may be over, or it must be withheld."""
+    """Return True if a board's holders must be looked up: it moves, or must be withheld from or given back by another driver."""
     return side in MOVING or side is (Side.PLUGIN if foreign else Side.FOREIGN)
 
 
@@ -131,40 +132,41 @@ def _moved(side: Side, seen: Seen) -> Side:
 
 
 def looked_at(side: Side, seen: Seen, *, misses: bool) -> Side:
-    """Say where a board is now that it was looked at, on whichever side it came to meanwhile; ``misses``: a claim asks for it."""
+    """Return the side of a board after a look at its holders; ``misses``: a claim asks for it."""
     return missed(side, seen) if misses and side is Side.PLUGIN else moved(side, seen)
 
 
 def remembered(known: Mapping[str, Side], foreign: Mapping[str, str]) -> dict[str, Side | None]:
-    """Give the rows that say which boards other drivers have, as far as they are news; ``foreign`` says of each board who has it.
+    """Return the rows to change so that the table says which boards other drivers have; ``foreign`` is the other driver by board.
 
-    A start of kubelet and gateway takes those drivers' slices away for a moment, and their claims stay.
+    The rows outlive those drivers' slices, which vanish for a moment when kubelet and gateway start, while their claims stay.
     """
     rows = {f"{_THEIRS}{board}": Side.FOREIGN if words else None for board, words in foreign.items()}
     return {row: side for row, side in rows.items() if known.get(row) is not side}
 
 
 def theirs(known: Mapping[str, Side]) -> list[str]:
-    """Name the boards that other drivers had."""
+    """Return the boards that other drivers had."""
     return [row.removeprefix(_THEIRS) for row, side in known.items() if side is Side.FOREIGN]
 
 
 def listed(
     side: Side, *, named: bool = False, claimed: bool = False, before: State | None = None, admits: bool = False
 ) -> State | None:
-    """Say what lies over a device in the device plugin API's list; None: nothing.
+    """Return the state that covers a device in the device plugin API's list; None for none.
 
-    The scheduler counts a pod that has a device by name against what the list has, whichever API gave it. On the way back, where
-    such pods get what the list has, it must have theirs, too: without it as many others stayed unused (run on 1.37). It is listed
-    so until it is here, because the next pod comes as soon as the last one ended, and a kubelet without a healthy device for it
-    fails it for good. So does one that starts with a pod whose container ended, or that was given to it, meanwhile (run on 1.36, 1.37).
+    The scheduler counts a pod that asked by name against the list, whichever API gave its device. While a board moves back, the
+    list must include the devices of such pods, or as many others stay unused (run on 1.37). The device stays listed until the
+    board is back, because the next pod comes as soon as the last one ended, and a kubelet without a healthy device fails it for
+    good. So does a kubelet that starts with a pod whose container ended, or that was given the device meanwhile (run on 1.36,
+    1.37).
 
     Args:
-        side: where its board is.
-        named: whether it is prepared for a pod that asked by name.
-        claimed: whether anything of its board is prepared for a claim.
-        before: what lies over it in the list as it is now.
-        admits: whether a kubelet is away, or admits its pods anew.
+        side: the side of its board.
+        named: True if it is prepared for a pod that asked by name.
+        claimed: True if a device of its board is prepared for a claim.
+        before: the state that covers it now.
+        admits: True if the kubelet is away, or admits its pods again.
     """
     if side is Side.PLUGIN or (side is Side.TO_DRA and admits):
         return None
@@ -176,13 +178,13 @@ def listed(
 
 
 def offered(side: Side, shown: State | None, pod: str | None, foreign: str = "") -> Offered:
-    """Say how DRA offers a board, to Prepare and in a slice.
+    """Return how DRA offers a board, in a slice and to Prepare.
 
     Args:
-        side: where the board is.
-        shown: what lies over it in the other API's list, as that is served now.
-        pod: as in ``Seen``. A gateway that starts looks before it offers: the one before it may have died between the disk and
-            the list.
+        side: the side of the board.
+        shown: the state that covers it in the list that the device plugin API serves now.
+        pod: as in ``Seen``. A starting gateway looks before it offers: the earlier one may have died between the disk and the
+            list.
         foreign: as in ``Seen``.
     """
     if shown not in _GONE or side not in _OF_DRA or pod != "" or foreign:
@@ -191,7 +193,7 @@ def offered(side: Side, shown: State | None, pod: str | None, foreign: str = "")
 
 
 def words(side: Side, seen: Seen) -> str:
-    """Say for people where a board is, and what it waits for."""
+    """Return where a board is and what it waits for, for people."""
     match side:
         case Side.PLUGIN:
             return "offered by the device plugin API; `gateway move --to dra` moves it"

@@ -1,1 +1,1 @@
-"""What the gateway tells: its status, metrics and readiness; and who asks."""
+"""What a gateway reports: its status, metrics and readiness, and the commands that ask for them."""

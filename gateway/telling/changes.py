@@ -1,4 +1,4 @@
-"""What became of the devices of a list, for the log: one line for each that is in another state than before."""
+"""Log what changed in a list: one line for each device whose state changed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from devices.life.states import Entry
 
 MOST: Final = 16
-"""How many lines one list may take."""
+"""Most log lines per list."""
 
 _log = structlog.get_logger()
 
 
 def tell(resource: str, before: Mapping[str, Entry], after: Mapping[str, Entry]) -> None:
-    """Log what is other in the list ``after`` than in the one ``before``; of many devices the first ``MOST``."""
+    """Log the differences between the lists ``before`` and ``after``, at most ``MOST`` devices."""
     untold = 0
     for number, (device_id, was, now) in enumerate(_changed(before, after)):
         if number >= MOST:
             untold += 1
             continue
-        # What is another API's is not unhealthy: the kubelet's list has no other word for it.
+        # A device of another API is not unhealthy, though the kubelet's list says so.
         worse = now is not None and now.device.health is not Health.HEALTHY and now.state not in AWAY
         (_log.warning if worse else _log.info)(
             "device changed",
@@ -45,13 +45,13 @@ def tell(resource: str, before: Mapping[str, Entry], after: Mapping[str, Entry])
 def _changed(
     before: Mapping[str, Entry], after: Mapping[str, Entry]
 ) -> Iterator[tuple[str, Entry | None, Entry | None]]:
-    """Give each device that is in another state, or for another reason, with what it was and is."""
+    """Yield each device whose state or reason changed, with its earlier entry."""
     for device_id, now in after.items():
         was = before.get(device_id)
         if was is now:
             continue
         if was is None or was.state is State.NOT_LOOKED_YET:
-            # At the start all are new, or looked at for the first time; "serving" says how many there are.
+            # At the start all devices are new. The log line "serving" counts them.
             if (before and was is None) or now.state not in {State.PRESENT, State.NOT_LOOKED_YET}:
                 yield device_id, was, now
         elif (was.state, was.kind, was.reason) != (now.state, now.kind, now.reason):

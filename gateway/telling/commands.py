@@ -1,4 +1,4 @@
-"""The commands of a running gateway's control socket: its status, and orders about one device.
+"""The commands of a running gateway's control socket: its status, and orders about devices.
 
 An order is in force, and on disk, before it is answered.
 """
@@ -45,7 +45,7 @@ _OVER = AWAY | {State.CORDONED}
 
 
 class Commands:
-    """Answers for one gateway."""
+    """Answers the commands for one gateway."""
 
     def __init__(self, gateway: Subject) -> None:
         self._gateway = gateway
@@ -54,7 +54,7 @@ class Commands:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """The handlers by op."""
+        """The handlers, by op."""
         return {
             "status": self._status,
             "devices": self._devices,
@@ -65,7 +65,7 @@ class Commands:
 
     @property
     def handlers_while_waiting(self) -> Mapping[str, Handler]:
-        """The handlers by op, before there is a list."""
+        """The handlers, by op, while the gateway has no list yet."""
         return {"status": self._status, "cordon": self._order, "uncordon": self._order}
 
     def taken(self, few: bool) -> Callable[[], status.GatewayStatus]:  # noqa: FBT001 - the metrics' signature
@@ -88,13 +88,13 @@ class Commands:
         await connection.send(await self._apart(taken, _told))
 
     async def _look(self) -> None:
-        """Have the kubelet's records read, if the last look is too old."""
+        """Read the kubelet's records, if the last look is too old."""
         last = self._gateway.holdings.beliefs.last
         if last is None or time.monotonic() - last.at > FRESH:
             await self._gateway.holdings.beliefs.look()
 
     async def _devices(self, connection: ControlConnection, _request: dict[str, Any]) -> None:
-        """Send the status, and what is known of each device. Replicas have one entry, by the ID of the device they share."""
+        """Send the status, and the facts of each device. Replicas have one entry, under the ID of their device."""
         await self._look()
         await connection.send(
             await self._apart(
@@ -128,7 +128,7 @@ class Commands:
                 f"the driver did not answer within {orders.HANDLE_TIME:g} s: the log says what hangs; try again, or restart "
                 "the gateway"
             ) from error
-        await self._gateway.holdings.beliefs.look()  # Who was given one a moment ago holds it.
+        await self._gateway.holdings.beliefs.look()  # To learn the holders of devices that were just given.
         names = list(self._gateway.resources)
         concerned, known = dict.fromkeys(handled), [self._gateway.holdings.beliefs.holders(name) for name in names]
         _log.info("order", op=request["op"], devices=[*concerned][:_MOST_TOLD], count=len(concerned))
@@ -147,7 +147,7 @@ class Commands:
     async def _order(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         order = orders.order(request)
         if order.op == "forget":
-            await self._gateway.holdings.beliefs.look()  # Who was given one a moment ago holds it.
+            await self._gateway.holdings.beliefs.look()  # To learn the holders of devices that were just given.
         before = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources.values()}
         found = [(name, entry) for name, entry in before.items() if entry is not None]
         cordoned = order.device_id in self._gateway.holdings.ledger.cordons
@@ -158,7 +158,7 @@ class Commands:
             ]
         if not resources and not (cordoned and order.op == "uncordon") and not self._gateway.lead.waits_for:
             raise ControlError(f"no device here is called {order.device_id!r}: `gateway devices` lists them")
-        async with self._gateway.lock:  # What is put together now would bring back what is to be forgotten.
+        async with self._gateway.lock:  # A merge in progress would bring back what is to be forgotten.
             changed = self._carry_out(order, resources)
         _log.info(
             "order", op=order.op, device=order.device_id, resources=resources, reason=order.reason, changed=changed
@@ -171,7 +171,7 @@ class Commands:
                 f"done, but it will be forgotten when the gateway restarts: {self._gateway.holdings.scribe.state.error}"
             )
         if order.op == "cordon":
-            await self._gateway.holdings.beliefs.look()  # As above: the operator is told who holds it.
+            await self._gateway.holdings.beliefs.look()  # So that the operator sees the holder.
         now = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources.values()}
         outcome = OrderOutcome(
             changed,
@@ -204,15 +204,15 @@ class Commands:
                     )
                 return ledger.uncordon(order.device_id)
             case _:
-                # It may be offered under one name, and be remembered under another.
+                # It may be offered under one name, and remembered under another.
                 concerned = [one for one in resources if not self._is_just_here(order.device_id, one)] or resources
                 return bool([resource for resource in concerned if self._forget(order.device_id, resource)])
 
     def _forget(self, device_id: str, resource: str) -> bool:
-        """Forget what is remembered of a device: its illness, its place on the list if it is gone, and a holder that the kubelet forgot.
+        """Forget what is remembered of a device: its troubles, its place on the list if it is gone, and holders that the kubelet forgot.
 
         Raises:
-            ControlError: it is on the list because it is there, or because a container holds it.
+            ControlError: it is on the list because it exists, or because a container holds it.
         """
         gateway = self._gateway
         one = gateway.resources[resource]
@@ -224,7 +224,7 @@ class Commands:
         holder = (self._gateway.holdings.named(resource) or {}).get(device_id)
         gone = state in {State.LOST, State.WITHDRAWN, State.NOT_LOOKED_YET}
         if gone and holder is not None:
-            if forgotten:  # Somebody had it before, and is gone: whoever has it now stays.
+            if forgotten:  # An earlier holder is gone; the present one stays.
                 gateway.holdings.beliefs.forget(device_id)
                 return True
             raise ControlError(f"{device_id} of {resource} is held by {holder}: end that pod first")
@@ -234,7 +234,7 @@ class Commands:
         return (gone and gateway.holdings.ledger.withdraw(resource, [device_id])) or ill or forgotten
 
     def _is_just_here(self, device_id: str, resource: str) -> bool:
-        """Return True if a device is on the list because it is there, and nothing is remembered of it."""
+        """Return True if a device is on the list only because it exists, and nothing is remembered of it."""
         entries = self._gateway.resources[resource].entries
         remembered = device_id in self._gateway.holdings.ledger.sticky(resource) or self._is_forgotten(
             device_id, resource
@@ -263,10 +263,10 @@ def _spelled(told: object) -> msgspec.Raw:
 
 
 def _meant(ids: Sequence[str], listed: Sequence[Listed]) -> tuple[str, ...]:
-    """Return the devices that IDs mean: a device's own, that of the device it is a replica of, or that of the GPU it is part of.
+    """Return the devices that IDs mean. An ID may be a device's own, that of its GPU, or that of the device it is a replica of.
 
     Raises:
-        ControlError: an ID means none.
+        ControlError: an ID means no device.
     """
     meant: dict[str, list[str]] = {one: [] for one in ids}
     for _, entries, known in listed:

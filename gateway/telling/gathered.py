@@ -1,4 +1,4 @@
-"""What is known of a gateway at one moment, gathered for its status. Only a gateway that is asked loads this."""
+"""Gather what is known of a gateway at one moment, for its status. Imported when a gateway is first asked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from gateway.configuration import effective
+from gateway.memory.claimed import holding
 from gateway.registration.registrar import SERVED
 from gateway.telling import served, sides, status
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def taken(gateway: Subject, build: status.Build, *, few: bool) -> Callable[[], status.GatewayStatus]:
-    """Take what is known now; what is given puts the document of it together, and may do so in a thread.
+    """Take what is known now. Return a function that makes the document of it; that may run in a thread.
 
-    ``few``: with a row for at most so many devices of a resource (``status.FEW``), else for each.
+    ``few``: with rows for at most ``status.FEW`` devices per resource, else for each.
     """
     now, leader = time.monotonic(), gateway.lead.led_by
     last, since, config, drivers = (
@@ -84,6 +85,7 @@ def _resource(gateway: Subject, resource: Resource, verdict: Verdict) -> status.
         verdict=verdict,
         checked=resource.checked,
         holders=gateway.holdings.named(name),
+        claimed=holding(gateway.holdings.ledger.claims, name).keys(),
         drift=gateway.holdings.beliefs.findings(name),
         others=_others(gateway, resource),
         behind=gateway.source.behind(name),
@@ -91,7 +93,7 @@ def _resource(gateway: Subject, resource: Resource, verdict: Verdict) -> status.
 
 
 def _others(gateway: Subject, resource: Resource) -> frozenset[str]:
-    """Return the devices that the kubelet would give though no gateway serves the resource: they are another plugin's."""
+    """Return the devices that the kubelet would give although no gateway serves the resource: another plugin does."""
     last = gateway.holdings.beliefs.last
     if last is None or resource.state.phase in SERVED or last.at < resource.since:
         return frozenset()

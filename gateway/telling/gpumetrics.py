@@ -1,7 +1,7 @@
-"""The GPUs' own gauges for Prometheus, under the names of NVIDIA's DCGM exporter, with the pods that hold them.
+"""The GPUs' gauges for Prometheus, under the names of NVIDIA's DCGM exporter, with the pods that hold them.
 
-Imported only where ``--gpu-metrics`` is given. Drivers are asked in a thread of its own, and never waited for: a scrape that finds
-them slow has what they told of late, or nothing of them.
+Imported only with ``--gpu-metrics``. A thread of its own reads the drivers. A scrape that finds them slow gets their last
+readings, or none.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from gateway.wires.http import Answer, Handler
 
 WAIT: Final = 0.1
-"""Seconds that a scrape waits for the drivers."""
+"""Seconds for which a scrape waits for the drivers."""
 LATE: Final = 60.0
-"""Seconds for which what they told counts where they don't tell anything new."""
+"""Seconds for which the last readings are used while the drivers don't answer."""
 FRESH: Final = 1.0
-"""Seconds for which a reading is given to all who ask."""
+"""Seconds for which one reading answers all scrapes."""
 HOLDERS: Final = 10.0
-"""Seconds after which who holds what is asked of the kubelet again, for the next scrape."""
+"""Seconds after which the kubelet is asked for the holders again, for the next scrape."""
 _HUNG: Final = 10.0
 
 FAMILIES: Final[Mapping[str, tuple[str, str]]] = {
@@ -48,7 +48,7 @@ FAMILIES: Final[Mapping[str, tuple[str, str]]] = {
     "DCGM_FI_DEV_GPU_TEMP": ("celsius", "GPU temperature (in C)."),
     "DCGM_FI_DEV_POWER_USAGE": ("watts", "Power draw (in W)."),
 }
-"""By name: the field of a reading, and what DCGM's exporter says of it."""
+"""By name: the field of a reading, and the help text of DCGM's exporter."""
 LABELS: Final = (
     *("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "GPU_I_PROFILE", "GPU_I_ID"),
     *("namespace", "pod", "container"),
@@ -62,7 +62,7 @@ _log = structlog.get_logger()
 
 
 class Sampler:
-    """Asks ``read``, which blocks, in a thread that is begun with the first question; one question at a time."""
+    """Calls ``read``, which blocks, in a thread of its own, one call at a time."""
 
     def __init__(self, read: Callable[[], Sequence[Reading]]) -> None:
         self._read = read
@@ -74,7 +74,7 @@ class Sampler:
         self._started = self._told = False
 
     async def latest(self) -> Sequence[Reading]:
-        """Return what the drivers tell, or told of late; empty where they didn't."""
+        """Return the readings of now, or the last ones; empty if they are too old."""
         now, loop = time.monotonic(), asyncio.get_running_loop()
         if now - self._at < FRESH:
             return self._last
@@ -85,14 +85,14 @@ class Sampler:
             self._asked, self._asked_at = loop.create_future(), now
             self._orders.put(self._asked)
         with contextlib.suppress(TimeoutError):
-            # Who hangs already is waited for no more.
+            # A hanging call is not waited for again.
             async with asyncio.timeout(max(self._asked_at + WAIT - now, 0)):
                 await asyncio.shield(self._asked)
         self._tell()
         return self._last if time.monotonic() - self._at <= LATE else ()
 
     def _tell(self) -> None:
-        """Log, once, that the drivers don't answer, and that they do again."""
+        """Log once that the drivers don't answer, and once that they do again."""
         hung = self._asked is not None and not self._asked.done() and time.monotonic() - self._asked_at > _HUNG
         if hung and not self._told:
             _log.warning("no GPU metrics: a driver doesn't answer", advice="metrics and all else go on without them")
@@ -111,7 +111,7 @@ class Sampler:
                         "the GPUs' gauges can't be read", reason=repr(error), advice="this is a defect of the backend"
                     )
                 found = ()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+            with contextlib.suppress(RuntimeError):  # The loop is closed.
                 loop.call_soon_threadsafe(self._take, asked, found)
 
     def _take(self, asked: asyncio.Future[None], found: Sequence[Reading]) -> None:
@@ -135,7 +135,7 @@ class _Gauges(Collector):
             yield family
 
     def _rows(self, it: Reading) -> Iterator[Sequence[str]]:
-        """Give the labels of each sample: one for each container that holds it, or one without."""
+        """Return the labels of each sample: one per container that holds the GPU, or one without labels of a pod."""
         gpu, _, instance = it.index.partition(":")
         profile, number = (it.profile, instance) if it.profile else ("", "")
         own = (gpu, it.uuid, _bus_id(it.pci), f"nvidia{it.minor}", it.product, self._host, profile, number)
@@ -144,14 +144,14 @@ class _Gauges(Collector):
 
 
 def text(readings: Sequence[Reading], holders: Mapping[str, Sequence[Holder]], host: str) -> bytes:
-    """Write readings in Prometheus' text format: 16 GPUs with 4 pods each take some 5 ms."""
+    """Return readings in Prometheus' text format. 16 GPUs with 4 pods each take some 5 ms."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Gauges(readings, holders, host))
     return generate_latest(registry)
 
 
 def holders(held: Iterable[Mapping[str, str] | None]) -> dict[str, list[Holder]]:
-    """Say which containers hold each GPU, by its ID, of who holds each device (``namespace/pod/container``), by resource."""
+    """Return the containers that hold each GPU, by its ID; ``held`` are the holders (``namespace/pod/container``) by resource and device."""
     found: dict[str, dict[Holder, None]] = {}
     for devices in held:
         for device_id, name in (devices or {}).items():
@@ -162,7 +162,7 @@ def holders(held: Iterable[Mapping[str, str] | None]) -> dict[str, list[Holder]]
 
 
 def added(gateway: Subject, answer: Callable[[], Awaitable[Answer]]) -> Handler:
-    """Add the gauges, where its source of devices has any, to what ``answer`` gives for ``GET /metrics``."""
+    """Return a handler that adds the gauges to the answer to ``GET /metrics``, if the source of devices has any."""
     source = gateway.source
     if not isinstance(source, Measured):
         return answer
@@ -180,6 +180,6 @@ def added(gateway: Subject, answer: Callable[[], Awaitable[Answer]]) -> Handler:
 
 
 def _bus_id(pci: str) -> str:
-    """Spell a PCI address as DCGM does, ``00000000:07:00.0``."""
+    """Return a PCI address in DCGM's form, ``00000000:07:00.0``."""
     domain, colon, rest = pci.partition(":")
     return f"{domain.rjust(8, '0')}{colon}{rest}".upper() if colon else pci

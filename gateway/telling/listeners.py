@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     _Document = Callable[[bool], Callable[[], status.GatewayStatus]]
 
 LISTEN_RETRY = 5.0
-"""Seconds until an address that is in use, or a control socket that can't be made, is tried again."""
+"""Seconds until an address in use, or a control socket that can't be made, is tried again."""
 _log = structlog.get_logger()
 
 
@@ -81,7 +81,7 @@ class Listeners:
             self._tasks.spawn("probes", answer)
 
     async def _answer(self, what: str, address: tuple[str, int], routes: Mapping[str, http.Handler]) -> None:
-        """Answer HTTP requests for ever. An address that is in use is tried again."""
+        """Answer HTTP requests. Never returns. An address in use is tried again."""
         from gateway.wires import http  # noqa: PLC0415 - as above
 
         host, port = address
@@ -101,7 +101,7 @@ class Listeners:
 
 
 async def _open_later(server: ControlServer) -> None:
-    """Listen on a control socket as soon as the state directory can be written."""
+    """Open a control socket as soon as the state directory can be written."""
     opened = False
     while not opened:
         await asyncio.sleep(LISTEN_RETRY)

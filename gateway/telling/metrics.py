@@ -1,8 +1,8 @@
-"""The metrics: the status document and the tally, as Prometheus reads them. Imported only where ``--metrics-address`` is given.
+"""The metrics for Prometheus, from the status document and the tally. Imported only with ``--metrics-address``.
 
-Each scrape asks for a new document, unless one came just before. Labels are bounded: devices are counted by state, and only those that
-are not healthy are named, at most ``status.FEW`` of a resource, unless all are asked for (``--metrics-device-ids``). Counters that people alert on begin at 0, so that their first event is
-seen as an increase.
+Each scrape gets a new document, unless one was made just before. Labels are bounded: devices are counted by state. Only devices
+that are not healthy are named, at most ``status.FEW`` per resource, unless ``--metrics-device-ids`` asks for all. Counters for
+alerts begin at 0, so that their first event is an increase.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ PREFIX: Final = "device_plugin_gateway_"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 FRESH: Final = 1.0
-"""Seconds for which the same text answers all requests."""
+"""Seconds for which one text answers all requests."""
 CALLS: Final = ("Allocate", "GetPreferredAllocation", "PreStartContainer")
 CODES: Final = ("OK", "NOT_FOUND", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNIMPLEMENTED", "UNKNOWN")
 _LIVE: Final = "live"
 
 
 class Family(Struct, frozen=True):
-    """A metric as it is declared. ``name`` is without the prefix; a counter's ends in ``_total``."""
+    """The declaration of a metric. ``name`` lacks the prefix; a counter's ends in ``_total``."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]
@@ -158,10 +158,10 @@ FAMILIES: Final[Mapping[str, Family]] = {family.name: family for family in _FAMI
 
 
 class Metrics(Collector):
-    """All metrics of one gateway; with ``device_ids`` each device gets a sample of its own.
+    """All metrics of one gateway. With ``device_ids`` each device has its own sample.
 
-    ``document`` takes what the status document of now is made of, with a row for a few devices where it is told True, and gives what puts
-    it together, in any thread.
+    ``document`` takes what is known now, with rows for a few devices if it is called with True. It returns a function that
+    makes the status document, in any thread.
     """
 
     def __init__(
@@ -169,16 +169,16 @@ class Metrics(Collector):
     ) -> None:
         self._document, self._tally, self._device_ids = document, counted, device_ids
         self._taken: tuple[Callable[[], GatewayStatus], tally.Tally]
-        """The data of the text that is being made."""
+        """The data for the next text."""
         self._text: asyncio.Future[bytes] | None = None
         self._text_since = float("-inf")
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
-        # Memory, CPU time and descriptors, read from /proc at each scrape. Python's garbage collector helps nobody here.
+        # Memory, CPU time and descriptors, read from /proc at each scrape. Python's garbage collector metrics are left out.
         ProcessCollector(registry=self._registry)
 
     def take(self) -> None:
-        """Collect the data of the next text. Call it on the event loop; all else may run in a thread."""
+        """Collect the data for the next text. Call it on the event loop; the rest may run in a thread."""
         self._taken = self._document(not self._device_ids), copy.deepcopy(self._tally)
 
     def exposition(self) -> bytes:
@@ -194,7 +194,7 @@ class Metrics(Collector):
         return HTTPStatus.OK, CONTENT_TYPE, await asyncio.shield(self._text)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield every family, also those without samples."""
+        """Yield every family, also without samples."""
         document, counted = self._taken
         status = document()
         samples = {**_gauges(status, device_ids=self._device_ids), **_counters(status, counted)}
@@ -221,7 +221,7 @@ def _failed(text: asyncio.Future[bytes]) -> bool:
 
 
 def _gauges(status: GatewayStatus, *, device_ids: bool) -> dict[str, dict[tuple[str, ...], float]]:
-    """Return the gauges of the document, by family and labels. What isn't known has no sample."""
+    """Return the gauges of the document, by family and labels. An unknown value has no sample."""
     build = status.build
     found: dict[str, dict[tuple[str, ...], float]] = {
         "build_info": {(build.gateway, build.python, build.grpcio, build.protobuf): 1},

@@ -1,4 +1,4 @@
-"""The orders of an operator about devices over the control socket, and the answers."""
+"""An operator's orders about devices over the control socket, and their answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from gateway.wires.control import ControlError, shown
 
 CORDON_ANNOTATION: Final = "device-plugin-gateway.io/cordon"
-"""Of a node: the IDs of devices that are cordoned as long as they stand there, by commas."""
+"""A node's annotation: the IDs of devices that are cordoned while they are in it, separated by commas."""
 ORDERS: Final = ("cordon", "uncordon", "forget")
 HANDLES: Final = ("release", "acquire")
 HANDLE_TIME: Final = 20.0
@@ -45,10 +45,7 @@ class OrderOutcome(msgspec.Struct, frozen=True):
 
 
 class Handled(msgspec.Struct, frozen=True):
-    """What became of the hardware: the IDs of all devices on what was let go of, or is looked at again, and who holds which.
-
-    ``holders`` is null where the kubelet's records can't be read.
-    """
+    """The result of releasing or acquiring hardware: the IDs of all devices on it, and their holders (null: unknown)."""
 
     devices: tuple[str, ...]
     holders: dict[str, str] | None = None
@@ -58,7 +55,7 @@ def order(request: Mapping[str, Any]) -> Order:
     """Read ``{"op", "id", "reason"}``, from a command line or a socket.
 
     Raises:
-        ControlError: it is none; the message says what was expected.
+        ControlError: it is not an order; the message says why.
     """
     op = request.get("op")
     if op not in ORDERS:
@@ -68,10 +65,10 @@ def order(request: Mapping[str, Any]) -> Order:
 
 
 def handle_ids(request: Mapping[str, Any]) -> tuple[str, ...]:
-    """Read ``{"ids"}`` of a request to release or acquire hardware; none means all.
+    """Read ``{"ids"}`` of a request to release or acquire hardware; an empty list means all devices.
 
     Raises:
-        ControlError: they are none; the message says what was expected.
+        ControlError: they are not IDs; the message says why.
     """
     ids = request.get("ids")
     if not isinstance(ids, list | tuple) or len(ids) > _MAX_IDS:

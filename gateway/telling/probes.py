@@ -1,7 +1,7 @@
 """The probes of a gateway: ``/healthz`` and ``/readyz``.
 
-``/healthz`` is answered by the event loop, so that an answer at all says that it lives; no device and no kubelet counts
-there. ``/readyz`` says what ``readiness`` decides.
+The event loop answers ``/healthz``, so any answer shows that it runs; devices and kubelet don't matter. ``/readyz`` reports
+what ``readiness`` decides.
 """
 
 from __future__ import annotations

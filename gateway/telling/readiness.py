@@ -1,8 +1,8 @@
-"""Readiness: has this gateway done its part? Pure: the verdict on each resource in, lines for people out.
+"""Readiness: has this gateway done its part? Pure: from the verdict on each resource to lines for people.
 
-A gateway that isn't ready stops a rolling update and alerts people. So it is unready only if it fails towards a running kubelet, or
-can't carry out its configuration. No devices, unhealthy devices, a backend that is down, no kubelet, another gateway that leads: a new
-gateway would change none of these, so the lines only report them.
+A gateway that isn't ready stops a rolling update and raises alerts. So it is unready only if it fails towards a running
+kubelet, or can't carry out its configuration. A new gateway could change nothing about missing or unhealthy devices, a failed
+backend, a missing kubelet or another leader, so the lines only report them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from devices.source import Hindrance
 
 PATIENCE: Final = 10.0
-"""Seconds that a resource may be without a running kubelet's stream, once the kubelet's records had it: a kubelet may take ten
-to call back (1.25 and later dial for so long)."""
+"""Seconds for which a resource may lack the kubelet's stream after the kubelet's records had it: a kubelet may call back for ten."""
 _MOST_LINES: Final = 32
 _LONGEST: Final = 400
 
@@ -33,13 +32,13 @@ class ResourceStanding(Struct, frozen=True, kw_only=True):
     devices: int
     verdict: Verdict
     confirmed: bool = False
-    """True if the kubelet's records were looked into for it since the gateway's start."""
+    """True if the kubelet's records were checked for it since the gateway's start."""
     trouble: str = ""
-    """What went wrong with its registration last."""
+    """The last error of its registration."""
 
 
 class LeaderSeen(Struct, frozen=True):
-    """The other gateway that leads, by name. ``to_take_over``: this one should take over from it, and couldn't."""
+    """The name of the other gateway that leads. ``to_take_over``: this gateway should take over from it, and couldn't."""
 
     name: str
     to_take_over: bool = False
@@ -51,7 +50,7 @@ class LeaderSeen(Struct, frozen=True):
 
 
 class Readiness(Struct, frozen=True):
-    """True in ``ready`` if the gateway has done its part; ``lines`` are the reasons, for people."""
+    """``ready``: the gateway has done its part. ``lines`` are the reasons, for people."""
 
     ready: bool
     lines: tuple[str, ...]
@@ -74,11 +73,11 @@ def judge(
     """Return the readiness at one moment.
 
     Args:
-        resources: all that the gateway has.
-        begun: True if it is done with its start.
-        kubelet_s: seconds since the kubelet that runs was found; None: none runs.
+        resources: all resources of the gateway.
+        begun: True if it has started.
+        kubelet_s: seconds since the running kubelet was found; None: none runs.
         leader: the other gateway that leads; None: none does.
-        hindrances: what keeps the sources from reporting devices, or from offering some.
+        hindrances: why the sources can't report devices, or can't offer some of them.
         waits_for: what the start waits for, in words; empty if it doesn't wait.
     """
     lines = _first(kubelet_s, hindrances)
@@ -89,7 +88,7 @@ def judge(
     if not any(one.devices for one in resources):
         return Readiness(not held_up, tuple(_bounded([*lines, "no devices"])))
     if leader is not None:
-        # Or an update would end the one that leads, for one that can't.
+        # Otherwise an update would end a leader and leave a gateway that can't lead.
         waits = leader.to_take_over and kubelet_s is not None
         troubles = [f"{one.name}: {one.trouble}" for one in resources if one.trouble and waits]
         return Readiness(not held_up and not waits, tuple(_bounded([*lines, leader.words, *troubles])))
@@ -129,6 +128,6 @@ def _resource(it: ResourceStanding) -> tuple[bool, str]:
 
 
 def _bounded(lines: Sequence[str]) -> list[str]:
-    """Return printable lines, cut to a length and a number: a kubelet's refusal may contain anything."""
+    """Return printable lines, cut to a length and a number: a kubelet's message may contain anything."""
     shown = [printable(line[:_LONGEST]) for line in lines[:_MOST_LINES]]
     return [*shown, f"{len(lines) - len(shown)} more"] if len(lines) > len(shown) else shown

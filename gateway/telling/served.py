@@ -86,12 +86,12 @@ def verdict(
     """Return the verdict on one resource.
 
     Args:
-        phase: where its registration stands.
+        phase: the phase of its registration.
         refused: True if the kubelet refused the last Register.
         checked: what the last look into the kubelet's records found; None: there was none.
-        trouble: what went wrong with the registration last.
-        since_s: seconds since it is served, left to another gateway, or neither.
-        kubelet_s: seconds since the kubelet was found; None: none runs.
+        trouble: the last error of the registration.
+        since_s: seconds since its serving state changed: served, left to another gateway, or neither.
+        kubelet_s: seconds since the running kubelet was found; None: none runs.
         leader: the other gateway that leads; empty if none does.
         driver: the DRA driver that offers its devices instead of the device plugin API.
     """
@@ -138,12 +138,12 @@ def _verdict(reason: Reason, why: str, since_s: float | None) -> Verdict:
 
 
 def leader_name(leader: Age) -> str:
-    """Return what people call a gateway that leads."""
+    """Return the leader's name for people."""
     return "host service" if leader.host_service else leader.token
 
 
 def kubelet_s(gateway: Subject, now: float) -> float | None:
-    """Return how many seconds ago the kubelet was found that listens; None: none does."""
+    """Return how many seconds ago the running kubelet was found; None: none runs."""
     presence = gateway.holdings.presence
     return now - (presence.since or now) if presence.listens() else None
 

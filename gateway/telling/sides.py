@@ -1,4 +1,4 @@
-"""What the status says of dynamic resource allocation: the drivers, and on which side each GPU is. Pure."""
+"""The part of the status about Dynamic Resource Allocation: the drivers, and the side of each GPU. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A DRA driver of the gateway, with so many ``devices`` to offer, and as many ``claims`` that have some.
+    """A DRA driver of the gateway, with the number of ``devices`` that it offers and of ``claims`` that have some.
 
-    ``registered``: the kubelet took it, or lost it, ``since_s`` ago (null: neither yet). If not, ``trouble`` is the reason it gave. ``unpublished`` says why its ResourceSlices
-    aren't what they should be, and is mostly empty. ``rival`` names another process that has the driver's name, and says what is waited for.
-    ``refused`` says which claims were refused in the last two minutes, and why.
+    ``registered``: a kubelet accepted it, or dropped it, ``since_s`` ago (null: neither yet). ``trouble`` is why a kubelet
+    refused it. ``unpublished`` is why its ResourceSlices aren't up to date; empty if they are. ``rival`` names another process
+    with the driver's name, and what is waited for. ``refused`` are the claims that were refused in the last two minutes, with
+    the reasons.
     """
 
     name: str
@@ -33,12 +34,12 @@ class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SideStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A physical GPU where both APIs are served (``--dra on``).
+    """A physical GPU, if both APIs are served (``--dra on``).
 
-    ``side`` is the one that gives it away (``plugin``, ``dra``), or where it is on its way (``to-dra``, ``to-plugin``, ``reclaimed``); ``foreign``:
-    another DRA driver on this node offers it.
-    ``holder`` is who has it by either (null: nobody, or it isn't known), ``words`` say what it waits for. It has been on its way for
-    ``moving_s``, as far as this process knows (null: it isn't).
+    ``side`` is the API that gives it (``plugin``, ``dra``), or its way between them (``to-dra``, ``to-plugin``, ``reclaimed``).
+    ``foreign``: another DRA driver on this node offers it. ``holder`` is the pod or claim that holds it (null: none, or
+    unknown), ``words`` is what it waits for. It has been moving for ``moving_s``, as far as this process knows (null: it isn't
+    moving).
     """
 
     id: str
@@ -49,10 +50,10 @@ class SideStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ByNameStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong for pods that ask by name for what is DRA's; mostly all is empty.
+    """What is wrong for pods that ask by name for GPUs of DRA's; usually empty.
 
-    ``overlooked`` says why they would run without their GPU: as long as it does, DRA offers its GPUs to nobody new. ``waiting`` says for
-    which resources they wait, because no DeviceClass names them any more.
+    ``overlooked`` is why they would run without their GPU. While it is set, DRA offers its GPUs to no new claim. ``waiting``
+    are the resources for which they wait, because no DeviceClass names them any more.
     """
 
     overlooked: str = ""
@@ -71,7 +72,7 @@ class SubjectDrivers(Protocol):
         """The handlers by order."""
 
     def standing(self, resource: str) -> DriverStatus:
-        """Return how the driver of a resource stands with the kubelet."""
+        """Return the status of a resource's driver."""
 
     @property
     def trouble(self) -> str:
@@ -82,13 +83,13 @@ class SubjectDrivers(Protocol):
         """What is wrong for pods that ask by name."""
 
     def standings(self) -> Sequence[DriverStatus]:
-        """Return how each driver stands with the kubelet."""
+        """Return the status of each driver."""
 
     def stranger(self, device_id: str, about: Facts) -> str:
         """Return which other DRA driver on this node also offers a device; empty for none."""
 
     def stands(self) -> Sequence[Stand]:
-        """Return on which side each GPU is; nothing unless both APIs are served."""
+        """Return where each GPU is; empty unless both APIs are served."""
 
 
 def sides(stands: Iterable[Stand], now: float) -> tuple[SideStatus, ...]:

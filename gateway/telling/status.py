@@ -1,8 +1,7 @@
-"""The status document: what one gateway knows of itself, its kubelet and its devices, at one moment.
+"""The status document: what one gateway knows of itself, its kubelet and its devices, at one moment. Pure.
 
-One source of truth: ``gateway status`` prints it, the metrics are read from it, and the control socket answers with it.
-Pure: ``gateway.telling.commands`` fills it in with what the gateway holds anyway.
-The format only grows. Times are ages in seconds (fields in ``_s``), by a clock that never jumps.
+``gateway status`` prints it, the metrics are read from it, and the control socket answers with it; ``gateway.telling.gathered``
+collects the facts. The format only grows. Times are ages in seconds (fields in ``_s``), by a clock that never jumps.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ if TYPE_CHECKING:
 SCHEMA = 2
 """Rises when a field changes its meaning or goes away."""
 FEW = 32
-"""Of up to this many devices a person is shown all; of more, as many of those that there is something to say of."""
+"""Of up to this many devices all are shown. Of more, at most as many of those that need attention."""
 
 
 # The document.
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
-    """The versions of the gateway and of what it stands on."""
+    """The versions of the gateway and of its libraries."""
 
     gateway: str
     python: str
@@ -52,14 +51,14 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KubeletStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The kubelet: ``present`` where its socket is there, found ``age_s`` ago."""
+    """The kubelet. ``present``: its socket accepts connections; it was found ``age_s`` ago."""
 
     present: bool
     age_s: float | None = None
 
 
 class RecordsStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The kubelet's own records, which say who holds which device: where they were last read, and ``age_s`` ago."""
+    """The kubelet's records, which say who holds which device: their source, and the age of the last look."""
 
     source: Literal["pod-resources", "checkpoint", "none"] = "none"
     age_s: float | None = None
@@ -68,10 +67,10 @@ class RecordsStatus(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One device.
 
-    ``health`` is what the kubelet is told, ``state`` where the device is in its life, ``kind`` what it takes to end its
-    trouble, ``reason`` why it is in this state, in words. ``holder`` is who holds it by the kubelet's records (null: nobody, or
-    they can't be read), ``drift`` in what those records differ from ours. ``stranger`` says in words which other DRA driver offers it on this
-    node, so that ours doesn't; mostly empty.
+    ``health`` is what the gateway reports to the kubelet. ``state`` is one of ``devices.life.states``, and ``reason`` says why. ``kind`` is
+    what ends its trouble. ``cause`` is a ``devices.model.LibraryFault`` if the driver's library can't be used. ``holder`` is the pod or
+    claim that holds it (null: none, or the kubelet's records can't be read). ``by_claim``: a ResourceClaim holds it. ``drift`` lists the
+    kinds of mismatch with the kubelet's records. ``stranger`` names another DRA driver that offers it on this node, so that ours doesn't.
     """
 
     id: str
@@ -83,10 +82,12 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     holder: str | None = None
     drift: tuple[str, ...] = ()
     stranger: str = ""
+    cause: str = ""
+    by_claim: bool = False
 
 
 class Count(msgspec.Struct, frozen=True, kw_only=True):
-    """How many devices of a resource are in one state, with one kind of trouble."""
+    """How many devices of a resource have this state and kind of trouble."""
 
     state: str
     kind: str
@@ -94,7 +95,7 @@ class Count(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MismatchStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """In what the kubelet's records differ from ours: for how many devices, and what to do about it."""
+    """A kind of mismatch with the kubelet's records: for how many devices, and what to do about it."""
 
     kind: str
     devices: int
@@ -102,19 +103,21 @@ class MismatchStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One resource. ``behind`` is the other plugin that it is of, null where it is the gateway's own.
+    """One resource. ``behind`` is its plugin behind the bridge, null if it is the gateway's own.
 
-    ``verdict`` is the answer to whether it is served: readiness, the node's condition, the metrics and ``gateway doctor`` read it.
-    ``phase`` is where its registration stands; ``api`` and ``kubelets`` say what the kubelet speaks and which versions of
-    it fit the evidence. ``stream_s`` is the age of the kubelet's open stream, null without one. ``trouble`` is the last thing that went wrong with its registration, while it doesn't serve.
+    ``verdict`` says if it is served: readiness, the node's condition, the metrics and ``gateway doctor`` read it. ``phase`` is
+    that of its registration. ``api`` is what the kubelet speaks, ``kubelets`` are the versions that fit the evidence.
+    ``stream_s`` is the age of the kubelet's open stream, null without one. ``trouble`` is the last error of the registration,
+    while it isn't served.
 
-    ``registrations`` counts the accepted ones by cause, ``last_gap_s`` is the last restart gap, ``calls`` counts the answered
-    calls by name and status. ``checked`` is what the last look into the kubelet's records told of the registration: held, lacking,
-    unknown, or nothing yet.
+    ``registrations`` counts the accepted ones by cause, ``last_gap_s`` is the last restart gap, ``calls`` counts answered calls
+    by name and status. ``checked`` is what the last look into the kubelet's records found of the registration: held, lacking,
+    unknown, or empty.
 
-    ``listed`` devices are on the list, and ``healthy`` ones said to be so. ``allocatable`` counts what the kubelet gives by its own
-    records; if they can't be read, the healthy devices while they are served. ``held`` counts the listed devices with a holder, and
-    ``free`` the allocatable ones without; null if nobody knows. ``devices`` has only what a person is shown where that was asked for.
+    ``listed`` counts the devices on the list, ``healthy`` the healthy ones. ``allocatable`` counts what the kubelet gives by
+    its records; if they can't be read, the healthy devices while they are served. ``held`` counts the listed devices with a
+    holder, ``free`` the allocatable ones without; null if unknown. ``devices`` has all devices, or those that need attention,
+    as was asked for.
     """
 
     name: str
@@ -142,8 +145,8 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration file.
 
-    It was found good last ``accepted_s`` ago (null: not yet); ``error`` says why it was rejected since, so that what it said
-    before stays in force, and is mostly empty.
+    It was last valid ``accepted_s`` ago (null: not yet). ``error`` is why it was rejected since; then its last valid content
+    stays in force.
     """
 
     path: str
@@ -154,11 +157,12 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway.
 
-    ``host_service``: it is the node's own service, not a pod. ``led_by`` is the token of the gateway that leads instead of it, ``led_by_host_service``
-    whether that is the node's own service. ``waits_for`` says what its start waits for, ``crossing`` why the node's
-    annotation ``device-plugin-gateway.io/move-to`` isn't followed; both are mostly empty. ``by_name`` is what is wrong for pods that ask by
-    name, ``lag_s`` the worst lateness of its event loop in the last minute or two, ``list_strategies`` how containers are told their GPUs.
-    ``unusable`` are the GPUs that no resource lists. ``warnings`` say which settings do nothing on this node.
+    ``host_service``: it is the node's own service, not a pod. ``led_by`` is the token of the gateway that leads instead of it;
+    ``led_by_host_service``: that one is the node's own service. ``waits_for`` is what its start waits for, ``crossing`` why the
+    node's annotation ``device-plugin-gateway.io/move-to`` isn't followed; both are usually empty. ``by_name`` is what is wrong
+    for pods that ask by name, ``lag_s`` the worst lag of its event loop in the last minute or two, ``list_strategies`` how
+    containers get their GPUs. ``unusable`` are the GPUs that no resource lists. ``warnings`` are the settings that do nothing
+    on this node.
     """
 
     schema: int = SCHEMA
@@ -188,16 +192,16 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gateways(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``gateway status --json`` prints: every gateway of this node's state directory that answered.
+    """The output of ``gateway status --json``: every gateway of this node's state directory that answered.
 
-    ``silent`` names those that live and did not answer, with the reason, by the path of their control socket.
+    ``silent`` are the living gateways that did not answer, with the reason, by the path of their control socket.
     """
 
     gateways: tuple[GatewayStatus, ...] = ()
     silent: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-# What is known. Moments are monotonic seconds.
+# The input. Moments are monotonic seconds.
 
 
 class ResourceFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,30 +211,32 @@ class ResourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     state: registration.State
     entries: Mapping[str, states.Entry]
     level: Level | None = None
-    """Which kubelets fit the evidence, while there is a dialect to speak of."""
+    """The kubelet versions that fit the evidence, while a dialect is in use."""
     stream_since: float | None = None
     trouble: str = ""
     verdict: Verdict = Verdict()
     checked: Confirmation | None = None
     holders: Mapping[str, str] | None = None
-    """Who holds what, by device ID; None: nobody knows."""
+    """The holders, by device ID; None: unknown."""
+    claimed: AbstractSet[str] = frozenset()
+    """The devices that are prepared for ResourceClaims."""
     drift: Sequence[Finding] = ()
     others: AbstractSet[str] = frozenset()
-    """The device IDs that the kubelet would give while no stream of ours is open: another plugin has the resource."""
+    """The devices that the kubelet would give while it has no stream of ours: another plugin serves the resource."""
     behind: source.Behind | None = None
     strangers: Mapping[str, str] = {}
-    """Which other DRA driver offers a device, too, in words by device ID."""
+    """Another DRA driver that also offers a device, in words, by device ID."""
 
 
 def configuration(path: str, fate: FileFate, now: float) -> Configuration | None:
-    """Say what became of the configuration file; None: there is none (an empty path)."""
+    """Return the status of the configuration file; None if there is none (an empty path)."""
     if not path:
         return None
     return Configuration(path=path, error=fate.error, accepted_s=age_or_none(fate.accepted_at, now))
 
 
 def build() -> Build:
-    """Look the versions up. They never change in a process: ask once."""
+    """Look the versions up. They never change in a process, so call it once."""
     from importlib import metadata  # noqa: PLC0415 - 0.7 MiB that only a gateway which is asked should pay
 
     return Build(
@@ -242,7 +248,7 @@ def build() -> Build:
 
 
 def resource(facts: ResourceFacts, tally: Tally, now: float, *, few: bool = False) -> ResourceStatus:
-    """Say what is known of a resource at ``now`` (monotonic seconds), with a row for each device, or for a ``few``.
+    """Return the status of a resource at ``now`` (monotonic seconds), with a row for each device, or for a ``few``.
 
     It may be called in a thread while the tally goes on counting.
     """
@@ -284,7 +290,7 @@ def resource(facts: ResourceFacts, tally: Tally, now: float, *, few: bool = Fals
 
 
 def _corrected(healthy: AbstractSet[str], drift: Iterable[Finding]) -> AbstractSet[str]:
-    """Return what the kubelet would give, by what differs in its records from the devices that we list as healthy."""
+    """Return what the kubelet would give: the devices that we list as healthy, corrected by the mismatches with its records."""
     by_kind = {finding.kind: finding.device_ids for finding in drift}
     return (healthy - {*by_kind.get(MismatchKind.WITHHELD, ())}) | {*by_kind.get(MismatchKind.SURPLUS, ())}
 
@@ -309,6 +315,8 @@ def _devices(facts: ResourceFacts, *, few: bool) -> tuple[DeviceStatus, ...]:
             holder=holders.get(id_),
             drift=drift.get(id_, ()),
             stranger=facts.strangers.get(id_, ""),
+            cause=entry.cause,
+            by_claim=id_ in facts.claimed,
         )
         for id_, entry in shown
     )
@@ -323,10 +331,10 @@ def _kind(entry: states.Entry) -> str:
 
 
 def age(moment: float, now: float) -> float:
-    """Say how many seconds ago a moment was."""
+    """Return how many seconds ago a moment was."""
     return round(max(0.0, now - moment), 3)
 
 
 def age_or_none(moment: float | None, now: float) -> float | None:
-    """Do so of a moment that there may be none of."""
+    """Return the same; None for no moment."""
     return None if moment is None else age(moment, now)

@@ -1,4 +1,4 @@
-"""The gateway that is told of: what its commands, probes and metrics ask of it."""
+"""The gateway as its commands, probes and metrics see it."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Subject(Struct, frozen=True, kw_only=True):
     holdings: Holdings
     tally: Tally
     config: FileFate
-    """What became of its configuration file."""
+    """The state of its configuration file."""
     resources: Mapping[str, Resource]
     instance: Instance
     lead: Leadership
     started: float
     """When it started (monotonic seconds)."""
     drivers: Callable[[], SubjectDrivers | None]
-    """Returns its DRA drivers; other ones after each time that it led."""
+    """Returns its DRA drivers, which are made again each time it stops leading."""
     hindrances: Callable[[], Sequence[Hindrance]]
-    """Returns what keeps the sources of devices from telling of them."""
+    """Returns why the sources of devices can't report them."""
     lock: asyncio.Lock
-    """Held while its lists are put together."""
+    """Held while its lists are merged."""
     update: Callable[[], Awaitable[None]]
-    """Brings every resource's list up to date."""
+    """Updates the lists of all resources."""

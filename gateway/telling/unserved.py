@@ -33,7 +33,7 @@ def unschedulable(one: ResourceStatus) -> int:
     """
     if not one.held or not one.free:
         return 0
-    claimed = sum(map(_is_claim, filter(_is_out, one.devices)))
+    claimed = sum(each.by_claim for each in one.devices if _is_out(each))
     return one.free - max(0, one.allocatable - (one.held - claimed))
 
 
@@ -42,7 +42,7 @@ def unschedulable_words(one: ResourceStatus) -> str:
     if not (count := unschedulable(one)):
         return ""
     free = "1 free device" if count == 1 else f"{count} free devices"
-    held = [each for each in one.devices if each.holder and _is_out(each) and not _is_claim(each)]
+    held = [each for each in one.devices if each.holder and _is_out(each) and not each.by_claim]
     named = ", ".join(f"{each.holder} (its device is {each.state})" for each in held[:_MOST_NAMED])
     more = f" and {len(held) - _MOST_NAMED} more" if len(held) > _MOST_NAMED else ""
     return (
@@ -53,7 +53,3 @@ def unschedulable_words(one: ResourceStatus) -> str:
 
 def _is_out(one: DeviceStatus) -> bool:
     return one.health != Health.HEALTHY.value
-
-
-def _is_claim(one: DeviceStatus) -> bool:
-    return (one.holder or "").startswith("claim ")

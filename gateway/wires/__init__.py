@@ -1,1 +1,1 @@
-"""What leaves the process (the control socket, HTTP, the service manager's socket, the log), and gRPC's threads beneath."""
+"""Connections to the outside (control socket, HTTP, the service manager's socket, the log), and gRPC."""

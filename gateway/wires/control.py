@@ -1,11 +1,12 @@
-"""The control socket: how a node's commands, and another gateway, talk to this one.
+"""The control socket, by which the node's commands and other gateways talk to this one.
 
-A Unix socket in the state directory, ``<token>.sock``; JSON objects both ways, one a line: ``{"v": 1, "op": ...}``. The
-first message's ``op`` chooses a handler, which may answer at once or keep the connection and go on talking.
-The format only grows: unknown fields are ignored, an unknown op is answered with an error and nothing else happens.
+It is a Unix socket in the state directory, ``<token>.sock``, with JSON objects both ways, one a line: ``{"v": 1, "op": ...}``.
+The first
+message's ``op`` chooses a handler, which may answer at once, or keep the connection for further messages. The format only
+grows: unknown fields are ignored, and an unknown op is answered with an error.
 
-Only our own user and root are heard, by the kernel's word (SO_PEERCRED), whatever the file's mode. Whoever is heard is
-still not trusted with our memory or time: lines, connections, requests a second and waits are all bounded.
+Only our own user and root may connect, whatever the file's mode (SO_PEERCRED). Even so, lines, connections, requests a second
+and waits are all bounded.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ from gateway.wires.unix import connect_error, listens
 
 VERSION: Final = 1
 REQUEST_LIMIT: Final = 64 * 1024
-"""The most bytes of a line that a gateway reads."""
+"""Most bytes of a line that a gateway reads."""
 REPLY_LIMIT: Final = 16 * 1024 * 1024
-"""The most bytes of a line that it sends: the status of 10 000 devices takes a third of it."""
+"""Most bytes of a line that it sends: the status of 10,000 devices takes a third of it."""
 PIECE: Final = 1024 * 1024
-"""The most bytes that are written at once: what isn't taken of them is copied, and 16 MiB would hold the event loop up for 25 ms."""
+"""Most bytes that are written at once: what the socket doesn't take is copied, and 16 MiB would block the event loop for 25 ms."""
 MAX_CONNECTIONS: Final = 16
 CONNECTION_RATE: Final = 50.0
-"""Messages a second that are taken from one connection; who is faster waits."""
+"""Messages a second that are read from one connection. A faster one waits."""
 TOTAL_RATE: Final = 200.0
-"""Messages and new connections a second, of all together."""
+"""Messages and new connections a second, of all connections."""
 IDLE_TIME: Final = 5.0
-"""Seconds that a connection may be open without asking for anything."""
+"""Seconds for which a connection may be open without a request."""
 WRITE_TIME: Final = 5.0
-"""Seconds within which a message must be taken by its reader."""
+"""Seconds within which the other end must read a message."""
 REMOVE_TIME: Final = 1.0
-"""Seconds within which the socket's name must be gone, or it stays."""
+"""Seconds within which the socket's file must be removed at the end; else it stays."""
 LONGEST_PATH: Final = 107
-"""The most bytes of a Unix socket's path (Linux, unix(7))."""
+"""Most bytes of a Unix socket's path (Linux, unix(7))."""
 _MAX_SOCKETS: Final = 64
 _MAKING_TIME: Final = 10.0
 _NAME = r"\.?[0-9a-f]{8}\.sock"
@@ -57,11 +58,11 @@ _log = structlog.get_logger()
 
 
 class ControlError(Exception):
-    """A conversation that could not be had, or a request that can't be met. The message says what to do."""
+    """A connection failed, or a request can't be met. The message says what to do."""
 
 
 class ControlConnection:
-    """One end of a conversation."""
+    """One end of a connection."""
 
     def __init__(
         self,
@@ -73,14 +74,14 @@ class ControlConnection:
 
     @property
     def closed(self) -> bool:
-        """Whether this end was closed."""
+        """True if this end was closed."""
         return self._writer.is_closing()
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Send one message; ``v`` is put in.
+        """Send one message; ``v`` is added.
 
         Raises:
-            ControlError: the partner is gone, or doesn't read (the connection is closed), or the message is too long.
+            ControlError: the other end is gone or doesn't read (the connection is closed), or the message is too long.
         """
         line = _JSON.encode_lines([{**message, "v": VERSION}])
         if len(line) > REPLY_LIMIT:
@@ -97,7 +98,7 @@ class ControlConnection:
             raise ControlError(f"the partner did not take a message of {len(line)} bytes: {_why(error)}") from error
 
     async def receive(self) -> dict[str, Any] | None:
-        """Return the next message; None when the partner is gone, or sent what is none (the connection is closed)."""
+        """Return the next message; None if the other end is gone, or sent something else (the connection is closed)."""
         try:
             line = await self._reader.readline()
         except (OSError, ValueError):  # ValueError: longer than the limit.
@@ -110,11 +111,11 @@ class ControlConnection:
         return message
 
     def close(self) -> None:
-        """Close this end, after what was sent. Another task's ``receive`` returns None."""
+        """Close this end after what was sent. Another task's ``receive`` returns None."""
         self._writer.close()
 
     async def finish(self) -> None:
-        """Close, and wait until what was sent is out, up to ``WRITE_TIME``."""
+        """Close, and wait until what was sent is out, at most ``WRITE_TIME``."""
         self.close()
         try:
             with contextlib.suppress(OSError):
@@ -124,16 +125,16 @@ class ControlConnection:
             self.abort()
 
     def abort(self) -> None:
-        """Close this end at once, whatever isn't sent yet."""
+        """Close this end at once, even if messages are unsent."""
         self._writer.transport.abort()
 
 
 Handler = Callable[[ControlConnection, dict[str, Any]], Awaitable[None]]
-"""Meets one request. When it returns, the next one is read; a ControlError out of it is answered as ``{"error": ...}``."""
+"""Handles one request. When it returns, the next one is read. A ControlError is answered as ``{"error": ...}``."""
 
 
 class ControlServer:
-    """The gateway's control socket at ``path`` (``socket_path``); ``handlers`` says who meets which op."""
+    """The gateway's control socket at ``path`` (``socket_path``); ``handlers`` are by op."""
 
     def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
         self.path = path
@@ -143,10 +144,10 @@ class ControlServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Make the socket and answer on it. Nobody sees it before it is ours alone and listens.
+        """Make the socket and answer on it. It gets its name once only we can write to it and it listens.
 
         Raises:
-            ControlError: it can't be had. The gateway works without; commands don't reach it.
+            ControlError: it can't be made. The gateway works without it, but commands don't reach it.
         """
         hidden = self.path.with_name(f".{self.path.name}")
         if (length := len(os.fsencode(hidden))) > LONGEST_PATH:
@@ -175,7 +176,7 @@ class ControlServer:
             ) from error
 
     async def close(self) -> None:
-        """End every conversation and remove the socket. Never raises."""
+        """End every connection and remove the socket. Never raises."""
         if self._server is None:
             return
         self._server.close()
@@ -188,7 +189,7 @@ class ControlServer:
                 await asyncio.to_thread(self.path.unlink)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Begin a conversation, in a task of our own: Python 3.11's streams report one of theirs that is cancelled."""
+        """Handle a connection, in a task of our own: Python 3.11's streams report a cancelled task of theirs as an error."""
         own = Throttle(CONNECTION_RATE)
 
         async def turn() -> None:
@@ -209,7 +210,7 @@ class ControlServer:
         task.add_done_callback(ended)
 
     async def _serve(self, connection: ControlConnection, *, full: bool) -> None:
-        with contextlib.suppress(ControlError):  # It went while it was answered.
+        with contextlib.suppress(ControlError):
             if full:
                 await connection.send({"error": f"{MAX_CONNECTIONS} connections are open already: try again later"})
             else:
@@ -248,7 +249,7 @@ class ControlServer:
 
 
 class Throttle:
-    """A pace of ``rate`` a second: what comes sooner waits, but for a first second's worth at once."""
+    """Limits to ``rate`` turns a second. What comes sooner waits, except for the first second's turns."""
 
     def __init__(self, rate: float) -> None:
         self._step = 1 / rate
@@ -266,7 +267,7 @@ class Throttle:
 
 
 def socket_path(state_dir: Path, token: str) -> Path:
-    """Where the gateway ``token`` (eight hexadecimal digits) has its control socket."""
+    """Return the path of a gateway's control socket; ``token`` has eight hexadecimal digits."""
     return state_dir / f"{token}.sock"
 
 
@@ -274,7 +275,7 @@ def sockets(state_dir: Path) -> list[Path]:
     """Return the control sockets on which a gateway listens now.
 
     Raises:
-        ControlError: the folder or a socket in it is closed to this user, or the folder can't be read.
+        ControlError: this user may not use the folder or a socket in it, or the folder can't be read.
     """
     try:
         found = {path: connect_error(path) for path in _named_as_ours(state_dir) if path.name[0] != "."}
@@ -290,10 +291,10 @@ def sockets(state_dir: Path) -> list[Path]:
 
 
 async def connect(path: Path, seconds: float) -> ControlConnection:
-    """Open a conversation with the gateway on ``path``.
+    """Connect to the gateway on ``path``.
 
     Raises:
-        ControlError: nobody takes the connection within ``seconds``.
+        ControlError: the connection failed within ``seconds``.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -306,7 +307,7 @@ async def ask(path: Path, request: Mapping[str, Any], seconds: float) -> dict[st
     """Send one request to the gateway on ``path`` and return its answer.
 
     Raises:
-        ControlError: there is no answer within ``seconds``, or it is an error.
+        ControlError: no answer came within ``seconds``, or it is an error.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -331,7 +332,7 @@ async def ask(path: Path, request: Mapping[str, Any], seconds: float) -> dict[st
 
 
 def _decode(line: bytes) -> dict[str, Any] | None:
-    """Read one whole line; None where it is no JSON object."""
+    """Decode one line; None if it is not a JSON object."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -350,7 +351,7 @@ def _may_talk(partner: Any) -> bool:
 
 
 def _user(partner: Any) -> int:
-    """Who is at the other end of a Unix socket, by the kernel's word: a user ID."""
+    """Return the user ID of the other end of a Unix socket, from the kernel."""
     _, user, _ = _CREDENTIALS.unpack(partner.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return int(user)
 
@@ -362,7 +363,7 @@ def _named_as_ours(state_dir: Path) -> list[Path]:
 
 
 def _sweep(state_dir: Path) -> None:
-    """Remove the sockets of dead gateways. One that is being made is hidden, and doesn't listen for a moment."""
+    """Remove the sockets of dead gateways. A socket that is being made is hidden, and doesn't listen for a moment."""
     for path in _named_as_ours(state_dir):
         with contextlib.suppress(OSError):
             found = path.stat(follow_symlinks=False)
@@ -376,6 +377,6 @@ def _why(error: OSError) -> str:
 
 
 def shown(value: object) -> str:
-    """Show what a partner sent, in ASCII and not at length."""
+    """Return a value from the other end in ASCII, shortened."""
     text = ascii(value)
     return text if len(text) <= 80 else f"{text[:80]}…"

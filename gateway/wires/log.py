@@ -1,4 +1,4 @@
-"""What the gateway says of itself: structured log lines, for people on a terminal, as JSON for everything else."""
+"""The gateway's log: structured lines, for people on a terminal, else as JSON."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def printable(text: str) -> str:
-    """Put a question mark in the place of each character that steers a screen: control, DEL, U+009B, and those that turn text round."""
+    """Replace each character that controls a terminal by a question mark: control characters, DEL, U+009B, and those that change direction."""
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
 def printable_lines(text: str) -> str:
-    """Do so in each line of a text."""
+    """Do the same in each line of a text."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def escaped(document: str) -> str:
-    """Escape in a JSON document what ``printable`` replaces; it means the same, because it can only be within texts."""
+    """Escape the characters that ``printable`` replaces in a JSON document. They are within texts only, so its meaning stays."""
     lines = document.split("\n")
     return "\n".join(
         line if line.isprintable() else "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
@@ -41,20 +41,20 @@ def escaped(document: str) -> str:
 
 
 class Seldom:
-    """Keeps what repeats itself from filling a disk: ``times`` in each ``seconds`` it is told, the rest is counted."""
+    """Limits repeated log lines: ``times`` per ``seconds`` and kind are logged, the rest is counted."""
 
     def __init__(self, times: int = 1, seconds: float = 60.0) -> None:
         self._times, self._seconds = times, seconds
         self._kinds: dict[str, tuple[float, int, int]] = {}
-        """Since when (monotonic seconds) a kind has been counted, how often it came, and how often before."""
+        """By kind: when the count began (monotonic seconds), how often it came, and how many were left out before."""
 
     @property
     def kinds(self) -> Collection[str]:
-        """What is being counted."""
+        """The kinds that are counted."""
         return self._kinds.keys()
 
     def tell(self, kind: str) -> int | None:
-        """Say whether to tell this one: None where not, else how many weren't told since the last one that was."""
+        """Return None if this one must not be logged, else how many were left out since the last one that was."""
         now = time.monotonic()
         since, came, untold = self._kinds.get(kind, (now, 0, 0))
         if now - since >= self._seconds:
@@ -67,12 +67,12 @@ class Seldom:
 
 
 def wants_colour() -> bool:
-    """Whether a terminal is to be written to in colours: not where NO_COLOR is set (https://no-color.org), or it is a dumb one."""
+    """Return True if a terminal may be written to in colours: not if NO_COLOR is set (https://no-color.org), or it is a dumb terminal."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def configure(log_format: str, level: str) -> None:
-    """Log to standard error. ``auto`` means: readable where standard error is a terminal, JSON lines otherwise."""
+    """Log to standard error. ``auto``: for people if that is a terminal, else JSON lines."""
     readable = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     shared: list[Processor] = [
         structlog.processors.add_log_level,
@@ -97,7 +97,7 @@ def configure(log_format: str, level: str) -> None:
 
 
 class _Others:
-    """Standard error for libraries that write to it: each line becomes a line of the log."""
+    """Standard error for libraries that write to it. Each line becomes a line of the log."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream, self._line = stream, ""
@@ -113,25 +113,25 @@ class _Others:
 
 
 def _standard_error() -> TextIO:
-    """Return standard error itself: the log must not be taken for what libraries write."""
+    """Return the original standard error, for the log itself."""
     stream: object = sys.stderr
     return cast("TextIO", stream.stream if isinstance(stream, _Others) else stream)
 
 
 def log_what_others_write() -> None:
-    """Make log lines of what libraries write to standard error, as gRPC does with tracebacks, if the log is JSON."""
+    """If the log is JSON, turn what libraries write to standard error into log lines, such as gRPC's tracebacks."""
     if isinstance(structlog.get_config()["processors"][-1], structlog.processors.JSONRenderer):
         sys.stderr = cast("TextIO", _Others(sys.stderr))
 
 
 def _spelled(event: object, **_: object) -> str:
-    """Spell a line as JSON, four times as fast as ``json.dumps``; what JSON doesn't know is shown as Python shows it."""
+    """Return a line as JSON, four times as fast as ``json.dumps``. Unknown types are shown as Python shows them."""
     try:
         return escaped(msgspec.json.encode(event, enc_hook=repr).decode())
-    except UnicodeEncodeError:  # A file's name that is no UTF-8.
+    except UnicodeEncodeError:  # A file name that isn't UTF-8.
         return json.dumps(event, default=repr)
 
 
 def _shown(_: object, __: str, event: EventDict) -> EventDict:
-    """Keep what others wrote from steering the terminal."""
+    """Keep values from controlling the terminal."""
     return {key: printable_lines(part) if isinstance(part, str) else part for key, part in event.items()}

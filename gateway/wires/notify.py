@@ -1,7 +1,7 @@
-"""What a service manager is told (sd_notify(3)): that the gateway is ready, that its event loop lives, that it ends.
+"""Reports to a service manager (sd_notify(3)) that the gateway is ready, that its event loop runs, and that it ends.
 
-A host service is ordered before the kubelet, so that the kubelet waits until it is ready. Nothing happens where no manager
-asks: it does so by NOTIFY_SOCKET and WATCHDOG_USEC in the environment.
+A host service is ordered before the kubelet, so that the kubelet waits until it is ready. A manager asks for this by
+NOTIFY_SOCKET and WATCHDOG_USEC in the environment.
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ ALIVE: Final = "WATCHDOG=1"
 STOPPING: Final = "STOPPING=1"
 _MICROSECONDS: Final = r"0*[1-9][0-9]{0,14}"
 _SHORTEST: Final = 0.05
-"""Seconds: a manager that wants one more often wants a busy event loop."""
+"""Least seconds between two signs of life."""
 
 
 def tell(word: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Tell the manager, if there is one.
-
-    Never waits and never raises: a manager that doesn't listen is no trouble of ours.
-    """
+    """Send a word to the manager, if there is one. Never waits and never raises."""
     with contextlib.suppress(OSError):
         if name := environment.get("NOTIFY_SOCKET", ""):
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -38,7 +35,7 @@ def tell(word: str, environment: Mapping[str, str] = os.environ) -> None:
 
 
 def watchdog(environment: Mapping[str, str] = os.environ) -> float | None:
-    """Return after how many seconds the manager wants a sign of life again, halved for safety; None: it wants none."""
+    """Return the seconds between two signs of life: half of what the manager wants; None if it wants none."""
     microseconds, process = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
     if not re.fullmatch(_MICROSECONDS, microseconds) or process not in {"", str(os.getpid())}:
         return None
@@ -46,7 +43,7 @@ def watchdog(environment: Mapping[str, str] = os.environ) -> float | None:
 
 
 async def keep_alive(seconds: float) -> None:
-    """Give a sign of life as often, for ever: it stops when the event loop does."""
+    """Send a sign of life every ``seconds``. Never returns; it stops when the event loop hangs."""
     while True:
         tell(ALIVE)
         await asyncio.sleep(seconds)

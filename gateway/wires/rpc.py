@@ -1,6 +1,6 @@
-"""gRPC over Unix sockets. No other module of the daemon imports grpc, and callers see no type of it.
+"""gRPC over Unix sockets. No other module of the daemon imports grpc, and callers see none of its types.
 
-Messages are bytes, methods are full paths (``/service/Method``), and options are gRPC's own channel arguments.
+Messages are bytes, methods are full paths (``/service/Method``), and options are gRPC's channel arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class Code(Enum):
-    """The status that a call ended with. The values are gRPC's names."""
+    """The status of a call. The values are gRPC's names."""
 
     OK = "OK"
     CANCELLED = "CANCELLED"
@@ -50,7 +50,7 @@ _STATUS: Final = {code: grpc.StatusCode[code.name] for code in Code}
 
 
 class CallError(Exception):
-    """A call failed: with which code, and what the other end (or gRPC) says about it."""
+    """A call failed. ``code`` is its status, ``details`` the text of the other end or of gRPC."""
 
     def __init__(self, code: Code, details: str) -> None:
         super().__init__(f"{code.name}: {details}")
@@ -58,18 +58,18 @@ class CallError(Exception):
 
 
 class ClosedError(Exception):
-    """The channel was closed before the call, or while it was made."""
+    """The channel was closed before or during the call."""
 
 
 def target(path: Path) -> str:
-    """Name a Unix socket as gRPC does, which takes it for a URI: ``%``, ``#`` and ``?`` mean something there."""
+    """Return gRPC's name of a Unix socket: a URI, so ``%``, ``#`` and ``?`` are escaped."""
     from urllib.parse import quote  # noqa: PLC0415 - half a MiB, which commands needn't pay
 
     return f"unix:{quote(os.fsencode(path))}"
 
 
 class Channel:
-    """A connection to the server on a Unix socket, made when it is first needed."""
+    """A connection to the server on a Unix socket. It is made when it is first needed."""
 
     def __init__(self, path: Path, options: Options = ()) -> None:
         self._channel = grpc.aio.insecure_channel(target(path), options=options)
@@ -86,7 +86,7 @@ class Channel:
         await self._channel.close()
 
     def connect(self) -> None:
-        """Begin to connect."""
+        """Start to connect."""
         self._channel.get_state(try_to_connect=True)
 
     async def ready(self) -> None:
@@ -95,11 +95,11 @@ class Channel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the connection can be used now."""
+        """True if the connection can be used now."""
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def call(self, method: str, request: bytes = b"", *, seconds: float) -> bytes:
-        """Call a method with one request and one answer.
+        """Make a call with one request and one answer.
 
         Raises:
             CallError: it failed, or took longer than ``seconds``.
@@ -114,7 +114,7 @@ class Channel:
                 return await call
             except grpc.aio.AioRpcError as error:
                 raise _call_error(error) from None
-            except asyncio.CancelledError:  # Ours, or gRPC's word for a call with this status.
+            except asyncio.CancelledError:  # gRPC's text for a call with this status.
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise
                 raise CallError(Code.CANCELLED, await call.details() or "") from None
@@ -122,7 +122,7 @@ class Channel:
             raise ClosedError from None
 
     def stream(self, method: str, request: bytes = b"") -> Stream:
-        """Call a method with one request and a stream of answers.
+        """Make a call with one request and a stream of answers.
 
         Raises:
             ClosedError: the channel is closed.
@@ -135,7 +135,7 @@ class Channel:
 
 
 class Stream:
-    """The answers to a call, one after another."""
+    """The answers of a call, one after another."""
 
     def __init__(self, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> None:
         self._call = call
@@ -144,7 +144,7 @@ class Stream:
         """Wait for the next answer; None at the end.
 
         Raises:
-            CallError: how the stream broke.
+            CallError: the stream broke.
         """
         try:
             data = await self._call.read()
@@ -158,7 +158,7 @@ class Stream:
 
 
 class Call:
-    """A call that a server answers."""
+    """A call to our server."""
 
     __slots__ = ("_context",)
 
@@ -167,7 +167,7 @@ class Call:
 
     @property
     def user_agent(self) -> str | None:
-        """The caller's."""
+        """The caller's user agent."""
         for key, value in self._context.invocation_metadata() or ():
             if key == "user-agent" and isinstance(value, str):
                 return value
@@ -179,11 +179,11 @@ class Call:
         return self._context.time_remaining()
 
     def read(self) -> asyncio.Future[Any]:
-        """Read the next request; what is no bytes is the end."""
+        """Read the next request. A value that isn't bytes is the end."""
         return _whole(self._context.read())
 
     def write(self, data: bytes) -> asyncio.Future[None]:
-        """Send an answer of a stream."""
+        """Send an answer on a stream."""
         return _whole(self._context.write(data))
 
     async def abort(self, code: Code, details: str) -> NoReturn:
@@ -193,14 +193,14 @@ class Call:
 
 
 class Method:
-    """How a server answers a method: made by ``unary``, ``reading`` or ``writing``."""
+    """A server's method; made by ``unary``, ``reading`` or ``writing``."""
 
     def __init__(self, handler: _Handler) -> None:
         self.handler = handler
 
 
 def unary(answer: Callable[[bytes, Call], Awaitable[bytes]]) -> Method:
-    """One request, one answer."""
+    """Return a method with one request and one answer."""
 
     async def handled(request: bytes, context: _Context) -> bytes:
         return await answer(request, Call(context))
@@ -209,12 +209,12 @@ def unary(answer: Callable[[bytes, Call], Awaitable[bytes]]) -> Method:
 
 
 def reading(answer: Callable[[Call], Awaitable[bytes]]) -> Method:
-    """One answer to requests that ``answer`` reads from the call: it bounds how long and how many wait."""
+    """Return a method with one answer, for which ``answer`` reads the requests from the call and limits them."""
     return Method(grpc.stream_unary_rpc_method_handler(_let_go(answer)))
 
 
 def writing(answer: Callable[[Call], Awaitable[None]]) -> Method:
-    """A stream of answers that ``answer`` writes to the call, without waiting for a request."""
+    """Return a method with a stream of answers, which ``answer`` writes without waiting for a request."""
     return Method(grpc.stream_stream_rpc_method_handler(_let_go(answer)))
 
 
@@ -222,10 +222,10 @@ class UnixServer:
     """A server on a Unix socket, bound at once.
 
     Args:
-        path: where it listens, at most 107 bytes.
-        find: gives the method of a path; None where there is none (UNIMPLEMENTED).
-        options: gRPC's.
-        most_calls: how many calls it has at once; more are refused by gRPC.
+        path: the socket, at most 107 bytes.
+        find: returns the method of a path; None if there is none (UNIMPLEMENTED).
+        options: gRPC's options.
+        most_calls: open calls at once; gRPC refuses more.
 
     Raises:
         RuntimeError: the path can't be bound.
@@ -237,11 +237,11 @@ class UnixServer:
         self._server.add_insecure_port(target(path))
 
     async def start(self) -> None:
-        """Begin to answer."""
+        """Start to answer."""
         await self._server.start()
 
     async def stop(self, grace: float) -> None:
-        """Take no more calls; those under way have ``grace`` seconds to end."""
+        """Accept no more calls. Open calls have ``grace`` seconds to end."""
         await self._server.stop(grace)
 
 
@@ -259,18 +259,18 @@ def _call_error(error: grpc.aio.AioRpcError) -> CallError:
 
 
 def _whole(batch: Awaitable[_T]) -> asyncio.Future[_T]:
-    """Have gRPC do something for a call, and come to its end also where nobody waits for it any more: the call's end ends it.
+    """Await a gRPC operation to its end, even if its caller is cancelled.
 
-    A message that comes, or goes, for one that was cancelled is never freed (grpc/grpc#43360).
+    gRPC never frees the message of a cancelled operation (grpc/grpc#43360). The end of the call ends it.
     """
     return _Driven(batch).end
 
 
 def _let_go(handler: Callable[[Call], Awaitable[_T]]) -> Callable[[object, _Context], Awaitable[_T]]:
-    """Let a call be freed as soon as it was refused.
+    """Free a call as soon as it was refused.
 
-    gRPC keeps the error with the call, and the error's traceback would keep the functions that hold the call: until the
-    garbage collector comes, which knows nothing of the up to 4 MiB of a request that gRPC holds for each.
+    gRPC keeps the error with the call, and the error's traceback keeps the functions that hold the call. Only the garbage
+    collector would free them, and it doesn't count the up to 4 MiB of a request that gRPC holds for each.
     """
 
     async def handled(_requests: object, context: _Context) -> _T:
@@ -284,7 +284,7 @@ def _let_go(handler: Callable[[Call], Awaitable[_T]]) -> Callable[[object, _Cont
 
 
 class _Driven(Generic[_T]):
-    """Goes from one future that an awaitable waits for to the next. A task would cost each call two more turns of the loop."""
+    """Steps through the futures of an awaitable. A task would cost each call two more turns of the event loop."""
 
     def __init__(self, batch: Awaitable[_T]) -> None:
         self._steps = batch.__await__()
@@ -303,7 +303,7 @@ class _Driven(Generic[_T]):
             if not self.end.done():
                 self.end.set_exception(error)
         else:
-            if waits_for is None:  # For its next turn alone.
+            if waits_for is None:  # For its next step only.
                 asyncio.get_running_loop().call_soon(self._go_on)
             else:
                 waits_for.add_done_callback(self._go_on)

@@ -1,4 +1,4 @@
-"""Unix sockets as files: whether a process listens on one, and one that only listens."""
+"""Check if a process listens on a Unix socket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def listens(path: Path) -> bool:
-    """Whether a process listens on a Unix socket. False if no descriptor is left to find out: callers ask again."""
+    """Return True if a process listens on a Unix socket. False if no file descriptor is left to find out: callers try again."""
     return connect_error(path) is None
 
 

@@ -75,7 +75,7 @@ async def test_the_status_says_where_each_gpu_is_who_holds_it_and_since_when_it_
 
         await node.eventually(reason, "the list to say which claim has it", 2)
         row = await device(node, other)
-        assert (row["state"], row["holder"]) == ("dra", "claim default/claim (pod claim)")
+        assert (row["state"], row["holder"], row["by_claim"]) == ("dra", "claim default/claim (pod claim)", True)
         told = await driver(cluster)
         assert (told["name"], told["registered"], told["claims"], told["unpublished"]) == (NVIDIA, True, 1, "")
         await node.pass_time(1.1)

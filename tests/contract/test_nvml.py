@@ -447,6 +447,7 @@ async def test_nvml_that_fails_for_another_reason_later_takes_no_gpu_away(node: 
     assert node.allocatable() == 4
     devices = (await one.status())["resources"][0]["devices"]
     assert all("NVML can't be asked" in device["reason"] for device in devices)
+    assert {device["cause"] for device in devices} == {"library-failed"}
     assert not (await one.status())["hindrances"]  # Each GPU says it itself.
     calls = nvidia.calls()
     await node.pass_time(300)
@@ -717,7 +718,9 @@ async def test_a_library_that_hangs_at_the_start_is_told_and_waited_for(node: No
     await node.start_kubelet()
     one = nvidia.gateway()
     await node.pass_time(30)
-    assert "NVML doesn't answer" in str((await one.status())["hindrances"])
+    (hindrance,) = (await one.status())["hindrances"]
+    assert "NVML doesn't answer" in hindrance["reason"]
+    assert hindrance["cause"] == "library-silent"
     nvidia.works("nvmlDeviceGetCount")
     await node.allocatable_is(4)
     assert not (await one.status())["hindrances"]

@@ -725,7 +725,7 @@ MUTANTS = (
         "OM1",
         "a list that is put together brings back what is forgotten meanwhile",
         "gateway/telling/commands.py",
-        "        async with self._gateway.lock:  # What is put together now would bring back what is to be forgotten.\n",
+        "        async with self._gateway.lock:  # A merge in progress would bring back what is to be forgotten.\n",
         "        if True:\n",
         f"{_MEMORY}::test_a_lost_gpu_that_is_forgotten_while_new_ones_are_written_stays_forgotten",
     ),

@@ -287,7 +287,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "XR10",
         "what was dropped is remembered",
         "gateway/lists.py",
-        "    ledger.withdraw(name, merged.dropped)  # Forgets their illnesses too, which outlive them.\n",
+        "    ledger.withdraw(name, merged.dropped)  # Also forgets their troubles.\n",
         "",
         f"{_KUBELETS}::test_what_was_taken_off_the_list_on_purpose_is_forgotten",
     ),

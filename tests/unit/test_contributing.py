@@ -129,7 +129,7 @@ from devices.gpu.model import GPU
 
 
 class PretendBackend:
-    name, hindrance = "pretend", ""
+    name, hindrance = "pretend", None
 
     async def watch(self):
         yield Sight((GPU("SN0", 0, 0, resource="pretend.example/gpu", device_nodes=("/dev/pretend0",)),))

@@ -496,7 +496,7 @@ def test_a_fault_is_named_by_its_own_code(code: str, well: Fake) -> None:
 
 
 def test_a_pod_with_a_claim_keeps_no_free_gpu_from_the_scheduler(well: Fake) -> None:
-    held = replace(DEVICES[0], health="Unhealthy", state="withheld", holder="claim default/c (pod p)")
+    held = replace(DEVICES[0], health="Unhealthy", state="withheld", holder="claim default/c (pod p)", by_claim=True)
     well.resource(healthy=1, allocatable=1, held=1, free=1, devices=(held, DEVICES[1]))
     assert "DPG0223" not in well.codes()
 
@@ -854,13 +854,16 @@ def by_gateway(found: Fake, monkeypatch: pytest.MonkeyPatch, backend: str, **cha
 
 DOWN = "NVML can't be used: "
 REPORTED: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "no library": ("DPG0302", {"hindrances": (Hindrance("nvidia", f"{DOWN}libnvidia-ml.so.1 can't be loaded: no"),)}),
-    "a mismatch": ("DPG0303", {"hindrances": (Hindrance("nvidia", f"{DOWN}nvmlInit: no (NVML error 18)"),)}),
-    "a failure": ("DPG0305", {"hindrances": (Hindrance("nvidia", f"{DOWN}nvmlInit: no (NVML error 999)"),)}),
-    "a library that hangs": ("DPG0305", {"hindrances": (Hindrance("nvidia", "NVML doesn't answer: open hangs"),)}),
+    "no library": ("DPG0302", {"hindrances": (Hindrance("nvidia", f"{DOWN}no", cause="no-library"),)}),
+    "a mismatch": ("DPG0303", {"hindrances": (Hindrance("nvidia", f"{DOWN}no", cause="library-mismatch"),)}),
+    "a failure": ("DPG0305", {"hindrances": (Hindrance("nvidia", f"{DOWN}no", cause="library-failed"),)}),
+    "a library that hangs": (
+        "DPG0305",
+        {"hindrances": (Hindrance("nvidia", f"{DOWN}it hangs", cause="library-silent"),)},
+    ),
     "a lost GPU": (
         "DPG0308",
-        {"unusable": (Unusable("nvidia", "it doesn't answer any more: no (NVML error 15)", "1", "0000:02:00.0"),)},
+        {"unusable": (Unusable("nvidia", "no answer by NVML", "1", "0000:02:00.0", cause="library-failed"),)},
     ),
 }
 

@@ -24,7 +24,7 @@ NVIDIA = "nvidia.com/gpu"
 class Watched:
     """A source over a backend whose sights a test sets."""
 
-    name, hindrance = "test", ""
+    name, hindrance = "test", None
 
     def __init__(self) -> None:
         self.sights: asyncio.Queue[Sight] = asyncio.Queue()

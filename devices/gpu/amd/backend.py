@@ -35,7 +35,7 @@ from devices.gpu.amd.sysfs import (
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.model import Trouble
-from devices.source import Unusable
+from devices.source import Hindrance, Unusable
 
 if TYPE_CHECKING:
     from devices.telemetry import Reading
@@ -73,9 +73,9 @@ class AmdBackend:
         self._hindrance = ""
 
     @property
-    def hindrance(self) -> str:
-        """Why no GPU, or not each of their parts, can be seen; empty if all can."""
-        return self._hindrance
+    def hindrance(self) -> Hindrance | None:
+        """Why no GPU, or not each of their parts, can be seen; None if all can."""
+        return Hindrance(self.name, self._hindrance) if self._hindrance else None
 
     async def watch(self) -> AsyncGenerator[Sight]:
         """Yield what is there as soon as the driver is, and again after each change."""

@@ -23,9 +23,9 @@ from devices.gpu.nvidia.kernel import KernelFacts
 from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml
 from devices.gpu.nvidia.scan import Let, Scan
 from devices.gpu.nvidia.watch import Down, Guests, Happened, Looker, News, Pace
-from devices.model import Trouble, TroubleKind
+from devices.model import LibraryFault, Trouble, TroubleKind
 from devices.policy import IMEX_CHANNEL, Policy
-from devices.source import GiveUpError
+from devices.source import GiveUpError, Hindrance
 
 if TYPE_CHECKING:
     from devices.telemetry import Reading
@@ -102,12 +102,18 @@ class NvidiaBackend:
         self._logged: dict[tuple[str, int | None], float] = {}
 
     @property
-    def hindrance(self) -> str:
-        """Why no GPU was seen yet; those that were say themselves what became of them."""
+    def hindrance(self) -> Hindrance | None:
+        """Why no GPU was seen yet. Once GPUs were seen, their troubles say what is wrong."""
         if self._scan is not None:
-            return _NO_CHANNEL if self._lacks_channel(self._scan) and not self._policy.imex_required else ""
-        silent = f"NVML doesn't answer: {self._stuck} has hung for {self._pace.hang:g} s" if self._stuck else ""
-        return silent if self._down is None else f"NVML can't be used: {self._down.error}"
+            lacks = self._lacks_channel(self._scan) and not self._policy.imex_required
+            return Hindrance(self.name, _NO_CHANNEL) if lacks else None
+        if self._down is not None:
+            error = self._down.error
+            return Hindrance(self.name, f"NVML can't be used: {error}", cause=error.cause)
+        if not self._stuck:
+            return None
+        silent = f"NVML doesn't answer: {self._stuck} has hung for {self._pace.hang:g} s"
+        return Hindrance(self.name, silent, cause=LibraryFault.SILENT)
 
     async def watch(self) -> AsyncGenerator[Sight]:
         """Yield what is there, and again after each change.
@@ -313,9 +319,10 @@ class NvidiaBackend:
         if trouble is not None and trouble.kind is not TroubleKind.APPLICATION:
             return trouble
         if self._down is not None:
-            if isinstance(self._down.error, NotLoadedError):
-                return Trouble(f"the driver isn't loaded: {self._down.error}", TroubleKind.RESTART_APP)
-            return Trouble(f"NVML can't be asked: {self._down.error}", TroubleKind.APPLICATION)
+            error = self._down.error
+            if isinstance(error, NotLoadedError):
+                return Trouble(f"the driver isn't loaded: {error}", TroubleKind.RESTART_APP, cause=error.cause)
+            return Trouble(f"NVML can't be asked: {error}", TroubleKind.APPLICATION, cause=error.cause)
         if self._stuck and gpu.board == self._stuck:
             return Trouble(f"NVML hasn't answered about it for {self._pace.hang:.0f} s", TroubleKind.RESTART_APP)
         if self._policy.imex_required and self._scan is not None and self._lacks_channel(self._scan):

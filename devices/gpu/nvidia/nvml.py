@@ -21,6 +21,7 @@ from msgspec import Struct
 from devices.gpu.model import Way
 from devices.gpu.nvidia.health import Event, Vitals
 from devices.gpu.nvidia.vendor import ADDRESSING_MODES, ARCHITECTURES, BRANDS, SUFFIXES, profile
+from devices.model import LibraryFault
 
 _NONE: Final = 0xFFFFFFFF  # What an event says where it is no instance's.
 _MOST_GPUS: Final = 256
@@ -35,9 +36,17 @@ _WAYS: Final = {0: Way.PIX, 10: Way.PIX, 20: Way.PXB, 30: Way.PHB, 40: Way.NODE,
 class NvmlError(Exception):
     """A call failed, in a way that says nothing of the driver as a whole."""
 
+    cause = LibraryFault.FAILED
+
 
 class SessionError(NvmlError):
     """NVML can't be used any more, or not yet, if ``open`` or ``count`` raises it; elsewhere it is that GPU's trouble alone."""
+
+
+class NoLibraryError(SessionError):
+    """There is no library, or it can't be loaded."""
+
+    cause = LibraryFault.NO_LIBRARY
 
 
 class NotLoadedError(SessionError):
@@ -46,6 +55,8 @@ class NotLoadedError(SessionError):
 
 class MismatchError(SessionError):
     """The library is of another release than the loaded driver: one of them was upgraded."""
+
+    cause = LibraryFault.MISMATCH
 
 
 class LostError(NvmlError):
@@ -58,6 +69,8 @@ class UnsupportedError(NvmlError):
 
 class DeniedError(NvmlError):
     """This process may not ask this: what the answer would be is unknown."""
+
+    cause = LibraryFault.DENIED
 
 
 class GoneError(NvmlError):
@@ -116,16 +129,16 @@ class Nvml:
         """Load the library and begin.
 
         Raises:
+            NoLibraryError: there is no library.
             NotLoadedError: there is no driver.
             MismatchError: driver and library don't fit.
-            SessionError: there is no library.
             NvmlError: it fails otherwise.
         """
         if pynvml.nvmlLib is None or pynvml.nvmlLib._name != self._library:  # noqa: SLF001 (pynvml has no other way in)
             try:
                 library = ctypes.CDLL(self._library)
             except OSError as error:
-                raise SessionError(f"{self._library} can't be loaded: {_said(str(error))}") from error
+                raise NoLibraryError(f"{self._library} can't be loaded: {_said(str(error))}") from error
             pynvml.nvmlLib = library
             pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001
         _ask("nvmlInit")
@@ -463,7 +476,7 @@ _ERRORS: Final[Mapping[int, type[NvmlError]]] = {
     pynvml.NVML_ERROR_NOT_FOUND: GoneError,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: UnsupportedError,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: NotLoadedError,
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: SessionError,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: NoLibraryError,
     pynvml.NVML_ERROR_TIMEOUT: _TimeoutError,
     pynvml.NVML_ERROR_GPU_IS_LOST: LostError,
     pynvml.NVML_ERROR_RESET_REQUIRED: LostError,

@@ -128,7 +128,8 @@ class Scanner:
                 self.tell_once(seat.uuid, _UNSEEN, error)
                 known[seat.uuid], looks[seat.uuid] = self._known[seat.uuid], Looked(at, *_failed(error))
             else:
-                unusable.append(Unusable(_VENDOR, _failed(error)[0].reason, index, seat.pci, seat.uuid))
+                reason = _failed(error)[0].reason
+                unusable.append(Unusable(_VENDOR, reason, index, seat.pci, seat.uuid, cause=error.cause))
         self._link(session)
         known = dict(sorted(known.items(), key=lambda item: item[1][0].index))
         known = {u: (replace(g, links=self._links(session, g, known)), *rest) for u, (g, *rest) in known.items()}

@@ -20,6 +20,7 @@ from devices.gpu.simulated.document import ProfileError
 from devices.gpu.simulated.profile import Described, UnreadableProfileError, find, parse, read
 from devices.gpu.vendor import Vendor
 from devices.model import ContainerAnswer
+from devices.source import Hindrance
 
 
 class _Others(Vendor):
@@ -64,12 +65,14 @@ class SimulatedBackend:
         self._news = asyncio.Event()
 
     @property
-    def hindrance(self) -> str:
-        """Why the profile as it is now isn't used, and what is instead; empty where it is."""
+    def hindrance(self) -> Hindrance | None:
+        """Why the profile isn't used, and what is used instead; None if it is used."""
+        if not self._rejected:
+            return None
         before = (
             "there are no devices" if self._profile is None else "until it is corrected the one before stays in force"
         )
-        return f"profile rejected, {before}: {self._rejected}" if self._rejected else ""
+        return Hindrance(self.name, f"profile rejected, {before}: {self._rejected}")
 
     async def watch(self) -> AsyncGenerator[Sight]:
         """Yield what the profile says, and again after each edit that changes it."""

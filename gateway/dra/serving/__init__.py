@@ -1,1 +1,1 @@
-"""Drivers that the kubelet finds, and other processes that have the name of one."""
+"""Register our DRA drivers with the kubelet, unless other processes have their names."""

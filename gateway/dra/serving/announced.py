@@ -1,4 +1,4 @@
-"""Which drivers the sockets in the kubelet's folder ``plugins_registry`` announce, whoever made them."""
+"""Find out which drivers the sockets in the kubelet's folder ``plugins_registry`` announce, of any process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from gateway.kubelet.watch import SocketId
 
 INFO_S: Final = 1.0
-"""Seconds that a socket has to answer GetInfo."""
+"""Seconds within which a socket must answer GetInfo."""
 MOST_SOCKETS: Final = 256
-"""Sockets in the kubelet's folder that are looked at, the first ones by name."""
+"""Most sockets in the kubelet's folder that are looked at, the first ones by name."""
 DRA_PLUGIN: Final = "DRAPlugin"
 """The type that a DRA driver announces."""
 _OPTIONS: Final = (
@@ -33,7 +33,7 @@ _OPTIONS: Final = (
 
 
 class Announced:
-    """Which drivers the sockets in the kubelet's folder announce. Each socket is asked once.
+    """Knows which drivers the sockets in the kubelet's folder announce. Each socket is asked once.
 
     Args:
         registry: the folder.
@@ -44,23 +44,23 @@ class Announced:
         self._known: dict[tuple[str, SocketId], str] = {}
 
     async def socket(self, driver: str) -> str:
-        """Name a socket of another process that takes connections and announces a driver; '' if there is none."""
+        """Return a living socket of another process that announces a driver; '' if there is none."""
         found = await asyncio.to_thread(self._living, driver)
         unknown = [(path, id_) for path, id_ in found if (str(path), id_) not in self._known]
         for (path, id_), name in zip(unknown, await asyncio.gather(*map(_asked, unknown)), strict=True):
             if name is not None:
                 self._known[str(path), id_] = name
-        if len(self._known) > 2 * MOST_SOCKETS:  # Most of them have gone.
+        if len(self._known) > 2 * MOST_SOCKETS:  # Most of them are gone.
             self._known.clear()
         for path, id_ in found:
             name = self._known.get((str(path), id_))
-            # One that doesn't answer has its driver in its name, as the upstream library writes it.
+            # A socket without an answer is judged by its name, which upstream's library begins with the driver's name.
             if name == driver or (name is None and path.name.startswith((f"{driver}-", f"{driver}."))):
                 return str(path.relative_to(self._registry))
         return ""
 
     def _living(self, driver: str) -> list[tuple[Path, SocketId]]:
-        """Give the sockets that take connections, but for those of other drivers and of gateways."""
+        """Return the living sockets, except those of other drivers and of gateways."""
         found = []
         for path in _sockets(self._registry):
             id_ = socket_id(path)
@@ -72,7 +72,7 @@ class Announced:
 
 
 def _sockets(folder: Path) -> Iterator[Path]:
-    """Give the entries of the folder and those beneath it, as a kubelet does: no names that begin with a dot."""
+    """Yield the files of the folder and its sub-folders, as a kubelet does: no names with a dot in front."""
     left = MOST_SOCKETS
     for at, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -83,7 +83,7 @@ def _sockets(folder: Path) -> Iterator[Path]:
 
 
 async def _asked(one: tuple[Path, SocketId]) -> str | None:
-    """Ask a socket for its driver: '' if it is none of a driver; None if it gives no answer."""
+    """Ask a socket for its driver: '' if it is not a driver's; None if it doesn't answer."""
     async with rpc.Channel(one[0], _OPTIONS) as channel:
         try:
             info = pluginregistration.decode_info(await channel.call(pluginregistration.GET_INFO, seconds=INFO_S))

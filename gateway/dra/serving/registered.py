@@ -1,4 +1,4 @@
-"""Our drivers' sockets: each driver is registered with the kubelet while no other process has its name."""
+"""The sockets of our drivers. Each driver is registered while no other process has its name."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Registered:
 
     Args:
         registry: the kubelet's folder.
-        token: the gateway's.
-        decider: gives the token of the gateway that decides, if that is another one.
-        kubelet: gives the kubelet's minor version; None: it isn't known.
-        lacking: says why the kubelet takes no claims; '' if it may.
+        token: this gateway's token.
+        decider: returns the token of another gateway that decides about claims; empty: there is none.
+        kubelet: returns the kubelet's minor version; None: unknown.
+        lacking: returns why the kubelet can't prepare claims; '' if it may.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class Registered:
         withdrawn: Callable[[], None],
         learned: asyncio.Event,
     ) -> None:
-        """Have a driver registered for ever, as often as its name is free, as soon as that breaks no other instance.
+        """Keep a driver registered whenever its name is free and that breaks no other gateway's. Never returns.
 
         Args:
-            claims: the driver's.
+            claims: the driver's claims.
             rival: knows of another process with its name.
-            prepared: counts the claims that we prepared.
-            withdrawn: is called when the driver is registered no more.
-            learned: set when it is known which kubelet there is.
+            prepared: returns the number of claims that we prepared.
+            withdrawn: called when the driver is no longer registered.
+            learned: set once the kubelet's version is known.
         """
         driver = claims.name
         others = partial(sockets.others, self._registry, driver, self._token)
@@ -71,17 +71,17 @@ class Registered:
             await rival.until(lambda: not rival.unregistered(prepared()))
             service = await serve(lambda: Service(claims, elsewhere), path)
             self._services.append(service)
-            # The kubelet has what we prepared unprepared by us as long as we are registered.
+            # While we are registered, the kubelet unprepares our claims with us.
             await rival.until(lambda: bool(rival.words and rival.unregistered(0)) and not prepared())
             withdrawn()
             await service.stop()
             self._services.remove(service)
 
     async def close(self) -> None:
-        """Take the sockets away, so that another instance is called; what waits is passed on to it."""
+        """Remove the sockets, so that another gateway is called. Waiting calls are passed on to it."""
         newest = partial(sockets.newest, self._registry)
         await asyncio.gather(*(one.stop(newest(one.name, self._token)) for one in self._services))
 
     async def finish(self) -> None:
-        """Wait for the answers to what was passed on."""
+        """Wait for the answers to calls that were passed on."""
         await asyncio.gather(*(one.finish() for one in self._services))

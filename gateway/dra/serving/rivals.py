@@ -1,10 +1,10 @@
-"""Another process on this node that has the name of one of our DRA drivers.
+"""Detect another process on this node that has the name of one of our DRA drivers.
 
-The kubelet sends all claims of a driver to the process that registered the name last. With two processes, one gets claims that the other
-prepared. So the gateway registers a driver and publishes its devices only if no other process has the name.
+The kubelet sends all claims of a driver to the process that registered the name last. With two processes, one gets claims that
+the other prepared. So the gateway registers a driver and publishes its devices only if no other process has the name.
 
-NVIDIA's driver ends on a node before its update starts there, and leaves its ResourceSlices. So ours waits until the other socket has
-been away for a while, and until no claim names a device of those slices.
+NVIDIA's driver ends on a node before its update starts there, and leaves its ResourceSlices. So ours waits until the other
+socket has been away for a while, and no claim names a device of those slices.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from gateway.memory.ledger import Ledger
 
 AWAY_S: Final = 60.0
-"""Seconds that the other process must have been away before its ResourceSlices may be deleted."""
+"""Seconds for which the other process must be away before its ResourceSlices may be deleted."""
 LOOK_S: Final = 1.0
-"""Seconds between two looks while another process has the name, or while that isn't known."""
+"""Seconds between two checks while another process has the name, or that is unknown."""
 LOOK_SELDOM_S: Final = 5.0
 """The same while no other process has it; also the seconds between two lists of the cluster's claims."""
 _log = structlog.get_logger()
@@ -43,8 +43,8 @@ Device = tuple[str, str]
 class OtherProcess(Struct, frozen=True):
     """What is known of another process with the name of our ``driver``.
 
-    ``socket`` is the name of its socket, empty if it has none that takes connections. ``slices`` are its ResourceSlices; None: the API server has not said yet.
-    It was last seen ``away_s`` seconds ago; None: no such process was seen. ``claims`` name devices of its slices; None: not known.
+    ``socket`` is its living socket, empty if it has none. ``slices`` are its ResourceSlices; None: unknown yet. It was last
+    seen ``away_s`` seconds ago; None: no such process was seen. ``claims`` name devices of its slices; None: unknown.
     """
 
     driver: str
@@ -95,15 +95,15 @@ def _some(names: Sequence[str] | None) -> str:
 
 
 class Rival:
-    """Whether another process has the name of one driver.
+    """Detects another process with the name of one driver.
 
     Args:
         driver: the name.
-        announced: who announces which driver.
-        others: gives the driver's slices on this node that no gateway wrote; None: they aren't known.
+        announced: knows which socket announces which driver.
+        others: returns the driver's slices on this node that no gateway wrote; None: unknown.
         claims: lists the claims of the cluster that have a device of the driver; raises a ``KubernetesError``.
-        ours: True if a claim, by its UID, is prepared by us.
-        changed: is called when what is said of the other process changed.
+        ours: returns True if we prepared the claim with a UID.
+        changed: called when the result changed.
     """
 
     def __init__(
@@ -135,13 +135,14 @@ class Rival:
 
     @property
     def words(self) -> str:
-        """Say which other process has the name, and what is waited for; '' if none has."""
+        """Which other process has the name, and what is waited for; '' if none has."""
         return "" if self._seen_at is None else self.seen.unpublished
 
     def unregistered(self, prepared: int) -> str:
-        """Why our driver may not be registered; '' if it may.
+        """Return why our driver may not be registered; '' if it may.
 
-        If the API server says nothing, a kubelet calls for ``prepared`` claims alone: it can't read others either.
+        If the slices are unknown and claims are ``prepared``, it may: the kubelet calls only for those, because it can't read
+        others either.
         """
         seen = self.seen
         if not self._looked or (prepared and seen.slices is None and not seen.socket):
@@ -149,12 +150,12 @@ class Rival:
         return seen.unregistered
 
     def noticed(self) -> None:
-        """Take note that slices changed."""
+        """Note that slices changed."""
         if self._meet():
             self._wake.set()
 
     def has(self, claim: ResourceClaim) -> str:
-        """Say which other process offered a device that a claim has; '' if none did."""
+        """Return which other process offered a device that a claim has; '' if none did."""
         for one in claim.results:
             if one.driver == self._driver and (one.pool, one.device) in self._devices:
                 whose = self._socket or _some(sorted(self._slices or ())) or "its process has ended"
@@ -162,12 +163,12 @@ class Rival:
         return ""
 
     async def lives(self) -> str:
-        """Look now: name the other process's socket; '' if nobody listens there."""
+        """Look now; return the other process's living socket, '' if there is none."""
         await self._look()
         return self._socket
 
     async def run(self) -> None:
-        """Look, for ever."""
+        """Check repeatedly. Never returns."""
         while True:
             await self._look()
             await self._ask()
@@ -179,7 +180,7 @@ class Rival:
                     await self._wake.wait()
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Wait for something that may change with each look."""
+        """Wait until a condition is true; it is checked after each look."""
         while not true():
             news = self._news
             await news.wait()
@@ -192,7 +193,7 @@ class Rival:
             self._seen_at = asyncio.get_running_loop().time()
 
     def _meet(self) -> bool:
-        """Take note of the slices; True if they changed. One that somebody wrote shows that its process lives."""
+        """Note the slices; return True if they changed. A slice that was written shows that its process is running."""
         others = self._others()
         there = None if others is None else {name: one.generation for name, one in others.items()}
         if there == self._slices or there is None:
@@ -209,7 +210,7 @@ class Rival:
         return True
 
     async def _ask(self) -> None:
-        """Ask which claims have devices of a process that ended, and forget that process once none has."""
+        """Ask which claims have devices of a process that ended. Forget that process once no claim has."""
         seen, now = self.seen, asyncio.get_running_loop().time()
         if seen.socket or seen.slices is None or seen.away_s is None or seen.away_s < AWAY_S or now < self._asked_at:
             return
@@ -248,14 +249,14 @@ def _names_of(
 
 
 class Rivals:
-    """Other processes that have the name of a driver of ours.
+    """Detects other processes with the names of our drivers.
 
     Args:
         registry: the kubelet's folder.
         claims: lists the claims of the cluster that have a device of a driver; raises a ``KubernetesError``.
         ledger: has the claims that are prepared.
-        others: gives a driver's slices on this node that no gateway wrote; None: they aren't known.
-        changed: is called when what is said of another process changed.
+        others: returns a driver's slices on this node that no gateway wrote; None: unknown.
+        changed: called when a result changed.
     """
 
     def __init__(
@@ -271,18 +272,18 @@ class Rivals:
         self._of: dict[str, Rival] = {}
 
     def of(self, driver: str) -> Rival | None:
-        """Give what is known for a driver; None: it isn't looked for."""
+        """Return what is known for a driver; None: no check is made."""
         return self._of.get(driver)
 
     def add(self, driver: str) -> Rival:
-        """Look for a driver from now on; its ``run`` is the caller's."""
+        """Add a driver. The caller awaits its ``run``."""
         about = partial(self._others, driver), partial(self._claims, driver), partial(self._is_ours, driver)
         one = Rival(driver, self._announced, *about, self._changed)
         self._of[driver] = one
         return one
 
     def noticed(self) -> None:
-        """Take note that slices changed."""
+        """Note that slices changed."""
         for one in self._of.values():
             one.noticed()
 
