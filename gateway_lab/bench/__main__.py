@@ -33,7 +33,7 @@ SECTIONS: Final = (
     "calls",
     "propagation",
 )
-LONG: Final = ("stuck", "busy-node", "bridge", "checkpoints", "strangers", "standby")
+LONG: Final = ("stuck", "busy-node", "bridge", "checkpoints", "standby")
 """Measured only when it is asked for; a standby takes ten minutes with 50 runs, a busy node wants root and cgroups, the bridge two minutes, checkpoints a second for each start."""
 RESTARTED: Final = "1.10,1.20,1.32,1.37"
 HANDED_OVER: Final = "1.10,1.20,1.24,1.28,1.32,1.37"
@@ -61,7 +61,6 @@ async def run(only: Sequence[str], kubelets: str, runs: int, other: str, say: Ca
         "busy-node": lambda: busy.busy_node(report, python, repeated),
         "bridge": lambda: bridged.bridge(report, python, 20 * runs),
         "checkpoints": lambda: others.checkpoints(report, python, runs),
-        "strangers": lambda: others.strangers(report, python, restarted[-1]),
         "standby": lambda: standby.standby(report, python, runs),
         "propagation": lambda: calls.propagation(report, python, repeated),
         "against": lambda: against(report, python, other, repeated),
