@@ -51,7 +51,9 @@ def main() -> int:
             print(f"registered {median(started):.2f} s after its start ({min(started):.2f} to {max(started):.2f})")
             return 0
         # Emulation takes a gateway ten times as long to start: of the scenarios, only two run at once.
-        return subprocess.run([python, "-I", "-X", "cpu_count=1", "-m", "gateway", *arguments.command], check=False).returncode
+        return subprocess.run(
+            [python, "-I", "-X", "cpu_count=1", "-m", "gateway", *arguments.command], check=False
+        ).returncode
 
 
 async def _starts(python: Path) -> list[float]:
