@@ -1,1 +1,1 @@
-"""Dialects: how each version of the kubelet's device plugin API spells the neutral model. Nothing else (device-plugin-gateway)."""
+"""Dialects: how each version of the kubelet's device plugin API encodes the neutral model (device-plugin-gateway)."""

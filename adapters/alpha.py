@@ -1,8 +1,8 @@
-"""What both alpha dialects are: two calls, one container in each Allocate, no options, no NUMA nodes.
+"""What both alpha dialects have in common: two calls, one container in each Allocate, no options, no NUMA nodes.
 
-They differ in Allocate's answer alone, which each brings along; v1alpha2's messages spell the rest, wire-identical for
-both. What belongs to a call that they don't have is spelled as an empty message, with the call's field among the lost
-ones; unless a pod would start without its device (PreStartContainer), which is refused.
+They differ only in the answer to Allocate. v1alpha2's messages encode the rest, which is the same on the wire for both. A call
+that they lack is encoded as an empty message, with its field among the lost ones. PreStartContainer is refused instead, because
+a pod would start without its device.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _RULES: Mapping[Field, Rule] = {
 
 
 class Alpha(Struct, eq=False):
-    """An alpha dialect, out of its name, its kubelets and its form of Allocate's answer."""
+    """An alpha dialect: its name, its kubelets and its encoding of Allocate's answer."""
 
     name: str
     kubelets: Level

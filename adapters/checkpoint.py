@@ -1,15 +1,15 @@
-"""``kubelet_internal_checkpoint``: what a kubelet wrote down of its pods' devices, in every format from 1.8 to today.
+"""Read ``kubelet_internal_checkpoint``, the kubelet's record of its pods' devices, in every format from 1.8 to today.
 
-Read only, and for a look only: who holds what, and what was registered. So the checksum isn't verified. It is a hash over a
-dump that names the kubelet's Go types, there to tell the kubelet what it must not start from; nothing here is started
-from it, and a kubelet that refuses its own file is just the one whose file is of interest. Types and sizes are checked,
-because the file comes from outside; what isn't read (the plugins' answers) isn't even decoded.
+It is read only to learn who holds what, and what was registered. So the checksum isn't verified: it is a hash over a dump with
+the kubelet's Go types, and tells the kubelet which file not to start from. A file that the kubelet refuses is still useful
+here. Types and sizes are checked, because the file comes from outside. Fields that aren't needed (the plugins' answers) aren't
+decoded.
 
-The formats, by kubelet (read in 1.8 to 1.37, and seen on genuine ones):
+The formats, by kubelet (read in 1.8 to 1.37, and seen on real ones):
 
 - 1.8: ``Entries``, one for each device
 - 1.9, 1.10: ``PodDeviceEntries`` and ``RegisteredDevices``, bare
-- 1.11 to 1.19: the same as ``Data``, beside a ``Checksum``
+- 1.11 to 1.19: the same as ``Data``, next to a ``Checksum``
 - 1.20 and later: ``DeviceIDs`` is a map from NUMA node to list
 """
 
@@ -25,17 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_BYTES = 16 * 1024 * 1024
-"""The largest file that is read. 10 000 devices with the answers of 500 containers are about 4 MiB."""
+"""Most bytes of the file. 10,000 devices with the answers of 500 containers are about 4 MiB."""
 _MAX_STRINGS = 500_000
-"""The most strings in it (10 000 devices, each on eight NUMA nodes, are 200 000): a string of two bytes takes fifty more
-in memory."""
+"""Most strings in it (10,000 devices, each on eight NUMA nodes, are 200,000): each string of two bytes takes fifty more in memory."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=253)]
-"""Of a pod or a container, as long as Kubernetes has them at most: each device that one holds repeats it."""
+"""Most characters of a pod's or container's name, as in Kubernetes: each of its devices repeats the name."""
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What one container holds of one resource."""
+    """The devices of one resource that one container holds."""
 
     pod_uid: str
     container: str
@@ -44,7 +43,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """What a checkpoint says. It may be behind: a kubelet forgets ended pods late, and writes that down later still."""
+    """The content of a checkpoint. It may be old: a kubelet forgets ended pods late, and writes that later still."""
 
     held: tuple[Held, ...] = ()
     registered: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)
@@ -77,17 +76,17 @@ class _Data(msgspec.Struct):
 
 
 class _Whole(_Data):
-    """Any format: it is told by the key that is there."""
+    """Any format. The key that exists tells which one."""
 
     devices: list[_Device] | msgspec.UnsetType | None = msgspec.field(name="Entries", default=msgspec.UNSET)
     data: _Data | msgspec.UnsetType = msgspec.field(name="Data", default=msgspec.UNSET)
 
 
 def read(content: bytes) -> Checkpoint:
-    """Read a checkpoint of any format; unknown fields are passed over.
+    """Decode a checkpoint of any format; unknown fields are ignored.
 
     Raises:
-        MalformedError: it is none (a kubelet 1.9 may be about to write it), or larger than any kubelet's.
+        MalformedError: it isn't a checkpoint (a kubelet 1.9 may be writing it), or is larger than any kubelet's.
     """
     if len(content) > MAX_BYTES or content.count(b'"') > 2 * _MAX_STRINGS:
         raise MalformedError(

@@ -1,9 +1,10 @@
-"""What a dialect is: a version string, two gRPC services, a spelling for each message, and what it cannot say.
+"""A dialect: a version string, two gRPC services, an encoding of each message, and what it can't carry.
 
-A dialect knows nothing but spelling. It is pure, and speaks in both directions: the gateway is a device plugin to the
-kubelet, and can stand in the kubelet's place for other plugins. What it cannot say is declared, not coded: each
-``Field`` of the model has a ``Fidelity``, and for a dialect that grew over time (v1beta1: kubelet 1.10 to today) the
-kubelet minor version from which that verdict holds. The page ``docs/dialects.md`` is printed from these declarations.
+A dialect only encodes and decodes. It works in both directions, because the gateway is a device plugin for the kubelet, and a
+kubelet for
+other plugins. What it can't carry is declared: each ``Field`` of the model has a ``Fidelity``. For a dialect that grew over
+time (v1beta1: kubelet 1.10 to today), a rule also has the kubelet version from which it is in force. ``docs/dialects.md`` is
+generated from these rules.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ if TYPE_CHECKING:
 
 
 class Fidelity(Enum):
-    """What becomes of a field in a dialect."""
+    """What happens to a field in a dialect."""
 
     LOSSLESS = "lossless"
-    """It is said as it is."""
+    """It is carried as it is."""
     DEGRADED = "degraded"
-    """It is left out, because the pod works without it. Counted, and logged once."""
+    """It is dropped, because the pod works without it. Counted, and logged once."""
     IMPOSSIBLE = "impossible"
-    """Left out, the pod would start without its device: the request is refused."""
+    """The request is refused, because the pod would start without its device."""
 
 
 class Rule(Struct, frozen=True):
-    """``verdict`` holds for kubelet 1.``since`` and later (None: all that speak the dialect), ``before`` below it."""
+    """``verdict`` is in force for kubelet 1.``since`` and later (None: all that speak the dialect), ``before`` for earlier ones."""
 
     verdict: Fidelity
     since: int | None = None
@@ -51,20 +52,20 @@ class Rule(Struct, frozen=True):
     source: str = ""
     """Where the rule comes from: a Kubernetes issue, a feature gate, a kubelet version that was run."""
     advice: str = ""
-    """What to do where it is impossible."""
+    """What to do if it is impossible."""
 
 
 class Level(Struct, frozen=True):
-    """The kubelet minor versions (1.``low`` to 1.``high``, both included) that fit the evidence of a live connection.
+    """The kubelet minor versions (1.``low`` to 1.``high``, both included) that fit the evidence of a connection.
 
-    ``high`` None means that nothing bounds it from above.
+    ``high`` None: there is no upper limit.
     """
 
     low: int
     high: int | None = None
 
     def reaches(self, minor: int) -> bool | None:
-        """Tell whether the kubelet is 1.``minor`` or later; None where the evidence leaves it open."""
+        """Return True if the kubelet is 1.``minor`` or later; None if the evidence leaves it open."""
         if self.low >= minor:
             return True
         if self.high is not None and self.high < minor:
@@ -73,21 +74,21 @@ class Level(Struct, frozen=True):
 
 
 def span(level: Level) -> str:
-    """Say a level in words, such as ``1.26 to 1.28``."""
+    """Return a level in words, such as ``1.26 to 1.28``."""
     if level.high is None:
         return f"1.{level.low} and later"
     return f"1.{level.low}" if level.high == level.low else f"1.{level.low} to 1.{level.high}"
 
 
 class Wire(Struct, frozen=True):
-    """A message in a dialect's spelling, and the fields that were left out of it (all of them ``DEGRADED``)."""
+    """An encoded message, and the fields that were dropped from it (all of them ``DEGRADED``)."""
 
     data: bytes
     lost: frozenset[Field] = frozenset()
 
 
 class UnsayableError(Exception):
-    """The message would be harmful without a field that the dialect (at this level) cannot say."""
+    """The message would be harmful without a field that the dialect (at this level) can't carry."""
 
     def __init__(self, field: Field, dialect: str, advice: str) -> None:
         super().__init__(f"{field.value} cannot be said to a kubelet that speaks {dialect}: {advice}")
@@ -96,16 +97,16 @@ class UnsayableError(Exception):
 
 
 class MalformedError(Exception):
-    """Bytes that are no message of this dialect. The message says which one was expected."""
+    """The bytes are not the expected message. The error's text names it."""
 
 
 class Dialect(Protocol):
-    """One spelling. ``encode_*`` may raise ``UnsayableError``; ``decode_*`` raise ``MalformedError``."""
+    """One encoding. ``encode_*`` may raise ``UnsayableError``; ``decode_*`` raise ``MalformedError``."""
 
     name: str
-    """The version string of Register, which is also how people call the dialect: ``v1beta1``, ``v1alpha2``, ``0.1``."""
+    """The version string of Register, and the dialect's name: ``v1beta1``, ``v1alpha2``, ``0.1``."""
     family: str
-    """What the versions are called together that differ in a message or two: ``v1alpha`` for both alphas."""
+    """The common name of versions that differ in a message or two: ``v1alpha`` for both alphas."""
     registration_service: str
     """Full gRPC service name on kubelet.sock, such as ``v1beta1.Registration``."""
     plugin_service: str
@@ -113,18 +114,19 @@ class Dialect(Protocol):
     kubelets: Level
     """The kubelets that speak it."""
     rules: Mapping[Field, Rule]
-    """What becomes of each field; every ``Field`` has a row."""
+    """What happens to each field; every ``Field`` has a row."""
     spacing: float
-    """Seconds at least between two lists or answers to Allocate, of whichever resources; 0 where none need to. Where some do, the
-    kubelet writes its checkpoint in place, under no lock, and the next list waits for the write of the one before, too."""
+    """Least seconds between two lists or answers to Allocate, of any resource; 0: none. If not 0, the kubelet writes its
+    checkpoint in place without a lock, and the next list also waits until the last one was written."""
     asks_again: bool
-    """Whether the kubelet calls Allocate again for the same devices each time a container of theirs starts (1.8 alone)."""
+    """True if the kubelet calls Allocate again for the same devices each time a container with them starts (only 1.8)."""
     writes_late: bool
-    """Whether the kubelet has no checkpoint before the first container with devices starts (1.8 alone): what Allocate gave is all that is held then."""
+    """True if the kubelet has no checkpoint before the first container with devices starts (only 1.8). Then only what Allocate
+    gave is held."""
     names_itself: bool
-    """Whether a kubelet that refuses another version says which one it speaks (all but 1.8)."""
+    """True if a kubelet that refuses another version names its own (all but 1.8)."""
     schema: FileDescriptor
-    """Its messages and services as they were generated from ``protos/``."""
+    """The messages and services generated from ``protos/``."""
 
     def __hash__(self) -> int: ...
     def encode_register(self, registration: Registration) -> Wire: ...
@@ -138,7 +140,7 @@ class Dialect(Protocol):
     def encode_allocate_answer(
         self, containers: Sequence[ContainerRequest], answers: Sequence[ContainerAnswer], level: Level
     ) -> Wire:
-        """Spell the answers, one per container of the request (dialect 0.1 repeats the request's device IDs)."""
+        """Encode the answers, one per container of the request (dialect 0.1 repeats the request's device IDs)."""
 
     def decode_allocate_answer(self, data: bytes) -> tuple[ContainerAnswer, ...]: ...
     def encode_preferred_request(self, containers: Sequence[PreferredRequest]) -> Wire: ...
@@ -150,7 +152,7 @@ class Dialect(Protocol):
 
 
 def verdict(dialect: Dialect, field: Field, level: Level) -> Fidelity | None:
-    """Say what becomes of ``field`` at ``level``; None where the level leaves it open."""
+    """Return what happens to ``field`` at ``level``; None if the level leaves it open."""
     rule = dialect.rules[field]
     if rule.since is None:
         return rule.verdict
@@ -161,12 +163,12 @@ def verdict(dialect: Dialect, field: Field, level: Level) -> Fidelity | None:
 
 
 def left_out(dialect: Dialect, used: Iterable[Field], level: Level | None = None) -> frozenset[Field]:
-    """Name those of the fields that a message uses which ``dialect`` leaves out, as it declares.
+    """Return the fields of a message that ``dialect`` drops.
 
     Args:
-        dialect: in which the message is spelled.
-        used: what the message uses (``adapters.fields``).
-        level: the kubelets that may be at the other end; None: the newest ones that speak it.
+        dialect: the message's dialect.
+        used: the fields that the message uses (``adapters.fields``).
+        level: the kubelets that may be at the other end; None: the newest that speak the dialect.
 
     Raises:
         UnsayableError: the message would be harmful without one of them.
@@ -183,14 +185,14 @@ def _left_out(dialect: Dialect, used: tuple[Field, ...], level: Level | None) ->
         if found is Fidelity.IMPOSSIBLE:
             to = dialect.name if level is None or rule.since is None else f"{dialect.name} (kubelet {span(level)})"
             raise UnsayableError(field, to, rule.advice)
-        if found is Fidelity.DEGRADED and rule.since is None:  # A field that came later is always spelled.
+        if found is Fidelity.DEGRADED and rule.since is None:  # A field that came later is always encoded.
             lost.add(field)
     return frozenset(lost)
 
 
 @lru_cache(maxsize=64)
 def sayable(dialect: Dialect, level: Level) -> Sayable:
-    """Collect what can be said in ``dialect`` to a kubelet of ``level``, for a device source to choose from."""
+    """Return the fields that ``dialect`` carries to a kubelet of ``level``, for a device source."""
     verdicts = {field: verdict(dialect, field, level) for field in Field}
     return Sayable(
         said=frozenset(field for field, found in verdicts.items() if found is Fidelity.LOSSLESS),

@@ -1,6 +1,6 @@
-"""Which parts of the model a message uses: what a dialect must be able to say of it, and answers for (``dialect.left_out``).
+"""Which parts of the model a message uses, so that a dialect can tell what it would drop (``dialect.left_out``).
 
-One function for each kind of message, the same for every dialect, so that what is lost follows from what a dialect declares.
+There is one function per kind of message, the same for every dialect.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _OF_ANSWERS: Final = {
 
 
 def of_registration(registration: Registration) -> Iterator[Field]:
-    """Name what Register uses."""
+    """Return the fields that Register uses."""
     return _of(registration.options, Field.OPTIONS)
 
 
 def of_options(options: Options) -> Iterator[Field]:
-    """Name what the answer of GetDevicePluginOptions uses."""
+    """Return the fields that the answer of GetDevicePluginOptions uses."""
     return _of(options, Field.GET_OPTIONS)
 
 
 def of_list(devices: Iterable[Device]) -> Iterator[Field]:
-    """Name what a list uses."""
+    """Return the fields that a list uses."""
     if any(device.numa_nodes for device in devices):
         yield Field.TOPOLOGY
 
 
 def of_allocate(containers: Sequence[object], answers: Iterable[ContainerAnswer] = ()) -> Iterator[Field]:
-    """Name what Allocate uses, its request or its answer."""
+    """Return the fields that Allocate uses, in its request or its answer."""
     if len(containers) != 1:
         yield Field.SEVERAL_CONTAINERS
     for answer in answers:
@@ -48,7 +48,7 @@ def of_allocate(containers: Sequence[object], answers: Iterable[ContainerAnswer]
 
 
 def of_preferred(containers: Sequence[object]) -> Iterator[Field]:
-    """Name what GetPreferredAllocation uses, its request or its answer."""
+    """Return the fields that GetPreferredAllocation uses, in its request or its answer."""
     if containers:
         yield Field.PREFERRED_ALLOCATION
 

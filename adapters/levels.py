@@ -1,11 +1,11 @@
-"""Which kubelets fit the evidence of a live connection: pure, and in doubt always the older one.
+"""Find the kubelet versions that fit the evidence of a connection. Pure; in doubt it is the older version.
 
-A dialect that grew over time doesn't tell how much of it the kubelet knows. What tells is what the kubelet does: the
-gRPC library in its ``user-agent``, and whether it asks for the options before it asks for the list. Taking it for older
-than it is costs a refused request; for newer, a container without its devices. So evidence narrows the level and never
-raises an error, contradictions go to the older side, and ``--kubelet-version`` settles it.
+A dialect that grew over time doesn't tell how much of it the kubelet knows. Evidence is the gRPC library in its ``user-agent``,
+and whether it asks for the options before the list. Assuming too old a kubelet costs a refused request; too new, a container
+without its devices. So evidence narrows the level and never raises an error, the older side wins a contradiction, and
+``--kubelet-version`` overrides all.
 
-A vendor's build of a kubelet can hold a later grpc-go than the release; there, that option is the way.
+A vendor's build of a kubelet may have a later grpc-go than the release; then use that option.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 GrpcGo: TypeAlias = tuple[int, int, int]
 
-# Read from the go.mod (1.10: Godeps) of the first and the last release of each minor version; of 1.11 to 1.13, from
-# what their device managers are built with. A minor version that isn't here lies between its neighbours: it only rises.
+# Read from the go.mod (1.10: Godeps) of the first and the last release of each minor version; 1.11 to 1.13, from what their
+# device managers are built with. A minor version that isn't here lies between its neighbours: it only rises.
 GRPC_GO: Mapping[int, tuple[GrpcGo, GrpcGo]] = {
     10: ((1, 7, 5), (1, 7, 5)),
     11: ((1, 7, 5), (1, 7, 5)),
@@ -60,7 +60,7 @@ GRPC_GO: Mapping[int, tuple[GrpcGo, GrpcGo]] = {
 """The lowest and the highest grpc-go in the releases of kubelet 1.N, by N."""
 
 OPTIONS_FIRST = 25
-"""From kubelet 1.25 on, Register makes the kubelet call GetDevicePluginOptions before ListAndWatch; before, never."""
+"""From kubelet 1.25 on, Register makes the kubelet call GetDevicePluginOptions before ListAndWatch; earlier ones never do."""
 
 _USER_AGENT = re.compile(r"(?:^|\s)grpc-go/(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?!\d)")
 _USER_AGENT_LIMIT = 256
@@ -68,19 +68,20 @@ _VERSION = r"v?1\.(\d{1,3})(?:[.+-][0-9A-Za-z.+-]{0,64})?"
 
 
 class Evidence(Struct, frozen=True):
-    """What a live connection has shown so far. None: nothing yet, or nothing that can be known."""
+    """The evidence of a connection so far. None: unknown."""
 
     user_agent: str | None = None
-    """The metadata of any call that the kubelet made."""
+    """The ``user-agent`` of the kubelet's calls."""
     options_called_before_list: bool | None = None
-    """After our Register, once ListAndWatch has come. What the kubelet's plugin watcher asks is no evidence."""
+    """True if it asked for the options between our Register and ListAndWatch. What the kubelet's plugin watcher asks is no
+    evidence."""
     pinned: int | None = None
-    """The minor version that the operator named with ``--kubelet-version``; nothing else counts then."""
+    """The minor version in ``--kubelet-version``, which overrides all evidence."""
 
 
 @lru_cache(maxsize=16)
 def level(dialect: Dialect, evidence: Evidence) -> Level:
-    """Find the kubelets, among those that speak ``dialect``, that fit ``evidence``. Never raises."""
+    """Return the kubelets that speak ``dialect`` and fit ``evidence``. Never raises."""
     if evidence.pinned is not None:
         return _within(dialect.kubelets, Level(evidence.pinned, evidence.pinned))
     found = dialect.kubelets
@@ -94,15 +95,15 @@ def level(dialect: Dialect, evidence: Evidence) -> Level:
 
 
 def may_be_kubelet(user_agent: str | None) -> bool:
-    """Tell whether a caller may be a kubelet by its ``user-agent``: each one's begins with its grpc-go, and names nothing first."""
+    """Return True if a caller may be a kubelet by its ``user-agent``: a kubelet's begins with its grpc-go."""
     return user_agent is not None and _USER_AGENT.match(user_agent[:_USER_AGENT_LIMIT]) is not None
 
 
 def by_user_agent(user_agent: str) -> Level:
-    """Look a ``user-agent`` up, such as ``grpc-go/1.58.3``; one of another library (a proxy's) says nothing.
+    """Return the kubelets that fit a ``user-agent`` such as ``grpc-go/1.58.3``; that of another library (a proxy's) is no evidence.
 
-    A version that no release is known for (between two rows) can be that of any kubelet of its neighbours, a later one
-    than all is the newest kubelet's or a later one's.
+    A version between two rows may be that of any kubelet of its neighbours; a version after all rows is the newest kubelet's or
+    a later one's.
     """
     match = _USER_AGENT.search(user_agent[:_USER_AGENT_LIMIT])
     if match is None:
@@ -117,10 +118,10 @@ def by_user_agent(user_agent: str) -> Level:
 
 
 def minor_version(text: str) -> int:
-    """Read the minor version out of a kubelet's version, such as ``1.28`` or ``v1.28.15-vendor.3``.
+    """Return the minor version of a kubelet's version, such as ``1.28`` or ``v1.28.15-vendor.3``.
 
     Raises:
-        ValueError: it is no kubelet version.
+        ValueError: it is not a kubelet version.
     """
     match = re.fullmatch(_VERSION, text)
     if match is None:

@@ -193,7 +193,7 @@ class GiveUpError(Exception):
 
     Args:
         message: for a person.
-        status: the exit status: 1, or 75 (EX_TEMPFAIL) where a restart of the container helps.
+        status: the exit status: 1, or 75 (EX_TEMPFAIL) if a restart of the container helps.
     """
 
     def __init__(self, message: str, status: int = 1) -> None:
@@ -202,55 +202,54 @@ class GiveUpError(Exception):
 
 
 class DeviceSource(Protocol):
-    """One backend. Its methods run on the event loop and must not block it: hardware calls live in threads.
+    """A source of devices. Its methods run on the event loop and must not block it: hardware calls belong into threads.
 
-    Those with a body hold for a source that has nothing to say, to make ready or to let go of.
+    Methods with a body have a default for sources that don't need them.
     """
 
     name: str
 
     def watch(self) -> AsyncGenerator[Inventory]:
-        """Yield the inventory as soon as it is known, and again, whole, after each change; for ever.
+        """Yield the inventory once it is known, and a whole one again after each change; without end.
 
-        It is closed (``aclose``) when it is no longer wanted, and then lets go of what it holds.
-
-        A backend that can't see its hardware now (a driver still loading) yields nothing yet and keeps trying. Its
-        ending, or any other exception out of it, is a defect that the gateway reports.
+        It is closed (``aclose``) when it is no longer needed, and then frees what it holds. If it can't see its hardware now (a
+        driver still loads), it yields nothing and keeps trying. An end, or any other exception, is a defect that the gateway
+        reports.
 
         Raises:
             GiveUpError: the process can't go on.
         """
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
-        """Say how a container gets the devices of ``request`` (all known, no duplicates), using only ``sayable`` fields.
+        """Return how a container gets the devices of ``request`` (all known, no duplicates), using only ``sayable`` fields.
 
         Raises:
-            RefusedError: nothing that can be said to this kubelet would give the container its devices.
+            RefusedError: this kubelet's API can't carry what the container needs.
         """
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
         """Choose ``request.size`` of the available devices, those that must be included among them."""
 
     async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:  # noqa: ARG002 - for those that need it
-        """Make devices ready right before a container starts (PreStartContainer; the kubelet waits 30 s).
+        """Prepare devices right before a container starts (PreStartContainer; the kubelet waits 30 s).
 
         Raises:
-            RefusedError: the devices can't be made ready; the kubelet tries again with its restart back-off.
+            RefusedError: they can't be prepared; the kubelet tries again with its restart back-off.
         """
         return
 
     def fate(self, resource: str, device_id: str) -> Fate:
-        """Say why a device of ``resource`` isn't in the last inventory. Must not block, and never raises."""
+        """Return why a device of ``resource`` isn't in the last inventory. Must not block, and never raises."""
 
     def claims(self, resource: str) -> bool:
-        """Whether it lists the resource, or could, by its name and what the operator decided. Must not block, and never raises."""
+        """Return True if it lists the resource, or could by its name and the settings. Must not block, and never raises."""
 
     def source_of(self, resource: str) -> str:  # noqa: ARG002 - for one that has several beneath it
         """Return the name of the source that has a resource's devices. Must not block, and never raises."""
         return self.name
 
     def hindrances(self) -> tuple[Hindrance, ...]:
-        """Say what keeps it from telling of its devices, or from offering some. Must not block, and never raises."""
+        """Return why it can't report its devices, or can't offer some of them. Must not block, and never raises."""
         return ()
 
     def unusable(self) -> tuple[Unusable, ...]:
@@ -258,52 +257,52 @@ class DeviceSource(Protocol):
         return ()
 
     def facts(self, resource: str) -> Callable[[str], Facts]:  # noqa: ARG002 - as above
-        """Give what says, by its ID, what is known of a device for a person; empty where it isn't known.
+        """Return a function from a device ID to its facts for people, which are empty if unknown.
 
-        It goes by what is known now, and may be called in a thread. Must not block, and never raises.
+        The function uses what is known now, and may be called in a thread. Must not block, and never raises.
         """
         return lambda _: Facts()
 
     def behind(self, resource: str) -> Behind | None:  # noqa: ARG002 - as above
-        """Say which other plugin a resource is of; None: it is this source's own. Must not block, and never raises."""
+        """Return the other plugin that a resource is of; None: it is this source's own. Must not block, and never raises."""
         return None
 
     def place(self, device_id: str) -> Place | None:  # noqa: ARG002 - as above
-        """Say where on the hardware a device is, whether it is offered now or not; None where this source doesn't see it.
+        """Return where on the hardware a device is, offered or not; None if this source doesn't see it.
 
         Must not block, and never raises.
         """
         return None
 
     def adopt(self, policy: Policy) -> None:
-        """Go by what an operator decides now: ``watch`` yields what follows from it. Must not block, and never raises."""
+        """Use new settings: ``watch`` yields the result. Must not block, and never raises."""
 
     async def lead(self) -> None:
-        """Learn that this gateway decides from now on. Lists that are made after it returns are whole."""
+        """Note that this gateway leads from now on. Inventories after the return are whole."""
         return
 
     async def rest(self) -> None:
-        """Learn that this gateway decides no more. When it returns, another gateway may use what this one had open."""
+        """Note that this gateway no longer leads. After the return, another gateway may use what this one had open."""
         return
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - as above
-        """Let go of the hardware beneath these devices (none means all), so that it can be reset or partitioned.
+        """Release the hardware of these devices (none means all), so that it can be reset or partitioned.
 
-        They stay listed, and are ``released`` until ``acquire``. Returns the IDs of all devices that were let go
-        of: all those on the same hardware, so possibly more.
+        They stay listed, and are ``released`` until ``acquire``. Returns the IDs of all devices on the same hardware, so
+        possibly more.
         """
         return ()
 
     async def acquire(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - as above
-        """Look again at the hardware beneath these devices (none means all); return the IDs of all devices on it."""
+        """Use the hardware of these devices again (none means all); return the IDs of all devices on it."""
         return ()
 
 
 async def hear(source: DeviceSource, take: Callable[[Inventory], Awaitable[None]]) -> str:
-    """Take in what a source says until it ends or fails, and say for people what became of it: it is to be asked again.
+    """Run a source until it ends or fails; return what happened, for people. The caller starts it again.
 
     Raises:
-        GiveUpError: it can't go on.
+        GiveUpError: the source can't go on.
     """
     try:
         async with aclosing(source.watch()) as inventories:

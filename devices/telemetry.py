@@ -1,4 +1,4 @@
-"""How busy, full and hot GPUs are, as plain values: for metrics, and for nothing that decides."""
+"""Load, memory and temperature of GPUs, as plain values, for metrics only."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from msgspec import Struct
 
 
 class Reading(Struct, frozen=True):
-    """The gauges of a GPU or a partition at one moment; None where the driver doesn't tell.
+    """The gauges of a GPU or a partition at one moment; None if the driver doesn't report them.
 
-    ``uuid`` is its device ID, ``index`` its place on the node in the vendor's words, ``minor`` the number of its device node,
-    ``profile`` a partition's kind. ``busy`` is in percent, ``used`` and ``free`` memory in MiB, ``celsius`` the GPU's
-    temperature, ``watts`` what it draws.
+    ``uuid`` is its device ID, ``index`` the vendor's index on the node, ``minor`` the number of its device node, ``profile`` a
+    partition's kind. ``busy`` is in percent, ``used`` and ``free`` memory in MiB, ``celsius`` the GPU's temperature, ``watts``
+    its power draw.
     """
 
     uuid: str
@@ -31,10 +31,10 @@ class Reading(Struct, frozen=True):
 
 @runtime_checkable
 class Measured(Protocol):
-    """A backend, or a source of devices, that can be asked for gauges."""
+    """A backend, or a source of devices, that has gauges."""
 
     def readings(self) -> Sequence[Reading]:
-        """Read the gauges of all GPUs that may be touched now. Blocks, for as long as a driver likes: belongs in a thread.
+        """Read the gauges of all GPUs that may be used now. It blocks for as long as a driver takes: call it in a thread.
 
-        What can't be read is left out; nothing is raised for that.
+        What can't be read is left out, without an exception.
         """

@@ -1,7 +1,7 @@
-"""A YAML text as values that know their lines, so that an error says where it is. Pure.
+"""Read a YAML text into values that know their lines, for error messages. Pure.
 
-Each user has a language: what a scalar means, and what may be written. Depth and values are bounded, the latter as they are after
-aliases were unfolded, so that a short text can't become a huge one.
+A ``Language`` says what a scalar means, and what may be written. Depth and number of values are bounded, after aliases are
+expanded, so that a short text can't become a huge one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
-# go-yaml is a port of libyaml. PyYAML's own parser, without that, is ten times as slow and refuses tabs.
+# go-yaml is a port of libyaml. PyYAML's own parser is ten times as slow and refuses tabs.
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MERGE: Final = "<<"
 
@@ -35,13 +35,13 @@ class Language(Struct, frozen=True):
     levels: int
     values: int
     strict: bool = False
-    """Refuse aliases, tags, keys that are given twice and further documents; leave keys as they are, instead of making them texts."""
+    """Refuse aliases, tags, repeated keys and further documents; keep keys as they are, instead of converting them to texts."""
 
 
 class YamlNode(Struct, frozen=True):
-    """A value of the text: a scalar, a list or a mapping, and its line from 1 (in a mapping: its key's).
+    """A value of the text: a scalar, a list or a mapping, and its line from 1 (of a mapping: its key's line).
 
-    ``count`` is how many values it holds, itself among them, and ``height`` how many levels of them.
+    ``count`` is the number of values in it, with itself, and ``height`` the number of levels.
     """
 
     value: Plain | tuple[YamlNode, ...] | Mapping[Any, YamlNode]
@@ -57,10 +57,10 @@ class YamlNode(Struct, frozen=True):
 
 
 def read(content: bytes, language: Language) -> YamlNode:
-    """Turn a text into its first document's value; an empty one is null.
+    """Return the value of a text's first document; null if it is empty.
 
     Raises:
-        YamlError: it is no YAML, or too deep or too large.
+        YamlError: it is not YAML, or too deep or too large.
     """
     try:
         return _Reader(content, language).document()
@@ -69,13 +69,13 @@ def read(content: bytes, language: Language) -> YamlNode:
         raise YamlError(line, f"not YAML ({error.problem}). Correct this line or the one before") from error
     except YamlError:
         raise
-    except (yaml.YAMLError, OverflowError, ValueError) as error:  # PyYAML without libyaml trips over some escapes
+    except (yaml.YAMLError, OverflowError, ValueError) as error:  # PyYAML without libyaml fails on some escapes.
         problem = str(error).partition("\n")[0]
         raise YamlError(1, f"not YAML ({problem}). Write plain text in UTF-8") from error
 
 
 class _Reader:
-    """Builds values from the parser's events: nothing here goes deeper than the bound, whatever the text does."""
+    """Builds values from the parser's events, no deeper than the bound."""
 
     def __init__(self, content: bytes, language: Language) -> None:
         self._language = language
@@ -96,7 +96,7 @@ class _Reader:
         return found or YamlNode(None, 1)
 
     def _value(self, event: yaml.Event, depth: int) -> YamlNode:
-        """Build the value that begins with ``event``, and use up its events."""
+        """Build the value that begins with ``event``, and consume its events."""
         line, anchor = _line(event), getattr(event, "anchor", None)
         if depth > self._language.levels:
             raise YamlError(line, f"more than {self._language.levels} levels")
@@ -114,9 +114,9 @@ class _Reader:
             return node
         self._add(1, line)
         if anchor is not None:
-            self._anchors[anchor] = None  # until it is whole: a value can't hold itself
+            self._anchors[anchor] = None  # Until it is whole: a value can't contain itself.
         node = self._plain(event, line, depth)
-        if anchor is not None and self._anchors[anchor] is None:  # unless something in it took the name
+        if anchor is not None and self._anchors[anchor] is None:  # Unless a value in it took the name.
             self._anchors[anchor] = node
         return node
 
@@ -145,7 +145,9 @@ class _Reader:
             member = self._value(next(self._events), depth + 1)
             if self._language.strict:
                 if key in members:
-                    which = f"the key {key!r:.80}" if depth > 1 else "a key"  # The first level shows what the file is.
+                    which = (
+                        f"the key {key!r:.80}" if depth > 1 else "a key"
+                    )  # The first level shows what kind of file it is.
                     raise YamlError(line, f"{which} is here twice. Remove one of them")
                 members[key] = replace(member, line=line)
             elif key == _MERGE and isinstance(event, yaml.ScalarEvent) and event.implicit[0]:
@@ -161,7 +163,7 @@ class _Reader:
 
 
 def _merged(node: YamlNode, line: int) -> Iterator[tuple[Any, YamlNode]]:
-    """Yield what ``<<`` brings: of several mappings the first counts."""
+    """Yield what ``<<`` adds. Of several mappings the first one wins."""
     for one in reversed(node.value) if isinstance(node.value, tuple) else (node,):
         if not isinstance(one.value, Mapping):
             raise YamlError(line, "only a mapping can be merged, or a list of them: '<<: *name'")

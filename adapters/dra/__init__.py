@@ -1,1 +1,1 @@
-"""The kubelet's APIs for DRA drivers: how claims and devices' health are spelled. Pure; a driver registers by ``adapters.pluginregistration``."""
+"""The kubelet's APIs for DRA drivers: claims and the health of devices. Pure; a driver registers by ``adapters.pluginregistration``."""

@@ -1,7 +1,4 @@
-"""The DRAResourceHealth API, by which a kubelet hears how prepared devices do: v1alpha1 (1.34 and later) and v1 (1.37).
-
-Both have the same messages.
-"""
+"""The DRAResourceHealth API, which reports the health of prepared devices: v1alpha1 (1.34 and later) and v1 (1.37), with equal messages."""
 
 from __future__ import annotations
 
@@ -15,18 +12,18 @@ from devices.claims import DeviceHealth
 WATCH: Final = "NodeWatchResources"
 VERSIONS: Final = ("v1", "v1alpha1")
 LONGEST: Final = 1024
-"""Characters of a message; the kubelet cuts longer ones."""
+"""Most characters of a message; the kubelet cuts longer ones."""
 
 _WORDS: Final = {True: pb.HEALTHY, False: pb.UNHEALTHY, None: pb.UNKNOWN}
 
 
 def service(version: str) -> str:
-    """Name the gRPC service on the driver's socket, which is also what the registration calls it."""
+    """Return the name of the gRPC service, also in the registration."""
     return f"{version}.DRAResourceHealth"
 
 
 def encode(devices: Iterable[DeviceHealth], valid_s: int) -> bytes:
-    """Spell the whole list; the kubelet takes what it doesn't hear again in ``valid_s`` seconds for unknown."""
+    """Encode the whole list. A device that isn't reported again within ``valid_s`` seconds is unknown to the kubelet."""
     message = pb.NodeWatchResourcesResponse()
     for one in devices:
         told = message.devices.add(

@@ -1,7 +1,7 @@
-"""The DRAPlugin API, by which a kubelet has claims prepared: v1 (1.34 and later) and v1beta1 (1.32 and later).
+"""The DRAPlugin API, by which a kubelet prepares claims: v1 (1.34 and later) and v1beta1 (1.32 and later).
 
-They differ in one field, the share of a device, which v1 alone can say. Every kubelet from 1.32 takes a list of both services
-and picks the newest that it knows.
+Only v1 can carry the share of a device; else they are equal. Every kubelet from 1.32 on accepts a list of both services and
+uses the newest that it knows.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from adapters.spelling import has_more_fields, parse, serialize
 from devices.claims import Answers, ClaimName, Prepared, Refused
 
 MAX_BYTES: Final = 64 * 1024
-"""The most bytes of a request. A pod has at most 64 claims, of 400 bytes each at most, and the kubelet asks pod by pod."""
+"""Most bytes of a request. A pod has at most 64 claims, of 400 bytes each at most, and the kubelet asks pod by pod."""
 MAX_CLAIMS: Final = 1024
-"""The most claims in one request."""
+"""Most claims in one request."""
 PREPARE: Final = "NodePrepareResources"
 UNPREPARE: Final = "NodeUnprepareResources"
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
-"""A claim's name, and its namespace's: they become part of a path of the API server."""
+"""The name and the namespace of a claim. They become part of a path of the API server."""
 _UID: Final = re.compile(r"[A-Za-z0-9-]{1,63}", re.ASCII)
 """It becomes part of a file's name."""
 
 
 class UnsayableShareError(ValueError):
-    """A share of a device can't be said to this kubelet, and without it the claim would have the whole device."""
+    """This kubelet's API can't carry a share of a device, and without it the claim would get the whole device."""
 
 
 class PluginApi(Struct, frozen=True):
-    """One version of the API. ``pb`` has its messages; ``says_share``: a device's share can be said."""
+    """One version of the API. ``pb`` has its messages; ``says_share``: it carries the share of a device."""
 
     version: str
     pb: Any
@@ -47,11 +47,11 @@ class PluginApi(Struct, frozen=True):
 
     @property
     def registered_as(self) -> str:
-        """What the registration calls it."""
+        """Its name in the registration."""
         return f"{self.version}.DRAPlugin"
 
     def decode_prepare_request(self, data: bytes) -> tuple[ClaimName, ...]:
-        """Read which claims are to be prepared.
+        """Decode the claims to prepare.
 
         Raises:
             MalformedError: it is no such request.
@@ -59,7 +59,7 @@ class PluginApi(Struct, frozen=True):
         return self._claims(self.pb.NodePrepareResourcesRequest, data)
 
     def decode_unprepare_request(self, data: bytes) -> tuple[ClaimName, ...]:
-        """Read which claims are to be unprepared.
+        """Decode the claims to unprepare.
 
         Raises:
             MalformedError: it is no such request.
@@ -67,10 +67,10 @@ class PluginApi(Struct, frozen=True):
         return self._claims(self.pb.NodeUnprepareResourcesRequest, data)
 
     def encode_prepare_answer(self, answers: Answers) -> bytes:
-        """Spell what became of each claim; each is in it, refused or not.
+        """Encode the result for each claim.
 
         Raises:
-            UnsayableShareError: a device is a share, and this version can't say so.
+            UnsayableShareError: a device is a share, and this version can't carry it.
         """
         message = self.pb.NodePrepareResourcesResponse()
         for uid, answer in answers.items():
@@ -84,7 +84,7 @@ class PluginApi(Struct, frozen=True):
         return serialize(message)
 
     def encode_unprepare_answer(self, answers: Mapping[str, Refused | None]) -> bytes:
-        """Spell what became of each claim (None: it is unprepared); each is in it."""
+        """Encode the result for each claim (None: it is unprepared)."""
         message = self.pb.NodeUnprepareResourcesResponse()
         for uid, refused in answers.items():
             message.claims[uid].SetInParent()
@@ -123,4 +123,4 @@ def _named(claim: ClaimName) -> ClaimName:
 V1: Final = PluginApi("v1", v1_pb2, says_share=True)
 V1BETA1: Final = PluginApi("v1beta1", v1beta1_pb2, says_share=False)
 APIS: Final = (V1, V1BETA1)
-"""The newest first. A new version is one line."""
+"""The versions, newest first. A new one is one line."""

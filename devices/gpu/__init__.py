@@ -1,1 +1,1 @@
-"""GPUs: one model of them, pure decisions over it, and one module per kind of hardware beneath."""
+"""GPUs: one model, pure decisions about it, and one package per vendor."""

@@ -1,9 +1,8 @@
-"""Which GPUs a container should get, where the kubelet asks (GetPreferredAllocation, kubelet 1.19 and later).
+"""Choose GPUs for a container, if the kubelet asks (GetPreferredAllocation, kubelet 1.19 and later).
 
-Whole GPUs are chosen near to each other, partitions on as few GPUs as possible, replicas of shared GPUs where the fewest
-others are. Each of these is one question: how many devices from which GPU? This module asks it and turns the answer into
-device IDs; ``selection`` finds the GPUs. docs/preferred-allocation.md states what is best, in the order of importance. The
-same question always has the same answer.
+Whole GPUs are chosen near each other, partitions on few GPUs, replicas of shared GPUs on the least used ones. Each is one
+question: how many devices from which GPU? This module asks it and turns the answer into device IDs; ``selection`` finds the
+GPUs. docs/preferred-allocation.md has the order of importance. The same question always has the same answer.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ def preferred(
 ) -> tuple[str, ...]:
     """Choose exactly ``request.size`` of the available devices, in the order of their indices.
 
-    Those that must be included are chosen. Devices that ``gpus`` (by UUID) doesn't hold, or holds as unhealthy, come
-    last: the kubelet asks with the list it had, which can be older than ours. GPUs without a known NUMA node count as
-    being on one node together. Takes some 20 ms for a few of 10 000 devices, and for the links of 64 GPUs at most.
+    Devices that must be included are chosen. Devices that ``gpus`` (by UUID) lacks or has as unhealthy come last: the kubelet
+    asks with the list it had, which may be older than ours. GPUs with an unknown NUMA node count as one node. It takes some 20
+    ms at most, for a few of 10,000 devices or for the links of 64 GPUs.
 
     Raises:
-        RefusedError: INVALID_ARGUMENT, where no choice meets the request: a size below 1, an ID given twice, a device
-            to include that isn't available, more of those than ``size``, or fewer available than ``size``.
+        RefusedError: INVALID_ARGUMENT, no choice meets the request: the size is below 1, an ID is given twice, a device to
+            include isn't
+            available, there are more of those than ``size``, or fewer are available than ``size``.
     """
     available, must = frozenset(request.available), frozenset(request.must_include)
     _check(request, available, must)
@@ -51,9 +51,9 @@ def preferred(
 def _chosen(
     free: int, sound: Mapping[str, list[str]], opened: AbstractSet[str], gpus: Mapping[str, GPU], sharing: Sharing
 ) -> list[str]:
-    """Choose ``free`` of the devices in ``sound``, by UUID, for a container that has some of the ``opened`` GPUs anyway.
+    """Choose ``free`` of the ``sound`` devices, by UUID, for a container that gets some of the ``opened`` GPUs anyway.
 
-    Partitions are counted by their physical GPU, and replicas by what they share.
+    Partitions count for their physical GPU, and replicas for the device that they share.
     """
     shared = any(len(ids) > 1 or ids[0] != uuid for uuid, ids in sound.items())
     first: dict[str, GPU] = {}
@@ -69,15 +69,15 @@ def _chosen(
     return [
         device_id
         for ids, count in zip(there.values(), taken, strict=True)
-        # The replicas of one GPU differ in their numbers alone: a longer ID is a higher one.
+        # The replicas of one GPU differ only in their numbers: a longer ID is a higher one.
         for device_id in (nsmallest(count, ids, key=lambda one: (len(one), one)) if shared else ids[:count])
     ]
 
 
 def _packed(free: int, gpus: Sequence[GPU], room: Sequence[int], used: set[int]) -> list[int]:
-    """Say how many devices to take from each, at most its ``room``: from as few GPUs as can be, the fullest used up first.
+    """Return how many devices to take from each GPU, at most its ``room``: few GPUs, the fullest used up first.
 
-    The container is on the ``used`` ones, by place in ``gpus``, already.
+    The container is on the ``used`` ones already (indexes into ``gpus``).
     """
     fresh = [place for place in range(len(gpus)) if place not in used]
     fresh_room = [room[place] for place in fresh]
@@ -93,13 +93,13 @@ def _packed(free: int, gpus: Sequence[GPU], room: Sequence[int], used: set[int])
 
 
 def _spread(free: int, gpus: Sequence[GPU], room: Sequence[int], used: set[int]) -> list[int]:
-    """As ``_packed``, but so that what is left of each is as even as can be.
+    """As ``_packed``, but leave the remaining room as even as possible.
 
-    As every GPU has the same number of replicas, the one with the most left is the least used. To take them one by one,
-    always from that one, is best: what it leaves can't be made more even by taking one from elsewhere instead.
+    Every GPU has the same number of replicas, so the one with the most room is the least used. Taking one at a time from that
+    GPU is optimal.
     """
     low, high = 0, max(room, default=0)
-    while low < high:  # the least level to which all can be lowered
+    while low < high:  # The lowest level to which all can be lowered.
         level = (low + high) // 2
         if sum(left - level for left in room if left > level) <= free:
             high = level

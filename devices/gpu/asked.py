@@ -1,4 +1,4 @@
-"""A request for GPUs, what it is answered from, and the answers that are the same for every vendor. Pure."""
+"""A request for GPUs with everything that its answer needs, and the answers that are the same for every vendor. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
 
 class NodeTraits(Struct, frozen=True):
-    """What an answer needs to know of the node besides the GPUs.
+    """What an answer needs to know of the node, apart from the GPUs.
 
-    ``control_nodes`` are those of ``Sight``. ``extras`` are the CDI names of what containers get beside GPUs.
-    ``specifications`` are what the CDI names stand for, and ``without_cdi`` why there are none ('' where there are).
-    ``missing`` and ``imex`` are those of ``Sight``.
+    ``control_nodes``, ``missing`` and ``imex`` are those of ``Sight``. ``extras`` are CDI names of what containers get with
+    GPUs. ``specifications`` are the CDI specifications, and ``without_cdi`` is why there are none ('' if there are).
     """
 
     control_nodes: tuple[str, ...] = ()
@@ -33,15 +32,16 @@ class NodeTraits(Struct, frozen=True):
 
 
 class Asked:
-    """A request, and what it is answered from.
+    """A request, and what its answer needs.
 
     Args:
-        resource: under which name GPUs were asked for.
+        resource: the resource name of the request.
         device_ids: UUIDs, or replicas of them.
-        gpus: what stands beneath the resource, by UUID. A device that isn't in it is named all the same where its name is all
-            that is needed: during the first discovery the gateway serves what it announced before the backend has seen it.
-        policy: what the operator decided.
-        sayable: what this kubelet can be told.
+        gpus: the GPUs of the resource, by UUID. A device that isn't in it can still be named: until the first inventory, the
+            gateway serves
+            the devices that it announced before.
+        policy: the operator's settings.
+        sayable: the fields that reach this kubelet.
         around: what else is on the node.
         token: a new UUID (version 4), which makes the key of an annotation unique.
     """
@@ -62,11 +62,11 @@ class Asked:
         self.known = [gpus[uuid] for uuid in self.uuids if uuid in gpus]
 
     def first_name(self) -> str:
-        """Return the name that these GPUs have before an operator's."""
+        """The resource name of these GPUs before an operator renamed it."""
         return next((gpu.resource for gpu in self.known if gpu.resource), self.resource)
 
     def require_known(self, what: str) -> None:
-        """Refuse where a GPU hasn't been seen yet, and more of it than its name must be said.
+        """Refuse if a GPU hasn't been seen yet, and more than its name is needed.
 
         Raises:
             RefusedError: FAILED_PRECONDITION.
@@ -82,10 +82,10 @@ class Asked:
 
 
 def visible_devices(asked: Asked, variable: str) -> ContainerAnswer:
-    """Name the GPUs in the variable that a vendor's runtime reads, in the order of their indices; and their device nodes.
+    """Return the GPUs in the variable that a vendor's runtime reads, in the order of their indices, with their device nodes.
 
     Raises:
-        RefusedError: the kubelet can't be told what the container needs, so it would start without its GPUs.
+        RefusedError: this kubelet can't carry what the container needs, so it would start without its GPUs.
     """
     nodes = dict.fromkeys(path for gpu in asked.known for path in gpu.device_nodes)
     needed = {Field.ENVS} | ({Field.DEVICE_NODES} if nodes else set())
@@ -97,10 +97,10 @@ def visible_devices(asked: Asked, variable: str) -> ContainerAnswer:
 
 
 def by_nodes(asked: Asked) -> ContainerAnswer:
-    """Give a container the device nodes of its GPUs, and those that each container with a GPU needs.
+    """Return the device nodes of the GPUs, with those that each container with a GPU needs.
 
     Raises:
-        RefusedError: a GPU has none, or the kubelet can't be told.
+        RefusedError: a GPU has none, or this kubelet can't carry them.
     """
     asked.require_known("device nodes")
     if bare := [gpu.uuid for gpu in asked.known if not gpu.device_nodes]:
@@ -115,7 +115,7 @@ def by_nodes(asked: Asked) -> ContainerAnswer:
 
 
 def unsaid(resource: str, fields: Iterable[Field]) -> RefusedError:
-    """Return the refusal for what the kubelet can't be told."""
+    """Return the refusal for fields that this kubelet can't carry."""
     return RefusedError(
         Fault.FAILED_PRECONDITION,
         f"{resource} reaches a container by {', '.join(sorted(field.value for field in fields))}, which can't be said for "

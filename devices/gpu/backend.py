@@ -1,7 +1,7 @@
-"""What stands beneath the GPU model: a backend finds GPUs, watches them and knows their device nodes, nothing else.
+"""The interface of a GPU backend: it finds GPUs, watches them and knows their device nodes.
 
-Names of resources, replicas, answers and choices are made above it, once for every vendor (``devices.gpu.source``). A
-vendor is one module with one class that fits ``Backend``.
+``devices.gpu.source`` does the rest for every vendor: resource names, replicas, answers and choices. A vendor's backend is one
+class that fits ``Backend``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from devices.source import Hindrance, Unusable
 
 
 class Sight(Struct, frozen=True):
-    """All GPUs of a node as one look found them; always whole: what isn't in it is not there.
+    """All GPUs of a node as one look found them. It is whole: a GPU that isn't in it doesn't exist.
 
-    ``gpus`` holds physical GPUs and, after each, its partitions. A GPU in ``recovered`` (UUIDs) was reset since it fell ill;
-    one in ``released`` can't be looked at now, and needn't be in ``gpus``; one in ``withdrawn`` was taken away on purpose.
-    ``control_nodes`` are device nodes that a container with any of the GPUs needs besides theirs, as far as they exist.
-    ``resources`` are names that are offered although they may have no GPU now. ``driver`` is the driver's version, for
-    people, '' where it isn't known. ``unusable`` are GPUs that the driver or the kernel has and that aren't in ``gpus``.
-    ``missing`` are device nodes that aren't there: programs that need one of them fail.
+    ``gpus`` has the physical GPUs, each followed by its partitions. GPUs (UUIDs) in ``recovered`` were reset since they became
+    unhealthy. Those in ``released`` can't be looked at now, and needn't be in ``gpus``. Those in ``withdrawn`` were removed on
+    purpose. ``control_nodes`` are the existing device nodes that every container with a GPU needs. ``resources`` are names that
+    are offered even without a GPU. ``driver`` is the driver's version, '' if unknown. ``unusable`` are GPUs that the driver or
+    the kernel has and that aren't in ``gpus``. ``missing`` are device nodes that don't exist, without which programs fail.
     ``imex``: containers get IMEX channel 0.
     """
 
@@ -40,7 +39,7 @@ class Sight(Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """One kind of GPU. Its methods run on the event loop and must not block it: hardware calls live in threads."""
+    """One kind of GPU. Its methods run on the event loop and must not block it: hardware calls belong into threads."""
 
     name: str
 
@@ -49,21 +48,21 @@ class Backend(Protocol):
         """Why it sees no hardware yet, or doesn't use its profile; None if nothing is wrong. Must not block."""
 
     def watch(self) -> AsyncGenerator[Sight]:
-        """Yield what is there as soon as it is known, and again, whole, after each change; for ever.
+        """Yield what exists once it is known, and a whole ``Sight`` again after each change; without end.
 
-        It is closed (``aclose``) when it is no longer wanted, and then lets go of what it holds: threads, handles, files.
-        A backend that can't see its hardware now (a driver still loading) yields nothing yet and keeps trying; one that
-        could, and can't any more, yields what it saw last with troubles that say so.
+        It is closed (``aclose``) when it is no longer needed, and then frees its threads, handles and files. If it can't see
+        its hardware yet (a driver still loads), it yields nothing and keeps trying. If it no longer can, it yields what it last
+        saw, with troubles.
 
         Raises:
-            GiveUpError: this process can't go on, for a reason that a person must read.
+            GiveUpError: this process can't go on. The message is for a person.
         """
 
     async def release(self, uuids: Collection[str]) -> None:
-        """Let go of these GPUs (UUIDs of physical ones; none means all), so that they can be reset or partitioned.
+        """Release these GPUs (UUIDs of physical ones; none means all), so that they can be reset or partitioned.
 
-        They are ``released`` from now on. Doing it twice does no harm.
+        They are ``released`` from now on. A second call changes nothing.
         """
 
     async def acquire(self, uuids: Collection[str]) -> None:
-        """Look at these GPUs again (none means all), and say so."""
+        """Use these GPUs again (none means all)."""

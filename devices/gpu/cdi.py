@@ -1,7 +1,4 @@
-"""CDI (the Container Device Interface) as far as it is nobody's own: names, and what a specification says.
-
-Pure; ``cdi_files`` writes.
-"""
+"""CDI (the Container Device Interface), as far as it is the same for all vendors: names and specifications. Pure; ``cdi_files`` writes."""
 
 from __future__ import annotations
 
@@ -14,19 +11,19 @@ import msgspec
 from devices.model import ContainerAnswer, DeviceNode, Mount
 
 Specification: TypeAlias = dict[str, Any]
-"""A CDI specification as it stands in its JSON file."""
+"""A CDI specification, as in its JSON file."""
 
 GONE: Final = 256
-"""Devices that stay in a specification after they went: a node has no more pods than that."""
+"""Most devices that stay in a specification after they went: a node has fewer pods."""
 ALL: Final = "all"
-"""The device that is all of a kind's devices."""
+"""The device that stands for all devices of a kind."""
 
 # pkg/parser of the CDI project: a vendor begins with a letter and has dots, a class has none before 0.6.0; device names may
 # begin with a digit since 0.5.0.
 _KIND: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?")
 _DEVICE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _NEWEST: Final = (1, 1, 0)
-"""The newest version of the specification. A runtime refuses a file of another one as a whole, and one with a wrong or repeated name."""
+"""The newest version of a specification. A runtime refuses a whole file with a later version, or with a wrong or repeated name."""
 _VERSION: Final = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}")
 
 
@@ -57,19 +54,19 @@ class _Device(TypedDict):
 
 
 class HookError(ValueError):
-    """A specification has a hook, which only a container runtime that reads it can run."""
+    """A specification has a hook, which only a container runtime can run."""
 
 
 def is_device_name(name: str) -> bool:
-    """Whether CDI allows a device of this name."""
+    """Return True if CDI allows a device of this name."""
     return _DEVICE.fullmatch(name) is not None
 
 
 def qualified(device: str, kind: str) -> str:
-    """Give a device its fully qualified CDI name, such as ``k8s.device-plugin.nvidia.com/gpu=GPU-1``.
+    """Return the fully qualified CDI name of a device, such as ``k8s.device-plugin.nvidia.com/gpu=GPU-1``.
 
     Raises:
-        ValueError: CDI allows no such name (pkg/parser of the CDI project).
+        ValueError: CDI doesn't allow such a name (pkg/parser of the CDI project).
     """
     if not _KIND.fullmatch(kind):
         raise ValueError(f"not a kind of CDI devices: {kind[:80]!r}. Write one such as vendor.com/class")
@@ -82,9 +79,9 @@ def qualified(device: str, kind: str) -> str:
 
 
 def with_gone(new: Specification, old: object) -> Specification:
-    """Keep the devices of ``old`` that ``new`` lacks, the last ``GONE`` of them; ``old`` is whatever a file held.
+    """Return ``new`` with the devices that only ``old`` has, the last ``GONE`` of them; ``old`` is whatever a file has.
 
-    A container that was given one, by this name, can start again only while the name means something; nobody else is told it.
+    A container that was given a device by this name can restart only while the name exists. No new container gets it.
     """
     if not isinstance(old, dict) or old.get("kind") != new["kind"] or not isinstance(old.get("devices"), list):
         return new
@@ -104,7 +101,7 @@ def with_gone(new: Specification, old: object) -> Specification:
 
 
 def expanded(names: Iterable[str], specs: Iterable[Specification]) -> ContainerAnswer:
-    """Say in nodes, mounts and variables what the specifications say of these devices (fully qualified names).
+    """Return the nodes, mounts and variables that the specifications have for these devices (fully qualified names).
 
     Raises:
         HookError: one of them has a hook.
@@ -128,7 +125,7 @@ def expanded(names: Iterable[str], specs: Iterable[Specification]) -> ContainerA
 
 
 def _is_device(found: object) -> bool:
-    """Whether a runtime can read this: it refuses a file with one device that it can't read as a whole."""
+    """Return True if a runtime can read this device. It refuses a whole file with one that it can't read."""
     try:
         msgspec.convert(found, _Device)
     except msgspec.ValidationError:
@@ -137,5 +134,5 @@ def _is_device(found: object) -> bool:
 
 
 def _ordered(version: str) -> tuple[int, ...]:
-    """Order versions; what is none comes before any."""
+    """Return a sort key for versions; an invalid one comes first."""
     return tuple(map(int, version.split("."))) if _VERSION.fullmatch(version) else ()

@@ -1,6 +1,6 @@
-"""Writes the CDI specifications to where container runtimes look for them, and keeps them true.
+"""Write CDI specifications to the folder where container runtimes look for them.
 
-A runtime reads a file whenever it changes, so a file is replaced as a whole, and only when it says something else.
+A runtime reads a file whenever it changes, so a file is replaced atomically, and only if its content differs.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _MOST_BYTES: Final = 8 * 2**20
 
 
 class CDIFileError(Exception):
-    """A specification can't be written. The message says what was expected, what came and what to do."""
+    """A specification can't be written. The message says what is wrong and what to do."""
 
 
 def path_of(specification: Specification, folder: Path = FOLDER) -> Path:
-    """Say where a specification is written: under the name that CDI's own library gives it (GenerateNameForSpec)."""
+    """Return the path of a specification, named as by CDI's own library (GenerateNameForSpec)."""
     return folder / f"{specification['kind'].replace('/', '-')}.json"
 
 
 def write(specification: Specification, folder: Path = FOLDER) -> bool:
-    """Write a specification if it changed; say whether it did. It blocks (fsync): for a thread.
+    """Write a specification if it changed; return True if it did. It blocks (fsync): call it in a thread.
 
-    Devices that the file has and the specification hasn't stay in it (``cdi.with_gone``). Files of others are never touched.
+    Devices that only the file has stay in it (``cdi.with_gone``). Other programs' files are never changed.
 
     Raises:
-        CDIFileError: it can't be written, or another kind of devices has its place.
+        CDIFileError: it can't be written, or its path has another kind of devices.
     """
     path = path_of(specification, folder)
     try:
@@ -59,7 +59,7 @@ def write(specification: Specification, folder: Path = FOLDER) -> bool:
 
 
 def _read(path: Path) -> bytes | None:
-    """Read a file; None where there is none that could be a specification."""
+    """Read a file; None if it doesn't exist or can't be a specification."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

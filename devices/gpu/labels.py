@@ -1,7 +1,7 @@
-"""A node's labels, in a file from which Node Feature Discovery (NFD) labels the node.
+"""Write a node's labels to a file, from which Node Feature Discovery (NFD) labels the node.
 
-NFD's worker reads every file of a folder, but hidden and large ones, and takes away labels that no file has any more
-(source/local/local.go of 0.18). So a file is replaced as a whole, and removed when nobody keeps it.
+NFD's worker reads every file of a folder, except hidden and large ones, and removes labels that are in no file any more
+(source/local/local.go of 0.18). So the file is replaced atomically, and removed when the labels aren't wanted.
 """
 
 from __future__ import annotations
@@ -27,21 +27,18 @@ _log = structlog.get_logger()
 
 
 class FeatureFile:
-    """The file, as the gateway that leads keeps it. It blocks: for a thread.
-
-    ``labels`` makes the labels of what a backend sees.
-    """
+    """The file with the labels, which the leader keeps. It blocks: call it in a thread. ``labels`` makes the labels of what a backend sees."""
 
     def __init__(self, labels: Callable[[Sight, Policy], Mapping[str, str]], path: Path = PATH) -> None:
         self._labels, self._path = labels, path
         self._written = b""
         self._as: tuple[int, int] | None = None
-        """By what the file is known that this gateway wrote; None: it wrote none."""
+        """What identifies the file's version that this gateway wrote; None: it wrote none."""
         self.trouble = ""
-        """Why the file isn't as it should be; empty if it is."""
+        """Why the file isn't up to date; empty if it is."""
 
     def keep(self, sight: Sight, policy: Policy) -> None:
-        """Write the labels if the setting wants them and the file isn't this gateway's, with these; else remove the file."""
+        """Write the labels if the setting wants them and they differ; else remove the file."""
         try:
             if not policy.node_features:
                 self._path.unlink(missing_ok=True)
@@ -63,7 +60,7 @@ class FeatureFile:
                 _log.warning("node labels not written", reason=self.trouble)
 
     def withdraw(self) -> None:
-        """Remove the file, unless another gateway wrote it anew."""
+        """Remove the file, unless another gateway has written it since."""
         try:
             if self._is_ours():
                 self._path.unlink()

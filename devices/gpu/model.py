@@ -1,8 +1,7 @@
-"""A GPU, or a partition of one, and how device IDs name it.
+"""A GPU or a partition of one, independent of the vendor.
 
-What every kind of GPU has in common, whoever made it, so that choosing among GPUs and answering for them are written
-once. A GPU's UUID is its device ID: it means the same GPU after a restart, an upgrade or a change of the kubelet's API,
-where an index may not.
+A GPU's UUID is its device ID: it means the same GPU after a restart, an upgrade or a change of the kubelet's API, while an
+index may not.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from devices.replicas import unshared
 
 
 class Way(StrEnum):
-    """How two GPUs reach each other, the nearest first. The values are the words of ``nvidia-smi topo`` and ``rocm-smi``."""
+    """How two GPUs are connected, the nearest first. The values are the words of ``nvidia-smi topo`` and ``rocm-smi``."""
 
     NVLINK = "nvlink"
     XGMI = "xgmi"
     PIX = "pix"
     """Over one PCIe switch."""
     PXB = "pxb"
-    """Over several PCIe switches, not over the CPU."""
+    """Over several PCIe switches, without the CPU."""
     PHB = "phb"
     """Over the host bridge of a CPU."""
     NODE = "node"
@@ -36,13 +35,13 @@ class Way(StrEnum):
 
 
 FARTHEST: Final = 40
-"""The distance of two GPUs of which no link is known."""
+"""The distance of two GPUs without a known link."""
 _DIRECT: Final = 12
 _OVER_PCIE: Final[Mapping[Way, int]] = {Way.PIX: 28, Way.PXB: 30, Way.PHB: 33, Way.NODE: 36, Way.SYS: FARTHEST}
 
 
 class Link(Struct, frozen=True):
-    """A way from one GPU to another, over ``lanes`` links (NVLink, XGMI) side by side. ``peer`` is a GPU's ``board``."""
+    """A connection from one GPU to another, over ``lanes`` parallel links (NVLink, XGMI). ``peer`` is a GPU's ``board``."""
 
     peer: str
     way: Way
@@ -50,28 +49,27 @@ class Link(Struct, frozen=True):
 
     @property
     def distance(self) -> int:
-        """From 1, the nearest, to ``FARTHEST``: halved where lanes are doubled (docs/preferred-allocation.md)."""
+        """The distance, from 1 (nearest) to ``FARTHEST``. Twice as many lanes halve it (docs/preferred-allocation.md)."""
         return _OVER_PCIE.get(self.way) or -(-_DIRECT // (self.lanes or 1))
 
 
 class GPU(Struct, frozen=True):
-    """One physical GPU, or a partition of one: a MIG instance, an AMD partition.
+    """A physical GPU, or a partition of one: a MIG instance, an AMD partition.
 
-    ``index`` is its place on the node now, ``minor`` the number of its device node; both from 0. ``numa_node`` None
-    means that it has no known place. ``trouble`` is what is wrong with it. ``device_nodes`` are host paths that a container
-    needs in order to use it, the same inside and outside; ``spec_nodes`` are those that it gets only where an operator wants
-    them passed (``PASS_DEVICE_SPECS``), because a container runtime of the vendor's brings them otherwise. ``cdi_name`` is
-    the fully qualified CDI name under which the container runtime finds it ('' where it has none), and ``pre_start`` whether
-    it must be made ready each time a container with it starts. ``parent`` is the UUID of the GPU that a partition is part of
-    ('' where it is no partition). ``links`` lead from the physical GPU to others; one that only the other GPU names counts
-    as well.
+    ``index`` is its index on the node now, ``minor`` the number of its device node; both from 0. ``numa_node`` None: unknown.
+    ``trouble`` is what is wrong with it. ``device_nodes`` are host paths that a container needs for it, the same inside and
+    outside. ``spec_nodes`` are those that it gets only if an operator wants that (``PASS_DEVICE_SPECS``), because the vendor's
+    container runtime adds them otherwise. ``cdi_name`` is its fully qualified CDI name ('' if it has none). ``pre_start``: it
+    must be prepared each time a container starts with it. ``parent`` is the UUID of the GPU that a partition is on ('' for a
+    physical GPU). ``links`` lead to other physical GPUs; one that only the other GPU names also counts.
 
-    ``resource`` is the name under which a whole GPU of its kind is offered (``nvidia.com/gpu``), for a partition too.
-    ``profile`` is a partition's kind in the vendor's words (``1g.5gb``, ``cpx_nps4``). ``partitioned`` says of a physical GPU that it is
-    there for partitions now, even if it has none, ``partitionable`` that it could be. ``place`` is the index in the vendor's words where that is
-    no plain number (``0:2``: MIG), ``slot`` where in the hardware a partition is, '' where that isn't known. ``product`` and ``pci`` (``0000:07:00.0``) are for people, and to see a GPU replaced.
-    ``memory`` is in bytes, 0 where it isn't known; ``traits`` are what else claims may ask for, names and values in the vendor's words, and
-    ``capacities`` how much else of something it has. ``clique`` names the GPUs of several nodes whose memory it can reach, '' for none.
+    ``resource`` is the name under which a whole GPU of its kind is offered (``nvidia.com/gpu``), also for a partition.
+    ``profile`` is a partition's kind in the vendor's words (``1g.5gb``, ``cpx_nps4``). ``partitioned``: a physical GPU is used
+    for partitions, even if it has none; ``partitionable``: it could be. ``place`` is the vendor's index if that is no plain
+    number (``0:2``: MIG). ``slot`` is a partition's place in the hardware, '' if unknown. ``product`` and ``pci``
+    (``0000:07:00.0``) are for people, and show that a GPU was replaced. ``memory`` is in bytes, 0 if unknown. ``traits`` are
+    further properties for claims, in the vendor's words, ``capacities`` further quantities. ``clique`` names the GPUs of
+    several nodes whose memory it can reach, '' for none.
     """
 
     uuid: str

@@ -1,4 +1,4 @@
-"""Under which resource name each GPU and partition is offered, by its vendor's own rules, and which ones a setting leaves out. Pure."""
+"""Under which resource name each GPU and partition is offered, by its vendor's rules, and which a setting leaves out. Pure."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from devices.policy import Policy
 from devices.source import Unusable
 
 _SEVERITY: Final = tuple(TroubleKind)
-"""The kinds of trouble, the worst last."""
+"""The kinds of trouble, the worst one last."""
 _LONG_DOMAIN: Final = re.compile(r"^0000(?=[0-9a-f]{4}:)")
-"""NVIDIA's tools write a PCI domain with eight digits, the kernel with four."""
+"""NVIDIA's tools write a PCI domain with eight digits, the kernel writes four."""
 
 
 class NamingError(ValueError):
-    """What is on the node has no name under this policy. The message says what was expected, what came and what to do."""
+    """The GPUs of the node can't be named under this policy. The message says why and what to do."""
 
 
 def named(gpus: Iterable[GPU], policy: Policy, vendors: Sequence[Vendor]) -> dict[str, tuple[GPU, ...]]:
-    """Sort GPUs and partitions by the names under which they are offered; those that aren't offered are left out.
+    """Group GPUs and partitions by the resource names under which they are offered; leave out the others.
 
-    What is wrong with a GPU is wrong with its partitions, too; one that is offered whole has the worst trouble of those on it.
+    A GPU's trouble is also its partitions'. A GPU that is offered whole has the worst trouble of itself and its partitions.
 
     Raises:
-        NamingError: the policy wants GPUs of a vendor alike, and they are not.
+        NamingError: the policy needs equal GPUs of a vendor, and they differ.
     """
     gpus = tuple(gpus)
     around, found = _by_board(gpus), dict[str, list[GPU]]()
@@ -43,7 +43,7 @@ def named(gpus: Iterable[GPU], policy: Policy, vendors: Sequence[Vendor]) -> dic
 
 
 def as_they_are(before: Mapping[str, GPU], gpus: Sequence[GPU]) -> dict[str, GPU]:
-    """Judge what is offered as before, by UUID, as it is now: whole GPUs and partitions that are no more are ill."""
+    """Return what was offered before, by UUID, with its state now: whole GPUs and partitions that are gone are unhealthy."""
     now, around = {gpu.uuid: gpu for gpu in gpus}, _by_board(gpus)
     gone = Trouble("it is there no more: it was partitioned, or its partitions were changed")
     return {
@@ -55,7 +55,7 @@ def as_they_are(before: Mapping[str, GPU], gpus: Sequence[GPU]) -> dict[str, GPU
 
 
 def name_of(gpu: GPU, policy: Policy, vendors: Iterable[Vendor]) -> str | None:
-    """Say under which name a GPU or partition is offered; None where it isn't."""
+    """Return the name under which a GPU or partition is offered; None if it isn't."""
     return vendor_of(gpu.resource, vendors).name_of(gpu, policy)
 
 
@@ -67,7 +67,7 @@ def _by_board(gpus: Iterable[GPU]) -> dict[str, list[GPU]]:
 
 
 def _judged(gpu: GPU, around: Iterable[GPU]) -> GPU:
-    """Give a GPU or partition the worst trouble of itself, its GPU and its partitions; ``around`` are all of one GPU."""
+    """Return a GPU or partition with the worst trouble of itself, its GPU and its partitions; ``around`` are all of one GPU."""
     troubles = [one.trouble for one in around if not gpu.parent or one.uuid in {gpu.uuid, gpu.parent}]
     if gpu.lacks:
         troubles.append(Trouble(gpu.lacks))
@@ -76,10 +76,7 @@ def _judged(gpu: GPU, around: Iterable[GPU]) -> GPU:
 
 
 def claimed(resource: str, backend: str, policy: Policy, vendors: Iterable[Vendor]) -> bool:
-    """Whether GPUs that a backend finds could be offered under this name; one that is no vendor's finds any.
-
-    A name that a path rule has is that rule's.
-    """
+    """Return True if a backend's GPUs could be offered under this name. A backend without a vendor could offer any name, except path rules'."""
     if any(rule.resource == resource for rule in policy.globbed):
         return False
     vendor = next((one for one in vendors if one.name == backend), PLAIN)
@@ -90,7 +87,7 @@ def claimed(resource: str, backend: str, policy: Policy, vendors: Iterable[Vendo
 
 
 def also_left_out(found: Iterable[Unusable], patterns: Collection[str]) -> Iterable[Unusable]:
-    """Mark the GPUs that can't be used and that an operator leaves out anyway."""
+    """Mark unusable GPUs that an operator leaves out anyway."""
     for one in found:
         index = int(one.index) if one.index.isdecimal() else -1
         named = patterns_of(GPU(one.id, index, -1, pci=one.pci), patterns)
@@ -98,13 +95,13 @@ def also_left_out(found: Iterable[Unusable], patterns: Collection[str]) -> Itera
 
 
 def as_left_out(gpu: Unusable, patterns: tuple[str, ...]) -> Unusable:
-    """Say that these patterns leave a GPU out."""
+    """Return a GPU that these patterns leave out."""
     reason = f"the setting exclude-devices names it ({', '.join(patterns)})"
     return replace(gpu, reason=reason, excluded=True, patterns=patterns)
 
 
 def left_out(gpus: Iterable[GPU], patterns: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the patterns that leave out each GPU or partition, by UUID. A GPU's patterns hold for its partitions also."""
+    """Return the patterns that leave out each GPU or partition, by UUID. A GPU's patterns also hold for its partitions."""
     by_board: dict[str, tuple[str, ...]] = {}
     found = {}
     for gpu in gpus if patterns else ():
@@ -128,5 +125,5 @@ def _plain(text: str) -> str:
 
 
 def _matches(word: str, pattern: str) -> bool:
-    """Return whether ``pattern``, in which ``*`` is anything, is all of ``word``."""
+    """Return True if ``pattern``, in which ``*`` is anything, matches all of ``word``."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), word) is not None

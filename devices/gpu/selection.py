@@ -1,10 +1,11 @@
-"""Which of many GPUs are nearest to each other: the search beneath preferred allocation.
+"""Find the GPUs that are nearest to each other: the search of preferred allocation.
 
-``select`` finds the choice that is least in distance, then in pairs on two NUMA nodes, in what is left of the GPUs, in the
-distances among those that stay, in indices: docs/preferred-allocation.md says what each means and why. It tries sets in the order of
-their indices, and leaves out those that can't win: by a bound from below, and because of GPUs that are alike the first may as
-well be taken first. 16 GPUs have 65 536 sets, so up to there the answer is always the best. Above, the work is bounded in
-steps, not in time: the same question has the same answer on every machine.
+``select`` minimises, in this order: the distances, the pairs on two NUMA nodes, what is left of the GPUs, the distances among
+the others, and the indices (docs/preferred-allocation.md explains each). It tries sets in the order of their indices, and skips
+sets that can't win, by a lower bound, and because the first of equal GPUs may be taken first.
+
+16 GPUs have 65,536 sets, so up to there the result is optimal. Above that, the number of steps is limited, not the time: the
+same question has the same answer on every machine.
 """
 
 from __future__ import annotations
@@ -20,25 +21,24 @@ from msgspec import Struct
 from devices.gpu.model import FARTHEST, GPU
 
 EXACT: Final = 16
-"""Among so many GPUs the choice is the best, whatever their links."""
+"""Among so many GPUs the choice is optimal, whatever their links."""
 SEARCHED: Final = 64
-"""Among more GPUs links don't count."""
-_STEPS: Final = 8_192  # divided by the number of GPUs, because a step takes as much longer
+"""Among more GPUs, links are ignored."""
+_STEPS: Final = 8_192  # Divided by the number of GPUs, because a step takes as much longer.
 _EXCHANGES: Final = 256
 _MOST_NODES: Final = 8
-"""Over so many NUMA nodes, as two CPUs in four parts each have, every way to use them is tried where no links are known."""
+"""On so many NUMA nodes (two CPUs in four parts each), every way to use them is tried if no links are known."""
 _PAIRS: Final = SEARCHED * SEARCHED
-"""More than pairs of GPUs: one pair's difference in distance counts more than all pairs on two NUMA nodes."""
+"""Larger than the number of pairs of GPUs, so that one difference in distance outweighs all pairs on two NUMA nodes."""
 
 
 def select(
     gpus: Sequence[GPU], room: Sequence[int], count: int, missing: int, opened: Sequence[GPU], others: Sequence[GPU]
 ) -> list[int]:
-    """Choose ``count`` of ``gpus`` that have room for ``missing`` devices together; give their places in ``gpus``, ascending.
+    """Choose ``count`` GPUs that together have room for ``missing`` devices; return their indexes in ``gpus``, ascending.
 
-    ``gpus`` are in the order in which they are preferred among equals; ``room`` says how many devices each has free, at
-    least 1. The ``opened`` are chosen anyway; the ``others`` have room, too, and can't be chosen. There must be such a
-    choice, and none of fewer GPUs.
+    ``gpus`` are in order of preference among equals. ``room`` is how many devices each has free, at least 1. The ``opened``
+    GPUs are chosen anyway; the ``others`` have room, but can't be chosen. Such a choice must exist, and none with fewer GPUs.
     """
     if count in {0, len(gpus)}:
         return list(range(count))
@@ -54,12 +54,12 @@ def select(
 
 
 def _differ(gpus: Sequence[GPU]) -> bool:
-    """Whether some of them can be nearer to each other than others."""
+    """Return True if some of them can be nearer to each other than others."""
     return any(gpu.links for gpu in gpus) or len({gpu.board for gpu in gpus}) < len(gpus)
 
 
 def _roomiest(room: Sequence[int], count: int, missing: int) -> list[int]:
-    """Choose those with the most room; as the last, the one with the least that suffices."""
+    """Choose the GPUs with the most room; as the last one, the one with the least room that suffices."""
     order = sorted(range(len(room)), key=lambda place: -room[place])
     first, rest = order[: count - 1], order[count - 1 :]
     missing -= sum([room[place] for place in first])
@@ -68,9 +68,9 @@ def _roomiest(room: Sequence[int], count: int, missing: int) -> list[int]:
 
 
 class _Part(Struct, frozen=True):
-    """A part of a choice, by places in ascending order, and what there is to know of it.
+    """A part of a choice (indexes in ascending order), and its sums.
 
-    ``distance`` counts each pair twice; ``to`` has the distance of every GPU to those chosen.
+    ``distance`` counts each pair twice; ``to`` has every GPU's distance to the chosen ones.
     """
 
     chosen: tuple[int, ...]
@@ -81,7 +81,7 @@ class _Part(Struct, frozen=True):
 
 
 class _Search:
-    """The search among at most ``SEARCHED`` GPUs, which are numbers from 0 here: their places."""
+    """The search among at most ``SEARCHED`` GPUs, which are numbered from 0 here."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class _Search:
         self._places = range(len(gpus))
         self._room, self._count = room, count
         table = _distances(gpus, (*gpus, *opened, *others))
-        # Among choices of the same distance, those that stay are the nearer, the farther the chosen are from everyone.
+        # Among choices of the same distance: the farther the chosen GPUs are from all, the nearer the others stay.
         shares = [sum(row) for row in table]
         scale = sum(shares) + 1
         self._cost = [free * scale - share for free, share in zip(room, shares, strict=True)]
@@ -109,10 +109,10 @@ class _Search:
         self._steps = _STEPS // len(gpus) if len(gpus) > EXACT else 1 << EXACT
 
     def best(self) -> tuple[int, ...]:
-        """Find the best choice; where that takes too many steps, one that no single exchange betters."""
+        """Return the best choice; if that takes too many steps, one that no single exchange improves."""
         first = self._exchanged(self._star())
         self._found = first.chosen
-        # The 1 lets the search find an equal one with lower indices; the first that it finds has the lowest.
+        # The 1 lets the search find an equal choice with lower indices; the first that it finds has the lowest.
         self._least = (first.distance, first.cost, 1)
         self._descend(self._start, 0, 0)
         if self._steps <= 0:
@@ -129,7 +129,7 @@ class _Search:
         )
 
     def _descend(self, part: _Part, start: int, skipped: int) -> None:
-        """Try each way to complete ``part`` with GPUs from ``start`` on that are like none in ``skipped``, a set of bits."""
+        """Try each way to complete ``part`` with GPUs from ``start`` on, except those like one in ``skipped`` (a set of bits)."""
         self._steps -= 1
         left = self._count - len(part.chosen)
         alike = self._alike
@@ -145,7 +145,8 @@ class _Search:
                     break
                 ahead.remove(length)
                 if not skipped & alike[place]:
-                    # As in ``_promising``, but before there is a part: most places need none. They count as steps all the same.
+                    # As in ``_promising``, but before there is a part, because most indexes need none. They count as steps all
+                    # the same.
                     distance = part.distance + 2 * (to[place] + near[place][left - 1]) + sum(ahead[: left - 1])
                     if distance > self._least[0]:
                         self._steps -= 1
@@ -162,9 +163,9 @@ class _Search:
                     self._least, self._found = key, (*part.chosen, place)
 
     def _promising(self, part: _Part, start: int, rest: Sequence[int], left: int) -> bool:
-        """Whether ``left`` of ``rest`` may have the room, and be better than the best so far.
+        """Return True if ``left`` of ``rest`` may have enough room, and may be better than the best choice so far.
 
-        They can't be nearer than if each had, as the ``left - 1`` others, those that are nearest to it.
+        At best each would have its nearest GPUs as the ``left - 1`` others.
         """
         if part.missing > left and sum(sorted([self._room[place] for place in rest])[-left:]) < part.missing:
             return False
@@ -176,15 +177,15 @@ class _Search:
         return (distance, cost, 0) < self._least
 
     def _nearest(self, start: int) -> list[list[int]]:
-        """For each GPU from ``start`` on, the sums of its 1, 2, 3… smallest distances (0 to itself) to these, or to some before as well."""
-        start -= start % (1 + 2 * ((len(self._places) - 1) // EXACT))  # so that it is made at most 16 times
+        """Return for each GPU from ``start`` on the sums of its 1, 2, 3… smallest distances to these GPUs."""
+        start -= start % (1 + 2 * ((len(self._places) - 1) // EXACT))  # So it is made at most 16 times.
         if start not in self._near:
             sums = [[*accumulate(sorted(row[start:])[: self._count])] for row in self._rows[start:]]
             self._near[start] = [*[[]] * start, *sums]
         return self._near[start]
 
     def _classes(self) -> list[int]:
-        """Give each GPU a bit, the same to those that are alike: to exchange two changes no distance, no NUMA node and no room."""
+        """Return a bit for each GPU, the same for equal ones: exchanging two changes no distance, no NUMA node and no room."""
         firsts: dict[tuple[int, int], list[int]] = {}
         alike: list[int] = []
         for place in self._places:
@@ -201,10 +202,10 @@ class _Search:
         return alike
 
     def _star(self) -> _Part:
-        """Choose a GPU and those nearest to it, for the GPU that has them nearest; if none has the room, the roomiest."""
+        """Choose the GPU whose neighbours are nearest, and these; if none has the room, the GPUs with the most room."""
         rows = [[*map(add, row, self._start.to)] for row in self._rows]
         for centre, row in enumerate(rows):
-            row[centre] -= 1 << 32  # so that it comes first
+            row[centre] -= 1 << 32  # So that it comes first.
         for row in sorted(rows, key=lambda row: sum(sorted(row)[: self._count])):
             star = sorted(self._places, key=row.__getitem__)[: self._count]
             if sum([self._room[place] for place in star]) >= self._start.missing:
@@ -212,7 +213,7 @@ class _Search:
         return self._part(_roomiest(self._room, self._count, self._start.missing))
 
     def _exchanged(self, part: _Part) -> _Part:
-        """Exchange one GPU for another, the best exchange first, while that makes the choice better."""
+        """Exchange one GPU for another, the best exchange first, while that improves the choice."""
         for _ in range(_EXCHANGES):
             least = (part.distance, part.cost)
             better, swap = least, (-1, -1)
@@ -238,7 +239,7 @@ class _Search:
 
 
 def _distances(rows: Sequence[GPU], columns: Sequence[GPU]) -> list[list[int]]:
-    """Give the distances of ``rows``, which are among ``columns``, to these, times ``_PAIRS``: 0 on one board, else of the nearest link."""
+    """Return the distances of ``rows``, which are among ``columns``, to these, times ``_PAIRS``: 0 on one board, else of the nearest link."""
     boards = [gpu.board for gpu in columns]
     places = {board: place for place, board in enumerate(dict.fromkeys(boards))}
     table = [[FARTHEST * _PAIRS] * len(places) for _ in places]
@@ -255,11 +256,11 @@ def _distances(rows: Sequence[GPU], columns: Sequence[GPU]) -> list[list[int]]:
 
 
 def _nearest_nodes(count: int, gpus: Sequence[GPU], opened: Mapping[int | None, int]) -> list[int]:
-    """Choose ``count`` of at least as many ``gpus`` with the most pairs on one NUMA node; give their places, ascending.
+    """Choose ``count`` GPUs with the most pairs on one NUMA node; return their indexes, ascending.
 
-    ``opened`` says of how many GPUs the container is on each node already. The more there are on a node, the more pairs another
-    one makes: so in the best choices each node is used up or left alone, but for one. All such choices are tried; of more than
-    ``_MOST_NODES`` nodes, those are used up first that make the most pairs.
+    ``opened`` is how many GPUs the container has on each node already. The more it has on a node, the more pairs another one
+    adds. So in the best choices each node, except one, is used up or not used. All such choices are tried. Of more than
+    ``_MOST_NODES`` nodes, those are used up first that add the most pairs.
     """
     there: dict[int | None, list[int]] = {}
     for place, gpu in enumerate(gpus):
@@ -274,18 +275,18 @@ def _nearest_nodes(count: int, gpus: Sequence[GPU], opened: Mapping[int | None, 
 
 
 class _NumaNode(Struct, frozen=True):
-    """A NUMA node: how many GPUs the container is on there already, and the places of those that are free."""
+    """A NUMA node: how many GPUs the container has there already, and the indexes of the free ones."""
 
     opened: int
     places: list[int]
 
     def pairs(self, count: int) -> int:
-        """Count the pairs that ``count`` more make there."""
+        """Return how many pairs ``count`` more GPUs add there."""
         return count * self.opened + count * (count - 1) // 2
 
 
 def _ways_to_use(count: int, nodes: Sequence[_NumaNode]) -> Iterator[tuple[int, list[list[int]]]]:
-    """Use up some nodes and a part of at most one more, in each way that makes ``count``; with the pairs made."""
+    """Yield each way to use up some nodes and a part of at most one more, for ``count`` GPUs, with the number of pairs."""
     for full in chain.from_iterable(combinations(nodes, number) for number in range(len(nodes) + 1)):
         rest = count - sum(len(node.places) for node in full)
         pairs = sum(node.pairs(len(node.places)) for node in full)

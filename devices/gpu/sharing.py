@@ -1,7 +1,7 @@
-"""Time-slicing: one GPU or partition offered several times, as replicas ``<uuid>::0``, ``<uuid>::1``, ….
+"""Time-slicing: one GPU or partition offered several times, as replicas ``<uuid>::0``, ``<uuid>::1`` and so on. Pure.
 
-Which resources are shared, how often and under which name is the operator's ``Policy.slices``; the IDs are those of NVIDIA's
-device plugin, so that a checkpoint from before a swap stays true. Pure.
+The operator's ``Policy.slices`` says which resources are shared, how often and under which name. The IDs are those of NVIDIA's
+device plugin, so that a kubelet's checkpoint stays valid when the plugin is replaced.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from devices.replicas import ids
 from devices.source import Listing, Unusable
 
 _KEPT: Final = 128
-"""GPUs and partitions whose devices are kept: as many as a node has (64), and as many again that were."""
+"""GPUs and partitions whose devices are cached: as many as a node has (64), and as many earlier ones."""
 MOST_DEVICES: Final = 100_000
-"""Of one resource: a kubelet takes a list of 4 MiB, which some 65 000 replicas of GPUs fill."""
+"""Most devices of one resource: a kubelet accepts a list of 4 MiB, which some 65,000 replicas of GPUs fill."""
 
 
 class NamedGPUs(Struct, frozen=True):
-    """What stands beneath one resource name: GPUs by UUID, each offered ``replicas`` times (0: as itself, unshared).
+    """The GPUs of one resource name, by UUID, each offered ``replicas`` times (0: unshared).
 
-    ``own`` has the number of those that are offered another number of times.
+    ``own`` has the number for those that are offered another number of times.
     """
 
     gpus: Mapping[str, GPU]
@@ -46,10 +46,10 @@ class NamedGPUs(Struct, frozen=True):
 
 
 def offered(named: Mapping[str, Iterable[GPU]], policy: Policy) -> dict[str, NamedGPUs]:
-    """Say what each resource offers, by the name that it is shown as.
+    """Return what each resource offers, by the name that it is shown as.
 
     Raises:
-        NamingError: two resources are to be shown as one, or one has more than ``MOST_DEVICES``.
+        NamingError: two resources have the same shown name, or one has more than ``MOST_DEVICES``.
     """
     offers: dict[str, NamedGPUs] = {}
     for name, gpus in named.items():
@@ -66,10 +66,10 @@ def offered(named: Mapping[str, Iterable[GPU]], policy: Policy) -> dict[str, Nam
 
 
 def could_be(gpu: GPU, device_id: str, resource: str, slices: Slices) -> bool:
-    """Whether a GPU, which need not be there, could be offered as ``device_id`` of ``resource``, the name that is shown."""
+    """Return True if a GPU, present or not, could be offered as ``device_id`` of ``resource``, its shown name."""
     ways: list[Slices | Portion] = [slices]
     for portion in slices.portions:
-        if isinstance(portion.devices, int):  # which ones are first shows only where all are
+        if isinstance(portion.devices, int):  # Which GPUs are the first is known only if all are present.
             ways.append(portion)
         elif _names(portion.devices, gpu):
             ways[:1] = [portion]
@@ -80,7 +80,7 @@ def could_be(gpu: GPU, device_id: str, resource: str, slices: Slices) -> bool:
 def unlisted(
     source: str, gpus: Sequence[GPU], offers: Iterable[NamedGPUs], left_out: Mapping[str, tuple[str, ...]]
 ) -> Iterator[Unusable]:
-    """Say of each GPU that is seen and offered under no name why: a setting names it, it has no partitions, or no pattern names it."""
+    """Yield each GPU that is offered under no name, with the reason: a setting names it, it has no partitions, or no pattern names it."""
     for gpu in gpus:
         if gpu.uuid in left_out and gpu.parent not in left_out:
             yield naming.as_left_out(
@@ -101,7 +101,7 @@ def unlisted(
 
 
 def _portioned(gpus: Sequence[GPU], slices: Slices) -> dict[str, NamedGPUs]:
-    """Say what a resource offers, by the names that it is shown as; a name for no GPU only where there is no other."""
+    """Return what a resource offers, by the names that it is shown as. A name without a GPU is there only if it is the only one."""
     if not slices.portions:
         return {slices.shown_as: NamedGPUs({gpu.uuid: gpu for gpu in gpus}, slices.replicas)}
     first = [gpu.uuid for gpu in sorted(gpus, key=lambda gpu: gpu.index)]
@@ -123,10 +123,10 @@ def _names(devices: Sequence[str], gpu: GPU) -> bool:
 
 
 def listing(offer: NamedGPUs, recovered: frozenset[str], released: frozenset[str]) -> Listing:
-    """Show an offer as devices, for which the kubelet is asked to let us choose among them.
+    """Return the devices of an offer, with the options for the kubelet.
 
-    PreStartContainer is asked for where any GPU must be made ready. ``recovered`` and ``released`` are UUIDs of GPUs, and mean
-    what they mean in ``Listing`` for all their devices.
+    GetPreferredAllocation is asked for, and PreStartContainer if a GPU must be prepared. ``recovered`` and ``released`` are
+    UUIDs of GPUs, and mean the same as in ``Listing``.
     """
     gpus = offer.gpus.values()
     devices: list[Device] = []
@@ -151,13 +151,13 @@ _ids = lru_cache(maxsize=_KEPT)(ids)
 def _devices(
     uuid: str, replicas: int, health: Health, numa_node: int | None, parent: str, pci: str
 ) -> tuple[Device, ...]:
-    """The devices of a GPU. The same ones each time, so that whoever compares lists sees at once what stayed."""
+    """Return the devices of a GPU. Equal calls return the same objects, so that comparing lists is fast."""
     numa_nodes = () if numa_node is None else (numa_node,)
     return tuple(Device(device_id, health, numa_nodes, parent, pci) for device_id in _ids(uuid, replicas))
 
 
 def _expanded(offer: NamedGPUs, uuids: frozenset[str]) -> frozenset[str]:
-    """The device IDs of these GPUs, and of the partitions on them."""
+    """Return the device IDs of these GPUs, and of the partitions on them."""
     return frozenset(
         device_id
         for gpu in offer.gpus.values()

@@ -1,8 +1,7 @@
-"""The GPU model as a ``DeviceSource``: what a backend sees, named, shared, chosen from and answered for as the policy says.
+"""The GPU model as a ``DeviceSource``: names, shares, chooses and gives what a backend sees, as the policy says.
 
-Everything that isn't finding and watching hardware is here and in the pure modules that this one puts together, once for
-every vendor: ``naming`` (which resource), ``sharing`` (how often), ``allocation`` (which one), ``answers`` (how a container
-gets it).
+It combines the pure modules that are the same for every vendor: ``naming`` (which resource), ``sharing`` (how often),
+``allocation`` (which GPU), ``answers`` (how a container gets it). The backend only finds and watches hardware.
 """
 
 from __future__ import annotations
@@ -46,24 +45,24 @@ if TYPE_CHECKING:
     from devices.telemetry import Reading
 
 _CDI_AGAIN: Final = 30.0
-"""Seconds between two looks at what a CDI specification rests on besides the GPUs: /dev/dri fills when DRM's driver is loaded, say."""
+"""Seconds between two checks of what a CDI specification needs apart from GPUs: /dev/dri fills when DRM's driver is loaded, for
+example."""
 _REMEMBERED: Final = 4096
-"""GPUs and partitions that are remembered after they went: each new MIG layout has new UUIDs."""
+"""Most GPUs and partitions that are remembered after they went: each new MIG layout has new UUIDs."""
 _UNNAMED: Final = "devices can't be named"
 _MISSING: Final = "missing, so CUDA programs in containers fail: create the device nodes (nvidia-modprobe -c 0 -u)"
 _ANSWERS: Final = 1024
-"""Answers that are remembered, at most."""
+"""Most answers that are cached."""
 
 _log = structlog.get_logger()
 
 
 class GPUSource(DeviceSource):
-    """The GPUs of one backend; ``vendors`` are whose GPUs it finds.
+    """The GPUs of one backend; ``vendors`` are the vendors of its GPUs.
 
-    While the devices of the node can't be named under the policy, what was listed before stays, as well or ill as it is now, and
-    the reason is logged.
-    ``survey`` finds out, in a thread, what answers by CDI rest on besides the GPUs, and writes it; ``tell`` takes each policy that is
-    adopted, for a backend that goes by it, too. ``features`` makes the file of the node's labels; None: there are none.
+    While the devices of the node can't be named under the policy, the earlier list stays, with the present health, and the
+    reason is logged. ``survey`` finds out in a thread what answers by CDI need apart from GPUs, and writes it. ``tell`` passes
+    new settings to the backend. ``features`` makes the file of the node's labels; None: there is none.
     """
 
     def __init__(
@@ -91,15 +90,16 @@ class GPUSource(DeviceSource):
         self._unnamed = ""
         self._unusable: tuple[Unusable, ...] = ()
         self._answered: dict[tuple[str, tuple[str, ...], Sayable], ContainerAnswer] = {}
-        """Answers that were given, which stay the same as long as what they rest on does."""
+        """Answers that were given. They stay the same while their input does."""
         self._answered_from: tuple[Mapping[str, NamedGPUs], Policy, NodeTraits] = (self._offers, policy, self._around)
 
     async def watch(self) -> AsyncGenerator[Inventory]:
-        """Yield the inventory, and again after each change of what the backend sees or the operator wants.
+        """Yield the inventory, and again after each change of what the backend sees or the settings say.
 
         Raises:
-            GiveUpError: the backend can't go on. With ``fail_on_init_error`` also: at first the node's devices can't be named, or
-                none of its GPUs can be used.
+            GiveUpError: the backend can't go on. With ``fail_on_init_error`` also: at first the node's devices can't be named,
+                or none of its
+                GPUs can be used.
         """
         following, told = asyncio.ensure_future(self._follow()), False
         try:
@@ -131,11 +131,12 @@ class GPUSource(DeviceSource):
                 self._features.withdraw()
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
-        """Say how a container gets these GPUs, as the policy's strategies say it.
+        """Return how a container gets these GPUs, by the policy's strategies.
 
         Raises:
-            RefusedError: this kubelet can't be told that, a partition lacks what a container needs, or NOT_FOUND: neither the
-                resource nor a device is of this source.
+            RefusedError: this kubelet can't carry that, a partition lacks what a container needs, or NOT_FOUND: this source has
+                neither the
+                resource nor a device of it.
         """
         offer = self._offers.get(resource)
         if offer is None and not (
@@ -149,7 +150,7 @@ class GPUSource(DeviceSource):
         key = (resource, request.device_ids, sayable)
         said = self._answered.get(key)
         if said is None:
-            gpus = self._known if offer is None else offer.gpus  # A kubelet 1.8 asks under names of before, too.
+            gpus = self._known if offer is None else offer.gpus  # A kubelet 1.8 also asks under earlier names.
             _check_complete(request.device_ids, gpus)
             once = ListStrategy.CDI_ANNOTATIONS in self._policy.list_strategies
             token = str(uuid4()) if once else ""
@@ -160,7 +161,7 @@ class GPUSource(DeviceSource):
         return said
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
-        """Choose GPUs that are near to each other, partitions of as few GPUs as possible, replicas as the policy says.
+        """Choose GPUs near each other, partitions on few GPUs, replicas as the policy says.
 
         Raises:
             RefusedError: no choice meets the request.
@@ -171,10 +172,10 @@ class GPUSource(DeviceSource):
         return await asyncio.to_thread(preferred, request, gpus, policy.sharing)
 
     async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
-        """Let a container start only with GPUs that are there and well.
+        """Let a container start only with GPUs that are present and healthy.
 
         Raises:
-            RefusedError: FAILED_PRECONDITION, one of them is ill or gone.
+            RefusedError: FAILED_PRECONDITION, a GPU is unhealthy or gone.
         """
         gpus = self._offers.get(resource, NamedGPUs({})).gpus
         ill = [one for one in device_ids if (gpu := found(one, gpus)) is None or gpu.health is not Health.HEALTHY]
@@ -186,7 +187,7 @@ class GPUSource(DeviceSource):
             )
 
     def fate(self, resource: str, device_id: str) -> Fate:
-        """Tell a GPU that went by itself from a device that is no longer offered in this way."""
+        """Return LOST for a GPU that vanished, WITHDRAWN for a device that is no longer offered."""
         sight = self._sight
         if sight is None or self._inventory is None:
             return Fate.UNKNOWN
@@ -194,13 +195,13 @@ class GPUSource(DeviceSource):
         there = {gpu.uuid for gpu in sight.gpus}
         offer = self._offers.get(resource)
         if offer is not None and uuid in offer.gpus and device_id in offer.ids(uuid):
-            return Fate.LOST  # It is on the list: nothing became of it.
+            return Fate.LOST  # It is on the list.
         known = self._known.get(uuid)
         if uuid in self._left_out or naming.patterns_of(known or GPU(uuid, -1, -1), self._policy.excluded):
             return Fate.EXCLUDED
         if uuid in there or uuid in sight.withdrawn or (sight.resources and offer is None):
             return Fate.WITHDRAWN
-        if known is None:  # From before this process. Of GPUs that can't be looked at, partitions aren't known.
+        if known is None:  # From an earlier process. Partitions of GPUs that can't be looked at are unknown.
             looked_at = bool(sight.gpus) and all(one.excluded for one in sight.unusable)
             repartitioned = looked_at and any(one.was_repartitioned(uuid, sight.gpus) for one in self._vendors)
             return Fate.WITHDRAWN if repartitioned else Fate.UNKNOWN
@@ -210,7 +211,7 @@ class GPUSource(DeviceSource):
         return Fate.LOST
 
     def place(self, device_id: str) -> Place | None:
-        """Say where a GPU or partition is. What was a partition and is none any more may be anywhere on its GPU by now."""
+        """Return where a GPU or partition is. A partition that is gone may have been anywhere on its GPU."""
         uuid = self._uuid(device_id)
         gpu = next((gpu for gpu in (self._sight or Sight(())).gpus if gpu.uuid == uuid), None)
         if gpu is not None:
@@ -219,7 +220,7 @@ class GPUSource(DeviceSource):
         return None if known is None else Place(known.board)
 
     def claims(self, resource: str) -> bool:
-        """Whether it is offered, or the vendor's GPUs could be under this name; a simulated node's say by themselves."""
+        """Return True if it is offered, or the vendor's GPUs could be under this name. Simulated GPUs have their own names."""
         if resource in self._offers:
             return True
         if self._sight is not None and self._sight.resources and self._inventory is not None:
@@ -233,7 +234,7 @@ class GPUSource(DeviceSource):
         return (*found, Hindrance(self.name, trouble)) if trouble else tuple(found)
 
     def _own_hindrances(self) -> list[Hindrance]:
-        """An update must not go on if the node has GPUs and none can be used."""
+        """Return one hindrance per unusable GPU. They hold up an update only if no GPU can be used."""
         if self._unnamed:
             return [Hindrance(self.name, f"{_UNNAMED}: {self._unnamed}", held_up=self._inventory is None)]
         none = not any(offer.gpus for offer in self._offers.values())
@@ -247,40 +248,40 @@ class GPUSource(DeviceSource):
         return self._unusable
 
     def facts(self, resource: str) -> Callable[[str], Facts]:
-        """Say what is known of a GPU for a person."""
+        """Return the facts of a GPU."""
         gpus, sight = self._offers.get(resource, NamedGPUs({})).gpus, self._sight or Sight(())
         self._places = places = self._places or {one.uuid: one.place or str(one.index) for one in sight.gpus}
         return lambda one: Facts() if (gpu := found(one, gpus)) is None else _facts(gpu, places, sight.driver)
 
     def adopt(self, policy: Policy) -> None:
-        """Name, share and answer by ``policy`` from now on."""
+        """Use ``policy`` from now on."""
         self._policy = policy
         self._tell(policy)
         self._decide()
 
     async def lead(self) -> None:
-        """Keep the node's labels from now on."""
+        """Start to keep the node's labels."""
         self._leads = True
         if self._policy.node_features:
             self._news.set()
 
     async def rest(self) -> None:
-        """Leave the node's labels to the gateway that leads."""
+        """Leave the node's labels to the leader."""
         self._leads = False
 
     def readings(self) -> Sequence[Reading]:
-        """Read the gauges of the GPUs, where the backend can. Blocks."""
+        """Read the GPUs' gauges, if the backend can. Blocks."""
         from devices.telemetry import Measured  # noqa: PLC0415 - who wants no gauges needn't pay for it
 
         backend = self._backend
         return backend.readings() if isinstance(backend, Measured) else ()
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:
-        """Let go of the GPUs beneath these devices; return the IDs of all devices on them."""
+        """Release the GPUs of these devices; return the IDs of all devices on them."""
         return await self._handled(self._backend.release, device_ids)
 
     async def acquire(self, device_ids: Collection[str]) -> Collection[str]:
-        """Look at the GPUs beneath these devices again; return the IDs of all devices on them."""
+        """Use the GPUs of these devices again; return the IDs of all devices on them."""
         return await self._handled(self._backend.acquire, device_ids)
 
     async def _handled(self, do: Callable[[Collection[str]], Awaitable[None]], named: Collection[str]) -> list[str]:
@@ -303,7 +304,7 @@ class GPUSource(DeviceSource):
                 self._decide()
 
     def _decide(self) -> None:
-        """Say what is offered now, if that can be said."""
+        """Compute what is offered now, if the GPUs can be named."""
         sight = self._sight
         if sight is None:
             return
@@ -338,10 +339,10 @@ class GPUSource(DeviceSource):
         self._news.set()
 
     async def _survey(self) -> None:
-        """Find out what answers rest on besides the GPUs, and write what they name, before anybody is told of the GPUs."""
+        """Find out what answers need apart from GPUs, and write it, before the GPUs are listed."""
         sight, policy = self._sight, self._policy
         if self._inventory is None or sight is None or not (sight.gpus or self._known):
-            return  # A driver that isn't loaded tells nothing of what was written before.
+            return  # Without the driver, what was written before stays.
         if self._survey_cdi is None or not policy.list_strategies & CDI_STRATEGIES:
             self._around = NodeTraits(sight.control_nodes, missing=sight.missing, imex=sight.imex)
             return
@@ -351,12 +352,12 @@ class GPUSource(DeviceSource):
                 raise GiveUpError(around.without_cdi)
             if around.without_cdi != self._around.without_cdi:
                 _log.error("no CDI specification", reason=around.without_cdi, retry_s=_CDI_AGAIN)
-            # Once they were written, the start has not failed.
+            # Once specifications were written, the start has not failed.
             around = replace(around, specifications=self._around.specifications)
         self._around = replace(around, missing=sight.missing, imex=sight.imex)
 
     async def _label(self) -> None:
-        """Have the node's labels say what is there, if this gateway leads; those of a driver that can't be looked at stay."""
+        """Write the node's labels, if this gateway leads. While the driver can't be used, its labels stay."""
         if self._features is None and self._policy.node_features and self._make_features is not None:
             self._features = self._make_features()
         if self._features is not None and self._leads and self._sight is not None:
@@ -364,17 +365,17 @@ class GPUSource(DeviceSource):
             await asyncio.to_thread(self._features.keep, sight, self._policy)
 
     def _differently(self, resource: str, device_id: str, gpu: GPU) -> bool:
-        """Whether this GPU, if it were there, would not be offered as ``device_id`` of ``resource``."""
+        """Return True if this GPU, if it were present, would not be offered as ``device_id`` of ``resource``."""
         name = naming.name_of(gpu, self._policy, self._vendors) or ""
         slices = self._policy.slices.get(name, Slices(0, name))
         return not sharing.could_be(gpu, device_id, resource, slices)
 
     def _uuid(self, device_id: str) -> str:
-        """Return the UUID of the GPU or partition that a device ID means."""
+        """Return the UUID of a device ID's GPU or partition."""
         return unshared(device_id, self._known)
 
     def _boards(self, device_ids: Collection[str]) -> set[str]:
-        """The UUIDs of the physical GPUs beneath these devices."""
+        """Return the UUIDs of the physical GPUs of these devices."""
         boards, named = set[str](), frozenset(device_ids)
         for offer in self._offers.values():
             meant = offer.gpus.keys() & {unshared(one, offer.gpus) for one in named}
@@ -390,7 +391,7 @@ def _on(offers: Iterable[NamedGPUs], boards: Collection[str] | None) -> list[str
 
 
 def _completed(sight: Sight, before: Sequence[GPU], known: Mapping[str, GPU]) -> Sight:
-    """Add what was seen before: GPUs that nobody may look at now, and products that can't be read now."""
+    """Add what was seen before: GPUs that can't be looked at now, and products that can't be read now."""
     there = {gpu.uuid for gpu in sight.gpus}
     kept = [gpu for gpu in before if gpu.board in sight.released and gpu.uuid not in there]
     gpus = (
@@ -431,7 +432,7 @@ def _check_complete(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> None:
 
 
 def _regained(offer: NamedGPUs, sight: Sight) -> frozenset[str]:
-    """The GPUs, offered whole, on which a partition was reset: what was wrong with it was wrong with the GPU."""
+    """Return the GPUs, offered whole, on which a partition was reset. Its trouble was also theirs."""
     return frozenset(gpu.parent for gpu in sight.gpus if gpu.uuid in sight.recovered and gpu.parent in offer.gpus)
 
 

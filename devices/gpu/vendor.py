@@ -1,7 +1,7 @@
-"""What a vendor has of its own: how its GPUs are named, how a container gets them, and which partitions went on purpose.
+"""What differs between vendors: the names of GPUs, how a container gets them, and which partitions were removed on purpose.
 
-A vendor's folder brings one ``Vendor``. GPUs that none of a source's vendors knows are ``PLAIN``: they are offered under the
-name that their backend gives them, and a container gets their device nodes and never a variable.
+A vendor's package has one ``Vendor``. GPUs without a vendor are ``PLAIN``: they are offered under the name that their backend
+gives them, and a container gets their device nodes and no variable.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from devices.policy import Policy
 
 
 class Vendor:
-    """One vendor's own rules; as they stand here, those of one that has none. Pure.
+    """The rules of one vendor; this class has those of ``PLAIN``. Pure.
 
-    ``name`` is what its backend is called, ``prefix`` how the resource names of its GPUs begin (``nvidia.com/``).
+    ``name`` is the name of its backend, ``prefix`` that of its resource names (``nvidia.com/``).
     """
 
     name = prefix = ""
 
     def name_of(self, gpu: GPU, policy: Policy) -> str | None:  # noqa: ARG002 - for vendors' rules
-        """Say under which name a GPU or partition is offered (the backend's); None where it isn't."""
+        """Return the name under which a GPU or partition is offered; None if it isn't."""
         return None if gpu.partitioned else gpu.resource
 
     def check(self, gpus: Sequence[GPU], policy: Policy) -> None:
-        """Refuse the vendor's GPUs of a node that the policy can't name.
+        """Check that the policy can name the vendor's GPUs of a node.
 
         Raises:
-            NamingError: with what was expected, what came and what to do.
+            NamingError: it can't. The message says why and what to do.
         """
 
     def given_names(self, policy: Policy) -> Collection[str]:  # noqa: ARG002 - as above
@@ -39,11 +39,11 @@ class Vendor:
         return ()
 
     def was_repartitioned(self, uuid: str, gpus: Collection[GPU]) -> bool:  # noqa: ARG002 - as above
-        """Whether a device that isn't there was a partition, and somebody made others or none; its ID alone is known."""
+        """Return True if a missing device, known by its ID only, was a partition that was removed or replaced on purpose."""
         return False
 
     def answer(self, asked: Asked) -> ContainerAnswer:
-        """Say how a container gets these GPUs (their device nodes).
+        """Return how a container gets these GPUs (by their device nodes).
 
         Raises:
             RefusedError: it would start without a GPU.
@@ -51,10 +51,10 @@ class Vendor:
         return by_nodes(asked)
 
     def again(self, asked: Asked) -> ContainerAnswer:
-        """Say once more, without CDI, which GPUs a container gets whose CDI names may not arrive.
+        """Return a second answer, without CDI, for GPUs whose CDI names may not arrive.
 
         Raises:
-            RefusedError: that can't be said.
+            RefusedError: this kubelet can't carry it.
         """
         return by_nodes(asked)
 
@@ -63,7 +63,7 @@ PLAIN: Final = Vendor()
 
 
 def vendor_of(resource: str, vendors: Iterable[Vendor]) -> Vendor:
-    """Return whose GPUs are offered under a name that their backend gave them."""
+    """Return the vendor of the GPUs with a resource name that their backend gave them."""
     for one in vendors:
         if resource.startswith(one.prefix):
             return one

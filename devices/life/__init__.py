@@ -1,1 +1,1 @@
-"""The life of a device: its states, how they follow from one another, and who may be given it."""
+"""The states of a device, how they change, and which requests they allow."""

@@ -1,4 +1,4 @@
-"""Whether a container may be given the devices that it asks for, by the state of each, and in which words it is refused."""
+"""Decide by the state of each device whether a container may get the devices that it asks for, and word the refusal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from devices.life.states import COUNTED, TABLE, Entry, State
 from devices.model import Fault, RefusedError
 
 JUST_TURNED_S: Final = 1.0
-"""How long after a device turned Unhealthy a request for it may still be the answer to the list before that, in seconds."""
+"""Seconds after a device became Unhealthy in which a request for it may still be based on the earlier list."""
 
 
 def all_present(device_ids: Sequence[str], entries: Mapping[str, Entry]) -> bool:
-    """Whether nothing at all stands against one container's devices: ``judge`` has then neither an objection nor a warning."""
+    """Return True if ``judge`` would neither refuse nor warn."""
     for device_id in device_ids:
         entry = entries.get(device_id)
         if entry is None or entry.state is not State.PRESENT or entry.beneath is not None:
@@ -31,25 +31,27 @@ def judge(
     handed_out: Container[str] = frozenset(),
     held: Container[str] = frozenset(),
 ) -> tuple[str, ...]:
-    """Decide whether one container may have the devices it asks for.
+    """Decide whether a container may get the devices it asks for.
 
-    Never refuses because a device was handed out before: init and app containers share, and no release is ever told.
+    It never refuses because a device was given before: init and app containers share devices, and the kubelet reports no
+    release.
 
     Args:
         resource: the resource name, for the messages.
         device_ids: what the container asks for.
         entries: the list as it was last sent, by device ID.
-        now: the clock, in monotonic seconds.
-        handed_out: where the kubelet asks again at each start of a container (1.8 does), the devices that containers
-            were given before: a refusal would end a running pod. Empty for any other kubelet.
-        held: the devices that containers hold by the kubelet's own records, as far as they are known.
+        now: monotonic seconds.
+        handed_out: for a kubelet that asks again at each start of a container (1.8), the devices that were given before: a
+            refusal would
+            end a running pod. Empty for any other kubelet.
+        held: the devices that containers hold by the kubelet's records, as far as they are known.
 
     Returns:
-        Warnings, one for each reason not to serve a device that is served all the same.
+        Warnings about devices that are given although they should not be, one per reason.
 
     Raises:
-        RefusedError: INVALID_ARGUMENT for no ID at all or one given twice, NOT_FOUND for one that isn't on the list, else
-            what the table says.
+        RefusedError: INVALID_ARGUMENT for no ID or a repeated one, NOT_FOUND for an ID that isn't on the list, else as in the
+            table.
     """
     if not device_ids:
         raise RefusedError(
@@ -81,12 +83,13 @@ def judge(
 
 
 def judge_pre_start(resource: str, device_ids: Sequence[str], entries: Mapping[str, Entry]) -> None:
-    """Decide whether the backend may be asked to make a container's devices ready (PreStartContainer).
+    """Decide whether the backend may prepare a container's devices (PreStartContainer).
 
-    The kubelet tries a refused pre-start again, with its restart back-off; a refused admission is final. ``entries`` are as in ``judge``.
+    The kubelet tries a refused pre-start again, with its restart back-off; a refused admission is final. ``entries`` are as in
+    ``judge``.
 
     Raises:
-        RefusedError: NOT_FOUND for an ID that isn't on the list, else what the table says.
+        RefusedError: NOT_FOUND for an ID that isn't on the list, else as in the table.
     """
     for entry in _asked(resource, device_ids, entries):
         row = TABLE[entry.state]
@@ -98,18 +101,18 @@ def judge_pre_start(resource: str, device_ids: Sequence[str], entries: Mapping[s
 
 
 def awaits_pre_start(entries: Iterable[Entry]) -> bool:
-    """Whether PreStartContainer would be refused for any device of a list, so that the kubelet should be asked to call it."""
+    """Return True if PreStartContainer would be refused for a device of the list, so that the kubelet should call it."""
     return any(TABLE[layer.state].pre_start is not None for entry in entries for layer in entry.layers)
 
 
 def counted(entries: Iterable[Entry]) -> tuple[str, ...]:
-    """Name the devices that another API is about to give back, those first that nobody has any more."""
+    """Return the devices that DRA will give back, those without a holder first."""
     found = [(entry.state is State.LENT, entry.device.id) for entry in entries if entry.state in COUNTED]
     return tuple(device_id for _, device_id in sorted(found))
 
 
 def never_announced(resource: str, device_ids: Sequence[str]) -> RefusedError:
-    """The refusal, NOT_FOUND, of at least one device ID that isn't on the list of ``resource``."""
+    """Return the refusal (NOT_FOUND) of device IDs that aren't on the list of ``resource``."""
     return RefusedError(
         Fault.NOT_FOUND,
         f"{_some(device_ids)} of {resource} was never announced, or was withdrawn. If the kubelet "
@@ -119,7 +122,7 @@ def never_announced(resource: str, device_ids: Sequence[str]) -> RefusedError:
 
 
 def _asked(resource: str, device_ids: Sequence[str], entries: Mapping[str, Entry]) -> Iterator[Entry]:
-    """The entries of these devices, each followed by what it covers."""
+    """Yield the entries of these devices, each followed by the entries that it covers."""
     if unknown := [device_id for device_id in device_ids if device_id not in entries]:
         raise never_announced(resource, unknown)
     return (layer for device_id in device_ids for layer in entries[device_id].layers)
@@ -131,7 +134,7 @@ def _known(resource: str, entry: Entry) -> str:
 
 
 def _some(device_ids: Sequence[str]) -> str:
-    """Name some IDs, of any number and any length."""
+    """Return some of the IDs, shortened."""
     first, *rest = device_ids
     return _shown(first) + (f" and {len(rest)} more" if rest else "")
 

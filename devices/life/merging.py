@@ -1,6 +1,6 @@
-"""The life of a device over time: what a source sees now, put together with what was announced, ordered, held and ill before.
+"""Merge what a source sees now with what was announced, ordered, held and unhealthy before. Pure.
 
-Pure: clocks are values here, and what was promised, ordered and held comes from whoever remembers it.
+Times are arguments, and so is everything that is remembered.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from devices.model import Device, Health, Trouble, TroubleKind
 from devices.source import Fate, Listing
 
 FIRST_DISCOVERY_S: Final = 300.0
-"""How long the first discovery may take, in seconds: long enough for a driver that is built while the node boots, and as long
-as the kubelet itself waits for the plugin of a resource it remembers (endpointStopGracePeriod, 1.10 and later)."""
+"""Most seconds until the first inventory: enough to build a driver while the node boots, and as long as the kubelet waits for
+the plugin of a resource it remembers (endpointStopGracePeriod, 1.10 and later)."""
 HELD_UNKNOWN_S: Final = 600.0
-"""How long a withdrawn device stays on the list while nobody can say who holds it, in seconds: a kubelet that is being
-replaced is back within minutes, and where its records can't be read at all a ghost must not outlive an operator's patience."""
+"""Seconds for which a withdrawn device stays listed while its holders are unknown. A kubelet that is replaced is back within
+minutes; if its records can never be read, the device must vanish some time."""
 LOST_FORGOTTEN_S: Final = 30 * 86_400.0
-"""How long a lost device that nobody holds stays on the list, in seconds: a repair by the vendor takes weeks."""
+"""Seconds for which a lost device without a holder stays listed: a repair by the vendor takes weeks."""
 
 
 _STICKY: Final = (TroubleKind.RESET_REQUIRED, TroubleKind.UNKNOWN)
 
 
 class Sticky(Struct, frozen=True, gc=False):
-    """A trouble that must be remembered, since when (unix seconds), and in which boot of the node."""
+    """A trouble that must be remembered: since when (Unix seconds), and the node's boot."""
 
     trouble: Trouble
     at: float
@@ -38,13 +38,13 @@ class Sticky(Struct, frozen=True, gc=False):
 
 
 class Known(Struct, frozen=True):
-    """What is known of a resource's devices besides what the backend sees; all by device ID.
+    """What is known of a resource's devices in addition to the inventory; all by device ID.
 
-    ``announced`` holds every device that a kubelet was ever told of, as it was told last. ``cordons`` are an operator's, with
-    their reasons; ``withheld`` are the listed ones whose hardware is in use under another ID, with theirs; ``away`` those that
-    are another API's, or go there (``AWAY``). ``sticky`` are the troubles that were remembered, in whichever boot; ``boot_id`` names this one. ``held`` is
-    what containers hold by the kubelet's own records; None: they can't be read now. ``fates`` says of what the backend no
-    longer lists where it went (LOST where it doesn't), and ``lost_since`` since when it has been lost (unix seconds).
+    ``announced`` are all devices that a kubelet ever got, as it last got them. ``cordons`` are an operator's, with their
+    reasons. ``withheld`` are listed devices whose hardware is in use under another ID, with the reasons. ``away`` are those
+    that are another API's, or go there (``AWAY``). ``sticky`` are remembered troubles of any boot; ``boot_id`` is this boot.
+    ``held`` are the devices that containers hold by the kubelet's records; None: unknown now. ``fates`` say why the backend no
+    longer lists a device (default LOST), and ``lost_since`` since when it has been lost (Unix seconds).
     """
 
     announced: Mapping[str, Device]
@@ -59,10 +59,10 @@ class Known(Struct, frozen=True):
 
 
 class Clock(Struct, frozen=True):
-    """One moment by two clocks, and when this process began to look.
+    """One moment by two clocks, and the start of this process.
 
-    ``now`` and ``started`` are monotonic seconds; ``unix`` counts what must outlive the process. A wall clock that jumps can
-    at worst forget, too early, a lost device that nobody holds.
+    ``now`` and ``started`` are monotonic seconds; ``unix`` is for what outlives the process. If the wall clock jumps, a lost
+    device without a holder may be forgotten too early, and nothing worse.
     """
 
     now: float
@@ -73,9 +73,9 @@ class Clock(Struct, frozen=True):
 class Merged(Struct, frozen=True):
     """The list to send, and what must be remembered of it.
 
-    ``entries`` are the listed devices in the backend's order, then the others by ID. ``new`` are those that no kubelet was
-    ever told of, ``dropped`` announced IDs to be forgotten. ``sticky`` and ``lost_since`` replace those of ``Known``. At ``again_at`` (monotonic seconds; None: never) the
-    same question has another answer.
+    ``entries`` are the listed devices in the backend's order, then the others by ID. ``new`` are those that no kubelet ever
+    got, ``dropped`` are announced IDs to forget. ``sticky`` and ``lost_since`` replace those of ``Known``. At ``again_at``
+    (monotonic seconds; None: never) the merge has another result.
     """
 
     entries: tuple[Entry, ...]
@@ -87,7 +87,7 @@ class Merged(Struct, frozen=True):
 
 
 class _Found(Struct, frozen=True, gc=False):
-    """A state and what led to it; ``free``: nobody holds the device."""
+    """A state and its reason; ``free``: the device has no holder."""
 
     state: State
     reason: str = ""
@@ -102,15 +102,15 @@ class _Found(Struct, frozen=True, gc=False):
 def merge(
     known: Known, listing: Listing | None, previous: Mapping[str, Entry], clock: Clock, grace: float = 0.0
 ) -> Merged:
-    """Put what was announced together with what is there now.
+    """Merge what was announced with what exists now.
 
     Args:
-        known: what is known besides.
-        listing: what the backend sees; None: it hasn't looked yet.
+        known: what is remembered.
+        listing: what the backend sees; None: it hasn't reported yet.
         previous: the entries of the last merge in this process, by device ID; empty at first.
         clock: the moment.
-        grace: how long after the start a device may still turn up, in seconds; 0: no such grace, the first discovery
-            decides, and may take ``FIRST_DISCOVERY_S``.
+        grace: seconds after the start in which a device may still appear; 0: the first inventory decides, and may take
+            ``FIRST_DISCOVERY_S``.
     """
     there = Listing(()) if listing is None else listing
     seen, troubles = there.by_id, there.troubles
@@ -167,7 +167,7 @@ def merge(
 def remaining(
     known: Known, listing: Listing, previous: Mapping[str, Entry], clock: Clock, grace: float = 0.0
 ) -> tuple[Device, ...]:
-    """Give the devices that the backend doesn't offer any more, and that a container holds or may hold; see ``merge``."""
+    """Return the devices that the backend no longer offers, and that a container holds or may hold; see ``merge``."""
     found = []
     for device_id in sorted(known.announced.keys() - listing.by_id.keys() - listing.released):
         last = _bare(previous.get(device_id))
@@ -179,7 +179,7 @@ def remaining(
 
 
 def _covers(known: Known, device_id: str) -> Iterator[tuple[State, str, str]]:
-    """Give what lies over a device, the lowest first: the state, what to call it, and its reason."""
+    """Yield the states that cover a device, the lowest first: the state, its name in a sentence, and its reason."""
     if device_id in known.withheld:
         yield State.WITHHELD, "that", known.withheld[device_id]
     if device_id in known.away:
@@ -190,14 +190,14 @@ def _covers(known: Known, device_id: str) -> Iterator[tuple[State, str, str]]:
 
 
 def _bare(entry: Entry | None) -> Entry | None:
-    """An entry without what lies over it: a cordon, another's claim."""
+    """Return the entry beneath all covers, such as a cordon."""
     while entry is not None and entry.state in COVERS:
         entry = entry.beneath
     return entry
 
 
 def _remembered(known: Known, listing: Listing | None, seen: Mapping[str, Device], unix: float) -> dict[str, Sticky]:
-    """Say which troubles last: those of this boot, without what was reset since, and what the backend adds to them."""
+    """Return the troubles that last: those of this boot, except devices that were reset since, and new ones of the backend."""
     rows = {device_id: row for device_id, row in known.sticky.items() if row.boot_id == known.boot_id}
     if listing is not None:
         for device_id in listing.recovered:
@@ -214,9 +214,9 @@ def _remembered(known: Known, listing: Listing | None, seen: Mapping[str, Device
 def _is_settled(
     shown: Entry, device: Device, row: Sticky | None, trouble: Trouble | None, covers: Iterable[tuple[State, str, str]]
 ) -> bool:
-    """Whether a device of which nothing else is known is listed as it was, and no clock can change that.
+    """Return True if a device without other news has the same entry as before, which no clock can change.
 
-    Nearly all are, each time; so what is to be told of the others needn't wait until thousands were judged.
+    Nearly all devices do, so the result for the others isn't delayed by thousands of decisions.
     """
     for state, what, reason in reversed([*covers]):
         covered = shown.beneath
@@ -233,14 +233,14 @@ def _is_settled(
 
 
 def _covered(told: Device | None, last: Entry | None) -> Entry | None:
-    """The entry that stays while nobody looks at the device; None where there was none."""
+    """Return the entry that stays while the device isn't looked at; None if there was none."""
     if last is not None:
         return last.beneath if last.state is State.RELEASED else last
     return None if told is None else Entry(told, State.NOT_LOOKED_YET, "announced before a restart")
 
 
 def _look(device: Device, listing: Listing, row: Sticky | None, last: Entry | None, now: float) -> _Found:
-    """Judge a device that the backend lists."""
+    """Return the state of a device that the backend lists."""
     spells = Spells() if last is None or device.id in listing.recovered else last.spells
     if row is not None:
         return _still(row, spells)
@@ -268,7 +268,7 @@ def _miss(
     clock: Clock,
     grace: float,
 ) -> _Found:
-    """Judge a device that was announced and that the backend doesn't list."""
+    """Return the state of a device that was announced and that the backend doesn't list."""
     spells = Spells() if last is None else last.spells
     patience = grace or FIRST_DISCOVERY_S
     limit = clock.started + patience
@@ -301,7 +301,7 @@ def _miss(
 
 
 def _still(row: Sticky, spells: Spells) -> _Found:
-    """What a remembered trouble makes of a device, whatever the backend says now."""
+    """Return the state that follows from a remembered trouble, whatever the backend reports now."""
     return _Found(State.UNHEALTHY, _lasting(row), row.trouble.kind, spells=spells, code=row.trouble.code)
 
 
@@ -311,7 +311,7 @@ def _lasting(row: Sticky) -> str:
 
 
 def _over(reason: str, what: str, beneath: Entry) -> str:
-    """The reason of ``what`` covers a device, and what would be without it where that is anything but well."""
+    """Return the reason of a cover, and the state beneath it if that is not healthy."""
     if beneath.state is State.PRESENT and not beneath.reason:
         return reason
     return f"{reason}; without {what}: {beneath.state.value}" + (f", {beneath.reason}" if beneath.reason else "")
@@ -320,7 +320,7 @@ def _over(reason: str, what: str, beneath: Entry) -> str:
 def _entry(
     device: Device, found: _Found, told: Device | None, last: Entry | None, now: float, beneath: Entry | None
 ) -> Entry:
-    """Build a device's entry: its health as the table says, and since when the list has said so."""
+    """Return a device's entry: its health by the table, and since when the list has had it."""
     health = TABLE[found.state].health or device.health
     if device.health is not health:
         device = replace(device, health=health)

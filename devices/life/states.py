@@ -1,9 +1,8 @@
-"""The states that a device can be in, and what follows from each, in one table.
+"""The states of a device, and what follows from each, in one table.
 
-Healthy and Unhealthy are not enough. A device that isn't found yet after a reboot, one that fell ill, one that is gone
-and one that nobody offers any more all look "not Healthy", but the kubelet must be told different things: it fails pods
-for good where it is told Unhealthy too early, and gives a device away where it is told nothing at all. So a device has a
-state, the table says what follows from it, and nobody else decides that again.
+Healthy and Unhealthy are not enough. A device may be missing after a reboot, unhealthy, lost, or no longer offered. All of
+these are "not Healthy", but need different lists: if a device is Unhealthy too early, the kubelet fails pods for good, and if
+it is missing, the kubelet gives its successor away. So each device has a state, and only the table says what follows from it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from devices.model import Device, Fault, Health, TroubleKind
 
 
 class State(Enum):
-    """Where a device is in its life. The values are what people are told."""
+    """The state of a device. The values are shown to people."""
 
     PRESENT = "healthy"
     NOT_LOOKED_YET = "not checked yet"
@@ -35,21 +34,21 @@ class State(Enum):
 
 
 COUNTED: Final = frozenset({State.LENT, State.RETURNING})
-"""States of devices that DRA gives back, and that the kubelet counts already because the scheduler never stopped."""
+"""States of devices that DRA will give back. The kubelet counts them already, because the scheduler never stopped counting them."""
 AWAY: Final = frozenset({State.LEAVING, State.ELSEWHERE}) | COUNTED
 """States of devices that are another API's, or go there."""
 COVERS: Final = frozenset({State.CORDONED, State.WITHHELD}) | AWAY
-"""States that lie over another one."""
+"""States that cover another state."""
 
 
 class Consequence(Struct, frozen=True):
     """What follows from a state.
 
-    ``health`` is what the list says (None: what it said last). ``allocate`` is how Allocate refuses the device (None: the
-    state doesn't), ``lenient`` whether it is served all the same, with a warning, where the kubelet couldn't know better,
-    and ``held`` whether it is where a container holds it already. ``pre_start`` is how PreStartContainer refuses it
-    (None: the backend decides). ``listed`` and ``kept`` are for a device that nobody holds: whether it is on the list, and
-    whether its ID stays remembered as announced, over restarts too. ``way_out`` tells a person what to do.
+    ``health`` is what the list has (None: what it had before). ``allocate`` is how Allocate refuses the device (None: it
+    doesn't). ``lenient``: it is given with a warning if the kubelet couldn't know the state yet. ``held``: it is given if a
+    container holds it already. ``pre_start`` is how PreStartContainer refuses it (None: the backend decides). ``listed`` and
+    ``kept`` are for a device without a holder: it is on the list; its ID stays remembered over restarts. ``way_out`` tells a
+    person what to do.
     """
 
     health: Health | None
@@ -64,8 +63,8 @@ class Consequence(Struct, frozen=True):
 
 TABLE: Final[Mapping[State, Consequence]] = {
     State.PRESENT: Consequence(Health.HEALTHY),
-    # Its ID comes from memory; the first discovery decides. Served: a refused admission would be final, where a refused
-    # pre-start is tried again.
+    # The state file knows its ID; the first inventory decides. It is given, because a refused admission would be final, while a
+    # refused pre-start is tried again.
     State.NOT_LOOKED_YET: Consequence(None, pre_start=Fault.FAILED_PRECONDITION, way_out="the kubelet tries again"),
     State.UNHEALTHY: Consequence(
         Health.UNHEALTHY,
@@ -73,13 +72,13 @@ TABLE: Final[Mapping[State, Consequence]] = {
         lenient=True,
         way_out="start the pod anew so that it gets another device, and repair this one",
     ),
-    # Listed, not dropped, while anything may still hold it: the kubelet would forget whose it is.
+    # It stays listed while a container may hold it: otherwise the kubelet would forget the holder.
     State.LOST: Consequence(
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
         way_out="start the pod anew so that it gets another device, and check this one's seat, power and driver",
     ),
-    # Somebody wanted it gone, so nothing of it stays but what a container holds.
+    # An operator wanted it gone, so it stays only for a container that holds it.
     State.WITHDRAWN: Consequence(
         Health.UNHEALTHY,
         Fault.NOT_FOUND,
@@ -88,28 +87,28 @@ TABLE: Final[Mapping[State, Consequence]] = {
         kept=False,
         way_out="start the pod anew so that it gets another device; this one is no longer offered under this name",
     ),
-    # What it covers decides for those who hold the device.
+    # For its holders, the state beneath decides.
     State.CORDONED: Consequence(
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
         held=True,
         way_out="start the pod anew so that it gets another device, or lift the cordon",
     ),
-    # Its hardware is in use under another ID (``devices.boards``). What it covers decides for those who hold the device.
+    # Its hardware is in use under another ID (``devices.boards``). For its holders, the state beneath decides.
     State.WITHHELD: Consequence(
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
         held=True,
         way_out="it is offered again when that container has ended; or take the change of the configuration back",
     ),
-    # It goes to DRA when nobody holds it. What it covers decides for those who do.
+    # It goes to DRA when no container holds it. For its holders, the state beneath decides.
     State.LEAVING: Consequence(
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
         held=True,
         way_out="start the pod anew so that it gets another device, or ask by a ResourceClaim",
     ),
-    # DRA gives it away. Nobody holds it by this API, whatever the kubelet's checkpoint goes on saying of pods that ended.
+    # DRA gives it. No container holds it by this API, even if the kubelet's checkpoint still names pods that ended.
     State.ELSEWHERE: Consequence(
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
@@ -161,7 +160,7 @@ class Spells(Struct, frozen=True, gc=False):
     ended: float | None = None
 
     def after(self, *, ill: bool, now: float) -> Spells:
-        """Count on, given what the backend says now."""
+        """Return the next count, given the backend's health now."""
         if ill == (self.count > 0 and self.ended is None):
             return self
         if not ill:
@@ -171,16 +170,16 @@ class Spells(Struct, frozen=True, gc=False):
 
     @property
     def hold(self) -> float:
-        """How long it must be well before it is let back, in seconds."""
+        """Seconds for which it must be healthy before it is healthy on the list."""
         return min(HOLD_MAX_S, HOLD_S * 2 ** min(self.count - SPELLS, 16)) if self.count >= SPELLS else 0.0
 
 
 class Entry(Struct, frozen=True, gc=False):
-    """A device as the list shows it, with its state and the reason for it in words.
+    """A device as the list shows it, with its state and the reason in words.
 
-    ``since`` is when its health in the list became what it is (monotonic seconds); None: before this process looked.
-    ``kind``, ``code`` and ``cause`` are those of its trouble, if it has one. ``until`` is when its state ends by itself (monotonic seconds;
-    None: it doesn't). ``beneath`` is what a cordon, a release or another's claim covers.
+    ``since`` is when the list got its present health (monotonic seconds); None: before this process looked. ``kind``, ``code``
+    and ``cause`` are those of its trouble. ``until`` is when its state ends by itself (monotonic seconds; None: it doesn't).
+    ``beneath`` is the entry that a cordon, a release or another's hold covers.
     """
 
     device: Device
@@ -196,7 +195,7 @@ class Entry(Struct, frozen=True, gc=False):
 
     @property
     def layers(self) -> Iterator[Entry]:
-        """This entry, and what it covers, the topmost first: as many covers as there are may lie over each other."""
+        """Yield this entry, then the entries that it covers, from top to bottom."""
         layer: Entry | None = self
         while layer is not None:
             yield layer

@@ -14,7 +14,7 @@ PART = "nvidia.com/mig-1g.10gb"
 KEYS = {
     *("gateway", "resource", "id", "health", "state", "kind", "reason", "numa", "holder", "drift", "stranger"),
     *("product", "index", "pci", "parent", "profile", "links", "nodes", "minor", "driver", "memory", "traits"),
-    *("capacities", "slot"),
+    *("capacities", "slot", "cause", "by_claim"),
 }
 
 

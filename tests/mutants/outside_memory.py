@@ -333,8 +333,8 @@ MUTANTS = (
         "OM2",
         "a cordon on a held device is no cordon",
         "devices/life/states.py",
-        "    # What it covers decides for those who hold the device.\n    State.CORDONED: Consequence(\n        Health.UNHEALTHY,",
-        "    # What it covers decides for those who hold the device.\n    State.CORDONED: Consequence(\n        None,",
+        "    # For its holders, the state beneath decides.\n    State.CORDONED: Consequence(\n        Health.UNHEALTHY,",
+        "    # For its holders, the state beneath decides.\n    State.CORDONED: Consequence(\n        None,",
         f"{_RECORDS}::test_who_holds_a_gpu_that_is_cordoned_or_goes_keeps_it",
     ),
     Mutant(

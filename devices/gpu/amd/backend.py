@@ -1,9 +1,9 @@
-"""AMD's GPUs and their partitions, read from sysfs as AMD's own device plugin reads them.
+"""AMD's GPUs and their partitions, read from sysfs as by AMD's own device plugin.
 
-The driver's folders name the GPUs; KFD's topology says which of them compute, which partition is on which and how they are
-linked. sysfs tells nobody of a change, so it is looked at every few seconds, in a thread: a read can hang with the driver.
-``gpus`` decides what a tree means, ``read`` only reads. docs/amd.md has the rules; their sources are
-ROCm/k8s-device-plugin (internal/pkg/amdgpu/amdgpu.go) and Linux (drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
+The driver's folders have the GPUs. KFD's topology has which of them compute, which partition is on which GPU, and their links.
+sysfs reports no changes, so a thread reads it every few seconds; a read may hang with the driver. ``gpus`` interprets a tree,
+``read`` only reads it. docs/amd.md has the rules. Their sources are ROCm/k8s-device-plugin (internal/pkg/amdgpu/amdgpu.go) and
+Linux (drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _CONTROL_NODES: Final = ("/dev/kfd",)
 _UNBOUND: Final = "the kernel has no driver for it: its log (dmesg) says why"
 _EVERY_S: Final = 5.0
 _PATIENCE_S: Final = 10.0
-"""How long one look may take; it takes some milliseconds."""
+"""Seconds for one look, which takes some milliseconds."""
 
 
 _log = structlog.get_logger()
 
 
 class HangsError(AbsentError):
-    """The driver doesn't answer, so nobody knows which GPUs are there."""
+    """The driver doesn't answer, so the GPUs are unknown."""
 
 
 class AmdBackend:
@@ -74,11 +74,11 @@ class AmdBackend:
 
     @property
     def hindrance(self) -> Hindrance | None:
-        """Why no GPU, or not each of their parts, can be seen; None if all can."""
+        """Why no GPU, or not every part of them, can be seen; None if all can."""
         return Hindrance(self.name, self._hindrance) if self._hindrance else None
 
     async def watch(self) -> AsyncGenerator[Sight]:
-        """Yield what is there as soon as the driver is, and again after each change."""
+        """Yield what exists once the driver is loaded, and again after each change."""
         last: Sight | None = None
         while True:
             self._asked.clear()
@@ -91,29 +91,29 @@ class AmdBackend:
                     await self._asked.wait()
 
     def readings(self) -> Sequence[Reading]:
-        """Read the gauges of the GPUs that aren't released. Blocks: belongs in a thread, and never raises."""
+        """Read the gauges of the GPUs that aren't released. It blocks: call it in a thread. Never raises."""
         from devices.gpu.amd import telemetry  # noqa: PLC0415 - who wants no gauges needn't pay for it
 
         released = self._released
         return telemetry.read(self._sys, [gpu for gpu in self._seen or () if gpu.board not in released])
 
     async def release(self, uuids: Collection[str]) -> None:
-        """Leave these GPUs out from now on. There is nothing to close: between two looks no file is open."""
+        """Leave these GPUs out from now on. Nothing must be closed: between two looks no file is open."""
         self._released |= frozenset(uuids or {gpu.board for gpu in self._seen or ()})
         self._asked.set()
 
     async def acquire(self, uuids: Collection[str]) -> None:
-        """Look at these GPUs again, and at once."""
+        """Use these GPUs again, and look at once."""
         self._released -= frozenset(uuids or self._released)
         self._asked.set()
 
     async def _look(self) -> Sight | None:
-        """Return what is there now; None as long as nobody could look."""
+        """Return what exists now; None until a look succeeds."""
         try:
             tree = await self._read()
         except AbsentError as error:
             self._hinder(str(error))
-            if self._seen is None:  # A driver that isn't there was looked for. One that hangs tells nothing.
+            if self._seen is None:  # A missing driver is a result. A driver that hangs is none.
                 return None if isinstance(error, HangsError) else Sight(())
             return await self._shown(replace(gpu, trouble=Trouble(str(error))) for gpu in self._seen)
         self._hinder(overlooked(tree))
@@ -144,12 +144,10 @@ class AmdBackend:
         )
 
     async def _read(self) -> Tree:
-        """Read the tree in a thread that the end of the process doesn't wait for.
-
-        While one thread hangs there is no second one: this goes on waiting for it.
+        """Read the tree in a thread that doesn't delay the end of the process. While it hangs, no second one is started.
 
         Raises:
-            AbsentError: there is no tree, or, as a ``HangsError``, the thread hangs.
+            AbsentError: there is no tree; as a ``HangsError``: the thread hangs.
         """
         if self._reading is None:
             self._reading = _in_thread(lambda: read(self._sys, self._topology))
@@ -170,8 +168,8 @@ class AmdBackend:
 def gpus(tree: Tree) -> tuple[GPU, ...]:
     """Return the GPUs and partitions of a tree, in the order of KFD's nodes, each GPU before its partitions.
 
-    A GPU has trouble if KFD doesn't know it, or if something of it can't be read. Platform devices that KFD doesn't know are
-    left out: the driver makes more of them than it uses.
+    A GPU has a trouble if KFD doesn't know it, or a part of it can't be read. Platform devices that KFD doesn't know are left
+    out, because the driver makes more of them than it uses.
     """
     by_render = {node.render: node for node in tree.topology.nodes}
     nodes = {entry.id: node for entry in tree.whole if (node := by_render.get(entry.render or 0)) is not None}
@@ -199,7 +197,7 @@ def gpus(tree: Tree) -> tuple[GPU, ...]:
 
 
 def overlooked(tree: Tree) -> str:
-    """Say why GPUs or partitions may be missing from the list; '' if none is."""
+    """Return why GPUs or partitions may be missing from the list; '' if none is."""
     if tree.topology.problem:
         return f"KFD's topology can't be read: {tree.topology.problem}"
     boards = _boards(tree)
@@ -214,10 +212,10 @@ def overlooked(tree: Tree) -> str:
 
 
 def steadied(now: Sequence[GPU], before: Sequence[GPU]) -> tuple[GPU, ...]:
-    """Keep what was seen ``before`` of the GPUs that are in trouble now, in its place.
+    """Keep what was seen ``before`` of the GPUs that have a trouble now.
 
-    While a GPU can't be read, its partitions and its name are unknown. A partition that is gone although its GPU is
-    partitioned as before is in trouble, and so is a GPU whose mode is gone.
+    While a GPU can't be read, its partitions and its name are unknown. A missing partition of a GPU with the same mode has a
+    trouble, and so does a GPU whose mode is missing.
     """
     known = {gpu.uuid: gpu for gpu in before}
     wholes = {gpu.uuid: _still_moded(gpu, known.get(gpu.uuid)) for gpu in now if not gpu.parent}
@@ -240,7 +238,7 @@ def _still_moded(gpu: GPU, before: GPU | None) -> GPU:
 
 
 def _missing(now: Sequence[GPU], before: Sequence[GPU], boards: Collection[str]) -> Iterable[GPU]:
-    """Yield the partitions that are gone from these ``boards``, in trouble, unless others took their place."""
+    """Yield the missing partitions of these ``boards``, with a trouble, unless others replaced them."""
     modes, there = {gpu.uuid: gpu.profile for gpu in now}, Counter(gpu.parent for gpu in now)
     were, known = Counter(gpu.parent for gpu in before), modes.keys()
     for gpu in before:
@@ -251,7 +249,7 @@ def _missing(now: Sequence[GPU], before: Sequence[GPU], boards: Collection[str])
 
 
 def _in_order(wholes: Sequence[DriverEntry], nodes: Mapping[str, KfdNode]) -> list[DriverEntry]:
-    """Sort GPUs by KFD's nodes; one without a node goes before the next by PCI address, so that no index moves."""
+    """Sort GPUs by KFD's nodes. A GPU without a node is sorted by PCI address, so that no index changes."""
     places: dict[str, float] = {entry.id: nodes[entry.id].number for entry in wholes if entry.id in nodes}
     for entry in wholes:
         after = [places[other] for other in nodes if other > entry.id]
@@ -269,13 +267,13 @@ def _like(entry: DriverEntry, wholes: Iterable[DriverEntry]) -> list[DriverEntry
 
 
 def _usual(entry: DriverEntry, wholes: Iterable[DriverEntry], troubles: Mapping[str, Trouble | None]) -> str:
-    """Return the mode of the healthy GPUs of its product, under which one in trouble is listed; '' if they differ."""
+    """Return the mode of the healthy GPUs of its product, which a GPU with a trouble is listed with; '' if they differ."""
     profiles = {_profile(one) for one in _like(entry, wholes) if troubles[one.id] is None}
     return profiles.pop() if len(profiles) == 1 else ""
 
 
 def _doubt(entry: DriverEntry, partitions: Mapping[str, object], wholes: Sequence[DriverEntry]) -> Trouble | None:
-    """Say that a GPU may be partitioned although a file with its mode is missing: GPUs that can't be have neither file."""
+    """Return the trouble of a GPU that may be partitioned although a file with its mode is missing: other GPUs have neither file."""
     missing = [name for name, mode in ((COMPUTE, entry.compute), (MEMORY, entry.memory)) if not mode]
     if not missing or not (len(missing) == 1 or entry.id in partitions or _like(entry, wholes)):
         return None
@@ -290,7 +288,7 @@ def _gpu(
     trouble: Trouble | None,
     node: KfdNode | None,
 ) -> GPU:
-    """Describe a GPU or a partition, with what it has from its ``board``, and from KFD's node of its own."""
+    """Return a GPU or a partition, with the properties of its ``board`` and of its own KFD node."""
     nodes = [f"/dev/dri/card{entry.card}"] if entry.card is not None else []
     nodes += [f"/dev/dri/renderD{entry.render}"] if entry.render is not None else []
     return GPU(
@@ -312,7 +310,7 @@ def _gpu(
 
 
 def _capacities(node: KfdNode) -> tuple[tuple[str, int], ...]:
-    """Count what computes, in the words of AMD's DRA driver (pkg/amdgpu/amdgpu.go of k8s-gpu-dra-driver)."""
+    """Return the compute capacities, with the names of AMD's DRA driver (pkg/amdgpu/amdgpu.go of k8s-gpu-dra-driver)."""
     units = node.simds // node.per_cu if node.per_cu else 0
     return tuple((name, count) for name, count in (("computeUnits", units), ("simdUnits", node.simds)) if count)
 
@@ -336,16 +334,16 @@ def _boards(tree: Tree) -> dict[int, str]:
 
 
 def _address(pci: str) -> tuple[int, int]:
-    """Return the domain and the location of a PCI address, as KFD's nodes have them."""
+    """Return the domain and the location of a PCI address, as in KFD's nodes."""
     domain, bus, rest = pci.split(":")
     device, _, function = rest.partition(".")
     return int(domain, 16), int(bus, 16) << 8 | int(device, 16) << 3 | int(function)
 
 
 def _board(node: KfdNode, wholes: Iterable[tuple[int, int, str]]) -> str:
-    """Return the ID of the GPU that a node is on: at its bus and device, with its function or the next lower one.
+    """Return the ID of a node's GPU: at its bus and device, with its function or the next lower one.
 
-    A partition's number stands in the function of its location. (Its unique ID says it only with older drivers:
+    The function in a partition's location is the partition's number. (Its unique ID has the GPU only with older drivers:
     ROCm/k8s-device-plugin#162.)
     """
     near = [
@@ -359,7 +357,7 @@ def _board(node: KfdNode, wholes: Iterable[tuple[int, int, str]]) -> str:
 def _links(
     entry: DriverEntry, node: KfdNode, boards: Mapping[int, str], entries: Mapping[str, DriverEntry]
 ) -> tuple[Link, ...]:
-    """Say how a GPU reaches the others, the nearest way to each. KFD knows NUMA nodes, and no PCIe switches."""
+    """Return the connections of a GPU to the others, the nearest for each. KFD knows NUMA nodes, and no PCIe switches."""
     best: dict[str, Link] = {}
     for wire in node.wires:
         peer = boards.get(wire.to, "")
@@ -386,7 +384,7 @@ def _in_thread(work: Callable[[], Tree]) -> asyncio.Future[Tree | Exception]:
             result = work()
         except Exception as error:  # noqa: BLE001 - raised again where it is awaited
             result = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
             loop.call_soon_threadsafe(deliver, result)
 
     threading.Thread(target=run, name="amd-sysfs", daemon=True).start()

@@ -1,8 +1,8 @@
-"""What AMD's metrics exporter says of the GPUs' health, on nodes where it runs.
+"""The health of GPUs by AMD's metrics exporter, on nodes where it runs.
 
-It serves one gRPC method that lists them, on a socket of its own (ROCm/k8s-device-plugin, internal/pkg/exporter). Only the
-word "unhealthy" counts: the exporter has no data for some devices, and that is no fault of theirs (its #195). The answer is
-read here, field by field: of its two levels two strings are wanted, which aren't worth a generated message.
+Its gRPC method lists them, on a socket of its own (ROCm/k8s-device-plugin, internal/pkg/exporter). Only the word "unhealthy"
+counts: for some devices the exporter has no data, which is no trouble (its #195). The answer is decoded here, because only two
+of its strings are needed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _STATE, _HEALTH, _DEVICE = 1, 3, 5
 """Field numbers: GPUStateResponse.GPUState, GPUState.Health, GPUState.Device (metricssvc.proto)."""
 
 _EVERY_S: Final = 30.0
-"""The exporter looks at the GPUs every 30 s itself, and AMD's plugin asks as often."""
+"""The exporter reads the GPUs every 30 s, and AMD's plugin asks as often."""
 _KEPT_S: Final = 300.0
-"""Long enough for a new exporter to start in the place of an old one."""
+"""Enough for a new exporter to replace an old one."""
 _DEADLINE_S: Final = 2.0
 _VARINT_BITS: Final = 64
 
-# The size bounds the work: a node has some hundred devices, with less than 1 KiB for each.
+# The size limits the work: a node has some hundred devices, with less than 1 KiB for each.
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", 1 << 20),
     ("grpc.enable_retries", 0),
@@ -39,11 +39,11 @@ _log = structlog.get_logger()
 
 
 class Exporter:
-    """Asks the exporter, at most every 30 s, and remembers its last word for 5 minutes while it doesn't answer.
+    """Asks the exporter, at most every 30 s, and keeps its last answer for 5 minutes while it doesn't answer.
 
     Args:
-        socket: where it listens; it needn't exist, now or ever.
-        clock: tells seconds that never go back.
+        socket: its socket, which may not exist.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, socket: Path = SOCKET, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,7 +54,7 @@ class Exporter:
         self._silent = False
 
     async def unhealthy(self) -> frozenset[str]:
-        """Return the IDs of the devices that it calls unhealthy. Takes 2 s at most, and never raises."""
+        """Return the IDs of the unhealthy devices. Takes at most 2 s, and never raises."""
         now = self._clock()
         if now >= self._next:
             self._next = now + _EVERY_S
@@ -90,7 +90,7 @@ class Exporter:
 
 
 def unhealthy(response: bytes) -> frozenset[str]:
-    """Read the IDs of unhealthy devices out of a GPUStateResponse.
+    """Decode the IDs of unhealthy devices from a GPUStateResponse.
 
     Raises:
         ValueError: it isn't one.

@@ -1,6 +1,6 @@
-"""How a container gets NVIDIA's GPUs: as NVIDIA's own device plugin says it (internal/plugin/server.go of 0.20).
+"""How a container gets NVIDIA's GPUs, as by NVIDIA's own device plugin (internal/plugin/server.go of 0.20). Pure.
 
-By the strategies that an operator chose: in the environment, by mounts, in annotations, by CDI names. Pure.
+The operator's strategies are the environment, mounts, annotations and CDI names.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _EXPANDED: Final = frozenset({Field.ENVS, Field.MOUNTS, Field.DEVICE_NODES})
 
 
 def by_strategies(asked: Asked) -> ContainerAnswer:
-    """Say NVIDIA's GPUs by each strategy that can be said; at least one must be sure to arrive."""
+    """Return the answer for NVIDIA's GPUs by each strategy that this kubelet can carry; at least one must arrive for certain."""
     policy = asked.policy
     certain, by_cdi = _ways(policy.list_strategies, asked.sayable, with_cdi=not asked.around.without_cdi)
     if not certain:
         said = _fallback(asked)
-    elif policy.list_strategies <= CDI_STRATEGIES:  # The specification has all the rest.
+    elif policy.list_strategies <= CDI_STRATEGIES:  # The specification has everything else.
         said = ContainerAnswer()
     else:
         said = _with_nodes(_with_modes(_in_environment(asked, certain), policy), asked)
@@ -52,7 +52,7 @@ def by_strategies(asked: Asked) -> ContainerAnswer:
 def _ways(
     strategies: frozenset[ListStrategy], sayable: Sayable, *, with_cdi: bool
 ) -> tuple[frozenset[ListStrategy], frozenset[ListStrategy]]:
-    """Say which of these strategies are sure to arrive, and which of those with CDI names may arrive."""
+    """Return the strategies that arrive for certain, and those with CDI names that may arrive."""
     chosen = strategies if with_cdi else strategies - CDI_STRATEGIES
     certain = frozenset(one for one in chosen if _SAID_BY[one] <= sayable.said)
     by_cdi = frozenset(one for one in chosen & CDI_STRATEGIES if _SAID_BY[one] <= sayable.said | sayable.unsure)
@@ -60,10 +60,10 @@ def _ways(
 
 
 def _fallback(asked: Asked) -> ContainerAnswer:
-    """Say GPUs in another way than by CDI, if the operator wants that.
+    """Return an answer without CDI, if the operator allows one.
 
     Raises:
-        RefusedError: they don't, or that can't be said either.
+        RefusedError: the operator doesn't, or this kubelet can't carry that either.
     """
     policy, around, said = asked.policy, asked.around, asked.sayable.said
     fields = {field for one in policy.list_strategies for field in _SAID_BY[one]} - said
@@ -85,7 +85,7 @@ def _fallback(asked: Asked) -> ContainerAnswer:
 
 
 def _in_environment(asked: Asked, strategies: Collection[ListStrategy]) -> ContainerAnswer:
-    """Name GPUs and the IMEX channel by mounts or else in variables: only an administrator can mount (NVIDIA's accept-…-as-volume-mounts)."""
+    """Name GPUs and the IMEX channel by mounts, else in variables: only an administrator can mount (NVIDIA's accept-…-as-volume-mounts)."""
     names, imex = _names(asked), asked.around.imex
     if ListStrategy.VOLUME_MOUNTS in strategies:
         mounts = tuple(Mount(f"{_MOUNTED}/{name}", "/dev/null") for name in (*names, *(["imex/0"] if imex else [])))
@@ -96,7 +96,7 @@ def _in_environment(asked: Asked, strategies: Collection[ListStrategy]) -> Conta
 
 
 def _with_modes(said: ContainerAnswer, policy: Policy) -> ContainerAnswer:
-    """Ask the NVIDIA runtime, where it is told of GPUs, for what an operator wants beside them."""
+    """Ask the NVIDIA runtime, if it is used, for the operator's further features."""
     if not (said.envs and (policy.gdrcopy or policy.gds or policy.mofed)):
         return said
     wanted = {"NVIDIA_GDRCOPY": policy.gdrcopy, "NVIDIA_GDS": policy.gds, "NVIDIA_MOFED": policy.mofed}
@@ -104,7 +104,7 @@ def _with_modes(said: ContainerAnswer, policy: Policy) -> ContainerAnswer:
 
 
 def _with_nodes(said: ContainerAnswer, asked: Asked) -> ContainerAnswer:
-    """Pass the device nodes that a GPU always needs, and those that an operator wants passed."""
+    """Pass the device nodes that every GPU needs, and those that the operator wants passed."""
     policy = asked.policy
     always = [DeviceNode(path, path) for gpu in asked.known for path in gpu.device_nodes]
     if not always and not policy.pass_device_specs:

@@ -1,6 +1,6 @@
-"""NVIDIA's GPUs and MIG instances: found and watched through NVML, and judged.
+"""NVIDIA's GPUs and MIG instances, found and watched through NVML.
 
-Two threads (``watch``) call NVML, and hand over what they find; here ``devices.gpu.nvidia.health`` judges it, on the event loop.
+Two threads (``watch``) call NVML, and pass on what they find. Here ``devices.gpu.nvidia.health`` judges it, on the event loop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from devices.telemetry import Reading
 
 _LOGGED_AGAIN_S: Final = 60.0
-"""How long the same error of the same GPU isn't logged again, in seconds."""
+"""Seconds for which the same error of the same GPU isn't logged again."""
 
 _NO_LIBRARY: Final = 12
 """NVML_ERROR_LIBRARY_NOT_FOUND (nvml.h)."""
@@ -55,20 +55,19 @@ _log = structlog.get_logger()
 class NvidiaBackend:
     """A ``Backend`` over NVML.
 
-    A GPU that fails keeps what is known of it, with its trouble, and takes no other along. While NVML can't be used, what was
-    seen last stays: ill where the driver isn't loaded, because then nothing can be; as it was where there is no evidence of
-    that (a library that is of another release than the driver, say). While any GPU is released, new ones aren't found.
+    A GPU that fails stays as it was, with its trouble, and doesn't affect others. While NVML can't be used, the last known
+    state stays; if the driver isn't loaded, all GPUs are unhealthy. While any GPU is released, new GPUs aren't found.
 
-    A call that hangs makes only its GPU ill; errors of the others still come in, and the watch still ends. Its thread can't be
-    ended: it goes when the call returns, or with the process.
+    A call that hangs makes only its GPU unhealthy; errors of the others still arrive, and the watch can still be closed. The
+    thread of such a call can't be ended: it goes when the call returns, or with the process.
 
     Args:
-        policy: whether a first failure is final, and what the operator says of health; ``judge_by`` changes the latter.
-        library: NVML's name, or the path of it.
-        sys: where the kernel's ``/sys`` is seen.
-        proc: where its ``/proc`` is seen.
-        dev: where the host's ``/dev`` is seen.
-        pace: how often, and how long.
+        policy: is a first failure final, and which errors count? ``judge_by`` changes the latter.
+        library: NVML's name, or its path.
+        sys: where this process sees ``/sys``.
+        proc: where it sees ``/proc``.
+        dev: where it sees the host's ``/dev``.
+        pace: intervals and time limits.
         without_uvm: as in ``KernelFacts``.
     """
 
@@ -116,18 +115,19 @@ class NvidiaBackend:
         return Hindrance(self.name, silent, cause=LibraryFault.SILENT)
 
     async def watch(self) -> AsyncGenerator[Sight]:
-        """Yield what is there, and again after each change.
+        """Yield what exists, and again after each change.
 
         Raises:
-            GiveUpError: status 1, the first attempt failed and ``fail_on_init_error`` says that this is final; status 75,
-                the library has not fitted the driver for ``Pace.grace``, and only a new container can have another.
+            GiveUpError: status 1, the first attempt failed and ``fail_on_init_error`` makes that final; status 75, the library
+                has not fitted
+                the driver for ``Pace.grace``, and only a new container can get another library.
         """
         nvml = Nvml(self._library)
         looker = Looker(nvml, self._node, self._pace, self._let, self._guests)
         self._looker = looker
         self._defect = None
         if self._scan is None:
-            self._down = None  # What ended the watch before says nothing of this one.
+            self._down = None  # An earlier watch's failure doesn't count here.
         looker.start(asyncio.get_running_loop(), lambda news: self._take(looker, news))
         last: Sight | None = None
         try:
@@ -148,16 +148,16 @@ class NvidiaBackend:
             await looker.end()
 
     async def release(self, uuids: Collection[str]) -> None:
-        """Close NVML, and open it again without touching these GPUs (none means all, and then it stays closed).
+        """Close NVML, and open it again without using these GPUs (none means all; then it stays closed).
 
         Raises:
-            TimeoutError: NVML hangs, and so still holds them.
+            TimeoutError: NVML hangs, so the GPUs are not released.
         """
         self._let = Let(self._let.uuids | frozenset(uuids), all=self._let.all or not uuids)
         await self._renew()
 
     async def acquire(self, uuids: Collection[str]) -> None:
-        """Look at these GPUs again (none means all), and believe that they are well but for what that shows.
+        """Use these GPUs again (none means all). They are healthy unless the next look shows otherwise.
 
         Raises:
             TimeoutError: NVML hangs.
@@ -167,7 +167,7 @@ class NvidiaBackend:
         await self._renew()
 
     def readings(self) -> Sequence[Reading]:
-        """Read the gauges of the GPUs that answer and aren't released. Blocks: belongs in a thread, and never raises."""
+        """Read the gauges of the GPUs that answer and aren't released. It blocks: call it in a thread. Never raises."""
         scan = self._scan
         if scan is None:
             return ()
@@ -179,7 +179,7 @@ class NvidiaBackend:
         return telemetry.read(self._library, self._guests, gpus)
 
     def judge_by(self, policy: Policy) -> None:
-        """Judge health as the operator says it now. Must not block, and never raises."""
+        """Judge health by new settings. Must not block, and never raises."""
         self._policy, self._checks = policy, _checks(policy)
         self._health = health.rejudged(self._health, self._checks)
         self._news.set()
@@ -192,7 +192,7 @@ class NvidiaBackend:
             await self._looker.renew(self._let)
 
     def _take(self, looker: Looker, news: News) -> None:
-        """Take in what a thread hands over (on the loop)."""
+        """Handle what a thread passed on, on the event loop."""
         if looker is not self._looker:
             return
         match news:
@@ -231,7 +231,7 @@ class NvidiaBackend:
         self._news.set()
 
     def _tell(self, news: Happened) -> None:
-        """Log an error, but not each of a storm."""
+        """Log an error, but not each of many equal ones."""
         key = news.event.uuid, news.event.xid
         if news.at < self._logged.get(key, -_LOGGED_AGAIN_S) + _LOGGED_AGAIN_S:
             return
@@ -253,7 +253,7 @@ class NvidiaBackend:
         )
 
     def _mind(self, looker: Looker, now: float) -> None:
-        """Notice what only time tells: a call that hangs, a first attempt or a grace that is over.
+        """Handle what only time shows: a call that hangs, a first attempt that failed, a grace that ended.
 
         Raises:
             GiveUpError: see ``watch``.
@@ -280,7 +280,7 @@ class NvidiaBackend:
             )
 
     def _patience(self, now: float) -> float:
-        """How long nothing changes by itself, in seconds."""
+        """Return the seconds until something changes by itself."""
         due = [now + self._pace.hang]
         if (rests := health.rests_at(self._health, self._policy.health_recovery)) is not None:
             due.append(rests)
@@ -293,9 +293,9 @@ class NvidiaBackend:
         return self._let.uuids | {gpu.board for gpu in every}
 
     def _sight(self) -> Sight | None:
-        """Return what is there and what is wrong with it; None: nobody could look yet.
+        """Return what exists and its troubles; None: no look succeeded yet.
 
-        A driver that says that it isn't loaded was looked at: there is no GPU to give away.
+        A driver that isn't loaded counts as a look: there is no GPU to give.
         """
         scan = self._scan
         if scan is None:

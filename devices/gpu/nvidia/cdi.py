@@ -1,8 +1,8 @@
-"""The CDI specifications that say what a container with a GPU of NVIDIA's gets: nodes, driver files, hooks.
+"""The CDI specifications for containers with NVIDIA's GPUs: nodes, driver files, hooks. Pure; ``survey`` has them written.
 
-Kinds and names are those of NVIDIA's device plugin (internal/cdi/cdi.go of 0.20, which lets nvcdi of the NVIDIA Container
-Toolkit write them), because the kubelet goes on giving out answers that it was given before a swap. What is in them is
-nvcdi's too (pkg/nvcdi of 1.20, which that release is built with). Pure; ``survey`` has them written.
+Kinds and names are those of NVIDIA's device plugin (internal/cdi/cdi.go of 0.20, which uses nvcdi of the NVIDIA Container
+Toolkit), because the kubelet still uses answers from before the plugin was replaced. The content is also nvcdi's (pkg/nvcdi of
+1.20).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ VENDOR: Final = "k8s.device-plugin.nvidia.com"
 CLASS: Final = "gpu"
 _READ_ONLY: Final = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 _WRITABLE: Final = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
-"""For sockets: a container in the container could not use them otherwise."""
-# The NVIDIA runtime would add GPUs of its own choice where nobody says that there are to be none.
+"""For sockets: otherwise a container in the container could not use them."""
+# Otherwise the NVIDIA runtime would add GPUs of its own choice.
 _VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
 _CUDA: Final = "libcuda.so."
 _LINK: Final = "create-symlinks"
 
 
 class Extra(Enum):
-    """What a container gets beside its GPUs where an operator wants it. The values are the CDI classes."""
+    """What a container gets in addition to its GPUs, if an operator wants it. The values are the CDI classes."""
 
     GDRCOPY = "gdrcopy"
     GDS = "gds"
@@ -40,24 +40,24 @@ class Extra(Enum):
 
 
 class Symlink(Struct, frozen=True):
-    """A symbolic link that a container needs: ``path`` in the container leads to ``target``, as seen from its folder."""
+    """A symbolic link for a container: ``path`` in the container leads to ``target``, relative to its folder."""
 
     path: str
     target: str
 
 
 class Drawing(Struct, frozen=True):
-    """With what a container draws on a GPU: DRM's device nodes, as containers find them, and the links that name them by PCI address."""
+    """What a container needs to draw on a GPU: DRM's device nodes, as containers find them, and the links that name them by PCI address."""
 
     nodes: tuple[str, ...]
     links: tuple[Symlink, ...] = ()
 
 
 class DriverFiles(Struct, frozen=True):
-    """What of the driver a container needs, as paths of the host and of the container.
+    """The files of the driver that a container needs, as paths of the host and of the container.
 
-    ``others`` are programs, firmware, sockets and what graphics needs. ``nodes`` (paths below the dev root) and ``mounts`` are there for each ``Extra`` that the
-    node has, ``drawing`` for each GPU that can draw, by PCI address.
+    ``others`` are programs, firmware, sockets and files for graphics. ``nodes`` (paths below the dev root) and ``mounts`` exist
+    for each ``Extra`` that the node has, ``drawing`` for each GPU that can draw, by PCI address.
     """
 
     libraries: tuple[Mount, ...]
@@ -69,10 +69,10 @@ class DriverFiles(Struct, frozen=True):
 
 
 def qualified(device: str, of: str = CLASS) -> str:
-    """Give a device of one of our classes its fully qualified CDI name.
+    """Return the fully qualified CDI name of a device of one of our classes.
 
     Raises:
-        ValueError: CDI allows no such name.
+        ValueError: CDI doesn't allow such a name.
     """
     return cdi.qualified(device, f"{VENDOR}/{of}")
 
@@ -82,7 +82,7 @@ IMEX_CLASS: Final = "imex-channel"
 
 
 def extras(policy: Policy, driver: DriverFiles) -> tuple[Extra, ...]:
-    """Say which extras are wanted, and there: NVIDIA's plugin doesn't name the others (AdditionalDevices)."""
+    """Return the wanted extras that the node has: NVIDIA's plugin doesn't name others (AdditionalDevices)."""
     wanted = {Extra.GDRCOPY: policy.gdrcopy, Extra.GDS: policy.gds, Extra.MOFED: policy.mofed}
     return tuple(extra for extra in Extra if wanted[extra] and driver.nodes.get(extra))
 
@@ -90,9 +90,9 @@ def extras(policy: Policy, driver: DriverFiles) -> tuple[Extra, ...]:
 def specifications(
     gpus: Iterable[GPU], control_nodes: Sequence[str], policy: Policy, driver: DriverFiles, *, imex: bool = False
 ) -> tuple[Specification, ...]:
-    """Write the specifications: of GPUs and their partitions, where there are any, of each extra, and of IMEX channel 0.
+    """Return the specifications: of GPUs with their partitions, if there are any, of each extra, and of IMEX channel 0.
 
-    A GPU that can't be named in CDI (``qualified``) is left out.
+    A GPU without a valid CDI name (``qualified``) is left out.
     """
     named = {name: gpu for gpu in gpus if cdi.is_device_name(name := gpu.named_by(policy.id_strategy)) and name != ALL}
     written = []
@@ -115,7 +115,7 @@ def specifications(
 
 
 def _specification(of: str, devices: Mapping[str, Specification], common: Specification) -> Specification:
-    """Put a specification together, of the lowest version that has all that it says (pkg/cdi/version.go of CDI)."""
+    """Return a specification of the lowest version that has all its fields (pkg/cdi/version.go of CDI)."""
     hosts = any("hostPath" in node for edits in (*devices.values(), common) for node in edits.get("deviceNodes", ()))
     spec: Specification = {
         "cdiVersion": "0.5.0" if hosts or any(name[0].isdigit() for name in devices) else "0.3.0",
@@ -144,7 +144,7 @@ def _edits(
 
 
 def _device(gpus: Sequence[GPU], policy: Policy, driver: DriverFiles) -> Specification:
-    """Say what brings these GPUs. A MIG instance can draw only where its profile says so (newNvmlMigDiscoverer of nvcdi)."""
+    """Return the device of these GPUs. A MIG instance can draw only if its profile says so (newNvmlMigDiscoverer of nvcdi)."""
     draw = [
         driver.drawing[gpu.pci]
         for gpu in gpus
@@ -172,10 +172,10 @@ def _nodes(paths: Iterable[str], policy: Policy) -> list[dict[str, str]]:
 
 
 def _hooks(policy: Policy, driver: DriverFiles) -> list[Specification]:
-    """Say what the vendor's program does in a container before it starts, in nvcdi's order.
+    """Return the hooks of NVIDIA's program, which run before a container starts, in nvcdi's order.
 
-    Links are made; CUDA's forward compatibility is set up, which goes by the version on the host; the loader is told of the
-    libraries; the driver is kept from making device nodes; EGL and Vulkan are shown the container's GPUs only.
+    They make links, set up CUDA's forward compatibility by the host's version, add the libraries to the loader's cache, keep
+    the driver from making device nodes, and limit EGL and Vulkan to the container's GPUs.
     """
     links = _words(driver.links)
     folders = dict.fromkeys(str(PurePosixPath(library.container_path).parent) for library in driver.libraries)
@@ -213,7 +213,7 @@ def _calls(policy: Policy, calls: Mapping[str, Sequence[str]]) -> list[Specifica
 
 
 def _libcuda(driver: DriverFiles) -> list[str]:
-    """Say where the driver's own libcuda is, for a container that has another one, too."""
+    """Return the path of the driver's own libcuda, for a container that also has another one."""
     folders = dict.fromkeys(str(library.parent) for library in _cuda(driver))
     return [f"NVIDIA_CTK_LIBCUDA_DIR={':'.join(folders)}"] if folders else []
 

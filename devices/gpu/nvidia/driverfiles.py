@@ -1,9 +1,9 @@
-"""Where a node keeps what containers need of NVIDIA's driver: libraries, programs, firmware, sockets, files for graphics.
+"""Find the files of NVIDIA's driver that containers need: libraries, programs, firmware, sockets, files for graphics.
 
-They are looked for where distributions put them, below the root that this process sees the driver in, as nvcdi of the
-NVIDIA Container Toolkit does (pkg/nvcdi/driver-nvml.go, pkg/lookup/library.go, internal/discover/graphics.go and
-symlinks.go, internal/platform-support/dgpu of 1.20), without the loader's cache. Symbolic links
-are followed inside that root only, as a process with that root would: they are the driver container's, not ours.
+They are searched in the folders of the distributions, below the root in which this process sees the driver, as by nvcdi of the
+NVIDIA Container Toolkit (pkg/nvcdi/driver-nvml.go, pkg/lookup/library.go, internal/discover/graphics.go and symlinks.go,
+internal/platform-support/dgpu of 1.20), without the loader's cache. Symbolic links are followed inside that root only, because
+they are the driver container's.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _SOCKETS: Final = (
     ("/run/nvidia-fabricmanager/socket", "/var/run/nvidia-fabricmanager/socket"),
     ("/tmp/nvidia-mps",),  # noqa: S108 - a path of the host, not ours
 )
-"""Of each row the first that is there."""
+"""Of each row, the first one that exists."""
 _OWN_VERSION: Final = (
     "libnvidia-egl-gbm.so.*.*", "libnvidia-egl-wayland.so.*.*", "libnvidia-egl-wayland2.so.*.*",
     "libnvidia-egl-xcb.so.*.*", "libnvidia-egl-xlib.so.*.*", "libnvidia-nvvm70.so.*",
 )  # fmt: skip
-"""Libraries whose version is not the driver's."""
+"""Libraries with another version than the driver's."""
 _XORG_FOLDERS: Final = tuple(
     f"{folder}/modules{updates}/{kind}"
     for folder in ("/usr/lib/xorg", "/usr/lib64/xorg", "/usr/X11R6/lib", "/usr/X11R6/lib64")
@@ -62,7 +62,7 @@ _XORG_BELOW: Final = (
     "nvidia/xorg", "xorg/modules/drivers", "xorg/modules/extensions", "xorg/modules/updates/drivers",
     "xorg/modules/updates/extensions",
 )  # fmt: skip
-"""Below a folder of libraries."""
+"""In the folders of libraries."""
 _CONFIG_FOLDERS: Final = ("/etc", "/usr/local/share", "/usr/share")
 _CONFIGS: Final = (
     "glvnd/egl_vendor.d/10_nvidia.json", "egl/egl_external_platform.d/15_nvidia_gbm.json",
@@ -85,8 +85,7 @@ _LINKS: Final = {
     "libnvidia-vulkan-producer.so": ("libnvidia-vulkan-producer.so", ""),
     "libglxserver_nvidia.so": ("libglxserver_nvidia.so", ""),
 }
-"""Links that programs look for and that the loader's cache doesn't make: by library, the link and what it leads to ('': the
-library itself)."""
+"""Links that programs need and that the loader's cache doesn't make: by library, the link and its target ('': the library itself)."""
 _NODES: Final = {
     Extra.GDRCOPY: (("/dev", "gdrdrv"),),
     Extra.GDS: (("/dev", "nvidia-fs*"),),
@@ -100,23 +99,23 @@ _MAX_LINKS: Final = 40
 
 
 class DriverFilesError(Exception):
-    """The driver's libraries aren't there. The message says where they were looked for, and what to do."""
+    """The driver's libraries were not found. The message says where they were searched, and what to do."""
 
 
 def find(
     policy: Policy, version: str, root: str = "", gpus: Iterable[str] = (), sys: Path = Path("/sys")
 ) -> DriverFiles:
-    """Look for the files of the driver of this version, and for device nodes of GPUs and extras. It blocks: for a thread.
+    """Find the files of the driver of this version, and the device nodes of GPUs and extras. It blocks: call it in a thread.
 
     Args:
-        policy: where the driver's root is on the host (``driver_root``).
-        version: the driver's, such as 550.54.15.
+        policy: has the driver's root on the host (``driver_root``).
+        version: the driver's version, such as 550.54.15.
         root: where this process sees that root; '' for ``policy.container_driver_root``.
-        gpus: PCI addresses of the GPUs that may be drawn on.
-        sys: where the kernel's /sys is seen.
+        gpus: PCI addresses of the GPUs that can draw.
+        sys: where this process sees /sys.
 
     Raises:
-        DriverFilesError: there are no such libraries, or the version is none.
+        DriverFilesError: there are no such libraries, or the version is invalid.
     """
     tree = _Tree(root or policy.container_driver_root, policy.driver_root)
     if not _VERSION.fullmatch(version):
@@ -146,14 +145,14 @@ def find(
 
 
 class _Tree:
-    """A root, as this process sees it and as the host does; paths within begin with a slash."""
+    """A root, as this process sees it and as the host does. Paths in it begin with a slash."""
 
     def __init__(self, root: str, host: str) -> None:
         self.root = root.rstrip("/") or "/"
         self._host = host.rstrip("/")
 
     def resolve(self, path: str) -> str | None:
-        """Follow all links of a path, as a process with this root would; None where it leads nowhere."""
+        """Follow all links of a path, as a process with this root would; None if they lead nowhere."""
         rest = [part for part in path.split("/") if part][::-1]
         done: list[str] = []
         links = 0
@@ -166,7 +165,7 @@ class _Tree:
                 target = str(Path(self.seen("/" + "/".join((*done, part)))).readlink())
             except FileNotFoundError:
                 return None
-            except OSError:  # EINVAL: no link
+            except OSError:  # EINVAL: it isn't a link.
                 done.append(part)
                 continue
             links += 1
@@ -178,18 +177,18 @@ class _Tree:
         return "/" + "/".join(done)
 
     def seen(self, path: str) -> str:
-        """Say where this process sees a path that has no links."""
+        """Return where this process sees a path without links."""
         return self.root.rstrip("/") + path
 
     def mode(self, path: str) -> int:
-        """Give the mode of a path without links; 0 where it can't be had."""
+        """Return the mode of a path without links; 0 if it can't be read."""
         try:
             return os.lstat(self.seen(path)).st_mode
         except OSError:
             return 0
 
     def entries(self, folder: str) -> list[str]:
-        """List a folder without links; empty where it can't be listed."""
+        """Return the names in a folder without links; empty if it can't be read."""
         try:
             with os.scandir(self.seen(folder)) as entries:
                 return sorted(entry.name for entry in islice(entries, _MAX_ENTRIES))
@@ -197,7 +196,7 @@ class _Tree:
             return []
 
     def mount(self, resolved: str, container: str = "") -> Mount:
-        """Mount a path without links, at the same place or at ``container``."""
+        """Return the mount of a path without links, at the same place or at ``container``."""
         return Mount(container or resolved, self._host + resolved, read_only=True)
 
 
@@ -214,7 +213,7 @@ def _libraries(tree: _Tree, version: str) -> tuple[tuple[Mount, ...], tuple[Syml
             libraries[end] = tree.mount(end)
             if end != path:
                 links[path] = Symlink(path, PurePosixPath(end).name)
-    # A link that leads into another folder isn't made: there, the loader finds the library by itself.
+    # A link into another folder isn't made: there, the loader finds the library by itself.
     beside = (link for link in links.values() if str(PurePosixPath(link.path).with_name(link.target)) in libraries)
     return tuple(libraries.values()), tuple(beside)
 
@@ -240,14 +239,14 @@ def _program(tree: _Tree, name: str) -> str | None:
 
 
 def program(root: str, name: str) -> str | None:
-    """Say where this process sees a program of the driver whose root it sees there; None if it isn't there. It blocks."""
+    """Return where this process sees a program of the driver; None if it isn't there. It blocks."""
     tree = _Tree(root, "")
     found = _program(tree, name)
     return None if found is None else tree.seen(found)
 
 
 def _graphics(tree: _Tree, version: str, libraries: Iterable[Mount]) -> Iterator[Mount]:
-    """Find what EGL, Vulkan, OptiX and the X server need besides the libraries of the driver's version."""
+    """Return what EGL, Vulkan, OptiX and the X server need, apart from the libraries of the driver's version."""
     own = list(dict.fromkeys(str(PurePosixPath(library.container_path).parent) for library in libraries))
     mounts: dict[str, Mount] = {}
     for folder in own:
@@ -259,7 +258,7 @@ def _graphics(tree: _Tree, version: str, libraries: Iterable[Mount]) -> Iterator
         for mount in islice(_named(tree, [f"{folder}/{name}" for folder in xorg]), 1):
             mounts[mount.container_path] = mount
     yield from mounts.values()
-    # Google's nodes have those of Vulkan in the driver's own root.
+    # Google's nodes have Vulkan's in the driver's own root.
     kinds = ((_CONFIGS, (), "/usr/share"), ((_OPENCL,), (), "/etc"), (_VULKAN, ("",), "/etc"))
     for configs, more, inside in kinds:
         for config in configs:
@@ -289,7 +288,7 @@ def _nodes(tree: _Tree, places: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _drawing(dev: _Tree, sys: Path, pci: str) -> Drawing:
-    """Find DRM's nodes of a GPU, and udev's links that lead to them."""
+    """Return DRM's nodes of a GPU, and udev's links to them."""
     names = _Tree(str(sys), "").entries(f"/bus/pci/devices/{pci}/drm")
     nodes = tuple(_nodes(dev, (("/dev/dri", name) for name in names)))
     links = []

@@ -1,11 +1,11 @@
-"""What NVIDIA's driver says about a GPU's health, and what it takes for that GPU to be well again.
+"""The health of GPUs by NVIDIA's driver, and what it takes for a GPU to be healthy again.
 
-The driver tells of errors by number (Xid), and of states (a row to be remapped, a recovery it wants). Each is judged once,
-here: an application's error leaves a GPU well, others make it, or one partition of it, ill until time has passed or until
-there is evidence of a reset that is *newer* than the trouble. Pure: a state, and functions that give the next one.
+The driver reports errors by number (Xid), and states (a row to be remapped, a wanted recovery). Both are judged here. An
+application's error leaves a GPU healthy. Others make it, or one partition of it, unhealthy until time has passed, or until
+there is evidence of a reset that is *newer* than the trouble. Pure: a state, and functions that return the next one.
 
 Sources: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, as of October 2025), its GPU
-memory error management (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt), and for what is ignored and how that is set
+memory error management (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt), and for ignored Xids and their settings
 internal/rm/health.go of NVIDIA/k8s-device-plugin 0.17 to 0.20.
 """
 
@@ -22,12 +22,12 @@ from devices.model import Trouble, TroubleKind
 from devices.policy import Recovery
 
 QUIET_S: Final = 60.0
-"""How long after the last error that only wants its application restarted a GPU is well again, in seconds: an application
-that failed has mostly ended by then, and one that goes on failing makes the GPU ill again (damped in ``devices.life``)."""
+"""Seconds after the last error that only needs its application restarted until a GPU is healthy again. The application has
+usually ended by then; one that fails again makes the GPU unhealthy again (damped in ``devices.life``)."""
 _MOST_CAUSES: Final = 32
-"""Causes that are kept of one GPU or partition, the latest: memory is bounded whatever the driver says."""
+"""Most causes that are kept of one GPU or partition, the latest ones."""
 _MOST_GONE: Final = 256
-"""GPUs that are remembered after they vanished, the latest."""
+"""Most GPUs that are remembered after they vanished, the latest ones."""
 
 CATALOGUE: Final[Mapping[str, Mapping[int, str]]] = {
     "IGNORE": {
@@ -68,8 +68,7 @@ CATALOGUE: Final[Mapping[str, Mapping[int, str]]] = {
         148: "NVLink NVLPW_CTRL error", 149: "NVLink NETIR error", 150: "NVLink MSE error",
     },
 }  # fmt: skip
-"""Xids by what the catalogue wants done at once (its column "immediate action"), with its words for them, shortened. Those
-that it leaves to its maker's support, or doesn't know, aren't here."""
+"""Xids by the catalogue's column "immediate action", in its words, shortened. Xids without an action there are left out."""
 
 _KINDS: Final[Mapping[str, TroubleKind]] = {
     "IGNORE": TroubleKind.APPLICATION,
@@ -78,14 +77,14 @@ _KINDS: Final[Mapping[str, TroubleKind]] = {
     "RESET_GPU": TroubleKind.RESET_REQUIRED,
     "RESTART_BM": TroubleKind.RESET_REQUIRED,
     "RESTART_VM": TroubleKind.RESET_REQUIRED,
-    # "A GPU reset or node reboot is needed to clear this error", says the catalogue of both.
+    # The catalogue says of both: "A GPU reset or node reboot is needed to clear this error".
     "WORKFLOW_XID_48": TroubleKind.RESET_REQUIRED,
     "WORKFLOW_NVLINK_ERR": TroubleKind.RESET_REQUIRED,
 }
 _XIDS: Final = {xid: (action, words) for action, rows in CATALOGUE.items() for xid, words in rows.items()}
 
 IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109})
-"""The Xids that NVIDIA's plugin takes for an application's, whatever the catalogue wants done."""
+"""The Xids that NVIDIA's plugin attributes to an application, whatever the catalogue says."""
 
 _SEVERITY: Final = (TroubleKind.APPLICATION, TroubleKind.RESTART_APP, TroubleKind.RESET_REQUIRED, TroubleKind.UNKNOWN)
 _AFTER_RESET: Final = frozenset({TroubleKind.RESET_REQUIRED, TroubleKind.UNKNOWN})
@@ -93,20 +92,20 @@ _AFTER_RESET: Final = frozenset({TroubleKind.RESET_REQUIRED, TroubleKind.UNKNOWN
 _ACTIONS: Final[Mapping[int, tuple[str, TroubleKind]]] = {
     1: ("a GPU reset", TroubleKind.RESET_REQUIRED),
     2: ("a reboot of the node", TroubleKind.RESET_REQUIRED),
-    # All programs that talk to other GPUs must end; then the driver says what else, if anything.
+    # All programs that use other GPUs must end; then the driver reports if more is needed.
     3: ("an end of all peer-to-peer traffic", TroubleKind.RESTART_APP),
     4: ("that nothing new starts on it, and then a reset", TroubleKind.RESET_REQUIRED),
     5: ("a recovery of the IMEX domain", TroubleKind.RESET_REQUIRED),
     6: ("a bus reset", TroubleKind.RESET_REQUIRED),
     7: ("a reboot of the system", TroubleKind.RESET_REQUIRED),
 }
-"""What the driver wants done (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, nvml.h); 0 is nothing."""
+"""The recovery that the driver wants (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, nvml.h); 0 is none."""
 
 
 class Checks(Struct, frozen=True):
-    """Which errors count, as ``DP_DISABLE_HEALTHCHECKS`` and ``DP_ENABLE_HEALTHCHECKS`` say it.
+    """Which errors make a GPU unhealthy, by ``DP_DISABLE_HEALTHCHECKS`` and ``DP_ENABLE_HEALTHCHECKS``.
 
-    ``marks`` says of an Xid whether it is disabled; 0 stands for all. ``malformed`` are the words that say nothing.
+    ``marks`` is True for a disabled Xid, False for an enabled one; 0 stands for all. ``malformed`` are words without a meaning.
     """
 
     marks: Mapping[int, bool]
@@ -114,10 +113,10 @@ class Checks(Struct, frozen=True):
 
     @classmethod
     def of(cls, disabled: str = "", enabled: str = "") -> Checks:
-        """Read both variables: lists of numbers by commas, or ``all`` or ``xids`` anywhere in them, which end the list.
+        """Read both variables: lists of numbers separated by commas. ``all`` or ``xids`` anywhere in them ends the list.
 
-        What is enabled wins over what is disabled, and over what is ignored by default; ``all`` enabled enables
-        everything (getDisabledHealthCheckXids of health.go; a 0 means all there, too).
+        Enabled wins over disabled, and over ignored by default. ``all`` enables everything (getDisabledHealthCheckXids of
+        health.go; there a 0 also means all).
         """
         off, odd = _listed(disabled)
         on, strange = _listed(enabled)
@@ -126,11 +125,11 @@ class Checks(Struct, frozen=True):
 
     @property
     def none(self) -> bool:
-        """Whether nothing that the driver says of a GPU's health counts."""
+        """True if all health checks are disabled."""
         return self.marks.get(0, False)
 
     def ignores(self, xid: int) -> bool | None:
-        """Whether an Xid is ignored; False: it counts by name or because all do; None: nothing was said of it."""
+        """Return True if an Xid is ignored, False if it is enabled by name or with all, None if no setting names it."""
         if self.marks.get(0) is False:
             return False
         return self.marks.get(xid, True if self.none else None)
@@ -145,7 +144,7 @@ def _listed(text: str) -> tuple[frozenset[int], tuple[str, ...]]:
 
 
 def judged(xid: int, checks: Checks) -> Trouble:
-    """Say what an Xid means. One that is ignored is an application's; one that is enabled by name never is."""
+    """Return the trouble of an Xid. An ignored one is an application's; one that is enabled by name never is."""
     action, words = _XIDS.get(xid, ("", ""))
     kind = _KINDS.get(action, TroubleKind.UNKNOWN)
     ignored = checks.ignores(xid)
@@ -158,9 +157,9 @@ def judged(xid: int, checks: Checks) -> Trouble:
 
 
 class Event(Struct, frozen=True):
-    """An error that the driver told of, on the physical GPU ``uuid``; ``xid`` None is a double bit ECC error.
+    """An error that the driver reported for the physical GPU ``uuid``; ``xid`` None is a double bit ECC error.
 
-    Where the driver knows it, ``gpu_instance`` and ``compute_instance`` name the partition (None: not known).
+    ``gpu_instance`` and ``compute_instance`` are the partition (None: unknown).
     """
 
     uuid: str
@@ -170,9 +169,10 @@ class Event(Struct, frozen=True):
 
 
 class Vitals(Struct, frozen=True):
-    """How a GPU is; None where the driver doesn't say. ``action`` is a value of nvmlDeviceGpuRecoveryAction_t.
+    """The state of a GPU; None if the driver doesn't report it.
 
-    ``mig`` is None of a GPU that has no MIG mode, ``clique`` '' of one that no fabric connects to other nodes.
+    ``action`` is a value of nvmlDeviceGpuRecoveryAction_t. ``mig`` is None without a MIG mode, ``clique`` is '' without a
+    fabric to other nodes.
     """
 
     mig: bool | None
@@ -183,12 +183,11 @@ class Vitals(Struct, frozen=True):
 
 
 class Looked(Struct, frozen=True):
-    """What a look found of one physical GPU, at ``at`` (monotonic seconds, when it began).
+    """The result of a look at one physical GPU, begun at ``at`` (monotonic seconds).
 
-    ``failed`` says why it could not be looked at, if so, and then nothing else counts; ``lost`` that it won't answer any
-    more until it is reset. ``partitions`` are UUIDs by GPU and compute instance. ``remap_pending`` says that memory is to be
-    replaced at the next reset, ``remap_failed`` that this went wrong, ``action`` what the driver wants done; None where the
-    driver doesn't say.
+    ``failed`` is why it could not be looked at; then other fields are unused. ``lost``: it needs a reset to answer again.
+    ``partitions`` are UUIDs by GPU and compute instance. ``remap_pending``: memory is replaced at the next reset;
+    ``remap_failed``: that failed; ``action``: the recovery that the driver wants. None: not reported.
     """
 
     at: float
@@ -201,7 +200,7 @@ class Looked(Struct, frozen=True):
 
 
 class Ill(Struct, frozen=True):
-    """A trouble, since when it is known (monotonic seconds), and the Xid it comes from (None: none)."""
+    """A trouble, since when it is known (monotonic seconds), and its Xid (None: none)."""
 
     trouble: Trouble
     at: float
@@ -209,9 +208,9 @@ class Ill(Struct, frozen=True):
 
 
 class NodeHealth(Struct, frozen=True):
-    """What is wrong on a node: ``ills`` by UUID (of a GPU or a partition) and cause, and the last look at each GPU.
+    """The troubles of a node: ``ills`` by UUID (of a GPU or a partition) and cause, and the last look at each GPU.
 
-    ``recovered`` are UUIDs that were reset since they fell ill, until they do again.
+    ``recovered`` are UUIDs that were reset since their last trouble.
     """
 
     ills: Mapping[str, Mapping[str, Ill]] = field(default_factory=dict)
@@ -219,16 +218,16 @@ class NodeHealth(Struct, frozen=True):
     recovered: frozenset[str] = frozenset()
 
     def trouble(self, *uuids: str) -> Trouble | None:
-        """The worst that is wrong with any of these: of a partition and its GPU, say; of equals the latest."""
+        """Return the worst trouble of these UUIDs, such as a partition and its GPU; of equal ones the latest."""
         ills = [ill for uuid in uuids for ill in self.ills.get(uuid, {}).values()]
         worst = max(ills, key=lambda ill: (_SEVERITY.index(ill.trouble.kind), ill.at), default=None)
         return None if worst is None else worst.trouble
 
 
 def event(health: NodeHealth, happened: Event, checks: Checks, now: float) -> NodeHealth:
-    """Take in an error: on a partition where the driver names one that is known, else on the whole GPU.
+    """Add an error: to the partition if the driver names a known one, else to the whole GPU.
 
-    An Xid that names only a GPU instance is one of all its compute instances. What is an application's changes nothing.
+    An Xid of a GPU instance is one of all its compute instances. An application's error changes nothing.
     """
     if happened.xid is None:
         ecc = Trouble("a double bit ECC error", TroubleKind.RESET_REQUIRED)
@@ -246,7 +245,7 @@ def event(health: NodeHealth, happened: Event, checks: Checks, now: float) -> No
     ills = dict(health.ills)
     for uuid in hit:
         ills[uuid] = _with(ills.get(uuid, {}), cause, Ill(trouble, now, happened.xid))
-    # An Xid of the whole GPU is one of everything on it.
+    # An Xid of the whole GPU also affects its partitions.
     on_it = hit | (frozenset(look.partitions.values()) if look is not None and happened.uuid in hit else frozenset())
     return replace(health, ills=ills, recovered=health.recovered - on_it)
 
@@ -261,12 +260,12 @@ def looked(
     reloaded: float | None = None,
     released: Collection[str] = (),
 ) -> NodeHealth:
-    """Take in a look, begun at ``now``, at all GPUs (by UUID) but those ``released``: any other that isn't in it is gone.
+    """Add a look, begun at ``now``, at all GPUs (by UUID) except those ``released``. Any other GPU that it lacks is gone.
 
-    What only a reset ends has ended where this look shows that there was one since the look before: everything that was
-    known by *that* look goes, and what came later stays, as it may be newer than the reset. The evidence: a GPU that was lost
-    or gone and answers again, a wanted reset that isn't wanted any more, a pending remap that isn't pending any more. A new
-    load of the driver ends everything from before ``reloaded``, when the old one was let go of (None: there was none).
+    A trouble that only a reset ends has ended if this look shows a reset since the look before. Then everything that was known
+    by *that* look ends; later troubles stay, because they may be newer than the reset. Evidence of a reset: a GPU that was lost
+    or gone answers again, a wanted reset isn't wanted any more, a pending remap isn't pending any more. A new load of the
+    driver ends everything from before ``reloaded``, when NVML was closed (None: there was none).
     """
     ills: dict[str, Mapping[str, Ill]] = dict(health.ills)
     recovered = set(health.recovered)
@@ -279,7 +278,7 @@ def looked(
             every[uuid] = replace(last, at=now, lost=True)
     for uuid, found in looks.items():
         look, before = found, health.looks.get(uuid, found)
-        if look.failed is not None:  # what was known of it is still the last that is known
+        if look.failed is not None:  # The last known state stays.
             look = replace(before, at=look.at, failed=look.failed, lost=look.lost or before.lost)
         every[uuid] = look
         both = {uuid, *look.partitions.values(), *before.partitions.values()}
@@ -303,7 +302,7 @@ def looked(
 
 
 def rested(health: NodeHealth, now: float, recovery: Recovery) -> NodeHealth:
-    """Let go of errors that only wanted their application restarted, and are ``QUIET_S`` old."""
+    """Remove errors that only needed their application restarted, and are ``QUIET_S`` old."""
     if recovery is Recovery.OFF:
         return health
     ills = {
@@ -314,7 +313,7 @@ def rested(health: NodeHealth, now: float, recovery: Recovery) -> NodeHealth:
 
 
 def rests_at(health: NodeHealth, recovery: Recovery) -> float | None:
-    """When ``rested`` will next change something (monotonic seconds); None: never."""
+    """Return when ``rested`` will next change something (monotonic seconds); None: never."""
     if recovery is Recovery.OFF:
         return None
     ends = [ill.at + QUIET_S for causes in health.ills.values() for ill in causes.values() if _rests(ill)]
@@ -322,7 +321,7 @@ def rests_at(health: NodeHealth, recovery: Recovery) -> float | None:
 
 
 def rejudged(health: NodeHealth, checks: Checks) -> NodeHealth:
-    """Judge the errors that are known by other settings: what counts no longer has recovered, by the operator's word."""
+    """Judge the known errors by new settings. Errors that are ignored now have ended."""
     ills: dict[str, Mapping[str, Ill]] = {}
     recovered = set(health.recovered)
     for uuid, causes in health.ills.items():
@@ -340,9 +339,9 @@ def rejudged(health: NodeHealth, checks: Checks) -> NodeHealth:
 
 
 def vouched(health: NodeHealth, uuids: Collection[str]) -> NodeHealth:
-    """Take an operator's word that these GPUs (none means all) are well: what was known of them, and of all on them, is over.
+    """Remove all troubles of these GPUs (none means all) and their partitions, on an operator's order.
 
-    What the next look shows of it comes back. For what ends by nothing else: older drivers don't tell that a GPU was reset.
+    It is for troubles that can't end otherwise: older drivers don't report a reset. The next look may find them again.
     """
     boards = [uuid for uuid in health.looks if uuid in uuids or not uuids]
     over = {one for uuid in boards for one in (uuid, *health.looks[uuid].partitions.values())}
@@ -364,7 +363,7 @@ def _was_reset(before: Looked, look: Looked) -> bool:
 
 
 def _states(causes: Mapping[str, Ill], look: Looked, checks: Checks, recovery: Recovery) -> Mapping[str, Ill]:
-    """Take in what a look found besides errors. A state that ended is over, unless nothing may recover by itself."""
+    """Add the states that a look found. A state that ended is removed, unless recovery is off."""
     states: dict[str, Trouble | None] = {"unreachable": look.failed}
     if look.failed is None:
         states |= {"action": None, "failed remap": None, "remap": None}
@@ -375,7 +374,7 @@ def _states(causes: Mapping[str, Ill], look: Looked, checks: Checks, recovery: R
         if look.remap_failed and not checks.none:
             states["failed remap"] = Trouble("a broken row of its memory could not be replaced", TroubleKind.UNKNOWN)
         if look.remap_pending and not checks.none:
-            # New programs may be started on it, says NVIDIA's memory error management: the page is out of use already.
+            # NVIDIA's memory error management allows new programs on it: the page is out of use already.
             states["remap"] = Trouble("broken memory is replaced at its next reset", TroubleKind.APPLICATION)
     now = dict(causes)
     for cause, trouble in states.items():
@@ -389,6 +388,6 @@ def _states(causes: Mapping[str, Ill], look: Looked, checks: Checks, recovery: R
 
 
 def _with(causes: Mapping[str, Ill], cause: str, ill: Ill) -> Mapping[str, Ill]:
-    """Add one, as the latest; the oldest go."""
+    """Add a trouble as the latest; drop the oldest ones."""
     rest = [(name, one) for name, one in causes.items() if name != cause]
     return dict([*rest[-(_MOST_CAUSES - 1) :], (cause, ill)])

@@ -1,4 +1,4 @@
-"""What the kernel tells of NVIDIA's GPUs besides NVML: in sysfs, in /proc and by device nodes."""
+"""Facts about NVIDIA's GPUs from the kernel: from sysfs, /proc and device nodes."""
 
 from __future__ import annotations
 
@@ -20,60 +20,60 @@ _NODE: Final = re.compile(r"/nvidia([0-9]{1,3})$")
 
 
 class KernelFacts(Struct, frozen=True):
-    """What the kernel tells besides NVML."""
+    """Facts from the kernel."""
 
     sys: Path
     proc: Path
     dev: Path
     without_uvm: bool = False
-    """The container runtime keeps /dev/nvidia-uvm from this container, so only its module shows whether it is there."""
+    """True if the container runtime keeps /dev/nvidia-uvm from this container, so that only its module shows that it exists."""
     root: Path = Path("/")
-    """Where the driver's root is seen."""
+    """Where this process sees the driver's root."""
 
     def numa_node(self, pci: str) -> int | None:
-        """The NUMA node that a PCI device is near; None where the kernel knows none."""
+        """Return the NUMA node of a PCI device; None if unknown."""
         text = read(self.sys / "bus/pci/devices" / pci / "numa_node", 64).strip()
         return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
 
     def control_nodes(self) -> tuple[str, ...]:
-        """The device nodes that every GPU of NVIDIA needs, as far as they are there."""
+        """Return the existing device nodes that every GPU of NVIDIA needs."""
         return tuple(f"/dev/{name}" for name in _CONTROL if (self.dev / name).exists())
 
     def imex(self) -> bool:
-        """Whether IMEX channel 0 is there. A container has a device node made after its start only below the driver's root."""
+        """Return True if IMEX channel 0 exists. In a container, new device nodes appear only below the driver's root."""
         return any((dev / IMEX_CHANNEL.removeprefix("/dev/")).exists() for dev in (self.root / "dev", self.dev))
 
     def load(self) -> int | None:
-        """What is another with each load of the driver: sysfs makes its folder anew; None where it can't be told."""
+        """Return what differs with each load of the driver: sysfs makes its folder again; None if unknown."""
         try:
             return (self.sys / "module/nvidia").stat().st_ino
         except OSError:
             return None
 
     def plugged(self) -> frozenset[str]:
-        """The GPUs that the driver has, as its folders in /proc."""
+        """Return the GPUs that the driver has, by its folders in /proc."""
         try:
             return frozenset(entry.name for entry in (self.proc / "driver/nvidia/gpus").iterdir())
         except OSError:
             return frozenset()
 
     def opened(self) -> frozenset[int]:
-        """The minors of the GPUs whose device nodes this process has open."""
+        """Return the minors of the GPUs whose device nodes this process has open."""
         found = set()
         with contextlib.suppress(OSError):
             for link in (self.proc / "self/fd").iterdir():
-                with contextlib.suppress(OSError):  # it was closed meanwhile
+                with contextlib.suppress(OSError):  # It was closed meanwhile.
                     if node := _NODE.search(str(link.readlink())):
                         found.add(int(node[1]))
         return frozenset(found)
 
     def uuid(self, pci: str) -> str:
-        """The UUID of the GPU at an address; '' if the driver never read it."""
+        """Return the UUID of the GPU at an address; '' if the driver never read it."""
         uuid = self._said(pci).get("GPU UUID", "")
         return uuid if _UUID.fullmatch(uuid) else ""
 
     def why_unusable(self, pci: str) -> str:
-        """Say why NVML may not have a GPU that the driver has: its device node is missing, or can't be opened."""
+        """Return why NVML may lack a GPU that the driver has: its device node is missing, or can't be opened."""
         minor = self._said(pci).get("Device Minor", "")
         node = self.dev / f"nvidia{minor}"
         if not minor.isdecimal() or os.access(node, os.R_OK | os.W_OK):
@@ -83,7 +83,7 @@ class KernelFacts(Struct, frozen=True):
         return f"/dev/nvidia{minor} is missing: create it (nvidia-modprobe -c {minor})"
 
     def why_closed(self) -> str:
-        """Say why NVML may not find the driver although it is loaded; '' if the kernel shows no reason."""
+        """Return why NVML may not find the loaded driver; '' if the kernel shows no reason."""
         node = self.dev / "nvidiactl"
         if self.load() is None or os.access(node, os.R_OK | os.W_OK):
             return ""
@@ -92,23 +92,23 @@ class KernelFacts(Struct, frozen=True):
         return ". The driver is loaded, but /dev/nvidiactl is missing: create it (nvidia-modprobe -c 0 -u)"
 
     def missing(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """The device nodes that aren't there and without which CUDA programs fail: of these, and of those that all need."""
+        """Return the missing device nodes without which CUDA programs fail: of these, and of those that every GPU needs."""
         gone = [path for path in {*NEEDED, *nodes} if not (self.dev / path.removeprefix("/dev/")).exists()]
         if self.without_uvm and "nvidia-uvm" in read(self.proc / "devices", 1 << 16):
             gone = [path for path in gone if path != UVM]
         return tuple(sorted(gone))
 
     def _said(self, pci: str) -> dict[str, str]:
-        """What the driver tells of a GPU: names and values."""
+        """Return what the driver reports of a GPU: names and values."""
         text = read(self.proc / "driver/nvidia/gpus" / pci / "information", 4096)
         return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
 
     def excluded(self, plugged: Iterable[str]) -> frozenset[str]:
-        """Those that the driver was told to leave out (its parameter NVreg_ExcludedGpus): NVML never has them."""
+        """Return the GPUs that the driver's parameter NVreg_ExcludedGpus leaves out: NVML never has them."""
         return frozenset(pci for pci in plugged if self._said(pci).get("GPU Excluded") == "Yes")
 
     def capabilities(self) -> Mapping[str, int]:
-        """The minors of MIG's capability nodes, by ``gpu0/gi1/access`` and ``gpu0/gi1/ci0/access`` (MIG user guide)."""
+        """Return the minors of MIG's capability nodes, by ``gpu0/gi1/access`` and ``gpu0/gi1/ci0/access`` (MIG user guide)."""
         found: dict[str, int] = {}
         for line in read(self.proc / "driver/nvidia-caps/mig-minors", 1 << 20).splitlines():
             path, _, minor = line.partition(" ")
@@ -117,7 +117,7 @@ class KernelFacts(Struct, frozen=True):
         return found
 
     def capability(self, path: str) -> int | None:
-        """The same of one, where there is no such table; ``path`` is as there."""
+        """Return the minor of one, if there is no such table; ``path`` has the same form."""
         gpu, _, rest = path.partition("/")
         for line in read(self.proc / "driver/nvidia/capabilities" / gpu / "mig" / rest, 4096).splitlines():
             name, _, minor = line.partition(":")
@@ -128,7 +128,7 @@ class KernelFacts(Struct, frozen=True):
 
 
 def read(path: Path, most: int) -> str:
-    """Read a small file; '' where there is none, or it isn't text."""
+    """Read a small file; '' if it doesn't exist or isn't text."""
     try:
         with path.open("rb") as file:
             return file.read(most).decode("ascii")

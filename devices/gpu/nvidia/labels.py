@@ -1,6 +1,6 @@
-"""The labels that NVIDIA's GPU Feature Discovery 0.19 gives a node, but its timestamp.
+"""The labels that NVIDIA's GPU Feature Discovery 0.19 gives a node, except its timestamp.
 
-What is labelled how: internal/lm of NVIDIA/k8s-device-plugin. Imported only where an operator wants labels.
+The rules are those of internal/lm of NVIDIA/k8s-device-plugin. Imported only if an operator wants labels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FAMILIES: Final = dict(
 ) | {12: "blackwell", 13: "rubin"}
 """By the first number of the compute capability; Rubin is known since 0.20."""
 _LATER: Final = {7: (5, "turing"), 8: (9, "ada-lovelace")}
-"""From which second number on it is another family."""
+"""From this second number of the compute capability on, it is another family."""
 _ENGINES: Final = {
     "multiprocessors": "multiprocessors",
     "copyEngines": "engines.copy",
@@ -38,11 +38,11 @@ _ENGINES: Final = {
 """The labels of a MIG instance's capacities."""
 _SLICES: Final = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<gpu>\d+)g\.")
 _CONFIG: Final = 256
-"""Bytes of a PCI device's configuration; without CAP_SYS_ADMIN the kernel shows 64."""
+"""Bytes of a PCI device's configuration. Without CAP_SYS_ADMIN the kernel shows 64."""
 
 
 def labels(sight: Sight, policy: Policy, sys: Path = Path("/sys")) -> Mapping[str, str]:
-    """Return the labels of a node, by name. It reads files of sysfs: for a thread."""
+    """Return the labels of a node, by name. It reads files of sysfs: call it in a thread."""
     boards = [gpu for gpu in sight.gpus if not gpu.parent]
     found = dict(_vgpu(sys))
     if not boards:
@@ -81,7 +81,7 @@ def _versions(driver: str, cuda: str) -> Iterator[tuple[str, str]]:
 
 
 def _whole(boards: Sequence[GPU], policy: Policy) -> Iterator[tuple[str, str]]:
-    """Give the labels of whole GPUs; of several products, of the one that most are, and not of those in MIG mode."""
+    """Return the labels of whole GPUs: of the most frequent product, without GPUs in MIG mode."""
     counts = Counter(one.product for one in boards)
     one = max(boards, key=lambda one: (not one.partitioned, counts[one.product], -one.index))
     yield from _base(_GPU, (one.product,), counts[one.product], None if one.partitioned else policy.slices.get(_GPU))
@@ -98,7 +98,7 @@ def _whole(boards: Sequence[GPU], policy: Policy) -> Iterator[tuple[str, str]]:
 
 
 def _single(boards: Sequence[GPU], instances: Sequence[GPU], policy: Policy) -> Iterator[tuple[str, str]]:
-    """Give those of MIG instances in the place of GPUs: one kind on every GPU, or nothing can be offered."""
+    """Return the labels of MIG instances that are offered as GPUs: they have one profile on every GPU, else none can be offered."""
     split = [one for one in boards if one.partitioned]
     if not split:
         return
@@ -125,7 +125,7 @@ def _kinds(instances: Sequence[GPU]) -> Mapping[str, Sequence[GPU]]:
 def _instances(
     resource: str, instances: Sequence[GPU], boards: Sequence[GPU], policy: Policy
 ) -> Iterator[tuple[str, str]]:
-    """Give the labels of MIG instances of one profile."""
+    """Return the labels of the MIG instances of one profile."""
     one = instances[0]
     product = next((board.product for board in boards if board.uuid == one.parent), "")
     parts = product, "MIG", one.profile.replace("+", ".")
@@ -165,7 +165,7 @@ def _mode(boards: Sequence[GPU], sys: Path) -> str:
 
 
 def _vgpu(sys: Path) -> Iterator[tuple[str, str]]:
-    """Say whether this machine is a guest with a vGPU, and of which release its host's driver is; nothing if that can't be read."""
+    """Return if this machine is a guest with a vGPU, and the release of its host's driver; empty if that can't be read."""
     host = None
     for device in sorted((sys / "bus/pci/devices").glob("*")):
         if read(device / "vendor", 64).strip() != _VENDOR:
@@ -195,7 +195,7 @@ def _vendor_capability(config: bytes) -> bytes:
 
 
 def _host_driver(capability: bytes) -> tuple[str, str] | None:
-    """Return release and branch of the host's driver, from the first record of number 0 of a vGPU's capability; None: no vGPU."""
+    """Return release and branch of the host's driver, from the first record with number 0 of a vGPU's capability; None: no vGPU."""
     if capability[3:5] != b"VF":
         return None
     at = 5

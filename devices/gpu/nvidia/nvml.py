@@ -1,8 +1,8 @@
-"""NVML, NVIDIA's library, as plain values: what its calls return and why they fail, and nothing of ctypes.
+"""NVML, NVIDIA's library, with plain values instead of ctypes: the results of its calls, and why they fail.
 
-Every call can block for as long as the driver likes, so none belongs on an event loop. What a driver doesn't support is
-None; strings that come from it are checked and bounded, because they end up in device IDs, paths and logs. Facts about
-calls are NVML's API reference (nvml.h).
+Every call may block for as long as the driver takes, so call none on an event loop. What a driver doesn't support is None. Its
+strings are checked and bounded, because they end up in device IDs, paths and logs. The source for calls is NVML's API reference
+(nvml.h).
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from devices.gpu.nvidia.health import Event, Vitals
 from devices.gpu.nvidia.vendor import ADDRESSING_MODES, ARCHITECTURES, BRANDS, SUFFIXES, profile
 from devices.model import LibraryFault
 
-_NONE: Final = 0xFFFFFFFF  # What an event says where it is no instance's.
+_NONE: Final = 0xFFFFFFFF  # In an event: no instance.
 _MOST_GPUS: Final = 256
 _MOST_INSTANCES: Final = 64
 _MOST_SLICES: Final = 16
-# It becomes a name in paths: a slash is in a MIG device's of drivers before 470 alone, MIG-GPU-<UUID>/<GPU instance>/<compute instance>.
+# It becomes a name in paths. Only drivers before 470 have a slash in it: MIG-GPU-<UUID>/<GPU instance>/<compute instance>.
 _UUID: Final = re.compile(r"(GPU|MIG)-(?!.*\.\.)[0-9A-Za-z.-]{1,80}(/[0-9]{1,3}/[0-9]{1,3})?")
 _WAYS: Final = {0: Way.PIX, 10: Way.PIX, 20: Way.PXB, 30: Way.PHB, 40: Way.NODE, 50: Way.SYS}
-"""By nvmlGpuTopologyLevel_t; two GPUs on one board (0) have a switch in common."""
+"""By nvmlGpuTopologyLevel_t. Two GPUs on one board (0) share a switch."""
 
 
 class NvmlError(Exception):
-    """A call failed, in a way that says nothing of the driver as a whole."""
+    """A call failed. The driver as a whole may work."""
 
     cause = LibraryFault.FAILED
 
 
 class SessionError(NvmlError):
-    """NVML can't be used any more, or not yet, if ``open`` or ``count`` raises it; elsewhere it is that GPU's trouble alone."""
+    """NVML can't be used now, if ``open`` or ``count`` raises it. From other calls it is the trouble of one GPU."""
 
 
 class NoLibraryError(SessionError):
@@ -54,7 +54,7 @@ class NotLoadedError(SessionError):
 
 
 class MismatchError(SessionError):
-    """The library is of another release than the loaded driver: one of them was upgraded."""
+    """The library and the loaded driver are of different releases: one of them was upgraded."""
 
     cause = LibraryFault.MISMATCH
 
@@ -64,23 +64,23 @@ class LostError(NvmlError):
 
 
 class UnsupportedError(NvmlError):
-    """The driver or the GPU doesn't know this question."""
+    """The driver or the GPU doesn't support this call."""
 
 
 class DeniedError(NvmlError):
-    """This process may not ask this: what the answer would be is unknown."""
+    """This process has no permission for this call."""
 
     cause = LibraryFault.DENIED
 
 
 class GoneError(NvmlError):
-    """There is no such thing, or no longer: a handle of it is refused."""
+    """It doesn't exist, or no longer: its handle is refused."""
 
 
 class Board(Struct, frozen=True):
-    """What doesn't change of a physical GPU. ``pci`` is as in sysfs, ``0000:07:00.0``.
+    """The fixed properties of a physical GPU. ``pci`` is as in sysfs, ``0000:07:00.0``.
 
-    ``memory`` is in bytes, 0 where the driver doesn't say; ``traits`` are those of ``devices.gpu.model.GPU``.
+    ``memory`` is in bytes, 0 if unknown; ``traits`` are those of ``devices.gpu.model.GPU``.
     """
 
     uuid: str
@@ -94,7 +94,7 @@ class Board(Struct, frozen=True):
 class MigDevice(Struct, frozen=True):
     """A MIG device: its place on its GPU, its GPU and compute instance, its profile (``1c.2g.20gb``, ``1g.10gb+me``).
 
-    ``memory`` is in bytes. ``slot`` is the number of the profile and its first slice of memory (``19-4``), '' where that isn't known.
+    ``memory`` is in bytes. ``slot`` is the number of the profile and its first slice of memory (``19-4``), '' if unknown.
     ``capacities`` count its multiprocessors, its engines, and the memory slices of its GPU that it covers.
     """
 
@@ -109,12 +109,12 @@ class MigDevice(Struct, frozen=True):
 
 
 class Nvml:
-    """The library, from ``open`` to ``close``; GPUs are known by their UUIDs.
+    """The library, from ``open`` to ``close``. GPUs are named by their UUIDs.
 
-    At most one thread may call it, and one more ``wait``.
+    Only one thread may call it, and another one ``wait``.
 
     Args:
-        library: its name, or the path of one.
+        library: its name or path.
     """
 
     def __init__(self, library: str) -> None:
@@ -126,12 +126,12 @@ class Nvml:
         self._open = False
 
     def open(self) -> None:
-        """Load the library and begin.
+        """Load the library and initialise it.
 
         Raises:
             NoLibraryError: there is no library.
             NotLoadedError: there is no driver.
-            MismatchError: driver and library don't fit.
+            MismatchError: driver and library are of different releases.
             NvmlError: it fails otherwise.
         """
         if pynvml.nvmlLib is None or pynvml.nvmlLib._name != self._library:  # noqa: SLF001 (pynvml has no other way in)
@@ -145,7 +145,7 @@ class Nvml:
         self._open = True
 
     def close(self) -> None:
-        """Let go of everything: the events, all GPUs, the driver. Never raises."""
+        """Free everything: the events, all GPUs, the driver. Never raises."""
         if self._events is not None:
             with contextlib.suppress(NvmlError):
                 _ask("nvmlEventSetFree", self._events)
@@ -158,18 +158,18 @@ class Nvml:
         self._open = False
 
     def unload(self) -> None:
-        """Let go of the library, too, once closed, so that ``open`` finds the one that is installed by then."""
+        """Unload the closed library, so that ``open`` loads the one that is installed then."""
         library, pynvml.nvmlLib = pynvml.nvmlLib, None
         pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001
         if library is not None:
             _ctypes.dlclose(library._handle)  # noqa: SLF001 (ctypes has no other way out)
 
     def driver(self) -> str:
-        """The driver's version; '' where it isn't told."""
+        """Return the driver's version; '' if unknown."""
         return _said(_extra("nvmlSystemGetDriverVersion") or "")
 
     def count(self) -> int:
-        """Say how many GPUs there are; their indexes are those below."""
+        """Return the number of GPUs. Their indexes are the numbers below it."""
         return min(int(_ask("nvmlDeviceGetCount")), _MOST_GPUS)
 
     def at(self, index: int) -> str:
@@ -177,12 +177,12 @@ class Nvml:
         return self._found(_ask("nvmlDeviceGetHandleByIndex", index))
 
     def at_address(self, pci: str) -> str:
-        """Find a GPU by its address, as ``Board`` had it, and touch no other; return its UUID."""
+        """Find a GPU by its address, as in ``Board``, without using another GPU; return its UUID."""
         asked = self._bus_ids.get(pci, pci).encode()
         return self._found(_ask("nvmlDeviceGetHandleByPciBusId", asked))
 
     def board(self, uuid: str) -> Board:
-        """Say what doesn't change of a GPU."""
+        """Return the fixed properties of a GPU."""
         handle = self._handles[uuid]
         minor = _ask("nvmlDeviceGetMinorNumber", handle)
         info = _ask("nvmlDeviceGetPciInfo", handle)
@@ -192,15 +192,15 @@ class Nvml:
         return Board(uuid, minor, _address(info), self.product(uuid), total, _traits(handle))
 
     def product(self, uuid: str) -> str:
-        """Return what a GPU is called; '' if the driver doesn't tell it."""
+        """Return the product name of a GPU; '' if unknown."""
         return _said(_extra("nvmlDeviceGetName", self._handles[uuid]) or "")
 
     def vitals(self, uuid: str) -> Vitals:
-        """Say how a GPU is."""
+        """Return the state of a GPU."""
         handle = self._handles[uuid]
         rows = _optional("nvmlDeviceGetRemappedRows", handle)
         pending = None if rows is None else rows[2]
-        if rows is None:  # before Ampere: pages instead of rows
+        if rows is None:  # Before Ampere: pages instead of rows.
             pending = _optional("nvmlDeviceGetRetiredPagesPendingStatus", handle)
         return Vitals(
             mig=_is_split(handle),
@@ -211,14 +211,14 @@ class Nvml:
         )
 
     def instances(self, uuid: str, total: int) -> tuple[MigDevice, ...]:
-        """Return the MIG devices of a GPU. One that goes meanwhile is left out.
+        """Return the MIG devices of a GPU, without those that vanish meanwhile.
 
         Args:
-            uuid: the GPU's.
-            total: its memory in bytes, by which profiles are named; 0: not known, so NVML is asked.
+            uuid: the GPU's UUID.
+            total: its memory in bytes, which is part of profile names; 0: unknown, so NVML is asked.
 
         Raises:
-            NvmlError: there may be others than those that can be asked.
+            NvmlError: the list may be incomplete.
         """
         handle = self._handles[uuid]
         most = _ask("nvmlDeviceGetMaxMigDeviceCount", handle)
@@ -234,10 +234,10 @@ class Nvml:
         return tuple(found)
 
     def memory_of(self, uuid: str, place: int, instance: str) -> tuple[float | None, float | None]:
-        """Say how much of a MIG device's memory is used and free, in MiB; ``place`` is its place on its GPU.
+        """Return the used and free memory of a MIG device, in MiB; ``place`` is its place on its GPU.
 
         Raises:
-            GoneError: it is another one by now.
+            GoneError: another device has that place now.
         """
         handle = _ask("nvmlDeviceGetMigDeviceHandleByIndex", self._handles[uuid], place)
         if _uuid(_ask("nvmlDeviceGetUUID", handle)) != instance:
@@ -245,7 +245,7 @@ class Nvml:
         return _memory(handle)
 
     def gauges(self, uuid: str) -> tuple[float | None, ...]:
-        """Say how busy a GPU is (percent), its used and free memory (MiB), how hot it is (Celsius), and what it draws (watts)."""
+        """Return load (percent), used and free memory (MiB), temperature (Celsius) and power (watts) of a GPU."""
         handle = self._handles[uuid]
         rates = _extra("nvmlDeviceGetUtilizationRates", handle)
         celsius = _extra("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU)
@@ -255,7 +255,7 @@ class Nvml:
         return busy, *_memory(handle), celsius, watts
 
     def lanes(self, uuid: str) -> Mapping[str, int]:
-        """Count a GPU's NVLinks that are up, by the address at their other end; '' is a switch."""
+        """Count a GPU's active NVLinks, by the address at their other end; '' is a switch."""
         handle = self._handles[uuid]
         lanes: dict[str, int] = {}
         for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
@@ -265,19 +265,19 @@ class Nvml:
                 to = _extra("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
                 switched = to == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
                 end = "" if switched else _address(_ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
-            except NvmlError:  # no such link, or none at all
+            except NvmlError:  # This link doesn't exist, or none does.
                 continue
             lanes[end] = lanes.get(end, 0) + 1
         return lanes
 
     def way(self, uuid: str, other: str) -> Way | None:
-        """Say how two GPUs reach each other over PCIe; None where the driver doesn't."""
+        """Return how two GPUs are connected over PCIe; None if unknown."""
         a, b = self._handles[uuid], self._handles[other]
         level = _extra("nvmlDeviceGetTopologyCommonAncestor", a, b)
         return None if level is None else _WAYS.get(level)
 
     def listen(self, uuid: str) -> None:
-        """Have ``wait`` tell of a GPU's errors: of Xids, and of double bit ECC errors.
+        """Let ``wait`` return a GPU's errors: Xids, and double bit ECC errors.
 
         Raises:
             UnsupportedError: it has no such events.
@@ -292,10 +292,10 @@ class Nvml:
         _ask("nvmlDeviceRegisterEvents", handle, kinds, self._events)
 
     def wait(self, milliseconds: int) -> Event | None:
-        """Wait for an error of a GPU that is listened to; None: there was none, or nothing that counts as one.
+        """Wait for an error of the GPUs that were passed to ``listen``; None: there was none.
 
         Raises:
-            NvmlError: NVML doesn't wait any more, or doesn't say whose error it is.
+            NvmlError: NVML doesn't wait any more, or doesn't name the GPU of the error.
         """
         try:
             data = _ask("nvmlEventSetWait", self._events, milliseconds)
@@ -321,11 +321,11 @@ class Nvml:
 
 
 class _TimeoutError(NvmlError):
-    """Nothing happened in time."""
+    """The time limit passed without an event."""
 
 
 def _clique(handle: Any) -> str:
-    """Return the cluster and clique of GPUs that a fabric connects a GPU to, as GPU Feature Discovery writes them; '' for none."""
+    """Return the cluster and clique that a fabric connects a GPU to, as GPU Feature Discovery writes them; '' for none."""
     info = pynvml.c_nvmlGpuFabricInfo_t()
     cluster = (
         b"" if _extra("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info)) is None else bytes(info.clusterUuid)
@@ -335,10 +335,10 @@ def _clique(handle: Any) -> str:
 
 
 def _is_split(handle: Any) -> bool | None:
-    """Return whether a GPU is in MIG mode; None: it has no such mode.
+    """Return True if a GPU is in MIG mode; None: it has no such mode.
 
     Raises:
-        NvmlError: that can't be told, so it may be partitioned.
+        NvmlError: it is unknown, so the GPU may be partitioned.
     """
     try:
         mode = _ask("nvmlDeviceGetMigMode", handle)
@@ -350,7 +350,7 @@ def _is_split(handle: Any) -> bool | None:
 
 
 def _mig_handle(parent: Any, place: int) -> Any:
-    """Return the handle of the MIG device that has a place on its GPU; None if the place is empty."""
+    """Return the handle of the MIG device at a place of its GPU; None if the place is empty."""
     try:
         return _ask("nvmlDeviceGetMigDeviceHandleByIndex", parent, place)
     except GoneError:
@@ -369,7 +369,7 @@ def _instance(parent: Any, handle: Any, place: int, total: int) -> MigDevice:
 
 
 def _counts(has: Any) -> tuple[tuple[str, int], ...]:
-    """Return what a MIG device has, in the words of NVIDIA's DRA driver (CommonCapacitiesMig in mig.go)."""
+    """Return the capacities of a MIG device, with the names of NVIDIA's DRA driver (CommonCapacitiesMig in mig.go)."""
     return (
         ("multiprocessors", has.multiprocessorCount),
         ("copyEngines", has.sharedCopyEngineCount),
@@ -381,7 +381,7 @@ def _counts(has: Any) -> tuple[tuple[str, int], ...]:
 
 
 def _kind(parent: Any, instance: int) -> tuple[str, str, range]:
-    """What else a profile's name says (that it has the media engines, or none), a GPU instance's slot, and its memory slices."""
+    """Return the suffix of a profile's name (with media engines, or without any), the slot of its GPU instance, and its memory slices."""
     slot, slices = "", range(0)
     with contextlib.suppress(UnsupportedError):
         has = _ask("nvmlGpuInstanceGetInfo", _ask("nvmlDeviceGetGpuInstanceById", parent, instance))
@@ -389,7 +389,7 @@ def _kind(parent: Any, instance: int) -> tuple[str, str, range]:
         slices = range(has.placement.start, has.placement.start + min(has.placement.size, _MOST_SLICES))
         for number, suffix in SUFFIXES.items():
             with contextlib.suppress(UnsupportedError, GoneError):
-                # In its first form, which every driver with MIG has, as NVIDIA's plugin asks it.
+                # In its first version, which every driver with MIG has, as in NVIDIA's plugin.
                 if _ask("nvmlDeviceGetGpuInstanceProfileInfo", parent, number, 1).id == has.profileId:
                     return suffix, slot, slices
     return "", slot, slices
@@ -401,7 +401,7 @@ def _memory(handle: Any) -> tuple[float | None, float | None]:
 
 
 def _traits(handle: Any) -> tuple[tuple[str, str], ...]:
-    """Say what kind of GPU it is, in the words of NVIDIA's DRA driver (go-nvlib); what the driver doesn't say is left out."""
+    """Return the properties of a GPU, with the names of NVIDIA's DRA driver (go-nvlib), without unknown ones."""
     found = {
         "architecture": ARCHITECTURES.get(_extra("nvmlDeviceGetArchitecture", handle), ""),
         "brand": BRANDS.get(_extra("nvmlDeviceGetBrand", handle), ""),
@@ -437,12 +437,12 @@ def _uuid(text: str) -> str:
 
 
 def _said(text: str) -> str:
-    """A string of the driver's, fit for people."""
+    """Return a driver's string, made printable."""
     return "".join(one if one.isprintable() else "?" for one in text[:200])
 
 
 def _extra(name: str, *args: Any) -> Any:
-    """Ask what only describes a GPU or the driver; None if there is no answer, whatever the reason."""
+    """Make a call whose result is only descriptive; None if it fails for any reason."""
     try:
         return _ask(name, *args)
     except NvmlError:
@@ -450,7 +450,7 @@ def _extra(name: str, *args: Any) -> Any:
 
 
 def _optional(name: str, *args: Any) -> Any:
-    """Ask what not every driver and GPU knows, or tells everybody; None if it doesn't."""
+    """Make a call that not every driver or GPU supports or allows; None if it doesn't."""
     try:
         return _ask(name, *args)
     except (UnsupportedError, DeniedError):
@@ -458,7 +458,7 @@ def _optional(name: str, *args: Any) -> Any:
 
 
 def _ask(name: str, *args: Any) -> Any:
-    """Call a function of NVML's, and say in our words why it fails."""
+    """Call a function of NVML, and convert its errors."""
     try:
         return getattr(pynvml, name)(*args)
     except UnicodeDecodeError as error:

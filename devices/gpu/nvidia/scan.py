@@ -1,7 +1,7 @@
-"""One look at all GPUs by an open NVML: their vitals, their partitions, how they reach each other, and what can't be seen.
+"""One look at all GPUs by an open NVML: their state, their partitions, their connections, and what can't be looked at.
 
-Runs in the looking thread (``watch``). A GPU that fails is shown as it was last, with the reason as its trouble; one that never
-was seen is ``Unusable``, with the reason. So every GPU that NVML or the kernel's driver has is accounted for.
+It runs in the looking thread (``watch``). A GPU that fails stays as it was last, with the reason as its trouble. A GPU that was
+never seen is ``Unusable``, with the reason. So every GPU that NVML or the kernel's driver has is listed somewhere.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from devices.source import Unusable
 _VENDOR: Final = "nvidia"
 _RESOURCE: Final = "nvidia.com/gpu"
 _DISPLAYS: Final = frozenset({"DGX Display", "NVIDIA DGX Display"})
-"""The products that are there for a screen alone, and aren't offered: those that NVIDIA's plugin skips (New, pkg/nvlib/device of
-NVIDIA/go-nvlib)."""
+"""Products that only drive a screen, and aren't offered, as in NVIDIA's plugin (New, pkg/nvlib/device of NVIDIA/go-nvlib)."""
 _DENIED: Final = ". Run the gateway privileged, or for MIG with SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all"
 _UNSEEN: Final = "a GPU can't be looked at"
 
@@ -35,10 +34,10 @@ _log = structlog.get_logger()
 
 
 class Scan(Struct, frozen=True):
-    """What one look found, begun at ``at``, of all GPUs but those ``let`` go of.
+    """The result of one look, begun at ``at``, at all GPUs except those in ``let``.
 
-    ``reloaded``: the driver was loaded anew since the look before, and NVML was closed then (None: it wasn't). ``missing`` are the
-    device nodes without which CUDA programs fail. ``imex``: IMEX channel 0 is there.
+    ``reloaded``: the driver was loaded again since the look before, and NVML was closed then (None: it wasn't). ``missing`` are
+    the device nodes without which CUDA programs fail. ``imex``: IMEX channel 0 exists.
     """
 
     at: float
@@ -54,9 +53,9 @@ class Scan(Struct, frozen=True):
 
 
 class Seat(Struct, frozen=True):
-    """A GPU that NVML counts, or (``index`` None) one that only the kernel's driver has; '' is what isn't known of it.
+    """A GPU that NVML counts, or (``index`` None) that only the kernel's driver has; '' if unknown.
 
-    ``error`` says why it can't be looked at.
+    ``error`` is why it can't be looked at.
     """
 
     index: int | None = None
@@ -66,14 +65,14 @@ class Seat(Struct, frozen=True):
 
 
 class Let(Struct, frozen=True):
-    """Which GPUs mustn't be touched: these, or (``all``) NVML as a whole."""
+    """The GPUs that must not be used: these, or (``all``) NVML as a whole."""
 
     uuids: frozenset[str] = frozenset()
     all: bool = False
 
 
 class Session(Struct):
-    """What is known while NVML is open. ``lost``: something in it can only come right when it is opened anew."""
+    """What is known while NVML is open. ``lost``: NVML must be opened again to correct something."""
 
     listener: threading.Thread | None = None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -86,22 +85,22 @@ class Session(Struct):
 
 
 class Busy:
-    """What a thread is at, and since when (monotonic seconds): a call of NVML may hang there."""
+    """The step that a thread is at, and since when (monotonic seconds): a call of NVML may hang there."""
 
     def __init__(self) -> None:
         self.at: tuple[float, str] | None = None
 
     def on(self, what: str) -> None:
-        """Begin with a step; ``what`` is a GPU's UUID or the step's name."""
+        """Begin a step; ``what`` is a GPU's UUID or the step's name."""
         self.at = time.monotonic(), what
 
     def off(self) -> None:
-        """Have nothing to do."""
+        """End the step."""
         self.at = None
 
 
 class Scanner:
-    """Looks at GPUs, and remembers what it saw of each."""
+    """Looks at GPUs, and remembers the last state of each."""
 
     def __init__(self, nvml: Nvml, node: KernelFacts, busy: Busy) -> None:
         self._nvml, self._node, self._busy = nvml, node, busy
@@ -112,10 +111,10 @@ class Scanner:
         self._driver = ""
 
     def scan(self, session: Session, let: Let, reloaded: float | None) -> Scan:
-        """Look at every GPU, but those ``let`` go of.
+        """Look at every GPU, except those in ``let``.
 
         Raises:
-            NvmlError: nothing can be looked at now.
+            NvmlError: no GPU can be looked at now.
         """
         at = time.monotonic()
         seats = self.seats(let)
@@ -156,7 +155,7 @@ class Scanner:
     def _look_at_all(
         self, session: Session, seats: Iterable[Seat], at: float
     ) -> tuple[dict[str, tuple[GPU, ...]], dict[str, Looked], list[Seat]]:
-        """Look at each GPU; return what is known of it and its partitions, the look, and those that can't be looked at."""
+        """Look at each GPU; return the GPUs with their partitions, the looks, and the GPUs that can't be looked at."""
         known: dict[str, tuple[GPU, ...]] = {}
         looks: dict[str, Looked] = {}
         unseen: list[Seat] = []
@@ -174,7 +173,7 @@ class Scanner:
         return known, looks, unseen
 
     def seats(self, let: Let) -> list[Seat]:
-        """All GPUs that NVML counts, but displays, by index; where some mustn't be touched, those that are known."""
+        """Return all GPUs that NVML counts, except displays, by index. If some must not be used, return the known GPUs."""
         seats: list[Seat] = []
         self._displays = {}
         there = {gpu.index: gpu for gpu, *_ in self._known.values()}
@@ -195,10 +194,9 @@ class Scanner:
         return seats
 
     def _named(self, unseen: Sequence[Seat], session: Session, seats: Sequence[Seat], let: Let) -> Iterator[Seat]:
-        """Find out which GPUs they are that can't be looked at, by what the kernel's driver has and no other GPU is.
+        """Identify the GPUs that can't be looked at, by the addresses that only the kernel's driver has.
 
-        The kernel knows a GPU's UUID from the time when it still answered. An index says which GPU it is only as long as the
-        bus is as it was.
+        The kernel knows a GPU's UUID from when it still answered. An index identifies a GPU only while the bus doesn't change.
         """
         at = {gpu.pci: gpu.uuid for gpu, *_ in self._known.values()}
         here = {gpu.uuid: gpu.pci for gpu, *_ in self._known.values()}
@@ -223,11 +221,11 @@ class Scanner:
         return NvmlError(f"the kernel's driver has it, and NVML doesn't count it: {self._node.why_unusable(pci)}")
 
     def minors(self, let: Let) -> frozenset[int]:
-        """The minors of the GPUs, as far as they are known, that mustn't be touched."""
+        """Return the known minors of the GPUs that must not be used."""
         return frozenset(gpu.minor for gpu, *_ in self._known.values() if gpu.uuid in let.uuids)
 
     def _is_short(self, session: Session) -> bool:
-        """Whether the driver has more GPUs than NVML: one that was plugged in again before its going was seen."""
+        """Return True if the driver has more GPUs than NVML: a GPU was plugged in again before its removal was seen."""
         count = self._nvml.count()
         return len(session.plugged) > count and len(session.plugged - self._node.excluded(session.plugged)) > count
 
@@ -308,7 +306,7 @@ class Scanner:
         )
 
     def _links(self, session: Session, gpu: GPU, known: Collection[str]) -> tuple[Link, ...]:
-        """Say how a GPU reaches those that are shown, in their order: also one that this session hasn't seen yet, as it was."""
+        """Return the connections of a GPU to the others, in their order. For a GPU that this session hasn't seen yet, they are the earlier ones."""
         before = self._known.get(gpu.uuid, (gpu,))[0].links
         kept = {link.peer: link for link in before if link.peer not in session.links}
         links = kept | {link.peer: link for link in session.links.get(gpu.uuid, gpu.links)}
@@ -367,17 +365,17 @@ def addressed(unseen: Sequence[Seat], free: Sequence[str], uncounted: Callable[[
         uncounted: says why NVML doesn't count the GPU at an address.
     """
     nameless = [one for one in unseen if not one.pci]
-    if len(free) < len(nameless):  # The kernel doesn't show them all, so nobody knows which is which.
+    if len(free) < len(nameless):  # The kernel doesn't show them all, so they can't be assigned.
         return list(unseen)
     rest = [one for one in unseen if one.pci]
     if len(free) == len(nameless):
         return rest + [replace(one, pci=pci) for one, pci in zip(nameless, free, strict=True)]
-    error = nameless[0].error if nameless else None  # Some aren't counted: which of them has an index isn't known.
+    error = nameless[0].error if nameless else None  # NVML doesn't count some of them, so their indexes are unknown.
     return rest + [Seat(pci=pci, error=error or uncounted(pci)) for pci in free]
 
 
 def _failed(error: NvmlError) -> tuple[Trouble, bool]:
-    """What a failed look says of a GPU, and whether it is lost."""
+    """Return the trouble of a failed look, and True if the GPU is lost."""
     if isinstance(error, LostError):
         return Trouble(f"it doesn't answer any more: {error}", TroubleKind.RESET_REQUIRED, "gpu-lost"), True
     hint = _DENIED if isinstance(error, DeniedError) else ""

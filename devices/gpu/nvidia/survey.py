@@ -1,7 +1,4 @@
-"""What answers for NVIDIA's GPUs rest on besides the GPUs: the CDI specifications, which are written here.
-
-Imported only where an operator chose CDI.
-"""
+"""Write the CDI specifications of NVIDIA's GPUs, and collect what answers need apart from GPUs. Imported only with a CDI strategy."""
 
 from __future__ import annotations
 
@@ -25,19 +22,20 @@ def keep(
     driver: DriverFiles | None = None,
     folder: Path = FOLDER,
 ) -> NodeTraits:
-    """Write what the policy needs of specifications, and say what answers can rest on. It blocks: for a thread.
+    """Write the specifications that the policy needs, and return what answers need. It blocks: call it in a thread.
 
     Args:
-        sight: the GPUs. Left out are those of others, those that lack what a container needs, and those with a CDI name of their
-            own: somebody else writes of these.
+        sight: the GPUs. Left out are other vendors' GPUs, those that lack what a container needs, and those with a CDI name of
+            their own,
+            because another program writes their specification.
         policy: without a CDI strategy nothing is written.
-        driver: the driver's files where it is known that there are no others (a simulated node); None to look for them.
-        folder: where the specifications are.
+        driver: the driver's files, if they are known (a simulated node); None to search them.
+        folder: the folder of the specifications.
     """
     gpus = [one for one in sight.gpus if one.resource.startswith(PREFIX) and not one.cdi_name and not one.lacks]
     if not gpus or not policy.list_strategies & CDI_STRATEGIES:
         return NodeTraits(sight.control_nodes)
-    # A host service has no mount, and sees the driver's root where it is on the host.
+    # A host service has no mount, and sees the driver's root at its path on the host.
     root = "" if Path(policy.container_driver_root).is_dir() else policy.driver_root
     try:
         driver = driver or find(policy, sight.driver, root, {gpu.pci for gpu in gpus if gpu.pci})

@@ -1,8 +1,8 @@
-"""The gauges of NVIDIA's GPUs, read beside the threads that watch them.
+"""Read the gauges of NVIDIA's GPUs, next to the threads that watch them.
 
-NVML is opened and closed for each reading: the watching thread holds it open, so that costs little, and where that one has closed it
-(GPUs are released, the driver is being replaced) nothing is read and nothing is held. The real library may be asked by several
-threads at once (NVML API reference, "thread safe").
+NVML is opened and closed for each reading. That costs little, because the watching thread holds it open. While that thread has
+it closed (GPUs are released, the driver is being replaced), nothing is read. Several threads may call the library (NVML API
+reference, "thread safe").
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from devices.telemetry import Reading
 
 
 def read(library: str, guests: Guests, gpus: Sequence[GPU]) -> tuple[Reading, ...]:
-    """Read the gauges of these GPUs and MIG instances, as far as they can be. Blocks."""
+    """Read the gauges of these GPUs and MIG instances, as far as possible. Blocks."""
     with guests.let_in() as welcome:
         if not welcome:
             return ()
@@ -42,7 +42,7 @@ def _each(nvml: Nvml, gpus: Sequence[GPU]) -> Iterator[Reading]:
 
 def _board(nvml: Nvml, board: GPU, parts: Iterable[GPU]) -> Iterator[Reading]:
     if nvml.at_address(board.pci) != board.uuid:
-        return  # Another GPU is in its place: the next look finds it.
+        return  # Another GPU is at its index; the next look finds it.
     busy, used, free, celsius, watts = nvml.gauges(board.uuid)
     index = board.place or str(board.index)
     yield Reading(

@@ -1,6 +1,7 @@
-"""How long programs that share a GPU run in turn. NVML has no call for it, so the driver's ``nvidia-smi`` sets it.
+"""Set the time slice of programs that share a GPU. NVML has no call for it, so the driver's ``nvidia-smi`` does it.
 
-The numbers are those of ``nvidia-smi compute-policy``, the words those of NVIDIA's DRA driver (api/nvidia.com/resource/v1beta1/sharing.go).
+The numbers are those of ``nvidia-smi compute-policy``, the words those of NVIDIA's DRA driver
+(api/nvidia.com/resource/v1beta1/sharing.go).
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _MOST_OF_AN_ERROR: Final = 200
 def set_time_slice(
     policy: Policy, library: str, uuid: str = "", interval: str = "", *, limit_s: float = LIMIT_S
 ) -> str:
-    """Set the time slice of a GPU; return why that didn't work, and what to do ('': it did). It blocks: for a thread.
+    """Set the time slice of a GPU; return why that failed and what to do, '' if it succeeded. It blocks: call it in a thread.
 
     Args:
-        policy: where the driver's root is.
-        library: NVML's path if it is in that root, and else its name.
-        uuid: the GPU's; '' to see only if the program is there.
+        policy: has the driver's root.
+        library: NVML's path if it is in that root, else its name.
+        uuid: the GPU's UUID; '' to check only if the program exists.
         interval: Default, Short, Medium or Long.
-        limit_s: how long the program may take, in seconds.
+        limit_s: seconds for the program.
     """
     roots = dict.fromkeys((policy.container_driver_root, policy.driver_root, "/"))
     path = next(filter(None, (program(root, _NAME) for root in roots)), None)
@@ -39,7 +40,7 @@ def set_time_slice(
         )
     if not uuid:
         return ""
-    # A program of another root finds NVML only if it is told where; all libraries of that root would not fit our loader.
+    # A program of another root needs NVML's path. The other libraries of that root would not fit our loader.
     more = {"LD_PRELOAD": library} if "/" in library else {}
     command = [path, "compute-policy", "-i", uuid, "--set-timeslice", _NUMBERS[interval]]
     try:

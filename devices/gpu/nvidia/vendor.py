@@ -1,7 +1,7 @@
-"""NVIDIA's own rules: the MIG strategy, as its device plugin has it (internal/rm/device_map.go of 0.17 to 0.20), and names.
+"""NVIDIA's rules: names, and the MIG strategy, as in its device plugin (internal/rm/device_map.go of 0.17 to 0.20). Pure.
 
-A GPU in MIG mode is offered whole, by its instances under the GPUs' name (``single``), or by its instances under a name for each
-profile (``mixed``). Profiles are named as NVIDIA/go-nvlib names them (pkg/nvlib/device/mig_profile.go). Pure.
+A GPU in MIG mode is offered whole, as its instances under the GPUs' name (``single``), or as its instances under a name per
+profile (``mixed``). Profiles are named as by NVIDIA/go-nvlib (pkg/nvlib/device/mig_profile.go).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUFFIXES: Final = (
     | dict.fromkeys((10, 11, 12, 17), "+gfx")
     | dict.fromkeys((13, 14), "-me")
 )
-"""By NVML_GPU_INSTANCE_PROFILE_…, the number of a profile: what its name ends in."""
+"""By NVML_GPU_INSTANCE_PROFILE_…, the number of a profile: the suffix of its name."""
 ARCHITECTURES: Final = dict(
     enumerate(
         ("Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada Lovelace", "Hopper", "Blackwell"), start=2
@@ -46,7 +46,7 @@ class _Nvidia(Vendor):
 
     def name_of(self, gpu: GPU, policy: Policy) -> str | None:
         mig = policy.mig_strategy
-        if not (gpu.parent and gpu.profile):  # no MIG instance
+        if not (gpu.parent and gpu.profile):  # It is not a MIG instance.
             whole = not gpu.partitioned or mig is MigStrategy.NONE
             return _by_pattern(gpu.product, policy.gpu_names, gpu.resource) if whole else None
         if mig is MigStrategy.MIXED:
@@ -61,7 +61,7 @@ class _Nvidia(Vendor):
         return {name for _, name in (*policy.gpu_names, *policy.mig_names)}
 
     def was_repartitioned(self, uuid: str, gpus: Collection[GPU]) -> bool:  # noqa: ARG002 - as of Vendor
-        return uuid.startswith("MIG-")  # An instance doesn't go by itself.
+        return uuid.startswith("MIG-")  # An instance doesn't vanish by itself.
 
     def answer(self, asked: Asked) -> ContainerAnswer:
         return by_strategies(asked)
@@ -74,19 +74,19 @@ NVIDIA: Final = _Nvidia()
 
 
 def _by_pattern(word: str, names: Sequence[tuple[str, str]], usual: str) -> str | None:
-    """Find the name of the first pattern that matches; ``usual`` where there are no patterns."""
+    """Return the name of the first pattern that matches; ``usual`` without patterns."""
     if not names:
         return usual
     return next((name for pattern, name in names if _matches(word, pattern)), None)
 
 
 def _matches(word: str, pattern: str) -> bool:
-    """Whether ``pattern``, in which ``*`` is anything and all else itself, is all of ``word``."""
+    """Return True if ``pattern``, in which only ``*`` is special, matches all of ``word``."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), word) is not None
 
 
 def _check_mig(gpus: Sequence[GPU]) -> None:
-    """Refuse what ``single`` can't mean: GPUs with MIG beside others, MIG without instances, or with several profiles."""
+    """Refuse what ``single`` can't name: GPUs with and without MIG, MIG without instances, or several profiles."""
     split = {gpu.uuid: gpu for gpu in gpus if gpu.partitioned}
     if not split:
         return
@@ -112,7 +112,7 @@ def _places(gpus: Iterable[GPU]) -> str:
 
 
 def profile(compute: int, slices: int, megabytes: int, whole: int) -> str:
-    """Name a MIG profile: ``compute`` of ``slices`` slices, ``megabytes`` (MiB) of the ``whole`` GPU's bytes.
+    """Return the name of a MIG profile: ``compute`` of ``slices`` slices, ``megabytes`` (MiB) of the ``whole`` GPU's bytes.
 
     Memory is rounded up to eighths of the GPU's, which is rounded up to GiB: getMigMemorySizeGB of go-nvlib.
     """

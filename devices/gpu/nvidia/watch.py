@@ -1,9 +1,10 @@
-"""The two threads that call NVML, which blocks, and sometimes hangs.
+"""The two threads that call NVML, which blocks and sometimes hangs.
 
-One thread opens NVML, looks at all GPUs every few seconds, and closes it; the other waits for errors, which count at once. Both
-hand plain values to the event loop; neither holds up the other, the loop, or its end. An *open* NVML fixes what it knows (its
-GPUs, their handles, whom it listens to), so whatever changes that (a driver loaded anew, a GPU plugged in, reset, released) is
-met by closing and opening it again.
+One thread opens NVML, looks at all GPUs every few seconds, and closes it. The other waits for errors, which count at once. Both
+pass plain values to the event loop. Neither holds up the other, the loop, or its end.
+
+An *open* NVML keeps its GPUs, handles and event registrations. So after a change (a driver was loaded again, a GPU was plugged
+in, reset or released) it is closed and opened again.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ from devices.gpu.nvidia.nvml import (
 from devices.gpu.nvidia.scan import Busy, Let, Scan, Scanner, Session
 
 _AFTER_S: Final = 0.05
-"""Between an error and the look that it asks for, in seconds: the error itself is told first."""
+"""Seconds between an error and the look that it causes: the error itself is passed on first."""
 _SPACING_S: Final = 0.5
-"""Between two looks, in seconds, however many errors ask for one."""
+"""Least seconds between two looks, however many errors cause one."""
 _MOST_LEFT: Final = 256
-"""Errors that are still handed on when NVML is to be closed: a storm must not keep it open."""
+"""Most errors that are passed on after NVML should be closed, so that they can't keep it open."""
 
 
 class Pace(Struct, frozen=True):
-    """How often and how long, in seconds.
+    """Intervals and time limits, in seconds.
 
-    A look every ``poll``; ``wait`` is how long NVML is left waiting for errors, and so what closing it can take, of which
-    ``leave`` is waited for when the watch ends (the rest happens behind it). What fails is tried again after ``again``,
-    doubled each time up to ``again_max``; a lost GPU after ``lost``, up to ``lost_max``. A call that takes longer than
-    ``hang`` hangs. A library that doesn't fit the driver is lived with for ``grace``.
+    A look every ``poll``. ``wait`` is one wait of NVML for errors, and so the most that closing it takes; ``leave`` of that is
+    waited for when the watch ends. A failure is tried again after ``again``, doubled up to ``again_max``; a lost GPU after
+    ``lost``, up to ``lost_max``. A call longer than ``hang`` hangs. A library that doesn't fit the driver is tolerated for
+    ``grace``.
     """
 
     poll: float = 5.0
@@ -69,18 +70,18 @@ class Down(Struct, frozen=True):
 
 
 class Happened(Struct, frozen=True):
-    """An error came, at that moment (monotonic seconds)."""
+    """An error came at that moment (monotonic seconds)."""
 
     event: Event
     at: float
 
 
 News = Scan | Down | Happened | Exception
-"""What the threads hand over; an exception is a defect."""
+"""What the threads pass on. An exception is a defect."""
 
 
 class _Command(Struct, frozen=True):
-    """An order to the looking thread: end, let go (and say when it is done), open anew what is ``broken``, or just look."""
+    """An order to the looking thread: end, release (and report when it is done), open NVML again because it is ``broken``, or just look."""
 
     end: bool = False
     let: Let | None = None
@@ -90,13 +91,13 @@ class _Command(Struct, frozen=True):
 
 
 class Guests:
-    """Who else has NVML open in this process: one reading at a time, and only while its owner has it open.
+    """Other users of NVML in this process: one reading at a time, and only while the watching thread has it open.
 
-    The owner is the thread that watches; it takes the library away only when no guest is in it.
+    That thread unloads the library only while no reading uses it.
     """
 
     PATIENCE = 2.0
-    """Seconds for which the owner waits for a guest to leave: who takes longer hangs."""
+    """Seconds for which the watching thread waits for a reading. A longer one hangs."""
 
     def __init__(self) -> None:
         self._inside = threading.Lock()
@@ -104,7 +105,7 @@ class Guests:
 
     @contextlib.contextmanager
     def let_in(self) -> Iterator[bool]:
-        """Be a guest; False where there is nothing to be one of, or another one is in."""
+        """Begin a reading; return False if NVML is closed, or another reading uses it."""
         if not self._inside.acquire(blocking=False):
             yield False
             return
@@ -114,11 +115,11 @@ class Guests:
             self._inside.release()
 
     def opened(self) -> None:
-        """Say that NVML is open."""
+        """Note that NVML is open."""
         self._open = True
 
     def gone(self) -> bool:
-        """Let nobody in any more, and wait until nobody is; False where one hangs in it."""
+        """Allow no further reading, and wait for the present one; return False if it hangs."""
         self._open = False
         if not self._inside.acquire(timeout=self.PATIENCE):
             return False
@@ -127,7 +128,7 @@ class Guests:
 
 
 class Looker:
-    """The two threads. ``start``, ``renew``, ``end`` and ``stuck`` are for the loop; the rest runs in the looking thread."""
+    """The two threads. ``start``, ``renew``, ``end`` and ``stuck`` are for the event loop; the rest runs in the looking thread."""
 
     def __init__(self, nvml: Nvml, node: KernelFacts, pace: Pace, let: Let, guests: Guests) -> None:
         self._nvml, self._node, self._pace, self._let = nvml, node, pace, let
@@ -148,17 +149,17 @@ class Looker:
         self._lost_at = 0.0
 
     def start(self, loop: asyncio.AbstractEventLoop, take: Callable[[News], None]) -> None:
-        """Begin; ``take`` is called on ``loop`` with each piece of news."""
+        """Start; ``take`` is called on ``loop`` with each result."""
         self._loop, self._take = loop, take
         self._ended: asyncio.Future[bool] = loop.create_future()
         threading.Thread(target=self._run, name="nvml-look", daemon=True).start()
 
     def look(self) -> None:
-        """Have a look taken soon."""
+        """Look soon."""
         self._commands.put(_Command())
 
     async def renew(self, let: Let) -> None:
-        """Close NVML, and open it again without touching what was ``let`` go of.
+        """Close NVML, and open it again without using the GPUs in ``let``.
 
         Raises:
             TimeoutError: NVML hangs.
@@ -174,12 +175,12 @@ class Looker:
         raise TimeoutError("NVML cannot be closed, because a call of it hangs. Look at the GPU that it hangs on")
 
     async def end(self) -> None:
-        """Have both threads let go of all they hold, and end. What takes longer than ``Pace.leave`` happens behind us."""
+        """End both threads. What takes longer than ``Pace.leave`` ends later."""
         self._commands.put(_Command(end=True))
         await asyncio.wait({self._ended}, timeout=self._pace.leave)
 
     def stuck(self, now: float) -> str:
-        """The UUID of the GPU, or the name of the step, at which a call hangs; '' where none does."""
+        """Return the GPU (UUID) or step at which a call hangs; '' if none does."""
         busy, waiting = self._busy.at, self._waiting
         if busy is not None and now >= busy[0] + self._pace.hang:
             return busy[1]
@@ -187,7 +188,7 @@ class Looker:
         return "nvmlEventSetWait" if late else ""
 
     def _post(self, call: Callable[..., None], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
             self._loop.call_soon_threadsafe(call, *args)
 
     def _run(self) -> None:
@@ -210,8 +211,8 @@ class Looker:
                     self._let, self._posted = command.let, None
                     closed = self._close()
                     if closed and self._let.uuids and not self._let.all and not self._stays_closed():
-                        with contextlib.suppress(NvmlError):  # The look says so.
-                            self._open()  # Before it is done: whoever is told of it resets the GPU.
+                        with contextlib.suppress(NvmlError):  # The look shows it.
+                            self._open()  # Before it is reported as done, because the GPU is reset then.
                     if command.done is not None:
                         command.done(closed)
                 elif command.broken is not None:
@@ -240,7 +241,7 @@ class Looker:
             return None
 
     def _turn(self) -> float:
-        """Look once, and say how long to wait until the next look."""
+        """Look once; return the seconds until the next look."""
         if self._let.all:
             return self._pace.poll
         if reason := self._stays_closed():
@@ -265,7 +266,7 @@ class Looker:
         return self._pace.poll
 
     def _rest(self) -> float:
-        """How long to leave NVML alone after it failed, in seconds: longer each time."""
+        """Return the seconds until NVML is tried again after a failure: longer each time."""
         pause, self._pause = self._pause, min(2 * self._pause, self._pace.again_max)
         return pause
 
@@ -282,9 +283,9 @@ class Looker:
         self._post(self._take, Down(error, time.monotonic()))
 
     def _stays_closed(self) -> str:
-        """Why NVML can't be open while these GPUs are released; '' where it can.
+        """Return why NVML can't be open while these GPUs are released; '' if it can.
 
-        With driver 580, nvmlInit opens the node of a machine's only GPU (seen on an H100), which keeps it from a reset.
+        With driver 580, nvmlInit opens the node of a machine's only GPU (seen on an H100), which prevents a reset.
         """
         nodes = [f"/dev/nvidia{minor}" for minor in sorted(self._scanner.minors(self._let) & self._opens_anyway)]
         return (
@@ -295,7 +296,7 @@ class Looker:
         )
 
     def _close(self) -> bool:
-        """Close NVML; False where a call that hangs doesn't let us."""
+        """Close NVML; return False if a call that hangs prevents it."""
         session, self._session = self._session, None
         if session is not None:
             self._closed = time.monotonic()
@@ -313,7 +314,7 @@ class Looker:
         return self._guests.gone()
 
     def _open(self) -> Session:
-        """Open NVML and listen to all GPUs that may be touched."""
+        """Open NVML and listen to all GPUs that may be used."""
         if self._old is not None and not self._close():
             raise SessionError("nvmlEventSetWait: a call hangs, and must end before NVML can be opened again")
         self._busy.on("nvmlInit")
@@ -338,7 +339,7 @@ class Looker:
         return session
 
     def _hear_all(self) -> tuple[frozenset[str], bool]:
-        """Listen to every GPU that may be touched; return those that need no other try, and whether any tells of errors."""
+        """Listen to every GPU that may be used; return those that need no other try, and if any reports errors."""
         heard, told = set(), False
         for uuid in (seat.uuid for seat in self._scanner.seats(self._let) if seat.error is None):
             try:
@@ -354,7 +355,7 @@ class Looker:
         return frozenset(heard), told
 
     def _listen(self, stop: threading.Event) -> None:
-        """Hand on errors, until told to stop, and then those that have come by that time (the listening thread)."""
+        """Pass on errors until told to stop, then those that came before that (the listening thread)."""
         left = _MOST_LEFT
         while left:
             stopping = stop.is_set()
@@ -370,7 +371,7 @@ class Looker:
             if event is not None:
                 self._post(self._take, Happened(event, time.monotonic()))
                 self._commands.put(_Command())
-                stop.wait(0.001)  # so that a storm of them leaves room for others
+                stop.wait(0.001)  # So that many errors leave time for other threads.
             elif stopping:
                 return
             elif time.monotonic() < began + self._pace.wait / 2:
