@@ -191,12 +191,6 @@ class Beliefs:
 
     # Results.
 
-    def holders(self, resource: str) -> dict[str, str] | None:
-        """Return who holds, or may hold, each device, by device ID; None if the records could not be read."""
-        if self.last is None or self.last.view.held is None:
-            return None
-        return self.last.view.holders(resource)
-
     def findings(self, resource: str) -> Sequence[Finding]:
         """Return where the records differ from our list."""
         drift = self._drifts.get(resource)
