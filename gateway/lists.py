@@ -226,7 +226,7 @@ class Lists:
         holds, self._holds = self._holds, [*self._holds, *against_own]
         cordons = self._holdings.cordons(on_offer.values())
         for name, listing in listings.items():
-            held = self._holdings.held(name) or frozenset()
+            held = self._holdings.holders(name, forgotten=False) or ()
             across = against_bridged if name in bridged else against_own
             one = replace(
                 known[name],

@@ -192,12 +192,6 @@ class Beliefs:
 
     # Results.
 
-    def holders(self, resource: str) -> dict[str, str] | None:
-        """Return who holds, or may hold, each device, by device ID; None if the records could not be read."""
-        if self.last is None or self.last.view.held is None:
-            return None
-        return self.last.view.holders(resource)
-
     def findings(self, resource: str) -> Sequence[Finding]:
         """Return the differences between the records and our list."""
         drift = self._drifts.get(resource)

@@ -136,7 +136,7 @@ class Memory:
         """The devices of which the kubelet knows who has them, by when they were given: they aren't in doubt."""
         # Looked up only when asked for: an Allocate of devices that are well needs neither.
         self.handed_out: Container[str] = _Asked(lambda: holdings.ledger.handed_out(resource))
-        self.held: Container[str] = _Asked(lambda: holdings.held(resource) or ())
+        self.held: Container[str] = _Asked(lambda: holdings.holders(resource, forgotten=False) or ())
 
     async def chosen(self, request: PreferredRequest, choose: Callable[..., Awaitable[Sequence[str]]]) -> Sequence[str]:
         """Have devices chosen by which of them are to be given last, the least bad ones first.

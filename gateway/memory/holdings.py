@@ -16,7 +16,7 @@ from devices.model import Device
 from gateway.kubelet import beliefs
 from gateway.kubelet.drift import Earlier
 from gateway.kubelet.watch import kubelet_id
-from gateway.memory.claimed import holding
+from gateway.memory.claimed import given
 from gateway.memory.ledger import boot_id
 from gateway.registration.events import Phase
 
@@ -77,23 +77,33 @@ class Holdings:
 
     def recorded(self, resource: str) -> dict[str, str] | None:
         """Return who holds, or may hold, what by the kubelet's records, by device ID; None if they could not be read."""
-        look, holders = self.beliefs.last, self.beliefs.holders(resource)
-        if look is None or holders is None or not self.ended:
-            return holders
-        over = {one for one, uid in remembered_only(look.view, resource).items() if uid in self.ended}
-        return {one: who for one, who in holders.items() if one not in over}
-
-    def held(self, resource: str) -> AbstractSet[str] | None:
-        """Return the devices that the kubelet counts as held; None if nobody knows. It may give away what it forgot."""
-        counted = self._counted(resource)
-        return None if counted is None else counted.keys()
-
-    def holders(self, resource: str) -> dict[str, str] | None:
-        """Return who holds, or may hold, which device in words ('': unknown): what is ``held``, and what the kubelet forgot; None if nobody knows."""
-        counted = self._counted(resource)
-        if counted is None:
+        look = self.beliefs.last
+        if look is None or look.view.held is None:
             return None
-        return {one: _FORGOTTEN.format(who) for one, who in self.beliefs.earlier(resource).items()} | counted
+        over = self.ended and {one for one, uid in remembered_only(look.view, resource).items() if uid in self.ended}
+        holders = look.view.holders(resource)
+        return {one: who for one, who in holders.items() if one not in over} if over else holders
+
+    def holders(self, resource: str, *, forgotten: bool = True) -> dict[str, str] | None:
+        """Return who holds, or may hold, which device in words ('': unknown), by device ID; None if nobody knows.
+
+        ``forgotten``: include the holders that the kubelet forgot. It may give away what they hold.
+        """
+        look = self.beliefs.last
+        if look is None or not self._knows_its_pods(look):
+            return None
+        holders = self.recorded(resource)
+        unwritten = look.view.unwritten and any(one.writes_late for one in DIALECTS if one.name == self.ledger.accepted)
+        if holders is None and not unwritten:
+            return None
+        self.note(resource)
+        rows, earlier = self.ledger.handed_out(resource), self.beliefs.earlier(resource) if forgotten else {}
+        found = {one: _FORGOTTEN.format(who) for one, who in earlier.items()}
+        if holders is None:
+            return found | dict.fromkeys(rows, "")  # They may have ended: such a kubelet doesn't say it.
+        # What was given so shortly before the look that the records may not have had it counts, too.
+        since = (one for one, row in rows.items() if row.at >= look.unix - RECORDED_WITHIN)
+        return found | dict.fromkeys(since, _GIVEN) | holders
 
     def holder_of(self, devices: Iterable[tuple[str, str]]) -> str | None:
         """Return who holds one of some devices (resource and ID each), in words; '' for nobody, None if nobody knows."""
@@ -103,22 +113,6 @@ class Holdings:
             known[one] or "a container" for name, one in devices if (known := of[name]) is not None and one in known
         )
         return next(found, None if None in of.values() else "")
-
-    def _counted(self, resource: str) -> dict[str, str] | None:
-        look = self.beliefs.last
-        if look is None or not self._knows_its_pods(look):
-            return None
-        holders = self.recorded(resource)
-        unwritten = look.view.unwritten and any(one.writes_late for one in DIALECTS if one.name == self.ledger.accepted)
-        if holders is None and not unwritten:
-            return None
-        self.note(resource)
-        given = self.ledger.handed_out(resource)
-        if holders is None:
-            return dict.fromkeys(given, "")  # They may have ended: such a kubelet doesn't say it.
-        # What was given so shortly before the look that the records may not have had it counts, too.
-        since = (one for one, row in given.items() if row.at >= look.unix - RECORDED_WITHIN)
-        return dict.fromkeys(since, _GIVEN) | holders
 
     def _knows_its_pods(self, look: beliefs.Look) -> bool:
         """Return whether the kubelet had heard of its pods when it was asked, or its checkpoint could be read."""
@@ -186,8 +180,9 @@ class Holdings:
 
     def named(self, resource: str) -> dict[str, str] | None:
         """Say who has which device, by the kubelet's records and by what is prepared for ResourceClaims."""
-        holders, prepared = self.recorded(resource), holding(self.ledger.claims, resource)
-        return holders if not prepared else {**(holders or {}), **prepared}
+        holders = self.recorded(resource)
+        prepared = {one.device_id: row.words for _, row, one in given(self.ledger.claims) if one.resource == resource}
+        return {**(holders or {}), **prepared} if prepared else holders
 
     def cordons(self, offered: Collection[AbstractSet[str]]) -> list[Hold]:
         """Return the cordons of IDs that aren't on offer: they are meant for the hardware, whatever it is offered as now.
@@ -273,24 +268,24 @@ class Holdings:
 
     def looked(self, look: beliefs.Look) -> None:
         """Take note of the kubelet's records, as they were just read: what was handed out is known anew."""
-        if self.beliefs.waits_for_own:
+        if self.beliefs.waits_for_own or look.view.held is None:
             return  # The kubelet may have lost its records: the state file keeps the holders until its checkpoint shows that.
         news = False
-        for name in {**self._resources, **dict.fromkeys(self.ledger.named()), **dict.fromkeys(look.view.held or ())}:
-            holders, resource = self.beliefs.holders(name), self._resources.get(name)
-            if holders is None or (resource is not None and resource.state.phase is not Phase.SERVING):
+        for name in {**self._resources, **dict.fromkeys(self.ledger.named()), **dict.fromkeys(look.view.held)}:
+            holders, resource = look.view.holders(name), self._resources.get(name)
+            if resource is not None and resource.state.phase is not Phase.SERVING:
                 continue
             if resource is None:  # Nobody offers it, or another plugin: what it has of our hardware counts.
                 holders = {one: who for one, who in holders.items() if self._source.place(one) is not None}
-            named, given = (look.view.held or {}).get(name, {}), self.ledger.handed_out(name)
+            named, rows = look.view.held.get(name, {}), self.ledger.handed_out(name)
             # Who held it before the kubelet's start may still: the next gateway must know of that, too.
-            who = {one: given[one].holder for one in self.beliefs.unsettled(name) if one in given}
+            who = {one: rows[one].holder for one in self.beliefs.unsettled(name) if one in rows}
             who |= {device_id: named.get(device_id, "") for device_id in holders}
             news = self.ledger.rebuild_handed_out(name, who, look.unix - RECORDED_WITHIN, time.time()) or news
         served = all(one.state.phase is Phase.SERVING for one in self._resources.values())
         since = self.presence.since
         settled = not any(map(self.beliefs.unsettled, self.ledger.named()))
-        if served and settled and look.view.held is not None and since is not None and look.at >= since:
+        if served and settled and since is not None and look.at >= since:
             news = self.ledger.compared_with(self.kubelet_named()) or news
         if news:
             self.scribe.soon()

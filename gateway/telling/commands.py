@@ -130,7 +130,7 @@ class Commands:
             ) from error
         await self._gateway.holdings.beliefs.look()  # To learn the holders of devices that were just given.
         names = list(self._gateway.resources)
-        concerned, known = dict.fromkeys(handled), [self._gateway.holdings.beliefs.holders(name) for name in names]
+        concerned, known = dict.fromkeys(handled), [self._gateway.holdings.recorded(name) for name in names]
         _log.info("order", op=request["op"], devices=[*concerned][:_MOST_TOLD], count=len(concerned))
         told = (one for name in names for one in (self._gateway.holdings.named(name) or {}).items())
         holders = {device_id: who for device_id, who in told if device_id in concerned}
