@@ -207,15 +207,21 @@ async def test_a_claim_is_refused_by_name_where_its_interval_cannot_be_set(node:
         assert (await cluster.prepare(cluster.claim("next", "gpu-0"))).gpus == {A}
 
 
-async def test_who_has_an_interval_has_the_gpu_alone(node: Node) -> None:
-    there, file = Driver(node), node.folder / "config.json"
-    shared = {"resources": [{"name": GPU, "replicas": 2}]}
-    file.write_text(json.dumps({"version": "v1", "sharing": {"timeSlicing": shared}}))
+def share(node: Node) -> tuple[str, ...]:
+    """Give the node one GPU in two replicas; return the gateway's options for that."""
+    file = node.folder / "config.json"
+    sharing = {"timeSlicing": {"resources": [{"name": GPU, "replicas": 2}]}}
+    file.write_text(json.dumps({"version": "v1", "sharing": sharing}))
     node.shared = (GPU,)
     simulate(node, A)
+    return "--config-file", str(file)
+
+
+async def test_who_has_an_interval_has_the_gpu_alone(node: Node) -> None:
+    there, shared = Driver(node), share(node)
     async with Cluster(node) as cluster:
         await cluster.start_kubelet()
-        cluster.gateway("--dra", "only", "--config-file", str(file), *there.options)
+        cluster.gateway("--dra", "only", *shared, *there.options)
         await node.until(lambda: len(cluster.published()) == 2, "both replicas to be offered")
         first, second = (
             cluster.claim(f"claim-{number}", name) for number, name in enumerate(sorted(cluster.published()))
@@ -237,18 +243,14 @@ async def test_who_has_an_interval_has_the_gpu_alone(node: Node) -> None:
 
 
 async def test_no_interval_is_set_under_a_pod_that_has_a_replica_by_name(node: Node) -> None:
-    there, file = Driver(node), node.folder / "config.json"
-    shared = {"resources": [{"name": GPU, "replicas": 2}]}
-    file.write_text(json.dumps({"version": "v1", "sharing": {"timeSlicing": shared}}))
-    node.shared = (GPU,)
-    simulate(node, A)
+    there, shared = Driver(node), share(node)
     async with Cluster(node) as cluster:
         await cluster.start_kubelet()
-        one = node.gateway("--config-file", str(file))
+        one = node.gateway(*shared)
         await node.allocatable_is(2)
         await node.admit("pod")
         one.kill()
-        cluster.gateway("--dra", "only", "--config-file", str(file), *there.options)
+        cluster.gateway("--dra", "only", *shared, *there.options)
         await node.until(lambda: len(cluster.published()) == 1, "the other replica to be offered")
         claim = asking(cluster, cluster.claim("claim"), "Long")
         reason = await refused(cluster, claim)

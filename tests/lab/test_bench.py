@@ -105,12 +105,6 @@ def test_more_registers_than_one_are_told() -> None:
     assert others({1: 300, 2: 0}) == ""
 
 
-# /proc.
-
-
-# The page.
-
-
 # Another plugin.
 
 
@@ -126,8 +120,6 @@ def test_what_is_no_command_line_for_a_plugin(text: str, tmp_path: Path) -> None
     with pytest.raises(UnfitError, match="expected"):
         command_for(text, tmp_path)
 
-
-# The caller, against a real server.
 
 # The yardstick.
 

@@ -370,19 +370,15 @@ def test_of_two_that_need_a_go_at_once_one_installs_it(
     assert (tmp_path / "pip").read_text() == "called\n"
 
 
-@pytest.mark.parametrize(
-    ("line", "advice"),
-    [
-        pytest.param("write /tmp/x: no space left on device", "Free some disk", id="disk"),
-        pytest.param(
-            "Get https://proxy.example/: dial tcp: lookup proxy.example: no such host", "GOPROXY", id="network"
-        ),
-        pytest.param(
-            "verifying k8s.io/api@v0.32.13: checksum mismatch", "don't run `go mod tidy`", id="another module"
-        ),
-        pytest.param("./main.go:7:2: undefined: nothing", "the driver's sources or of Go", id="source"),
-    ],
-)
+FAILED = {
+    "disk": ("write /tmp/x: no space left on device", "Free some disk"),
+    "network": ("Get https://proxy.example/: dial tcp: lookup proxy.example: no such host", "GOPROXY"),
+    "another module": ("verifying k8s.io/api@v0.32.13: checksum mismatch", "don't run `go mod tidy`"),
+    "source": ("./main.go:7:2: undefined: nothing", "the driver's sources or of Go"),
+}
+
+
+@pytest.mark.parametrize(("line", "advice"), FAILED.values(), ids=FAILED)
 def test_a_failed_build_shows_gos_lines_and_says_what_to_do(
     sources: Path, go: Callable[[str], Path], capsys: pytest.CaptureFixture[str], line: str, advice: str
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gateway_lab import debian
@@ -47,15 +45,6 @@ def test_the_machines_mirrors_of_debian_serve_the_wanted_release(
 
 def test_a_machine_of_another_vendor_has_none() -> None:
     assert debian.served("trixie", "http://mirror.example/ubuntu/ noble Ubuntu main\n") == ()
-
-
-def apt(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a stand-in of apt's programs on the PATH."""
-    for name in ("apt-get", "apt-config"):
-        program = folder / name
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder))
 
 
 @pytest.mark.parametrize("mirrors", [(), WANTED[1:]])

@@ -49,79 +49,66 @@ def after(*holding: Holding, **more: object) -> list[Look]:
     return [BEFORE, RUNNING, look("kubelet 1.28", *holding, **more)]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("looks", "problems"),
-    [
-        pytest.param(after(held("p-1", "a", "b"), free=("c", "d")), [], id="all is as it was"),
-        pytest.param(
-            after(held("p-2", "c", "d"), free=("a", "b"), drained=("p-1",)), [], id="a drained pod may get others"
-        ),
-        pytest.param(
-            after(held("p-1", "a", "b"), free=("d",), ill=("c",), expected=3, allocatable=3),
-            [],
-            id="an unhealthy GPU isn't lost",
-        ),
-        pytest.param(
-            after(held("p-1", "a", "c"), free=("b", "d")),
-            ["pod p-1 lost b: it holds a, c now", "pod p-1 got c unasked: it holds a, c now"],
-            id="a pod's GPU was exchanged",
-        ),
-        pytest.param(
-            after(free=GPUS),
-            ["pod p-1 lost a: it holds nothing now", "pod p-1 lost b: it holds nothing now"],
-            id="a pod was forgotten without a drain",
-        ),
-        pytest.param(
-            after(held("p-1", "a", "b"), free=("c", "x")),
-            [
-                "the kubelet offers x, which is no GPU of this node: a device ID changed",
-                "d is lost: no pod holds it, and the kubelet doesn't offer it",
-            ],
-            id="an ID changed on upgrade",
-        ),
-        pytest.param(
-            after(held("p-1", "a", "b"), free=("b", "c")),
-            [
-                "b is given twice: a pod holds it already",
-                "d is lost: no pod holds it, and the kubelet doesn't offer it",
-            ],
-            id="a GPU that is held is offered again",
-        ),
-        pytest.param(
-            after(held("p-1", "a", "b"), held("q-1", "b", "c"), free=("d",)),
-            ["b is given to both p-1 and q-1"],
-            id="a GPU in two pods",
-        ),
-        pytest.param(
-            after(held("p-1", "a", "b"), held("q-1", "c"), free=("d",), told=(held("p-1", "a", "b"), held("q-1", "a"))),
-            [
-                "pod q-1 is told to use a, but the kubelet's records give it c",
-                "a is given twice: told to both p-1 and q-1",
-            ],
-            id="a container is told to use another pod's GPU",
-        ),
-        pytest.param(
-            after(held("p-1", "a", "b"), free=("c", "d"), told=(held("p-1"),)),
-            ["pod p-1 is told to use nothing, but the kubelet's records give it a, b"],
-            id="a restarted container is told nothing",
-        ),
-        pytest.param(
-            after(held("p-1", "a", "b"), free=("c", "d"), ill=("d",)),
-            ["d is offered, although it is unhealthy"],
-            id="an unhealthy GPU is offered",
-        ),
-        pytest.param(
-            after(held("p-1", "a", "b"), free=("c", "d"), allocatable=3),
-            ["expected 4 GPUs allocatable, the kubelet's records show 3"],
-            id="the kubelet miscounts",
-        ),
-        pytest.param(
-            after(held("p-1", "a", "b"), allocatable=0, trouble=("the GPUs are not back",)),
-            ["the GPUs are not back"],
-            id="trouble speaks for itself",
-        ),
-    ],
-)
+VERDICTS = {
+    "all is as it was": (after(held("p-1", "a", "b"), free=("c", "d")), []),
+    "a drained pod may get others": (after(held("p-2", "c", "d"), free=("a", "b"), drained=("p-1",)), []),
+    "an unhealthy GPU isn't lost": (
+        after(held("p-1", "a", "b"), free=("d",), ill=("c",), expected=3, allocatable=3),
+        [],
+    ),
+    "a pod's GPU was exchanged": (
+        after(held("p-1", "a", "c"), free=("b", "d")),
+        ["pod p-1 lost b: it holds a, c now", "pod p-1 got c unasked: it holds a, c now"],
+    ),
+    "a pod was forgotten without a drain": (
+        after(free=GPUS),
+        ["pod p-1 lost a: it holds nothing now", "pod p-1 lost b: it holds nothing now"],
+    ),
+    "an ID changed on upgrade": (
+        after(held("p-1", "a", "b"), free=("c", "x")),
+        [
+            "the kubelet offers x, which is no GPU of this node: a device ID changed",
+            "d is lost: no pod holds it, and the kubelet doesn't offer it",
+        ],
+    ),
+    "a GPU that is held is offered again": (
+        after(held("p-1", "a", "b"), free=("b", "c")),
+        [
+            "b is given twice: a pod holds it already",
+            "d is lost: no pod holds it, and the kubelet doesn't offer it",
+        ],
+    ),
+    "a GPU in two pods": (
+        after(held("p-1", "a", "b"), held("q-1", "b", "c"), free=("d",)),
+        ["b is given to both p-1 and q-1"],
+    ),
+    "a container is told to use another pod's GPU": (
+        after(held("p-1", "a", "b"), held("q-1", "c"), free=("d",), told=(held("p-1", "a", "b"), held("q-1", "a"))),
+        [
+            "pod q-1 is told to use a, but the kubelet's records give it c",
+            "a is given twice: told to both p-1 and q-1",
+        ],
+    ),
+    "a restarted container is told nothing": (
+        after(held("p-1", "a", "b"), free=("c", "d"), told=(held("p-1"),)),
+        ["pod p-1 is told to use nothing, but the kubelet's records give it a, b"],
+    ),
+    "an unhealthy GPU is offered": (
+        after(held("p-1", "a", "b"), free=("c", "d"), ill=("d",)),
+        ["d is offered, although it is unhealthy"],
+    ),
+    "the kubelet miscounts": (
+        after(held("p-1", "a", "b"), free=("c", "d"), allocatable=3),
+        ["expected 4 GPUs allocatable, the kubelet's records show 3"],
+    ),
+    "trouble speaks for itself": (
+        after(held("p-1", "a", "b"), allocatable=0, trouble=("the GPUs are not back",)),
+        ["the GPUs are not back"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("looks", "problems"), VERDICTS.values(), ids=VERDICTS)
 def test_the_verdict_names_what_is_not_as_promised(looks: list[Look], problems: list[str]) -> None:
     verdict = judge(STORY, looks, GPUS)
     assert verdict.problems == tuple(f"kubelet 1.28: {problem}" for problem in problems)

@@ -135,23 +135,18 @@ START = {"op": "start", "pods": [{"pod": "p", "container": "c", "resource": "a.b
 POD = [Demand("p", "a.b/c", 2, "c", init=True)]
 
 
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        pytest.param(START, (POD, RUNS), id="start"),
-        pytest.param(
-            START | {"measure": {"resource": "a.b/c", "count": 3, "seconds": 4}},
-            ("a.b/c", 3, 4, POD, RUNS),
-            id="measured",
-        ),
-        pytest.param(
-            {"op": "admit", "pod": "p", "resource": "a.b/c", "count": 1, "limits": {"e.f/g": 2}, "init": True},
-            ("p", {"e.f/g": 2, "a.b/c": 1}, {"container": "main", "init": True}),
-            id="admit",
-        ),
-        pytest.param({"op": "stop"}, ("stop",), id="stop"),
-    ],
-)
+ASKED = {
+    "start": (START, (POD, RUNS)),
+    "measured": (START | {"measure": {"resource": "a.b/c", "count": 3, "seconds": 4}}, ("a.b/c", 3, 4, POD, RUNS)),
+    "admit": (
+        {"op": "admit", "pod": "p", "resource": "a.b/c", "count": 1, "limits": {"e.f/g": 2}, "init": True},
+        ("p", {"e.f/g": 2, "a.b/c": 1}, {"container": "main", "init": True}),
+    ),
+    "stop": ({"op": "stop"}, ("stop",)),
+}
+
+
+@pytest.mark.parametrize(("asked", "told"), ASKED.values(), ids=ASKED)
 async def test_what_is_asked_is_what_is_done(
     folder: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], told: tuple[object, ...]
 ) -> None:

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import os
-import select
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
 from gateway_lab import gatewayproc
-from gateway_lab.gatewayproc import GatewayError, GatewayProcess, gateway_command
+from gateway_lab.gatewayproc import GatewayError, GatewayProcess
 
 PRELUDE = "import json, os, signal, subprocess, sys, time; say = lambda **line: print(json.dumps(line)); "
 
@@ -74,25 +70,3 @@ async def test_the_exit_code_after_term(script: str, code: int) -> None:
         assert await process.terminate() == code
         assert not process.alive
         assert await process.terminate() == code
-
-
-async def test_no_process_is_left_behind_not_even_a_child() -> None:
-    script = "child = subprocess.Popen(['sleep', '60']); say(event='up', child=child.pid); time.sleep(60)"
-    async with await GatewayProcess.launch(command(script)) as process:
-        child = (await process.wait_for("up"))["child"]
-        ends = [os.pidfd_open(process.pid), os.pidfd_open(child)]
-    try:
-        for end in ends:
-            assert select.select([end], [], [], 10)[0], "still runs"
-    finally:
-        for end in ends:
-            os.close(end)
-
-
-async def test_a_gateway_by_its_command_line() -> None:
-    with tempfile.TemporaryDirectory(prefix="dpg-") as folder, tempfile.TemporaryDirectory(prefix="dpg-") as state:
-        command = gateway_command(Path(folder), Path(state))
-        async with await GatewayProcess.launch(command) as process:
-            line = await process.begun()
-            assert line["resources"] == {"nvidia.com/gpu": 8}
-            assert await process.terminate() == 0

@@ -28,21 +28,17 @@ def stage(tmp_path: Path) -> Stage:
 STANDING = Standing(pod(BARE), "u", frozenset({"GPU-0"}), Account(frozenset(), frozenset(), "", (), "t0"))
 
 
-@pytest.mark.parametrize(
-    ("after", "said"),
-    [
-        pytest.param(STANDING, "kept", id="as it was"),
-        pytest.param(None, "failed", id="gone"),
-        pytest.param(replace(STANDING, devices=frozenset()), "kept, another GPU", id="its GPU was taken"),
-        pytest.param(
-            replace(STANDING, account=replace(STANDING.account, began="t1")), "restarted, the same GPU", id="restarted"
-        ),
-        pytest.param(replace(STANDING, uid="v"), "replaced, the same GPU", id="another pod"),
-        pytest.param(
-            replace(STANDING, uid="v", devices=frozenset({"GPU-1"})), "replaced, another GPU", id="with another GPU"
-        ),
-    ],
-)
+FATES = {
+    "as it was": (STANDING, "kept"),
+    "gone": (None, "failed"),
+    "its GPU was taken": (replace(STANDING, devices=frozenset()), "kept, another GPU"),
+    "restarted": (replace(STANDING, account=replace(STANDING.account, began="t1")), "restarted, the same GPU"),
+    "another pod": (replace(STANDING, uid="v"), "replaced, the same GPU"),
+    "with another GPU": (replace(STANDING, uid="v", devices=frozenset({"GPU-1"})), "replaced, another GPU"),
+}
+
+
+@pytest.mark.parametrize(("after", "said"), FATES.values(), ids=FATES)
 def test_the_fate_of_a_pod(stage: Stage, after: Standing | None, said: str) -> None:
     assert stage._fate(STANDING, after) == said
 

@@ -39,30 +39,25 @@ def test_the_core_rules_are_rules() -> None:
     assert {rule.id for rule in RULES} > CORE
 
 
-@pytest.mark.parametrize(
-    ("findings", "levels"),
-    [
-        pytest.param([finding("registers", "kept")], {"core": "kept"}, id="only what was looked at"),
-        pytest.param(
-            [finding("registers", "kept"), finding("stream-cut", "broken", seen="never")],
-            {"core": "kept", "extended": "broken"},
-            id="a level is broken by one of its own rules",
-        ),
-        pytest.param(
-            [finding("registers", "kept"), finding("registers", "broken", "1.37", "0 devices")],
-            {"core": "broken"},
-            id="broken on one kubelet is broken",
-        ),
-        pytest.param(
-            [finding("registers", "kept"), finding("allocate", "not applicable")],
-            {"core": "kept"},
-            id="what can't be looked at breaks nothing",
-        ),
-        pytest.param(
-            [finding("allocate", "not applicable")], {"core": "not applicable"}, id="and a level of that is not kept"
-        ),
-    ],
-)
+LEVELS = {
+    "only what was looked at": ([finding("registers", "kept")], {"core": "kept"}),
+    "a level is broken by one of its own rules": (
+        [finding("registers", "kept"), finding("stream-cut", "broken", seen="never")],
+        {"core": "kept", "extended": "broken"},
+    ),
+    "broken on one kubelet is broken": (
+        [finding("registers", "kept"), finding("registers", "broken", "1.37", "0 devices")],
+        {"core": "broken"},
+    ),
+    "what can't be looked at breaks nothing": (
+        [finding("registers", "kept"), finding("allocate", "not applicable")],
+        {"core": "kept"},
+    ),
+    "and a level of that is not kept": ([finding("allocate", "not applicable")], {"core": "not applicable"}),
+}
+
+
+@pytest.mark.parametrize(("findings", "levels"), LEVELS.values(), ids=LEVELS)
 def test_levels(findings: list[Finding], levels: dict[str, str]) -> None:
     assert told(*findings)["levels"] == levels
 

@@ -80,40 +80,33 @@ def test_what_is_read(content: object, found: Checkpoint) -> None:
     assert checkpoint.read(json.dumps(content).encode()) == found
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        pytest.param(b"", "truncated", id="empty"),
-        pytest.param(json.dumps({"Data": bare()}).encode()[:-9], "truncated", id="half written"),
-        pytest.param(b"{}", "none of Entries", id="another file"),
-        pytest.param(b'{"Data": {}}', "none of Entries", id="data of another kind"),
-        pytest.param(b'{"Data": null}', r"\$.Data", id="no data"),
-        pytest.param(b"[]", "array", id="no object"),
-        pytest.param(json.dumps(bare(PodUID=7)).encode(), r"str.*PodUID", id="a number for a text"),
-        pytest.param(
-            json.dumps(bare(PodUID="p" * 254)).encode(),
-            "length <= 253.*PodUID",
-            id="a name that each device would repeat",
-        ),
-        pytest.param(
-            json.dumps(bare(ContainerName="c" * 254)).encode(), "length <= 253.*ContainerName", id="of a container"
-        ),
-        pytest.param(
-            json.dumps(
-                {"Entries": [{"PodUID": "p" * 254, "ContainerName": "c", "ResourceName": "r", "DeviceID": "a"}]}
-            ).encode(),
-            "PodUID",
-            id="in 1.8's format",
-        ),
-        pytest.param(json.dumps(bare(DeviceIDs="a")).encode(), "DeviceIDs", id="a text for a list"),
-        pytest.param(json.dumps(bare(DeviceIDs=[["a"]])).encode(), "DeviceIDs", id="a list too deep"),
-        pytest.param(b'{"PodDeviceEntries": [{"PodUID": "u"}]}', "ContainerName", id="a field is missing"),
-        pytest.param(b'{"Entries": [{"PodUID": "\xff"}]}', "utf-8", id="no UTF-8"),
-        pytest.param(b'{"a":' * 100_000, "recursion", id="too deep"),
-        pytest.param(b" " * (checkpoint.MAX_BYTES + 1), "too large", id="too large"),
-        pytest.param(b'"",' * 600_000, "too large", id="too many strings"),
-    ],
-)
+NONE = {
+    "empty": (b"", "truncated"),
+    "half written": (json.dumps({"Data": bare()}).encode()[:-9], "truncated"),
+    "another file": (b"{}", "none of Entries"),
+    "data of another kind": (b'{"Data": {}}', "none of Entries"),
+    "no data": (b'{"Data": null}', r"\$.Data"),
+    "no object": (b"[]", "array"),
+    "a number for a text": (json.dumps(bare(PodUID=7)).encode(), r"str.*PodUID"),
+    "a name that each device would repeat": (json.dumps(bare(PodUID="p" * 254)).encode(), "length <= 253.*PodUID"),
+    "of a container": (json.dumps(bare(ContainerName="c" * 254)).encode(), "length <= 253.*ContainerName"),
+    "in 1.8's format": (
+        json.dumps(
+            {"Entries": [{"PodUID": "p" * 254, "ContainerName": "c", "ResourceName": "r", "DeviceID": "a"}]}
+        ).encode(),
+        "PodUID",
+    ),
+    "a text for a list": (json.dumps(bare(DeviceIDs="a")).encode(), "DeviceIDs"),
+    "a list too deep": (json.dumps(bare(DeviceIDs=[["a"]])).encode(), "DeviceIDs"),
+    "a field is missing": (b'{"PodDeviceEntries": [{"PodUID": "u"}]}', "ContainerName"),
+    "no UTF-8": (b'{"Entries": [{"PodUID": "\xff"}]}', "utf-8"),
+    "too deep": (b'{"a":' * 100_000, "recursion"),
+    "too large": (b" " * (checkpoint.MAX_BYTES + 1), "too large"),
+    "too many strings": (b'"",' * 600_000, "too large"),
+}
+
+
+@pytest.mark.parametrize(("content", "says"), NONE.values(), ids=NONE)
 def test_what_is_none(content: bytes, says: str) -> None:
     with pytest.raises(MalformedError, match=says):
         checkpoint.read(content)

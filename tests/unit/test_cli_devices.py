@@ -183,50 +183,45 @@ def test_replicas_one_by_one() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("one", "facts", "expected"),
-    [
-        pytest.param(
-            plugin("a.b/c", {**well("x::0"), "x::1": (State.LOST, "gone", None, None)}, {}),
-            {},
-            ["a.b/c 1 healthy, 1 lost, 0 held", "DEVICE STATE HELD BY", "x \u00d72 1 healthy, 1 lost -", "gone"],
-            id="replicas in different states",
-        ),
-        pytest.param(
-            plugin("a.b/c", {f"x::{number}": (State.LOST, f"reason {number}", None, None) for number in range(5)}, {}),
-            {},
-            [
-                "5 lost",
-                "DEVICE",
-                "x \u00d75 lost -",
-                "reason 0",
-                "reason 1",
-                "reason 2",
-                "and 2 more: -o wide shows each",
-            ],
-            id="a few of many reasons",
-        ),
-        pytest.param(
-            plugin("a.b/c", well("x", "y")),
-            {},
-            ["who holds them can't be seen", "DEVICE STATE HELD BY", "x healthy ?", "y healthy ?"],
-            id="nobody knows who holds them",
-        ),
-        pytest.param(
-            plugin("a.b/c", well("x", "y"), {}),
-            {"x": Facts(product=A100), "y": Facts(product=H100)},
-            ["a.b/c 2 healthy, 0 held", "DEVICE KIND STATE HELD BY", f"x {A100} healthy -", f"y {H100} healthy -"],
-            id="different products",
-        ),
-        pytest.param(
-            plugin("a.b/c", well("p", "x"), {}),
-            {"p": Facts(parent="x", profile="half")},
-            ["2 healthy", "DEVICE KIND STATE HELD BY", "x - healthy -", "p half healthy -"],
-            id="a part under a GPU of the same resource",
-        ),
-        pytest.param(plugin("a.b/c", {}, {}), {}, [], id="a resource without devices"),
-    ],
-)
+RARER = {
+    "replicas in different states": (
+        plugin("a.b/c", {**well("x::0"), "x::1": (State.LOST, "gone", None, None)}, {}),
+        {},
+        ["a.b/c 1 healthy, 1 lost, 0 held", "DEVICE STATE HELD BY", "x \u00d72 1 healthy, 1 lost -", "gone"],
+    ),
+    "a few of many reasons": (
+        plugin("a.b/c", {f"x::{number}": (State.LOST, f"reason {number}", None, None) for number in range(5)}, {}),
+        {},
+        [
+            "5 lost",
+            "DEVICE",
+            "x \u00d75 lost -",
+            "reason 0",
+            "reason 1",
+            "reason 2",
+            "and 2 more: -o wide shows each",
+        ],
+    ),
+    "nobody knows who holds them": (
+        plugin("a.b/c", well("x", "y")),
+        {},
+        ["who holds them can't be seen", "DEVICE STATE HELD BY", "x healthy ?", "y healthy ?"],
+    ),
+    "different products": (
+        plugin("a.b/c", well("x", "y"), {}),
+        {"x": Facts(product=A100), "y": Facts(product=H100)},
+        ["a.b/c 2 healthy, 0 held", "DEVICE KIND STATE HELD BY", f"x {A100} healthy -", f"y {H100} healthy -"],
+    ),
+    "a part under a GPU of the same resource": (
+        plugin("a.b/c", well("p", "x"), {}),
+        {"p": Facts(parent="x", profile="half")},
+        ["2 healthy", "DEVICE KIND STATE HELD BY", "x - healthy -", "p half healthy -"],
+    ),
+    "a resource without devices": (plugin("a.b/c", {}, {}), {}, []),
+}
+
+
+@pytest.mark.parametrize(("one", "facts", "expected"), RARER.values(), ids=RARER)
 def test_rarer_things(one: ResourceFacts, facts: dict[str, Facts], expected: list[str]) -> None:
     lines = [" ".join(line.split()) for line in seen(answer(document(one), {"a.b/c": facts})).splitlines() if line]
     assert len(lines) == len(expected)

@@ -185,19 +185,13 @@ def vendor(folder: Path, *, rules: bool) -> Copy:
     return copy
 
 
-@pytest.mark.parametrize(
-    ("rules", "resource", "envs", "nodes"),
-    [
-        pytest.param(
-            True,
-            "pretend.example/accelerator",
-            {"PRETEND_VISIBLE_DEVICES": "SN0"},
-            ["/dev/pretend0"],
-            id="by its own rules",
-        ),
-        pytest.param(False, "pretend.example/gpu", {}, ["/dev/pretend0"], id="without rules, by its device nodes"),
-    ],
-)
+VENDORS = {
+    "by its own rules": (True, "pretend.example/accelerator", {"PRETEND_VISIBLE_DEVICES": "SN0"}, ["/dev/pretend0"]),
+    "without rules, by its device nodes": (False, "pretend.example/gpu", {}, ["/dev/pretend0"]),
+}
+
+
+@pytest.mark.parametrize(("rules", "resource", "envs", "nodes"), VENDORS.values(), ids=VENDORS)
 def test_a_vendor(folder: Path, rules: bool, resource: str, envs: dict[str, str], nodes: list[str]) -> None:
     vendor(folder, rules=rules).proves(resource, json.dumps(envs), json.dumps(nodes))
 

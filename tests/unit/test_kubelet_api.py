@@ -15,25 +15,21 @@ NO_SERVICE = ("UNIMPLEMENTED", "unknown service v1beta1.Registration")
 SPEAKS = 'requested API version "probe" is not supported by kubelet. Supported version'
 
 
-@pytest.mark.parametrize(
-    ("answers", "api", "kubelets", "answered"),
-    [
-        pytest.param([("UNKNOWN", f'{SPEAKS} is ["v1beta1"]')], "v1beta1", "1.10 and later", True, id="1.12"),
-        pytest.param([NO_SERVICE, ("UNKNOWN", f'{SPEAKS} is "v1alpha2"')], "v1alpha2", "1.9", True, id="1.9"),
-        pytest.param(
-            [NO_SERVICE, ("UNKNOWN", "unsupported API version by the Kubelet registry")], "0.1", "1.8", True, id="1.8"
-        ),
-        pytest.param(
-            [("UNKNOWN", f'{SPEAKS}s are ["v2", "v1beta1"]')], "v1beta1", "1.10", True, id="one of two is ours"
-        ),
-        pytest.param([("UNKNOWN", f'{SPEAKS}s are ["v2", "v3"]')], None, "it speaks v2, v3", True, id="newer"),
-        pytest.param([NO_SERVICE, NO_SERVICE], None, "unknown", True, id="no kubelet's socket"),
-        pytest.param([("UNKNOWN", "not now")], None, "unknown", True, id="a reason of its own"),
-        pytest.param([("DEADLINE_EXCEEDED", "")], None, "unknown", False, id="it hangs"),
-        pytest.param([("UNAVAILABLE", "refused")], None, "unknown", False, id="nobody listens"),
-        pytest.param([NO_SERVICE, ("UNAVAILABLE", "")], None, "unknown", False, id="it dies meanwhile"),
-    ],
-)
+ANSWERS = {
+    "1.12": ([("UNKNOWN", f'{SPEAKS} is ["v1beta1"]')], "v1beta1", "1.10 and later", True),
+    "1.9": ([NO_SERVICE, ("UNKNOWN", f'{SPEAKS} is "v1alpha2"')], "v1alpha2", "1.9", True),
+    "1.8": ([NO_SERVICE, ("UNKNOWN", "unsupported API version by the Kubelet registry")], "0.1", "1.8", True),
+    "one of two is ours": ([("UNKNOWN", f'{SPEAKS}s are ["v2", "v1beta1"]')], "v1beta1", "1.10", True),
+    "newer": ([("UNKNOWN", f'{SPEAKS}s are ["v2", "v3"]')], None, "it speaks v2, v3", True),
+    "no kubelet's socket": ([NO_SERVICE, NO_SERVICE], None, "unknown", True),
+    "a reason of its own": ([("UNKNOWN", "not now")], None, "unknown", True),
+    "it hangs": ([("DEADLINE_EXCEEDED", "")], None, "unknown", False),
+    "nobody listens": ([("UNAVAILABLE", "refused")], None, "unknown", False),
+    "it dies meanwhile": ([NO_SERVICE, ("UNAVAILABLE", "")], None, "unknown", False),
+}
+
+
+@pytest.mark.parametrize(("answers", "api", "kubelets", "answered"), ANSWERS.values(), ids=ANSWERS)
 async def test_what_its_answers_tell(
     monkeypatch: pytest.MonkeyPatch, answers: list[tuple[str, str]], api: str | None, kubelets: str, answered: bool
 ) -> None:

@@ -10,46 +10,18 @@ import pytest
 from devices.life import states as life
 from devices.life.states import State
 from devices.model import Device, Health
-from gateway.kubelet.drift import Finding, MismatchKind
 from gateway.kubernetes import events, ready
 from gateway.kubernetes.events import News, Queue
 from gateway.kubernetes.node import Condition, NodeConditions, NodeMetadata, NodeObject, NodeSpec, Taint
-from gateway.kubernetes.ready import NodeResource, judge
-from gateway.registration.events import Phase
-from gateway.tally import Confirmation
-from gateway.telling.served import verdict
+from gateway.kubernetes.ready import judge
 
 GPU, OTHER = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
-
-
-def standing(
-    name: str = GPU,
-    devices: int = 4,
-    healthy: int = 4,
-    *,
-    served: bool = True,
-    looked: bool = True,
-    lacking: bool = False,
-    withheld: int = 0,
-) -> NodeResource:
-    checked = Confirmation.LACKING if lacking else Confirmation.HELD if looked else None
-    found = verdict(Phase.SERVING if served else Phase.WAITING, checked=checked)
-    return NodeResource(name, devices, healthy, found, withheld)
 
 
 def node(
     allocatable: Mapping[str, str] | None = None, *conditions: Condition, taints: Sequence[Taint] = ()
 ) -> NodeObject:
     return NodeObject(NodeMetadata("n1"), NodeSpec(tuple(taints)), NodeConditions(dict(allocatable or {}), conditions))
-
-
-def test_a_source_that_tells_nothing_is_the_reason() -> None:
-    assert judge([standing()], node({GPU: "4"}), hindrance="nvidia: no driver", was=True).message == "nvidia: no driver"
-
-
-def test_a_node_that_was_ready_is_not_while_the_kubelet_gives_fewer() -> None:
-    """Its own records say so: then it is no late news."""
-    assert not judge([standing(withheld=1)], node({GPU: "3"}), was=True).ready
 
 
 def test_what_others_wrote_steers_no_screen() -> None:
@@ -101,13 +73,6 @@ def test_the_replicas_of_a_gpu_are_one_event() -> None:
     now = {one: entry(State.UNHEALTHY, "Xid 79", one) for one in ids}
     [news] = events.of_devices(GPU, was, now, 0)
     assert news.message == "nvidia.com/gpu: GPU-0 is unhealthy: Xid 79"
-
-
-def test_a_new_difference_of_records_is_an_event() -> None:
-    old = Finding(MismatchKind.UNLISTED, ("GPU-0",), "old")
-    new = Finding(MismatchKind.DOUBLED, ("GPU-1",), "perhaps in two pods")
-    [news] = events.of_findings(GPU, [old], [old, new], 0)
-    assert (news.reason, news.message) == ("GPURecordsDiffer", "nvidia.com/gpu: perhaps in two pods")
 
 
 def news(subject: str, reason: str = "GPUUnhealthy") -> News:

@@ -114,21 +114,17 @@ def test_a_sample(name: str, labels: dict[str, str], value: float) -> None:
     assert samples(FULL)[key(name, **labels)] == value
 
 
-@pytest.mark.parametrize(
-    ("status", "name"),
-    [
-        pytest.param(document(REFUSED), "stream_age_seconds", id="no stream"),
-        pytest.param(document(REFUSED), "held_devices", id="no records"),
-        pytest.param(document(STANDBY), "serving", id="another gateway serves it"),
-        pytest.param(document(replace(TROUBLED, state=documents.state(Phase.STOPPED))), "serving", id="it is stopped"),
-        pytest.param(
-            document(ledger=replace(documents.GOOD_LEDGER, written_s=None)),
-            "ledger_written_age_seconds",
-            id="never written",
-        ),
-        pytest.param(document(REFUSED), "device_info", id="all devices are healthy, and nobody asked for their IDs"),
-    ],
-)
+UNKNOWN = {
+    "no stream": (document(REFUSED), "stream_age_seconds"),
+    "no records": (document(REFUSED), "held_devices"),
+    "another gateway serves it": (document(STANDBY), "serving"),
+    "it is stopped": (document(replace(TROUBLED, state=documents.state(Phase.STOPPED))), "serving"),
+    "never written": (document(ledger=replace(documents.GOOD_LEDGER, written_s=None)), "ledger_written_age_seconds"),
+    "all devices are healthy, and nobody asked for their IDs": (document(REFUSED), "device_info"),
+}
+
+
+@pytest.mark.parametrize(("status", "name"), UNKNOWN.values(), ids=UNKNOWN)
 def test_what_is_not_known_has_no_sample(status: GatewayStatus, name: str) -> None:
     assert [found for found, _ in samples(status) if found == name] == []
 

@@ -22,23 +22,19 @@ def seen(written: dict[str, str], pods: Sequence[str], source: str = "pod-resour
 ENDED = seen({"U0": "uid-a/main"}, ())
 
 
-@pytest.mark.parametrize(
-    ("looks", "due"),
-    [
-        pytest.param([(0, ENDED)], [True], id="a pod that only the checkpoint names"),
-        pytest.param([(0, seen({}, A))], [False], id="the checkpoint names nobody else"),
-        pytest.param([(0, View(held={}, source="pod-resources"))], [False], id="there is no checkpoint"),
-        pytest.param([(0, seen({"U0": "uid-a/main"}, (), "checkpoint"))], [False], id="a kubelet without List"),
-        pytest.param([(0, ENDED), (2, ENDED)], [True, False], id="it was just sent"),
-        pytest.param([(0, ENDED), (SEND_AGAIN_S, ENDED)], [True, True], id="it names them still"),
-        pytest.param([(0, seen({"U0": "uid-a/main"}, A)), (2, ENDED)], [True, True], id="a pod went meanwhile"),
-        pytest.param(
-            [(0, seen({"U0": "uid-a/main"}, B)), (2, seen({"U1": "uid-c/main"}, B))],
-            [True, True],
-            id="it names another",
-        ),
-    ],
-)
+SENT_AGAIN = {
+    "a pod that only the checkpoint names": ([(0, ENDED)], [True]),
+    "the checkpoint names nobody else": ([(0, seen({}, A))], [False]),
+    "there is no checkpoint": ([(0, View(held={}, source="pod-resources"))], [False]),
+    "a kubelet without List": ([(0, seen({"U0": "uid-a/main"}, (), "checkpoint"))], [False]),
+    "it was just sent": ([(0, ENDED), (2, ENDED)], [True, False]),
+    "it names them still": ([(0, ENDED), (SEND_AGAIN_S, ENDED)], [True, True]),
+    "a pod went meanwhile": ([(0, seen({"U0": "uid-a/main"}, A)), (2, ENDED)], [True, True]),
+    "it names another": ([(0, seen({"U0": "uid-a/main"}, B)), (2, seen({"U1": "uid-c/main"}, B))], [True, True]),
+}
+
+
+@pytest.mark.parametrize(("looks", "due"), SENT_AGAIN.values(), ids=SENT_AGAIN)
 def test_when_a_list_is_sent_once_more(looks: Sequence[tuple[float, View]], due: Sequence[bool]) -> None:
     outdated = Outdated()
     assert [outdated.is_due(view, now) for now, view in looks] == [*due]

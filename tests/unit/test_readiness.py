@@ -47,72 +47,40 @@ def judge(resources: Sequence[Standing], *, kubelet_s: float | None, **facts: An
     return readiness.judge([one(kubelet_s) for one in resources], kubelet_s=kubelet_s, **facts)
 
 
-@pytest.mark.parametrize(
-    ("it", "kubelet_s", "ready", "words"),
-    [
-        pytest.param(standing(Phase.SERVING), 60.0, True, "served", id="registered and verified"),
-        pytest.param(
-            standing(Phase.SERVING, Confirmation.UNKNOWN),
-            60.0,
-            True,
-            "records can't be read",
-            id="nothing to verify it with",
-        ),
-        pytest.param(
-            standing(Phase.SERVING, None, stream_s=0.5), 60.0, False, "not looked up", id="registered, not verified yet"
-        ),
-        pytest.param(
-            standing(Phase.SERVING, None), 60.0, True, "not looked up", id="the list changes too often to verify it"
-        ),
-        pytest.param(
-            standing(Phase.SERVING, Confirmation.LACKING),
-            60.0,
-            False,
-            "records lack it",
-            id="the kubelet does not hold it",
-        ),
-        pytest.param(
-            standing(Phase.WAITING, Confirmation.LACKING), 60.0, False, "records lack it", id="and it registers again"
-        ),
-        pytest.param(
-            standing(Phase.OFFERING, None, unserved_s=0.1),
-            60.0,
-            False,
-            "registering",
-            id="registering for the first time",
-        ),
-        pytest.param(
-            standing(Phase.OFFERING, unserved_s=0.1), 60.0, True, "0.1 s: registering", id="a stream was cut just now"
-        ),
-        pytest.param(standing(Phase.OFFERING), 0.1, True, "0.1 s: registering", id="the kubelet started just now"),
-        pytest.param(standing(Phase.OFFERING), 60.0, False, "11.0 s: registering", id="registering for too long"),
-        pytest.param(
-            standing(Phase.OFFERING, unserved_s=PATIENCE), 60.0, False, "10.0 s: registering", id="just as long"
-        ),
-        pytest.param(
-            standing(Phase.SERVING, None, stream_s=PATIENCE), 60.0, True, "not looked up", id="unverified, just as long"
-        ),
-        pytest.param(standing(Phase.ACCEPTED), 60.0, False, "kubelet's call", id="accepted and never called"),
-        pytest.param(
-            standing(Phase.WAITING, trouble="no common version: 1.7"),
-            60.0,
-            False,
-            "no common version: 1.7",
-            id="the kubelet refuses us",
-        ),
-        pytest.param(
-            standing(Phase.OUT, unserved_s=0.1, trouble="not offered: too large"),
-            60.0,
-            False,
-            "too large",
-            id="no dialect carries the list",
-        ),
-        pytest.param(standing(Phase.ABSENT), None, True, "no kubelet", id="no kubelet"),
-        pytest.param(standing(Phase.WAITING, Confirmation.LACKING), None, True, "no kubelet", id="none any more"),
-        pytest.param(standing(Phase.ABSENT, None), 0.0, False, "waiting for a kubelet", id="a kubelet, unseen yet"),
-        pytest.param(standing(Phase.WAITING, None, devices=0), 60.0, True, "no devices", id="no devices"),
-    ],
-)
+STANDINGS = {
+    "registered and verified": (standing(Phase.SERVING), 60.0, True, "served"),
+    "nothing to verify it with": (standing(Phase.SERVING, Confirmation.UNKNOWN), 60.0, True, "records can't be read"),
+    "registered, not verified yet": (standing(Phase.SERVING, None, stream_s=0.5), 60.0, False, "not looked up"),
+    "the list changes too often to verify it": (standing(Phase.SERVING, None), 60.0, True, "not looked up"),
+    "the kubelet does not hold it": (standing(Phase.SERVING, Confirmation.LACKING), 60.0, False, "records lack it"),
+    "and it registers again": (standing(Phase.WAITING, Confirmation.LACKING), 60.0, False, "records lack it"),
+    "registering for the first time": (standing(Phase.OFFERING, None, unserved_s=0.1), 60.0, False, "registering"),
+    "a stream was cut just now": (standing(Phase.OFFERING, unserved_s=0.1), 60.0, True, "0.1 s: registering"),
+    "the kubelet started just now": (standing(Phase.OFFERING), 0.1, True, "0.1 s: registering"),
+    "registering for too long": (standing(Phase.OFFERING), 60.0, False, "11.0 s: registering"),
+    "just as long": (standing(Phase.OFFERING, unserved_s=PATIENCE), 60.0, False, "10.0 s: registering"),
+    "unverified, just as long": (standing(Phase.SERVING, None, stream_s=PATIENCE), 60.0, True, "not looked up"),
+    "accepted and never called": (standing(Phase.ACCEPTED), 60.0, False, "kubelet's call"),
+    "the kubelet refuses us": (
+        standing(Phase.WAITING, trouble="no common version: 1.7"),
+        60.0,
+        False,
+        "no common version: 1.7",
+    ),
+    "no dialect carries the list": (
+        standing(Phase.OUT, unserved_s=0.1, trouble="not offered: too large"),
+        60.0,
+        False,
+        "too large",
+    ),
+    "no kubelet": (standing(Phase.ABSENT), None, True, "no kubelet"),
+    "none any more": (standing(Phase.WAITING, Confirmation.LACKING), None, True, "no kubelet"),
+    "a kubelet, unseen yet": (standing(Phase.ABSENT, None), 0.0, False, "waiting for a kubelet"),
+    "no devices": (standing(Phase.WAITING, None, devices=0), 60.0, True, "no devices"),
+}
+
+
+@pytest.mark.parametrize(("it", "kubelet_s", "ready", "words"), STANDINGS.values(), ids=STANDINGS)
 def test_a_resource(it: Standing, kubelet_s: float | None, ready: bool, words: str) -> None:
     verdict = judge([it], begun=True, kubelet_s=kubelet_s)
     assert verdict.ready is ready

@@ -33,86 +33,62 @@ SERVING: tuple[Event, ...] = (KubeletUp(K1), Reached(1, K1), Replied(1, "OK"), S
 RENEWED = (*SERVING, Renew("options"), RETRY, Reached(2, K1), Replied(2, "OK"), StreamOpened(2))
 
 
-@pytest.mark.parametrize(
-    ("events", "why"),
-    [
-        pytest.param((KubeletUp(K1),), Cause.FIRST, id="the first kubelet"),
-        pytest.param((KubeletUp(K1), Reached(1, K2)), Cause.FIRST, id="the next one came before it was reached"),
-        pytest.param(SERVING, Cause.FIRST, id="it calls once it has answered"),
-        pytest.param((KubeletUp(K1), Replied(1, "UNIMPLEMENTED")), Cause.FIRST, id="another dialect is no other cause"),
-        pytest.param((*SERVING, KubeletUp(K2)), Cause.KUBELET_START, id="a kubelet starts"),
-        pytest.param((*SERVING, StreamEnded(1), KubeletUp(K2)), Cause.KUBELET_START, id="a kubelet restarts"),
-        pytest.param(
-            (*SERVING, StreamEnded(1), RETRY, Reached(2, K2)), Cause.KUBELET_START, id="a kubelet that nobody told of"
-        ),
-        pytest.param((*SERVING, StreamEnded(1), RETRY), Cause.STREAM_ENDED, id="the stream is cut"),
-        pytest.param(
-            (KubeletUp(K1), Reached(1, K1), StreamOpened(1), StreamEnded(1), Replied(1, "UNIMPLEMENTED")),
-            Cause.FIRST,
-            id="who called and left was not the kubelet",
-        ),
-        pytest.param(
-            (*SERVING, StreamEnded(1), Verified(held=False), RETRY),
-            Cause.STREAM_ENDED,
-            id="a look that ends after the stream",
-        ),
-        pytest.param(
-            (*SERVING, StreamEnded(1), KubeletUp(K1), RETRY), Cause.STREAM_ENDED, id="a poll sees the known kubelet"
-        ),
-        pytest.param(
-            (KubeletUp(K1), Reached(1, K1), StreamOpened(1), StreamEnded(1), Replied(1, "OK"), RETRY),
-            Cause.STREAM_ENDED,
-            id="the stream is cut before Register answers",
-        ),
-        pytest.param((KubeletUp(K1), Replied(1, "DEADLINE_EXCEEDED"), RETRY), Cause.ERROR, id="no answer"),
-        pytest.param(
-            (KubeletUp(K1), Reached(1, K1), StreamOpened(1), Replied(1, "DEADLINE_EXCEEDED")),
-            Cause.FIRST,
-            id="no answer, but it called",
-        ),
-        pytest.param((KubeletUp(K1), Replied(1, "UNKNOWN", "no"), RETRY), Cause.ERROR, id="refused"),
-        pytest.param((*SERVING[:3], Fired(Timer.CALL), RETRY), Cause.NEVER_CALLED, id="never called"),
-        pytest.param((*SERVING, Verified(held=False), RETRY), Cause.RECORDS, id="the records lack us"),
-        pytest.param(
-            (*SERVING, Verified(held=False), StreamEnded(1), RETRY),
-            Cause.RECORDS,
-            id="our own end of a stream is no cut",
-        ),
-        pytest.param((*SERVING, Renew("options"), RETRY), Cause.OPTIONS, id="other options"),
-        pytest.param(
-            (KubeletUp(K1), Reached(1, K1), Renew("options"), Replied(1, "OK"), StreamOpened(1), RETRY),
-            Cause.OPTIONS,
-            id="other options while a Register is in flight",
-        ),
-        pytest.param(
-            (KubeletUp(K1), Reached(1, K1), StreamOpened(1), Renew("options"), Replied(1, "OK"), RETRY),
-            Cause.OPTIONS,
-            id="and the kubelet had called before it answered",
-        ),
-        pytest.param(
-            (*RENEWED, Renew("again"), StreamEnded(2), RETRY),
-            Cause.STREAM_ENDED,
-            id="a cut before it is time for other options",
-        ),
-        pytest.param(
-            (*RENEWED, Renew("again"), Fired(Timer.RENEW), RETRY),
-            Cause.OPTIONS,
-            id="it is time for other options",
-        ),
-        pytest.param(
-            (*RENEWED, Renew("again"), StreamEnded(2), Fired(Timer.RENEW), RETRY),
-            Cause.STREAM_ENDED,
-            id="it is time for other options, after a cut",
-        ),
-        pytest.param((*SERVING, StandBy(), Resume(), RETRY), Cause.HANDOVER, id="the other gateway is gone"),
-        pytest.param(
-            (*SERVING, StandBy(), KubeletUp(K2), Resume(), RETRY),
-            Cause.HANDOVER,
-            id="a kubelet came while another gateway served",
-        ),
-        pytest.param((*SERVING, Withhold("too large"), Resume(), RETRY), Cause.OFFERED, id="the list fits again"),
-    ],
-)
+CAUSES = {
+    "the first kubelet": ((KubeletUp(K1),), Cause.FIRST),
+    "the next one came before it was reached": ((KubeletUp(K1), Reached(1, K2)), Cause.FIRST),
+    "it calls once it has answered": (SERVING, Cause.FIRST),
+    "another dialect is no other cause": ((KubeletUp(K1), Replied(1, "UNIMPLEMENTED")), Cause.FIRST),
+    "a kubelet starts": ((*SERVING, KubeletUp(K2)), Cause.KUBELET_START),
+    "a kubelet restarts": ((*SERVING, StreamEnded(1), KubeletUp(K2)), Cause.KUBELET_START),
+    "a kubelet that nobody told of": ((*SERVING, StreamEnded(1), RETRY, Reached(2, K2)), Cause.KUBELET_START),
+    "the stream is cut": ((*SERVING, StreamEnded(1), RETRY), Cause.STREAM_ENDED),
+    "who called and left was not the kubelet": (
+        (KubeletUp(K1), Reached(1, K1), StreamOpened(1), StreamEnded(1), Replied(1, "UNIMPLEMENTED")),
+        Cause.FIRST,
+    ),
+    "a look that ends after the stream": ((*SERVING, StreamEnded(1), Verified(held=False), RETRY), Cause.STREAM_ENDED),
+    "a poll sees the known kubelet": ((*SERVING, StreamEnded(1), KubeletUp(K1), RETRY), Cause.STREAM_ENDED),
+    "the stream is cut before Register answers": (
+        (KubeletUp(K1), Reached(1, K1), StreamOpened(1), StreamEnded(1), Replied(1, "OK"), RETRY),
+        Cause.STREAM_ENDED,
+    ),
+    "no answer": ((KubeletUp(K1), Replied(1, "DEADLINE_EXCEEDED"), RETRY), Cause.ERROR),
+    "no answer, but it called": (
+        (KubeletUp(K1), Reached(1, K1), StreamOpened(1), Replied(1, "DEADLINE_EXCEEDED")),
+        Cause.FIRST,
+    ),
+    "refused": ((KubeletUp(K1), Replied(1, "UNKNOWN", "no"), RETRY), Cause.ERROR),
+    "never called": ((*SERVING[:3], Fired(Timer.CALL), RETRY), Cause.NEVER_CALLED),
+    "the records lack us": ((*SERVING, Verified(held=False), RETRY), Cause.RECORDS),
+    "our own end of a stream is no cut": ((*SERVING, Verified(held=False), StreamEnded(1), RETRY), Cause.RECORDS),
+    "other options": ((*SERVING, Renew("options"), RETRY), Cause.OPTIONS),
+    "other options while a Register is in flight": (
+        (KubeletUp(K1), Reached(1, K1), Renew("options"), Replied(1, "OK"), StreamOpened(1), RETRY),
+        Cause.OPTIONS,
+    ),
+    "and the kubelet had called before it answered": (
+        (KubeletUp(K1), Reached(1, K1), StreamOpened(1), Renew("options"), Replied(1, "OK"), RETRY),
+        Cause.OPTIONS,
+    ),
+    "a cut before it is time for other options": (
+        (*RENEWED, Renew("again"), StreamEnded(2), RETRY),
+        Cause.STREAM_ENDED,
+    ),
+    "it is time for other options": ((*RENEWED, Renew("again"), Fired(Timer.RENEW), RETRY), Cause.OPTIONS),
+    "it is time for other options, after a cut": (
+        (*RENEWED, Renew("again"), StreamEnded(2), Fired(Timer.RENEW), RETRY),
+        Cause.STREAM_ENDED,
+    ),
+    "the other gateway is gone": ((*SERVING, StandBy(), Resume(), RETRY), Cause.HANDOVER),
+    "a kubelet came while another gateway served": (
+        (*SERVING, StandBy(), KubeletUp(K2), Resume(), RETRY),
+        Cause.HANDOVER,
+    ),
+    "the list fits again": ((*SERVING, Withhold("too large"), Resume(), RETRY), Cause.OFFERED),
+}
+
+
+@pytest.mark.parametrize(("events", "why"), CAUSES.values(), ids=CAUSES)
 def test_the_cause_of_a_registration(events: tuple[Event, ...], why: Cause) -> None:
     state, found, offered = registration.start("t", "auto", ""), None, None
     for event in events:
