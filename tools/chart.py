@@ -85,11 +85,12 @@ def _nvidia(rows: Sequence[Row]) -> Iterator[str]:
 
 def _ours(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
-        values = f": {', '.join(row['enum'])}" if "enum" in row else ""
+        values = [f"`{'|'.join(row['enum'])}`"] if "enum" in row else []
         default = row["default"]
         shown = default if isinstance(default, str) else json.dumps(default)
-        said = [f"default `{shown}`"] if default not in ("", {}, None, False, []) else []
-        yield f"- `{row['key']}`: {'; '.join([*([row['text'] + values] if row['text'] else []), *said])}".rstrip(": ")
+        said = [*values, *([f"default `{shown}`"] if default not in ("", {}, None, False, []) else [])]
+        more = f" ({', '.join(said)})" if said else ""
+        yield f"- `{row['key']}`: {row['text']}{more}".rstrip(": ")
 
 
 LISTS: Final[Mapping[str, Callable[[Sequence[Row]], Iterator[str]]]] = {"nvidia": _nvidia, "ours": _ours}

@@ -28,10 +28,11 @@ def page(text: str) -> str:
 def _lines() -> Iterator[str]:
     for flag in FLAGS:
         if not flag.inert:
-            values = f": {', '.join(flag.values.split('|'))}" if "|" in flag.values else ""
-            default = f"; default: {flag.default}" if flag.default not in {"", "none", "false"} else ""
-            yield f"- {_names([flag])}: {flag.meaning}{values}{default}\n"
-    yield f"- {_names([flag for flag in FLAGS if flag.inert])}: accepted, without an effect\n"
+            values = [f"`{flag.values}`"] if "|" in flag.values else []
+            default = [f"default: {flag.default}"] if flag.default not in {"", "none", "false"} else []
+            more = f" ({', '.join([*values, *default])})" if values or default else ""
+            yield f"- {_names([flag])}: {flag.meaning}{more}\n"
+    yield f"- {_names([flag for flag in FLAGS if flag.inert])}: accepted without an effect\n"
 
 
 def _names(flags: Sequence[Flag]) -> str:

@@ -32,19 +32,19 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     "Kubelet": (
         Flag(
             "api",
-            "the device plugin API to speak: auto finds out at each kubelet start, v1alpha is either alpha dialect",
+            "the version of the device plugin API. auto detects it at each kubelet start; v1alpha allows both alpha versions",
             form="auto|v1beta1|v1alpha2|0.1|v1alpha",
         ),
         Flag(
             "socket-dir",
-            "the kubelet's device plugin directory, with kubelet.sock in it",
+            "the kubelet's device plugin directory, which contains kubelet.sock",
             form="PATH",
             take=kinds.whole_path,
         ),
-        _theirs("kubelet-socket", "the kubelet's kubelet.sock; its folder is the same as --socket-dir", form="PATH"),
+        _theirs("kubelet-socket", "the path of kubelet.sock, instead of --socket-dir", form="PATH"),
         Flag(
             "pod-resources-socket",
-            "the kubelet's pod-resources socket, by which registrations are checked",
+            "the kubelet's pod-resources socket, by which the gateway checks registrations",
             sets="pod_resources",
             otherwise="pod-resources/kubelet.sock next to --socket-dir",
             form="PATH",
@@ -54,19 +54,19 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "kubelet-version",
             "the kubelet's version, if you know it (CDI names need 1.29)",
             sets="kubelet_minor",
-            otherwise="taken from evidence on the connection",
+            otherwise="detected from the connection",
             form="1.N",
             take=kinds.optional(kinds.kubelet_minor),
         ),
         Flag(
             "state-dir",
-            "where the gateway remembers which devices it announced; must outlive it, never inside --socket-dir",
+            "the folder of the gateway's state file. It must survive restarts, and must not be inside --socket-dir",
             form="PATH",
             take=kinds.whole_path,
         ),
         _switch(
             "host-service",
-            "this is the node's own service: gateways in pods stand by while it runs",
+            "run as a service of the host, before which gateways in pods stand by",
         ),
         Flag(
             "POD_UID", "the UID of the gateway's pod (`metadata.uid`)", sets="pod_uid", named=("POD_UID",), option=False
@@ -75,12 +75,12 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     "Devices": (
         Flag(
             "backend",
-            "where the devices come from: auto takes the hardware that is found, never a simulation; none: no GPUs",
+            "the source of devices. auto uses the GPUs that it finds, and never simulates; none serves no GPUs",
             form="auto|nvidia|amd|simulated|none",
         ),
         Flag(
             "simulate",
-            "a YAML profile of simulated GPUs (watched while the gateway runs), or a shipped one's name",
+            "a YAML file with simulated GPUs (watched while the gateway runs), or the name of a built-in profile",
             sets="profile",
             otherwise="8 healthy GPUs as nvidia.com/gpu",
             form="PROFILE",
@@ -88,7 +88,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         Flag(
             "exclude-devices",
-            "GPUs to leave out, by UUID, index, PCI address or product; * is anything",
+            "GPUs to exclude, by UUID, index, PCI address or product (* matches any text)",
             key=(*_OURS, "excludeDevices"),
             sets="excluded",
             kind=FlagKind.NAMES,
@@ -97,14 +97,14 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         Flag(
             "startup-grace",
-            "after a reboot, let containers wait up to this long (in PreStartContainer) for devices whose driver is late",
+            "after a reboot, how long containers may wait (in PreStartContainer) for a late driver",
             kind=FlagKind.SECONDS,
             form="SECONDS",
             take=partial(kinds.seconds, most=3600),
         ),
         Flag(
             "health-recovery",
-            "whether a GPU that became unhealthy may come back: never, or by evidence",
+            "whether an unhealthy GPU may become healthy again. off means never, safe means after evidence of recovery",
             key=(*_OURS, "healthRecovery"),
             take=Recovery,
         ),
@@ -118,7 +118,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     "What containers get": (
         _theirs(
             "device-list-strategy",
-            "how a container gets its GPUs; several are possible",
+            "how a container gets its GPUs (one or several strategies)",
             key=(*_PLUGIN, "deviceListStrategy"),
             sets="list_strategies",
             kind=FlagKind.LIST,
@@ -132,10 +132,10 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             sets="id_strategy",
             take=IdStrategy,
         ),
-        _their_switch("pass-device-specs", "also name the device nodes in answers", key=(*_PLUGIN, "passDeviceSpecs")),
+        _their_switch("pass-device-specs", "add the device nodes to responses", key=(*_PLUGIN, "passDeviceSpecs")),
         _theirs(
             "shared-devices-allocation-policy",
-            "shared GPUs are given out the least used first, or the most used first",
+            "whether the least used shared GPU (distributed) or the most used one (packed) is allocated first",
             key=(*_PLUGIN, "sharedDevicesAllocationPolicy"),
             sets="sharing",
             take=Sharing,
@@ -149,7 +149,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         _theirs(
             "cdi-disable-hooks",
-            "hooks to leave out of the CDI specification (an older NVIDIA Container Toolkit has fewer), or all",
+            "CDI hooks to leave out, or all (older versions of NVIDIA Container Toolkit have fewer hooks)",
             key=(*_PLUGIN, "cdiDisableHooks"),
             sets="cdi_disabled_hooks",
             kind=FlagKind.LIST,
@@ -158,13 +158,13 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         Flag(
             "cdi-fallback",
-            "what to do if a kubelet does not accept CDI names, and nothing else carries the GPU",
+            "what to do if CDI is the only strategy and the kubelet does not support CDI names",
             key=(*_OURS, "cdiFallback"),
             take=CdiFallback,
         ),
         _theirs(
             "nvidia-cdi-hook-path",
-            "the program of CDI hooks, on the host",
+            "the host's path of the program for CDI hooks",
             named=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
             key=(*_PLUGIN, "nvidiaCTKPath"),
             sets="cdi_hook_path",
@@ -177,7 +177,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         _their_switch("mofed-enabled", "containers get Mellanox OFED", key=(*_FLAGS, "mofedEnabled"), sets="mofed"),
         _theirs(
             "imex-channel-ids",
-            "IMEX channels that each container with a GPU gets: none or 0",
+            "IMEX channels for each container with a GPU (none or 0)",
             key=("imex", "channelIDs"),
             sets="imex_channels",
             kind=FlagKind.NUMBERS,
@@ -191,13 +191,13 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     "NVIDIA and AMD": (
         _theirs(
             "mig-strategy",
-            "how MIG instances are offered: not at all, as GPUs, or by profile",
+            "how MIG instances are offered. none doesn't offer them, single offers them as GPUs, mixed by profile",
             key=(*_FLAGS, "migStrategy"),
             take=MigStrategy,
         ),
         _theirs(
             "nvidia-driver-root",
-            "where the driver is on the host",
+            "the driver's root folder on the host",
             key=(*_FLAGS, "nvidiaDriverRoot"),
             sets="driver_root",
             form="PATH",
@@ -206,7 +206,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         _theirs(
             "nvidia-dev-root",
-            "where its device nodes are on the host",
+            "the root of the driver's device nodes on the host",
             key=(*_FLAGS, "nvidiaDevRoot"),
             sets="dev_root",
             otherwise="the driver root",
@@ -216,7 +216,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         _theirs(
             "container-driver-root",
-            "where the driver root is mounted in the gateway's container",
+            "the path in the gateway's container at which the driver root is mounted",
             named=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
             key=(*_PLUGIN, "containerDriverRoot"),
             form="PATH",
@@ -225,7 +225,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         _theirs(
             "device-discovery-strategy",
-            "how NVIDIA's GPUs are found; tegra is refused",
+            "how the gateway finds NVIDIA GPUs (it refuses tegra)",
             key=(*_FLAGS, "deviceDiscoveryStrategy"),
             otherwise="auto",
             form="auto|nvml",
@@ -233,7 +233,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         Flag(
             "DP_DISABLE_HEALTHCHECKS",
-            "Xids after which a GPU stays healthy, separated by commas; all or xids: no health checks",
+            "comma-separated Xids after which a GPU stays healthy. all and xids ignore every Xid",
             named=("DP_DISABLE_HEALTHCHECKS",),
             sets="disabled_health_checks",
             form="IDS",
@@ -241,7 +241,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         Flag(
             "DP_ENABLE_HEALTHCHECKS",
-            "Xids after which it is unhealthy nevertheless",
+            "comma-separated Xids after which a GPU always becomes unhealthy",
             named=("DP_ENABLE_HEALTHCHECKS",),
             sets="enabled_health_checks",
             form="IDS",
@@ -249,19 +249,19 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         _switch(
             "node-features",
-            "write the node labels of NVIDIA's GPU Feature Discovery, for Node Feature Discovery: docs/beside.md",
+            "write the node labels of NVIDIA's GPU Feature Discovery, for Node Feature Discovery (docs/beside.md)",
             key=(*_OURS, "nodeFeatures"),
         ),
         Flag(
             "resource-naming-strategy",
-            "how AMD's GPUs are named: all amd.com/gpu, or by partition",
+            "the resource names of AMD GPUs. single uses only amd.com/gpu, mixed uses a name for each kind of partition",
             sets="resource_naming",
             aliases=("resource_naming_strategy",),
             take=Naming,
         ),
         Flag(
             "driver-type",
-            "what AMD's GPUs are for; virtual machines (vf-passthrough, pf-passthrough) are refused",
+            "the use of AMD GPUs. The gateway refuses virtual machines (vf-passthrough, pf-passthrough)",
             otherwise="container",
             form="container",
             aliases=("driver_type",),
@@ -271,20 +271,20 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     "Configuration file": (
         _theirs(
             "config-file",
-            "a file in the format of NVIDIA's plugin: docs/configuration.md",
+            "a configuration file in the format of NVIDIA's plugin (docs/configuration.md)",
             form="PATH",
             take=kinds.optional(Path),
         ),
         _theirs(
             "config-file-srcdir",
-            "a folder of such files, of which the node's label names one: docs/configuration.md",
+            "a folder of configuration files, from which the node's label chooses (docs/configuration.md)",
             sets="folder",
             form="PATH",
             take=kinds.optional(Path),
         ),
         _theirs(
             "node-label",
-            "the label that names the file",
+            "the node label that chooses the file",
             sets="label",
             otherwise=NODE_LABEL,
             form="NAME",
@@ -293,7 +293,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         _theirs("default-config", "the file for a node without the label", sets="default", form="NAME"),
         _theirs(
             "fallback-strategies",
-            "the file without a label and a default, in this order: the one named default, the only one, none",
+            "how to choose a file without a label and a default. named uses the file called default, single the only file, empty no file",
             sets="fallbacks",
             kind=FlagKind.LIST,
             form="named|single|empty",
@@ -302,7 +302,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         _switch("strict-config", "refuse a configuration file with unknown keys"),
         _switch(
             "gateway.honourResourceNames",
-            "use what NVIDIA's plugin ignores in the file: names by product, and which GPUs are shared",
+            "honour resource names by product, and the choice of shared GPUs, which NVIDIA's plugin ignores",
             key=(*_OURS, "honourResourceNames"),
             otherwise="false",
             option=False,
@@ -311,33 +311,33 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     "Dynamic resource allocation": (
         Flag(
             "dra",
-            "Dynamic Resource Allocation (docs/dra.md): not used, next to the device plugin API, or instead of it",
+            "Dynamic Resource Allocation (docs/dra.md). on offers it next to the device plugin API, only instead of that API",
             form="off|on|only",
         ),
         Flag(
             "dra-drivers",
-            "DRA drivers' names by the domain of resources, by commas; without it gpu.nvidia.com, gpu.amd.com, else the domain itself",
+            "comma-separated names of DRA drivers, by resource domain. By default gpu.nvidia.com and gpu.amd.com, for other domains the domain itself",
             kind=FlagKind.LIST,
             form="DOMAIN=DRIVER",
             take=kinds.drivers,
         ),
         Flag(
             "dra-shares",
-            "how claims get a shared GPU: each replica is a device, or the GPU is one device with a capacity of shares (docs/dra.md)",
+            "how claims get a shared GPU (docs/dra.md). devices offers each replica as a device, capacity offers the GPU as one device with shares",
             form="devices|capacity",
         ),
     ),
     "Other vendors' plugins": (
         Flag(
             "bridge",
-            "a folder in which other vendors' device plugins register, to be served through the gateway: docs/bridge.md",
+            "the folder in which other vendors' device plugins register with the gateway (docs/bridge.md)",
             key=(*_OURS, "bridge", "folder"),
             form="DIR",
             take=kinds.folder_or_none,
         ),
         Flag(
             "bridge-grace",
-            "for how many seconds the devices of a bridged plugin that is away stay as they are",
+            "for how many seconds the devices of a disconnected plugin keep their health",
             key=(*_OURS, "bridge", "grace"),
             kind=FlagKind.SECONDS,
             form="SECONDS",
@@ -345,7 +345,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         Flag(
             "bridge-withdraw",
-            "after how many seconds those devices that no container holds are no longer offered",
+            "after how many seconds the gateway stops offering a disconnected plugin's free devices",
             key=(*_OURS, "bridge", "withdraw"),
             kind=FlagKind.SECONDS,
             form="SECONDS",
@@ -355,45 +355,49 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     "API server": (
         _theirs(
             "kubeconfig",
-            "how to reach the API server, for settings that need it; in a pod, leave it out",
+            "the kubeconfig file for settings that need the API server (not needed in a pod)",
             form="PATH",
             take=kinds.optional(Path),
         ),
         _theirs("node-name", "this node's name at the API server, for settings that need it", form="NAME"),
         Flag(
             "startup-taint",
-            "take taints of this key off the node when its GPUs are allocatable at the API server; needs NODE_NAME",
+            "remove taints with this key when the node's GPUs are allocatable at the API server (needs NODE_NAME)",
             form="KEY",
             take=kinds.taint_key,
         ),
         _switch(
             "node-condition",
-            "keep the node's condition nvidia.com/GPUReady: whether its GPUs are allocatable at the API server; needs NODE_NAME",
+            "set the node condition nvidia.com/GPUReady, which says whether its GPUs are allocatable at the API server (needs NODE_NAME)",
         ),
-        _switch("node-events", "tell of GPUs that become unhealthy or recover in events of the node; needs NODE_NAME"),
+        _switch("node-events", "write events of the node when GPUs become unhealthy or recover (needs NODE_NAME)"),
     ),
     "Metrics, probes and log": (
         Flag(
             "metrics-address",
-            "serve Prometheus metrics (/metrics) on HOST:PORT, or with a port alone on this machine only",
+            "the HOST:PORT of Prometheus metrics (/metrics). A port alone is reachable only from this machine",
             otherwise="no metrics",
             form="[[HOST]:]PORT",
             take=kinds.optional(kinds.address),
         ),
-        _switch("metrics-device-ids", "one metric for each device: more labels, more to store"),
+        _switch("metrics-device-ids", "export one metric for each device, which needs more storage"),
         _switch(
             "gpu-metrics",
-            "metrics of the GPUs themselves, under the names of NVIDIA's DCGM exporter",
+            "export utilization and memory of GPUs, under the metric names of NVIDIA's DCGM exporter",
         ),
         Flag(
             "probe-address",
-            "answer the probes /healthz and /readyz on HOST:PORT, or on :PORT of every address",
+            "the HOST:PORT of the probes /healthz and /readyz, or :PORT for every address",
             otherwise="no probes",
             form="[[HOST]:]PORT",
             take=kinds.optional(kinds.address),
         ),
-        Flag("log-format", "auto: JSON unless on a terminal", form="auto|console|json"),
-        Flag("log-level", "the least that is logged", form="debug|info|warning|error"),
+        Flag(
+            "log-format",
+            "the format of log lines. auto is console on a terminal, otherwise json",
+            form="auto|console|json",
+        ),
+        Flag("log-level", "the lowest level that is logged", form="debug|info|warning|error"),
     ),
     # NVIDIA's plugin has the first two; ROCm's the others: its own, and those of Go's glog.
     "Without an effect": (
