@@ -162,7 +162,7 @@ BUGS: Final[Mapping[str, Bug]] = {
         9,
         9,
         "none; the format changed",
-        "`gateway plan` advises to drain first; forgotten holders' devices are given last",
+        "`gateway plan` advises to drain first; devices whose holder the kubelet forgot are given last",
         shows.forgets("1.8"),
         "1.9",
     ),
@@ -204,7 +204,7 @@ BUGS: Final[Mapping[str, Bug]] = {
         issues=(118559,),
     ),
     "forgotten-in-flight": Bug(
-        "if pod-resources `List` is called while the kubelet waits for an Allocate just after another pod ended, the device also goes to the next pod",
+        "pod A has ended, and the kubelet waits for the Allocate of pod B. If pod-resources `List` is called then, B's device also goes to the next pod",
         15,
         None,
         "none",

@@ -820,7 +820,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "register-hangs",
-        "a Register that hangs doesn't keep it from the next kubelet",
+        "if a Register hangs, the plugin still registers with the next kubelet",
         "from 1.25 on Register waits up to 10 s for the kubelet's connection; the kubelet can end in that time",
         _register_hangs,
         emulated=True,

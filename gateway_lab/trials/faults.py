@@ -760,7 +760,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "kubelet-listens-late",
-            "kubelet.sock exists for half a second before the kubelet listens; counted from then",
+            "kubelet.sock exists for half a second before the kubelet listens. The time counts from then",
             RESTART,
             _listens_late,
             emulated=True,
@@ -776,7 +776,7 @@ FAULTS: Mapping[str, Fault] = {
             "Register isn't answered until the fault ends",
             1.0,
             partial(_lies, register_hangs=True),
-            why="each next one waits longer",
+            why="the gateway waits longer before each further try",
             lasts=17,
             meanwhile=("kubelet-killed",),
             emulated=True,
@@ -872,13 +872,13 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "gateway-killed",
-            "it is killed and started again; counted from then",
+            "it is killed and started again. The time counts from that start",
             COLD_START,
             partial(_gateway_ends, crash=True),
         ),
         Fault(
             "gateway-restarted",
-            "it ends (TERM) and is started again; counted from then",
+            "it ends (TERM) and is started again. The time counts from that start",
             COLD_START,
             partial(_gateway_ends, crash=False),
         ),
