@@ -11,7 +11,7 @@ from tests.contract.node import GPU, Gateway, Node, Refused
 from tests.contract.test_sharing import configure
 from tests.fakes import nvml
 
-NOT_LOADED, UNKNOWN, LOST, DENIED, MISMATCH = 9, 999, 15, 4, 18
+NOT_LOADED, UNKNOWN, LOST, DENIED, NO_LIBRARY, MISMATCH = 9, 999, 15, 4, 12, 18
 
 
 async def told(one: Gateway) -> dict[str, str]:
@@ -226,8 +226,16 @@ async def test_waiting_for_errors_that_fails_begins_again(node: Node) -> None:
     await node.allocatable_is(3)
 
 
-@pytest.mark.parametrize("code", [NOT_LOADED, MISMATCH, UNKNOWN])
-async def test_a_first_failure_is_final_unless_the_operator_wants_to_wait(node: Node, code: int) -> None:
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        (NOT_LOADED, "library-failed"),
+        (NO_LIBRARY, "no-library"),
+        (MISMATCH, "library-mismatch"),
+        (UNKNOWN, "library-failed"),
+    ],
+)
+async def test_a_first_failure_is_final_unless_the_operator_wants_to_wait(node: Node, code: int, cause: str) -> None:
     nvidia = Nvidia(node)
     nvidia.fails("nvmlInit", code)
     await node.start_kubelet()
@@ -238,7 +246,7 @@ async def test_a_first_failure_is_final_unless_the_operator_wants_to_wait(node: 
     other = nvidia.gateway(FAIL_ON_INIT_ERROR="false")
     await node.pass_time(300)
     assert node.allocatable() == 0
-    assert (await other.status())["hindrances"]
+    assert [hindrance["cause"] for hindrance in (await other.status())["hindrances"]] == [cause]
     nvidia.works("nvmlInit")
     await node.allocatable_is(4)
 

@@ -6,16 +6,17 @@ import os
 import random
 import shutil
 from copy import copy
+from itertools import product
 from typing import Any
 
 import pytest
 
 from tests.contract.hardware import Nvidia
 from tests.contract.node import GPU, Gateway, Node, OrderError
-from tests.contract.test_nvidia import DENIED, LOST, MISMATCH, NOT_LOADED, UNKNOWN, open_files, ready, told
+from tests.contract.test_nvidia import DENIED, LOST, MISMATCH, NO_LIBRARY, NOT_LOADED, UNKNOWN, open_files, ready, told
 from tests.fakes import nvml
 
-INVALID, UNSUPPORTED, NOT_FOUND, NO_LIBRARY, RESET_WANTED = 2, 3, 6, 12, 16
+INVALID, UNSUPPORTED, NOT_FOUND, RESET_WANTED = 2, 3, 6, 16
 BIG, SMALL = "nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb"
 DOWN = ("nvmlInit", "nvmlDeviceGetCount")
 """What fails where NVML can't be used: a count that works leaves it open."""
@@ -473,12 +474,13 @@ async def test_errors_that_nobody_can_tell_take_no_gpu_away(node: Node, call: st
 async def test_mig_devices_that_the_driver_cannot_tell_of_leave_out_their_gpu_with_the_reason(node: Node) -> None:
     nvidia = Nvidia(node)
     nvidia.world.mig(0, "1g.10gb")
-    for call in ("nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetAttributes"):
-        nvidia.world.fails(call, UNSUPPORTED)
+    codes = {UNSUPPORTED: "library-failed", DENIED: "not-permitted"}
+    for call, code in product(("nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetAttributes"), codes):
+        nvidia.world.fails(call, code)
         nvidia.show()
         one = await ready(node, nvidia, count=3)
         (left_out,) = (await one.status())["unusable"]
-        assert left_out["index"] == "0"
+        assert (left_out["index"], left_out["cause"]) == ("0", codes[code])
         assert call in left_out["reason"]
         await one.terminate()
         nvidia.world.rules.clear()
