@@ -76,7 +76,7 @@ class _Data(msgspec.Struct):
 
 
 class _Whole(_Data):
-    """Any format. The key that exists tells which one."""
+    """A checkpoint of any format: the key that is present shows which."""
 
     devices: list[_Device] | msgspec.UnsetType | None = msgspec.field(name="Entries", default=msgspec.UNSET)
     data: _Data | msgspec.UnsetType = msgspec.field(name="Data", default=msgspec.UNSET)

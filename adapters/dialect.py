@@ -1,10 +1,9 @@
 """A dialect: a version string, two gRPC services, an encoding of each message, and what it can't carry.
 
-A dialect only encodes and decodes. It works in both directions, because the gateway is a device plugin for the kubelet, and a
-kubelet for
-other plugins. What it can't carry is declared: each ``Field`` of the model has a ``Fidelity``. For a dialect that grew over
-time (v1beta1: kubelet 1.10 to today), a rule also has the kubelet version from which it is in force. ``docs/dialects.md`` is
-generated from these rules.
+A dialect only encodes and decodes. It works in both directions, because the gateway is a device plugin for the kubelet,
+and a kubelet for other plugins. What it can't carry is declared: each ``Field`` of the model has a ``Fidelity``. For a
+dialect that grew over time (v1beta1: kubelet 1.10 to today), a rule also has the kubelet version from which it is in
+force. ``docs/dialects.md`` is generated from these rules.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Fidelity(Enum):
     """What happens to a field in a dialect."""
 
     LOSSLESS = "lossless"
-    """It is carried as it is."""
+    """The field arrives unchanged."""
     DEGRADED = "degraded"
     """It is dropped, because the pod works without it. Counted, and logged once."""
     IMPOSSIBLE = "impossible"

@@ -174,10 +174,8 @@ class Folder:
                 self._instance.create()
                 for resource in self._resources.values() if self._settings.dra != "only" else ():
                     await resource.bind()
-            except (
-                OSError,
-                RuntimeError,
-            ) as error:  # It was deleted again, or this process has no file descriptor left.
+            except (OSError, RuntimeError) as error:
+                # It was deleted again, or this process has no file descriptor left.
                 if not told:
                     _log.warning("the new socket directory can't be used yet", reason=str(error))
                 return False

@@ -147,10 +147,8 @@ class Lists:
                 continue
             try:
                 await resource.bind()
-            except (
-                OSError,
-                RuntimeError,
-            ) as error:  # No file descriptor is left, or the folder was removed. The other resources go on.
+            except (OSError, RuntimeError) as error:
+                # No file descriptor is left, or the folder was removed. The other resources go on.
                 _log.error("can't be bound", resource=name, reason=str(error), retry_s=BIND_AGAIN)
                 again.append(time.monotonic() + BIND_AGAIN)
                 del merged[name]
@@ -244,7 +242,7 @@ class Lists:
         return claimed.holds(self._ledger.claims) if self._settings.dra == "off" else ()
 
     def _heeded(self, holds: Sequence[Hold], ours: Container[str]) -> Sequence[Hold]:
-        """Leave out holds that have ended. Offers of other plugins stay in force while a kubelet restarts, unless it stops naming them."""
+        """Leave out holds that have ended. While a kubelet restarts, other plugins' earlier offers stay, though its records lack them."""
         if not any(hold.offer for hold in (*holds, *self._holds)):
             return holds
         last, since = self._beliefs.last, self._presence.since

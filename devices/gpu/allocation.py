@@ -29,9 +29,8 @@ def preferred(
     ms at most, for a few of 10,000 devices or for the links of 64 GPUs.
 
     Raises:
-        RefusedError: INVALID_ARGUMENT, no choice meets the request: the size is below 1, an ID is given twice, a device to
-            include isn't
-            available, there are more of those than ``size``, or fewer are available than ``size``.
+        RefusedError: INVALID_ARGUMENT, no choice meets the request: the size is below 1, an ID is given twice, a device
+            to include isn't available, there are more of those than ``size``, or fewer are available than ``size``.
     """
     available, must = frozenset(request.available), frozenset(request.must_include)
     _check(request, available, must)

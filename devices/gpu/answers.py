@@ -21,8 +21,8 @@ def answer(asked: Asked, device_ids: Collection[str], vendors: Sequence[Vendor])
 
     Raises:
         RefusedError: INVALID_ARGUMENT, more than one replica is asked for, and the operator wants that refused;
-            FAILED_PRECONDITION, the
-            container would start without a GPU, because this kubelet can't carry what brings it, or that isn't known yet.
+            FAILED_PRECONDITION, the container would start without a GPU, because this kubelet can't carry what brings
+            it, or that isn't known yet.
     """
     alone = asked.policy.fail_requests_greater_than_one
     if alone and len(device_ids) > 1 and any(is_replica(one, asked.gpus) for one in device_ids):

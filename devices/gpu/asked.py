@@ -37,9 +37,8 @@ class Asked:
     Args:
         resource: the resource name of the request.
         device_ids: UUIDs, or replicas of them.
-        gpus: the GPUs of the resource, by UUID. A device that isn't in it can still be named: until the first inventory, the
-            gateway serves
-            the devices that it announced before.
+        gpus: the GPUs of the resource, by UUID. A device that isn't in it can still be named: until the first
+            inventory, the gateway serves the devices that it announced before.
         policy: the operator's settings.
         sayable: the fields that reach this kubelet.
         around: what else is on the node.

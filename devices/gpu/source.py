@@ -97,9 +97,8 @@ class GPUSource(DeviceSource):
         """Yield the inventory, and again after each change of what the backend sees or the settings say.
 
         Raises:
-            GiveUpError: the backend can't go on. With ``fail_on_init_error`` also: at first the node's devices can't be named,
-                or none of its
-                GPUs can be used.
+            GiveUpError: the backend can't go on. With ``fail_on_init_error`` also: at first the node's devices can't be
+                named, or none of its GPUs can be used.
         """
         following, told = asyncio.ensure_future(self._follow()), False
         try:
@@ -134,9 +133,8 @@ class GPUSource(DeviceSource):
         """Return how a container gets these GPUs, by the policy's strategies.
 
         Raises:
-            RefusedError: this kubelet can't carry that, a partition lacks what a container needs, or NOT_FOUND: this source has
-                neither the
-                resource nor a device of it.
+            RefusedError: this kubelet can't carry that, a partition lacks what a container needs, or NOT_FOUND: this
+                source has neither the resource nor a device of it.
         """
         offer = self._offers.get(resource)
         if offer is None and not (

@@ -41,9 +41,8 @@ def judge(
         device_ids: what the container asks for.
         entries: the list as it was last sent, by device ID.
         now: monotonic seconds.
-        handed_out: for a kubelet that asks again at each start of a container (1.8), the devices that were given before: a
-            refusal would
-            end a running pod. Empty for any other kubelet.
+        handed_out: for a kubelet that asks again at each start of a container (1.8), the devices that were given
+            before: a refusal would end a running pod. Empty for any other kubelet.
         held: the devices that containers hold by the kubelet's records, as far as they are known.
 
     Returns:

@@ -21,7 +21,7 @@ FIRST_DISCOVERY_S: Final = 300.0
 the plugin of a resource it remembers (endpointStopGracePeriod, 1.10 and later)."""
 HELD_UNKNOWN_S: Final = 600.0
 """Seconds for which a withdrawn device stays listed while its holders are unknown. A kubelet that is replaced is back within
-minutes; if its records can never be read, the device must vanish some time."""
+minutes; if its records can never be read, the device must vanish at some time."""
 LOST_FORGOTTEN_S: Final = 30 * 86_400.0
 """Seconds for which a lost device without a holder stays listed: a repair by the vendor takes weeks."""
 

@@ -143,9 +143,8 @@ class Publisher:
         node: the node's name.
         owner: the node's UID, '' if unknown.
         offered: returns what each driver offers now, by its name; None if unknown: then its slices stay as they are.
-        ready: returns True if a kubelet accepted a driver. Until then no further devices are offered: if a claim were prepared
-            too early,
-            the kubelet would retry only after 60 to 90 s (run on 1.36).
+        ready: returns True if a kubelet accepted a driver. Until then no further devices are offered: if a claim were
+            prepared too early, the kubelet would retry only after 60 to 90 s (run on 1.36).
         met: called when other drivers offer something else.
         rival: returns what is known of another process with a driver's name; None: no check is made.
         noticed: called when slices changed.

@@ -1,9 +1,8 @@
 """Find differences between the kubelet's records and ours: a pure state machine of one resource.
 
-A kubelet that can't read its checkpoint (after some upgrades, a full disk, a deleted file) starts with empty records, and gives
-devices that running containers use. This module fails no pod for that. It reports the difference, and ``steer`` gives such
-devices
-last. The kinds of differences, each with a sentence for people:
+A kubelet that can't read its checkpoint (after some upgrades, a full disk, a deleted file) starts with empty records,
+and gives devices that running containers use. This module fails no pod for that. It reports the difference, and
+``steer`` gives such devices last. The kinds of differences, each with a sentence for people:
 
 - forgotten: held before a kubelet's start, and no longer in its records.
 - doubled: forgotten, and given to another pod since, so perhaps two pods have it. (Not for replicas, which share their GPU

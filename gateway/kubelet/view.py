@@ -396,10 +396,9 @@ def _record(found: checkpoint.Checkpoint, file: FileId) -> Record:
 class Outdated:
     """Decides when to make a kubelet write its checkpoint again, because it names pods that have ended and so keeps their GPUs.
 
-    From 1.15 on, List makes a kubelet free what ended pods held, but its checkpoint is written only with the next Allocate or
-    list of
-    devices. If all GPUs wait for pods that only the checkpoint names, no Allocate comes. Then a list is sent once more (run on
-    1.37.1): when the pods or the checkpoint's names changed, and every ``SEND_AGAIN_S``.
+    From 1.15 on, List makes a kubelet free what ended pods held, but its checkpoint is written only with the next
+    Allocate or list of devices. If all GPUs wait for pods that only the checkpoint names, no Allocate comes. Then a
+    list is sent once more (run on 1.37.1): when the pods or the checkpoint's names changed, and every ``SEND_AGAIN_S``.
     """
 
     def __init__(self) -> None:

@@ -60,9 +60,8 @@ def judge(resources: Sequence[NodeResource], node: NodeObject, *, hindrance: str
         resources: all resources of the gateway.
         node: the node, as the API server has it.
         hindrance: why a source can't report its devices; empty: it can.
-        was: True if the node was ready. The kubelet reports a change up to ten seconds late, so a ready node stays ready while
-            some of a
-            resource's devices are allocatable.
+        was: True if the node was ready. The kubelet reports a change up to ten seconds late, so a ready node stays
+            ready while some of a resource's devices are allocatable.
     """
     there = [one for one in resources if one.devices]
     if hindrance:

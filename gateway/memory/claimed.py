@@ -68,6 +68,11 @@ def given(claims: Mapping[str, Claimed]) -> Iterator[tuple[str, Claimed, Claimed
     return ((key, row, one) for key, row in claims.items() for one in row.devices if not one.admin)
 
 
+def holding(claims: Mapping[str, Claimed], resource: str) -> dict[str, str]:
+    """Return for people which claim holds each device of a resource, by device ID."""
+    return {one.device_id: row.words for _, row, one in given(claims) if one.resource == resource}
+
+
 def holds(claims: Mapping[str, Claimed], besides: str = "") -> Iterator[boards.Hold]:
     """Give what claims hold, but for the one with the UID ``besides``: several drivers may have devices of one."""
     for key, row, one in given(claims):

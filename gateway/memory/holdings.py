@@ -16,7 +16,7 @@ from devices.model import Device
 from gateway.kubelet import beliefs
 from gateway.kubelet.drift import Earlier
 from gateway.kubelet.watch import kubelet_id
-from gateway.memory.claimed import given
+from gateway.memory.claimed import holding
 from gateway.memory.ledger import boot_id
 from gateway.registration.events import Phase
 
@@ -180,8 +180,7 @@ class Holdings:
 
     def named(self, resource: str) -> dict[str, str] | None:
         """Say who has which device, by the kubelet's records and by what is prepared for ResourceClaims."""
-        holders = self.recorded(resource)
-        prepared = {one.device_id: row.words for _, row, one in given(self.ledger.claims) if one.resource == resource}
+        holders, prepared = self.recorded(resource), holding(self.ledger.claims, resource)
         return {**(holders or {}), **prepared} if prepared else holders
 
     def cordons(self, offered: Collection[AbstractSet[str]]) -> list[Hold]:

@@ -1,8 +1,7 @@
 """Choose the dialect for a kubelet, from its answers to Register. Pure functions.
 
-No call returns a kubelet's device plugin API, so the gateway sends real Registers. A Register in the wrong dialect changes
-nothing in
-any version (run on 1.8 to 1.37). Rules:
+No call returns a kubelet's device plugin API, so the gateway sends real Registers. A Register in the wrong dialect
+changes nothing in any version (run on 1.8 to 1.37). Rules:
 
 - For each new kubelet.sock, offer the dialect that was accepted last, then the others, newest to oldest.
 - Offer the next dialect only if the kubelet refuses this one: UNIMPLEMENTED (no such service), or one of the texts below. After

@@ -277,9 +277,8 @@ class Resource:
             await asyncio.sleep(wait)
         socket = self._node.presence.socket
         kubelet = kubelet_id(socket)
-        if (
-            kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet
-        ):  # Otherwise another kubelet came in between.
+        # If the socket is not this kubelet's any more, another kubelet came in between.
+        if kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet:
             return NOBODY, f"nobody takes connections on {socket}"
         own = self._node.own_socket(self.name)
         if not own.is_socket():

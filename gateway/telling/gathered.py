@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from gateway.configuration import effective
-from gateway.memory.claimed import given
+from gateway.memory.claimed import holding
 from gateway.registration.registrar import SERVED
 from gateway.telling import served, sides, status
 
@@ -85,7 +85,7 @@ def _resource(gateway: Subject, resource: Resource, verdict: Verdict) -> status.
         verdict=verdict,
         checked=resource.checked,
         holders=gateway.holdings.named(name),
-        claimed={one.device_id for _, _, one in given(gateway.holdings.ledger.claims) if one.resource == name},
+        claimed=holding(gateway.holdings.ledger.claims, name).keys(),
         drift=gateway.holdings.beliefs.findings(name),
         others=_others(gateway, resource),
         behind=gateway.source.behind(name),

@@ -1,9 +1,8 @@
 """The control socket, by which the node's commands and other gateways talk to this one.
 
-It is a Unix socket in the state directory, ``<token>.sock``, with JSON objects both ways, one a line: ``{"v": 1, "op": ...}``.
-The first
-message's ``op`` chooses a handler, which may answer at once, or keep the connection for further messages. The format only
-grows: unknown fields are ignored, and an unknown op is answered with an error.
+It is a Unix socket in the state directory, ``<token>.sock``, with JSON objects both ways, one a line, such as
+``{"v": 1, "op": ...}``. The first message's ``op`` chooses a handler, which may answer at once, or keep the connection
+for further messages. The format only grows: unknown fields are ignored, and an unknown op is answered with an error.
 
 Only our own user and root may connect, whatever the file's mode (SO_PEERCRED). Even so, lines, connections, requests a second
 and waits are all bounded.

@@ -50,7 +50,7 @@ def main() -> int:
             print(f"packed {arguments.root.stat().st_size / 1e6:.1f} MB, unpacked {files / 1e6:.1f} MB")
             print(f"registered {median(started):.2f} s after its start ({min(started):.2f} to {max(started):.2f})")
             return 0
-        # Emulation takes a gateway ten times as long to start: of the scenarios, only two run at once.
+        # Under emulation a gateway takes seconds to start, so only two scenarios run at once.
         return subprocess.run(
             [python, "-I", "-X", "cpu_count=1", "-m", "gateway", *arguments.command], check=False
         ).returncode

@@ -118,9 +118,8 @@ class NvidiaBackend:
         """Yield what exists, and again after each change.
 
         Raises:
-            GiveUpError: status 1, the first attempt failed and ``fail_on_init_error`` makes that final; status 75, the library
-                has not fitted
-                the driver for ``Pace.grace``, and only a new container can get another library.
+            GiveUpError: status 1, the first attempt failed and ``fail_on_init_error`` makes that final; status 75, the
+                library has not fitted the driver for ``Pace.grace``, and only a new container can get another library.
         """
         nvml = Nvml(self._library)
         looker = Looker(nvml, self._node, self._pace, self._let, self._guests)

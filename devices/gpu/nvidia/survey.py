@@ -25,9 +25,8 @@ def keep(
     """Write the specifications that the policy needs, and return what answers need. It blocks: call it in a thread.
 
     Args:
-        sight: the GPUs. Left out are other vendors' GPUs, those that lack what a container needs, and those with a CDI name of
-            their own,
-            because another program writes their specification.
+        sight: the GPUs. Left out are other vendors' GPUs, those that lack what a container needs, and those with a CDI
+            name of their own, because another program writes their specification.
         policy: without a CDI strategy nothing is written.
         driver: the driver's files, if they are known (a simulated node); None to search them.
         folder: the folder of the specifications.

@@ -135,7 +135,7 @@ class Rival:
 
     @property
     def words(self) -> str:
-        """Which other process has the name, and what is waited for; '' if none has."""
+        """The other process with this driver name, and what the gateway waits for; '' if there is none."""
         return "" if self._seen_at is None else self.seen.unpublished
 
     def unregistered(self, prepared: int) -> str:
