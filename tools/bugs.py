@@ -7,12 +7,12 @@ from tools.pages import main
 
 _BEGIN = """# Track record
 
-Bugs of kubelets, and a command that shows each on real kubelet code, with a plain plugin and without the gateway.
+This page lists bugs of kubelets that affect devices. A command shows each bug on real kubelet code, with a plain plugin instead of the gateway:
 
-    gateway bugs issue-127803                     # on a kubelet that has it, and on one that doesn't
+    gateway bugs issue-127803                     # on a kubelet with the bug, and on one without
     gateway bugs issue-127803 --kubelets 1.32     # on another one
 
-The command ends with 0 if the bug is seen exactly on the kubelets that have it, else with 1. `make track-record` shows all.
+The exit status is 0 if the bug appears exactly on the kubelets that have it, otherwise 1. `make track-record` shows all bugs.
 """
 
 
@@ -32,7 +32,7 @@ def _section(name: str, bug: Bug) -> str:
         f"{bug.what[0].upper()}{bug.what[1:]}.",
         "",
         f"- Kubelets {befallen}{f' ({issues})' if issues else ''}. Fix: {bug.fixed}.",
-        f"- The gateway: {bug.here}.",
+        f"- The gateway {bug.here}.",
     ]
     if bug.show is None:
         said.append("- No command shows it.")

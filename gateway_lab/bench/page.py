@@ -57,8 +57,8 @@ def write(report: Report, path: Path) -> None:
 
 _HEAD: Final = """# Benchmarks
 
-This project promises these bars; one run of `python -m gateway_lab.bench --page docs/benchmarks.md` measured the figures. A *genuine* kubelet is the real device
-manager of its version. Machines differ, so ratios and bars say more than times. Each bar stands in the head of its column, or in brackets. **Bold**: not kept.
+This page shows what one run of `python -m gateway_lab.bench --page docs/benchmarks.md` measured, and the limits that this project promises. The limit is in the head
+of its column, or in brackets. A figure above its limit is **bold**. A *genuine* kubelet is the real device manager of its version.
 """
 
 
@@ -290,9 +290,9 @@ SECTIONS: Final = (
     Section(
         "Restart gap",
         ("restart gap",),
-        "The kubelet is killed and started again: the time from the first possible connection to its socket until its records "
-        "show all 8 GPUs. Most of it is the kubelet's own. The curves show which share of the restarts took at most so long, "
-        "also with a trivial plugin; dashed lines are the bars.",
+        "The kubelet is killed and restarted. The time counts from the first possible connection to its socket until "
+        "its records show all 8 GPUs. The curves show the share of restarts, also with a trivial plugin. Dashed lines "
+        "are the limits.",
         _restarts,
     ),
     Section(
@@ -305,8 +305,8 @@ SECTIONS: Final = (
     Section(
         "Handover",
         ("handover",),
-        "A second gateway takes over: the longest time in which the kubelet's records lack a GPU, with a look about every "
-        "millisecond. 0: no look missed any.",
+        "A second gateway takes over. The figure is the longest time in which the kubelet's records, read every "
+        "millisecond, lack a GPU.",
         _handovers,
     ),
     Section(
@@ -319,24 +319,26 @@ SECTIONS: Final = (
     Section(
         "Recovery",
         (),
-        "Other trouble, all in one gateway process: the worst of each kind.",
+        "The worst time of each other fault, all in one gateway process.",
         _recoveries,
     ),
     Section(
         "Calls",
         ("Allocate", "GetPreferredAllocation"),
-        "One call after another, in turns with a trivial plugin that uses the same library and accepts everything. *Times* is "
-        "the ratio to that call.",
+        "Calls one after another, compared with a trivial plugin that uses the same library. *Times* is the ratio.",
         _calls,
     ),
     Section(
         "Idle",
         ("idle",),
-        "The gateway costs this much more than the trivial plugin in 20 idle seconds (with metrics: a scrape every 15). The marks are "
-        "the bars.",
+        "What the gateway uses more than the trivial plugin in 20 idle seconds. The marks are the limits.",
         _idle,
     ),
-    Section("Start", ("cold start",), "From the start of the process until the kubelet's records show its first list."),
+    Section(
+        "Start",
+        ("cold start",),
+        "The time from the start of the process until the kubelet's records show its first list.",
+    ),
     Section(
         "Compared with another plugin",
         (),

@@ -69,46 +69,18 @@ def table(outcomes: Sequence[Outcome], words: Mapping[str, str], ways: Sequence[
     runs: dict[tuple[str, str], list[Outcome]] = {}
     for one in sorted(outcomes, key=lambda one: (order.get(one.scenario, -1), _versions(one.kubelet))):
         runs.setdefault((one.scenario, one.kubelet if "->" in one.kubelet else ""), []).append(one)
-    rows: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    rows: dict[tuple[str, ...], list[str]] = {}
     for (name, change), found in runs.items():
         kubelets = change or ", ".join(dict.fromkeys(one.kubelet for one in found))
         cells = [kubelets]
         for way in ways:
             here = [one for one in found if one.installed == way]
             cells += [_gpus(here), _pods(here)] if here else ["-", "-"]
-        what = words.get(name, "the kubelet is replaced by another version")
-        rows.setdefault(tuple(cells), {}).setdefault(what, []).append(f"`{name}`")
+        rows.setdefault(tuple(cells), []).append(words.get(name, "the kubelet is replaced"))
     head = ("what happens", "kubelet", *(f"{way}: {what}" for way in ways for what in ("GPUs", "pods")))
     lines = [head, ("---",) * len(head)]
-    lines += [
-        ("; ".join(f"{what} ({', '.join(names)})" for what, names in happened.items()), *seen)
-        for seen, happened in rows.items()
-    ]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + _facts(outcomes, order)
-
-
-def _facts(outcomes: Sequence[Outcome], order: Mapping[str, int]) -> str:
-    """Write what scenarios found besides, a line for each scenario and way to install."""
-    found: dict[tuple[str, str], dict[str, list[str | float]]] = {}
-    for one in outcomes:
-        for fact, value in one.facts.items():
-            found.setdefault((one.scenario, one.installed), {}).setdefault(fact, []).append(value)
-    alike: dict[tuple[str, str], list[str]] = {}
-    for (name, way), facts in found.items():
-        text = "; ".join(f"{fact}: {_values(values)}" for fact, values in facts.items())
-        alike.setdefault((name, text), []).append(way)
-    lines = [
-        f"- `{name}`, {' and '.join(ways)}: {text}\n"
-        for (name, text), ways in sorted(alike.items(), key=lambda item: order.get(item[0][0], -1))
-    ]
-    return "".join(["\n" if lines else "", *lines])
-
-
-def _values(values: Sequence[str | float]) -> str:
-    numbers = sorted(one for one in values if isinstance(one, (int, float)))
-    if numbers:
-        return f"{numbers[0]:g}" if numbers[0] == numbers[-1] else f"{numbers[0]:g} to {numbers[-1]:g}"
-    return ", or ".join(dict.fromkeys(": ".join(str(one).split(": ")[:2]) for one in values))
+    lines += [("; ".join(dict.fromkeys(happened)), *seen) for seen, happened in rows.items()]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _versions(kubelet: str) -> list[Version]:
@@ -140,7 +112,7 @@ def _pods(runs: Sequence[Outcome]) -> str:
     if len(alike) == 1:
         said = next(iter(alike))
     else:
-        said = "; ".join(f"{' and '.join(kinds)}: {word}" for word, kinds in alike.items())
+        said = "; ".join(f"{', '.join(kinds)}: {word}" for word, kinds in alike.items())
     failed = sum(bool(one.failed) for one in runs if "failed" not in one.fates.values())
     lost = sum(bool(one.lost) for one in runs)
     return (

@@ -752,7 +752,7 @@ FAULTS: Mapping[str, Fault] = {
         Fault("kubelet-killed", "the kubelet is killed and starts again", RESTART, partial(_kubelet_ends, crash=True)),
         Fault(
             "kubelet-absent",
-            "there is no kubelet for a while, and the gateway starts in that time",
+            "the gateway starts while no kubelet runs",
             RESTART,
             partial(_kubelet_ends, crash=True, absent=True),
             meanwhile=("gateway-killed",),
@@ -760,14 +760,14 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "kubelet-listens-late",
-            "kubelet.sock exists for half a second before the kubelet listens. The time counts from then",
+            "kubelet.sock exists for half a second before the kubelet listens",
             RESTART,
             _listens_late,
             emulated=True,
         ),
         Fault(
             "restart-storm",
-            f"the kubelet starts {STORM} times in {STORM_SECONDS:g} seconds",
+            f"the kubelet restarts {STORM} times in {STORM_SECONDS:g} s",
             RESTART,
             _restart_storm,
         ),
@@ -787,7 +787,7 @@ FAULTS: Mapping[str, Fault] = {
             "one Register is never answered",
             16.0,
             partial(_lies, register_lost=True),
-            why="its deadline is 15 s: a kubelet may take 10 s to connect",
+            why="Register has a deadline of 15 s, because a kubelet may take 10 s to connect",
             lasts=1,
             meanwhile=("kubelet-killed",),
             emulated=True,
@@ -798,7 +798,7 @@ FAULTS: Mapping[str, Fault] = {
             "Register fails three times",
             1.0,
             partial(_lies, register_errors=3),
-            why="waits of 50, 100 and 200 ms, up to a quarter more",
+            why="the gateway waits 50, 100 and 200 ms, or up to a quarter longer",
             meanwhile=("kubelet-killed",),
             emulated=True,
             shows="told to fail",
@@ -808,7 +808,7 @@ FAULTS: Mapping[str, Fault] = {
             "Register is answered with OK, and the kubelet never connects",
             15.0,
             partial(_lies, never_calls_back=True),
-            why="11 s, up to a quarter more: a kubelet may take 10 s to connect",
+            why="the gateway waits 11 to 14 s, because a kubelet may take 10 s to connect",
             lasts=1,
             meanwhile=("kubelet-killed",),
             emulated=True,
@@ -824,8 +824,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "lists-not-read",
-            f"the kubelet doesn't read its stream of lists: {PENDING_UPDATES} lists of 2 000 devices cost the gateway less "
-            f"than {PENDING_MIB:g} MiB, and the kubelet then gets the newest",
+            f"the kubelet doesn't read its stream: {PENDING_UPDATES} lists of 2 000 devices take less than {PENDING_MIB:g} MiB",
             1.0,
             partial(_lies, reads_no_lists=True),
             meanwhile=("device-ill",),
@@ -835,7 +834,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "kubelet-stopped",
-            "the kubelet is stopped (SIGSTOP) for long, while a gateway starts and a device becomes unhealthy",
+            "a gateway starts and a device becomes unhealthy while the kubelet is stopped (SIGSTOP)",
             1.0,
             _kubelet_stopped,
             lasts=17,
@@ -872,26 +871,26 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "gateway-killed",
-            "it is killed and started again. The time counts from that start",
+            "the gateway is killed and restarted",
             COLD_START,
             partial(_gateway_ends, crash=True),
         ),
         Fault(
             "gateway-restarted",
-            "it ends (TERM) and is started again. The time counts from that start",
+            "the gateway ends (TERM) and restarts",
             COLD_START,
             partial(_gateway_ends, crash=False),
         ),
         Fault(
             "gateway-absent",
-            "the kubelet is killed and a device vanishes while no gateway runs; counted from the gateway's start",
+            "the kubelet is killed and a device vanishes while no gateway runs",
             COLD_START,
             partial(_gateway_ends, crash=True, absent=True),
             meanwhile=("kubelet-killed", "device-lost"),
         ),
         Fault(
             "gateway-rolled-out",
-            "a second gateway starts (a DaemonSet with maxSurge) and takes over; then the first ends",
+            "a second gateway takes over; then the first ends",
             COLD_START,
             partial(_rolled, back=False),
             serves=True,
@@ -899,7 +898,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "gateway-rolled-back",
-            "a second gateway starts, takes over and ends; the first takes over again",
+            "a second gateway takes over and ends; the first takes over again",
             COLD_START,
             partial(_rolled, back=True),
             serves=True,
@@ -923,7 +922,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "name-removed",
-            "the gateway's socket name is deleted: it restores it, without registering",
+            "the gateway's socket file is deleted: the gateway restores the file without registering",
             RESTART,
             _name_removed,
             serves=True,
@@ -953,10 +952,10 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "disk-full",
-            "the disk of the state directory is full",
+            "the state directory's disk is full",
             1.0,
             _disk_full,
-            why="writes are tried again after longer and longer waits",
+            why="the gateway retries its writes less and less often",
             serves=True,
             meanwhile=("device-ill", "kubelet-killed"),
             inside_namespaces=True,
@@ -965,7 +964,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "state-read-only",
-            "the state directory is on a file system that turned read-only",
+            "the state directory becomes read-only",
             1.0,
             _read_only,
             why="as `disk-full`",
@@ -977,10 +976,10 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "no-descriptors",
-            "the gateway may open no more descriptors than it has",
+            "the gateway can open no more file descriptors",
             2.0,
             _no_descriptors,
-            why="all is tried again after longer and longer waits",
+            why="the gateway retries less and less often",
             lasts=1,
             meanwhile=("kubelet-killed", "device-ill"),
             shows="Too many open files",
@@ -991,7 +990,7 @@ FAULTS: Mapping[str, Fault] = {
             "the kernel gives the gateway no inotify instance when it starts",
             2.0,
             partial(_limited, names=("max_inotify_instances",)),
-            why="it looks at the kubelet's directory every 250 ms, at files every second",
+            why="the gateway reads the kubelet's directory every 250 ms, and files every second",
             serves=True,
             meanwhile=("gateway-killed", "kubelet-killed", "device-ill", "directory-replaced"),
             inside_namespaces=True,
@@ -1020,7 +1019,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "clock-jumps",
-            "its wall clock jumps ten years forward and back, and its files are from the future",
+            "the wall clock jumps ten years forward and back, so that files are from the future",
             RESTART,
             _clock_jumps,
             serves=True,
@@ -1048,7 +1047,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "plugin-absent",
-            "a plugin behind the bridge is away for a while, and the kubelet and the gateway restart in that time",
+            "the kubelet and the gateway restart while a plugin behind the bridge is away",
             COLD_START,
             partial(_plugin_ends, crash=True, absent=True),
             meanwhile=("kubelet-killed", "gateway-killed"),
@@ -1057,7 +1056,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "plugin-fewer",
-            "a plugin behind the bridge is killed and returns without a device that a pod holds: the device stays listed, Unhealthy",
+            "a plugin behind the bridge is killed and returns without a device that a pod holds: the device is Unhealthy",
             COLD_START,
             _plugin_fewer,
             serves=True,
@@ -1162,20 +1161,20 @@ INTRODUCTION = f"""\
 
     make gauntlet
 
-strikes a node with every fault below: each alone, on emulated and real kubelets, then all mixed by chance. Within the bound the node must be *right* again, in
-the same gateway process unless the fault ends it: the kubelet's records show the hardware, a pod gets a device, no device is in two living pods, no pod lost one,
-and the state file is on disk. A bound is for an idle machine and counts from the fault's end. On a busy one the check allows {SLOWER:g} times the bound, at most
-{SLOWEST:g} s above it, and {SLACK:g} s on top.
+This command causes each fault on this page alone, on emulated and real kubelets, then several faults at random. The headings say how soon after the end of the
+fault the node must be correct again, on an idle machine (a busy machine gets {SLOWER:g} times as long, at most {SLOWEST:g} s more, plus {SLACK:g} s). A node is
+correct if the kubelet's records match the hardware, a new pod gets a device, no device is in two pods, no pod lost its device, and the state file is on disk. The
+gateway process must be the same, unless the fault ends it.
 
-- *It serves*: the node must be right during the fault also.
-- *And as long again*: waits between two tries grow with each failure, so the bound is longer by the duration of the fault.
-- *Emulated*: a real kubelet can't be made to lie so.
+- *It serves*: the node must also be correct during the fault.
+- *And as long again*: the gateway waits longer after each failure, so the limit grows by the duration of the fault.
+- *Emulated*: only an emulated kubelet can cause this fault.
 
-A fault that the environment can't strike is reported as not applicable.
+If the machine can't cause a fault, the report says *not applicable*.
 """
 
 NOTES = """\
-Only the jumps of the wall clock are simulated. The other faults are real, in namespaces that hold the gateway alone.
+Only the jumps of the wall clock are simulated. The other faults are real, in namespaces of the gateway.
 """
 
 

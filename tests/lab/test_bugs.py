@@ -48,7 +48,7 @@ def test_what_isnt_as_the_table_says_is_told() -> None:
         pytest.param(["phantoms"], 0, ["1.8 (emulated) has it", "1.9 (emulated) doesn't have it"], id="shown"),
         pytest.param(["issue-102880"], 2, ["can't be shown", "1.20.15"], id="not to be shown"),
         pytest.param(["phantoms", "register"], 2, ["unknown value register. Allowed: issue-127803"], id="no bug"),
-        pytest.param([], 0, ["issue-127803 the end of an old plugin's stream"], id="a list"),
+        pytest.param([], 0, ["issue-127803 when an old plugin's stream ends"], id="a list"),
     ],
 )
 def test_the_command(names: list[str], status: int, words: list[str]) -> None:
