@@ -172,8 +172,9 @@ e2e: e2e-made ## scenarios on a whole genuine node (wants root; the first time b
 	@$(RUN)python -m gateway_lab.node --leftovers
 
 .PHONY: e2e-chart
-e2e-chart: e2e-made ## the README's five steps, and the Helm chart's rolls and features, on such a node (`.ci/chart` builds Helm first)
-	$(NODE) -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_readme.py tests/e2e/test_try.py tests/e2e/test_operator.py tests/e2e/test_chart.py $(E2E)
+e2e-chart: e2e-made ## the README's five steps, the how-tos' commands, and the Helm chart's rolls and features, on such a node (`.ci/chart` builds Helm first)
+	$(NODE) -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_readme.py tests/e2e/test_try.py tests/e2e/test_tasks.py tests/e2e/test_operator.py \
+		tests/e2e/test_chart.py $(E2E)
 	@$(RUN)python -m gateway_lab.node --leftovers
 
 # WRITE_DOCS=1 in the environment: write what came of NVIDIA's manifests into docs/nvidia-manifests.md, instead of comparing.
