@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from gateway.cli import places, run
+from gateway.cli.page import print_json
 from gateway.configuration.settings import ConfigError
 from gateway.wires import log as observe
 
@@ -41,7 +42,7 @@ def show(ctx: click.Context, /, *, output: str, **_: Any) -> None:
     except ConfigError as error:
         raise run.wrong(error, {}) from error
     if output == "json":
-        click.echo(observe.escaped(msgspec.json.format(msgspec.json.encode(found)).decode()))
+        print_json(found, indent=2)
         return
     width = max(len(one.name) for one in found)
     values = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 import textwrap
 from collections import Counter
@@ -17,13 +16,11 @@ import msgspec
 
 from devices.replicas import unshared
 from devices.source import Facts
-from gateway.cli import devicemap, named, places
+from gateway.cli import asking, devicemap, places
 from gateway.cli.devicemap import Row
+from gateway.cli.page import columns, print_json
 from gateway.cli.status import _clean, _colour, _remarks
 from gateway.telling.status import GatewayStatus, ResourceStatus
-from gateway.wires import control
-from gateway.wires.control import ControlError
-from gateway.wires.log import escaped
 
 _EXAMPLES = """
 \b
@@ -68,41 +65,14 @@ def rows(answers: Iterable[NodeDevices]) -> list[Row]:
     return found
 
 
-async def look(state_dir: Path) -> tuple[list[NodeDevices], dict[str, str]]:
-    """Ask every gateway of ``state_dir``, all at once; return what they say, and who did not answer (socket: reason).
+def look(state_dir: Path) -> tuple[list[NodeDevices], dict[Path, str]]:
+    """Ask every gateway for its devices; return the answers, and why the other gateways gave none, by control socket.
 
     Raises:
         ControlError: the folder can't be read.
     """
-    answers: list[NodeDevices] = []
-    silent: dict[str, str] = {}
-    for path, said in (await ask_all(state_dir, {"op": "devices"}, ANSWER_TIME)).items():
-        try:
-            if isinstance(said, ControlError):
-                raise said
-            answers.append(msgspec.convert(said, NodeDevices))
-        except msgspec.ValidationError as error:
-            silent[str(path)] = (
-                f"its answer can't be read ({error}), so it is of another release: use that release's command"
-            )
-        except ControlError as error:
-            silent[str(path)] = str(error)
-    return answers, silent
-
-
-async def ask_all(
-    state_dir: Path, request: Mapping[str, Any], seconds: float
-) -> dict[Path, dict[str, Any] | ControlError]:
-    """Ask every gateway at once; return what each says, by its control socket."""
-
-    async def one(path: Path) -> dict[str, Any] | ControlError:
-        try:
-            return await control.ask(path, request, seconds)
-        except ControlError as error:
-            return error
-
-    paths = control.sockets(state_dir)
-    return dict(zip(paths, await asyncio.gather(*map(one, paths)), strict=True))
+    answers, silent = asyncio.run(asking.ask_all(state_dir, {"op": "devices"}, ANSWER_TIME, NodeDevices))
+    return [*answers.values()], silent
 
 
 @click.command(epilog=_EXAMPLES)
@@ -122,33 +92,27 @@ def devices(*, names: tuple[str, ...], output: str, as_map: bool, state_dir: Pat
         raise click.UsageError("The name of a resource or device is empty. Is a variable not set?")
     if as_map and output == "json":
         raise click.UsageError("--map draws for people. Leave out --map, or -o json")
-    try:
-        answers, silent = asyncio.run(look(state_dir))
-    except ControlError as error:
-        raise click.ClickException(str(error)) from error
+    answers, silent = look(state_dir)
     if not answers and not silent:
-        raise click.ClickException(places.nobody(state_dir, "devices"))
+        raise asking.nobody(state_dir, "devices")
     found = [row for row in rows(answers) if not names or any(map(row.is_called, names))]
     unusable = [] if names else list(dict.fromkeys(gpu for one in answers for gpu in one.status.unusable))
     if output == "json":
-        told = {"devices": [*map(_plain, found)], "silent": silent} | ({"unusable": unusable} if unusable else {})
-        click.echo(escaped(msgspec.json.encode(told).decode()))
+        by_path = {str(path): why for path, why in silent.items()}
+        print_json({"devices": [*map(_plain, found)], "silent": by_path} | ({"unusable": unusable} if unusable else {}))
     else:
-        for line in _map(found) if as_map else render(found, unfolded=output == "wide"):
+        shown = devicemap.render(found, columns(_WIDTH)) if as_map else render(found, unfolded=output == "wide")
+        for line in shown:
             click.echo(line)
         for gpu in unusable:
             how = "left out" if gpu.excluded else "can't be used"
             click.echo(click.style(_clean(f"{gpu.name} {how}: {gpu.reason}"), fg=None if gpu.excluded else "red"))
         for path, why in silent.items():
-            click.echo(f"gateway {Path(path).stem} does not answer: {_clean(why)}", err=True)
+            click.echo(f"gateway {path.stem} does not answer: {_clean(why)}", err=True)
     unknown = [name for name in names if not any(row.is_called(name) for row in found)]
     if answers and unknown:
         raise click.ClickException(f"no resource or device here is called {unknown[0]!r}: see `gateway devices`")
     sys.exit(0 if answers else 1)
-
-
-def _map(found: Sequence[Row]) -> Iterator[str]:
-    return devicemap.render(found, min(shutil.get_terminal_size().columns, _WIDTH))
 
 
 def _plain(row: Row) -> dict[str, Any]:
@@ -293,4 +257,4 @@ def exact(names: Sequence[str], answers: Iterable[NodeDevices]) -> list[str]:
     replicas = {row.device.id for row in found}
     indexes = {row.facts.parent: "" for row in found if row.facts.parent}
     indexes |= {unshared(row.device.id): row.facts.index for row in found}
-    return list(dict.fromkeys(name if name in replicas else named.meant(name, indexes) for name in names))
+    return list(dict.fromkeys(name if name in replicas else asking.meant(name, indexes) for name in names))

@@ -10,11 +10,16 @@ from collections.abc import Callable
 import click
 from click.core import ParameterSource
 
+from gateway.wires.control import ControlError
 from gateway.wires.log import printable_lines
 
 
-def worded(error: click.ClickException | OSError, variable: Callable[[click.Parameter, str | None], str]) -> Exception:
-    """Return the error that ends the command: a full disk's in words, and none that steers the terminal by what it quotes."""
+def worded(
+    error: click.ClickException | ControlError | OSError, variable: Callable[[click.Parameter, str | None], str]
+) -> Exception:
+    """Return the error that ends the command, in words, without characters that control the terminal."""
+    if isinstance(error, ControlError):
+        return click.ClickException(printable_lines(str(error)))
     if isinstance(error, click.ClickException):
         found = named(error, variable) if isinstance(error, click.UsageError) else error
         found.message = printable_lines(found.message)  # type: ignore[misc]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gateway.configuration.kinds import unknown
+from gateway.wires.control import ControlError
 
 if TYPE_CHECKING:
     from gateway.configuration.kinds import Flag
@@ -21,7 +22,7 @@ def _worded_errors() -> Iterator[None]:
     """Word what ends the command."""
     try:
         yield
-    except (click.ClickException, OSError) as error:
+    except (click.ClickException, ControlError, OSError) as error:
         from gateway.cli.errors import worded
 
         raise worded(error, variable) from None

@@ -31,15 +31,6 @@ def output(
     return add
 
 
-def nobody(state_dir: Path, command: str) -> str:
-    """Say that no gateway runs on a state directory, and what to do about it."""
-    return (
-        f"No gateway runs on this node, as far as {state_dir} tells. Where it runs in a pod, ask there: kubectl exec --namespace "
-        f"device-plugin-gateway POD -- gateway {command}. Where it keeps its state elsewhere, name that folder with --state-dir. "
-        "Else start it (docs/install.md, docs/host-service.md)"
-    )
-
-
 state_dir = click.option(
     "--state-dir",
     cls=Strict,

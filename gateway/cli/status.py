@@ -17,15 +17,14 @@ from typing import Any, Final, NoReturn
 import click
 import msgspec
 
-from gateway.cli import places
-from gateway.cli.page import count
+from gateway.cli import asking, places
+from gateway.cli.page import columns, count, print_json
 from gateway.tally import Confirmation
 from gateway.telling.served import Reason, VerdictState
 from gateway.telling.status import FEW, DeviceStatus, GatewayStatus, ResourceStatus
 from gateway.telling.unserved import unschedulable_words, unserved
-from gateway.wires import control
 from gateway.wires import log as observe
-from gateway.wires.log import escaped, printable
+from gateway.wires.log import printable
 
 _EXAMPLES = """
 \b
@@ -45,7 +44,6 @@ _ANSWER_WITHIN: Final = 10.0
 _EVERY: Final = 2.0
 """Seconds between two looks of --watch."""
 _WIDEST: Final = 140
-_NARROWEST: Final = 40
 _UNFOLDED: Final = 60
 """Columns from which a device keeps to one line, even if that is longer."""
 _LATE: Final = 0.05
@@ -82,22 +80,15 @@ async def look(state_dir: Path, *, few: bool = False) -> Answers:
     Raises:
         control.ControlError: the folder can't be read.
     """
-    paths = control.sockets(state_dir)
-    asked = (control.ask(path, {"op": "status", "few": few}, _ANSWER_WITHIN) for path in paths)
-    found = Answers()
-    for path, answer in zip(paths, await asyncio.gather(*asked, return_exceptions=True), strict=True):
-        match answer:
-            case control.ControlError():
-                found.silent[str(path)] = str(answer)
-            case BaseException():
-                raise answer
-            case _:
-                try:
-                    found.read.append(msgspec.convert(answer.get("status"), GatewayStatus))
-                except msgspec.ValidationError as error:
-                    found.silent[str(path)] = f"the answer is no status document: {error}"
-                else:
-                    found.raw.append(answer["status"])
+    request = {"op": "status", "few": few}
+    answers, silent = await asking.ask_all(state_dir, request, _ANSWER_WITHIN, dict[str, Any])
+    found = Answers(silent={str(path): why for path, why in silent.items()})
+    for path, answer in answers.items():
+        try:
+            found.read.append(msgspec.convert(answer.get("status"), GatewayStatus))
+            found.raw.append(answer["status"])
+        except msgspec.ValidationError as error:
+            found.silent[str(path)] = f"the answer is no status document: {error}"
     return found
 
 
@@ -122,14 +113,12 @@ def status(*, state_dir: Path, output: str, watch: bool, check: bool) -> None:
             if check:
                 _check(found)
             if output == "json":
-                click.echo(_json(found, indent=0 if watch else 2))
+                print_json({"gateways": found.raw, "silent": found.silent}, indent=0 if watch else 2)
             else:
                 _show(found, state_dir, again=watch, whole=output == "wide")
             if not watch:
                 sys.exit(0 if found.read else 1)
             sleep(_EVERY)
-    except control.ControlError as error:
-        raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:  # The way to end --watch.
         if _is_live():
             click.echo()
@@ -146,18 +135,12 @@ def _check(found: Answers) -> NoReturn:
     sys.exit(2 if not found.read else 1 if lacking else 0)
 
 
-def _json(found: Answers, indent: int) -> str:
-    document = msgspec.json.encode({"gateways": found.raw, "silent": found.silent})
-    return escaped((msgspec.json.format(document, indent=indent) if indent else document).decode())
-
-
 def _show(found: Answers, state_dir: Path, *, again: bool, whole: bool) -> None:
     """Print for a person; again and again, where it is a terminal, on the same place."""
-    screen = shutil.get_terminal_size()
-    lines = list(render(found, state_dir, min(max(screen.columns, _NARROWEST), _WIDEST), whole=whole))
+    lines = list(render(found, state_dir, columns(_WIDEST), whole=whole))
     if again and _is_live():
-        if len(lines) >= screen.lines:
-            rest = len(lines) - screen.lines + 2
+        if len(lines) >= (height := shutil.get_terminal_size().lines):
+            rest = len(lines) - height + 2
             lines[-rest:] = [click.style(f"{rest} more lines", dim=True)]
         shown = lines if observe.wants_colour() else map(click.unstyle, lines)
         click.echo("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J", nl=False, color=True)
@@ -173,7 +156,7 @@ def render(found: Answers, state_dir: Path, width: int, *, whole: bool = False) 
     """Write what was found, in lines of about ``width`` columns; with colours, which ``click.echo`` drops elsewhere."""
     page = _Page(width, whole=whole)
     if not found.read and not found.silent:
-        yield from page.text("", places.nobody(state_dir, "status"))
+        yield from page.text("", asking.nobody(state_dir, "status").message)
     # Who serves comes first.
     for number, one in enumerate(sorted(found.read, key=lambda one: bool(one.led_by))):
         yield from ([""] if number else [])
