@@ -22,8 +22,8 @@ from gateway.cli.page import columns, count, print_json
 from gateway.cli.status import look as ask
 from gateway.configuration.settings import SOCKET_DIR, ConfigError
 from gateway.doctor import checks, drivers
-from gateway.doctor.look import Places, Told, look
-from gateway.doctor.snapshot import Answered, Cluster, Release, Surveyed
+from gateway.doctor.look import Places, look
+from gateway.doctor.snapshot import Answered, Cluster, Release, Surveyed, Told
 from gateway.wires import control
 from gateway.wires.log import printable
 
@@ -151,7 +151,7 @@ def seen(ctx: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
         of_nvidia = "nvidia" in answered.backend.split("+")
         cluster, nvml = answered.cluster, (lambda: drivers.reported(told["statuses"])) if of_nvidia else None
     kubeconfig = found.get("kubeconfig") or os.environ.get("KUBECONFIG")
-    if answered is None or (kubeconfig and not cluster.asked_for):
+    if answered is None or (kubeconfig and not cluster.node_name):
         # Only here: TLS and NVIDIA's library take 15 MiB.
         from gateway.doctor import server
 
@@ -160,7 +160,7 @@ def seen(ctx: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
         path = Path(kubeconfig) if kubeconfig else None
         cluster = asyncio.run(server.ask(path, name or os.uname().nodename, rights))
         if not name:  # A pod's own name is no node's.
-            cluster = msgspec.structs.replace(cluster, missing=False)
+            cluster = msgspec.structs.replace(cluster, node_missing=False)
         if answered is None and host_root == Path("/"):
             nvml = server.nvml
     return look(places, Told(**told), cluster, release, nvml)

@@ -16,7 +16,7 @@ from gateway.cli.options import Strict, Words
 from gateway.wires.log import printable_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
@@ -82,6 +82,20 @@ out_option: Final = click.option(
     default=Path("compat-report"),
     help="The folder for the report; what an earlier one left there is replaced.",
 )
+
+
+def chosen(only: Sequence[str], known: Mapping[str, str], option: str = "--only") -> None:
+    """Print what can be chosen (name and description) and end, if that is ``help``; refuse what can't be.
+
+    Raises:
+        click.BadParameter: a name is unknown.
+    """
+    if "help" in only:
+        width = max(map(len, known))
+        click.echo("\n".join(f"{name:{width}}  {words}" for name, words in known.items()))
+        sys.exit(0)
+    if unknown := [name for name in only if name not in known]:
+        raise click.BadParameter(f"unknown value {', '.join(unknown)}. Allowed: {', '.join(known)}", param_hint=option)
 
 
 def clocked() -> Callable[[str], None]:

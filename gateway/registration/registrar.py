@@ -26,7 +26,7 @@ from gateway.registration import machine as registration
 from gateway.registration.events import Phase, Timer
 from gateway.registration.negotiate import NOBODY, UNFIT
 from gateway.registration.serve import DevicePlugin, Node
-from gateway.tally import Cause, Confirmation
+from gateway.tally import Confirmation
 from gateway.tasks import Background
 from gateway.wires import rpc
 from gateway.wires.unix import listens
@@ -116,7 +116,6 @@ class Resource:
         """When the open stream was opened (monotonic seconds)."""
         self.since = time.monotonic()
         """When the resource's serving state last changed: served here, left to another gateway, or neither (monotonic seconds)."""
-        self._why = Cause.FIRST
         self._without_since: float | None = None
         """When the kubelet last had no stream of ours: it was found, or a stream ended. None while it has one."""
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
@@ -186,7 +185,7 @@ class Resource:
 
     def feed(self, event: events.Event) -> None:
         """Pass an event to the state machine, and carry out its actions."""
-        before, self._why = self.state, registration.cause(self.state, event) or self._why
+        before = self.state
         self.state, actions = registration.step(self.state, event)
         if self.state.phase is not before.phase:
             self._log.debug("phase", phase=self.state.phase.value)
@@ -260,7 +259,7 @@ class Resource:
         except Exception as error:  # noqa: BLE001 - see above
             self._log.exception("unexpected while registering")
             code, details = "INTERNAL", repr(error)
-        why = self._why  # The answer may change the cause of the next Register.
+        why = self.state.why  # The answer may change the cause of the next Register.
         self.feed(events.Replied(offer.attempt, code, details, connected=bool(self.plugin.asked_options)))
         if code != "OK":
             self._node.tally.register_errors.add(self.name, code)

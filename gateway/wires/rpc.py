@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     _Context = grpc.aio.ServicerContext[bytes, bytes]
-    _Handler = grpc.RpcMethodHandler[bytes, bytes]
 
 Options: TypeAlias = "Sequence[tuple[str, int | str]]"
+Method: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
+"""A server's method; made by ``unary``, ``reading`` or ``writing``."""
 _T = TypeVar("_T")
 
 
@@ -192,30 +193,23 @@ class Call:
         raise AssertionError  # abort always raises
 
 
-class Method:
-    """A server's method; made by ``unary``, ``reading`` or ``writing``."""
-
-    def __init__(self, handler: _Handler) -> None:
-        self.handler = handler
-
-
 def unary(answer: Callable[[bytes, Call], Awaitable[bytes]]) -> Method:
     """Return a method with one request and one answer."""
 
     async def handled(request: bytes, context: _Context) -> bytes:
         return await answer(request, Call(context))
 
-    return Method(grpc.unary_unary_rpc_method_handler(handled))
+    return grpc.unary_unary_rpc_method_handler(handled)
 
 
 def reading(answer: Callable[[Call], Awaitable[bytes]]) -> Method:
     """Return a method with one answer, for which ``answer`` reads the requests from the call and limits them."""
-    return Method(grpc.stream_unary_rpc_method_handler(_let_go(answer)))
+    return grpc.stream_unary_rpc_method_handler(_let_go(answer))
 
 
 def writing(answer: Callable[[Call], Awaitable[None]]) -> Method:
     """Return a method with a stream of answers, which ``answer`` writes without waiting for a request."""
-    return Method(grpc.stream_stream_rpc_method_handler(_let_go(answer)))
+    return grpc.stream_stream_rpc_method_handler(_let_go(answer))
 
 
 class UnixServer:
@@ -249,9 +243,8 @@ class _Methods(grpc.GenericRpcHandler):
     def __init__(self, find: Callable[[str], Method | None]) -> None:
         self._find = find
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> _Handler | None:
-        found = self._find(handler_call_details.method)
-        return None if found is None else found.handler
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Method | None:
+        return self._find(handler_call_details.method)
 
 
 def _call_error(error: grpc.aio.AioRpcError) -> CallError:
