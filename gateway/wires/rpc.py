@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -22,32 +21,9 @@ if TYPE_CHECKING:
 Options: TypeAlias = "Sequence[tuple[str, int | str]]"
 Method: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 """A server's method; made by ``unary``, ``reading`` or ``writing``."""
+Code: TypeAlias = grpc.StatusCode
+"""The status of a call, by gRPC's names."""
 _T = TypeVar("_T")
-
-
-class Code(Enum):
-    """The status of a call. The values are gRPC's names."""
-
-    OK = "OK"
-    CANCELLED = "CANCELLED"
-    UNKNOWN = "UNKNOWN"
-    INVALID_ARGUMENT = "INVALID_ARGUMENT"
-    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
-    NOT_FOUND = "NOT_FOUND"
-    ALREADY_EXISTS = "ALREADY_EXISTS"
-    PERMISSION_DENIED = "PERMISSION_DENIED"
-    UNAUTHENTICATED = "UNAUTHENTICATED"
-    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
-    FAILED_PRECONDITION = "FAILED_PRECONDITION"
-    ABORTED = "ABORTED"
-    OUT_OF_RANGE = "OUT_OF_RANGE"
-    UNIMPLEMENTED = "UNIMPLEMENTED"
-    INTERNAL = "INTERNAL"
-    UNAVAILABLE = "UNAVAILABLE"
-    DATA_LOSS = "DATA_LOSS"
-
-
-_STATUS: Final = {code: grpc.StatusCode[code.name] for code in Code}
 
 
 class CallError(Exception):
@@ -189,7 +165,7 @@ class Call:
 
     async def abort(self, code: Code, details: str) -> NoReturn:
         """End the call with an error."""
-        await self._context.abort(_STATUS[code], details)
+        await self._context.abort(code, details)
         raise AssertionError  # abort always raises
 
 
@@ -248,7 +224,7 @@ class _Methods(grpc.GenericRpcHandler):
 
 
 def _call_error(error: grpc.aio.AioRpcError) -> CallError:
-    return CallError(Code[error.code().name], error.details() or "")
+    return CallError(error.code(), error.details() or "")
 
 
 def _whole(batch: Awaitable[_T]) -> asyncio.Future[_T]:
