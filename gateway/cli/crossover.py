@@ -73,13 +73,13 @@ def _made(
     facts: Advice, by_version: Mapping[Kubelet, Sequence[Node]], nodes: int, without: int, unknown: tuple[Unknown, ...]
 ) -> CrossingPlan:
     newest = sorted(by_version.items(), key=lambda item: item[0].release, reverse=True)
-    can = [version for version, _ in newest if facts.takes(version).claims != "no"]
+    can = [version for version, _ in newest if facts.claim_support(version).claims != "no"]
     groups = tuple(
         _group(facts, version, members, can.index(version) + 1 if version in can else None)
         for version, members in newest
     )
     named = {name for group in groups for name in group.rows}
-    takes = [facts.takes(version) for version in can]
+    takes = [facts.claim_support(version) for version in can]
     return CrossingPlan(
         nodes=nodes,
         devices=sum(group.devices for group in groups),
@@ -95,7 +95,7 @@ def _made(
 
 
 def _group(facts: Advice, version: Kubelet, members: Sequence[Node], step: int | None) -> Group:
-    takes, in_order = facts.takes(version), sorted(members, key=lambda node: (node.count, node.name))
+    takes, in_order = facts.claim_support(version), sorted(members, key=lambda node: (node.count, node.name))
     return Group(
         version=str(version),
         step=step,

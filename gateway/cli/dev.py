@@ -155,7 +155,7 @@ def forgets(old: str, new: str, pods: Iterable[str]) -> str:
         before, after = plan.kubelet(old, facts), plan.kubelet(new, facts)
     except plan.PlanError:  # A version to come: nothing is known of it.
         return ""
-    if not holders or before == after or facts.keeps(before, after):
+    if not holders or before == after or facts.keeps_checkpoint(before, after):
         return ""
     [hop] = plan.plan(facts, before, after, direct=True).hops
     way = f"`restart {hop.stop_at}` first" if hop.stop_at else "`remove` them first, as a drain would"

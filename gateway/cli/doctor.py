@@ -105,7 +105,7 @@ def release(version: str) -> Release | None:
         return Release(unknown=str(error))
     unkept = ""
     after = advice.Kubelet(found.minor + 1)
-    if after.minor <= minor_version(facts.last) and not facts.keeps(found, after):
+    if after.minor <= minor_version(facts.last) and not facts.keeps_checkpoint(found, after):
         unkept = f"kubelet {found} has written it, and {after} can't read it"
     fixed = tuple(
         f"kubelet {found}: {bug.title} ({bug.id}); fixed in {later}"
