@@ -49,7 +49,7 @@ def by_token(answers: Mapping[Path, object], silent: Mapping[Path, str]) -> dict
     return {path.stem: answer for path, answer in answers.items()} | errors
 
 
-def nobody(state_dir: Path, command: str) -> click.ClickException:
+def no_gateway_error(state_dir: Path, command: str) -> click.ClickException:
     """Return the error that no gateway runs on a state directory, with what to do about it."""
     return click.ClickException(
         f"No gateway runs on this node, as far as {state_dir} tells. Where it runs in a pod, ask there: kubectl exec --namespace "
@@ -58,7 +58,7 @@ def nobody(state_dir: Path, command: str) -> click.ClickException:
     )
 
 
-def meant(name: str, indexes: Mapping[str, str]) -> str:
+def resolve_device(name: str, indexes: Mapping[str, str]) -> str:
     """Return the ID that ``name`` stands for; ``name`` itself if it stands for none of them.
 
     Args:

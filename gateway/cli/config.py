@@ -40,7 +40,7 @@ def show(ctx: click.Context, /, *, output: str, **_: Any) -> None:
     try:
         found = run.effective_settings(ctx)
     except ConfigError as error:
-        raise run.wrong(error, {}) from error
+        raise run.ending_error(error, {}) from error
     if output == "json":
         print_json(found, indent=2)
         return

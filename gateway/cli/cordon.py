@@ -122,7 +122,7 @@ def _carry_out(request: Mapping[str, Any], state_dir: Path, *, output: str) -> N
         answers, silent = _tell(order, state_dir)
     if running and not any(one.changed for one in answers.values()):
         indexes = {row.device.id: row.facts.index for row in rows(look(state_dir)[0])}
-        order = replace(order, device_id=asking.meant(order.device_id, indexes))
+        order = replace(order, device_id=asking.resolve_device(order.device_id, indexes))
         answers, silent = _tell(order, state_dir)
     if not answers and not silent:
         order, noted = _note(order, state_dir)
@@ -169,7 +169,7 @@ def _note(order: Order, state_dir: Path) -> tuple[Order, _Noted]:
         raise ControlError(f"could not read {ledger.path}: {error.strerror}. Nothing was done") from error
     known = {device_id for resource in ledger.resources() for device_id in ledger.announced(resource)}
     order = replace(
-        order, device_id=asking.meant(order.device_id, dict.fromkeys(sorted(known | {*ledger.cordons}), ""))
+        order, device_id=asking.resolve_device(order.device_id, dict.fromkeys(sorted(known | {*ledger.cordons}), ""))
     )
     if order.device_id.isdecimal() and order.device_id not in known | {*ledger.cordons}:
         listed = f", one of {', '.join(sorted(known)[:_MOST_LISTED])}" if known else ""

@@ -94,7 +94,7 @@ def devices(*, names: tuple[str, ...], output: str, as_map: bool, state_dir: Pat
         raise click.UsageError("--map draws for people. Leave out --map, or -o json")
     answers, silent = look(state_dir)
     if not answers and not silent:
-        raise asking.nobody(state_dir, "devices")
+        raise asking.no_gateway_error(state_dir, "devices")
     found = [row for row in rows(answers) if not names or any(map(row.is_called, names))]
     unusable = [] if names else list(dict.fromkeys(gpu for one in answers for gpu in one.status.unusable))
     if output == "json":
@@ -247,7 +247,7 @@ def _ranges(indexes: Iterable[str]) -> str:
     return " ".join([*(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs), *others])
 
 
-def exact(names: Sequence[str], answers: Iterable[NodeDevices]) -> list[str]:
+def resolve_devices(names: Sequence[str], answers: Iterable[NodeDevices]) -> list[str]:
     """Return the IDs that names stand for: of devices, of what replicas share, or of the GPU that partitions are part of.
 
     Raises:
@@ -257,4 +257,4 @@ def exact(names: Sequence[str], answers: Iterable[NodeDevices]) -> list[str]:
     replicas = {row.device.id for row in found}
     indexes = {row.facts.parent: "" for row in found if row.facts.parent}
     indexes |= {unshared(row.device.id): row.facts.index for row in found}
-    return list(dict.fromkeys(name if name in replicas else asking.meant(name, indexes) for name in names))
+    return list(dict.fromkeys(name if name in replicas else asking.resolve_device(name, indexes) for name in names))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gateway.cli import asking, places
-from gateway.cli.devices import exact, look
+from gateway.cli.devices import look, resolve_devices
 from gateway.cli.options import Words
 from gateway.cli.page import print_json
 from gateway.wires import control
@@ -52,8 +52,8 @@ def move(*, to: str, dry_run: bool, output: str, state_dir: Path, ids: tuple[str
     The order is on disk when the command returns, and needs nobody to wait for it: `gateway status` says what each GPU on its way waits for.
     """
     if not (paths := control.sockets(state_dir)):
-        raise asking.nobody(state_dir, "move")
-    wanted = exact(ids, look(state_dir)[0]) if ids else []
+        raise asking.no_gateway_error(state_dir, "move")
+    wanted = resolve_devices(ids, look(state_dir)[0]) if ids else []
     answer = asyncio.run(_told({"op": "move", "to": to, "ids": wanted, "dry_run": dry_run}, paths))
     refused = answer["refused"]
     if output == "json":

@@ -13,7 +13,7 @@ import click
 
 from devices.replicas import unshared
 from gateway.cli import asking, places
-from gateway.cli.devices import ANSWER_TIME, exact, look, times
+from gateway.cli.devices import ANSWER_TIME, look, resolve_devices, times
 from gateway.cli.page import print_json
 from gateway.telling import orders
 from gateway.telling.orders import Handled
@@ -87,11 +87,11 @@ def _handle(op: str, names: Sequence[str], state_dir: Path, *, every: bool, as_j
         orders.handle_ids({"op": op, "ids": names})
     except ControlError as error:
         raise click.UsageError(str(error)) from error
-    ids = exact(names, look(state_dir)[0]) if names else []
+    ids = resolve_devices(names, look(state_dir)[0]) if names else []
     request = {"op": op, "ids": ids}
     answers, silent = asyncio.run(asking.ask_all(state_dir, request, orders.HANDLE_TIME + ANSWER_TIME, Handled))
     if not answers and not silent:
-        raise asking.nobody(state_dir, op)
+        raise asking.no_gateway_error(state_dir, op)
     if as_json:
         print_json({"op": op, "ids": ids, "gateways": asking.by_token(answers, silent)})
     else:

@@ -86,10 +86,10 @@ def run(ctx: click.Context, /, **texts: Any) -> None:
         _log.info("starting device-plugin-gateway", version=VERSION, settings=changed)
         sys.exit(serve(settings))
     except ConfigError as error:
-        raise wrong(error, said) from error
+        raise ending_error(error, said) from error
 
 
-def wrong(error: ConfigError, said: Mapping[str, Given]) -> click.ClickException:
+def ending_error(error: ConfigError, said: Mapping[str, Given]) -> click.ClickException:
     """Return the error that ends the command: exit status 2 for a wrong value, 1 for one that may become right later.
 
     If a setting that the message names doesn't come from the command line, it adds where it comes from.

@@ -1,4 +1,4 @@
-"""What runs of the laboratory begin with: which kubelets are genuine, progress by the clock, a report that can be kept."""
+"""Options and preparations of the commands that run the laboratory: its kubelets, its progress and its report."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _OPTIONS: Final = (
 
 
 def kubelet_options(command: _Command) -> _Command:
-    """Add the options that say on which kubelets a command runs."""
+    """Add the options that choose the kubelets."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -99,7 +99,7 @@ def chosen(only: Sequence[str], known: Mapping[str, str], option: str = "--only"
 
 
 def clocked() -> Callable[[str], None]:
-    """Give what prints lines of progress, with the time since now."""
+    """Return a function that prints a line of progress, with the time since now."""
     began = time.monotonic()
 
     def say(line: str) -> None:
@@ -110,7 +110,7 @@ def clocked() -> Callable[[str], None]:
 
 
 def stopped() -> NoReturn:
-    """Say that Ctrl-C ended the run, and end."""
+    """End the command after Ctrl-C."""
     click.echo("stopped: all processes that were started are ended, no report is written", err=True)
     sys.exit(130)
 
@@ -118,7 +118,7 @@ def stopped() -> NoReturn:
 def kubelets(
     asked: tuple[str, ...] | None, usual: Callable[[], tuple[str, ...]], genuine: str, checkout: Path | None
 ) -> tuple[tuple[str, ...], dict[str, Path], dict[str, str]]:
-    """Give the versions to run, the binaries of the genuine ones, and why each of the others is emulated."""
+    """Return the versions to run, the binaries of real kubelets, and why each of the others is emulated."""
     from gateway_lab.kubelets import build, source
 
     try:
@@ -137,7 +137,7 @@ def kubelets(
 
 
 def _want_built(asked: tuple[str, ...]) -> None:
-    """See that each version that was asked for is built."""
+    """Refuse versions that aren't built."""
     from gateway_lab.kubelets import build
 
     there = [version for version in build.available() if build.built(version)]
@@ -150,10 +150,10 @@ def _want_built(asked: tuple[str, ...]) -> None:
 
 
 def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], dict[str, str]]:
-    """Find or build the genuine kubelets; give their binaries, and why there is none of each other version.
+    """Find or build real kubelets. Return their binaries, and why the other versions have none.
 
     Raises:
-        gateway_lab.kubelets.build.BuildError: genuine ones were insisted on, and one can't be built.
+        gateway_lab.kubelets.build.BuildError: with ``--genuine yes``, one can't be built.
     """
     from gateway_lab.kubelets import build
 
@@ -184,7 +184,7 @@ def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], 
 
 
 def see_that_it_can_be_written(out: Path, page: Path | None) -> None:
-    """Find out before a run of minutes whether its report can be kept."""
+    """Refuse a run of minutes whose report can't be written."""
     from gateway_lab.matrix import report
 
     advice = "name another folder with --out"

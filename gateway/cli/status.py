@@ -156,7 +156,7 @@ def render(found: Answers, state_dir: Path, width: int, *, whole: bool = False) 
     """Write what was found, in lines of about ``width`` columns; with colours, which ``click.echo`` drops elsewhere."""
     page = _Page(width, whole=whole)
     if not found.read and not found.silent:
-        yield from page.text("", asking.nobody(state_dir, "status").message)
+        yield from page.text("", asking.no_gateway_error(state_dir, "status").message)
     # Who serves comes first.
     for number, one in enumerate(sorted(found.read, key=lambda one: bool(one.led_by))):
         yield from ([""] if number else [])
