@@ -19,8 +19,9 @@ from devices.source import Facts
 from gateway.cli import asking, devicemap, places
 from gateway.cli.devicemap import Row
 from gateway.cli.page import columns, print_json
-from gateway.cli.status import _clean, _colour, _remarks
+from gateway.cli.status import _colour, _remarks
 from gateway.telling.status import GatewayStatus, ResourceStatus
+from gateway.wires.log import printable
 
 _EXAMPLES = """
 \b
@@ -106,9 +107,9 @@ def devices(*, names: tuple[str, ...], output: str, as_map: bool, state_dir: Pat
             click.echo(line)
         for gpu in unusable:
             how = "left out" if gpu.excluded else "can't be used"
-            click.echo(click.style(_clean(f"{gpu.name} {how}: {gpu.reason}"), fg=None if gpu.excluded else "red"))
+            click.echo(click.style(printable(f"{gpu.name} {how}: {gpu.reason}"), fg=None if gpu.excluded else "red"))
         for path, why in silent.items():
-            click.echo(f"gateway {path.stem} does not answer: {_clean(why)}", err=True)
+            click.echo(f"gateway {path.stem} does not answer: {printable(why)}", err=True)
     unknown = [name for name in names if not any(row.is_called(name) for row in found)]
     if answers and unknown:
         raise click.ClickException(f"no resource or device here is called {unknown[0]!r}: see `gateway devices`")
@@ -150,7 +151,9 @@ def _table(rows: Sequence[Row], *, unfolded: bool) -> Iterator[str]:
     """Write one resource's table: what all of its devices share is above it, and a column that says nothing left out."""
     products = {row.facts.product for row in rows}
     product = products.pop() if len(products) == 1 else ""
-    yield "  ".join(filter(None, [click.style(_clean(rows[0].resource), bold=True), _clean(product), _summary(rows)]))
+    yield "  ".join(
+        filter(None, [click.style(printable(rows[0].resource), bold=True), printable(product), _summary(rows)])
+    )
     lines = list(_lines(rows, product, unfolded=unfolded))
     table = [_HEAD, *(line.cells for line in lines if line.state)]
     columns = list(zip(*table, strict=True))
@@ -177,7 +180,7 @@ def _summary(rows: Sequence[Row]) -> str:
 def _states(rows: Iterable[Row]) -> str:
     counts = Counter(row.device.state for row in rows)
     return ", ".join(
-        f"{counts[state]} {_clean(state)}" for state in sorted(counts, key=lambda state: (state != _WELL, state))
+        f"{counts[state]} {printable(state)}" for state in sorted(counts, key=lambda state: (state != _WELL, state))
     )
 
 
@@ -197,7 +200,7 @@ def _lines(rows: Sequence[Row], product: str, *, unfolded: bool) -> Iterator[_Li
         yield _line(group, product, "")
         yield from (_line(part, product, "  ") for part in parts.pop(unshared(group[0].device.id), []))
     for parent, groups in parts.items():
-        yield _Line(("on", _clean(parent)))
+        yield _Line(("on", printable(parent)))
         yield from (_line(part, product, "  ") for part in groups)
 
 
@@ -216,10 +219,10 @@ def _line(group: Sequence[Row], product: str, indent: str) -> _Line:
         holder if first.known else "?",
     )
     worst = next((row.device.state for row in group if row.device.state != _WELL), _WELL)
-    remarks = list(dict.fromkeys(filter(None, (_clean(_remarks(row.device)) for row in group))))
+    remarks = list(dict.fromkeys(filter(None, (printable(_remarks(row.device)) for row in group))))
     if (more := len(remarks) - _MOST_REMARKS) > 0:
         remarks[_MOST_REMARKS:] = [f"and {more} more: -o wide shows each"]
-    return _Line(tuple(map(_clean, cells)), worst, tuple(remarks))
+    return _Line(tuple(map(printable, cells)), worst, tuple(remarks))
 
 
 def times(device_id: str, count: int) -> str:

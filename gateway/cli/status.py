@@ -131,7 +131,7 @@ def _check(found: Answers) -> NoReturn:
     lacking |= {each.token: f"waiting for {each.waits_for}" for each in found.read if each.waits_for}
     click.echo("no gateway answers" if not found.read else "not ready" if lacking else "ready")
     for name, why in lacking.items():
-        click.echo(f"{_clean(name)}: {_clean(why)}")
+        click.echo(f"{printable(name)}: {printable(why)}")
     sys.exit(2 if not found.read else 1 if lacking else 0)
 
 
@@ -180,7 +180,7 @@ class _Page:
 
     def text(self, lead: str, text: str, colour: str | None = None) -> Iterator[str]:
         """Wrap ``text`` behind ``lead``, as far in as that is wide."""
-        for line in textwrap.wrap(_clean(text), self._width - len(lead)):
+        for line in textwrap.wrap(printable(text), self._width - len(lead)):
             yield lead + (click.style(line, fg=colour) if colour else line)
             lead = " " * len(lead)
 
@@ -194,11 +194,13 @@ class _Page:
 
     def gateway(self, one: GatewayStatus) -> Iterator[str]:
         """Write all about one gateway."""
-        title = click.style(f"gateway {_clean(one.token)}", bold=True)
+        title = click.style(f"gateway {printable(one.token)}", bold=True)
         kind = ", host service" if one.host_service else ""
-        yield from self._beside(title, f"{_clean(one.build.gateway)}{kind}, process {one.pid}, up {age(one.uptime_s)}")
+        yield from self._beside(
+            title, f"{printable(one.build.gateway)}{kind}, process {one.pid}, up {age(one.uptime_s)}"
+        )
         yield from self.text("  waiting  ", one.waits_for and f"for {one.waits_for}", "red")
-        leader = f"gateway {_clean(one.led_by)}" + (", the host service," if one.led_by_host_service else "")
+        leader = f"gateway {printable(one.led_by)}" + (", the host service," if one.led_by_host_service else "")
         yield from self.text("  standby  ", one.led_by and f"{leader} leads", "cyan")
         if one.kubelet.present:
             yield from self.text("  kubelet  ", f"found {age(one.kubelet.age_s or 0)} ago, {one.socket_dir}")
@@ -268,14 +270,14 @@ class _Page:
 
     def resource(self, one: ResourceStatus) -> Iterator[str]:
         """Write all about one resource."""
-        name = click.style(_clean(one.name), bold=True)
+        name = click.style(printable(one.name), bold=True)
         held = "" if one.held is None else f", {one.held} held"
         held += "" if one.free is None else f", {one.free} free"
         yield from self._beside(name, f"{_bar(one)}{one.allocatable} of {one.listed} allocatable{held}")
         since = "" if one.stream_s is None else f" for {age(one.stream_s)}"
         spoken = ", ".join(part for part in (one.api, one.kubelets and f"kubelet {one.kubelets}") if part)
-        phase = click.style(_clean(one.phase), fg=_colour(one.phase))
-        yield from self._beside(f"  {phase}{since}", _clean(spoken))
+        phase = click.style(printable(one.phase), fg=_colour(one.phase))
+        yield from self._beside(f"  {phase}{since}", printable(spoken))
         yield from self.text("  ", unschedulable_words(one), "yellow")
         yield from self.text("  ", _chain(one), "yellow" if one.behind and one.behind.state != _LIVE else None)
         by_dra = one.verdict.reason in {Reason.DRA, Reason.NO_DRA, Reason.RIVAL}
@@ -355,7 +357,7 @@ def _answered(call: str, codes: dict[str, int]) -> str:
 
 def _cells(device: DeviceStatus) -> tuple[str, ...]:
     numa = ",".join(map(str, device.numa)) or "-"
-    return _clean(device.id), _clean(device.state), numa, _clean(device.holder or "-")
+    return printable(device.id), printable(device.state), numa, printable(device.holder or "-")
 
 
 def _remarks(device: DeviceStatus) -> str:
@@ -370,11 +372,6 @@ def _remarks(device: DeviceStatus) -> str:
 
 def _colour(word: str) -> str:
     return _COLOURS.get(word, "yellow")
-
-
-def _clean(text: str) -> str:
-    """Keep what others wrote from steering the terminal."""
-    return printable(text)
 
 
 def age(seconds: float) -> str:
