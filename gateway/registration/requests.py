@@ -46,17 +46,18 @@ class Requests:
             raise _late() from None
         finally:
             self._line -= 1
+        reading = call.read()
         try:
-            reading = call.read()
             for _ in range(int(REQUEST_TIME / IN_LINE) or 1):
                 if (await asyncio.wait({reading}, timeout=IN_LINE))[0] or self._line:
                     break
             for _ in range(0 if reading.done() else _TURNS):
                 await asyncio.sleep(0)
+            if not reading.done():
+                raise _late()
         finally:
+            reading.cancel()  # Otherwise asyncio would complain about an error that comes later.
             self._turns.release()
-        if not reading.done():
-            raise _late()
         if not isinstance(request := reading.result(), bytes):
             raise MalformedError("the call ended without a request. Send one")
         return request
