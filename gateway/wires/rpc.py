@@ -38,6 +38,11 @@ class ClosedError(Exception):
     """The channel was closed before or during the call."""
 
 
+def code(name: str) -> Code:
+    """Return the status of this name."""
+    return grpc.StatusCode[name]
+
+
 def target(path: Path) -> str:
     """Return gRPC's name of a Unix socket: a URI, so ``%``, ``#`` and ``?`` are escaped."""
     from urllib.parse import quote  # noqa: PLC0415 - half a MiB, which commands needn't pay
