@@ -43,14 +43,14 @@ _WELL: Final = "healthy"
 
 
 class NodeDevices(msgspec.Struct, frozen=True):
-    """What a gateway says of its devices: ``facts`` by resource, and by the ID of what replicas share."""
+    """A gateway's status, and ``facts`` about its devices: by resource, and by the ID that replicas share."""
 
     status: GatewayStatus
     facts: dict[str, dict[str, Facts]]
 
 
 def rows(answers: Iterable[NodeDevices]) -> list[Row]:
-    """Return the devices of every resource, by its name, as told by the gateway that serves it."""
+    """Return the devices of every resource, by its name, from the gateway that serves it."""
     told_by: dict[str, tuple[NodeDevices, ResourceStatus]] = {}
     for answer in answers:
         for resource in answer.status.resources:
@@ -189,7 +189,7 @@ def _held(rows: Iterable[Row]) -> int:
 
 
 def _lines(rows: Sequence[Row], product: str, *, unfolded: bool) -> Iterator[_Line]:
-    """Fold replicas, and put partitions under the GPU that they are part of."""
+    """Put replicas on one line, and partitions below their GPU."""
     folded: dict[str, list[Row]] = {}
     for row in rows:
         folded.setdefault(row.device.id if unfolded else unshared(row.device.id), []).append(row)
@@ -226,12 +226,12 @@ def _line(group: Sequence[Row], product: str, indent: str) -> _Line:
 
 
 def times(device_id: str, count: int) -> str:
-    """Write a device's ID, and how many replicas of it are meant."""
+    """Return a device's ID with its number of replicas."""
     return device_id if count == 1 else f"{device_id} \u00d7{count}"
 
 
 def links(found: Mapping[str, str]) -> str:
-    """Say by what a device reaches which others, in short: ``nvlink x12: 1-3, sys: 4-7``."""
+    """Return a device's links to others in short: ``nvlink x12: 1-3, sys: 4-7``."""
     by_way: dict[str, list[str]] = {}
     for index, way in found.items():
         by_way.setdefault(way, []).append(index)
@@ -239,7 +239,7 @@ def links(found: Mapping[str, str]) -> str:
 
 
 def _ranges(indexes: Iterable[str]) -> str:
-    """Write numbers in short: ``0 2-4``; what is no number as it is."""
+    """Return numbers in short: ``0 2-4``. Other texts stay as they are."""
     runs: list[list[int]] = []
     for number in sorted(int(index) for index in indexes if index.isdecimal()):
         if runs and number == runs[-1][-1] + 1:

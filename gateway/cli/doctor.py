@@ -97,7 +97,7 @@ def render(results: Sequence[checks.CheckResult], width: int) -> Iterator[str]:
 
 
 def release(version: str) -> Release | None:
-    """Say what is known of a kubelet's version that matters to a node's GPUs."""
+    """Return the facts about a kubelet's version that matter to GPUs."""
     facts = advice.load()
     try:
         found = advice.kubelet(version, facts)
@@ -118,7 +118,7 @@ def release(version: str) -> Release | None:
 
 
 def seen(ctx: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
-    """Ask and look; the daemon's options, which the command of ``ctx`` takes, say where."""
+    """Collect what the checks need. The daemon's options in ``ctx`` say where to look."""
     told: dict[str, Any] = {"monitors_mig": "NVIDIA_MIG_MONITOR_DEVICES" in os.environ}
     found: dict[str, Any] = {}
     try:
@@ -167,5 +167,5 @@ def seen(ctx: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
 
 
 def below(root: Path, path: Path) -> Path:
-    """Say where a path of the host is, with the host's files below ``root``."""
+    """Return where a path of the host is, with the host's file system below ``root``."""
     return root / path.absolute().relative_to("/")

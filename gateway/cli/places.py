@@ -1,4 +1,4 @@
-"""The options of several commands: where things are on the node, and how the output looks."""
+"""Options that several commands share: paths on the node, and the format of the output."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ _COLOURS: Final = {
 
 @dataclass(slots=True)
 class Answers:
-    """One look at a node: the documents that came, as they came and as they are read, and who did not answer."""
+    """The status documents of a node's gateways, raw and decoded, and why other gateways gave none."""
 
     raw: list[dict[str, Any]] = field(default_factory=list)
     read: list[GatewayStatus] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Answers:
 
 
 async def look(state_dir: Path, *, few: bool = False) -> Answers:
-    """Ask every gateway of ``state_dir``, all at once; ``few``: of devices only those that a person is shown.
+    """Ask every gateway for its status. ``few``: of many devices only those that need attention.
 
     Raises:
         control.ControlError: the folder can't be read.
@@ -125,7 +125,7 @@ def status(*, state_dir: Path, output: str, watch: bool, check: bool) -> None:
 
 
 def _check(found: Answers) -> NoReturn:
-    """Say in a line for each resource that isn't served that it isn't; SystemExit says the same."""
+    """Print a line for each resource that isn't served, and exit with the status of ``--check``."""
     lacking = unserved(found.read)
     lacking |= {Path(path).stem: why for path, why in found.silent.items()}
     lacking |= {each.token: f"waiting for {each.waits_for}" for each in found.read if each.waits_for}
@@ -136,7 +136,7 @@ def _check(found: Answers) -> NoReturn:
 
 
 def _show(found: Answers, state_dir: Path, *, again: bool, whole: bool) -> None:
-    """Print for a person; again and again, where it is a terminal, on the same place."""
+    """Print for a person; with ``again`` on a terminal, each time at the same place."""
     lines = list(render(found, state_dir, columns(_WIDEST), whole=whole))
     if again and _is_live():
         if len(lines) >= (height := shutil.get_terminal_size().lines):
@@ -153,11 +153,11 @@ def _is_live() -> bool:
 
 
 def render(found: Answers, state_dir: Path, width: int, *, whole: bool = False) -> Iterator[str]:
-    """Write what was found, in lines of about ``width`` columns; with colours, which ``click.echo`` drops elsewhere."""
+    """Yield the answers in lines of about ``width`` columns, with colours; ``click.echo`` drops those without a terminal."""
     page = _Page(width, whole=whole)
     if not found.read and not found.silent:
         yield from page.text("", asking.no_gateway_error(state_dir, "status").message)
-    # Who serves comes first.
+    # The leader comes first.
     for number, one in enumerate(sorted(found.read, key=lambda one: bool(one.led_by))):
         yield from ([""] if number else [])
         yield from page.gateway(one)
@@ -173,7 +173,7 @@ def render(found: Answers, state_dir: Path, width: int, *, whole: bool = False) 
 
 
 class _Page:
-    """Writes for a person, ``width`` columns wide; ``whole``: each device of many."""
+    """Writes for a person, ``width`` columns wide. ``whole``: also every one of many devices."""
 
     def __init__(self, width: int, *, whole: bool) -> None:
         self._width, self._whole = width, whole
@@ -185,7 +185,7 @@ class _Page:
             lead = " " * len(lead)
 
     def _beside(self, lead: str, text: str) -> Iterator[str]:
-        """Write ``text`` on the line of ``lead``, or below it where both are too long."""
+        """Write ``text`` on the line of ``lead``, or below it if the line would be too long."""
         if len(click.unstyle(f"{lead}  {text}")) <= self._width:
             yield f"{lead}  {text}".rstrip()
         else:
@@ -240,7 +240,7 @@ class _Page:
             yield from self.resource(resource)
 
     def _drivers(self, one: GatewayStatus) -> Iterator[str]:
-        """Write how each DRA driver stands with the kubelet, what keeps its ResourceSlices from being right, and what it refused."""
+        """Write for each DRA driver: its registration, why its ResourceSlices are out of date, and what it refused."""
         for each in one.drivers:
             stands = "registered" if each.registered else "not registered"
             text = f"{each.name}: {stands}, {count(each.devices, 'device')}"
@@ -253,7 +253,7 @@ class _Page:
                 yield from self.text("           ", f"refused: {refused}", "red")
 
     def _sides(self, one: GatewayStatus) -> Iterator[str]:
-        """Write how many GPUs each API has, and of those on their way what they wait for."""
+        """Write how many GPUs each API has, and what moving GPUs wait for."""
         counts = Counter(each.side for each in one.sides)
         yield from self.text("  sides    ", ", ".join(f"{number} {side}" for side, number in sorted(counts.items())))
         ignored = one.crossing and f"the node's annotation isn't followed: {one.crossing}"
@@ -292,7 +292,7 @@ class _Page:
         yield from self._devices(one)
 
     def _devices(self, one: ResourceStatus) -> Iterator[str]:
-        """Draw the devices as a table; what there is to say of one is below it."""
+        """Draw the devices as a table, with remarks below each."""
         shown = one.devices
         if one.listed > FEW and not self._whole:  # An older gateway says them all.
             shown = tuple(device for device in shown if device.state != _WELL or _remarks(device))[:FEW]
@@ -319,7 +319,7 @@ class _Page:
 
 
 def _chain(one: ResourceStatus) -> str:
-    """Say by whom a bridged resource comes to the kubelet, with the API on each side; nothing of the gateway's own."""
+    """Return the path of a bridged resource from its plugin to the kubelet, with the API on each side; empty for the gateway's own."""
     plugin = one.behind
     if plugin is None:
         return ""
@@ -334,7 +334,7 @@ def _chain(one: ResourceStatus) -> str:
 
 
 def _bar(one: ResourceStatus) -> str:
-    """Draw one square for each device, where they are few enough to count."""
+    """Draw one square for each device, if they are few enough to count."""
     if not 0 < one.listed <= FEW:
         return ""
     colour = "green" if one.allocatable == one.listed else "yellow"
@@ -343,7 +343,7 @@ def _bar(one: ResourceStatus) -> str:
 
 
 def _registered(one: ResourceStatus) -> str:
-    """Say how often it was registered, and why; nothing where it never was."""
+    """Return how often a resource was registered, and why; empty if it never was."""
     times = sum(one.registrations.values())
     causes = ", ".join(f"{number} {why}" for why, number in one.registrations.items())
     gap = "" if one.last_gap_s is None else f"; last gap {age(one.last_gap_s)}"
@@ -361,7 +361,7 @@ def _cells(device: DeviceStatus) -> tuple[str, ...]:
 
 
 def _remarks(device: DeviceStatus) -> str:
-    """All there is to say of one device; empty for one that is simply well."""
+    """Return the remarks about a device; empty for a healthy one without any."""
     parts = (
         ": ".join(part for part in (device.kind, device.reason) if part),
         device.drift and f"mismatch: {', '.join(device.drift)}",
@@ -375,7 +375,7 @@ def _colour(word: str) -> str:
 
 
 def age(seconds: float) -> str:
-    """Say a time in at most two units: ``4.2 ms``, ``0.4 s``, ``12 s``, ``3 min``, ``2 h 10 min``, ``3 d 4 h``."""
+    """Return a time in at most two units: ``4.2 ms``, ``0.4 s``, ``12 s``, ``3 min``, ``2 h 10 min``, ``3 d 4 h``."""
     if seconds < 0.1:
         return f"{round(seconds * 1000, 1):g} ms"
     if seconds < 1:
