@@ -267,7 +267,7 @@ class Peer:
                 raise AwayError(f"it didn't answer {method} within {seconds:g} s", hangs=True) from None
             if error.code in _BROKEN and await self._is_over():
                 raise AwayError(f"it went during {method}: {error.details[:200]}") from None
-            raise RefusedError(Fault(error.code.value), error.details[: judge.MOST_PARTS]) from None
+            raise RefusedError(Fault(error.code.name), error.details[: judge.MOST_PARTS]) from None
         except rpc.ClosedError:
             raise AwayError("the connection is closed") from None
         finally:

@@ -195,7 +195,7 @@ class Sockets:
             fault = error.fault if isinstance(error, RefusedError) else Fault.INVALID_ARGUMENT
             if (more := self._seldom.tell(fault.value)) is not None:
                 _log.warning("a plugin was refused", code=fault.value, reason=str(error), more_before=more)
-            await call.abort(rpc.Code(fault.value), str(error))
+            await call.abort(rpc.code(fault.value), str(error))
         return b""
 
 

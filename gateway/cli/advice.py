@@ -1,11 +1,10 @@
-"""What a GPU node goes through when its kubelet becomes another version: facts about kubelets in, advice out.
+"""Plan a change of the kubelet's version on a GPU node, from the facts in ``advice.yaml``.
 
-The facts are rows of ``advice.yaml``, each with its source: the APIs, the formats of the kubelet's checkpoint with their
-readers, what happens once at a version (crossings) and what a version does again and again (bugs). All else here follows from
-them and from nothing else: which hops there are, what each changes, which patch release is early enough, whether to drain.
-(What a version makes of claims is there, too: ``crossover`` goes by it.)
+Each fact has its source. The facts are: the device plugin APIs, the formats of the kubelet's checkpoint and which kubelets read them,
+what happens once when an upgrade passes a version (crossings), and what a version does repeatedly (bugs). The plan follows from them
+alone: the hops, what each hop changes, the first safe patch release, and whether to drain. ``crossover`` uses the facts about claims.
 
-A version without a patch release means the newest one of that minor version.
+A version without a patch number stands for the newest patch release of that minor version.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ import msgspec.yaml
 from packaging.version import Version
 
 NEWEST: Final = 10**6
-"""Stands for the newest patch release."""
+"""The patch number that stands for the newest patch release."""
 _MOST_SKEW: Final = 3
 """How many minor versions a kubelet may be older than its API server (Kubernetes' version skew policy)."""
-_SUFFIX: Final = re.compile(r"[-+]")
-"""What a vendor's words begin with: v1.27.3-gke.100, v1.28.3+k3s1."""
-_WORDS: Final = re.compile(r"[0-9A-Za-z.+-]{0,64}", re.ASCII)
-_PLAIN: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){1,2}", re.ASCII)
+_VERSION: Final = re.compile(
+    r"v?1\.(?P<minor>[0-9]{1,3})(\.(?P<patch>[0-9]{1,3}))?([-+][0-9A-Za-z.+-]{0,64})?", re.ASCII
+)
+"""A kubelet's version, with a vendor's suffix such as ``-gke.100`` or ``+k3s1``."""
 
 
 class PlanError(ValueError):
-    """No plan can be made. The message says what was expected, what came, and what to do."""
+    """No plan can be made. The message says why, and what to do."""
 
 
 class Kubelet(NamedTuple):
-    """A version of the kubelet: ``1.28`` or, where ``patch`` is known, ``1.28.15``."""
+    """A version of the kubelet: ``1.28``, or ``1.28.15`` if ``patch`` is known."""
 
     minor: int
     patch: int | None = None
 
     @property
     def release(self) -> tuple[int, int]:
-        """What versions are compared by."""
+        """The key for comparing versions."""
         return self.minor, NEWEST if self.patch is None else self.patch
 
     def __str__(self) -> str:
@@ -56,11 +55,11 @@ Evidence = Literal["run", "read", "inferred"]
 Drain = Literal["required", "advised", "not needed"]
 Way = Literal["up", "down"]
 Support = Literal["no", "gate", "yes"]
-"""Whether a kubelet does something; ``gate``: with a feature gate that is off by default."""
+"""Whether a kubelet supports something. ``gate``: only with a feature gate that is off by default."""
 
 
 class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The releases from ``since`` to before ``until``; without that one, to the newest."""
+    """The releases from ``since`` on and before ``until``; without ``until``, all from ``since`` on."""
 
     since: _Release
     until: _Release | None = None
@@ -71,7 +70,7 @@ class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def patches(self, minor: int) -> str | None:
-        """Name the releases of one minor version that are in here; None where there are none."""
+        """Return the patch releases of a minor version that are in the interval, in words; None if there are none."""
         first, last = _release(self.since), (NEWEST, 0) if self.until is None else _release(self.until)
         low, high = max(first, (minor, 0)), min(last, (minor + 1, 0))
         if low >= high:
@@ -86,18 +85,18 @@ class _Sourced(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Issues, pull requests, and the versions that were run or read."""
     evidence: Evidence
     checked_by: tuple[str, ...] = ()
-    """The scenarios of the laboratory that show it, or show that the way out holds."""
+    """The scenarios of the laboratory that show the fact, or that the way out works."""
 
 
 class Api(_Sourced, frozen=True, kw_only=True):
-    """The one version string that kubelets accept from ``since`` on."""
+    """The API version that kubelets accept from ``since`` on."""
 
     name: _Text
     since: _Release
 
 
 class CheckpointFormat(_Sourced, frozen=True, kw_only=True):
-    """A format of the kubelet's checkpoint, written from ``since`` on."""
+    """A format of the kubelet's checkpoint that kubelets write from ``since`` on. ``readers`` can read it."""
 
     id: _Text
     what: _Text
@@ -106,7 +105,7 @@ class CheckpointFormat(_Sourced, frozen=True, kw_only=True):
 
 
 class Hazard(_Sourced, frozen=True, kw_only=True):
-    """Something that GPU pods may suffer, and the way out."""
+    """A problem of GPU pods, and the way out."""
 
     id: _Text
     title: _Text
@@ -116,13 +115,13 @@ class Hazard(_Sourced, frozen=True, kw_only=True):
 
 
 class Crossing(Hazard, frozen=True, kw_only=True):
-    """What happens once, when a hop passes ``at``; without that, at each change of the minor version."""
+    """A problem that happens once, when a hop passes ``at``; without ``at``, at each change of the minor version."""
 
     at: _Release | None = None
     ways: tuple[Way, ...] = ("up", "down")
 
     def hits(self, old: Kubelet, new: Kubelet) -> bool:
-        """Whether it happens between these two."""
+        """Return True if it happens when ``new`` replaces ``old``."""
         if ("up" if new.release > old.release else "down") not in self.ways:
             return False
         if self.at is None:
@@ -130,18 +129,21 @@ class Crossing(Hazard, frozen=True, kw_only=True):
         return (old.release < _release(self.at)) != (new.release < _release(self.at))
 
 
-class Bug(Hazard, frozen=True, kw_only=True):
-    """What kubelets of these versions do again and again."""
-
-    when: Literal["restart", "reboot", "register", "admission"]
+class _Lasting(Hazard, frozen=True, kw_only=True):
     affected: tuple[Interval, ...]
 
     def hits(self, kubelet: Kubelet) -> bool:
-        """Whether this kubelet has it."""
+        """Return True if a kubelet has the problem."""
         return any(kubelet in interval for interval in self.affected)
 
+
+class Bug(_Lasting, frozen=True, kw_only=True):
+    """A problem that these kubelets have repeatedly: ``when`` it happens."""
+
+    when: Literal["restart", "reboot", "register", "admission"]
+
     def fixed(self, kubelet: Kubelet) -> tuple[str, ...]:
-        """The first releases without it: of this minor version, and after it. One that gets it again doesn't count."""
+        """Return the first releases without the bug: of this minor version, and of a later one. A release that gets it again doesn't count."""
         until = next((interval.until for interval in self.affected if kubelet in interval), None)
         if until is None:
             return ()
@@ -153,25 +155,19 @@ class Bug(Hazard, frozen=True, kw_only=True):
 
 
 class ClaimSupport(_Sourced, frozen=True, kw_only=True):
-    """What kubelets make of claims from ``since`` on: of a pod's own, and of those for pods that ask by a resource name (``names``)."""
+    """How kubelets support claims from ``since`` on. ``names``: claims for pods that request GPUs by resource name."""
 
     since: _Release
     claims: Support
     names: Support
 
 
-class Crossover(Hazard, frozen=True, kw_only=True):
-    """What pods may suffer on kubelets of these versions while GPUs move to claims, or back."""
-
-    affected: tuple[Interval, ...]
-
-    def hits(self, kubelet: Kubelet) -> bool:
-        """Whether it may happen on this kubelet."""
-        return any(kubelet in interval for interval in self.affected)
+class Crossover(_Lasting, frozen=True, kw_only=True):
+    """A problem that pods may have on these kubelets while GPUs move to claims, or back."""
 
 
 class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of advice.yaml. ``first`` and ``last`` bound the versions that anything is known of."""
+    """The content of advice.yaml, for kubelets from ``first`` to ``last``."""
 
     first: _Release
     last: _Release
@@ -183,27 +179,27 @@ class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crossovers: tuple[Crossover, ...]
 
     def api(self, kubelet: Kubelet) -> str:
-        """The version string that this kubelet accepts."""
+        """Return the API version that a kubelet accepts."""
         return next(api.name for api in reversed(self.apis) if _release(api.since) <= kubelet.release)
 
-    def takes(self, kubelet: Kubelet) -> ClaimSupport:
-        """What this kubelet makes of claims."""
+    def claim_support(self, kubelet: Kubelet) -> ClaimSupport:
+        """Return how a kubelet supports claims."""
         return next(one for one in reversed(self.claims) if _release(one.since) <= kubelet.release)
 
-    def writes(self, kubelet: Kubelet) -> CheckpointFormat:
-        """The format in which this kubelet keeps its records."""
+    def checkpoint(self, kubelet: Kubelet) -> CheckpointFormat:
+        """Return the format of a kubelet's checkpoint."""
         return next(one for one in reversed(self.checkpoints) if _release(one.since) <= kubelet.release)
 
-    def keeps(self, old: Kubelet, new: Kubelet) -> bool:
-        """Whether ``new`` can read the checkpoint that ``old`` has written."""
-        return any(new in interval for interval in self.writes(old).readers)
+    def keeps_checkpoint(self, old: Kubelet, new: Kubelet) -> bool:
+        """Return True if ``new`` can read the checkpoint that ``old`` wrote."""
+        return any(new in interval for interval in self.checkpoint(old).readers)
 
 
 def read(content: bytes) -> Advice:
-    """Read facts from YAML.
+    """Read the facts from the text of advice.yaml.
 
     Raises:
-        PlanError: it is not of the form above.
+        PlanError: the text is not of this form.
     """
     try:
         return msgspec.yaml.decode(content, type=Advice)
@@ -212,7 +208,7 @@ def read(content: bytes) -> Advice:
 
 
 def load() -> Advice:
-    """Read the facts that come with the gateway."""
+    """Read the advice.yaml that comes with the gateway."""
     return read(Path(__file__).with_suffix(".yaml").read_bytes())
 
 
@@ -220,66 +216,60 @@ def load() -> Advice:
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True):
-    """One replacement of the kubelet. Crossings and bugs are ids of ``Plan.rows``."""
+    """One replacement of the kubelet. Crossings and bugs are IDs in ``Plan.rows``."""
 
     old: str
     new: str
     at_least: str | None
-    """The first patch release of ``new`` that is free of what a later one fixed; None where all are alike."""
+    """The first patch release of ``new`` that has all fixes; None if there is no difference."""
     api_before: str
     api_after: str
     checkpoint_kept: bool
     checkpoint: str
-    """Id of the format that the old kubelet has written."""
+    """The ID of the format that the old kubelet wrote."""
     stop_at: str | None
-    """A version between the two; with a stop there the checkpoint is kept."""
+    """A version between the two. A stop there keeps the checkpoint."""
     drain: Drain
     drain_because: tuple[str, ...]
     crossings: tuple[str, ...]
     new_bugs: tuple[str, ...]
-    """Bugs of the new kubelet that the old one doesn't have."""
+    """Bugs of the new kubelet alone."""
     still: tuple[str, ...]
-    """Bugs of both."""
+    """Bugs of both kubelets."""
     gone: tuple[str, ...]
-    """Bugs of the old kubelet that the new one doesn't have."""
+    """Bugs of the old kubelet alone."""
     avoided: Mapping[str, str]
-    """What early patch releases of the new version get wrong: id of a bug or checkpoint, and which releases those are."""
+    """Patch releases of the new version that have a bug or can't read the checkpoint, by the ID of the bug or format."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``gateway plan`` says, without the words around it."""
+    """The output of ``gateway plan --json``."""
 
     start: str
     goal: str
     way: Way
     now: Mapping[str, tuple[str, ...]]
-    """Bugs of the kubelet at the start, and the first releases without each."""
+    """Bugs of the first kubelet, and the first releases without each."""
     first: tuple[str, ...]
-    """What to do before the first hop."""
+    """Steps before the first hop."""
     each: tuple[str, ...]
-    """What to do at each hop."""
+    """Steps at each hop."""
     hops: tuple[Hop, ...]
     then: tuple[str, ...]
-    """Bugs of the kubelet at the goal."""
+    """Bugs of the last kubelet."""
     rows: Mapping[str, Crossing | Bug | CheckpointFormat]
-    """Every row that the hops name, by id."""
+    """The facts that the hops name, by ID."""
 
 
 def kubelet(text: str, facts: Advice) -> Kubelet:
-    """Read a version such as ``1.28`` or ``v1.28.15`` (a vendor's suffix plays no part).
+    """Read a version such as ``1.28`` or ``v1.28.15``. A vendor's suffix is ignored.
 
     Raises:
-        PlanError: it is no kubelet version, or one that nothing is known of.
+        PlanError: the text is no kubelet version, or nothing is known of that version.
     """
-    number, *vendors = _SUFFIX.split(text.removeprefix("v"), maxsplit=1)
-    try:
-        said = Version(number)
-    except ValueError:  # InvalidVersion, and a number of over 4300 digits.
-        said = None
-    plain = _PLAIN.fullmatch(number) is not None and all(_WORDS.fullmatch(words) for words in vendors)
-    if said is None or not plain or said.major != 1 or len(said.release) not in {2, 3}:
+    if (match := _VERSION.fullmatch(text)) is None:
         raise PlanError(f"{text[:64]!r} is not a kubelet version such as 1.28 or 1.28.15")
-    found = Kubelet(said.minor, said.micro if len(said.release) == 3 else None)
+    found = Kubelet(int(match["minor"]), int(match["patch"]) if match["patch"] else None)
     first, last = _release(facts.first)[0], _release(facts.last)[0]
     if not first <= found.minor <= last:
         raise PlanError(
@@ -290,10 +280,10 @@ def kubelet(text: str, facts: Advice) -> Kubelet:
 
 
 def plan(facts: Advice, start: Kubelet, goal: Kubelet, *, direct: bool = False) -> Plan:
-    """Make the plan from ``start`` to ``goal``: one minor version at a time, or (``direct``) in one hop.
+    """Return the plan from ``start`` to ``goal``: one minor version at a time, or in one hop (``direct``).
 
     Raises:
-        PlanError: the two are the same version.
+        PlanError: both are the same version.
     """
     if start == goal:
         raise PlanError(f"{start} is the version that runs already. Name another with --to")
@@ -318,7 +308,7 @@ def plan(facts: Advice, start: Kubelet, goal: Kubelet, *, direct: bool = False) 
 
 
 def route(start: Kubelet, goal: Kubelet) -> tuple[Kubelet, ...]:
-    """All versions from one to the other, one minor version at a time."""
+    """Return the versions from ``start`` to ``goal``, one minor version at a time."""
     step = 1 if goal.minor >= start.minor else -1
     between = [Kubelet(minor) for minor in range(start.minor + step, goal.minor, step)]
     return (start, *between, goal)
@@ -361,9 +351,9 @@ def _first(start: Kubelet, goal: Kubelet, *, direct: bool) -> Iterator[str]:
 def _hop(facts: Advice, old: Kubelet, new: Kubelet) -> Hop:
     crossings = [row for row in facts.crossings if row.hits(old, new)]
     bugs = [row for row in facts.bugs if row.hits(new)]
-    kept = facts.keeps(old, new)
+    kept = facts.keeps_checkpoint(old, new)
     stop = None if kept else _stop(facts, old, new)
-    because = [(row.drain, _inside(row.title)) for row in (*crossings, *bugs) if row.drain]
+    because = [(row.drain, _in_a_sentence(row.title)) for row in (*crossings, *bugs) if row.drain]
     if not kept:
         because.insert(0, ("required", f"kubelet {new} can't read the checkpoint of {old}"))
     verdict: Drain = "not needed"
@@ -376,7 +366,7 @@ def _hop(facts: Advice, old: Kubelet, new: Kubelet) -> Hop:
         api_before=facts.api(old),
         api_after=facts.api(new),
         checkpoint_kept=kept,
-        checkpoint=facts.writes(old).id,
+        checkpoint=facts.checkpoint(old).id,
         stop_at=None if stop is None else str(stop),
         drain=verdict,
         drain_because=tuple(reason for _, reason in because),
@@ -389,18 +379,18 @@ def _hop(facts: Advice, old: Kubelet, new: Kubelet) -> Hop:
 
 
 def _at_least(facts: Advice, old: Kubelet, new: Kubelet) -> str | None:
-    """Find the first patch release of a minor version after which no bug ends and every reader is one."""
+    """Return the first patch release of ``new`` that has all fixes and reads the checkpoint; None if all have and do."""
     ends = [interval.until for bug in facts.bugs for interval in bug.affected if interval.until]
-    begins = [interval.since for interval in facts.writes(old).readers]
+    begins = [interval.since for interval in facts.checkpoint(old).readers]
     patches = [patch for minor, patch in map(_release, (*ends, *begins)) if minor == new.minor and patch]
     return str(Kubelet(new.minor, max(patches))) if patches else None
 
 
 def _avoided(facts: Advice, old: Kubelet, new: Kubelet) -> dict[str, str]:
-    """Find what early patch releases get wrong and the newest one doesn't."""
+    """Return which early patch releases of ``new`` have bugs that the newest one doesn't, or can't read the checkpoint."""
     wrong = {bug.id: bug.affected for bug in facts.bugs if not bug.hits(new)}
-    checkpoint = facts.writes(old)
-    if facts.keeps(old, new):
+    checkpoint = facts.checkpoint(old)
+    if facts.keeps_checkpoint(old, new):
         wrong[checkpoint.id] = tuple(
             Interval(f"1.{new.minor}.0", reader.since)
             for reader in checkpoint.readers
@@ -413,14 +403,16 @@ def _avoided(facts: Advice, old: Kubelet, new: Kubelet) -> dict[str, str]:
 
 
 def _stop(facts: Advice, old: Kubelet, new: Kubelet) -> Kubelet | None:
-    """Find the newest version between two with which the checkpoint gets from one to the other."""
+    """Return the newest version between the two that reads the old checkpoint and writes one that ``new`` reads; None if there is none."""
     low, high = sorted((old.minor, new.minor))
     between = (Kubelet(minor) for minor in range(high - 1, low, -1))
-    return next((stop for stop in between if facts.keeps(old, stop) and facts.keeps(stop, new)), None)
+    return next(
+        (stop for stop in between if facts.keeps_checkpoint(old, stop) and facts.keeps_checkpoint(stop, new)), None
+    )
 
 
-def _inside(title: str) -> str:
-    """Write a title as the inside of a sentence: ``CDI names`` stay as they are."""
+def _in_a_sentence(title: str) -> str:
+    """Return a title with a small first letter, unless it begins with an abbreviation such as ``CDI``."""
     return title if title[1].isupper() else title[0].lower() + title[1:]
 
 

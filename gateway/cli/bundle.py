@@ -1,4 +1,4 @@
-"""``gateway support-bundle``: what a node knows of its gateways, in one archive that can be given away."""
+"""``gateway support-bundle``: collect what a node knows of its gateways in one archive, without secrets."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def bundle(
 
 
 def redacted(content: bytes, names: Mapping[str, str]) -> bytes:
-    """Return the text without secrets, and with other words in the place of names."""
+    """Return the text without secrets, and with each name replaced by a word."""
     text = content.decode(errors="replace")
     text = _BEARER.sub(r"\1REDACTED", _JWT.sub("REDACTED", text))
     if names:
@@ -132,7 +132,7 @@ def _environment() -> dict[str, str]:
 
 
 def _without_answers(content: bytes) -> bytes:
-    """Leave out what containers were told: it is long, and may hold what a plugin puts into their environment."""
+    """Leave the responses to containers out of a checkpoint: they are long, and a plugin may put secrets into them."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):
@@ -145,7 +145,7 @@ def _without_answers(content: bytes) -> bytes:
 
 
 def _logs(host_root: Path) -> Iterator[tuple[str, bytes]]:
-    """The ends of the gateways' logs, where the host has them."""
+    """Yield the ends of the gateways' logs that the host has."""
     pods = host_root / "var/log/pods"
     files = sorted(pods.glob("*device-plugin-gateway*/gateway/*.log")) if pods.is_dir() else []
     for path in files[-_MOST_LOGS:]:

@@ -146,17 +146,10 @@ def _scenarios(only: tuple[str, ...], profile: str | None, config_file: Path | N
             raise click.BadParameter(str(error), param_hint="--config-file") from error
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--simulate") from error
-    if "help" in only:
-        width = max(map(len, found))
-        click.echo("\n".join(f"{name:{width}}  {one.promise}" for name, one in found.items()))
-        click.echo(f"{HOPS:{width}}  upgrades and downgrades between the kubelets, with pods")
-        click.echo(f"{CLUSTER:{width}}  a node of each version at once, all with one configuration")
-        sys.exit(0)
-    unknown = [name for name in only if name not in {*found, HOPS, CLUSTER}]
-    if unknown:
-        raise click.BadParameter(
-            f"unknown value {', '.join(unknown)}. Allowed: {', '.join([*found, HOPS, CLUSTER])}", param_hint="--only"
-        )
+    known = {name: one.promise for name, one in found.items()}
+    known[HOPS] = "upgrades and downgrades between the kubelets, with pods"
+    known[CLUSTER] = "a node of each version at once, all with one configuration"
+    runs.chosen(only, known)
     return tuple(one for name, one in found.items() if not only or name in only)
 
 

@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from gateway.cli import places, run
+from gateway.cli.page import print_json
 from gateway.configuration.settings import ConfigError
 from gateway.wires import log as observe
 
@@ -39,9 +40,9 @@ def show(ctx: click.Context, /, *, output: str, **_: Any) -> None:
     try:
         found = run.effective_settings(ctx)
     except ConfigError as error:
-        raise run.wrong(error, {}) from error
+        raise run.ending_error(error, {}) from error
     if output == "json":
-        click.echo(observe.escaped(msgspec.json.format(msgspec.json.encode(found)).decode()))
+        print_json(found, indent=2)
         return
     width = max(len(one.name) for one in found)
     values = [

@@ -99,14 +99,7 @@ def conformance(
     from gateway_lab.trials import conformance as trial
 
     rules = {rule.id: rule for rule in trial.RULES}
-    if "help" in only:
-        width = max(map(len, rules))
-        click.echo("\n".join(f"{name:{width}}  {rule.promise}" for name, rule in rules.items()))
-        sys.exit(0)
-    if unknown := [name for name in only if name not in rules]:
-        raise click.BadParameter(
-            f"unknown value {', '.join(unknown)}. Allowed: {', '.join(rules)}", param_hint="--only"
-        )
+    runs.chosen(only, {name: rule.promise for name, rule in rules.items()})
     try:
         trial.parsed(command, hard_wired=hard_wired)
         if hard_wired:

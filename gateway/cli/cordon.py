@@ -1,8 +1,8 @@
-"""``gateway cordon``, ``uncordon`` and ``forget``: an operator's word about one device, told to the gateway that runs.
+"""``gateway cordon``, ``uncordon`` and ``forget``: orders about one device.
 
-Every living gateway of the state directory is told, over its control socket. Where none lives, a cordon is written into
-the ledger, and counts from the next start: devices are often cordoned before a node is opened. ``forget`` isn't: only a
-gateway that runs knows who holds the device.
+Every gateway of the state directory gets the order over its control socket. If none runs, a cordon is written into the state
+file, and is in force from the next start: devices are often cordoned before a node is opened. ``forget`` needs a gateway that
+runs, because only that knows who holds the device.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.cli import named, places
+from gateway.cli import asking, places
 from gateway.cli.devices import look, rows
+from gateway.cli.page import print_json
 from gateway.configuration.settings import STATE_DIR
 from gateway.telling import orders
 from gateway.telling.orders import Order, OrderOutcome
 from gateway.wires import control
 from gateway.wires.control import ControlError
-from gateway.wires.log import escaped, printable
+from gateway.wires.log import printable
 
 ANSWER_TIME = 5.0
 """Seconds within which a gateway must answer: it writes its ledger to disk before it does."""
@@ -113,45 +114,32 @@ def _carry_out(request: Mapping[str, Any], state_dir: Path, *, output: str) -> N
         order = orders.order(request)
     except ControlError as error:
         raise click.UsageError(str(error)) from error
-    noted, answers = None, dict[str, OrderOutcome | ControlError]()
-    try:
-        paths = control.sockets(state_dir)
-        if order.op == "uncordon":  # It may be on no list by now, and another device's ID may begin alike.
-            answers = asyncio.run(_tell(order, paths))
-        if paths and not any(isinstance(one, OrderOutcome) and one.changed for one in answers.values()):
-            indexes = {row.device.id: row.facts.index for row in rows(asyncio.run(look(state_dir))[0])}
-            order = replace(order, device_id=named.meant(order.device_id, indexes))
-            answers = asyncio.run(_tell(order, paths))
-        if not answers:
-            order, noted = _note(order, state_dir)
-    except ControlError as error:
-        raise click.ClickException(str(error)) from error
+    noted: _Noted | None = None
+    answers: dict[Path, OrderOutcome] = {}
+    silent: dict[Path, str] = {}
+    running = bool(control.sockets(state_dir))
+    if order.op == "uncordon":  # It may be on no list by now, and another device's ID may begin alike.
+        answers, silent = _tell(order, state_dir)
+    if running and not any(one.changed for one in answers.values()):
+        indexes = {row.device.id: row.facts.index for row in rows(look(state_dir)[0])}
+        order = replace(order, device_id=asking.resolve_device(order.device_id, indexes))
+        answers, silent = _tell(order, state_dir)
+    if not answers and not silent:
+        order, noted = _note(order, state_dir)
     if output == "json":
-        said = {"op": order.op, "id": order.device_id, "gateways": answers, "ledger": noted}
-        click.echo(escaped(msgspec.json.encode(said, enc_hook=_plain).decode()))
+        gateways = asking.by_token(answers, silent)
+        print_json({"op": order.op, "id": order.device_id, "gateways": gateways, "ledger": noted})
     else:
-        _print(order, answers, noted)
-    sys.exit(1 if any(isinstance(answer, ControlError) for answer in answers.values()) else 0)
+        _print(order, answers, silent, noted)
+    sys.exit(1 if silent else 0)
 
 
-async def _tell(order: Order, paths: list[Path]) -> dict[str, OrderOutcome | ControlError]:
-    """Tell every gateway at once; return what each says, by its token."""
+def _tell(order: Order, state_dir: Path) -> tuple[dict[Path, OrderOutcome], dict[Path, str]]:
     request = {"op": order.op, "id": order.device_id, "reason": order.reason}
-
-    async def tell(path: Path) -> OrderOutcome | ControlError:
-        try:
-            return msgspec.convert(await control.ask(path, request, ANSWER_TIME), OrderOutcome)
-        except msgspec.ValidationError as error:
-            return ControlError(
-                f"its answer can't be read ({error}), so it is of another release: use that release's command"
-            )
-        except ControlError as error:
-            return error
-
-    return dict(zip((path.stem for path in paths), await asyncio.gather(*map(tell, paths)), strict=True))
+    return asyncio.run(asking.ask_all(state_dir, request, ANSWER_TIME, OrderOutcome))
 
 
-class _Noted(msgspec.Struct, frozen=True):
+class _Noted(Struct, frozen=True):
     """A change of the ledger of a gateway that doesn't run."""
 
     path: Path
@@ -180,7 +168,9 @@ def _note(order: Order, state_dir: Path) -> tuple[Order, _Noted]:
     except OSError as error:
         raise ControlError(f"could not read {ledger.path}: {error.strerror}. Nothing was done") from error
     known = {device_id for resource in ledger.resources() for device_id in ledger.announced(resource)}
-    order = replace(order, device_id=named.meant(order.device_id, dict.fromkeys(sorted(known | {*ledger.cordons}), "")))
+    order = replace(
+        order, device_id=asking.resolve_device(order.device_id, dict.fromkeys(sorted(known | {*ledger.cordons}), ""))
+    )
     if order.device_id.isdecimal() and order.device_id not in known | {*ledger.cordons}:
         listed = f", one of {', '.join(sorted(known)[:_MOST_LISTED])}" if known else ""
         raise ControlError(
@@ -202,20 +192,14 @@ def _note(order: Order, state_dir: Path) -> tuple[Order, _Noted]:
     return order, _Noted(ledger.path, changed)
 
 
-def _plain(value: Any) -> Any:
-    return {"error": str(value)} if isinstance(value, ControlError) else str(value)
-
-
-def _print(order: Order, answers: Mapping[str, OrderOutcome | ControlError], noted: _Noted | None) -> None:
-    done = [answer for answer in answers.values() if isinstance(answer, OrderOutcome)]
-    found = [device for outcome in done for device in outcome.found]
-    if done or noted:
-        changed = noted.changed if noted else any(outcome.changed for outcome in done)
+def _print(
+    order: Order, answers: Mapping[Path, OrderOutcome], silent: Mapping[Path, str], noted: _Noted | None
+) -> None:
+    found = [device for outcome in answers.values() for device in outcome.found]
+    if answers or noted:
+        changed = noted.changed if noted else any(outcome.changed for outcome in answers.values())
         click.echo(_SAID[order.op, changed].format(order.device_id, order.reason))
-    for token, answer in answers.items():
-        if isinstance(answer, ControlError):
-            click.echo(printable(f"gateway {token}: {answer}"), err=True)
-            continue
+    for path, answer in answers.items():
         for device in answer.found:
             held = f", held by {device.holder}" if device.holder else ""
             was = (
@@ -223,12 +207,14 @@ def _print(order: Order, answers: Mapping[str, OrderOutcome | ControlError], not
                 if device.now != device.before
                 else f"is {device.now}, as before"
             )
-            click.echo(printable(f"gateway {token}: {device.resource}: {was}{held}"))
+            click.echo(printable(f"gateway {path.stem}: {device.resource}: {was}{held}"))
+    for path, why in silent.items():
+        click.echo(printable(f"gateway {path.stem}: {why}"), err=True)
     if noted:
         click.echo(
             f"No gateway runs here now: it is written to {noted.path}, and counts from the gateway's next start."
         )
-    elif order.op == "cordon" and done and not found:
+    elif order.op == "cordon" and answers and not found:
         click.echo("No resource has a device of this ID now: is it spelled right? The cordon counts once there is one.")
     elif order.op == "cordon" and any(device.holder for device in found):
         click.echo("Who holds it keeps it; nobody else gets it.")

@@ -1,7 +1,7 @@
-"""What a fleet goes through when its GPUs move from the device plugin API to claims: nodes in, an order out. Pure.
+"""Plan the move of a fleet's GPUs from the device plugin API to claims. Pure.
 
-Which kubelets take claims, and what pods may suffer on them, are rows of ``advice.yaml``. The nodes move one kubelet version after
-another, the newest first, because on those the least can go wrong.
+``advice.yaml`` says which kubelets support claims, and which problems pods may have on them. The nodes move in the order of their
+kubelet versions, the newest first, because those have the fewest problems.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _WORST: Final[tuple[Support, ...]] = ("no", "gate", "yes")
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    """The nodes with one version of the kubelet. ``step`` is their turn, null where they can't move.
+    """The nodes with one version of the kubelet. ``step`` is the number of their step; null if they can't move.
 
-    ``claims`` says whether this kubelet takes a pod's own claims, ``names`` whether it knows claims for pods that ask by name; ``rows``
-    are what pods may suffer there. ``told`` are those whose annotation sends them to claims already.
+    ``claims``: how the kubelet supports a pod's own claims. ``names``: how it supports claims for pods that request GPUs by resource
+    name. ``rows``: the problems that pods may have there. ``told``: the nodes that their annotation moves to claims already.
     """
 
     version: str
@@ -36,7 +36,7 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 class CrossingPlan(Struct, frozen=True, kw_only=True):
-    """What ``gateway plan --to dra`` says. ``names`` is the least that a kubelet which can move makes of pods that ask by name."""
+    """The output of ``gateway plan --to dra --json``. ``names`` is the least support, on a kubelet that can move, for pods that request GPUs by resource name."""
 
     schema: int = 1
     to: str = "dra"
@@ -45,19 +45,19 @@ class CrossingPlan(Struct, frozen=True, kw_only=True):
     without: int
     names: Support
     first: tuple[str, ...]
-    """What to do before the first node moves."""
+    """Steps before the first node moves."""
     each: tuple[str, ...]
-    """What to do with each node."""
+    """Steps on each node."""
     back: tuple[str, ...]
-    """The way back."""
+    """Steps to move back."""
     groups: tuple[Group, ...]
     rows: Mapping[str, Crossover]
-    """Every row that the groups name, by id."""
+    """The problems that the groups name, by ID."""
     unknown: tuple[Unknown, ...]
 
 
 def plan(facts: Advice, nodes: Iterable[Node]) -> CrossingPlan:
-    """Make the plan of all nodes that have devices."""
+    """Return the plan of all nodes that have devices."""
     everyone = list(nodes)
     concerned = [node for node in everyone if node.devices]
     by_version, unknown = sorted_by_version(facts, concerned)
@@ -65,7 +65,7 @@ def plan(facts: Advice, nodes: Iterable[Node]) -> CrossingPlan:
 
 
 def plan_of(facts: Advice, version: Kubelet) -> CrossingPlan:
-    """Make the plan of one kubelet's version."""
+    """Return the plan of one kubelet version."""
     return _made(facts, {version: []}, 0, 0, ())
 
 
@@ -73,13 +73,13 @@ def _made(
     facts: Advice, by_version: Mapping[Kubelet, Sequence[Node]], nodes: int, without: int, unknown: tuple[Unknown, ...]
 ) -> CrossingPlan:
     newest = sorted(by_version.items(), key=lambda item: item[0].release, reverse=True)
-    can = [version for version, _ in newest if facts.takes(version).claims != "no"]
+    can = [version for version, _ in newest if facts.claim_support(version).claims != "no"]
     groups = tuple(
         _group(facts, version, members, can.index(version) + 1 if version in can else None)
         for version, members in newest
     )
     named = {name for group in groups for name in group.rows}
-    takes = [facts.takes(version) for version in can]
+    takes = [facts.claim_support(version) for version in can]
     return CrossingPlan(
         nodes=nodes,
         devices=sum(group.devices for group in groups),
@@ -95,7 +95,7 @@ def _made(
 
 
 def _group(facts: Advice, version: Kubelet, members: Sequence[Node], step: int | None) -> Group:
-    takes, in_order = facts.takes(version), sorted(members, key=lambda node: (node.count, node.name))
+    takes, in_order = facts.claim_support(version), sorted(members, key=lambda node: (node.count, node.name))
     return Group(
         version=str(version),
         step=step,

@@ -1,4 +1,4 @@
-"""Write the plan of a crossing for people: what each kubelet takes, what to do first, and what pods may suffer."""
+"""Write the plan of a move to claims for people: what each kubelet supports, the steps, and the problems of pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMES: Final = {"yes": "yes", "gate": "NO without a gate", "no": "NO"}
 
 
 def render(plan: CrossingPlan, width: int) -> Iterator[str]:
-    """Write it, a table of kubelets in as many columns as it takes, all else in lines of at most ``width``."""
+    """Yield a table of kubelets, and all else in lines of at most ``width`` columns."""
     page = Page(width)
     yield from _summary(page, plan)
     if plan.groups:

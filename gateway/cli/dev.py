@@ -1,4 +1,4 @@
-"""``gateway dev``: tools for someone who writes or tries a device plugin. One so far: an emulated kubelet to register with."""
+"""``gateway dev``: tools to write and try a device plugin. There is one: an emulated kubelet."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def kubelet(version: str, socket_dir: Path) -> None:
 
 
 def unfit(directory: Path) -> str:
-    """Say why a kubelet must not be started on ``directory``, whose files it would delete; '' where it may."""
+    """Return why an emulated kubelet, which deletes files at its start, must not use a directory; empty if it may."""
     if not directory.is_dir():
         return ""
     path = directory / "kubelet.sock"
@@ -138,7 +138,7 @@ async def _run(found: Behaviour, directory: Path) -> None:
 
 
 def _read(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
-    """Hand over each line of stdin. Its end ends the kubelet only for a person (Ctrl-D); a script may have none."""
+    """Pass on each line of standard input. Its end ends the kubelet only on a terminal (Ctrl-D): a script may have no input."""
     with contextlib.suppress(RuntimeError):  # the loop is gone
         for line in sys.stdin:
             loop.call_soon_threadsafe(lines.put_nowait, line)
@@ -147,7 +147,7 @@ def _read(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
 
 
 def forgets(old: str, new: str, pods: Iterable[str]) -> str:
-    """Say which pods' devices a kubelet that becomes another version gives away, and how to get there; '' where none."""
+    """Return a warning if the new kubelet can't read which devices pods hold, with the way out; empty if it can."""
     from gateway.cli import advice as plan
 
     holders, facts = ", ".join(sorted(pods)), plan.load()
@@ -155,7 +155,7 @@ def forgets(old: str, new: str, pods: Iterable[str]) -> str:
         before, after = plan.kubelet(old, facts), plan.kubelet(new, facts)
     except plan.PlanError:  # A version to come: nothing is known of it.
         return ""
-    if not holders or before == after or facts.keeps(before, after):
+    if not holders or before == after or facts.keeps_checkpoint(before, after):
         return ""
     [hop] = plan.plan(facts, before, after, direct=True).hops
     way = f"`restart {hop.stop_at}` first" if hop.stop_at else "`remove` them first, as a drain would"
@@ -166,7 +166,7 @@ def forgets(old: str, new: str, pods: Iterable[str]) -> str:
 
 
 class _Node:
-    """A directory, the kubelet that runs on it, and the pods, which survive its restarts."""
+    """A directory with an emulated kubelet, and the pods, which survive its restarts."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -197,7 +197,7 @@ class _Node:
         click.echo(f"{time.strftime('%H:%M:%S')} {printable_lines(event)}")
 
     async def obey(self, line: str) -> bool:
-        """Carry out one command; False where it says to end."""
+        """Carry out one command. Return False if it is ``quit``."""
         from gateway_lab.kubelets.behaviour import behaviour
         from gateway_lab.kubelets.kubelet import KubeletError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 import textwrap
 from collections import Counter
@@ -17,13 +16,12 @@ import msgspec
 
 from devices.replicas import unshared
 from devices.source import Facts
-from gateway.cli import devicemap, named, places
+from gateway.cli import asking, devicemap, places
 from gateway.cli.devicemap import Row
-from gateway.cli.status import _clean, _colour, _remarks
+from gateway.cli.page import columns, print_json
+from gateway.cli.status import _colour, _remarks
 from gateway.telling.status import GatewayStatus, ResourceStatus
-from gateway.wires import control
-from gateway.wires.control import ControlError
-from gateway.wires.log import escaped
+from gateway.wires.log import printable
 
 _EXAMPLES = """
 \b
@@ -45,14 +43,14 @@ _WELL: Final = "healthy"
 
 
 class NodeDevices(msgspec.Struct, frozen=True):
-    """What a gateway says of its devices: ``facts`` by resource, and by the ID of what replicas share."""
+    """A gateway's status, and ``facts`` about its devices: by resource, and by the ID that replicas share."""
 
     status: GatewayStatus
     facts: dict[str, dict[str, Facts]]
 
 
 def rows(answers: Iterable[NodeDevices]) -> list[Row]:
-    """Return the devices of every resource, by its name, as told by the gateway that serves it."""
+    """Return the devices of every resource, by its name, from the gateway that serves it."""
     told_by: dict[str, tuple[NodeDevices, ResourceStatus]] = {}
     for answer in answers:
         for resource in answer.status.resources:
@@ -68,41 +66,14 @@ def rows(answers: Iterable[NodeDevices]) -> list[Row]:
     return found
 
 
-async def look(state_dir: Path) -> tuple[list[NodeDevices], dict[str, str]]:
-    """Ask every gateway of ``state_dir``, all at once; return what they say, and who did not answer (socket: reason).
+def look(state_dir: Path) -> tuple[list[NodeDevices], dict[Path, str]]:
+    """Ask every gateway for its devices; return the answers, and why the other gateways gave none, by control socket.
 
     Raises:
         ControlError: the folder can't be read.
     """
-    answers: list[NodeDevices] = []
-    silent: dict[str, str] = {}
-    for path, said in (await ask_all(state_dir, {"op": "devices"}, ANSWER_TIME)).items():
-        try:
-            if isinstance(said, ControlError):
-                raise said
-            answers.append(msgspec.convert(said, NodeDevices))
-        except msgspec.ValidationError as error:
-            silent[str(path)] = (
-                f"its answer can't be read ({error}), so it is of another release: use that release's command"
-            )
-        except ControlError as error:
-            silent[str(path)] = str(error)
-    return answers, silent
-
-
-async def ask_all(
-    state_dir: Path, request: Mapping[str, Any], seconds: float
-) -> dict[Path, dict[str, Any] | ControlError]:
-    """Ask every gateway at once; return what each says, by its control socket."""
-
-    async def one(path: Path) -> dict[str, Any] | ControlError:
-        try:
-            return await control.ask(path, request, seconds)
-        except ControlError as error:
-            return error
-
-    paths = control.sockets(state_dir)
-    return dict(zip(paths, await asyncio.gather(*map(one, paths)), strict=True))
+    answers, silent = asyncio.run(asking.ask_all(state_dir, {"op": "devices"}, ANSWER_TIME, NodeDevices))
+    return [*answers.values()], silent
 
 
 @click.command(epilog=_EXAMPLES)
@@ -122,33 +93,27 @@ def devices(*, names: tuple[str, ...], output: str, as_map: bool, state_dir: Pat
         raise click.UsageError("The name of a resource or device is empty. Is a variable not set?")
     if as_map and output == "json":
         raise click.UsageError("--map draws for people. Leave out --map, or -o json")
-    try:
-        answers, silent = asyncio.run(look(state_dir))
-    except ControlError as error:
-        raise click.ClickException(str(error)) from error
+    answers, silent = look(state_dir)
     if not answers and not silent:
-        raise click.ClickException(places.nobody(state_dir, "devices"))
+        raise asking.no_gateway_error(state_dir, "devices")
     found = [row for row in rows(answers) if not names or any(map(row.is_called, names))]
     unusable = [] if names else list(dict.fromkeys(gpu for one in answers for gpu in one.status.unusable))
     if output == "json":
-        told = {"devices": [*map(_plain, found)], "silent": silent} | ({"unusable": unusable} if unusable else {})
-        click.echo(escaped(msgspec.json.encode(told).decode()))
+        by_path = {str(path): why for path, why in silent.items()}
+        print_json({"devices": [*map(_plain, found)], "silent": by_path} | ({"unusable": unusable} if unusable else {}))
     else:
-        for line in _map(found) if as_map else render(found, unfolded=output == "wide"):
+        shown = devicemap.render(found, columns(_WIDTH)) if as_map else render(found, unfolded=output == "wide")
+        for line in shown:
             click.echo(line)
         for gpu in unusable:
             how = "left out" if gpu.excluded else "can't be used"
-            click.echo(click.style(_clean(f"{gpu.name} {how}: {gpu.reason}"), fg=None if gpu.excluded else "red"))
+            click.echo(click.style(printable(f"{gpu.name} {how}: {gpu.reason}"), fg=None if gpu.excluded else "red"))
         for path, why in silent.items():
-            click.echo(f"gateway {Path(path).stem} does not answer: {_clean(why)}", err=True)
+            click.echo(f"gateway {path.stem} does not answer: {printable(why)}", err=True)
     unknown = [name for name in names if not any(row.is_called(name) for row in found)]
     if answers and unknown:
         raise click.ClickException(f"no resource or device here is called {unknown[0]!r}: see `gateway devices`")
     sys.exit(0 if answers else 1)
-
-
-def _map(found: Sequence[Row]) -> Iterator[str]:
-    return devicemap.render(found, min(shutil.get_terminal_size().columns, _WIDTH))
 
 
 def _plain(row: Row) -> dict[str, Any]:
@@ -186,7 +151,9 @@ def _table(rows: Sequence[Row], *, unfolded: bool) -> Iterator[str]:
     """Write one resource's table: what all of its devices share is above it, and a column that says nothing left out."""
     products = {row.facts.product for row in rows}
     product = products.pop() if len(products) == 1 else ""
-    yield "  ".join(filter(None, [click.style(_clean(rows[0].resource), bold=True), _clean(product), _summary(rows)]))
+    yield "  ".join(
+        filter(None, [click.style(printable(rows[0].resource), bold=True), printable(product), _summary(rows)])
+    )
     lines = list(_lines(rows, product, unfolded=unfolded))
     table = [_HEAD, *(line.cells for line in lines if line.state)]
     columns = list(zip(*table, strict=True))
@@ -213,7 +180,7 @@ def _summary(rows: Sequence[Row]) -> str:
 def _states(rows: Iterable[Row]) -> str:
     counts = Counter(row.device.state for row in rows)
     return ", ".join(
-        f"{counts[state]} {_clean(state)}" for state in sorted(counts, key=lambda state: (state != _WELL, state))
+        f"{counts[state]} {printable(state)}" for state in sorted(counts, key=lambda state: (state != _WELL, state))
     )
 
 
@@ -222,7 +189,7 @@ def _held(rows: Iterable[Row]) -> int:
 
 
 def _lines(rows: Sequence[Row], product: str, *, unfolded: bool) -> Iterator[_Line]:
-    """Fold replicas, and put partitions under the GPU that they are part of."""
+    """Put replicas on one line, and partitions below their GPU."""
     folded: dict[str, list[Row]] = {}
     for row in rows:
         folded.setdefault(row.device.id if unfolded else unshared(row.device.id), []).append(row)
@@ -233,7 +200,7 @@ def _lines(rows: Sequence[Row], product: str, *, unfolded: bool) -> Iterator[_Li
         yield _line(group, product, "")
         yield from (_line(part, product, "  ") for part in parts.pop(unshared(group[0].device.id), []))
     for parent, groups in parts.items():
-        yield _Line(("on", _clean(parent)))
+        yield _Line(("on", printable(parent)))
         yield from (_line(part, product, "  ") for part in groups)
 
 
@@ -252,19 +219,19 @@ def _line(group: Sequence[Row], product: str, indent: str) -> _Line:
         holder if first.known else "?",
     )
     worst = next((row.device.state for row in group if row.device.state != _WELL), _WELL)
-    remarks = list(dict.fromkeys(filter(None, (_clean(_remarks(row.device)) for row in group))))
+    remarks = list(dict.fromkeys(filter(None, (printable(_remarks(row.device)) for row in group))))
     if (more := len(remarks) - _MOST_REMARKS) > 0:
         remarks[_MOST_REMARKS:] = [f"and {more} more: -o wide shows each"]
-    return _Line(tuple(map(_clean, cells)), worst, tuple(remarks))
+    return _Line(tuple(map(printable, cells)), worst, tuple(remarks))
 
 
 def times(device_id: str, count: int) -> str:
-    """Write a device's ID, and how many replicas of it are meant."""
+    """Return a device's ID with its number of replicas."""
     return device_id if count == 1 else f"{device_id} \u00d7{count}"
 
 
 def links(found: Mapping[str, str]) -> str:
-    """Say by what a device reaches which others, in short: ``nvlink x12: 1-3, sys: 4-7``."""
+    """Return a device's links to others in short: ``nvlink x12: 1-3, sys: 4-7``."""
     by_way: dict[str, list[str]] = {}
     for index, way in found.items():
         by_way.setdefault(way, []).append(index)
@@ -272,7 +239,7 @@ def links(found: Mapping[str, str]) -> str:
 
 
 def _ranges(indexes: Iterable[str]) -> str:
-    """Write numbers in short: ``0 2-4``; what is no number as it is."""
+    """Return numbers in short: ``0 2-4``. Other texts stay as they are."""
     runs: list[list[int]] = []
     for number in sorted(int(index) for index in indexes if index.isdecimal()):
         if runs and number == runs[-1][-1] + 1:
@@ -283,7 +250,7 @@ def _ranges(indexes: Iterable[str]) -> str:
     return " ".join([*(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs), *others])
 
 
-def exact(names: Sequence[str], answers: Iterable[NodeDevices]) -> list[str]:
+def resolve_devices(names: Sequence[str], answers: Iterable[NodeDevices]) -> list[str]:
     """Return the IDs that names stand for: of devices, of what replicas share, or of the GPU that partitions are part of.
 
     Raises:
@@ -293,4 +260,4 @@ def exact(names: Sequence[str], answers: Iterable[NodeDevices]) -> list[str]:
     replicas = {row.device.id for row in found}
     indexes = {row.facts.parent: "" for row in found if row.facts.parent}
     indexes |= {unshared(row.device.id): row.facts.index for row in found}
-    return list(dict.fromkeys(name if name in replicas else named.meant(name, indexes) for name in names))
+    return list(dict.fromkeys(name if name in replicas else asking.resolve_device(name, indexes) for name in names))

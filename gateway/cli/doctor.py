@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import sys
 import textwrap
 from collections import Counter
@@ -18,15 +17,15 @@ import click
 import msgspec
 
 from adapters.levels import minor_version
-from gateway.cli import advice, places, run
-from gateway.cli.page import count
+from gateway.cli import advice, asking, places, run
+from gateway.cli.page import columns, count, print_json
 from gateway.cli.status import look as ask
 from gateway.configuration.settings import SOCKET_DIR, ConfigError
 from gateway.doctor import checks, drivers
-from gateway.doctor.look import Places, Told, look
-from gateway.doctor.snapshot import Answered, Cluster, Release, Surveyed
+from gateway.doctor.look import Places, look
+from gateway.doctor.snapshot import Answered, Cluster, Release, Surveyed, Told
 from gateway.wires import control
-from gateway.wires.log import escaped, printable
+from gateway.wires.log import printable
 
 _EXAMPLES = """
 \b
@@ -69,10 +68,9 @@ def doctor(
     results = list(checks.judged(seen(ctx, state_dir, host_root), ignore))
     outcomes = Counter(result.outcome for result in results)
     if output == "json":
-        click.echo(escaped(msgspec.json.format(msgspec.json.encode({"schema": 1, "checks": results})).decode()))
+        print_json({"schema": 1, "checks": results}, indent=2)
     else:
-        width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
-        click.echo("\n".join(render(results, width)))
+        click.echo("\n".join(render(results, columns(_WIDEST, _NARROWEST))))
     sys.exit(2 if outcomes["error"] else 1 if outcomes["warning"] else 0)
 
 
@@ -99,7 +97,7 @@ def render(results: Sequence[checks.CheckResult], width: int) -> Iterator[str]:
 
 
 def release(version: str) -> Release | None:
-    """Say what is known of a kubelet's version that matters to a node's GPUs."""
+    """Return the facts about a kubelet's version that matter to GPUs."""
     facts = advice.load()
     try:
         found = advice.kubelet(version, facts)
@@ -107,7 +105,7 @@ def release(version: str) -> Release | None:
         return Release(unknown=str(error))
     unkept = ""
     after = advice.Kubelet(found.minor + 1)
-    if after.minor <= minor_version(facts.last) and not facts.keeps(found, after):
+    if after.minor <= minor_version(facts.last) and not facts.keeps_checkpoint(found, after):
         unkept = f"kubelet {found} has written it, and {after} can't read it"
     fixed = tuple(
         f"kubelet {found}: {bug.title} ({bug.id}); fixed in {later}"
@@ -120,7 +118,7 @@ def release(version: str) -> Release | None:
 
 
 def seen(ctx: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
-    """Ask and look; the daemon's options, which the command of ``ctx`` takes, say where."""
+    """Collect what the checks need. The daemon's options in ``ctx`` say where to look."""
     told: dict[str, Any] = {"monitors_mig": "NVIDIA_MIG_MONITOR_DEVICES" in os.environ}
     found: dict[str, Any] = {}
     try:
@@ -143,37 +141,31 @@ def seen(ctx: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
     known = found.get("pod-resources-socket")
     pod_resources = below(host_root, Path(known)) if known else socket_dir.parent / "pod-resources" / "kubelet.sock"
     places = Places(root=host_root, socket_dir=socket_dir, state_dir=kept, pod_resources=pod_resources)
-    answered = asyncio.run(_answered(kept))
+    answered = None
+    with contextlib.suppress(control.ControlError):
+        # The gateways have the libraries loaded that this takes.
+        replies, _ = asyncio.run(asking.ask_all(kept, {"op": "doctor"}, _ANSWER_WITHIN, Answered))
+        answered = next(iter(replies.values()), None)
     cluster, nvml = Cluster(), None
     if answered is not None:
         of_nvidia = "nvidia" in answered.backend.split("+")
         cluster, nvml = answered.cluster, (lambda: drivers.reported(told["statuses"])) if of_nvidia else None
     kubeconfig = found.get("kubeconfig") or os.environ.get("KUBECONFIG")
-    if answered is None or (kubeconfig and not cluster.asked_for):
+    if answered is None or (kubeconfig and not cluster.node_name):
         # Only here: TLS and NVIDIA's library take 15 MiB.
         from gateway.doctor import server
 
         name = found.get("node-name")
         rights = server.needed(told.get("statuses", ()))
-        asking = server.ask(Path(kubeconfig) if kubeconfig else None, name or os.uname().nodename, rights)
-        cluster = asyncio.run(asking)
+        path = Path(kubeconfig) if kubeconfig else None
+        cluster = asyncio.run(server.ask(path, name or os.uname().nodename, rights))
         if not name:  # A pod's own name is no node's.
-            cluster = msgspec.structs.replace(cluster, missing=False)
+            cluster = msgspec.structs.replace(cluster, node_missing=False)
         if answered is None and host_root == Path("/"):
             nvml = server.nvml
     return look(places, Told(**told), cluster, release, nvml)
 
 
-async def _answered(state_dir: Path) -> Answered | None:
-    """Ask the gateways for what takes libraries that they have loaded; None if none of them answers."""
-    with contextlib.suppress(control.ControlError):
-        asked = [control.ask(path, {"op": "doctor"}, _ANSWER_WITHIN) for path in control.sockets(state_dir)]
-        for answer in await asyncio.gather(*asked, return_exceptions=True):
-            with contextlib.suppress(msgspec.ValidationError):  # An older gateway's answer is an error: no dictionary.
-                return msgspec.convert(answer, Answered)
-    return None
-
-
 def below(root: Path, path: Path) -> Path:
-    """Say where a path of the host is, with the host's files below ``root``."""
+    """Return where a path of the host is, with the host's file system below ``root``."""
     return root / path.absolute().relative_to("/")

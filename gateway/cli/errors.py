@@ -1,4 +1,4 @@
-"""One style for what is said of a wrong value: its option or variable, what is wrong, what is allowed. A daemon that starts doesn't load it."""
+"""Error messages about wrong values: the option or variable, what is wrong, what is allowed. A daemon that starts doesn't load this module."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from collections.abc import Callable
 import click
 from click.core import ParameterSource
 
+from gateway.wires.control import ControlError
 from gateway.wires.log import printable_lines
 
 
-def worded(error: click.ClickException | OSError, variable: Callable[[click.Parameter, str | None], str]) -> Exception:
-    """Return the error that ends the command: a full disk's in words, and none that steers the terminal by what it quotes."""
+def worded(
+    error: click.ClickException | ControlError | OSError, variable: Callable[[click.Parameter, str | None], str]
+) -> Exception:
+    """Return the error that ends the command, in words, without characters that control the terminal."""
+    if isinstance(error, ControlError):
+        return click.ClickException(printable_lines(str(error)))
     if isinstance(error, click.ClickException):
         found = named(error, variable) if isinstance(error, click.UsageError) else error
         found.message = printable_lines(found.message)  # type: ignore[misc]
@@ -26,9 +31,9 @@ def worded(error: click.ClickException | OSError, variable: Callable[[click.Para
 
 
 def named(error: click.UsageError, variable: Callable[[click.Parameter, str | None], str]) -> click.UsageError:
-    """Return the error as one line: of a wrong value with its option or variable first.
+    """Return the error on one line. If a value is wrong, its option or variable comes first.
 
-    ``variable`` gives the name of an option's variable in a context with this prefix.
+    ``variable`` returns the environment variable of an option; its second argument is the prefix of the command's variables.
     """
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error
@@ -53,7 +58,7 @@ def named(error: click.UsageError, variable: Callable[[click.Parameter, str | No
 def _source(
     error: click.BadParameter, where: click.Context, variable: Callable[[click.Parameter, str | None], str]
 ) -> str:
-    """Return the option, variable or argument that a wrong value came by; '' if the error doesn't say."""
+    """Return the option, variable or argument with the wrong value; empty if the error doesn't name it."""
     if error.param is None:
         return str(error.param_hint or "")
     if where.get_parameter_source(str(error.param.name)) is ParameterSource.ENVIRONMENT:

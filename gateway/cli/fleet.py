@@ -1,7 +1,7 @@
-"""What an upgrade of many nodes goes through: the nodes as ``kubectl get nodes -o json`` has them in, steps out. Pure.
+"""Plan the upgrade of many nodes, from the output of ``kubectl get nodes -o json``. Pure.
 
-Each version of the kubelet has its plan (``advice``). Here the plans of a fleet are put side by side: which nodes change at which
-step, which of them must be drained, and in which order.
+``advice`` has the plan of each kubelet version. This module combines them into steps: which nodes change at which step, in which
+order, and which of them must be drained.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class _Nodes(Struct, frozen=True):
 
 
 class Node(Struct, frozen=True):
-    """A node: its kubelet's version as it says it, and how many devices it has, by resource.
+    """A node: its kubelet's version as the API server has it, and its number of devices by resource.
 
-    ``move_to`` is the API to which its annotation sends them; mostly empty.
+    ``move_to`` is the API to which its annotation moves them; usually empty.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Node(Struct, frozen=True):
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    """The nodes with one version of the kubelet. ``plan`` is null where they are at the goal already."""
+    """The nodes with one version of the kubelet. ``plan`` is null if that is the goal's version."""
 
     version: str
     nodes: tuple[str, ...]
@@ -74,18 +74,18 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One hop, and the nodes that make it: those of one number may be done together, the numbers one after another."""
+    """One hop, and the nodes that make it. Steps of one number can run together; the numbers follow each other."""
 
     number: int
     versions: tuple[str, ...]
-    """The versions that these nodes have today."""
+    """The present versions of these nodes."""
     nodes: int
     devices: int
     hop: Hop
 
 
 class Unknown(Struct, frozen=True):
-    """A node that nothing can be said of."""
+    """A node whose version is not known here."""
 
     node: str
     version: str
@@ -93,7 +93,7 @@ class Unknown(Struct, frozen=True):
 
 
 class Fleet(Struct, frozen=True, kw_only=True):
-    """What ``gateway plan --nodes`` says. ``without`` counts the nodes without devices: GPU pods are no concern there."""
+    """The output of ``gateway plan --nodes --json``. ``without`` counts the nodes without devices."""
 
     schema: int = 1
     goal: str
@@ -101,7 +101,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
     devices: int
     without: int
     drained: Mapping[str, int]
-    """How many nodes have a step that requires a drain, that advises one, and none such."""
+    """The number of nodes with a step that requires a drain, with one that advises it, and without either."""
     first: tuple[str, ...]
     """What to do before the first step."""
     groups: tuple[Group, ...]
@@ -110,10 +110,10 @@ class Fleet(Struct, frozen=True, kw_only=True):
 
 
 def read(content: bytes) -> tuple[Node, ...]:
-    """Read the nodes from the JSON of a list of them.
+    """Read the nodes from the JSON of a list of nodes.
 
     Raises:
-        PlanError: it is none.
+        PlanError: the text is no such list.
     """
     try:
         found = msgspec.json.decode(content, type=_Nodes)
@@ -131,7 +131,7 @@ def read(content: bytes) -> tuple[Node, ...]:
 
 
 def sorted_by_version(facts: Advice, nodes: Iterable[Node]) -> tuple[Mapping[Kubelet, list[Node]], tuple[Unknown, ...]]:
-    """Give the nodes by their kubelet's version, and those whose version says nothing."""
+    """Return the nodes by their kubelet's version, and the nodes whose version is not known here."""
     found: dict[Kubelet, list[Node]] = defaultdict(list)
     unknown = []
     for node in nodes:
@@ -143,7 +143,7 @@ def sorted_by_version(facts: Advice, nodes: Iterable[Node]) -> tuple[Mapping[Kub
 
 
 def plan(facts: Advice, nodes: Iterable[Node], goal: Kubelet, *, direct: bool = False) -> Fleet:
-    """Make the plan of all nodes that have devices."""
+    """Return the plan of all nodes that have devices."""
     everyone = list(nodes)
     concerned = [node for node in everyone if node.devices]
     by_version, unknown = sorted_by_version(facts, concerned)
@@ -152,7 +152,7 @@ def plan(facts: Advice, nodes: Iterable[Node], goal: Kubelet, *, direct: bool = 
             version=str(version),
             nodes=tuple(node.name for node in sorted(members, key=lambda node: (node.count, node.name))),
             devices=sum(node.count for node in members),
-            plan=None if _is_there(version, goal) else advice.plan(facts, version, goal, direct=direct),
+            plan=None if _is_at_goal(version, goal) else advice.plan(facts, version, goal, direct=direct),
         )
         for version, members in sorted(by_version.items(), key=lambda item: item[0].release)
     )
@@ -169,13 +169,13 @@ def plan(facts: Advice, nodes: Iterable[Node], goal: Kubelet, *, direct: bool = 
     )
 
 
-def _is_there(version: Kubelet, goal: Kubelet) -> bool:
-    """Whether a node need not change: at the goal, or, where that is any patch release, at one of its minor version."""
+def _is_at_goal(version: Kubelet, goal: Kubelet) -> bool:
+    """Return True if a node need not change: a goal without a patch number accepts each patch release."""
     return version == goal or (goal.patch is None and version.minor == goal.minor)
 
 
 def _steps(groups: Iterable[Group]) -> Iterator[Step]:
-    """Put the hops into an order: by the version that they lead to, so that the oldest nodes go first and all meet at the goal."""
+    """Yield the hops in the order of the version that they lead to: the oldest nodes begin, and all arrive at the goal together."""
     plans = [(group, group.plan) for group in groups if group.plan]
     for way in ("up", "down"):
         hops = [(hop, group) for group, made in plans if made.way == way for hop in made.hops]
@@ -207,7 +207,7 @@ def _drained(groups: Iterable[Group]) -> dict[str, int]:
 
 
 def _devices(capacity: Mapping[str, str]) -> dict[str, int]:
-    """Take the extended resources: what has a domain and isn't Kubernetes' own."""
+    """Return the extended resources: their names have a domain, and are not Kubernetes' own."""
     return {
         name: int(count)
         for name, count in capacity.items()

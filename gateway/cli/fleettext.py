@@ -1,4 +1,4 @@
-"""Write the plan of a fleet for people: a summary, a table of steps, and which nodes those are."""
+"""Write the plan of a fleet for people: a summary, a table of steps, and the nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DRAINS: Final = {"required": "DRAIN", "advised": "advised", "not needed": "no"}
 
 
 def render(fleet: Fleet) -> Iterator[str]:
-    """Write it, a table in as many columns as it takes."""
+    """Yield the lines of the plan."""
     yield f"{count(fleet.nodes, 'node')} with {count(fleet.devices, 'device')}, to kubelet {fleet.goal}."
     for level, words in (
         ("required", "must be drained at one step or more"),
@@ -99,13 +99,13 @@ def _names(group: Group) -> tuple[str, ...]:
 
 
 def names(nodes: Sequence[str]) -> str:
-    """Name nodes, the first ones if they are many."""
+    """Return the names of the first nodes, and how many more there are."""
     more = len(nodes) - _MOST_NAMES
     return ", ".join(map(printable, nodes[:_MOST_NAMES])) + (f", and {more} more" if more > 0 else "")
 
 
 def unknown(nodes: Sequence[Unknown]) -> Iterator[str]:
-    """Name those that can't be judged, with the reason."""
+    """Yield the nodes that can't be judged, with the reasons."""
     if nodes:
         yield from ("", "Not judged")
         yield from (f"  - {printable(one.node)}: {one.why}" for one in nodes[:_MOST_UNKNOWN])

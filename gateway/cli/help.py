@@ -1,4 +1,4 @@
-"""What ``gateway --help`` and ``gateway run --help`` print, and what is said of an option in the wrong place. A daemon doesn't load it."""
+"""The texts of ``gateway --help`` and ``gateway run --help``, and the error about options before their command. A daemon doesn't load this module."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ABOUT: Final = {"daemon": "Daemon", "look": "Look", "orders": "Orders", "tools"
 
 
 def write_commands(formatter: click.HelpFormatter, commands: Mapping[str, tuple[str, str, str]]) -> None:
-    """Write the commands by group, with what each does."""
+    """Write the commands by group, each with its description."""
     width = max(map(len, commands))
     for group, heading in _ABOUT.items():
         rows = [(f"{name:{width}}", text) for name, (one, _, text) in commands.items() if one == group]
@@ -51,7 +51,7 @@ def write_commands(formatter: click.HelpFormatter, commands: Mapping[str, tuple[
 
 
 def write_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter, *, every: bool) -> None:
-    """Write a command's own options: those of ``gateway run`` by group, if it has them all for its own."""
+    """Write a command's own options; with ``every`` all options of ``gateway run``, by group."""
     own = [one for one in (*command.params, command.get_help_option(ctx)) if isinstance(one, click.Option)]
     rows = [row for one in own if not one.multiple or not every if (row := one.get_help_record(ctx))]
     if not every:
@@ -70,7 +70,7 @@ def write_options(command: click.Command, ctx: click.Context, formatter: click.H
 
 
 def refuse(ctx: click.Context, words: Sequence[str], rest: Sequence[str]) -> NoReturn:
-    """End ``gateway run``, whose words end with ``rest``, which it doesn't take: with another command, say where options go."""
+    """Refuse ``rest``, the arguments that ``gateway run`` doesn't take. If they are another command, show where the options belong."""
     given = [
         one.opts[0]
         for one in ctx.command.get_params(ctx)

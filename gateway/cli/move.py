@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.cli import places
-from gateway.cli.devices import exact, look
+from gateway.cli import asking, places
+from gateway.cli.devices import look, resolve_devices
 from gateway.cli.options import Words
+from gateway.cli.page import print_json
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from gateway.wires.log import escaped
@@ -51,20 +51,13 @@ def move(*, to: str, dry_run: bool, output: str, state_dir: Path, ids: tuple[str
 
     The order is on disk when the command returns, and needs nobody to wait for it: `gateway status` says what each GPU on its way waits for.
     """
-    try:
-        paths = control.sockets(state_dir)
-    except ControlError as error:
-        raise click.ClickException(str(error)) from error
-    if not paths:
-        raise click.ClickException(places.nobody(state_dir, "move"))
-    try:
-        wanted = exact(ids, asyncio.run(look(state_dir))[0]) if ids else []
-        answer = asyncio.run(_told({"op": "move", "to": to, "ids": wanted, "dry_run": dry_run}, paths))
-    except ControlError as error:
-        raise click.ClickException(escaped(str(error))) from error
+    if not (paths := control.sockets(state_dir)):
+        raise asking.no_gateway_error(state_dir, "move")
+    wanted = resolve_devices(ids, look(state_dir)[0]) if ids else []
+    answer = asyncio.run(_told({"op": "move", "to": to, "ids": wanted, "dry_run": dry_run}, paths))
     refused = answer["refused"]
     if output == "json":
-        click.echo(json.dumps(answer))
+        print_json(answer)
         sys.exit(1 if refused else 0)
     for row in answer["boards"]:
         then = "" if row["then"] == row["side"] else f", then {row['then']}"

@@ -1,4 +1,4 @@
-"""Start with the configuration file that the node's label chooses, whether or not the API server is there to tell it."""
+"""Start with the configuration file that the node's label chooses, even if the API server can't be reached."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = structlog.get_logger()
 
 
 def start(settings: Settings, choice: Choice, *, ask: bool = True) -> tuple[Settings, File]:
-    """Settle the settings by the file that the label of now chooses, or else the last one that was good.
+    """Return the settings with the file that the present label chooses, or else with the last good one.
 
     Without ``ask`` the API server is asked only if no gateway followed a label here before.
 
@@ -47,7 +47,7 @@ def start(settings: Settings, choice: Choice, *, ask: bool = True) -> tuple[Sett
 
 
 def _asked(settings: Settings, choice: Choice, seconds: float) -> str | None:
-    """Ask for the label; None where nobody answers in time."""
+    """Return the label; None if the API server doesn't answer in time."""
     from gateway.kubernetes import access, node
 
     try:

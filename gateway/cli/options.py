@@ -1,4 +1,4 @@
-"""Commands that word their errors, and options that refuse what click lets pass."""
+"""Commands whose errors have one style, and options that refuse values which click accepts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gateway.configuration.kinds import unknown
+from gateway.wires.control import ControlError
 
 if TYPE_CHECKING:
     from gateway.configuration.kinds import Flag
@@ -18,17 +19,17 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def _worded_errors() -> Iterator[None]:
-    """Word what ends the command."""
+    """Turn the errors that end a command into messages in one style."""
     try:
         yield
-    except (click.ClickException, OSError) as error:
+    except (click.ClickException, ControlError, OSError) as error:
         from gateway.cli.errors import worded
 
         raise worded(error, variable) from None
 
 
 class Program(click.Command):
-    """A command that words its errors, and those of its commands."""
+    """A command whose error messages have one style, also those of its subcommands."""
 
     make_context = _worded_errors()(click.Command.make_context)
 
@@ -39,18 +40,18 @@ class Program(click.Command):
 
 
 class Words(click.Choice[str]):
-    """One of several words."""
+    """A choice of words."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:  # noqa: ARG002 - click's signature
-        """Say which words there are."""
+        """Return the error for another word."""
         return unknown(str(value), self.choices)
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds. Whatever else comes is told the bounds; so is ``nan``, which click finds within any."""
+    """A number of seconds within bounds. It also refuses ``nan``, which click accepts within any bounds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Take a number within the bounds."""
+        """Return the number."""
         with contextlib.suppress(click.BadParameter):
             if not math.isnan(found := super().convert(value, param, ctx)):
                 return found
@@ -62,11 +63,11 @@ class Strict(click.Option):
     """An option that refuses an empty value, which click lets pass: as a path it would mean this folder."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Read its variable; an empty one, too, which click takes for none."""
+        """Read its variable, also an empty one, which click ignores."""
         return os.environ.get(variable(self, ctx.auto_envvar_prefix))
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """Judge its value."""
+        """Refuse an empty value."""
         found = super().type_cast_value(ctx, value)
         if value == "":
             self.type.fail(f"the value is empty. Write a {self.type.name}, or leave it out", self, ctx)
@@ -91,5 +92,5 @@ def setting(flag: Flag) -> click.Option:
 
 
 def variable(option: click.Parameter, prefix: str | None = "GATEWAY") -> str:
-    """Name the variable of an option of the command whose variables begin so."""
+    """Return the environment variable of an option. ``prefix`` is the prefix of its command's variables."""
     return str(option.envvar or f"{prefix}_{str(option.name).upper()}")

@@ -1,9 +1,14 @@
-"""Plain text for a person, in paragraphs, lists and tables."""
+"""Output of commands: text for a person in paragraphs, lists and tables, and JSON for a program."""
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
+
+import click
+
+from gateway.wires.log import escaped
 
 
 class Page:
@@ -45,6 +50,19 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[st
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         yield ("  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True))).rstrip()
+
+
+def columns(widest: int, narrowest: int = 40) -> int:
+    """Return the width of the terminal, within these bounds."""
+    return min(max(shutil.get_terminal_size().columns, narrowest), widest)
+
+
+def print_json(document: object, indent: int = 0) -> None:
+    """Print a document as JSON: on one line, or with this indentation."""
+    import msgspec
+
+    encoded = msgspec.json.encode(document, enc_hook=str)
+    click.echo(escaped(msgspec.json.format(encoded, indent=indent).decode()))
 
 
 def count(number: int, word: str) -> str:

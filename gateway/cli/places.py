@@ -1,4 +1,4 @@
-"""The options of several commands: where things are on the node, and how the output looks."""
+"""Options that several commands share: paths on the node, and the format of the output."""
 
 from __future__ import annotations
 
@@ -29,15 +29,6 @@ def output(
         return click.option("-o", "--output", type=choice, default="table", show_default=True, help=words)(chosen)
 
     return add
-
-
-def nobody(state_dir: Path, command: str) -> str:
-    """Say that no gateway runs on a state directory, and what to do about it."""
-    return (
-        f"No gateway runs on this node, as far as {state_dir} tells. Where it runs in a pod, ask there: kubectl exec --namespace "
-        f"device-plugin-gateway POD -- gateway {command}. Where it keeps its state elsewhere, name that folder with --state-dir. "
-        "Else start it (docs/install.md, docs/host-service.md)"
-    )
 
 
 state_dir = click.option(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Final
 
 import click
 
 from gateway.cli import places
-from gateway.cli.page import Page, count
-from gateway.wires.log import escaped
+from gateway.cli.page import Page, columns, count, print_json
 
 if TYPE_CHECKING:
     from gateway.cli.advice import Advice, Bug, CheckpointFormat, Crossing, Hop, Kubelet, Plan
@@ -33,7 +31,6 @@ Examples:
 _CLAIMS: Final = "dra"
 """With --to: no other kubelet, but the other API for GPUs."""
 _WIDEST: Final = 100
-_NARROWEST: Final = 40
 _WHEN: Final = {
     "restart": "At each start of the kubelet.",
     "reboot": "After a reboot of the node.",
@@ -71,8 +68,6 @@ def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool,
     which patch release to go to at least, and the kubelet's own bugs that GPU pods meet, with the way out. Each statement
     was run on genuine kubelets or read in their code, release notes and issues; the plan says which.
     """
-    import msgspec
-
     from gateway.cli import advice, fleet
 
     if (start is None) == (nodes is None):
@@ -82,7 +77,7 @@ def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool,
     if output == "html" and (nodes is None or goal == _CLAIMS):
         raise click.UsageError("-o html draws the steps of --nodes to another kubelet. Leave it out")
     facts = advice.load()
-    width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
+    width = columns(_WIDEST)
     try:
         everyone = None if nodes is None else fleet.read(_content(nodes))
         document, lines = (
@@ -93,7 +88,7 @@ def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool,
     except advice.PlanError as error:
         raise click.UsageError(str(error)) from error
     if output == "json":
-        click.echo(escaped(msgspec.json.format(msgspec.json.encode(document), indent=2).decode()))
+        print_json(document, indent=2)
     elif isinstance(document, fleet.Fleet) and output == "html":
         from gateway.cli import fleethtml
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from msgspec.structs import asdict
 
 from gateway.cli import places
 from gateway.cli.options import Strict
+from gateway.cli.page import print_json
 from gateway.configuration.settings import SOCKET_DIR
 from gateway.wires.log import printable, printable_lines
 
@@ -58,7 +58,7 @@ def probe(*, socket_dir: Path, output: str) -> None:
     if output == "json":
         said = asdict(finding)
         del said["answered"]
-        click.echo(json.dumps(said | {"socket": str(socket)}))
+        print_json(said | {"socket": socket})
     elif finding.api:
         click.echo(printable(f"{socket}: {finding.api} ({finding.kubelets})"))
     else:

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import click
-import msgspec
 
 from devices.replicas import unshared
-from gateway.cli import places
-from gateway.cli.devices import ANSWER_TIME, ask_all, exact, look, times
+from gateway.cli import asking, places
+from gateway.cli.devices import ANSWER_TIME, look, resolve_devices, times
+from gateway.cli.page import print_json
 from gateway.telling import orders
 from gateway.telling.orders import Handled
 from gateway.wires.control import ControlError
-from gateway.wires.log import escaped, printable
+from gateway.wires.log import printable
 
 _STATUS: Final = "Exit status: 0 if each gateway did it, 1 if one did not or there is none to ask, 2 for a wrong flag."
 _RELEASE: Final = f"""\
@@ -87,45 +87,33 @@ def _handle(op: str, names: Sequence[str], state_dir: Path, *, every: bool, as_j
         orders.handle_ids({"op": op, "ids": names})
     except ControlError as error:
         raise click.UsageError(str(error)) from error
-    try:
-        ids = exact(names, asyncio.run(look(state_dir))[0]) if names else []
-        said = asyncio.run(ask_all(state_dir, {"op": op, "ids": ids}, orders.HANDLE_TIME + ANSWER_TIME))
-    except ControlError as error:
-        raise click.ClickException(str(error)) from error
-    if not said:
-        raise click.ClickException(places.nobody(state_dir, op))
-    done: dict[str, Handled] = {}
-    failed: dict[str, str] = {}
-    for path, answer in said.items():
-        try:
-            if isinstance(answer, ControlError):
-                raise answer
-            done[path.stem] = msgspec.convert(answer, Handled)
-        except (ControlError, msgspec.ValidationError) as error:
-            failed[path.stem] = str(error)
+    ids = resolve_devices(names, look(state_dir)[0]) if names else []
+    request = {"op": op, "ids": ids}
+    answers, silent = asyncio.run(asking.ask_all(state_dir, request, orders.HANDLE_TIME + ANSWER_TIME, Handled))
+    if not answers and not silent:
+        raise asking.no_gateway_error(state_dir, op)
     if as_json:
-        errors = {token: {"error": why} for token, why in failed.items()}
-        click.echo(escaped(msgspec.json.encode({"op": op, "ids": ids, "gateways": {**done, **errors}}).decode()))
+        print_json({"op": op, "ids": ids, "gateways": asking.by_token(answers, silent)})
     else:
-        _tell_handled(op, ids, done, failed)
-    sys.exit(1 if failed else 0)
+        _tell_handled(op, ids, [*answers.values()], silent)
+    sys.exit(1 if silent else 0)
 
 
-def _tell_handled(op: str, ids: Sequence[str], done: Mapping[str, Handled], failed: Mapping[str, str]) -> None:
-    concerned = Counter(map(unshared, dict.fromkeys(device_id for one in done.values() for device_id in one.devices)))
+def _tell_handled(op: str, ids: Sequence[str], done: Sequence[Handled], silent: Mapping[Path, str]) -> None:
+    concerned = Counter(map(unshared, dict.fromkeys(device_id for one in done for device_id in one.devices)))
     if concerned:
         click.echo(_SAID[op])
         for device_id, count in concerned.items():
             click.echo(printable(f"  {times(device_id, count)}"))
     elif done:
         click.echo("Nothing keeps these devices open: nothing had to be done.")
-    for token, why in failed.items():
-        click.echo(f"gateway {token}: {printable(why)}", err=True)
+    for path, why in silent.items():
+        click.echo(f"gateway {path.stem}: {printable(why)}", err=True)
     if concerned and op == "release":
-        held = {(who, unshared(device_id)) for one in done.values() for device_id, who in (one.holders or {}).items()}
+        held = {(who, unshared(device_id)) for one in done for device_id, who in (one.holders or {}).items()}
         for who, device_id in sorted(held):
             click.echo(printable(f"warning: {who} holds {device_id}: end that pod before you reset it"), err=True)
-        if any(one.holders is None for one in done.values()):
+        if any(one.holders is None for one in done):
             click.echo("warning: who holds them can't be seen now: see to it yourself that no pod uses them", err=True)
         again = " ".join(["gateway acquire", *(map(printable, ids) if ids else ["--all"])])
         click.echo(f"Now reset or partition them (nvidia-smi -r, nvidia-smi mig), and then: {again}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -87,18 +86,18 @@ def run(ctx: click.Context, /, **texts: Any) -> None:
         _log.info("starting device-plugin-gateway", version=VERSION, settings=changed)
         sys.exit(serve(settings))
     except ConfigError as error:
-        raise wrong(error, said) from error
+        raise ending_error(error, said) from error
 
 
-def wrong(error: ConfigError, said: Mapping[str, Given]) -> click.ClickException:
+def ending_error(error: ConfigError, said: Mapping[str, Given]) -> click.ClickException:
     """Return the error that ends the command: exit status 2 for a wrong value, 1 for one that may become right later.
 
-    For each setting in its text it names the source, if that is not the option.
+    If a setting that the message names doesn't come from the command line, it adds where it comes from.
     """
     words = str(error) + "".join(
-        f" (--{name} comes from {one.source})"
-        for name, one in said.items()
-        if not one.source.startswith("--") and re.search(rf"--{name}(?![\w-])", str(error))
+        f" (--{name} comes from {said[name].source})"
+        for name in error.options
+        if name in said and not said[name].source.startswith("--")
     )
     return (click.UsageError if error.lasting else click.ClickException)(words)
 
@@ -121,7 +120,9 @@ def read(ctx: click.Context, said: Mapping[str, Given], start: Settings) -> tupl
     if (choice := commandline.choice(said)) is not None:
         if start.config_file:
             raise ConfigError(
-                f"--config-file {start.config_file}: it does not go with --config-file-srcdir. Leave one of them out"
+                f"--config-file {start.config_file}: it does not go with --config-file-srcdir. Leave one of them out",
+                "config-file",
+                "config-file-srcdir",
             )
         from gateway.cli import nodeconfig
 
@@ -174,7 +175,7 @@ def serve(settings: Settings) -> int:
     except compose.NoBackendError as error:
         raise click.ClickException(str(error)) from error
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(str(error), "backend" if settings.backend == "none" else "simulate") from error
     process.allow_descriptors()
     process.give_memory_back()
     return asyncio.run(_run(shell.Gateway(settings, source)))
@@ -187,27 +188,40 @@ def _refuse_impossible(settings: Settings) -> None:
     if settings.state_dir.absolute().is_relative_to(settings.socket_dir.absolute()):
         raise ConfigError(
             f"--state-dir {settings.state_dir} is inside --socket-dir {settings.socket_dir}, which kubelets clean at "
-            f"each start. Use a folder of its own, such as {STATE_DIR}"
+            f"each start. Use a folder of its own, such as {STATE_DIR}",
+            "state-dir",
+            "socket-dir",
         )
     deepest = instance.Instance(settings.socket_dir).folder / instance.socket_name("")
     if len(os.fsencode(deepest.absolute())) > _LONGEST_SOCKET_PATH:
         raise ConfigError(
             f"--socket-dir {settings.socket_dir} is too long: a socket in it, such as {deepest}, may have at most "
-            f"{_LONGEST_SOCKET_PATH} bytes on Linux. Use a shorter path, or a link to it"
+            f"{_LONGEST_SOCKET_PATH} bytes on Linux. Use a shorter path, or a link to it",
+            "socket-dir",
         )
     if settings.profile is not None and settings.backend != "simulated":
-        raise ConfigError("--simulate needs --backend simulated: a simulation is never taken for real hardware")
+        raise ConfigError(
+            "--simulate needs --backend simulated: a simulation is never taken for real hardware", "simulate", "backend"
+        )
     if settings.dra == "only" and (settings.node_condition or settings.startup_taint):
         raise ConfigError(
-            "--node-condition and --startup-taint go by the device plugin's resources, which --dra only doesn't offer. Leave them out"
+            "--node-condition and --startup-taint go by the device plugin's resources, which --dra only doesn't offer. Leave them out",
+            "node-condition",
+            "startup-taint",
+            "dra",
         )
     if settings.writes_node and not settings.node_name:
         raise ConfigError(
-            "--startup-taint, --node-condition and --node-events need the node's name. Set --node-name, or NODE_NAME from spec.nodeName"
+            "--startup-taint, --node-condition and --node-events need the node's name. Set --node-name, or NODE_NAME from spec.nodeName",
+            "startup-taint",
+            "node-condition",
+            "node-events",
         )
     if (address := settings.probe_address) is not None and address[1] and address == settings.metrics_address:
         raise ConfigError(
-            "--probe-address is the same as --metrics-address, and only one can listen on a port. Use two ports"
+            "--probe-address is the same as --metrics-address, and only one can listen on a port. Use two ports",
+            "probe-address",
+            "metrics-address",
         )
 
 

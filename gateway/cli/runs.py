@@ -1,4 +1,4 @@
-"""What runs of the laboratory begin with: which kubelets are genuine, progress by the clock, a report that can be kept."""
+"""Options and preparations of the commands that run the laboratory: its kubelets, its progress and its report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.cli.options import Strict, Words
 from gateway.wires.log import printable_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
@@ -69,7 +69,7 @@ _OPTIONS: Final = (
 
 
 def kubelet_options(command: _Command) -> _Command:
-    """Add the options that say on which kubelets a command runs."""
+    """Add the options that choose the kubelets."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -84,8 +84,22 @@ out_option: Final = click.option(
 )
 
 
+def chosen(only: Sequence[str], known: Mapping[str, str], option: str = "--only") -> None:
+    """Print what can be chosen (name and description) and end, if that is ``help``; refuse what can't be.
+
+    Raises:
+        click.BadParameter: a name is unknown.
+    """
+    if "help" in only:
+        width = max(map(len, known))
+        click.echo("\n".join(f"{name:{width}}  {words}" for name, words in known.items()))
+        sys.exit(0)
+    if unknown := [name for name in only if name not in known]:
+        raise click.BadParameter(f"unknown value {', '.join(unknown)}. Allowed: {', '.join(known)}", param_hint=option)
+
+
 def clocked() -> Callable[[str], None]:
-    """Give what prints lines of progress, with the time since now."""
+    """Return a function that prints a line of progress, with the time since now."""
     began = time.monotonic()
 
     def say(line: str) -> None:
@@ -96,7 +110,7 @@ def clocked() -> Callable[[str], None]:
 
 
 def stopped() -> NoReturn:
-    """Say that Ctrl-C ended the run, and end."""
+    """End the command after Ctrl-C."""
     click.echo("stopped: all processes that were started are ended, no report is written", err=True)
     sys.exit(130)
 
@@ -104,7 +118,7 @@ def stopped() -> NoReturn:
 def kubelets(
     asked: tuple[str, ...] | None, usual: Callable[[], tuple[str, ...]], genuine: str, checkout: Path | None
 ) -> tuple[tuple[str, ...], dict[str, Path], dict[str, str]]:
-    """Give the versions to run, the binaries of the genuine ones, and why each of the others is emulated."""
+    """Return the versions to run, the binaries of real kubelets, and why each of the others is emulated."""
     from gateway_lab.kubelets import build, source
 
     try:
@@ -123,7 +137,7 @@ def kubelets(
 
 
 def _want_built(asked: tuple[str, ...]) -> None:
-    """See that each version that was asked for is built."""
+    """Refuse versions that aren't built."""
     from gateway_lab.kubelets import build
 
     there = [version for version in build.available() if build.built(version)]
@@ -136,10 +150,10 @@ def _want_built(asked: tuple[str, ...]) -> None:
 
 
 def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], dict[str, str]]:
-    """Find or build the genuine kubelets; give their binaries, and why there is none of each other version.
+    """Find or build real kubelets. Return their binaries, and why the other versions have none.
 
     Raises:
-        gateway_lab.kubelets.build.BuildError: genuine ones were insisted on, and one can't be built.
+        gateway_lab.kubelets.build.BuildError: with ``--genuine yes``, one can't be built.
     """
     from gateway_lab.kubelets import build
 
@@ -170,7 +184,7 @@ def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], 
 
 
 def see_that_it_can_be_written(out: Path, page: Path | None) -> None:
-    """Find out before a run of minutes whether its report can be kept."""
+    """Refuse a run of minutes whose report can't be written."""
     from gateway_lab.matrix import report
 
     advice = "name another folder with --out"

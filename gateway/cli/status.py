@@ -17,15 +17,14 @@ from typing import Any, Final, NoReturn
 import click
 import msgspec
 
-from gateway.cli import places
-from gateway.cli.page import count
+from gateway.cli import asking, places
+from gateway.cli.page import columns, count, print_json
 from gateway.tally import Confirmation
 from gateway.telling.served import Reason, VerdictState
 from gateway.telling.status import FEW, DeviceStatus, GatewayStatus, ResourceStatus
 from gateway.telling.unserved import unschedulable_words, unserved
-from gateway.wires import control
 from gateway.wires import log as observe
-from gateway.wires.log import escaped, printable
+from gateway.wires.log import printable
 
 _EXAMPLES = """
 \b
@@ -45,7 +44,6 @@ _ANSWER_WITHIN: Final = 10.0
 _EVERY: Final = 2.0
 """Seconds between two looks of --watch."""
 _WIDEST: Final = 140
-_NARROWEST: Final = 40
 _UNFOLDED: Final = 60
 """Columns from which a device keeps to one line, even if that is longer."""
 _LATE: Final = 0.05
@@ -69,7 +67,7 @@ _COLOURS: Final = {
 
 @dataclass(slots=True)
 class Answers:
-    """One look at a node: the documents that came, as they came and as they are read, and who did not answer."""
+    """The status documents of a node's gateways, raw and decoded, and why other gateways gave none."""
 
     raw: list[dict[str, Any]] = field(default_factory=list)
     read: list[GatewayStatus] = field(default_factory=list)
@@ -77,27 +75,20 @@ class Answers:
 
 
 async def look(state_dir: Path, *, few: bool = False) -> Answers:
-    """Ask every gateway of ``state_dir``, all at once; ``few``: of devices only those that a person is shown.
+    """Ask every gateway for its status. ``few``: of many devices only those that need attention.
 
     Raises:
         control.ControlError: the folder can't be read.
     """
-    paths = control.sockets(state_dir)
-    asked = (control.ask(path, {"op": "status", "few": few}, _ANSWER_WITHIN) for path in paths)
-    found = Answers()
-    for path, answer in zip(paths, await asyncio.gather(*asked, return_exceptions=True), strict=True):
-        match answer:
-            case control.ControlError():
-                found.silent[str(path)] = str(answer)
-            case BaseException():
-                raise answer
-            case _:
-                try:
-                    found.read.append(msgspec.convert(answer.get("status"), GatewayStatus))
-                except msgspec.ValidationError as error:
-                    found.silent[str(path)] = f"the answer is no status document: {error}"
-                else:
-                    found.raw.append(answer["status"])
+    request = {"op": "status", "few": few}
+    answers, silent = await asking.ask_all(state_dir, request, _ANSWER_WITHIN, dict[str, Any])
+    found = Answers(silent={str(path): why for path, why in silent.items()})
+    for path, answer in answers.items():
+        try:
+            found.read.append(msgspec.convert(answer.get("status"), GatewayStatus))
+            found.raw.append(answer["status"])
+        except msgspec.ValidationError as error:
+            found.silent[str(path)] = f"the answer is no status document: {error}"
     return found
 
 
@@ -122,42 +113,34 @@ def status(*, state_dir: Path, output: str, watch: bool, check: bool) -> None:
             if check:
                 _check(found)
             if output == "json":
-                click.echo(_json(found, indent=0 if watch else 2))
+                print_json({"gateways": found.raw, "silent": found.silent}, indent=0 if watch else 2)
             else:
                 _show(found, state_dir, again=watch, whole=output == "wide")
             if not watch:
                 sys.exit(0 if found.read else 1)
             sleep(_EVERY)
-    except control.ControlError as error:
-        raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:  # The way to end --watch.
         if _is_live():
             click.echo()
 
 
 def _check(found: Answers) -> NoReturn:
-    """Say in a line for each resource that isn't served that it isn't; SystemExit says the same."""
+    """Print a line for each resource that isn't served, and exit with the status of ``--check``."""
     lacking = unserved(found.read)
     lacking |= {Path(path).stem: why for path, why in found.silent.items()}
     lacking |= {each.token: f"waiting for {each.waits_for}" for each in found.read if each.waits_for}
     click.echo("no gateway answers" if not found.read else "not ready" if lacking else "ready")
     for name, why in lacking.items():
-        click.echo(f"{_clean(name)}: {_clean(why)}")
+        click.echo(f"{printable(name)}: {printable(why)}")
     sys.exit(2 if not found.read else 1 if lacking else 0)
 
 
-def _json(found: Answers, indent: int) -> str:
-    document = msgspec.json.encode({"gateways": found.raw, "silent": found.silent})
-    return escaped((msgspec.json.format(document, indent=indent) if indent else document).decode())
-
-
 def _show(found: Answers, state_dir: Path, *, again: bool, whole: bool) -> None:
-    """Print for a person; again and again, where it is a terminal, on the same place."""
-    screen = shutil.get_terminal_size()
-    lines = list(render(found, state_dir, min(max(screen.columns, _NARROWEST), _WIDEST), whole=whole))
+    """Print for a person; with ``again`` on a terminal, each time at the same place."""
+    lines = list(render(found, state_dir, columns(_WIDEST), whole=whole))
     if again and _is_live():
-        if len(lines) >= screen.lines:
-            rest = len(lines) - screen.lines + 2
+        if len(lines) >= (height := shutil.get_terminal_size().lines):
+            rest = len(lines) - height + 2
             lines[-rest:] = [click.style(f"{rest} more lines", dim=True)]
         shown = lines if observe.wants_colour() else map(click.unstyle, lines)
         click.echo("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J", nl=False, color=True)
@@ -170,11 +153,11 @@ def _is_live() -> bool:
 
 
 def render(found: Answers, state_dir: Path, width: int, *, whole: bool = False) -> Iterator[str]:
-    """Write what was found, in lines of about ``width`` columns; with colours, which ``click.echo`` drops elsewhere."""
+    """Yield the answers in lines of about ``width`` columns, with colours; ``click.echo`` drops those without a terminal."""
     page = _Page(width, whole=whole)
     if not found.read and not found.silent:
-        yield from page.text("", places.nobody(state_dir, "status"))
-    # Who serves comes first.
+        yield from page.text("", asking.no_gateway_error(state_dir, "status").message)
+    # The leader comes first.
     for number, one in enumerate(sorted(found.read, key=lambda one: bool(one.led_by))):
         yield from ([""] if number else [])
         yield from page.gateway(one)
@@ -190,19 +173,19 @@ def render(found: Answers, state_dir: Path, width: int, *, whole: bool = False) 
 
 
 class _Page:
-    """Writes for a person, ``width`` columns wide; ``whole``: each device of many."""
+    """Writes for a person, ``width`` columns wide. ``whole``: also every one of many devices."""
 
     def __init__(self, width: int, *, whole: bool) -> None:
         self._width, self._whole = width, whole
 
     def text(self, lead: str, text: str, colour: str | None = None) -> Iterator[str]:
         """Wrap ``text`` behind ``lead``, as far in as that is wide."""
-        for line in textwrap.wrap(_clean(text), self._width - len(lead)):
+        for line in textwrap.wrap(printable(text), self._width - len(lead)):
             yield lead + (click.style(line, fg=colour) if colour else line)
             lead = " " * len(lead)
 
     def _beside(self, lead: str, text: str) -> Iterator[str]:
-        """Write ``text`` on the line of ``lead``, or below it where both are too long."""
+        """Write ``text`` on the line of ``lead``, or below it if the line would be too long."""
         if len(click.unstyle(f"{lead}  {text}")) <= self._width:
             yield f"{lead}  {text}".rstrip()
         else:
@@ -211,11 +194,13 @@ class _Page:
 
     def gateway(self, one: GatewayStatus) -> Iterator[str]:
         """Write all about one gateway."""
-        title = click.style(f"gateway {_clean(one.token)}", bold=True)
+        title = click.style(f"gateway {printable(one.token)}", bold=True)
         kind = ", host service" if one.host_service else ""
-        yield from self._beside(title, f"{_clean(one.build.gateway)}{kind}, process {one.pid}, up {age(one.uptime_s)}")
+        yield from self._beside(
+            title, f"{printable(one.build.gateway)}{kind}, process {one.pid}, up {age(one.uptime_s)}"
+        )
         yield from self.text("  waiting  ", one.waits_for and f"for {one.waits_for}", "red")
-        leader = f"gateway {_clean(one.led_by)}" + (", the host service," if one.led_by_host_service else "")
+        leader = f"gateway {printable(one.led_by)}" + (", the host service," if one.led_by_host_service else "")
         yield from self.text("  standby  ", one.led_by and f"{leader} leads", "cyan")
         if one.kubelet.present:
             yield from self.text("  kubelet  ", f"found {age(one.kubelet.age_s or 0)} ago, {one.socket_dir}")
@@ -255,7 +240,7 @@ class _Page:
             yield from self.resource(resource)
 
     def _drivers(self, one: GatewayStatus) -> Iterator[str]:
-        """Write how each DRA driver stands with the kubelet, what keeps its ResourceSlices from being right, and what it refused."""
+        """Write for each DRA driver: its registration, why its ResourceSlices are out of date, and what it refused."""
         for each in one.drivers:
             stands = "registered" if each.registered else "not registered"
             text = f"{each.name}: {stands}, {count(each.devices, 'device')}"
@@ -268,7 +253,7 @@ class _Page:
                 yield from self.text("           ", f"refused: {refused}", "red")
 
     def _sides(self, one: GatewayStatus) -> Iterator[str]:
-        """Write how many GPUs each API has, and of those on their way what they wait for."""
+        """Write how many GPUs each API has, and what moving GPUs wait for."""
         counts = Counter(each.side for each in one.sides)
         yield from self.text("  sides    ", ", ".join(f"{number} {side}" for side, number in sorted(counts.items())))
         ignored = one.crossing and f"the node's annotation isn't followed: {one.crossing}"
@@ -285,14 +270,14 @@ class _Page:
 
     def resource(self, one: ResourceStatus) -> Iterator[str]:
         """Write all about one resource."""
-        name = click.style(_clean(one.name), bold=True)
+        name = click.style(printable(one.name), bold=True)
         held = "" if one.held is None else f", {one.held} held"
         held += "" if one.free is None else f", {one.free} free"
         yield from self._beside(name, f"{_bar(one)}{one.allocatable} of {one.listed} allocatable{held}")
         since = "" if one.stream_s is None else f" for {age(one.stream_s)}"
         spoken = ", ".join(part for part in (one.api, one.kubelets and f"kubelet {one.kubelets}") if part)
-        phase = click.style(_clean(one.phase), fg=_colour(one.phase))
-        yield from self._beside(f"  {phase}{since}", _clean(spoken))
+        phase = click.style(printable(one.phase), fg=_colour(one.phase))
+        yield from self._beside(f"  {phase}{since}", printable(spoken))
         yield from self.text("  ", unschedulable_words(one), "yellow")
         yield from self.text("  ", _chain(one), "yellow" if one.behind and one.behind.state != _LIVE else None)
         by_dra = one.verdict.reason in {Reason.DRA, Reason.NO_DRA, Reason.RIVAL}
@@ -307,7 +292,7 @@ class _Page:
         yield from self._devices(one)
 
     def _devices(self, one: ResourceStatus) -> Iterator[str]:
-        """Draw the devices as a table; what there is to say of one is below it."""
+        """Draw the devices as a table, with remarks below each."""
         shown = one.devices
         if one.listed > FEW and not self._whole:  # An older gateway says them all.
             shown = tuple(device for device in shown if device.state != _WELL or _remarks(device))[:FEW]
@@ -334,7 +319,7 @@ class _Page:
 
 
 def _chain(one: ResourceStatus) -> str:
-    """Say by whom a bridged resource comes to the kubelet, with the API on each side; nothing of the gateway's own."""
+    """Return the path of a bridged resource from its plugin to the kubelet, with the API on each side; empty for the gateway's own."""
     plugin = one.behind
     if plugin is None:
         return ""
@@ -349,7 +334,7 @@ def _chain(one: ResourceStatus) -> str:
 
 
 def _bar(one: ResourceStatus) -> str:
-    """Draw one square for each device, where they are few enough to count."""
+    """Draw one square for each device, if they are few enough to count."""
     if not 0 < one.listed <= FEW:
         return ""
     colour = "green" if one.allocatable == one.listed else "yellow"
@@ -358,7 +343,7 @@ def _bar(one: ResourceStatus) -> str:
 
 
 def _registered(one: ResourceStatus) -> str:
-    """Say how often it was registered, and why; nothing where it never was."""
+    """Return how often a resource was registered, and why; empty if it never was."""
     times = sum(one.registrations.values())
     causes = ", ".join(f"{number} {why}" for why, number in one.registrations.items())
     gap = "" if one.last_gap_s is None else f"; last gap {age(one.last_gap_s)}"
@@ -372,11 +357,11 @@ def _answered(call: str, codes: dict[str, int]) -> str:
 
 def _cells(device: DeviceStatus) -> tuple[str, ...]:
     numa = ",".join(map(str, device.numa)) or "-"
-    return _clean(device.id), _clean(device.state), numa, _clean(device.holder or "-")
+    return printable(device.id), printable(device.state), numa, printable(device.holder or "-")
 
 
 def _remarks(device: DeviceStatus) -> str:
-    """All there is to say of one device; empty for one that is simply well."""
+    """Return the remarks about a device; empty for a healthy one without any."""
     parts = (
         ": ".join(part for part in (device.kind, device.reason) if part),
         device.drift and f"mismatch: {', '.join(device.drift)}",
@@ -389,13 +374,8 @@ def _colour(word: str) -> str:
     return _COLOURS.get(word, "yellow")
 
 
-def _clean(text: str) -> str:
-    """Keep what others wrote from steering the terminal."""
-    return printable(text)
-
-
 def age(seconds: float) -> str:
-    """Say a time in at most two units: ``4.2 ms``, ``0.4 s``, ``12 s``, ``3 min``, ``2 h 10 min``, ``3 d 4 h``."""
+    """Return a time in at most two units: ``4.2 ms``, ``0.4 s``, ``12 s``, ``3 min``, ``2 h 10 min``, ``3 d 4 h``."""
     if seconds < 0.1:
         return f"{round(seconds * 1000, 1):g} ms"
     if seconds < 1:

@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from gateway.cli import places
+from gateway.cli.page import print_json
 
 _EXAMPLES = """
 \b
@@ -24,7 +25,7 @@ def version(*, output: str) -> None:
 
     found = msgspec.to_builtins(build())
     if output == "json":
-        click.echo(msgspec.json.encode(found).decode())
+        print_json(found)
         return
     for name in found if output == "wide" else ["gateway"]:
         click.echo(f"{name} {found[name]}")

@@ -152,7 +152,8 @@ def _follow_kubelet_socket(said: MutableMapping[str, Given]) -> None:
     if ours is not None and (by_option := ours.source.startswith("--")) == socket.source.startswith("--"):
         if Path(str(ours.value)) != path.parent:
             raise ConfigError(
-                f"{socket.source}: its folder {path.parent} is not --socket-dir {ours.value}. Leave one of them out"
+                f"{socket.source}: its folder {path.parent} is not --socket-dir {ours.value}. Leave one of them out",
+                "socket-dir",
             )
     elif ours is None or not by_option:
         said["socket-dir"] = Given(str(path.parent), socket.source)

@@ -65,55 +65,48 @@ async def follow(
 
     loop.add_signal_handler(signal.SIGHUP, hung_up)
     try:
-        if settings.choice is not None and label is not None:
-            await _follow_label(settings, settings.choice, label, _Current(settings, None, source, fate), hangup)
         if settings.config_file is None:
             while True:
                 await hangup.wait()
                 hangup.clear()
                 _log.info("SIGHUP, but there is nothing to reload: no --config-file was given")
         current = _Current(settings, settings.config_file, source, fate)
-        asked = False
-        with FileWatch(settings.config_file) as watch:
-            while True:
-                if not await current.look(asked=asked):
-                    watch.look_again()
-                await watch.changed_or(hangup)
-                asked = hangup.is_set()
-                hangup.clear()
+        await _follow_file(settings, settings.config_file, label, current, hangup)
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Where asyncio removes its handler, it ends what ends in order.
 
 
-async def _follow_label(
-    settings: Settings, choice: Choice, label: Label, current: _Current, hangup: asyncio.Event
+async def _follow_file(
+    settings: Settings, file: Path, label: Label | None, current: _Current, hangup: asyncio.Event
 ) -> None:
-    """Follow the file that the label chooses, as the label, the folder and the file change."""
-    from gateway.configuration import choice as choosing  # noqa: PLC0415 - who has one file needn't pay for it
+    """Follow the configuration file as it changes, and as the label and the folder from which it is chosen change."""
+    from gateway.configuration import choice as choosing  # noqa: PLC0415 - only with a configuration file
 
+    choice = settings.choice
     watch: FileWatch | None = None
     watched: Path | None = None
     with ExitStack() as stack:
         while True:
-            value, asked = label.value, hangup.is_set()
-            label.changed.clear()
+            value, asked, fault, place = "", hangup.is_set(), None, file
             hangup.clear()
-            try:
-                current.path, fault = choosing.locate(choice, value), None
-            except ConfigError as error:
-                fault = error
-            place = choice.folder / choosing.NAMED if fault or current.path is None else current.path
+            if choice is not None and label is not None:
+                value = label.value
+                label.changed.clear()
+                try:
+                    current.path = choosing.locate(choice, value)
+                except ConfigError as error:
+                    fault = error
+                place = choice.folder / choosing.NAMED if fault or current.path is None else current.path
             if watch is None or place != watched:
                 stack.close()
                 watch, watched = stack.enter_context(FileWatch(place)), place
             if fault is not None:
                 current.choose_nothing(fault, asked=asked)
+            if fault is not None or not await current.look(asked=asked):
                 watch.look_again()
-            elif not await current.look(asked=asked):
-                watch.look_again()
-            elif not current.fault:
+            elif choice is not None and not current.fault:
                 await _remember(choice, settings.state_dir, value)
-            await watch.changed_or(label.changed)
+            await watch.changed_or(hangup if choice is None or label is None else label.changed)
 
 
 async def _remember(choice: Choice, state_dir: Path, label: str) -> None:

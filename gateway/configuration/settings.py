@@ -15,10 +15,19 @@ STATE_DIR = Path("/var/lib/device-plugin-gateway")
 
 
 class ConfigError(ValueError):
-    """A setting can't be used. The message says where it comes from, what is wrong and what to do."""
+    """A setting can't be used. The message says where it comes from, what is wrong and what to do.
+
+    Args:
+        message: the message.
+        options: the settings that it names by their options, such as ``state-dir``.
+    """
 
     lasting = True
     """True if it stays wrong until somebody corrects it."""
+
+    def __init__(self, message: str, *options: str) -> None:
+        super().__init__(message)
+        self.options = options
 
 
 class Given(Struct, frozen=True):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from gateway.doctor import collect, containers
-from gateway.doctor.snapshot import Cluster, NvmlSeen, Release, Surveyed
+from gateway.doctor.snapshot import Cluster, NvmlSeen, Release, Surveyed, Told
 from gateway.kubelet.watch import CHECKPOINT
 from gateway.leader import instance
-from gateway.telling.status import GatewayStatus
 from gateway.wires.unix import listens
 
 
@@ -23,17 +23,6 @@ class Places(Struct, frozen=True, kw_only=True):
     socket_dir: Path
     state_dir: Path
     pod_resources: Path
-
-
-class Told(Struct, frozen=True, kw_only=True):
-    """What is known before the look: the gateways' status, and the settings that they would have here."""
-
-    statuses: tuple[GatewayStatus, ...] = ()
-    silent: Mapping[str, str] = {}
-    settings: str = ""
-    strategies: frozenset[str] = frozenset({"envvar"})
-    monitors_mig: bool = False
-    imex: bool = False
 
 
 def look(
@@ -59,14 +48,8 @@ def look(
         pod_resources=listens(places.pod_resources) if there else None,
         kubelets=collect.kubelets(root),
         release=release(cluster.node.kubelet) if cluster.node and cluster.node.kubelet else None,
-        statuses=told.statuses,
-        silent=told.silent,
         alive=instance.alive(places.socket_dir) if there else frozenset(),
         state_dir=collect.state_dir(places.state_dir),
-        settings=told.settings,
-        strategies=told.strategies,
-        monitors_mig=told.monitors_mig,
-        imex=told.imex,
         inotify_most=collect.inotify_most(root),
         processes=tuple(found for status in told.statuses if (found := collect.process(root, status.pid)) is not None),
         gpus=gpus,
@@ -78,17 +61,13 @@ def look(
         cdi_files=collect.cdi_files(root),
         enforcing=collect.enforcing(root),
         drivers=collect.dra_drivers(places.socket_dir.parent),
-        node=cluster.node,
-        node_name=cluster.asked_for,
-        node_missing=cluster.missing,
         boot=collect.boot(root),
         numa_nodes=collect.numa_nodes(root),
         wsl=collect.sign(root, collect.WSL),
         jetson=collect.sign(root, collect.JETSON),
         switches=collect.switches(root),
         fabric_manager=collect.fabric_manager(root),
-        runtime_classes=cluster.runtime_classes,
         registry=collect.has_registry(places.socket_dir.parent),
-        device_classes=cluster.device_classes,
-        rights=cluster.rights,
+        **asdict(told),
+        **asdict(cluster),
     )

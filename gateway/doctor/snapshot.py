@@ -145,9 +145,9 @@ class Cluster(Struct, frozen=True):
     runtime_classes: frozenset[str] | None = None
     device_classes: Mapping[str, str] | None = None
     rights: Mapping[str, bool] | None = None
-    asked_for: str = ""
-    """The name of the node."""
-    missing: bool = False
+    node_name: str = ""
+    """The name under which the node was asked for."""
+    node_missing: bool = False
     """True if the API server has no node of that name."""
 
 
@@ -158,7 +158,21 @@ class Answered(Struct, frozen=True):
     backend: str = ""
 
 
-class Surveyed(Struct, frozen=True, kw_only=True):
+class Told(Struct, frozen=True, kw_only=True):
+    """What is known before the look: the gateways' status, and the settings that they would have here."""
+
+    statuses: tuple[GatewayStatus, ...] = ()
+    silent: Mapping[str, str] = {}
+    settings: str = ""
+    """Why these settings can't be used."""
+    strategies: frozenset[str] = frozenset({"envvar"})
+    """How containers get their GPUs."""
+    monitors_mig: bool = False
+    imex: bool = False
+    """True if containers get IMEX channel 0."""
+
+
+class Surveyed(Told, frozen=True, kw_only=True):
     """Everything that was seen. Times are Unix seconds."""
 
     now: float
@@ -167,18 +181,9 @@ class Surveyed(Struct, frozen=True, kw_only=True):
     pod_resources: bool | None = None
     kubelets: tuple[KubeletProcess, ...] = ()
     release: Release | None = None
-    statuses: tuple[GatewayStatus, ...] = ()
-    silent: Mapping[str, str] = {}
     alive: frozenset[str] = frozenset()
     """Tokens of the living gateways, by their locks in the socket folder."""
     state_dir: StateDir
-    settings: str = ""
-    """Why these settings can't be used."""
-    strategies: frozenset[str] = frozenset({"envvar"})
-    """How containers get their GPUs."""
-    monitors_mig: bool = False
-    imex: bool = False
-    """True if containers get IMEX channel 0."""
     inotify_most: int | None = None
     processes: tuple[Process, ...] = ()
     gpus: tuple[Pci, ...] | None = None

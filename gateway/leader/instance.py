@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devices.files import NotPlainError, read_plain
-from gateway.age import HOST_SERVICE_NS, TOKEN, Age, plausible
+from gateway.age import HOST_SERVICE_NS, TOKEN, Age
 from gateway.configuration.settings import SOCKET_DIR
 from gateway.kubelet.watch import folder_id
 
@@ -98,7 +98,7 @@ class Instance:
         return self.folder / socket_name(resource)
 
     def create(self) -> None:
-        """Make the folder, and lock a file with our age in it. It gets its final name once it is locked. May be called again after ``remove``.
+        """Make the folder, and lock a file in it. It gets its final name once it is locked. May be called again after ``remove``.
 
         Raises:
             OSError: the socket directory is missing or not writable.
@@ -109,7 +109,6 @@ class Instance:
         self._unseen.mkdir(mode=0o750)
         self._lock = os.open(self._unseen / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        os.write(self._lock, f"{self.age.born_ns}\n".encode())
         self._unseen.rename(self.folder)
 
     def remove(self) -> None:
@@ -151,7 +150,8 @@ def alive(socket_dir: Path) -> frozenset[str]:
     Raises:
         OSError: this process has no file descriptor left, so the answer is unknown.
     """
-    return frozenset(_alive(socket_dir / FOLDER))
+    found = _instances(socket_dir / FOLDER)
+    return frozenset(entry.name for entry in found if not entry.name.startswith(".") and _locked(entry.path))
 
 
 def sweep(socket_dir: Path) -> list[str]:
@@ -182,29 +182,6 @@ def _instances(shared: Path) -> Iterator[os.DirEntry[str]]:
             raise
         return
     yield from sorted(found, key=lambda entry: entry.name)[:_MAX_PEERS]
-
-
-def _alive(shared: Path) -> Iterator[str]:
-    now_ns = boot_ns()
-    for entry in _instances(shared):
-        folder = entry.path
-        if entry.name.startswith(".") or not (_is_a_gateways(folder) and _locked(folder)):
-            continue
-        with contextlib.suppress(FileNotFoundError):
-            with (Path(folder) / _LOCK).open("rb") as file:
-                said = file.read(32)
-            if _BORN.fullmatch(said) and plausible(Age(int(said), entry.name), now_ns):
-                yield entry.name
-
-
-def _is_a_gateways(folder: str) -> bool:
-    """Return True if only root or our own user can have made a folder and its lock."""
-    try:
-        found = [os.lstat(folder), os.lstat(f"{folder}/{_LOCK}")]
-    except OSError:
-        return False
-    ours = all(one.st_uid in {0, os.geteuid()} and not one.st_mode & stat.S_IWOTH for one in found)
-    return ours and stat.S_ISREG(found[1].st_mode)
 
 
 def _locked(folder: str) -> bool:

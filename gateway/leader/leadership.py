@@ -34,7 +34,7 @@ PASSES: Final = 10.0
 PASS_AGAIN: Final = 0.05
 """Seconds between two tries to pass a call on."""
 _UNASKED: Final = frozenset({Fault.UNAVAILABLE, Fault.CANCELLED, Fault.DEADLINE_EXCEEDED})
-_FAULTS: Final = {rpc.Code(fault.value): fault for fault in Fault if fault not in _UNASKED}
+_FAULTS: Final = {rpc.code(fault.value): fault for fault in Fault if fault not in _UNASKED}
 """The codes of a leader's refusal. Any other code means that the leader did not get the call."""
 _log = structlog.get_logger()
 

@@ -129,6 +129,8 @@ class State(Struct, frozen=True):
     """True if it was sent again for that reason within ``RENEW_WAIT``."""
     refused: bool = False
     """True if the kubelet refused the last Register."""
+    why: Cause = Cause.FIRST
+    """The cause of the next Register."""
 
 
 def start(token: str, choice: str, last_accepted: str) -> State:
@@ -189,6 +191,7 @@ def _kubelet_up(state: State, kubelet: KubeletId) -> Step:
     state = replace(
         state,
         kubelet=kubelet,
+        why=Cause.KUBELET_START if state.attempt else Cause.FIRST,
         negotiation=negotiate.begin(state.negotiation.choice, state.accepted or None),
         errors=0,
         cuts=0,
@@ -207,7 +210,8 @@ def _reached(state: State, kubelet: KubeletId) -> State:
     if kubelet == state.kubelet:
         return state
     anew = negotiate.begin(state.negotiation.choice, state.dialect)
-    return replace(state, kubelet=kubelet, negotiation=anew, errors=0, cuts=0, heals=0)
+    why = Cause.KUBELET_START if state.attempt > 1 else state.why
+    return replace(state, kubelet=kubelet, negotiation=anew, errors=0, cuts=0, heals=0, why=why)
 
 
 def _offer(state: State) -> Step:
@@ -280,9 +284,9 @@ def _replied(state: State, reply: Replied) -> Step:
             return _wait_after_error(refused, Report("error", "Register was refused", answer.details))
 
 
-def _wait_after_error(state: State, report: Report) -> Step:
+def _wait_after_error(state: State, report: Report, why: Cause = Cause.ERROR) -> Step:
     seconds, errors = _after_error(state)
-    return replace(state, phase=Phase.WAITING, errors=errors), (report, SetTimer(Timer.RETRY, seconds))
+    return replace(state, phase=Phase.WAITING, errors=errors, why=why), (report, SetTimer(Timer.RETRY, seconds))
 
 
 def _after_error(state: State) -> tuple[float, int]:
@@ -328,7 +332,7 @@ def _renew(state: State) -> Step:
     if state.renewed:
         return state, ()
     cuts, report = state.cuts, Report("info", "registering anew", state.stale)
-    state, actions = _again(replace(state, renewed=True, cuts=0), report)
+    state, actions = _again(replace(state, renewed=True, cuts=0), report, Cause.OPTIONS)
     return replace(state, cuts=cuts), (*actions, SetTimer(Timer.RENEW, RENEW_WAIT))
 
 
@@ -352,9 +356,9 @@ def _look_again(state: State) -> Step:
     return replace(state, verified=FIRST_LOOKS - 1), (SetTimer(Timer.VERIFY, LOOK_AGAIN),)
 
 
-def _wait_after_cut(state: State, report: Report, at_least: float = 0.0) -> Step:
+def _wait_after_cut(state: State, report: Report, at_least: float = 0.0, why: Cause = Cause.STREAM_ENDED) -> Step:
     seconds = max(at_least, min(CUT_WAIT * 2.0 ** min(state.cuts, 20), LONGEST_WAIT))
-    state = replace(state, phase=Phase.WAITING, cuts=state.cuts + 1)
+    state = replace(state, phase=Phase.WAITING, cuts=state.cuts + 1, why=why)
     return state, (
         report,
         CancelTimer(Timer.SETTLED),
@@ -368,7 +372,8 @@ def _fired(state: State, timer: Timer) -> Step:
         case Timer.RETRY if state.phase in {Phase.WAITING, Phase.ABSENT}:
             return _offer(state)
         case Timer.CALL if state.phase is Phase.ACCEPTED:
-            return _wait_after_error(state, Report("warning", "registered but never called", "no ListAndWatch in time"))
+            report = Report("warning", "registered but never called", "no ListAndWatch in time")
+            return _wait_after_error(state, report, Cause.NEVER_CALLED)
         case Timer.SETTLED if state.phase is Phase.SERVING:
             return replace(state, cuts=0, errors=0), ()
         case Timer.VERIFY if state.phase is Phase.SERVING:
@@ -391,14 +396,12 @@ def _verified(state: State, *, held: bool) -> Step:
     level = "warning" if state.heals < HEALS else "error"
     report = Report(level, "the kubelet doesn't hold this resource", "ending the stream and registering once more")
     seconds = HEAL_WAIT * 4.0 ** min(state.heals, HEALS - 1)
-    return _again(replace(state, heals=min(state.heals + 1, MOST_HEALS)), report, seconds)
+    return _again(replace(state, heals=min(state.heals + 1, MOST_HEALS)), report, Cause.RECORDS, seconds)
 
 
-def _again(state: State, report: Report, seconds: float = 0.0) -> Step:
+def _again(state: State, report: Report, why: Cause, seconds: float = 0.0) -> Step:
     """End the stream and register again after ``seconds``, or after the wait for a cut if that is longer."""
-    if state.phase is not Phase.SERVING:
-        return state, ()
-    state, actions = _wait_after_cut(replace(state, stream=None, others=_NONE), report, seconds)
+    state, actions = _wait_after_cut(replace(state, stream=None, others=_NONE), report, seconds, why)
     return state, (EndStreams(), *actions)
 
 
@@ -419,48 +422,9 @@ def _hold_back(state: State, phase: Phase, report: Report | None) -> Step:
 def _resume(state: State, waited: float) -> Step:
     if state.phase not in {Phase.STANDBY, Phase.OUT}:
         return state, ()
+    state = replace(state, why=Cause.HANDOVER if state.phase is Phase.STANDBY else Cause.OFFERED)
     if state.kubelet is None:
         return replace(state, phase=Phase.ABSENT), ()
     fresh = negotiate.begin(state.negotiation.choice, state.accepted or None)
     state = replace(state, phase=Phase.WAITING, negotiation=fresh, refused=False)
     return state, (SetTimer(Timer.RETRY, max(CUT_WAIT - waited, 0.0)),)
-
-
-def cause(state: State, event: Event) -> Cause | None:
-    """Return the cause of the next Register if ``event`` changes it; None if it doesn't."""
-    match event:
-        case KubeletUp(kubelet):
-            if kubelet == state.kubelet and state.phase is not Phase.ABSENT:
-                return None
-            return Cause.KUBELET_START if state.attempt else Cause.FIRST
-        case Reached(attempt, kubelet):
-            news = attempt == state.attempt > 1 and kubelet != state.kubelet
-            return Cause.KUBELET_START if news else None
-        case Replied(_, code, details):
-            match negotiate.classify(code, details).kind:
-                case negotiate.AnswerKind.REPORTED:
-                    return Cause.ERROR
-                case negotiate.AnswerKind.NO_ANSWER if state.stream is None:  # Otherwise it called, and that counts.
-                    return Cause.ERROR
-                case negotiate.AnswerKind.ACCEPTED if state.called and state.stream is None:
-                    return Cause.STREAM_ENDED
-                case negotiate.AnswerKind.ACCEPTED if state.stale:
-                    return Cause.OPTIONS
-                case _:
-                    return None
-        case StreamOpened(likely=True) if state.phase is Phase.ACCEPTED and state.stale:
-            return Cause.OPTIONS
-        case StreamEnded(stream):
-            return Cause.STREAM_ENDED if stream == state.stream and state.phase is Phase.SERVING else None
-        case Fired(Timer.CALL):
-            return Cause.NEVER_CALLED if state.phase is Phase.ACCEPTED else None
-        case Verified(held=False):
-            return Cause.RECORDS if state.phase is Phase.SERVING else None
-        case Renew():
-            return Cause.OPTIONS if state.phase is Phase.SERVING else None
-        case Fired(Timer.RENEW):
-            return Cause.OPTIONS if state.phase is Phase.SERVING and state.stale else None
-        case Resume():
-            return {Phase.STANDBY: Cause.HANDOVER, Phase.OUT: Cause.OFFERED}.get(state.phase)
-        case _:
-            return None

@@ -14,7 +14,6 @@ import time
 from typing import TYPE_CHECKING
 
 import structlog
-from msgspec import Struct
 
 from adapters.dialect import UnsayableError
 from adapters.registry import by_name
@@ -26,7 +25,7 @@ from gateway.registration import machine as registration
 from gateway.registration.events import Phase, Timer
 from gateway.registration.negotiate import NOBODY, UNFIT
 from gateway.registration.serve import DevicePlugin, Node
-from gateway.tally import Cause, Confirmation
+from gateway.tally import Confirmation
 from gateway.tasks import Background
 from gateway.wires import rpc
 from gateway.wires.unix import listens
@@ -57,7 +56,6 @@ WARM_UP = 0.2
 
 # Without retries: otherwise gRPC sends a Register that a dying kubelet cut off to the next kubelet.
 _CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
-_BETWEEN = frozenset({Phase.WAITING, Phase.ABSENT})
 SERVED = frozenset({Phase.SERVING, Phase.STANDBY})
 """Phases in which this gateway or another one serves the resource."""
 _AT_REST = SERVED | {Phase.OUT}
@@ -92,13 +90,6 @@ def any_registers(resources: Iterable[Resource]) -> bool:
     return any(one.state.phase in {Phase.OFFERING, Phase.ACCEPTED} for one in resources)
 
 
-class _Ahead(Struct, frozen=True):
-    """A channel that was made in advance, and the kubelet to which it connects (None: not connected)."""
-
-    channel: rpc.Channel
-    kubelet: KubeletId | None = None
-
-
 class Resource:
     """One resource: its state machine and its device plugin."""
 
@@ -116,17 +107,15 @@ class Resource:
         """When the open stream was opened (monotonic seconds)."""
         self.since = time.monotonic()
         """When the resource's serving state last changed: served here, left to another gateway, or neither (monotonic seconds)."""
-        self._why = Cause.FIRST
         self._without_since: float | None = None
         """When the kubelet last had no stream of ours: it was found, or a stream ended. None while it has one."""
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._offer_task: asyncio.Task[None] | None = None
         self._last_report: events.Report | None = None
         self._tasks = Background(self._log)
-        self._ahead: _Ahead | None = None
-        """A channel for the next Register. It is made when a stream ends, because making one takes most of a millisecond
-        without service. It connects when a kubelet is there (``approach``). An open idle channel would double the gateway's
-        context switches."""
+        self._ahead: tuple[KubeletId, rpc.Channel] | None = None
+        """A channel to a kubelet for the next Register (``approach``). It isn't kept open, because an idle one would double the
+        gateway's context switches."""
 
     @property
     def name(self) -> str:
@@ -170,23 +159,24 @@ class Resource:
         """Start to connect to a kubelet, so that the Register can be sent sooner."""
         channel = self._channel_to(kubelet)
         channel.connect()
-        self._ahead = _Ahead(channel, kubelet)
+        self._ahead = kubelet, channel
 
-    def _channel_to(self, kubelet: KubeletId | None) -> rpc.Channel:
-        """Return the channel that was made in advance; a new one if it is connected to another kubelet."""
-        if self._ahead is not None and self._ahead.kubelet not in {None, kubelet}:
-            self._drop_ahead()
-        ahead, self._ahead = self._ahead, None
-        return ahead.channel if ahead is not None else rpc.Channel(self._node.presence.socket, _CHANNEL_OPTIONS)
+    def _channel_to(self, kubelet: KubeletId) -> rpc.Channel:
+        """Return the channel that was made in advance; a new one if that leads to another kubelet."""
+        if self._ahead is not None and self._ahead[0] == kubelet:
+            (_, channel), self._ahead = self._ahead, None
+            return channel
+        self._drop_ahead()
+        return rpc.Channel(self._node.presence.socket, _CHANNEL_OPTIONS)
 
     def _drop_ahead(self) -> None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            self._tasks.background(ahead.channel.close())
+        if self._ahead is not None:
+            self._tasks.background(self._ahead[1].close())
+            self._ahead = None
 
     def feed(self, event: events.Event) -> None:
         """Pass an event to the state machine, and carry out its actions."""
-        before, self._why = self.state, registration.cause(self.state, event) or self._why
+        before = self.state
         self.state, actions = registration.step(self.state, event)
         if self.state.phase is not before.phase:
             self._log.debug("phase", phase=self.state.phase.value)
@@ -202,9 +192,7 @@ class Resource:
         elif self.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
             self._node.presence.found(anew=False)
         self._node.moved.set()
-        if before.stream is not None and self.state.phase in _BETWEEN and self._ahead is None:
-            self._ahead = _Ahead(rpc.Channel(self._node.presence.socket, _CHANNEL_OPTIONS))
-        elif self.state.phase in _AT_REST:
+        if self.state.phase in _AT_REST:
             self._drop_ahead()
 
     def _keep_time(self, before: registration.State, event: events.Event) -> None:
@@ -260,7 +248,7 @@ class Resource:
         except Exception as error:  # noqa: BLE001 - see above
             self._log.exception("unexpected while registering")
             code, details = "INTERNAL", repr(error)
-        why = self._why  # The answer may change the cause of the next Register.
+        why = self.state.why  # The answer may change the cause of the next Register.
         self.feed(events.Replied(offer.attempt, code, details, connected=bool(self.plugin.asked_options)))
         if code != "OK":
             self._node.tally.register_errors.add(self.name, code)
@@ -360,5 +348,5 @@ class Resource:
         """End everything of this resource. Call it after ``Stop``."""
         await self._tasks.close()
         if self._ahead is not None:
-            await self._ahead.channel.close()
+            await self._ahead[1].close()
         await self.plugin.close()

@@ -291,7 +291,7 @@ class DevicePlugin:
                         wire = await answer(dialect, request, context)
                 status = rpc.Code.OK
             except RefusedError as refused:
-                status, text = rpc.Code(refused.fault.value), str(refused)
+                status, text = rpc.code(refused.fault.value), str(refused)
             except UnsayableError as unsayable:
                 status, text = rpc.Code.FAILED_PRECONDITION, str(unsayable)
             except MalformedError as malformed:

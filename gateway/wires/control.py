@@ -4,8 +4,8 @@ It is a Unix socket in the state directory, ``<token>.sock``, with JSON objects 
 ``{"v": 1, "op": ...}``. The first message's ``op`` chooses a handler, which may answer at once, or keep the connection
 for further messages. The format only grows: unknown fields are ignored, and an unknown op is answered with an error.
 
-Only our own user and root may connect, whatever the file's mode (SO_PEERCRED). Even so, lines, connections, requests a second
-and waits are all bounded.
+Only our own user and root may connect, whatever the file's mode (SO_PEERCRED). Even so, the lengths of
+messages, the number of connections and all waits are bounded.
 """
 
 from __future__ import annotations
@@ -35,10 +35,6 @@ REPLY_LIMIT: Final = 16 * 1024 * 1024
 PIECE: Final = 1024 * 1024
 """Most bytes that are written at once: what the socket doesn't take is copied, and 16 MiB would block the event loop for 25 ms."""
 MAX_CONNECTIONS: Final = 16
-CONNECTION_RATE: Final = 50.0
-"""Messages a second that are read from one connection. A faster one waits."""
-TOTAL_RATE: Final = 200.0
-"""Messages and new connections a second, of all connections."""
 IDLE_TIME: Final = 5.0
 """Seconds for which a connection may be open without a request."""
 WRITE_TIME: Final = 5.0
@@ -63,13 +59,8 @@ class ControlError(Exception):
 class ControlConnection:
     """One end of a connection."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        turn: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        self._reader, self._writer, self._turn = reader, writer, turn
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
 
     @property
     def closed(self) -> bool:
@@ -105,8 +96,6 @@ class ControlConnection:
         message = _decode(line)
         if message is None:
             self.close()
-        elif self._turn is not None:
-            await self._turn()
         return message
 
     def close(self) -> None:
@@ -138,7 +127,6 @@ class ControlServer:
     def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
         self.path = path
         self._handlers = handlers
-        self._pace = Throttle(TOTAL_RATE)
         self._open: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -189,13 +177,7 @@ class ControlServer:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Handle a connection, in a task of our own: Python 3.11's streams report a cancelled task of theirs as an error."""
-        own = Throttle(CONNECTION_RATE)
-
-        async def turn() -> None:
-            await own.turn()
-            await self._pace.turn()
-
-        connection = ControlConnection(reader, writer, turn)
+        connection = ControlConnection(reader, writer)
         if self._server is None or not _may_talk(writer.get_extra_info("socket")):
             connection.abort()
             return
@@ -213,7 +195,6 @@ class ControlServer:
             if full:
                 await connection.send({"error": f"{MAX_CONNECTIONS} connections are open already: try again later"})
             else:
-                await self._pace.turn()
                 await self._talk(connection)
         await connection.finish()
 
@@ -245,24 +226,6 @@ class ControlServer:
                 f"{', '.join(sorted(self._handlers))}: use the command of its own release"
             )
         return handler
-
-
-class Throttle:
-    """Limits to ``rate`` turns a second. What comes sooner waits, except for the first second's turns."""
-
-    def __init__(self, rate: float) -> None:
-        self._step = 1 / rate
-        self._next = float("-inf")
-
-    def wait(self, now: float) -> float:
-        """Take a turn at ``now``; return how many seconds to wait for it."""
-        self._next = max(self._next, now - 1 + self._step) + self._step
-        return max(0.0, self._next - self._step - now)
-
-    async def turn(self) -> None:
-        """Wait for a turn."""
-        if seconds := self.wait(asyncio.get_running_loop().time()):
-            await asyncio.sleep(seconds)
 
 
 def socket_path(state_dir: Path, token: str) -> Path:

@@ -1,10 +1,10 @@
 """A small HTTP listener for metrics and probes: GET and HEAD on a few fixed paths.
 
-Every client may be hostile. A request has at most ``REQUEST_LIMIT`` bytes, each step at most ``SECONDS``, a connection one request,
-and at most ``MAX_CONNECTIONS`` are open. One more connection ends one that was answered or is silent, so a client that holds them all
-can't keep a probe away, and an answer in the making is not lost. One turn of the event loop accepts a bounded number of connections.
-Under a flood the listener rests for as long as it works, so that the kubelet's calls get their time. A request's content is never
-kept or sent back.
+Every client may be hostile. So a request has at most ``REQUEST_LIMIT`` bytes, each step takes at most ``SECONDS``, and a connection
+has one request. At most ``MAX_CONNECTIONS`` are open: one more closes the oldest one that was answered or sent nothing, so that no
+client keeps a probe away. No answer in progress is lost. One turn of the event loop accepts a bounded number of connections. Under a
+flood the listener rests for as long as it works, so that the kubelet's calls get their time. A request's content is never kept or
+sent back.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ TEXT: Final = "text/plain; charset=utf-8"
 
 Answer = tuple[HTTPStatus, str, bytes]
 """Status, content type, body."""
-_Spelled = tuple[bytes, bytes]
-"""An answer as it is sent: head and body."""
+_Encoded = tuple[bytes, bytes]
+"""An answer as bytes: head and body."""
 Handler = Callable[[], Answer | Awaitable[Answer]]
-"""An answer without an await costs half of what a task does, so under a flood the next client waits half as long."""
+"""Returns the answer, or an awaitable. Without an await an answer costs half as much, so under a flood the next client waits half as long."""
 
 _REQUEST = re.compile(rb"(?P<method>[!#$%&'*+.^_`|~0-9A-Za-z-]+) (?P<target>[!-~]+) HTTP/1\.(?P<minor>[01])")
 """RFC 9112, section 3. A target is a path (origin form), or a whole URL (absolute form)."""
@@ -59,37 +59,37 @@ _log = structlog.get_logger()
 
 
 class _Stage(IntEnum):
-    """The stage of a connection. If there are too many, the oldest of the lowest stage is ended."""
+    """The stage of a connection. If there are too many, the oldest one in the lowest stage is closed."""
 
-    SERVED = 0
-    """Its answer was sent; the client should end it."""
-    SILENT = 1
+    SENT = 0
+    """Its answer was sent. The client should close it."""
+    WAITING = 1
     """Its request has not arrived."""
-    TAKING = 2
+    SENDING = 2
     """Its answer is being sent."""
-    ASKED = 3
-    """Its answer is being made."""
+    ANSWERING = 3
+    """Its handler is at work."""
 
 
 class _Connection:
     """One connection."""
 
-    __slots__ = ("dropped", "fd", "linger", "read", "rest", "since", "socket", "stage", "task")
+    __slots__ = ("dropped", "fd", "more_came", "read", "rest", "since", "socket", "stage", "task")
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket, self.fd = connection, connection.fileno()
-        """asyncio gets the number: it would format a socket, with both addresses, into an exception each time."""
-        self.stage = _Stage.SILENT
+        """asyncio gets the descriptor: with a socket it formats both addresses into an exception each time."""
+        self.stage = _Stage.WAITING
         self.since = 0.0
         """When it entered its stage, in the event loop's time."""
-        self.linger = False
-        """True if more came than a request."""
+        self.more_came = False
+        """True if the client sent more than a request."""
         self.read = bytearray()
         """The request so far."""
         self.dropped = 0
-        """Bytes that came after the request."""
+        """How many bytes came after the request."""
         self.rest: list[memoryview] = []
-        """The rest of the answer."""
+        """The part of the answer that is not sent yet."""
         self.task: asyncio.Task[None] | None = None
 
 
@@ -107,7 +107,7 @@ class HttpServer:
         self._loop: asyncio.AbstractEventLoop
         self._listeners: list[socket.socket] = []
         self._open: dict[_Connection, None] = {}
-        self._at: dict[_Stage, dict[_Connection, None]] = {stage: {} for stage in _Stage}
+        self._by_stage: dict[_Stage, dict[_Connection, None]] = {stage: {} for stage in _Stage}
         """The same by stage, oldest first."""
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -183,32 +183,32 @@ class HttpServer:
         self._loop.call_later(seconds, again)
 
     def _take(self, accepted: socket.socket) -> None:
-        """Add a connection. If there are too many, end the oldest of the lowest stage, or refuse this one if all are being answered."""
+        """Add a connection. If there are too many, close the oldest one in the lowest stage, or refuse this one if all are being answered."""
         if len(self._open) >= MAX_CONNECTIONS:
-            least = next(stage for stage in _Stage if self._at[stage])
-            if least is _Stage.ASKED:
+            least = next(stage for stage in _Stage if self._by_stage[stage])
+            if least is _Stage.ANSWERING:
                 accepted.close()
                 return
-            self._end(next(iter(self._at[least])))
+            self._end(next(iter(self._by_stage[least])))
         accepted.settimeout(0)
         connection = _Connection(accepted)
         self._open[connection] = None
-        self._enter(connection, _Stage.SILENT)
+        self._move_to(connection, _Stage.WAITING)
         self._readable(connection)
-        if connection in self._at[_Stage.SILENT]:
+        if connection in self._by_stage[_Stage.WAITING]:
             self._loop.add_reader(connection.fd, self._readable, connection)
 
-    def _enter(self, connection: _Connection, stage: _Stage) -> None:
-        """Move it to a stage. Each stage but ``ASKED``, which has its own time-out, may last for ``SECONDS``."""
-        self._at[connection.stage].pop(connection, None)
-        self._at[stage][connection] = None
+    def _move_to(self, connection: _Connection, stage: _Stage) -> None:
+        """Move a connection to a stage. Each stage but ``ANSWERING``, which has its own time-out, may last for ``SECONDS``."""
+        self._by_stage[connection.stage].pop(connection, None)
+        self._by_stage[stage][connection] = None
         connection.stage, connection.since = stage, self._loop.time()
         if self._sweeping is None:
             self._sweeping = self._loop.call_later(SECONDS, self._sweep)
 
     def _sweep(self) -> None:
-        """End the connections whose time is over. One timer for all makes a connection a third cheaper."""
-        now, timed = self._loop.time(), [self._at[stage] for stage in _Stage if stage is not _Stage.ASKED]
+        """Close the connections whose time has ended. One timer for all makes a connection a third cheaper."""
+        now, timed = self._loop.time(), [self._by_stage[stage] for stage in _Stage if stage is not _Stage.ANSWERING]
         for those in timed:
             for connection in list(those):
                 if now < connection.since + SECONDS:
@@ -227,7 +227,7 @@ class HttpServer:
         if not data:
             self._end(connection)
             return
-        if connection.stage is _Stage.SERVED:
+        if connection.stage is _Stage.SENT:
             connection.dropped += len(data)
             if connection.dropped > _LINGER * REQUEST_LIMIT:
                 self._end(connection)
@@ -235,28 +235,28 @@ class HttpServer:
         connection.read += data
         head, whole, more = bytes(connection.read).partition(b"\r\n\r\n")
         if whole or len(head) > REQUEST_LIMIT:
-            connection.linger = bool(more) or not whole
+            connection.more_came = bool(more) or not whole
             connection.read.clear()
             self._loop.remove_reader(connection.fd)
-            self._enter(connection, _Stage.ASKED)
+            self._move_to(connection, _Stage.ANSWERING)
             answer = self._answer(head if len(head) <= REQUEST_LIMIT else None)
             if isinstance(answer, tuple):
                 self._send(connection, *answer)
             else:
                 connection.task = self._loop.create_task(self._serve(connection, answer))
 
-    async def _serve(self, connection: _Connection, answer: Awaitable[_Spelled]) -> None:
+    async def _serve(self, connection: _Connection, answer: Awaitable[_Encoded]) -> None:
         self._send(connection, *await answer)
 
     def _send(self, connection: _Connection, head: bytes, body: bytes) -> None:
-        self._enter(connection, _Stage.TAKING)
+        self._move_to(connection, _Stage.SENDING)
         connection.rest = [memoryview(head), memoryview(body)]
         self._writable(connection)
-        if connection in self._at[_Stage.TAKING]:
+        if connection in self._by_stage[_Stage.SENDING]:
             self._loop.add_writer(connection.fd, self._writable, connection)
 
     def _writable(self, connection: _Connection) -> None:
-        """Send the rest, then end it. If more came than a request, let the client end it: a socket closed on unread bytes drops its answer."""
+        """Send the rest, then close. If the client sent more than a request, it must close: the kernel drops the answer if unread bytes are left."""
         rest = connection.rest
         try:
             sent = connection.socket.sendmsg(rest)
@@ -265,7 +265,7 @@ class HttpServer:
             if rest:
                 rest[0] = rest[0][sent:]
                 return
-            if not connection.linger:
+            if not connection.more_came:
                 self._end(connection)
                 return
             connection.socket.shutdown(socket.SHUT_WR)
@@ -275,53 +275,53 @@ class HttpServer:
             self._end(connection)
             return
         self._loop.remove_writer(connection.fd)
-        self._enter(connection, _Stage.SERVED)
+        self._move_to(connection, _Stage.SENT)
         self._loop.add_reader(connection.fd, self._readable, connection)
 
     def _end(self, connection: _Connection) -> None:
         if connection not in self._open:
             return
-        del self._open[connection], self._at[connection.stage][connection]
+        del self._open[connection], self._by_stage[connection.stage][connection]
         if connection.task is not None:
             connection.task.cancel()
         self._loop.remove_reader(connection.fd)
         self._loop.remove_writer(connection.fd)
         connection.socket.close()
 
-    def _answer(self, request: bytes | None) -> _Spelled | Awaitable[_Spelled]:
+    def _answer(self, request: bytes | None) -> _Encoded | Awaitable[_Encoded]:
         """Return the answer to a request's head (None: it is too large)."""
         if request is None:
-            return _spell(*_plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
+            return _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         found = parse(request)
         if found is None:
-            return _spell(*_plain(HTTPStatus.BAD_REQUEST))
+            return _refusal(HTTPStatus.BAD_REQUEST)
         method, path = found
         head = method == "HEAD"
         if not head and method != "GET":
-            return _spell(*_plain(HTTPStatus.METHOD_NOT_ALLOWED))
+            return _refusal(HTTPStatus.METHOD_NOT_ALLOWED)
         handler = self._routes.get(path)
         if handler is None:
-            return _spell(*_plain(HTTPStatus.NOT_FOUND), head=head)
+            return _refusal(HTTPStatus.NOT_FOUND, head=head)
         try:
             answer = handler()
         except Exception:  # noqa: BLE001 - one request's defect is no other's
             return _failed(path, head=head)
-        return _spell(*answer, head=head) if isinstance(answer, tuple) else _in_time(answer, path, head=head)
+        return _encoded(*answer, head=head) if isinstance(answer, tuple) else _awaited(answer, path, head=head)
 
 
-async def _in_time(answer: Awaitable[Answer], path: str, *, head: bool) -> _Spelled:
+async def _awaited(answer: Awaitable[Answer], path: str, *, head: bool) -> _Encoded:
     try:
         async with asyncio.timeout(SECONDS):
-            return _spell(*await answer, head=head)
+            return _encoded(*await answer, head=head)
     except TimeoutError:
-        return _spell(*_plain(HTTPStatus.SERVICE_UNAVAILABLE), head=head)
+        return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, head=head)
     except Exception:  # noqa: BLE001 - one request's defect is no other's
         return _failed(path, head=head)
 
 
-def _failed(path: str, *, head: bool) -> _Spelled:
+def _failed(path: str, *, head: bool) -> _Encoded:
     _log.exception("a request failed", path=path)
-    return _spell(*_plain(HTTPStatus.INTERNAL_SERVER_ERROR), head=head)
+    return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, head=head)
 
 
 def parse(request: bytes) -> tuple[str, str] | None:
@@ -339,11 +339,11 @@ def parse(request: bytes) -> tuple[str, str] | None:
     return match["method"].decode("ascii"), target["path"] or "/"
 
 
-def _plain(status: HTTPStatus) -> Answer:
-    return status, TEXT, f"{status.value} {status.phrase}\n".encode()
+def _refusal(status: HTTPStatus, *, head: bool = False) -> _Encoded:
+    return _encoded(status, TEXT, f"{status.value} {status.phrase}\n".encode(), head=head)
 
 
-def _spell(status: HTTPStatus, content_type: str, body: bytes, *, head: bool = False) -> _Spelled:
+def _encoded(status: HTTPStatus, content_type: str, body: bytes, *, head: bool = False) -> _Encoded:
     allow = "Allow: GET, HEAD\r\n" if status is HTTPStatus.METHOD_NOT_ALLOWED else ""
     lines = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,35 +17,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     _Context = grpc.aio.ServicerContext[bytes, bytes]
-    _Handler = grpc.RpcMethodHandler[bytes, bytes]
 
 Options: TypeAlias = "Sequence[tuple[str, int | str]]"
+Method: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
+"""A server's method; made by ``unary``, ``reading`` or ``writing``."""
+Code: TypeAlias = grpc.StatusCode
+"""The status of a call, by gRPC's names."""
 _T = TypeVar("_T")
-
-
-class Code(Enum):
-    """The status of a call. The values are gRPC's names."""
-
-    OK = "OK"
-    CANCELLED = "CANCELLED"
-    UNKNOWN = "UNKNOWN"
-    INVALID_ARGUMENT = "INVALID_ARGUMENT"
-    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
-    NOT_FOUND = "NOT_FOUND"
-    ALREADY_EXISTS = "ALREADY_EXISTS"
-    PERMISSION_DENIED = "PERMISSION_DENIED"
-    UNAUTHENTICATED = "UNAUTHENTICATED"
-    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
-    FAILED_PRECONDITION = "FAILED_PRECONDITION"
-    ABORTED = "ABORTED"
-    OUT_OF_RANGE = "OUT_OF_RANGE"
-    UNIMPLEMENTED = "UNIMPLEMENTED"
-    INTERNAL = "INTERNAL"
-    UNAVAILABLE = "UNAVAILABLE"
-    DATA_LOSS = "DATA_LOSS"
-
-
-_STATUS: Final = {code: grpc.StatusCode[code.name] for code in Code}
 
 
 class CallError(Exception):
@@ -59,6 +36,11 @@ class CallError(Exception):
 
 class ClosedError(Exception):
     """The channel was closed before or during the call."""
+
+
+def code(name: str) -> Code:
+    """Return the status of this name."""
+    return grpc.StatusCode[name]
 
 
 def target(path: Path) -> str:
@@ -188,15 +170,8 @@ class Call:
 
     async def abort(self, code: Code, details: str) -> NoReturn:
         """End the call with an error."""
-        await self._context.abort(_STATUS[code], details)
+        await self._context.abort(code, details)
         raise AssertionError  # abort always raises
-
-
-class Method:
-    """A server's method; made by ``unary``, ``reading`` or ``writing``."""
-
-    def __init__(self, handler: _Handler) -> None:
-        self.handler = handler
 
 
 def unary(answer: Callable[[bytes, Call], Awaitable[bytes]]) -> Method:
@@ -205,17 +180,17 @@ def unary(answer: Callable[[bytes, Call], Awaitable[bytes]]) -> Method:
     async def handled(request: bytes, context: _Context) -> bytes:
         return await answer(request, Call(context))
 
-    return Method(grpc.unary_unary_rpc_method_handler(handled))
+    return grpc.unary_unary_rpc_method_handler(handled)
 
 
 def reading(answer: Callable[[Call], Awaitable[bytes]]) -> Method:
     """Return a method with one answer, for which ``answer`` reads the requests from the call and limits them."""
-    return Method(grpc.stream_unary_rpc_method_handler(_let_go(answer)))
+    return grpc.stream_unary_rpc_method_handler(_let_go(answer))
 
 
 def writing(answer: Callable[[Call], Awaitable[None]]) -> Method:
     """Return a method with a stream of answers, which ``answer`` writes without waiting for a request."""
-    return Method(grpc.stream_stream_rpc_method_handler(_let_go(answer)))
+    return grpc.stream_stream_rpc_method_handler(_let_go(answer))
 
 
 class UnixServer:
@@ -249,13 +224,12 @@ class _Methods(grpc.GenericRpcHandler):
     def __init__(self, find: Callable[[str], Method | None]) -> None:
         self._find = find
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> _Handler | None:
-        found = self._find(handler_call_details.method)
-        return None if found is None else found.handler
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Method | None:
+        return self._find(handler_call_details.method)
 
 
 def _call_error(error: grpc.aio.AioRpcError) -> CallError:
-    return CallError(Code[error.code().name], error.details() or "")
+    return CallError(error.code(), error.details() or "")
 
 
 def _whole(batch: Awaitable[_T]) -> asyncio.Future[_T]:
@@ -263,7 +237,7 @@ def _whole(batch: Awaitable[_T]) -> asyncio.Future[_T]:
 
     gRPC never frees the message of a cancelled operation (grpc/grpc#43360). The end of the call ends it.
     """
-    return _Driven(batch).end
+    return asyncio.shield(asyncio.ensure_future(batch))
 
 
 def _let_go(handler: Callable[[Call], Awaitable[_T]]) -> Callable[[object, _Context], Awaitable[_T]]:
@@ -281,29 +255,3 @@ def _let_go(handler: Callable[[Call], Awaitable[_T]]) -> Callable[[object, _Cont
             raise
 
     return handled
-
-
-class _Driven(Generic[_T]):
-    """Steps through the futures of an awaitable. A task would cost each call two more turns of the event loop."""
-
-    def __init__(self, batch: Awaitable[_T]) -> None:
-        self._steps = batch.__await__()
-        self.end: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._go_on()
-
-    def _go_on(self, _: object = None) -> None:
-        try:
-            waits_for = next(self._steps)
-        except StopIteration as done:
-            if not self.end.done():
-                self.end.set_result(done.value)
-        except asyncio.CancelledError:
-            self.end.cancel()
-        except Exception as error:  # noqa: BLE001 - whatever it is, who waits is told
-            if not self.end.done():
-                self.end.set_exception(error)
-        else:
-            if waits_for is None:  # For its next step only.
-                asyncio.get_running_loop().call_soon(self._go_on)
-            else:
-                waits_for.add_done_callback(self._go_on)

@@ -113,7 +113,7 @@ class Service:
 
     @staticmethod
     async def _abort(call: rpc.Call) -> bytes:
-        await call.abort(rpc.Code[(await call.read()).decode()], "in these words")
+        await call.abort(rpc.code((await call.read()).decode()), "in these words")
 
     @staticmethod
     async def _raise(_request: bytes, _call: rpc.Call) -> bytes:

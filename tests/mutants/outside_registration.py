@@ -159,8 +159,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "XR6",
         "with a line there is no hurry",
         "gateway/registration/requests.py",
-        "since + (IN_LINE if self._line else REQUEST_TIME)",
-        "since + REQUEST_TIME",
+        "timeout=IN_LINE))[0] or self._line:",
+        "timeout=IN_LINE))[0]:",
         f"{_KUBELETS}::test_who_calls_and_asks_nothing_keeps_nobody_waiting",
     ),
     Mutant(

@@ -25,7 +25,7 @@ MUTANTS = (
         "a second stream ends both",
         "gateway/registration/machine.py",
         "        return replace(state, others=state.others | {stream}), ()\n",
-        '        return _again(state, Report("warning", "called twice"))\n',
+        '        return _again(state, Report("warning", "called twice"), Cause.ERROR)\n',
         _EXPLORED,
     ),
     Mutant(

@@ -17,7 +17,7 @@ from devices.life import states
 from devices.life.states import State
 from devices.model import Device, Health, TroubleKind
 from devices.source import Facts
-from gateway.cli import devicemap, named
+from gateway.cli import asking, devicemap
 from gateway.cli import devices as cli
 from gateway.cli.main import gateway
 from gateway.registration.events import Phase
@@ -341,12 +341,12 @@ def test_one_gateway_of_two_is_enough_to_see(folder: Path) -> None:
 
 
 def test_an_index_is_no_beginning_of_an_id() -> None:
-    assert named.meant("0", {"0000:c1:00.0": "1", "0000:c2:00.0": "0"}) == "0000:c2:00.0"
+    assert asking.resolve_device("0", {"0000:c1:00.0": "1", "0000:c2:00.0": "0"}) == "0000:c2:00.0"
 
 
 def test_of_many_candidates_some_are_named() -> None:
     with pytest.raises(ControlError, match=r"short for 10 devices: g0, g1, g2, g3, g4, g5, g6, g7 and 2 more\."):
-        named.meant("g", {f"g{number}": "" for number in range(10)})
+        asking.resolve_device("g", {f"g{number}": "" for number in range(10)})
 
 
 def test_the_help_has_examples() -> None:

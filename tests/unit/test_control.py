@@ -79,20 +79,6 @@ def test_what_is_sent_arrives(messages: list[dict[str, Any]]) -> None:
         assert asyncio.run(run(Path(folder))) == [{"v": 1, "echo": message | {"v": 1}} for message in messages]
 
 
-@pytest.mark.parametrize(
-    ("rate", "times", "waits"),
-    [
-        pytest.param(4, [0, 0, 0, 0], [0, 0, 0, 0], id="a second's worth at once"),
-        pytest.param(4, [0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0.25, 0.5], id="then one after the other"),
-        pytest.param(4, [0, 0.25, 0.5, 0.75, 1, 1.25], [0, 0, 0, 0, 0, 0], id="who keeps the pace never waits"),
-        pytest.param(4, [0, 0, 0, 0, 9, 9, 9, 9, 9], [0] * 8 + [0.25], id="rest isn't saved beyond a second's worth"),
-    ],
-)
-def test_pace(rate: float, times: list[float], waits: list[float]) -> None:
-    pace = control.Throttle(rate)
-    assert [pace.wait(now) for now in times] == pytest.approx(waits)
-
-
 def _let_everybody_in(path: Path) -> None:
     """Loosen the modes, so that the kernel's word alone decides."""
     path.parent.chmod(0o755)

@@ -28,7 +28,7 @@ from gateway.cli.doctor import release
 from gateway.cli.main import gateway
 from gateway.doctor import checks, collect, drivers
 from gateway.doctor import server as asking
-from gateway.doctor.look import Places, Told, look
+from gateway.doctor.look import Places, look
 from gateway.doctor.server import asked, needed
 from gateway.doctor.snapshot import (
     Answered,
@@ -44,6 +44,7 @@ from gateway.doctor.snapshot import (
     SocketDir,
     StateDir,
     Surveyed,
+    Told,
 )
 from gateway.leader.instance import Instance
 from gateway.memory.rows import FileState
@@ -842,7 +843,7 @@ def by_gateway(found: Fake, monkeypatch: pytest.MonkeyPatch, backend: str, **cha
     """What doctor finds where a gateway answers for its libraries: the words, by code."""
     for name in ("KUBERNETES_SERVICE_HOST", "KUBECONFIG", "GATEWAY_STATE_DIR", "GATEWAY_SOCKET_DIR"):
         monkeypatch.delenv(name, raising=False)
-    cluster = Cluster(ApiNode("v1.27.3", {GPU: 2}, {GPU: 2}), frozenset({"nvidia"}), asked_for="node-1")
+    cluster = Cluster(ApiNode("v1.27.3", {GPU: 2}, {GPU: 2}), frozenset({"nvidia"}), node_name="node-1")
     says = By({"status": {"status": replace(STATUS, **changes)}, "doctor": Answered(cluster, backend)})
     with gateways(found.state, {SERVING: says}, "status", "doctor"):
         results = json.loads(call(found.root, "--json").output)["checks"]
@@ -1000,7 +1001,7 @@ async def test_the_api_server_is_asked_for_the_node_and_the_classes(server: ApiS
     server.put("/apis/node.k8s.io/v1/runtimeclasses/nvidia")
     found = await asked(server.access(), "node-1")
     node = ApiNode("v1.36.3", {GPU: 8}, {GPU: 7}, "containerd://2.2.0", "3e1a-boot")
-    assert found == Cluster(node, frozenset({"nvidia"}), asked_for="node-1")
+    assert found == Cluster(node, frozenset({"nvidia"}), node_name="node-1")
 
 
 async def test_the_api_server_is_asked_for_what_claims_need(server: ApiServer) -> None:
@@ -1036,12 +1037,12 @@ async def test_what_the_manifests_allow_is_what_is_asked_for() -> None:
 
 async def test_a_gateway_without_a_name_for_its_node_misses_none(server: ApiServer) -> None:
     found = await asked(server.access(), "")
-    assert (found.node, found.missing) == (None, False)
+    assert (found.node, found.node_missing) == (None, False)
 
 
 async def test_an_api_server_that_does_not_know_the_node_is_no_end(server: ApiServer) -> None:
     found = await asked(server.access(), "node-2")
-    assert (found.node, found.asked_for, found.missing) == (None, "node-2", True)
+    assert (found.node, found.node_name, found.node_missing) == (None, "node-2", True)
 
 
 NODE = {

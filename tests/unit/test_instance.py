@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.age import HOST_SERVICE_NS
 from gateway.leader import instance as instances
 from gateway.leader.instance import FOLDER, Instance, alive, make_folder, sweep
 from gateway.leader.locks import Locks
@@ -54,7 +53,7 @@ def living(tmp_path: Path, made: list[Instance]) -> Instance:
     return instance
 
 
-@pytest.mark.parametrize("opens", ["os.scandir", "os.open", "pathlib.Path.open"])
+@pytest.mark.parametrize("opens", ["os.scandir", "os.open"])
 def test_without_a_descriptor_it_is_not_known_who_lives(
     tmp_path: Path, made: list[Instance], monkeypatch: pytest.MonkeyPatch, opens: str
 ) -> None:
@@ -86,49 +85,6 @@ def test_what_is_planted_beside_them_hides_no_gateway(
         (tmp_path / FOLDER / f"0000000{number}").touch()
         (tmp_path / FOLDER / f".planted{number}").mkdir()
     assert alive(tmp_path) == {first.token, second.token}
-
-
-def _nothing(_: Path) -> None:
-    pass
-
-
-def _born(text: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / "lock").write_text(text)
-
-
-def _given_away(name: str) -> Callable[[Path], object]:
-    return lambda folder: os.chown(folder / name, 4711, -1)
-
-
-ROOT_ALONE = (
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away"),
-)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "seen"),
-    [
-        pytest.param(_nothing, True, id="one of ours"),
-        pytest.param(lambda folder: folder.chmod(0o757), False, id="a folder that everybody can write to"),
-        pytest.param(lambda folder: (folder / "lock").chmod(0o642), False, id="a lock that everybody can write to"),
-        pytest.param(_given_away("."), False, id="somebody else's folder", marks=ROOT_ALONE),
-        pytest.param(_given_away("lock"), False, id="somebody else's lock", marks=ROOT_ALONE),
-        pytest.param(_born(""), False, id="no age"),
-        pytest.param(_born("-5\n"), False, id="an age below zero"),
-        pytest.param(_born("5"), False, id="an age that isn't whole"),
-        pytest.param(_born("1_0\n"), False, id="an age that only Python reads"),
-        pytest.param(_born("1" * 19 + "\n"), False, id="an age of the future"),
-        pytest.param(_born(f"{HOST_SERVICE_NS + 10**18}\n"), False, id="a host service of the future"),
-        pytest.param(_born("1\n"), True, id="an age of the past"),
-    ],
-)
-def test_what_only_looks_like_a_gateway_is_not_seen(
-    tmp_path: Path, made: list[Instance], spoil: Callable[[Path], object], seen: bool
-) -> None:
-    first, second = living(tmp_path, made), living(tmp_path, made)
-    spoil(second.folder)
-    assert alive(tmp_path) == {first.token, *([second.token] if seen else [])}
 
 
 @pytest.mark.parametrize(("seconds", "swept"), [(0, []), (60, [".0123abcd"])], ids=["just begun", "long ago"])

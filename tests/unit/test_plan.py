@@ -98,7 +98,7 @@ def test_every_version_has_an_api_and_reads_its_own_checkpoint() -> None:
     for version in ALL:
         one = kubelet(version, FACTS)
         assert FACTS.api(one)
-        assert FACTS.keeps(one, one)
+        assert FACTS.keeps_checkpoint(one, one)
 
 
 @pytest.mark.parametrize(
