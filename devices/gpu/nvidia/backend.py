@@ -22,7 +22,7 @@ from devices.gpu.nvidia.health import Checks, NodeHealth
 from devices.gpu.nvidia.kernel import KernelFacts
 from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml
 from devices.gpu.nvidia.scan import Let, Scan
-from devices.gpu.nvidia.watch import Down, Guests, Happened, Looker, News, Pace
+from devices.gpu.nvidia.watch import GRACE_S, HANG_S, Down, Guests, Happened, Looker, News
 from devices.model import LibraryFault, Trouble, TroubleKind
 from devices.policy import IMEX_CHANNEL, Policy
 from devices.source import GiveUpError, Hindrance
@@ -67,7 +67,6 @@ class NvidiaBackend:
         sys: where this process sees ``/sys``.
         proc: where it sees ``/proc``.
         dev: where it sees the host's ``/dev``.
-        pace: intervals and time limits.
         without_uvm: as in ``KernelFacts``.
     """
 
@@ -81,10 +80,9 @@ class NvidiaBackend:
         sys: Path = Path("/sys"),
         proc: Path = Path("/proc"),
         dev: Path = Path("/dev"),
-        pace: Pace = Pace(),
         without_uvm: bool = False,
     ) -> None:
-        self._policy, self._pace = policy, pace
+        self._policy = policy
         self._checks = _checks(policy)
         self._node = KernelFacts(sys, proc, dev, without_uvm, Path(policy.container_driver_root))
         self._library = library
@@ -111,7 +109,7 @@ class NvidiaBackend:
             return Hindrance(self.name, f"NVML can't be used: {error}", cause=error.cause)
         if not self._stuck:
             return None
-        silent = f"NVML doesn't answer: {self._stuck} has hung for {self._pace.hang:g} s"
+        silent = f"NVML doesn't answer: {self._stuck} has hung for {HANG_S:g} s"
         return Hindrance(self.name, silent, cause=LibraryFault.SILENT)
 
     async def watch(self) -> AsyncGenerator[Sight]:
@@ -119,10 +117,10 @@ class NvidiaBackend:
 
         Raises:
             GiveUpError: status 1, the first attempt failed and ``fail_on_init_error`` makes that final; status 75, the
-                library has not fitted the driver for ``Pace.grace``, and only a new container can get another library.
+                library has not fitted the driver for ``GRACE_S``, and only a new container can get another library.
         """
         nvml = Nvml(self._library)
-        looker = Looker(nvml, self._node, self._pace, self._let, self._guests)
+        looker = Looker(nvml, self._node, self._let, self._guests)
         self._looker = looker
         self._defect = None
         if self._scan is None:
@@ -261,7 +259,7 @@ class NvidiaBackend:
             raise self._defect
         stuck = looker.stuck(now)
         if stuck and stuck != self._stuck:
-            _log.error("NVML doesn't answer", call=stuck, seconds=self._pace.hang)
+            _log.error("NVML doesn't answer", call=stuck, seconds=HANG_S)
         elif self._stuck and not stuck:
             _log.info("NVML answers again")
         self._stuck = stuck
@@ -271,7 +269,7 @@ class NvidiaBackend:
             cure = _CURES.get(getattr(self._down.error.__cause__, "value", _NO_LIBRARY), "Does nvidia-smi work here?")
             words = f"Cannot use NVML: {self._down.error}. {cure} To keep trying, set FAIL_ON_INIT_ERROR=false."
             raise GiveUpError(words)
-        if self._mismatch_since is not None and now >= self._mismatch_since + self._pace.grace:
+        if self._mismatch_since is not None and now >= self._mismatch_since + GRACE_S:
             raise GiveUpError(
                 f"the driver was upgraded beneath this container, whose libraries are of the release before "
                 f"({self._down.error}): restart it, so that it gets the new ones",
@@ -280,11 +278,11 @@ class NvidiaBackend:
 
     def _patience(self, now: float) -> float:
         """Return the seconds until something changes by itself."""
-        due = [now + self._pace.hang]
+        due = [now + HANG_S]
         if (rests := health.rests_at(self._health, self._policy.health_recovery)) is not None:
             due.append(rests)
         if self._mismatch_since is not None:
-            due.append(self._mismatch_since + self._pace.grace)
+            due.append(self._mismatch_since + GRACE_S)
         return max(min(due) - now, 0.0)
 
     def _released(self) -> frozenset[str]:
@@ -323,7 +321,7 @@ class NvidiaBackend:
                 return Trouble(f"the driver isn't loaded: {error}", TroubleKind.RESTART_APP, cause=error.cause)
             return Trouble(f"NVML can't be asked: {error}", TroubleKind.APPLICATION, cause=error.cause)
         if self._stuck and gpu.board == self._stuck:
-            return Trouble(f"NVML hasn't answered about it for {self._pace.hang:.0f} s", TroubleKind.RESTART_APP)
+            return Trouble(f"NVML hasn't answered about it for {HANG_S:.0f} s", TroubleKind.RESTART_APP)
         if self._policy.imex_required and self._scan is not None and self._lacks_channel(self._scan):
             return Trouble(_NO_CHANNEL, TroubleKind.RESTART_APP)
         return trouble
