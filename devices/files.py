@@ -38,25 +38,22 @@ _FOLDER_GONE: Final[int] = inotify.MOVE_SELF | inotify.IGNORED
 _log = structlog.get_logger()
 
 
-class NotPlainError(Exception):
+class NotPlainError(ValueError):
     """The name is that of a folder, a FIFO or the like."""
 
 
-def read_plain(path: Path, most: int) -> bytes:
+def read_plain(path: Path, most: int, *, follow: bool = True) -> bytes:
     """Read a plain file, at most ``most`` bytes plus one, which shows that it is larger. A FIFO can't block it.
 
     Raises:
-        OSError: it can't be read now.
+        OSError: it can't be read now, or it is a link and ``follow`` is False.
         NotPlainError: it is not a plain file.
     """
-    with open(path, "rb", opener=_without_waiting) as file:
+    flags = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise NotPlainError("it is no plain file")
+            raise NotPlainError(f"{path} is not a plain file")
         return file.read(most + 1)
-
-
-def _without_waiting(path: str, mode: int) -> int:
-    return os.open(path, mode | os.O_NONBLOCK)
 
 
 def replace(

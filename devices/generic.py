@@ -38,7 +38,7 @@ from devices.model import (
 from devices.naming import resource_name_error
 from devices.policy import Globbed, Policy
 from devices.replicas import MARK, unshared
-from devices.source import CHOSEN_AT_ONCE, DeviceSource, Facts, Fate, Inventory, Listing
+from devices.source import CHOSEN_AT_ONCE, DeviceSource, Facts, Fate, Inventory, Listing, check_choice
 
 POLL_S: Final = 5.0
 """Seconds between two looks."""
@@ -262,16 +262,11 @@ def _numa_nodes(path: str, root: Path) -> tuple[int, ...]:
 
 
 def _preferred(request: PreferredRequest, seen: Listing | None) -> tuple[str, ...]:
-    known = {} if seen is None else {device.id: device for device in seen.devices}
+    check_choice(request)
+    known = {} if seen is None else seen.by_id
     must = frozenset(request.must_include)
     free = frozenset(request.available) - must
     missing = request.size - len(must)
-    if request.size < 1 or not must <= frozenset(request.available) or not 0 <= missing <= len(free):
-        raise RefusedError(
-            Fault.INVALID_ARGUMENT,
-            f"cannot choose {request.size} devices with {len(must)} to include. Allowed: a size of 1 "
-            f"to {len(free | must)}, all to include among the available ones",
-        )
     room = Counter(known[device_id].numa_nodes for device_id in free if device_id in known)
     opened = {known[device_id].numa_nodes for device_id in must if device_id in known}
     lacking = missing - sum(room[place] for place in opened)

@@ -6,7 +6,7 @@ inventories, as ListAndWatch does, and answers the kubelet's calls. It knows no 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from enum import Enum
 from functools import cached_property
@@ -131,6 +131,30 @@ def unclaimed(resource: str) -> RefusedError:
     )
 
 
+def check_choice(request: PreferredRequest) -> None:
+    """Check that a request for a choice of devices can be met.
+
+    Raises:
+        RefusedError: INVALID_ARGUMENT, it can't.
+    """
+    available, must = frozenset(request.available), frozenset(request.must_include)
+    strangers = must - available
+    if request.size < 1:
+        problem = f"cannot choose {request.size} devices. Ask for at least 1"
+    elif len(available) < len(request.available) or len(must) < len(request.must_include):
+        problem = "the same device ID came twice; give each ID once"
+    elif strangers:
+        some = repr(min(strangers)[:80]) + (f" and {len(strangers) - 1} more" if len(strangers) > 1 else "")
+        problem = f"{some} must be included but aren't available; list them as available too"
+    elif len(must) > request.size:
+        problem = f"{len(must)} devices must be included in a choice of {request.size}; ask for at least {len(must)}"
+    elif len(available) < request.size:
+        problem = f"{request.size} wanted and {len(available)} available; ask for at most {len(available)}"
+    else:
+        return
+    raise RefusedError(Fault.INVALID_ARGUMENT, f"no such choice of devices: {problem}")
+
+
 class Fate(Enum):
     """Why a device isn't listed any more. The values are shown to people."""
 
@@ -166,6 +190,27 @@ class Facts(Struct, frozen=True):
     traits: Mapping[str, str] = field(default_factory=dict)
     capacities: Mapping[str, int] = field(default_factory=dict)
     slot: str = ""
+
+
+class Reading(Struct, frozen=True):
+    """The gauges of a GPU or a partition at one moment; None if the driver doesn't report them.
+
+    ``uuid`` is its device ID, ``index`` the vendor's index on the node, ``minor`` the number of its device node, ``profile`` a
+    partition's kind. ``busy`` is in percent, ``used`` and ``free`` memory in MiB, ``celsius`` the GPU's temperature, ``watts``
+    its power draw.
+    """
+
+    uuid: str
+    index: str
+    minor: int
+    pci: str = ""
+    product: str = ""
+    profile: str = ""
+    busy: float | None = None
+    used: float | None = None
+    free: float | None = None
+    celsius: float | None = None
+    watts: float | None = None
 
 
 class Behind(Struct, frozen=True, rename={"folder": "door"}):
@@ -273,6 +318,13 @@ class DeviceSource(Protocol):
         Must not block, and never raises.
         """
         return None
+
+    def readings(self) -> Sequence[Reading]:
+        """Read the gauges of all GPUs that may be used now; leave out what can't be read. Never raises.
+
+        It blocks for as long as a driver takes: call it in a thread.
+        """
+        return ()
 
     def adopt(self, policy: Policy) -> None:
         """Use new settings: ``watch`` yields the result. Must not block, and never raises."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, in_order
 from devices.model import ContainerAnswer, DeviceNode, Fault, Field, RefusedError, Sayable
 from devices.policy import Policy
@@ -17,18 +18,16 @@ if TYPE_CHECKING:
 
 
 class NodeTraits(Struct, frozen=True):
-    """What an answer needs to know of the node, apart from the GPUs.
+    """What an answer needs to know of the node.
 
-    ``control_nodes``, ``missing`` and ``imex`` are those of ``Sight``. ``extras`` are CDI names of what containers get with
-    GPUs. ``specifications`` are the CDI specifications, and ``without_cdi`` is why there are none ('' if there are).
+    ``extras`` are CDI names of what containers get with GPUs. ``specifications`` are the CDI specifications, and
+    ``without_cdi`` is why there are none ('' if there are).
     """
 
-    control_nodes: tuple[str, ...] = ()
+    sight: Sight = Sight(())
     extras: tuple[str, ...] = ()
     specifications: tuple[Specification, ...] = ()
     without_cdi: str = ""
-    missing: tuple[str, ...] = ()
-    imex: bool = False
 
 
 class Asked:
@@ -109,7 +108,9 @@ def by_nodes(asked: Asked) -> ContainerAnswer:
         )
     if Field.DEVICE_NODES not in asked.sayable.said:
         raise unsaid(asked.resource, [Field.DEVICE_NODES])
-    paths = dict.fromkeys((*asked.around.control_nodes, *(path for gpu in asked.known for path in gpu.device_nodes)))
+    paths = dict.fromkeys(
+        (*asked.around.sight.control_nodes, *(path for gpu in asked.known for path in gpu.device_nodes))
+    )
     return ContainerAnswer(device_nodes=tuple(DeviceNode(path, path) for path in paths))
 
 

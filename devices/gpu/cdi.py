@@ -1,4 +1,4 @@
-"""CDI (the Container Device Interface), as far as it is the same for all vendors: names and specifications. Pure; ``cdi_files`` writes."""
+"""CDI (the Container Device Interface), as far as it is the same for all vendors: names and specifications. Pure."""
 
 from __future__ import annotations
 

@@ -206,8 +206,8 @@ def _leads(target: str) -> Callable[[Sysfs], None]:
 
 
 EDITS: Final[Mapping[str, tuple[Callable[[Sysfs], object], str]]] = {
-    "a folder for a file": (_folder_for_a_file, "is no plain file"),
-    "a pipe": (_pipe_for_a_file, "is no plain file"),
+    "a folder for a file": (_folder_for_a_file, "Is a directory"),
+    "a pipe": (_pipe_for_a_file, "is not a plain file"),
     "a link for a file": (_link_for_a_file, "Too many levels of symbolic links"),
     "a huge file": (lambda tree: _mode(tree).write_text("X" * 4097), "more than 4096 bytes"),
     "an odd mode": (lambda tree: _mode(tree).write_text("CPX/../x"), "unknown partition mode"),

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from devices.gpu import cdi
 from devices.gpu.cdi import Specification, with_gone
-from devices.gpu.cdi_files import CDIFileError, path_of, write
 from devices.gpu.model import GPU
 from devices.gpu.nvidia.cdi import (
     Drawing,
@@ -27,6 +26,7 @@ from devices.gpu.nvidia.cdi import (
     specifications,
 )
 from devices.gpu.nvidia.driverfiles import DriverFilesError, find
+from devices.gpu.nvidia.survey import CDIFileError, path_of, write
 from devices.model import Mount
 from devices.policy import IdStrategy, Policy
 

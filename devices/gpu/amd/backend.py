@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from msgspec.structs import replace
@@ -31,15 +31,13 @@ from devices.gpu.amd.sysfs import (
     KfdNode,
     Topology,
     Tree,
+    gauges,
     read,
 )
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.model import Trouble
-from devices.source import Hindrance, Unusable
-
-if TYPE_CHECKING:
-    from devices.telemetry import Reading
+from devices.source import Hindrance, Reading, Unusable
 
 _RESOURCE: Final = "amd.com/gpu"
 _CONTROL_NODES: Final = ("/dev/kfd",)
@@ -93,10 +91,8 @@ class AmdBackend:
 
     def readings(self) -> Sequence[Reading]:
         """Read the gauges of the GPUs that aren't released. It blocks: call it in a thread. Never raises."""
-        from devices.gpu.amd import telemetry  # noqa: PLC0415 - who wants no gauges needn't pay for it
-
         released = self._released
-        return telemetry.read(self._sys, [gpu for gpu in self._seen or () if gpu.board not in released])
+        return gauges(self._sys, [gpu for gpu in self._seen or () if gpu.board not in released])
 
     async def release(self, uuids: Collection[str]) -> None:
         """Leave these GPUs out from now on. Nothing must be closed: between two looks no file is open."""

@@ -6,12 +6,15 @@ import contextlib
 import itertools
 import os
 import re
-import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from msgspec import Struct
+
+from devices.files import read_plain
+from devices.gpu.model import GPU
+from devices.source import Reading
 
 _TEXT: Final = 4096
 """The most bytes of a file that count; the kernel gives a page at most."""
@@ -26,6 +29,8 @@ _PARTITION: Final = re.compile(r"amdgpu_xcp[._][0-9]{1,4}")
 _CARD: Final = re.compile(r"card([0-9]{1,5})")
 _RENDER: Final = re.compile(r"renderD([0-9]{1,5})")
 _NUMBER: Final = re.compile(r"[0-9]{1,5}")
+_GAUGE: Final = re.compile(r"[0-9]{1,20}")
+_MONITOR: Final = re.compile(r"hwmon[0-9]{1,5}")
 COMPUTE, MEMORY = "current_compute_partition", "current_memory_partition"
 """The files with a GPU's partition modes."""
 _MODES: Final = {COMPUTE: (re.compile(r"[a-z]px"), "SPX"), MEMORY: (re.compile(r"nps[0-9]{1,2}"), "NPS1")}
@@ -297,16 +302,44 @@ def _text(path: Path) -> str:
     """Read a small file.
 
     Raises:
-        ValueError: it is no plain file, or too big.
-        OSError: it can't be read.
+        ValueError: it is not a plain file, or too large.
+        OSError: it can't be read, or it is a link.
     """
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise ValueError(f"{path} is no plain file")
-        text = os.read(file, _TEXT + 1)
-    finally:
-        os.close(file)
+    text = read_plain(path, _TEXT, follow=False)
     if len(text) > _TEXT:
         raise ValueError(f"{path} has more than {_TEXT} bytes")
     return text.decode(errors="replace")
+
+
+def gauges(sys: Path, gpus: Sequence[GPU]) -> tuple[Reading, ...]:
+    """Read the gauges of these GPUs, as far as they have any. Partitions have none. It blocks.
+
+    The files are those of the amdgpu driver (Linux, Documentation/gpu/amdgpu, "Thermal" and "Driver information").
+    """
+    return tuple(_reading(sys / "bus/pci/devices" / gpu.pci, gpu) for gpu in gpus if gpu.pci and not gpu.parent)
+
+
+def _reading(folder: Path, gpu: GPU) -> Reading:
+    used, total = (_gauge([folder / f"mem_info_vram_{name}"]) for name in ("used", "total"))
+    monitors = [folder / "hwmon" / name for name in _names(folder / "hwmon", _MONITOR)]
+    celsius = _gauge(monitor / "temp1_input" for monitor in monitors)
+    # Older GPUs have the average, newer ones the input.
+    watts = _gauge(monitor / name for monitor in monitors for name in ("power1_average", "power1_input"))
+    return Reading(
+        uuid=gpu.uuid,
+        index=gpu.place or str(gpu.index),
+        minor=gpu.minor,
+        pci=gpu.pci,
+        product=gpu.product,
+        busy=_gauge([folder / "gpu_busy_percent"]),
+        used=None if used is None else used / 2**20,
+        free=None if used is None or total is None else max(total - used, 0) / 2**20,
+        celsius=None if celsius is None else celsius / 1000,
+        watts=None if watts is None else watts / 1_000_000,
+    )
+
+
+def _gauge(paths: Iterable[Path]) -> float | None:
+    """Return the number in the first of these files that has one; None if none has."""
+    texts = (_optional(path)[0] for path in paths)
+    return next((float(text) for text in texts if _GAUGE.fullmatch(text)), None)

@@ -6,7 +6,6 @@ The operator's strategies are the environment, mounts, annotations and CDI names
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import lru_cache
 from typing import Final
 
 from msgspec.structs import replace
@@ -48,7 +47,6 @@ def by_strategies(asked: Asked) -> ContainerAnswer:
     return replace(said, cdi_devices=names) if ListStrategy.CDI_CRI in by_cdi else said
 
 
-@lru_cache(maxsize=64)
 def _ways(
     strategies: frozenset[ListStrategy], sayable: Sayable, *, with_cdi: bool
 ) -> tuple[frozenset[ListStrategy], frozenset[ListStrategy]]:
@@ -86,7 +84,7 @@ def _fallback(asked: Asked) -> ContainerAnswer:
 
 def _in_environment(asked: Asked, strategies: Collection[ListStrategy]) -> ContainerAnswer:
     """Name GPUs and the IMEX channel by mounts, else in variables: only an administrator can mount (NVIDIA's accept-…-as-volume-mounts)."""
-    names, imex = _names(asked), asked.around.imex
+    names, imex = _names(asked), asked.around.sight.imex
     if ListStrategy.VOLUME_MOUNTS in strategies:
         mounts = tuple(Mount(f"{_MOUNTED}/{name}", "/dev/null") for name in (*names, *(["imex/0"] if imex else [])))
         return ContainerAnswer(envs={VARIABLE: _MOUNTED}, mounts=mounts)
@@ -116,7 +114,7 @@ def _with_nodes(said: ContainerAnswer, asked: Asked) -> ContainerAnswer:
     asked.require_known("device nodes")
     _require_nodes(asked)
     paths = [path for gpu in asked.known for path in gpu.spec_nodes]
-    paths += [*asked.around.control_nodes, *([IMEX_CHANNEL] if asked.around.imex else [])]
+    paths += [*asked.around.sight.control_nodes, *([IMEX_CHANNEL] if asked.around.sight.imex else [])]
     passed = [DeviceNode(path, policy.on_host(path)) for path in paths]
     return replace(said, device_nodes=tuple(dict.fromkeys((*always, *passed))))
 
@@ -128,7 +126,7 @@ def _require_nodes(asked: Asked) -> None:
         RefusedError: FAILED_PRECONDITION.
     """
     needed = {path for gpu in asked.known for path in gpu.spec_nodes} | NEEDED
-    if missing := [path for path in asked.around.missing if path in needed]:
+    if missing := [path for path in asked.around.sight.missing if path in needed]:
         raise RefusedError(
             Fault.FAILED_PRECONDITION,
             f"{asked.resource}: {', '.join(missing)} is missing on this node, so CUDA would fail in the container. Create the "

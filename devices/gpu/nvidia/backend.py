@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from msgspec.structs import replace
@@ -20,15 +20,12 @@ from devices.gpu.model import GPU
 from devices.gpu.nvidia import health
 from devices.gpu.nvidia.health import Checks, NodeHealth
 from devices.gpu.nvidia.kernel import KernelFacts
-from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml
+from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml, NvmlError
 from devices.gpu.nvidia.scan import Let, Scan
 from devices.gpu.nvidia.watch import GRACE_S, HANG_S, Down, Guests, Happened, Looker, News
 from devices.model import LibraryFault, Trouble, TroubleKind
 from devices.policy import IMEX_CHANNEL, Policy
-from devices.source import GiveUpError, Hindrance
-
-if TYPE_CHECKING:
-    from devices.telemetry import Reading
+from devices.source import GiveUpError, Hindrance, Reading
 
 _LOGGED_AGAIN_S: Final = 60.0
 """Seconds for which the same error of the same GPU isn't logged again."""
@@ -168,12 +165,10 @@ class NvidiaBackend:
         scan = self._scan
         if scan is None:
             return ()
-        from devices.gpu.nvidia import telemetry  # noqa: PLC0415 - who wants no gauges needn't pay for it
-
         silent = {uuid for uuid, look in scan.looks.items() if look.failed is not None or look.lost} | {self._stuck}
         left_out = self._released() | silent
-        gpus = [one for one in scan.gpus if one.board not in left_out]
-        return telemetry.read(self._library, self._guests, gpus)
+        gpus = [one for one in scan.sight.gpus if one.board not in left_out]
+        return _gauges(self._library, self._guests, gpus)
 
     def judge_by(self, policy: Policy) -> None:
         """Judge health by new settings. Must not block, and never raises."""
@@ -198,8 +193,8 @@ class NvidiaBackend:
                 self._health = health.event(self._health, news.event, self._checks, news.at)
             case Scan():
                 if self._down is not None or self._scan is None:
-                    _log.info("NVML answers", driver=news.driver, gpus=len(news.looks))
-                if self._lacks_channel(news) and (self._scan is None or self._scan.imex):
+                    _log.info("NVML answers", driver=news.sight.driver, gpus=len(news.looks))
+                if self._lacks_channel(news) and (self._scan is None or self._scan.sight.imex):
                     _log.warning("no IMEX channel", reason=_NO_CHANNEL)
                 self._scan, self._down, self._mismatch_since = news, None, None
                 self._health = health.looked(
@@ -286,7 +281,7 @@ class NvidiaBackend:
         return max(min(due) - now, 0.0)
 
     def _released(self) -> frozenset[str]:
-        every = self._scan.gpus if self._let.all and self._scan is not None else ()
+        every = self._scan.sight.gpus if self._let.all and self._scan is not None else ()
         return self._let.uuids | {gpu.board for gpu in every}
 
     def _sight(self) -> Sight | None:
@@ -294,21 +289,16 @@ class NvidiaBackend:
 
         A driver that isn't loaded counts as a look: there is no GPU to give.
         """
-        scan = self._scan
-        if scan is None:
+        if self._scan is None:
             unloaded = self._down is not None and isinstance(self._down.error, NotLoadedError)
             return Sight(()) if unloaded else None
-        let = self._released()
-        released = frozenset(gpu.uuid for gpu in scan.gpus if gpu.board in let) | let
-        return Sight(
-            gpus=tuple(replace(gpu, trouble=self._trouble(gpu)) for gpu in scan.gpus),
+        sight, let = self._scan.sight, self._released()
+        return replace(
+            sight,
+            gpus=tuple(replace(gpu, trouble=self._trouble(gpu)) for gpu in sight.gpus),
             recovered=self._health.recovered,
-            released=released,
-            control_nodes=scan.control_nodes,
-            driver=scan.driver,
-            unusable=scan.unusable,
-            missing=scan.missing,
-            imex=scan.imex and bool(self._policy.imex_channels),
+            released=frozenset(gpu.uuid for gpu in sight.gpus if gpu.board in let) | let,
+            imex=sight.imex and bool(self._policy.imex_channels),
         )
 
     def _trouble(self, gpu: GPU) -> Trouble | None:
@@ -327,7 +317,7 @@ class NvidiaBackend:
         return trouble
 
     def _lacks_channel(self, scan: Scan) -> bool:
-        return bool(self._policy.imex_channels) and not scan.imex
+        return bool(self._policy.imex_channels) and not scan.sight.imex
 
 
 def _checks(policy: Policy) -> Checks:
@@ -335,3 +325,42 @@ def _checks(policy: Policy) -> Checks:
     if checks.malformed:
         _log.warning("health checks that are no Xid are ignored", words=", ".join(checks.malformed[:8]))
     return checks
+
+
+def _gauges(library: str, guests: Guests, gpus: Sequence[GPU]) -> Sequence[Reading]:
+    """Read the gauges of these GPUs and MIG devices, as far as possible, next to the threads that watch them. It blocks.
+
+    NVML is opened and closed for each reading. That costs little, because the looking thread holds it open. While that thread has
+    it closed (GPUs are released, the driver is being replaced), nothing is read. Several threads may call the library (NVML API
+    reference, "thread safe").
+    """
+    found: list[Reading] = []
+    with guests.let_in() as welcome:
+        if not welcome:
+            return ()
+        nvml = Nvml(library)
+        with contextlib.suppress(NvmlError):
+            nvml.open()
+            for board in (gpu for gpu in gpus if not gpu.parent):
+                with contextlib.suppress(NvmlError):
+                    found += _of_board(nvml, board, [gpu for gpu in gpus if gpu.parent == board.uuid])
+        nvml.close()
+    return found
+
+
+def _of_board(nvml: Nvml, board: GPU, parts: Iterable[GPU]) -> Iterator[Reading]:
+    if nvml.at_address(board.pci) != board.uuid:
+        return  # Another GPU is at its index; the next look finds it.
+    busy, used, free, celsius, watts = nvml.gauges(board.uuid)
+    index = board.place or str(board.index)
+    yield Reading(
+        board.uuid, index, board.minor, board.pci, board.product, "", busy, used, free, celsius, watts
+    )  # fmt: skip
+    for part in parts:
+        try:
+            used, free = nvml.memory_of(board.uuid, int(part.place.rpartition(":")[2]), part.uuid)
+        except (NvmlError, ValueError):
+            continue
+        yield Reading(
+            part.uuid, part.place, board.minor, board.pci, board.product, part.profile, None, used, free, celsius, None
+        )  # fmt: skip

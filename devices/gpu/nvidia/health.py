@@ -168,26 +168,13 @@ class Event(Struct, frozen=True):
     compute_instance: int | None = None
 
 
-class Vitals(Struct, frozen=True):
-    """The state of a GPU; None if the driver doesn't report it.
-
-    ``action`` is a value of nvmlDeviceGpuRecoveryAction_t. ``mig`` is None without a MIG mode, ``clique`` is '' without a
-    fabric to other nodes.
-    """
-
-    mig: bool | None
-    remap_pending: bool | None
-    remap_failed: bool | None
-    action: int | None
-    clique: str = ""
-
-
 class Looked(Struct, frozen=True):
     """The result of a look at one physical GPU, begun at ``at`` (monotonic seconds).
 
     ``failed`` is why it could not be looked at; then other fields are unused. ``lost``: it needs a reset to answer again.
     ``partitions`` are UUIDs by GPU and compute instance. ``remap_pending``: memory is replaced at the next reset;
-    ``remap_failed``: that failed; ``action``: the recovery that the driver wants. None: not reported.
+    ``remap_failed``: that failed. ``action``: the recovery that the driver wants (a value of nvmlDeviceGpuRecoveryAction_t).
+    None: not reported.
     """
 
     at: float

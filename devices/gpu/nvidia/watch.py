@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Final
 
+import structlog
 from msgspec import Struct
 
 from devices.gpu.nvidia.health import Event
@@ -55,6 +56,9 @@ _MOST_LEFT: Final = 256
 """Most errors that are passed on after NVML should be closed, so that they can't keep it open."""
 _GUEST_S: Final = 2.0
 """Seconds for which the watching thread waits for a reading of the gauges. A longer one hangs."""
+
+
+_log = structlog.get_logger()
 
 
 class Down(Struct, frozen=True):
@@ -205,9 +209,7 @@ class Looker:
                 elif command.broken is not None:
                     if self._session is None or self._session.stop is not command.broken:
                         continue
-                    self._scanner.tell_once(
-                        "any", "NVML doesn't wait for errors any more, and is opened anew", command.reason
-                    )
+                    _log.warning("NVML doesn't wait for errors any more, and is opened again", reason=command.reason)
                     young = time.monotonic() < self._session.began + _AGAIN_MAX_S
                     self._close()
                     due = time.monotonic() + (self._rest() if young else 0.0)
@@ -327,9 +329,9 @@ class Looker:
                 heard.add(uuid)
             except (UnsupportedError, DeniedError) as error:
                 heard.add(uuid)
-                self._scanner.tell_once(uuid, "no errors of this GPU are told", error)
+                _log.warning("this GPU reports no errors", gpu=uuid, reason=str(error))
             except NvmlError as error:
-                self._scanner.tell_once(uuid, "no errors of this GPU are told, until NVML is opened again", error)
+                _log.warning("this GPU reports no errors until NVML is opened again", gpu=uuid, reason=str(error))
         return frozenset(heard), told
 
     def _listen(self, stop: threading.Event) -> None:
