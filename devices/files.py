@@ -135,32 +135,25 @@ class FileWatch:
     def __exit__(self, *_: object) -> None:
         self._detach()
 
-    async def changed(self) -> None:
-        """Wait until the file's content may have changed since the last call: it was changed, replaced or removed."""
-        while True:
-            try:
-                async with asyncio.timeout(_POLL_ALONE_S if self._inotify is None else _POLL_S):
-                    await self._changed.wait()
-            except TimeoutError:
-                if self._inotify is None:
-                    self._attach()
-            told = self._changed.is_set()
-            self._changed.clear()
-            seen, self._seen = self._seen, _fingerprint(self._path)
-            if told or seen != self._seen:
-                return
-
     async def changed_or(self, order: asyncio.Event) -> None:
-        """Wait as ``changed`` does, at most until ``order`` is set."""
-        waiting = [asyncio.ensure_future(work) for work in (self.changed(), order.wait())]
+        """Wait until the file's content may have changed since the last call, or ``order`` is set."""
+        waiting = [asyncio.ensure_future(event.wait()) for event in (self._changed, order)]
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            while True:
+                poll = _POLL_ALONE_S if self._inotify is None else _POLL_S
+                done, _ = await asyncio.wait(waiting, timeout=poll, return_when=asyncio.FIRST_COMPLETED)
+                if not done and self._inotify is None:
+                    self._attach()
+                seen, self._seen = self._seen, _fingerprint(self._path)
+                if done or seen != self._seen:
+                    return
         finally:
+            self._changed.clear()
             for one in waiting:
                 one.cancel()
 
     def look_again(self) -> None:
-        """Let ``changed`` return in a second in any case, because the content could not be read."""
+        """Let ``changed_or`` return in a second in any case, because the content could not be read."""
         self._loop.call_later(_POLL_ALONE_S, self._changed.set)
 
     def _attach(self) -> None:

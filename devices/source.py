@@ -364,6 +364,6 @@ async def hear(source: DeviceSource, take: Callable[[Inventory], Awaitable[None]
         raise
     except Exception as error:  # noqa: BLE001 - whatever a source does, all devices stay
         _log.exception("a device source failed: its last inventory stays", source=source.name, retry_s=RETRY_S)
-        return f"it failed ({error!r}): its last word counts"
-    _log.error("a device source ended, which it must not: asking it again", source=source.name, retry_s=RETRY_S)
-    return "it ended, which it must not: it is asked again"
+        return f"it failed ({error!r}): its last inventory stays in force"
+    _log.error("a device source ended, which it must not: it is started again", source=source.name, retry_s=RETRY_S)
+    return "it ended, which it must not: it is started again"

@@ -7,6 +7,7 @@ GPUs. docs/preferred-allocation.md has the order of importance. The same questio
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import nsmallest
@@ -98,13 +99,8 @@ def _spread(free: int, gpus: Sequence[GPU], room: Sequence[int], used: set[int])
     Every GPU has the same number of replicas, so the one with the most room is the least used. Taking one at a time from that
     GPU is optimal.
     """
-    low, high = 0, max(room, default=0)
-    while low < high:  # The lowest level to which all can be lowered.
-        level = (low + high) // 2
-        if sum(left - level for left in room if left > level) <= free:
-            high = level
-        else:
-            low = level + 1
+    # The lowest level to which all can be lowered.
+    low = bisect_left(range(max(room, default=0)), -free, key=lambda level: -sum(max(left - level, 0) for left in room))
     taken = [max(left - low, 0) for left in room]
     free -= sum(taken)
     used = used | {place for place, count in enumerate(taken) if count}

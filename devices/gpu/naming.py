@@ -118,13 +118,13 @@ def patterns_of(gpu: GPU, patterns: Iterable[str]) -> tuple[str, ...]:
     pci = _plain(gpu.pci)
     said = (gpu.uuid, gpu.place or str(gpu.index), pci, pci.removeprefix("0000:"), gpu.product)
     words = {_plain(one) for one in said} - {""}
-    return tuple(one for one in patterns if any(_matches(word, _plain(one)) for word in words))
+    return tuple(one for one in patterns if any(matches(word, _plain(one)) for word in words))
 
 
 def _plain(text: str) -> str:
     return _LONG_DOMAIN.sub("", text.casefold())
 
 
-def _matches(word: str, pattern: str) -> bool:
+def matches(word: str, pattern: str) -> bool:
     """Return True if ``pattern``, in which ``*`` is anything, matches all of ``word``."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), word) is not None

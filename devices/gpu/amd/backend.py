@@ -60,9 +60,9 @@ class AmdBackend:
 
     name = "amd"
 
-    def __init__(self, sys: Path = Path("/sys"), exporter: Exporter | None = None) -> None:
+    def __init__(self, sys: Path = Path("/sys")) -> None:
         self._sys = sys
-        self._exporter = exporter or Exporter()
+        self._exporter = Exporter()
         self._asked = asyncio.Event()
         self._reading: asyncio.Future[Tree] | None = None
         self._topology = Topology()

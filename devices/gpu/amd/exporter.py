@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -45,21 +45,19 @@ _log = structlog.get_logger()
 class Exporter:
     """Asks the exporter, at most every 30 s, and keeps its last answer for 5 minutes while it doesn't answer.
 
-    Args:
-        socket: its socket, which may not exist.
-        clock: returns monotonic seconds.
+    ``socket`` is its socket, which may not exist.
     """
 
-    def __init__(self, socket: Path = SOCKET, clock: Callable[[], float] = time.monotonic) -> None:
-        self._socket, self._clock = socket, clock
-        self._next = clock()
+    def __init__(self, socket: Path = SOCKET) -> None:
+        self._socket = socket
+        self._next = time.monotonic()
         self._heard: float | None = None
         self._ill: frozenset[str] = frozenset()
         self._silent = False
 
     async def unhealthy(self) -> frozenset[str]:
         """Return the IDs of the unhealthy devices. Takes at most 2 s, and never raises."""
-        now = self._clock()
+        now = time.monotonic()
         if now >= self._next:
             self._next = now + _EVERY_S
             await self._ask(now)

@@ -22,7 +22,7 @@ from devices.gpu.nvidia.health import Checks, NodeHealth
 from devices.gpu.nvidia.kernel import KernelFacts
 from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml, NvmlError
 from devices.gpu.nvidia.scan import Let, Scan
-from devices.gpu.nvidia.watch import GRACE_S, HANG_S, Down, Guests, Happened, Looker, News
+from devices.gpu.nvidia.watch import GRACE_S, HANG_S, Guests, Happened, Looker, News
 from devices.model import LibraryFault, Trouble, TroubleKind
 from devices.policy import IMEX_CHANNEL, Policy
 from devices.source import GiveUpError, Hindrance, Reading
@@ -85,7 +85,7 @@ class NvidiaBackend:
         self._library = library
         self._health = NodeHealth()
         self._scan: Scan | None = None
-        self._down: Down | None = None
+        self._down: NvmlError | None = None
         self._defect: Exception | None = None
         self._stuck = ""
         self._mismatch_since: float | None = None
@@ -102,7 +102,7 @@ class NvidiaBackend:
             lacks = self._lacks_channel(self._scan) and not self._policy.imex_required
             return Hindrance(self.name, _NO_CHANNEL) if lacks else None
         if self._down is not None:
-            error = self._down.error
+            error = self._down
             return Hindrance(self.name, f"NVML can't be used: {error}", cause=error.cause)
         if not self._stuck:
             return None
@@ -206,18 +206,18 @@ class NvidiaBackend:
                     reloaded=news.reloaded,
                     released=news.let,
                 )
-            case Down():
-                if self._down is None or str(self._down.error) != str(news.error):
+            case NvmlError():
+                if self._down is None or str(self._down) != str(news):
                     _log.error(
                         "NVML can't be used",
-                        reason=str(news.error),
+                        reason=str(news),
                         gpus="as they were seen last" if self._scan is not None else "none yet",
                     )
                 self._down = news
-                if not isinstance(news.error, MismatchError):
+                if not isinstance(news, MismatchError):
                     self._mismatch_since = None
                 elif self._mismatch_since is None:
-                    self._mismatch_since = news.at
+                    self._mismatch_since = time.monotonic()
             case Exception():
                 self._defect = news
         self._news.set()
@@ -261,13 +261,13 @@ class NvidiaBackend:
         if self._down is None:
             return
         if self._scan is None and self._policy.fail_on_init_error:
-            cure = _CURES.get(getattr(self._down.error.__cause__, "value", _NO_LIBRARY), "Does nvidia-smi work here?")
-            words = f"Cannot use NVML: {self._down.error}. {cure} To keep trying, set FAIL_ON_INIT_ERROR=false."
+            cure = _CURES.get(getattr(self._down.__cause__, "value", _NO_LIBRARY), "Does nvidia-smi work here?")
+            words = f"Cannot use NVML: {self._down}. {cure} To keep trying, set FAIL_ON_INIT_ERROR=false."
             raise GiveUpError(words)
         if self._mismatch_since is not None and now >= self._mismatch_since + GRACE_S:
             raise GiveUpError(
                 f"the driver was upgraded beneath this container, whose libraries are of the release before "
-                f"({self._down.error}): restart it, so that it gets the new ones",
+                f"({self._down}): restart it, so that it gets the new ones",
                 status=75,
             )
 
@@ -290,7 +290,7 @@ class NvidiaBackend:
         A driver that isn't loaded counts as a look: there is no GPU to give.
         """
         if self._scan is None:
-            unloaded = self._down is not None and isinstance(self._down.error, NotLoadedError)
+            unloaded = self._down is not None and isinstance(self._down, NotLoadedError)
             return Sight(()) if unloaded else None
         sight, let = self._scan.sight, self._released()
         return replace(
@@ -306,7 +306,7 @@ class NvidiaBackend:
         if trouble is not None and trouble.kind is not TroubleKind.APPLICATION:
             return trouble
         if self._down is not None:
-            error = self._down.error
+            error = self._down
             if isinstance(error, NotLoadedError):
                 return Trouble(f"the driver isn't loaded: {error}", TroubleKind.RESTART_APP, cause=error.cause)
             return Trouble(f"NVML can't be asked: {error}", TroubleKind.APPLICATION, cause=error.cause)

@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Final
 
 from msgspec import Struct, field
@@ -276,33 +277,18 @@ class Scanner:
             return
         lanes: dict[str, Mapping[str, int]] = {}
         for uuid in uuids:
-            try:
-                self._busy.on(uuid)
-                lanes[uuid] = self._nvml.lanes(uuid)
-            except NvmlError:
-                lanes[uuid] = {}
-        links: dict[str, list[Link]] = {uuid: [] for uuid in uuids}
-        for place, uuid in enumerate(uuids):
-            for other in uuids[place + 1 :]:
-                if (way := self._way(session, lanes, uuid, other)) is not None:
-                    links[uuid].append(Link(other, *way))
-                    links[other].append(Link(uuid, *way))
-        session.links = {uuid: tuple(found) for uuid, found in links.items()}
-
-    def _way(
-        self, session: Session, lanes: Mapping[str, Mapping[str, int]], uuid: str, other: str
-    ) -> tuple[Way, int] | None:
-        """By NVLinks from one to the other, directly or over switches, which reach every GPU on them; else over PCIe."""
-        direct = lanes[uuid].get(session.boards[other].pci, 0)
-        switched = min(lanes[uuid].get("", 0), lanes[other].get("", 0))
-        if direct or switched:
-            return Way.NVLINK, direct + switched
-        try:
             self._busy.on(uuid)
-            way = self._nvml.way(uuid, other)
-        except NvmlError:
-            return None
-        return None if way is None else (way, 1)
+            lanes[uuid] = self._nvml.lanes(uuid)
+        links: dict[str, list[Link]] = {uuid: [] for uuid in uuids}
+        for uuid, other in combinations(uuids, 2):
+            # By NVLinks from one to the other, directly or over switches, which reach every GPU on them; else over PCIe.
+            count = lanes[uuid].get(session.boards[other].pci, 0) + min(lanes[uuid].get("", 0), lanes[other].get("", 0))
+            self._busy.on(uuid)
+            way = Way.NVLINK if count else self._nvml.way(uuid, other)
+            if way is not None:
+                links[uuid].append(Link(other, way, count or 1))
+                links[other].append(Link(uuid, way, count or 1))
+        session.links = {uuid: tuple(found) for uuid, found in links.items()}
 
 
 def addressed(unseen: Sequence[Seat], free: Sequence[str], uncounted: Callable[[str], NvmlError]) -> list[Seat]:

@@ -7,13 +7,12 @@ profile (``mixed``). Profiles are named as by NVIDIA/go-nvlib (pkg/nvlib/device/
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from devices.gpu.asked import Asked, visible_devices
 from devices.gpu.model import GPU
-from devices.gpu.naming import NamingError
+from devices.gpu.naming import NamingError, matches
 from devices.gpu.nvidia.answers import VARIABLE, by_strategies
 from devices.gpu.vendor import Vendor
 from devices.model import ContainerAnswer
@@ -77,12 +76,7 @@ def _by_pattern(word: str, names: Sequence[tuple[str, str]], usual: str) -> str 
     """Return the name of the first pattern that matches; ``usual`` without patterns."""
     if not names:
         return usual
-    return next((name for pattern, name in names if _matches(word, pattern)), None)
-
-
-def _matches(word: str, pattern: str) -> bool:
-    """Return True if ``pattern``, in which only ``*`` is special, matches all of ``word``."""
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), word) is not None
+    return next((name for pattern, name in names if matches(word, pattern)), None)
 
 
 def _check_mig(gpus: Sequence[GPU]) -> None:

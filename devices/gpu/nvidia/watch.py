@@ -61,13 +61,6 @@ _GUEST_S: Final = 2.0
 _log = structlog.get_logger()
 
 
-class Down(Struct, frozen=True):
-    """NVML can't be used now."""
-
-    error: NvmlError
-    at: float
-
-
 class Happened(Struct, frozen=True):
     """An error came at that moment (monotonic seconds)."""
 
@@ -75,8 +68,8 @@ class Happened(Struct, frozen=True):
     at: float
 
 
-News = Scan | Down | Happened | Exception
-"""What the threads pass on. An exception is a defect."""
+News = Scan | NvmlError | Happened | Exception
+"""What the threads pass on. ``NvmlError``: NVML can't be used now. Another exception is a defect."""
 
 
 class _Command(Struct, frozen=True):
@@ -232,7 +225,7 @@ class Looker:
         if self._let.all:
             return _POLL_S
         if reason := self._stays_closed():
-            self._post(Down(SessionError(reason), time.monotonic()))
+            self._post(SessionError(reason))
             return _POLL_S
         try:
             self._post(self._look())
@@ -260,7 +253,7 @@ class Looker:
             closed_because = type(error)(f"{error}{self._node.why_closed()}")
             closed_because.__cause__ = error.__cause__  # It has NVML's error code.
             error = closed_because
-        self._post(Down(error, time.monotonic()))
+        self._post(error)
 
     def _stays_closed(self) -> str:
         """Return why NVML can't be open while these GPUs are released; '' if it can.
