@@ -38,7 +38,7 @@ from devices.model import (
 from devices.naming import resource_name_error
 from devices.policy import Globbed, Policy
 from devices.replicas import MARK, unshared
-from devices.source import CHOSEN_AT_ONCE, DeviceSource, Facts, Fate, Inventory, Listing, check_choice
+from devices.source import DeviceSource, Facts, Fate, Inventory, Listing, check_choice, chosen
 
 POLL_S: Final = 5.0
 """Seconds between two looks."""
@@ -162,9 +162,7 @@ class GenericSource(DeviceSource):
             RefusedError: INVALID_ARGUMENT, no choice meets the request.
         """
         seen = self._seen.get(resource)
-        if len(request.available) <= CHOSEN_AT_ONCE:
-            return _preferred(request, seen)
-        return await asyncio.to_thread(_preferred, request, seen)
+        return await chosen(request, lambda: _preferred(request, seen))
 
     def fate(self, resource: str, device_id: str) -> Fate:
         """Return LOST for a file that vanished, WITHDRAWN if no rule describes it. Only this source has IDs that begin with /dev/."""

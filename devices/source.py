@@ -6,6 +6,7 @@ inventories, as ListAndWatch does, and answers the kubelet's calls. It knows no 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from enum import Enum
@@ -31,6 +32,7 @@ from devices.policy import Policy
 
 RETRY_S: Final = 5.0
 """Seconds until a source that failed is started again."""
+_CHOSEN_AT_ONCE: Final = 1000
 _log = structlog.get_logger()
 
 
@@ -79,8 +81,6 @@ def listed(inventory: Inventory, resource: str) -> Listing | None:
     return None if isinstance(inventory, Partial) and inventory.awaits(resource) else _GONE
 
 
-CHOSEN_AT_ONCE: Final = 1000
-"""A choice among so many devices takes a few milliseconds. A choice among more is made in a thread."""
 NOT_TOLD: Final = "it has not reported its devices yet"
 
 
@@ -153,6 +153,11 @@ def check_choice(request: PreferredRequest) -> None:
     else:
         return
     raise RefusedError(Fault.INVALID_ARGUMENT, f"no such choice of devices: {problem}")
+
+
+async def chosen(request: PreferredRequest, choose: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+    """Return a choice. Among many devices it takes longer than a few milliseconds, so it is made in a thread."""
+    return choose() if len(request.available) <= _CHOSEN_AT_ONCE else await asyncio.to_thread(choose)
 
 
 class Fate(Enum):

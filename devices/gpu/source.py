@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import is_not
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -29,7 +29,6 @@ from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, Pref
 from devices.policy import CDI_STRATEGIES, ListStrategy, Policy, Slices
 from devices.replicas import unshared
 from devices.source import (
-    CHOSEN_AT_ONCE,
     DeviceSource,
     Facts,
     Fate,
@@ -38,6 +37,7 @@ from devices.source import (
     Inventory,
     Reading,
     Unusable,
+    chosen,
     unclaimed,
 )
 
@@ -164,9 +164,7 @@ class GPUSource(DeviceSource):
             RefusedError: no choice meets the request.
         """
         gpus, policy = self._offers.get(resource, NamedGPUs({})).gpus, self._policy
-        if len(request.available) <= CHOSEN_AT_ONCE:
-            return preferred(request, gpus, policy.sharing)
-        return await asyncio.to_thread(preferred, request, gpus, policy.sharing)
+        return await chosen(request, lambda: preferred(request, gpus, policy.sharing))
 
     async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
         """Let a container start only with GPUs that are present and healthy.
@@ -279,10 +277,16 @@ class GPUSource(DeviceSource):
         return await self._handled(self._backend.acquire, device_ids)
 
     async def _handled(self, do: Callable[[Collection[str]], Awaitable[None]], named: Collection[str]) -> list[str]:
-        boards = self._boards(named)
+        """Do it with the GPUs of the named devices (none means all); return the IDs of all devices on them."""
+        wanted = frozenset(named)
+        boards = {gpu.board for offer, gpu in self._offered() if not wanted.isdisjoint(offer.ids(gpu.uuid))}
         if boards or not named:
             await do(boards)
-        return await asyncio.to_thread(_on, self._offers.values(), boards if named else None)
+        meant = [(offer, gpu) for offer, gpu in self._offered() if gpu.board in boards or not named]
+        return [device_id for offer, gpu in meant for device_id in offer.ids(gpu.uuid)]
+
+    def _offered(self) -> Iterator[tuple[NamedGPUs, GPU]]:
+        return ((offer, gpu) for offer in self._offers.values() for gpu in offer.gpus.values())
 
     async def _follow(self) -> None:
         async with contextlib.aclosing(self._backend.watch()) as sights:
@@ -366,21 +370,6 @@ class GPUSource(DeviceSource):
         name = naming.name_of(gpu, self._policy, self._vendors) or ""
         slices = self._policy.slices.get(name, Slices(0, name))
         return not sharing.could_be(gpu, device_id, resource, slices)
-
-    def _boards(self, device_ids: Collection[str]) -> set[str]:
-        """Return the UUIDs of the physical GPUs of these devices."""
-        boards, named = set[str](), frozenset(device_ids)
-        for offer in self._offers.values():
-            meant = offer.gpus.keys() & {unshared(one, offer.gpus) for one in named}
-            boards |= {offer.gpus[uuid].board for uuid in meant if not named.isdisjoint(offer.ids(uuid))}
-        return boards
-
-
-def _on(offers: Iterable[NamedGPUs], boards: Collection[str] | None) -> list[str]:
-    """Return the IDs of all devices on these GPUs; None means all."""
-    gpus = ((offer, gpu) for offer in offers for gpu in offer.gpus.values())
-    meant = ((offer, gpu.uuid) for offer, gpu in gpus if boards is None or gpu.board in boards)
-    return [device_id for offer, uuid in meant for device_id in offer.ids(uuid)]
 
 
 def _completed(sight: Sight, before: Sequence[GPU], known: Mapping[str, GPU]) -> Sight:

@@ -117,12 +117,11 @@ class NvidiaBackend:
                 library has not fitted the driver for ``GRACE_S``, and only a new container can get another library.
         """
         nvml = Nvml(self._library)
-        looker = Looker(nvml, self._node, self._let, self._guests)
+        looker = Looker(nvml, self._node, self._let, self._guests, lambda news: self._take(looker, news))
         self._looker = looker
         self._defect = None
         if self._scan is None:
             self._down = None  # An earlier watch's failure doesn't count here.
-        looker.start(asyncio.get_running_loop(), lambda news: self._take(looker, news))
         last: Sight | None = None
         try:
             while True:

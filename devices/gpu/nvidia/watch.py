@@ -117,10 +117,14 @@ class Guests:
 
 
 class Looker:
-    """The two threads. ``start``, ``renew``, ``end`` and ``stuck`` are for the event loop; the rest runs in the looking thread."""
+    """The two threads, which start with it. ``take`` is called on the event loop with each result.
 
-    def __init__(self, nvml: Nvml, node: KernelFacts, let: Let, guests: Guests) -> None:
+    The methods with a public name are for the event loop; the rest runs in the looking thread.
+    """
+
+    def __init__(self, nvml: Nvml, node: KernelFacts, let: Let, guests: Guests, take: Callable[[News], None]) -> None:
         self._nvml, self._node, self._let, self._guests = nvml, node, let, guests
+        self._loop, self._take = asyncio.get_running_loop(), take
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._session: Session | None = None
         self._old: threading.Thread | None = None
@@ -135,10 +139,6 @@ class Looker:
         self._pause, self._lost_pause = _AGAIN_S, _LOST_S
         self._lost_at = 0.0
         self._ended: Future[bool] = Future()
-
-    def start(self, loop: asyncio.AbstractEventLoop, take: Callable[[News], None]) -> None:
-        """Start; ``take`` is called on ``loop`` with each result."""
-        self._loop, self._take = loop, take
         threading.Thread(target=self._run, name="nvml-look", daemon=True).start()
 
     def look(self) -> None:
