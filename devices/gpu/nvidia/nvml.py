@@ -25,6 +25,9 @@ from devices.model import LibraryFault
 
 _RESOURCE: Final = "nvidia.com/gpu"
 _NONE: Final = 0xFFFFFFFF  # In an event: no instance.
+_MOST_GPUS: Final = 256
+_MOST_INSTANCES: Final = 64
+_MOST_SLICES: Final = 16
 # It becomes a name in paths. Only drivers before 470 have a slash in it: MIG-GPU-<UUID>/<GPU instance>/<compute instance>.
 _UUID: Final = re.compile(r"(GPU|MIG)-(?!.*\.\.)[0-9A-Za-z.-]{1,80}(/[0-9]{1,3}/[0-9]{1,3})?")
 _WAYS: Final = {0: Way.PIX, 10: Way.PIX, 20: Way.PXB, 30: Way.PHB, 40: Way.NODE, 50: Way.SYS}
@@ -137,7 +140,7 @@ class Nvml:
 
     def count(self) -> int:
         """Return the number of GPUs. Their indexes are the numbers below it."""
-        return int(_ask("nvmlDeviceGetCount"))
+        return min(int(_ask("nvmlDeviceGetCount")), _MOST_GPUS)
 
     def at(self, index: int) -> str:
         """Find a GPU by its index, and return its UUID."""
@@ -216,7 +219,7 @@ class Nvml:
         handle = self._handles[gpu.uuid]
         most = _ask("nvmlDeviceGetMaxMigDeviceCount", handle)
         found = {}
-        for place in range(most):
+        for place in range(min(most, _MOST_INSTANCES)):
             if (one := _mig_handle(handle, place)) is None:
                 continue
             try:
@@ -370,7 +373,7 @@ def _kind(parent: Any, instance: int) -> tuple[str, str, range]:
     with contextlib.suppress(UnsupportedError):
         has = _ask("nvmlGpuInstanceGetInfo", _ask("nvmlDeviceGetGpuInstanceById", parent, instance))
         slot = f"{has.profileId}-{has.placement.start}"
-        slices = range(has.placement.start, has.placement.start + has.placement.size)
+        slices = range(has.placement.start, has.placement.start + min(has.placement.size, _MOST_SLICES))
         for number, suffix in SUFFIXES.items():
             with contextlib.suppress(UnsupportedError, GoneError):
                 # In its first version, which every driver with MIG has, as in NVIDIA's plugin.
