@@ -38,7 +38,7 @@ from devices.model import (
 from devices.naming import resource_name_error
 from devices.policy import Globbed, Policy
 from devices.replicas import MARK, unshared
-from devices.source import DeviceSource, Facts, Fate, Inventory, Listing, check_choice, chosen
+from devices.source import DeviceSource, Facts, Fate, Inventory, Listing, check_choice, chosen, not_carried
 
 POLL_S: Final = 5.0
 """Seconds between two looks."""
@@ -145,11 +145,7 @@ class GenericSource(DeviceSource):
                 f"{resource} any more. Start the pod again, or put the rule back",
             )
         if Field.DEVICE_NODES not in sayable.said:
-            raise RefusedError(
-                Fault.FAILED_PRECONDITION,
-                f"{resource} reaches a container by {Field.DEVICE_NODES.value}, which can't be said for certain to this "
-                "kubelet, so the container would start without its device; use a kubelet or an API version that can be told",
-            )
+            raise not_carried(resource, [Field.DEVICE_NODES])
         own = sorted({unshared(device_id) for device_id in request.device_ids})
         shared = await asyncio.to_thread(_files, rule.shared, self._root) if rule.shared else []
         nodes = dict.fromkeys((*own, *shared))

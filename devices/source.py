@@ -7,7 +7,7 @@ inventories, as ListAndWatch does, and answers the kubelet's calls. It knows no 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from enum import Enum
 from functools import cached_property
@@ -22,6 +22,7 @@ from devices.model import (
     ContainerRequest,
     Device,
     Fault,
+    Field,
     Options,
     PreferredRequest,
     RefusedError,
@@ -128,6 +129,15 @@ def unclaimed(resource: str) -> RefusedError:
         f"no source of devices on this node offers {resource} under the present configuration. "
         "Start the pod again with a name that the node offers, or put back what the "
         "configuration had for it",
+    )
+
+
+def not_carried(resource: str, fields: Iterable[Field]) -> RefusedError:
+    """Return the refusal for fields that may not reach this kubelet."""
+    return RefusedError(
+        Fault.FAILED_PRECONDITION,
+        f"a container gets {resource} by {', '.join(sorted(field.value for field in fields))}, which may not reach this kubelet, "
+        "so the container would start without its device. Use a kubelet or an API version that has them",
     )
 
 

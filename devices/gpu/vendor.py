@@ -11,11 +11,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from devices.gpu.asked import Asked, by_nodes, unsaid
+from devices.gpu.asked import Asked, by_nodes
 from devices.gpu.model import GPU
 from devices.model import ContainerAnswer, Fault, Field, RefusedError
 from devices.policy import Policy
 from devices.replicas import is_replica
+from devices.source import not_carried
 
 
 class Vendor:
@@ -104,4 +105,4 @@ def _by_own_names(asked: Asked, names: tuple[str, ...], vendor: Vendor) -> Conta
         return ContainerAnswer(cdi_devices=names)
     if Field.CDI_DEVICES in asked.sayable.unsure:
         return replace(vendor.again(asked), cdi_devices=names)
-    raise unsaid(asked.resource, [Field.CDI_DEVICES])
+    raise not_carried(asked.resource, [Field.CDI_DEVICES])

@@ -461,7 +461,7 @@ def test_a_gpu_has_the_nodes_that_it_draws_with(root: Path) -> None:
 
 @pytest.mark.parametrize("version", ["", "550", "../../etc", "550.54.15\n", "*", "550.54.15/x"])
 def test_a_version_that_is_none(root: Path, version: str) -> None:
-    with pytest.raises(DriverFilesError, match="known by its version, such as"):
+    with pytest.raises(DriverFilesError, match="the driver's version, such as"):
         find(Policy(container_driver_root=str(root)), version)
 
 

@@ -10,9 +10,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from devices.gpu.asked import Asked, unsaid
+from devices.gpu.asked import Asked
 from devices.model import ContainerAnswer, DeviceNode, Fault, Field, Mount, RefusedError, Sayable
 from devices.policy import CDI_STRATEGIES, IMEX_CHANNEL, CdiFallback, IdStrategy, ListStrategy, Policy
+from devices.source import not_carried
 
 UVM: Final = "/dev/nvidia-uvm"
 NEEDED: Final = frozenset({"/dev/nvidiactl", UVM})
@@ -65,9 +66,9 @@ def _fallback(asked: Asked) -> ContainerAnswer:
     """
     policy, around, said = asked.policy, asked.around, asked.sayable.said
     fields = {field for one in policy.list_strategies for field in _SAID_BY[one]} - said
-    why = f"{unsaid(asked.resource, fields)}, or another DEVICE_LIST_STRATEGY, or --cdi-fallback"
+    why = f"{not_carried(asked.resource, fields)}, or another DEVICE_LIST_STRATEGY, or --cdi-fallback"
     if around.without_cdi:
-        why = f"{asked.resource} reaches a container by CDI, and there is no specification: {around.without_cdi}"
+        why = f"a container gets {asked.resource} by CDI, but there is no CDI specification: {around.without_cdi}"
     if policy.cdi_fallback is CdiFallback.ENVVAR and Field.ENVS in said:
         return _with_nodes(_with_modes(_in_environment(asked, {ListStrategy.ENVVAR}), policy), asked)
     if policy.cdi_fallback is CdiFallback.EXPAND and not around.without_cdi and said >= _EXPANDED:
@@ -76,9 +77,9 @@ def _fallback(asked: Asked) -> ContainerAnswer:
         try:
             return expanded(_cdi_names(asked), around.specifications)
         except HookError as error:
-            why += f"; nor can what it stands for be said (--cdi-fallback=expand): {error}"
+            why += f". --cdi-fallback=expand does not help: {error}"
         except KeyError as error:
-            why += f"; nor can what it stands for be said (--cdi-fallback=expand): {error} is in no CDI specification"
+            why += f". --cdi-fallback=expand does not help: {error} is in no CDI specification"
     raise RefusedError(Fault.FAILED_PRECONDITION, why)
 
 
@@ -108,7 +109,7 @@ def _with_nodes(said: ContainerAnswer, asked: Asked) -> ContainerAnswer:
     if not always and not policy.pass_device_specs:
         return said
     if always and Field.DEVICE_NODES not in asked.sayable.said:
-        raise unsaid(asked.resource, [Field.DEVICE_NODES])
+        raise not_carried(asked.resource, [Field.DEVICE_NODES])
     if not policy.pass_device_specs or Field.DEVICE_NODES not in asked.sayable.said:
         return replace(said, device_nodes=tuple(dict.fromkeys(always)))
     asked.require_known("device nodes")
@@ -149,6 +150,6 @@ def _cdi_names(asked: Asked) -> tuple[str, ...]:
         names = [cdi.qualified(name) for name in _names(asked)]
     except ValueError as error:
         raise RefusedError(
-            Fault.FAILED_PRECONDITION, f"{asked.resource} reaches a container by CDI: {error}"
+            Fault.FAILED_PRECONDITION, f"a container gets {asked.resource} by CDI, but {error}"
         ) from error
     return (*names, *asked.around.extras)

@@ -24,6 +24,11 @@ from devices.policy import Recovery
 QUIET_S: Final = 60.0
 """Seconds after the last error that only needs its application restarted until a GPU is healthy again. The application has
 usually ended by then; one that fails again makes the GPU unhealthy again (damped in ``devices.life``)."""
+_MOST_CAUSES: Final = 32
+"""Most causes that are kept of one GPU or partition, the latest ones."""
+_MOST_GONE: Final = 256
+"""Most GPUs that are remembered after they vanished, the latest ones."""
+
 CATALOGUE: Final[Mapping[str, Mapping[int, str]]] = {
     "IGNORE": {
         37: "driver firmware error", 38: "driver firmware error", 43: "GPU stopped processing",
@@ -226,7 +231,7 @@ def event(health: NodeHealth, happened: Event, checks: Checks, now: float) -> No
     } or {happened.uuid}
     ills = dict(health.ills)
     for uuid in hit:
-        ills[uuid] = {**ills.get(uuid, {}), cause: Ill(trouble, now, happened.xid)}
+        ills[uuid] = _with(ills.get(uuid, {}), cause, Ill(trouble, now, happened.xid))
     # An Xid of the whole GPU also affects its partitions.
     on_it = hit | (frozenset(look.partitions.values()) if look is not None and happened.uuid in hit else frozenset())
     return replace(health, ills=ills, recovered=health.recovered - on_it)
@@ -251,11 +256,9 @@ def looked(
     """
     ills: dict[str, Mapping[str, Ill]] = dict(health.ills)
     recovered = set(health.recovered)
-    every = {
-        uuid: last if uuid in released else replace(last, at=now, lost=True)
-        for uuid, last in health.looks.items()
-        if uuid not in looks
-    }
+    gone = [uuid for uuid in health.looks if uuid not in looks and uuid not in released][-_MOST_GONE:]
+    every = {uuid: replace(health.looks[uuid], at=now, lost=True) for uuid in gone}
+    every |= {uuid: last for uuid, last in health.looks.items() if uuid in released}
     for uuid, found in looks.items():
         look, before = found, health.looks.get(uuid, found)
         if look.failed is not None:  # The last known state stays.
@@ -365,3 +368,9 @@ def _states(causes: Mapping[str, Ill], look: Looked, checks: Checks, recovery: R
         elif ill is not None and (recovery is Recovery.SAFE or ill.trouble.kind is TroubleKind.APPLICATION):
             del now[cause]
     return now
+
+
+def _with(causes: Mapping[str, Ill], cause: str, ill: Ill) -> Mapping[str, Ill]:
+    """Add a trouble as the latest; drop the oldest ones."""
+    rest = [(name, one) for name, one in causes.items() if name != cause]
+    return dict([*rest[-(_MOST_CAUSES - 1) :], (cause, ill)])

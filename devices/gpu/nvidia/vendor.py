@@ -88,7 +88,7 @@ def _check_mig(gpus: Sequence[GPU]) -> None:
     empty = split.keys() - {gpu.parent for gpu in gpus}
     profiles = sorted({gpu.profile for gpu in gpus if gpu.parent in split})
     if whole:
-        problem = f"{len(split)} in MIG mode and {len(whole)} without ({_places(whole)})"
+        problem = f"{len(split)} GPUs in MIG mode and {len(whole)} without it ({_places(whole)})"
     elif empty:
         problem = f"no MIG instance on GPU {_places([split[uuid] for uuid in empty])}"
     elif len(profiles) > 1:
@@ -96,8 +96,8 @@ def _check_mig(gpus: Sequence[GPU]) -> None:
     else:
         return
     raise NamingError(
-        "the MIG strategy 'single' expects every GPU of the node in MIG mode, all with instances of one profile; got "
-        f"{problem}: configure them alike, or use the strategy 'mixed'"
+        "with the MIG strategy 'single', every GPU of the node must be in MIG mode, with instances of one profile. This node has "
+        f"{problem}. Configure the GPUs alike, or use the strategy 'mixed'"
     )
 
 
