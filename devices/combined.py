@@ -8,8 +8,8 @@ listed it first, or until then the one that claims its name.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Final
 
 import structlog
 
@@ -28,13 +28,11 @@ from devices.source import (
     Inventory,
     Listing,
     Partial,
+    Reading,
     Unusable,
     hear,
     unclaimed,
 )
-
-if TYPE_CHECKING:
-    from devices.telemetry import Reading
 
 RETRY_MAX_S: Final = 60.0
 """Most seconds until a source that gave up is started again; the wait doubles each time."""
@@ -69,7 +67,7 @@ class Combined:
             GiveUpError: a source needs a restart of the process (status 75), or no other source has a device.
         """
         told = self._told = asyncio.Event()
-        following = [asyncio.ensure_future(self._follow(source, self._news.set)) for source in self._sources]
+        following = [asyncio.ensure_future(self._follow(source)) for source in self._sources]
         try:
             while True:
                 await self._news.wait()
@@ -165,9 +163,7 @@ class Combined:
 
     def readings(self) -> Sequence[Reading]:
         """Read the gauges of all sources. Blocks."""
-        from devices.telemetry import Measured  # noqa: PLC0415 - who wants no gauges needn't pay for it
-
-        return [one for source in self._sources if isinstance(source, Measured) for one in source.readings()]
+        return [one for source in self._sources for one in source.readings()]
 
     async def lead(self) -> None:
         """Let every source lead, and wait until the resulting inventories were taken."""
@@ -184,15 +180,13 @@ class Combined:
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:
         """Release the hardware of these devices in every source that has some."""
-        released = await asyncio.gather(*(source.release(device_ids) for source in self._having(device_ids)))
-        return [device_id for some in released for device_id in some]
+        return await _of_all(source.release(device_ids) for source in self._having(device_ids))
 
     async def acquire(self, device_ids: Collection[str]) -> Collection[str]:
         """Acquire the hardware of these devices in every source that has some."""
-        acquired = await asyncio.gather(*(source.acquire(device_ids) for source in self._having(device_ids)))
-        return [device_id for some in acquired for device_id in some]
+        return await _of_all(source.acquire(device_ids) for source in self._having(device_ids))
 
-    async def _follow(self, source: DeviceSource, tell: Callable[[], None]) -> None:
+    async def _follow(self, source: DeviceSource) -> None:
         """Run one source. Never returns; a source that fails is started again."""
         pause = RETRY_S
 
@@ -201,7 +195,7 @@ class Combined:
             self._troubles.pop(source, None)
             self._given_up.pop(source, None)
             self._said[source], pause = inventory, RETRY_S
-            tell()
+            self._news.set()
 
         while True:
             wait = RETRY_S
@@ -212,7 +206,7 @@ class Combined:
                 self._given_up[source] = error
                 self._troubles[source] = f"it gave up, and is asked again: {error}"
                 _log.error("a device source gave up", source=source.name, reason=str(error), retry_s=wait)
-            tell()
+            self._news.set()
             await asyncio.sleep(wait)
 
     def _mind(self) -> None:
@@ -280,3 +274,7 @@ class Combined:
             for source in self._sources
             if any(device.id in wanted for one in self._said.get(source, {}).values() for device in one.devices)
         ]
+
+
+async def _of_all(calls: Iterable[Awaitable[Collection[str]]]) -> Collection[str]:
+    return [device_id for some in await asyncio.gather(*calls) for device_id in some]

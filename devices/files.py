@@ -38,25 +38,22 @@ _FOLDER_GONE: Final[int] = inotify.MOVE_SELF | inotify.IGNORED
 _log = structlog.get_logger()
 
 
-class NotPlainError(Exception):
+class NotPlainError(ValueError):
     """The name is that of a folder, a FIFO or the like."""
 
 
-def read_plain(path: Path, most: int) -> bytes:
+def read_plain(path: Path, most: int, *, follow: bool = True) -> bytes:
     """Read a plain file, at most ``most`` bytes plus one, which shows that it is larger. A FIFO can't block it.
 
     Raises:
-        OSError: it can't be read now.
+        OSError: it can't be read now, or it is a link and ``follow`` is False.
         NotPlainError: it is not a plain file.
     """
-    with open(path, "rb", opener=_without_waiting) as file:
+    flags = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise NotPlainError("it is no plain file")
+            raise NotPlainError(f"{path} is not a plain file")
         return file.read(most + 1)
-
-
-def _without_waiting(path: str, mode: int) -> int:
-    return os.open(path, mode | os.O_NONBLOCK)
 
 
 def replace(
@@ -138,32 +135,25 @@ class FileWatch:
     def __exit__(self, *_: object) -> None:
         self._detach()
 
-    async def changed(self) -> None:
-        """Wait until the file's content may have changed since the last call: it was changed, replaced or removed."""
-        while True:
-            try:
-                async with asyncio.timeout(_POLL_ALONE_S if self._inotify is None else _POLL_S):
-                    await self._changed.wait()
-            except TimeoutError:
-                if self._inotify is None:
-                    self._attach()
-            told = self._changed.is_set()
-            self._changed.clear()
-            seen, self._seen = self._seen, _fingerprint(self._path)
-            if told or seen != self._seen:
-                return
-
     async def changed_or(self, order: asyncio.Event) -> None:
-        """Wait as ``changed`` does, at most until ``order`` is set."""
-        waiting = [asyncio.ensure_future(work) for work in (self.changed(), order.wait())]
+        """Wait until the file's content may have changed since the last call, or ``order`` is set."""
+        waiting = [asyncio.ensure_future(event.wait()) for event in (self._changed, order)]
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            while True:
+                poll = _POLL_ALONE_S if self._inotify is None else _POLL_S
+                done, _ = await asyncio.wait(waiting, timeout=poll, return_when=asyncio.FIRST_COMPLETED)
+                if not done and self._inotify is None:
+                    self._attach()
+                seen, self._seen = self._seen, _fingerprint(self._path)
+                if done or seen != self._seen:
+                    return
         finally:
+            self._changed.clear()
             for one in waiting:
                 one.cancel()
 
     def look_again(self) -> None:
-        """Let ``changed`` return in a second in any case, because the content could not be read."""
+        """Let ``changed_or`` return in a second in any case, because the content could not be read."""
         self._loop.call_later(_POLL_ALONE_S, self._changed.set)
 
     def _attach(self) -> None:

@@ -38,7 +38,7 @@ from devices.model import (
 from devices.naming import resource_name_error
 from devices.policy import Globbed, Policy
 from devices.replicas import MARK, unshared
-from devices.source import CHOSEN_AT_ONCE, DeviceSource, Facts, Fate, Inventory, Listing
+from devices.source import DeviceSource, Facts, Fate, Inventory, Listing, check_choice, chosen, not_carried
 
 POLL_S: Final = 5.0
 """Seconds between two looks."""
@@ -145,11 +145,7 @@ class GenericSource(DeviceSource):
                 f"{resource} any more. Start the pod again, or put the rule back",
             )
         if Field.DEVICE_NODES not in sayable.said:
-            raise RefusedError(
-                Fault.FAILED_PRECONDITION,
-                f"{resource} reaches a container by {Field.DEVICE_NODES.value}, which can't be said for certain to this "
-                "kubelet, so the container would start without its device; use a kubelet or an API version that can be told",
-            )
+            raise not_carried(resource, [Field.DEVICE_NODES])
         own = sorted({unshared(device_id) for device_id in request.device_ids})
         shared = await asyncio.to_thread(_files, rule.shared, self._root) if rule.shared else []
         nodes = dict.fromkeys((*own, *shared))
@@ -162,9 +158,7 @@ class GenericSource(DeviceSource):
             RefusedError: INVALID_ARGUMENT, no choice meets the request.
         """
         seen = self._seen.get(resource)
-        if len(request.available) <= CHOSEN_AT_ONCE:
-            return _preferred(request, seen)
-        return await asyncio.to_thread(_preferred, request, seen)
+        return await chosen(request, lambda: _preferred(request, seen))
 
     def fate(self, resource: str, device_id: str) -> Fate:
         """Return LOST for a file that vanished, WITHDRAWN if no rule describes it. Only this source has IDs that begin with /dev/."""
@@ -262,16 +256,11 @@ def _numa_nodes(path: str, root: Path) -> tuple[int, ...]:
 
 
 def _preferred(request: PreferredRequest, seen: Listing | None) -> tuple[str, ...]:
-    known = {} if seen is None else {device.id: device for device in seen.devices}
+    check_choice(request)
+    known = {} if seen is None else seen.by_id
     must = frozenset(request.must_include)
     free = frozenset(request.available) - must
     missing = request.size - len(must)
-    if request.size < 1 or not must <= frozenset(request.available) or not 0 <= missing <= len(free):
-        raise RefusedError(
-            Fault.INVALID_ARGUMENT,
-            f"cannot choose {request.size} devices with {len(must)} to include. Allowed: a size of 1 "
-            f"to {len(free | must)}, all to include among the available ones",
-        )
     room = Counter(known[device_id].numa_nodes for device_id in free if device_id in known)
     opened = {known[device_id].numa_nodes for device_id in must if device_id in known}
     lacking = missing - sum(room[place] for place in opened)

@@ -6,7 +6,8 @@ inventories, as ListAndWatch does, and answers the kubelet's calls. It knows no 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from enum import Enum
 from functools import cached_property
@@ -21,6 +22,7 @@ from devices.model import (
     ContainerRequest,
     Device,
     Fault,
+    Field,
     Options,
     PreferredRequest,
     RefusedError,
@@ -31,6 +33,7 @@ from devices.policy import Policy
 
 RETRY_S: Final = 5.0
 """Seconds until a source that failed is started again."""
+_CHOSEN_AT_ONCE: Final = 1000
 _log = structlog.get_logger()
 
 
@@ -79,8 +82,6 @@ def listed(inventory: Inventory, resource: str) -> Listing | None:
     return None if isinstance(inventory, Partial) and inventory.awaits(resource) else _GONE
 
 
-CHOSEN_AT_ONCE: Final = 1000
-"""A choice among so many devices takes a few milliseconds. A choice among more is made in a thread."""
 NOT_TOLD: Final = "it has not reported its devices yet"
 
 
@@ -131,6 +132,44 @@ def unclaimed(resource: str) -> RefusedError:
     )
 
 
+def not_carried(resource: str, fields: Iterable[Field]) -> RefusedError:
+    """Return the refusal for fields that may not reach this kubelet."""
+    return RefusedError(
+        Fault.FAILED_PRECONDITION,
+        f"a container gets {resource} by {', '.join(sorted(field.value for field in fields))}, which may not reach this kubelet, "
+        "so the container would start without its device. Use a kubelet or an API version that has them",
+    )
+
+
+def check_choice(request: PreferredRequest) -> None:
+    """Check that a request for a choice of devices can be met.
+
+    Raises:
+        RefusedError: INVALID_ARGUMENT, it can't.
+    """
+    available, must = frozenset(request.available), frozenset(request.must_include)
+    strangers = must - available
+    if request.size < 1:
+        problem = f"cannot choose {request.size} devices. Ask for at least 1"
+    elif len(available) < len(request.available) or len(must) < len(request.must_include):
+        problem = "the same device ID came twice; give each ID once"
+    elif strangers:
+        some = repr(min(strangers)[:80]) + (f" and {len(strangers) - 1} more" if len(strangers) > 1 else "")
+        problem = f"{some} must be included but aren't available; list them as available too"
+    elif len(must) > request.size:
+        problem = f"{len(must)} devices must be included in a choice of {request.size}; ask for at least {len(must)}"
+    elif len(available) < request.size:
+        problem = f"{request.size} wanted and {len(available)} available; ask for at most {len(available)}"
+    else:
+        return
+    raise RefusedError(Fault.INVALID_ARGUMENT, f"no such choice of devices: {problem}")
+
+
+async def chosen(request: PreferredRequest, choose: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+    """Return a choice. Among many devices it takes longer than a few milliseconds, so it is made in a thread."""
+    return choose() if len(request.available) <= _CHOSEN_AT_ONCE else await asyncio.to_thread(choose)
+
+
 class Fate(Enum):
     """Why a device isn't listed any more. The values are shown to people."""
 
@@ -166,6 +205,27 @@ class Facts(Struct, frozen=True):
     traits: Mapping[str, str] = field(default_factory=dict)
     capacities: Mapping[str, int] = field(default_factory=dict)
     slot: str = ""
+
+
+class Reading(Struct, frozen=True):
+    """The gauges of a GPU or a partition at one moment; None if the driver doesn't report them.
+
+    ``uuid`` is its device ID, ``index`` the vendor's index on the node, ``minor`` the number of its device node, ``profile`` a
+    partition's kind. ``busy`` is in percent, ``used`` and ``free`` memory in MiB, ``celsius`` the GPU's temperature, ``watts``
+    its power draw.
+    """
+
+    uuid: str
+    index: str
+    minor: int
+    pci: str = ""
+    product: str = ""
+    profile: str = ""
+    busy: float | None = None
+    used: float | None = None
+    free: float | None = None
+    celsius: float | None = None
+    watts: float | None = None
 
 
 class Behind(Struct, frozen=True, rename={"folder": "door"}):
@@ -274,6 +334,13 @@ class DeviceSource(Protocol):
         """
         return None
 
+    def readings(self) -> Sequence[Reading]:
+        """Read the gauges of all GPUs that may be used now; leave out what can't be read. Never raises.
+
+        It blocks for as long as a driver takes: call it in a thread.
+        """
+        return ()
+
     def adopt(self, policy: Policy) -> None:
         """Use new settings: ``watch`` yields the result. Must not block, and never raises."""
 
@@ -312,6 +379,6 @@ async def hear(source: DeviceSource, take: Callable[[Inventory], Awaitable[None]
         raise
     except Exception as error:  # noqa: BLE001 - whatever a source does, all devices stay
         _log.exception("a device source failed: its last inventory stays", source=source.name, retry_s=RETRY_S)
-        return f"it failed ({error!r}): its last word counts"
-    _log.error("a device source ended, which it must not: asking it again", source=source.name, retry_s=RETRY_S)
-    return "it ended, which it must not: it is asked again"
+        return f"it failed ({error!r}): its last inventory stays in force"
+    _log.error("a device source ended, which it must not: it is started again", source=source.name, retry_s=RETRY_S)
+    return "it ended, which it must not: it is started again"

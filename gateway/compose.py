@@ -21,7 +21,6 @@ _VENDORS: Final = {"0x10de": "nvidia", "0x1002": "amd"}
 _DISPLAY: Final = ("0x03", "0x12")
 """PCI classes of GPUs: display controllers, and processing accelerators."""
 _SYS: Final = Path("/sys")
-_MAX_FUNCTIONS: Final = 4096
 _NVML: Final = "libnvidia-ml.so.1"
 
 
@@ -75,9 +74,7 @@ def source(settings: Settings, sys: Path = _SYS) -> DeviceSource:
 def hardware(sys: Path) -> list[str]:
     """Return the names of the backends that have GPUs on this node, by the kernel's PCI devices, with or without a driver."""
     found: set[str] = set()
-    for number, function in enumerate((sys / "bus" / "pci" / "devices").glob("*")):
-        if number >= _MAX_FUNCTIONS:
-            break
+    for function in (sys / "bus" / "pci" / "devices").glob("*"):
         try:
             vendor, kind = ((function / name).read_text()[:16].strip() for name in ("vendor", "class"))
         except (OSError, ValueError):

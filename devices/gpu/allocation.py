@@ -7,16 +7,18 @@ GPUs. docs/preferred-allocation.md has the order of importance. The same questio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import nsmallest
 from itertools import accumulate, chain
 
 from devices.gpu.model import GPU, found, in_order
 from devices.gpu.selection import select
-from devices.model import Fault, Health, PreferredRequest, RefusedError
+from devices.model import Health, PreferredRequest
 from devices.policy import Sharing
 from devices.replicas import grouped
+from devices.source import check_choice
 
 
 def preferred(
@@ -32,8 +34,8 @@ def preferred(
         RefusedError: INVALID_ARGUMENT, no choice meets the request: the size is below 1, an ID is given twice, a device
             to include isn't available, there are more of those than ``size``, or fewer are available than ``size``.
     """
-    available, must = frozenset(request.available), frozenset(request.must_include)
-    _check(request, available, must)
+    check_choice(request)
+    must = frozenset(request.must_include)
     free = request.size - len(must)
     there = grouped([one for one in request.available if one not in must] if must else request.available, gpus)
     sound = {uuid: ids for uuid, ids in there.items() if uuid in gpus and gpus[uuid].health is Health.HEALTHY}
@@ -97,13 +99,8 @@ def _spread(free: int, gpus: Sequence[GPU], room: Sequence[int], used: set[int])
     Every GPU has the same number of replicas, so the one with the most room is the least used. Taking one at a time from that
     GPU is optimal.
     """
-    low, high = 0, max(room, default=0)
-    while low < high:  # The lowest level to which all can be lowered.
-        level = (low + high) // 2
-        if sum(left - level for left in room if left > level) <= free:
-            high = level
-        else:
-            low = level + 1
+    # The lowest level to which all can be lowered.
+    low = bisect_left(range(max(room, default=0)), -free, key=lambda level: -sum(max(left - level, 0) for left in room))
     taken = [max(left - low, 0) for left in room]
     free -= sum(taken)
     used = used | {place for place, count in enumerate(taken) if count}
@@ -117,25 +114,3 @@ def _spread(free: int, gpus: Sequence[GPU], room: Sequence[int], used: set[int])
     for place in [*(fresh[one] for one in chosen), *again][:free]:
         taken[place] += 1
     return taken
-
-
-def _check(request: PreferredRequest, available: frozenset[str], must: frozenset[str]) -> None:
-    strangers = must - available
-    if request.size < 1:
-        problem = f"cannot choose {request.size} devices. Ask for at least 1"
-    elif len(available) < len(request.available) or len(must) < len(request.must_include):
-        problem = "the same device ID came twice; give each ID once"
-    elif strangers:
-        problem = f"{_some(strangers)} must be included but aren't available; list them as available too"
-    elif len(must) > request.size:
-        problem = f"{len(must)} devices must be included in a choice of {request.size}; ask for at least {len(must)}"
-    elif len(available) < request.size:
-        problem = f"{request.size} wanted and {len(available)} available; ask for at most {len(available)}"
-    else:
-        return
-    raise RefusedError(Fault.INVALID_ARGUMENT, f"no such choice of devices: {problem}")
-
-
-def _some(device_ids: Iterable[str]) -> str:
-    first, *rest = sorted(device_ids)
-    return f"{first[:80]!r}" + (f" and {len(rest)} more" if rest else "")

@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, in_order
 from devices.model import ContainerAnswer, DeviceNode, Fault, Field, RefusedError, Sayable
 from devices.policy import Policy
 from devices.replicas import unshared
+from devices.source import not_carried
 
 if TYPE_CHECKING:
     from devices.gpu.cdi import Specification
 
 
 class NodeTraits(Struct, frozen=True):
-    """What an answer needs to know of the node, apart from the GPUs.
+    """What an answer needs to know of the node.
 
-    ``control_nodes``, ``missing`` and ``imex`` are those of ``Sight``. ``extras`` are CDI names of what containers get with
-    GPUs. ``specifications`` are the CDI specifications, and ``without_cdi`` is why there are none ('' if there are).
+    ``extras`` are CDI names of what containers get with GPUs. ``specifications`` are the CDI specifications, and
+    ``without_cdi`` is why there are none ('' if there are).
     """
 
-    control_nodes: tuple[str, ...] = ()
+    sight: Sight = Sight(())
     extras: tuple[str, ...] = ()
     specifications: tuple[Specification, ...] = ()
     without_cdi: str = ""
-    missing: tuple[str, ...] = ()
-    imex: bool = False
 
 
 class Asked:
@@ -89,7 +89,7 @@ def visible_devices(asked: Asked, variable: str) -> ContainerAnswer:
     nodes = dict.fromkeys(path for gpu in asked.known for path in gpu.device_nodes)
     needed = {Field.ENVS} | ({Field.DEVICE_NODES} if nodes else set())
     if missing := needed - asked.sayable.said:
-        raise unsaid(asked.resource, missing)
+        raise not_carried(asked.resource, missing)
     return ContainerAnswer(
         envs={variable: ",".join(asked.uuids)}, device_nodes=tuple(DeviceNode(path, path) for path in nodes)
     )
@@ -108,16 +108,8 @@ def by_nodes(asked: Asked) -> ContainerAnswer:
             f"{asked.resource}: {', '.join(bare[:4])} has no device node. Is its driver loaded?",
         )
     if Field.DEVICE_NODES not in asked.sayable.said:
-        raise unsaid(asked.resource, [Field.DEVICE_NODES])
-    paths = dict.fromkeys((*asked.around.control_nodes, *(path for gpu in asked.known for path in gpu.device_nodes)))
-    return ContainerAnswer(device_nodes=tuple(DeviceNode(path, path) for path in paths))
-
-
-def unsaid(resource: str, fields: Iterable[Field]) -> RefusedError:
-    """Return the refusal for fields that this kubelet can't carry."""
-    return RefusedError(
-        Fault.FAILED_PRECONDITION,
-        f"{resource} reaches a container by {', '.join(sorted(field.value for field in fields))}, which can't be said for "
-        "certain to this kubelet, so the container would start without its GPU; use a kubelet or an API version that can be "
-        "told, or another backend",
+        raise not_carried(asked.resource, [Field.DEVICE_NODES])
+    paths = dict.fromkeys(
+        (*asked.around.sight.control_nodes, *(path for gpu in asked.known for path in gpu.device_nodes))
     )
+    return ContainerAnswer(device_nodes=tuple(DeviceNode(path, path) for path in paths))

@@ -1,4 +1,4 @@
-"""CDI (the Container Device Interface), as far as it is the same for all vendors: names and specifications. Pure; ``cdi_files`` writes."""
+"""CDI (the Container Device Interface), as far as it is the same for all vendors: names and specifications. Pure."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def expanded(names: Iterable[str], specs: Iterable[Specification]) -> ContainerA
         edits = {one["name"]: one["containerEdits"] for one in known[kind]["devices"]}
         chosen += [known[kind].get("containerEdits", {}), edits[device]]
     if any(edits.get("hooks") for edits in chosen):
-        raise HookError("a hook of the CDI specification is run by nobody but a container runtime that reads it")
+        raise HookError("the CDI specification has a hook, which only a container runtime can run")
     nodes = {node["path"]: node for edits in chosen for node in edits.get("deviceNodes", ())}
     mounts = {mount["containerPath"]: mount for edits in chosen for mount in edits.get("mounts", ())}
     return ContainerAnswer(

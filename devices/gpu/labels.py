@@ -1,12 +1,11 @@
 """Write a node's labels to a file, from which Node Feature Discovery (NFD) labels the node.
 
-NFD's worker reads every file of a folder, except hidden and large ones, and removes labels that are in no file any more
+NFD's worker reads every file of a folder, except hidden ones, and removes labels that are in no file any more
 (source/local/local.go of 0.18). So the file is replaced atomically, and removed when the labels aren't wanted.
 """
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from devices.policy import Policy
 
 PATH: Final = Path("/etc/kubernetes/node-feature-discovery/features.d/device-plugin-gateway")
-_MOST_BYTES: Final = 65536
 _log = structlog.get_logger()
 
 
@@ -75,15 +73,9 @@ class FeatureFile:
 
 
 def _spelled(labels: Mapping[str, str]) -> bytes:
-    """Return the file's text.
-
-    Raises:
-        OSError: it is too large.
-    """
+    """Return the file's text."""
     lines = (f"{name}={value}\n" for name, value in sorted(labels.items()) if value.isprintable())
-    if len(text := "".join(lines).encode()) > _MOST_BYTES:
-        raise OSError(errno.EFBIG, f"Node Feature Discovery reads at most {_MOST_BYTES} bytes")
-    return text
+    return "".join(lines).encode()
 
 
 def _known_by(found: os.stat_result) -> tuple[int, int]:

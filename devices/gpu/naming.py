@@ -42,15 +42,16 @@ def named(gpus: Iterable[GPU], policy: Policy, vendors: Sequence[Vendor]) -> dic
     return {name: tuple(there) for name, there in found.items()}
 
 
-def as_they_are(before: Mapping[str, GPU], gpus: Sequence[GPU]) -> dict[str, GPU]:
-    """Return what was offered before, by UUID, with its state now: whole GPUs and partitions that are gone are unhealthy."""
+def as_they_are(before: Mapping[str, GPU], gpus: Sequence[GPU], left_out: Collection[str]) -> dict[str, GPU]:
+    """Return what was offered before and isn't left out, by UUID, with its state now. What is gone is unhealthy."""
     now, around = {gpu.uuid: gpu for gpu in gpus}, _by_board(gpus)
-    gone = Trouble("it is there no more: it was partitioned, or its partitions were changed")
+    gone = Trouble("it is gone: the GPU was partitioned, or its partitions were changed")
     return {
         uuid: _judged(there, around[there.board])
         if (there := now.get(uuid)) is not None and there.partitioned == gpu.partitioned
         else replace(gpu, trouble=gone)
         for uuid, gpu in before.items()
+        if uuid not in left_out
     }
 
 
@@ -117,13 +118,13 @@ def patterns_of(gpu: GPU, patterns: Iterable[str]) -> tuple[str, ...]:
     pci = _plain(gpu.pci)
     said = (gpu.uuid, gpu.place or str(gpu.index), pci, pci.removeprefix("0000:"), gpu.product)
     words = {_plain(one) for one in said} - {""}
-    return tuple(one for one in patterns if any(_matches(word, _plain(one)) for word in words))
+    return tuple(one for one in patterns if any(matches(word, _plain(one)) for word in words))
 
 
 def _plain(text: str) -> str:
     return _LONG_DOMAIN.sub("", text.casefold())
 
 
-def _matches(word: str, pattern: str) -> bool:
+def matches(word: str, pattern: str) -> bool:
     """Return True if ``pattern``, in which ``*`` is anything, matches all of ``word``."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), word) is not None

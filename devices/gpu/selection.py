@@ -2,7 +2,7 @@
 
 ``select`` minimises, in this order: the distances, the pairs on two NUMA nodes, what is left of the GPUs, the distances among
 the others, and the indices (docs/preferred-allocation.md explains each). It tries sets in the order of their indices, and skips
-sets that can't win, by a lower bound, and because the first of equal GPUs may be taken first.
+sets that can't win, by a lower bound.
 
 16 GPUs have 65,536 sets, so up to there the result is optimal. Above that, the number of steps is limited, not the time: the
 same question has the same answer on every machine.
@@ -104,7 +104,6 @@ class _Search:
         near = [[*map(add, row, apart[own])] for row, own in zip(table, nodes, strict=False)]
         self._rows = [row[: len(gpus)] for row in near]
         self._start = _Part((), 0, 0, [sum(row[len(gpus) :]) for row in near], missing)
-        self._alike = self._classes()
         self._near: dict[int, list[list[int]]] = {}
         self._steps = _STEPS // len(gpus) if len(gpus) > EXACT else 1 << EXACT
 
@@ -114,7 +113,7 @@ class _Search:
         self._found = first.chosen
         # The 1 lets the search find an equal choice with lower indices; the first that it finds has the lowest.
         self._least = (first.distance, first.cost, 1)
-        self._descend(self._start, 0, 0)
+        self._descend(self._start, 0)
         if self._steps <= 0:
             self._found = self._exchanged(self._part(self._found)).chosen
         return self._found
@@ -128,31 +127,18 @@ class _Search:
             part.missing - self._room[place],
         )
 
-    def _descend(self, part: _Part, start: int, skipped: int) -> None:
-        """Try each way to complete ``part`` with GPUs from ``start`` on, except those like one in ``skipped`` (a set of bits)."""
+    def _descend(self, part: _Part, start: int) -> None:
+        """Try each way to complete ``part`` with GPUs from ``start`` on."""
         self._steps -= 1
         left = self._count - len(part.chosen)
-        alike = self._alike
-        rest = [place for place in self._places[start:] if not skipped & alike[place]]
+        rest = self._places[start:]
         if left == 1:
             self._complete(part, rest)
         elif len(rest) >= left and self._promising(part, start, rest, left):
-            to, near = part.to, self._nearest(start)
-            lengths = [2 * to[place] + near[place][left - 2] for place in rest]
-            ahead = sorted(lengths)
-            for place, length in zip(rest[: len(rest) - left + 1], lengths, strict=False):
+            for place in rest[: len(rest) - left + 1]:
                 if self._steps <= 0:
                     break
-                ahead.remove(length)
-                if not skipped & alike[place]:
-                    # As in ``_promising``, but before there is a part, because most indexes need none. They count as steps all
-                    # the same.
-                    distance = part.distance + 2 * (to[place] + near[place][left - 1]) + sum(ahead[: left - 1])
-                    if distance > self._least[0]:
-                        self._steps -= 1
-                    else:
-                        self._descend(self._with(part, place), place + 1, skipped)
-                    skipped |= alike[place]
+                self._descend(self._with(part, place), place + 1)
 
     def _complete(self, part: _Part, rest: Iterable[int]) -> None:
         for place in rest:
@@ -183,23 +169,6 @@ class _Search:
             sums = [[*accumulate(sorted(row[start:])[: self._count])] for row in self._rows[start:]]
             self._near[start] = [*[[]] * start, *sums]
         return self._near[start]
-
-    def _classes(self) -> list[int]:
-        """Return a bit for each GPU, the same for equal ones: exchanging two changes no distance, no NUMA node and no room."""
-        firsts: dict[tuple[int, int], list[int]] = {}
-        alike: list[int] = []
-        for place in self._places:
-            known = firsts.setdefault((self._start.to[place], self._cost[place]), [])
-            for first in known:
-                row = self._rows[first].copy()
-                row[first], row[place] = row[place], 0
-                if row == self._rows[place]:
-                    alike.append(alike[first])
-                    break
-            else:
-                known.append(place)
-                alike.append(1 << place)
-        return alike
 
     def _star(self) -> _Part:
         """Choose the GPU whose neighbours are nearest, and these; if none has the room, the GPUs with the most room."""

@@ -1,14 +1,14 @@
 """The GPU model as a ``DeviceSource``: names, shares, chooses and gives what a backend sees, as the policy says.
 
 It combines the pure modules that are the same for every vendor: ``naming`` (which resource), ``sharing`` (how often),
-``allocation`` (which GPU), ``answers`` (how a container gets it). The backend only finds and watches hardware.
+``allocation`` (which GPU), ``vendor`` (how a container gets it). The backend only finds and watches hardware.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import is_not
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -17,32 +17,32 @@ import structlog
 from msgspec.structs import replace
 
 from devices.boards import Place
-from devices.gpu import answers, naming, sharing
+from devices.gpu import naming, sharing
 from devices.gpu.allocation import preferred
 from devices.gpu.asked import Asked, NodeTraits
 from devices.gpu.backend import Backend, Sight
 from devices.gpu.model import GPU, found
 from devices.gpu.naming import NamingError
 from devices.gpu.sharing import NamedGPUs
-from devices.gpu.vendor import Vendor
+from devices.gpu.vendor import Vendor, answer
 from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, PreferredRequest, RefusedError, Sayable
 from devices.policy import CDI_STRATEGIES, ListStrategy, Policy, Slices
 from devices.replicas import unshared
 from devices.source import (
-    CHOSEN_AT_ONCE,
     DeviceSource,
     Facts,
     Fate,
     GiveUpError,
     Hindrance,
     Inventory,
+    Reading,
     Unusable,
+    chosen,
     unclaimed,
 )
 
 if TYPE_CHECKING:
     from devices.gpu.labels import FeatureFile
-    from devices.telemetry import Reading
 
 _CDI_AGAIN: Final = 30.0
 """Seconds between two checks of what a CDI specification needs apart from GPUs: /dev/dri fills when DRM's driver is loaded, for
@@ -82,7 +82,6 @@ class GPUSource(DeviceSource):
         self._around = NodeTraits()
         self._news = asyncio.Event()
         self._sight: Sight | None = None
-        self._places: Mapping[str, str] = {}
         self._offers: Mapping[str, NamedGPUs] = {}
         self._inventory: Inventory | None = None
         self._left_out: Mapping[str, tuple[str, ...]] = {}
@@ -138,7 +137,7 @@ class GPUSource(DeviceSource):
         """
         offer = self._offers.get(resource)
         if offer is None and not (
-            self.claims(resource) or any(self._uuid(one) in self._known for one in request.device_ids)
+            self.claims(resource) or any(unshared(one, self._known) in self._known for one in request.device_ids)
         ):
             raise unclaimed(resource)
         rests_on = (self._offers, self._policy, self._around)
@@ -153,7 +152,7 @@ class GPUSource(DeviceSource):
             once = ListStrategy.CDI_ANNOTATIONS in self._policy.list_strategies
             token = str(uuid4()) if once else ""
             asked = Asked(resource, request.device_ids, gpus, self._policy, sayable, self._around, token)
-            said = answers.answer(asked, request.device_ids, self._vendors)
+            said = answer(asked, request.device_ids, self._vendors)
             if not once:
                 self._answered[key] = said
         return said
@@ -165,9 +164,7 @@ class GPUSource(DeviceSource):
             RefusedError: no choice meets the request.
         """
         gpus, policy = self._offers.get(resource, NamedGPUs({})).gpus, self._policy
-        if len(request.available) <= CHOSEN_AT_ONCE:
-            return preferred(request, gpus, policy.sharing)
-        return await asyncio.to_thread(preferred, request, gpus, policy.sharing)
+        return await chosen(request, lambda: preferred(request, gpus, policy.sharing))
 
     async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
         """Let a container start only with GPUs that are present and healthy.
@@ -189,7 +186,7 @@ class GPUSource(DeviceSource):
         sight = self._sight
         if sight is None or self._inventory is None:
             return Fate.UNKNOWN
-        uuid = self._uuid(device_id)
+        uuid = unshared(device_id, self._known)
         there = {gpu.uuid for gpu in sight.gpus}
         offer = self._offers.get(resource)
         if offer is not None and uuid in offer.gpus and device_id in offer.ids(uuid):
@@ -210,7 +207,7 @@ class GPUSource(DeviceSource):
 
     def place(self, device_id: str) -> Place | None:
         """Return where a GPU or partition is. A partition that is gone may have been anywhere on its GPU."""
-        uuid = self._uuid(device_id)
+        uuid = unshared(device_id, self._known)
         gpu = next((gpu for gpu in (self._sight or Sight(())).gpus if gpu.uuid == uuid), None)
         if gpu is not None:
             return Place(gpu.board, gpu.uuid if gpu.parent else "")
@@ -238,7 +235,7 @@ class GPUSource(DeviceSource):
         none = not any(offer.gpus for offer in self._offers.values())
         gpus = [one for one in self._unusable if not one.excluded]
         found = [Hindrance(self.name, f"{one.name} can't be used: {one.reason}", held_up=none) for one in gpus]
-        missing = ", ".join(self._around.missing)
+        missing = ", ".join(self._around.sight.missing)
         return [*found, Hindrance(self.name, f"{missing}: {_MISSING}")] if missing else found
 
     def unusable(self) -> tuple[Unusable, ...]:
@@ -248,7 +245,7 @@ class GPUSource(DeviceSource):
     def facts(self, resource: str) -> Callable[[str], Facts]:
         """Return the facts of a GPU."""
         gpus, sight = self._offers.get(resource, NamedGPUs({})).gpus, self._sight or Sight(())
-        self._places = places = self._places or {one.uuid: one.place or str(one.index) for one in sight.gpus}
+        places = {one.uuid: one.place or str(one.index) for one in sight.gpus}
         return lambda one: Facts() if (gpu := found(one, gpus)) is None else _facts(gpu, places, sight.driver)
 
     def adopt(self, policy: Policy) -> None:
@@ -269,10 +266,7 @@ class GPUSource(DeviceSource):
 
     def readings(self) -> Sequence[Reading]:
         """Read the GPUs' gauges, if the backend can. Blocks."""
-        from devices.telemetry import Measured  # noqa: PLC0415 - who wants no gauges needn't pay for it
-
-        backend = self._backend
-        return backend.readings() if isinstance(backend, Measured) else ()
+        return getattr(self._backend, "readings", tuple)()
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:
         """Release the GPUs of these devices; return the IDs of all devices on them."""
@@ -283,17 +277,24 @@ class GPUSource(DeviceSource):
         return await self._handled(self._backend.acquire, device_ids)
 
     async def _handled(self, do: Callable[[Collection[str]], Awaitable[None]], named: Collection[str]) -> list[str]:
-        boards = self._boards(named)
+        """Do it with the GPUs of the named devices (none means all); return the IDs of all devices on them."""
+        wanted = frozenset(named)
+        boards = {gpu.board for offer, gpu in self._offered() if not wanted.isdisjoint(offer.ids(gpu.uuid))}
         if boards or not named:
             await do(boards)
-        return await asyncio.to_thread(_on, self._offers.values(), boards if named else None)
+        meant = [(offer, gpu) for offer, gpu in self._offered() if gpu.board in boards or not named]
+        return [device_id for offer, gpu in meant for device_id in offer.ids(gpu.uuid)]
+
+    def _offered(self) -> Iterator[tuple[NamedGPUs, GPU]]:
+        return ((offer, gpu) for offer in self._offers.values() for gpu in offer.gpus.values())
 
     async def _follow(self) -> None:
         async with contextlib.aclosing(self._backend.watch()) as sights:
             async for sight in sights:
                 before = self._sight or Sight(())
-                _tell_missing(before.missing, sight.missing)
-                self._sight, self._places = _completed(sight, before.gpus, self._known), {}
+                if sight.missing and sight.missing != before.missing:
+                    _log.error("device nodes are missing", nodes=list(sight.missing), reason=_MISSING)
+                self._sight = _completed(sight, before.gpus, self._known)
                 for gpu in self._sight.gpus:
                     self._known.pop(gpu.uuid, None)
                     self._known[gpu.uuid] = gpu
@@ -321,14 +322,16 @@ class GPUSource(DeviceSource):
                 self._news.set()
                 return
             self._offers = {
-                name: replace(offer, gpus=naming.as_they_are(_without(offer.gpus, self._left_out), sight.gpus))
+                name: replace(offer, gpus=naming.as_they_are(offer.gpus, sight.gpus, self._left_out))
                 for name, offer in self._offers.items()
             }
         else:
             self._unnamed = ""
         other = naming.also_left_out(sight.unusable, self._policy.excluded)
         unusable = (*other, *sharing.unlisted(self.name, sight.gpus, self._offers.values(), self._left_out))
-        _tell_unusable(self._unusable, unusable)
+        for one in unusable:
+            if one not in self._unusable and not one.excluded:
+                _log.warning("a GPU can't be used", gpu=one.name, reason=one.reason)
         self._unusable = unusable
         self._inventory = {
             name: sharing.listing(offer, sight.recovered | _regained(offer, sight), sight.released)
@@ -342,7 +345,7 @@ class GPUSource(DeviceSource):
         if self._inventory is None or sight is None or not (sight.gpus or self._known):
             return  # Without the driver, what was written before stays.
         if self._survey_cdi is None or not policy.list_strategies & CDI_STRATEGIES:
-            self._around = NodeTraits(sight.control_nodes, missing=sight.missing, imex=sight.imex)
+            self._around = NodeTraits(sight)
             return
         around = await asyncio.to_thread(self._survey_cdi, replace(sight, gpus=_wanted(sight, self._left_out)), policy)
         if around.without_cdi:
@@ -352,7 +355,7 @@ class GPUSource(DeviceSource):
                 _log.error("no CDI specification", reason=around.without_cdi, retry_s=_CDI_AGAIN)
             # Once specifications were written, the start has not failed.
             around = replace(around, specifications=self._around.specifications)
-        self._around = replace(around, missing=sight.missing, imex=sight.imex)
+        self._around = around
 
     async def _label(self) -> None:
         """Write the node's labels, if this gateway leads. While the driver can't be used, its labels stay."""
@@ -367,25 +370,6 @@ class GPUSource(DeviceSource):
         name = naming.name_of(gpu, self._policy, self._vendors) or ""
         slices = self._policy.slices.get(name, Slices(0, name))
         return not sharing.could_be(gpu, device_id, resource, slices)
-
-    def _uuid(self, device_id: str) -> str:
-        """Return the UUID of a device ID's GPU or partition."""
-        return unshared(device_id, self._known)
-
-    def _boards(self, device_ids: Collection[str]) -> set[str]:
-        """Return the UUIDs of the physical GPUs of these devices."""
-        boards, named = set[str](), frozenset(device_ids)
-        for offer in self._offers.values():
-            meant = offer.gpus.keys() & {unshared(one, offer.gpus) for one in named}
-            boards |= {offer.gpus[uuid].board for uuid in meant if not named.isdisjoint(offer.ids(uuid))}
-        return boards
-
-
-def _on(offers: Iterable[NamedGPUs], boards: Collection[str] | None) -> list[str]:
-    """Return the IDs of all devices on these GPUs; None means all."""
-    gpus = ((offer, gpu) for offer in offers for gpu in offer.gpus.values())
-    meant = ((offer, gpu.uuid) for offer, gpu in gpus if boards is None or gpu.board in boards)
-    return [device_id for offer, uuid in meant for device_id in offer.ids(uuid)]
 
 
 def _completed(sight: Sight, before: Sequence[GPU], known: Mapping[str, GPU]) -> Sight:
@@ -402,21 +386,6 @@ def _completed(sight: Sight, before: Sequence[GPU], known: Mapping[str, GPU]) ->
 def _wanted(sight: Sight, left_out: Collection[str]) -> tuple[GPU, ...]:
     """Return the GPUs of a sight that no setting leaves out."""
     return tuple(gpu for gpu in sight.gpus if gpu.uuid not in left_out)
-
-
-def _without(gpus: Mapping[str, GPU], left_out: Collection[str]) -> Mapping[str, GPU]:
-    return {uuid: gpu for uuid, gpu in gpus.items() if uuid not in left_out}
-
-
-def _tell_missing(before: Collection[str], now: Collection[str]) -> None:
-    if now and now != before:
-        _log.error("device nodes are missing", nodes=list(now), reason=_MISSING)
-
-
-def _tell_unusable(before: Collection[Unusable], now: Iterable[Unusable]) -> None:
-    for one in now:
-        if one not in before and not one.excluded:
-            _log.warning("a GPU can't be used", gpu=one.name, reason=one.reason)
 
 
 def _check_complete(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> None:

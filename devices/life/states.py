@@ -51,8 +51,8 @@ class Consequence(Struct, frozen=True):
     person what to do.
     """
 
-    health: Health | None
-    allocate: Fault | None = None
+    health: Health | None = Health.UNHEALTHY
+    allocate: Fault | None = Fault.FAILED_PRECONDITION
     lenient: bool = False
     held: bool = False
     pre_start: Fault | None = None
@@ -62,26 +62,23 @@ class Consequence(Struct, frozen=True):
 
 
 TABLE: Final[Mapping[State, Consequence]] = {
-    State.PRESENT: Consequence(Health.HEALTHY),
+    State.PRESENT: Consequence(Health.HEALTHY, allocate=None),
     # The state file knows its ID; the first inventory decides. It is given, because a refused admission would be final, while a
     # refused pre-start is tried again.
-    State.NOT_LOOKED_YET: Consequence(None, pre_start=Fault.FAILED_PRECONDITION, way_out="the kubelet tries again"),
+    State.NOT_LOOKED_YET: Consequence(
+        None, allocate=None, pre_start=Fault.FAILED_PRECONDITION, way_out="the kubelet tries again"
+    ),
     State.UNHEALTHY: Consequence(
-        Health.UNHEALTHY,
-        Fault.FAILED_PRECONDITION,
         lenient=True,
         way_out="start the pod anew so that it gets another device, and repair this one",
     ),
     # It stays listed while a container may hold it: otherwise the kubelet would forget the holder.
     State.LOST: Consequence(
-        Health.UNHEALTHY,
-        Fault.FAILED_PRECONDITION,
         way_out="start the pod anew so that it gets another device, and check this one's seat, power and driver",
     ),
     # An operator wanted it gone, so it stays only for a container that holds it.
     State.WITHDRAWN: Consequence(
-        Health.UNHEALTHY,
-        Fault.NOT_FOUND,
+        allocate=Fault.NOT_FOUND,
         held=True,
         listed=False,
         kept=False,
@@ -89,29 +86,21 @@ TABLE: Final[Mapping[State, Consequence]] = {
     ),
     # For its holders, the state beneath decides.
     State.CORDONED: Consequence(
-        Health.UNHEALTHY,
-        Fault.FAILED_PRECONDITION,
         held=True,
         way_out="start the pod anew so that it gets another device, or lift the cordon",
     ),
     # Its hardware is in use under another ID (``devices.boards``). For its holders, the state beneath decides.
     State.WITHHELD: Consequence(
-        Health.UNHEALTHY,
-        Fault.FAILED_PRECONDITION,
         held=True,
         way_out="it is offered again when that container has ended; or take the change of the configuration back",
     ),
     # It goes to DRA when no container holds it. For its holders, the state beneath decides.
     State.LEAVING: Consequence(
-        Health.UNHEALTHY,
-        Fault.FAILED_PRECONDITION,
         held=True,
         way_out="start the pod anew so that it gets another device, or ask by a ResourceClaim",
     ),
     # DRA gives it. No container holds it by this API, even if the kubelet's checkpoint still names pods that ended.
     State.ELSEWHERE: Consequence(
-        Health.UNHEALTHY,
-        Fault.FAILED_PRECONDITION,
         way_out="start the pod anew so that it gets another device, or ask by a ResourceClaim; `gateway move --to plugin` brings it back",
     ),
     # A pod that asked by name has it by DRA, and the scheduler counts that pod with those of this API: so the list counts its
@@ -119,20 +108,16 @@ TABLE: Final[Mapping[State, Consequence]] = {
     # forgets what it was about to give, and gave it to two pods (run on 1.37; UpdateAllocatedDevices of devicemanager/manager.go).
     State.LENT: Consequence(
         Health.HEALTHY,
-        Fault.FAILED_PRECONDITION,
         way_out="start the pod anew; it comes back from DRA when the pod has ended that has it",
     ),
     # That pod has ended, and the device is here in a moment. The next pod may be on its way to the kubelet.
     State.RETURNING: Consequence(
         Health.HEALTHY,
-        Fault.FAILED_PRECONDITION,
         way_out="start the pod anew; it comes back from DRA as soon as the API server says that no claim has it",
     ),
     # Somebody is about to reset or partition it. Unhealthy also while a container holds it: the moment that one ends, the
     # kubelet would give it to the next. What it covers stays as it was seen last, and decides for those who hold it.
     State.RELEASED: Consequence(
-        Health.UNHEALTHY,
-        Fault.FAILED_PRECONDITION,
         held=True,
         way_out="start the pod anew so that it gets another device; after the reset say `gateway acquire`",
     ),

@@ -21,13 +21,12 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from devices.replicas import unshared
-from devices.telemetry import Measured
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from devices.telemetry import Reading
+    from devices.source import Reading
     from gateway.telling.subject import Subject
     from gateway.wires.http import Answer, Handler
 
@@ -162,11 +161,8 @@ def holders(held: Iterable[Mapping[str, str] | None]) -> dict[str, list[Holder]]
 
 
 def added(gateway: Subject, answer: Callable[[], Awaitable[Answer]]) -> Handler:
-    """Return a handler that adds the gauges to the answer to ``GET /metrics``, if the source of devices has any."""
-    source = gateway.source
-    if not isinstance(source, Measured):
-        return answer
-    sampler, host = Sampler(source.readings), gateway.settings.node_name or socket.gethostname()
+    """Return a handler that adds the gauges to the answer to ``GET /metrics``."""
+    sampler, host = Sampler(gateway.source.readings), gateway.settings.node_name or socket.gethostname()
 
     async def both() -> Answer:
         (status, kind, body), readings = await asyncio.gather(answer(), sampler.latest())

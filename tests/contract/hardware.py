@@ -50,7 +50,7 @@ class Host:
         _by_default("devices.gpu.nvidia.labels", "labels", sys=self.sys)
         _by_default("devices.gpu.amd.backend", "AmdBackend.__init__", sys=self.sys)
         exporter = self.root / "exporter.sock"
-        _by_default("devices.gpu.amd.exporter", "Exporter.__init__", socket=exporter, clock=time.monotonic)
+        _by_default("devices.gpu.amd.exporter", "Exporter.__init__", socket=exporter)
         _by_default("devices.generic", "GenericSource.__init__", root=self.root)
         _by_default("gateway.compose", "source", sys=self.sys)
         patches.setattr("gateway.unseen.PCI", self.sys / "bus/pci/devices")

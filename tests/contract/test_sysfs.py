@@ -206,8 +206,8 @@ def _leads(target: str) -> Callable[[Sysfs], None]:
 
 
 EDITS: Final[Mapping[str, tuple[Callable[[Sysfs], object], str]]] = {
-    "a folder for a file": (_folder_for_a_file, "is no plain file"),
-    "a pipe": (_pipe_for_a_file, "is no plain file"),
+    "a folder for a file": (_folder_for_a_file, "Is a directory"),
+    "a pipe": (_pipe_for_a_file, "is not a plain file"),
     "a link for a file": (_link_for_a_file, "Too many levels of symbolic links"),
     "a huge file": (lambda tree: _mode(tree).write_text("X" * 4097), "more than 4096 bytes"),
     "an odd mode": (lambda tree: _mode(tree).write_text("CPX/../x"), "unknown partition mode"),
@@ -613,7 +613,7 @@ async def test_what_the_exporter_says_of_a_partition_is_so_of_its_gpu(node: Node
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        pytest.param(lambda: b"\x0b", "the unknown type 3", id="nonsense"),
+        pytest.param(lambda: b"\x0b", "cannot decode the answer", id="nonsense"),
         pytest.param(lambda: b"\x0a\x00" * (1 << 20), "RESOURCE_EXHAUSTED", id="too much"),
         pytest.param(lambda: b"\x0a" + 1 // 0 * b"", "UNKNOWN", id="an error"),
     ],

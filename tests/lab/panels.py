@@ -20,7 +20,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from devices.telemetry import Reading
+from devices.source import Reading
 from gateway.telling import gpumetrics
 from gateway.telling.metrics import Metrics
 from tests.unit import documents

@@ -333,8 +333,8 @@ MUTANTS = (
         "OM2",
         "a cordon on a held device is no cordon",
         "devices/life/states.py",
-        "    # For its holders, the state beneath decides.\n    State.CORDONED: Consequence(\n        Health.UNHEALTHY,",
-        "    # For its holders, the state beneath decides.\n    State.CORDONED: Consequence(\n        None,",
+        "    State.CORDONED: Consequence(\n        held=True,",
+        "    State.CORDONED: Consequence(\n        None,\n        held=True,",
         f"{_RECORDS}::test_who_holds_a_gpu_that_is_cordoned_or_goes_keeps_it",
     ),
     Mutant(

@@ -276,8 +276,8 @@ MUTANTS = (
         "T6",
         "what isn't looked at yet is called ill",
         "devices/life/states.py",
-        "State.NOT_LOOKED_YET: Consequence(None,",
-        "State.NOT_LOOKED_YET: Consequence(Health.UNHEALTHY,",
+        "State.NOT_LOOKED_YET: Consequence(\n        None,",
+        "State.NOT_LOOKED_YET: Consequence(\n        Health.UNHEALTHY,",
         "tests/contract/test_sources.py::test_a_source_that_has_not_told_anything_is_named_and_its_devices_are_as_before",
     ),
     Mutant(

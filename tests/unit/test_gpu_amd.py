@@ -62,17 +62,17 @@ def test_no_answer_of_the_exporter_does_harm(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    "data",
     [
-        pytest.param(answer(a="unhealthy")[:-1], "lacks 1 bytes", id="cut short"),
-        pytest.param(b"\x0a\x05\x1a\x09abc", "lacks 6 bytes", id="cut short inside"),
-        pytest.param(b"\x0a" + b"\xff" * 10, "a number without an end", id="a length of more than 64 bits"),
-        pytest.param(b"\x0a", "a number without an end", id="no length"),
-        pytest.param(b"\x0b", "the unknown type 3", id="a group"),
+        pytest.param(answer(a="unhealthy")[:-1], id="cut short"),
+        pytest.param(b"\x0a\x05\x1a\x09abc", id="cut short inside"),
+        pytest.param(b"\x0a" + b"\xff" * 10, id="a length of more than 64 bits"),
+        pytest.param(b"\x0a", id="no length"),
+        pytest.param(b"\x0b", id="a group without an end"),
     ],
 )
-def test_what_is_no_answer_of_the_exporter(data: bytes, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_what_is_no_answer_of_the_exporter(data: bytes) -> None:
+    with pytest.raises(ValueError, match="cannot decode the answer of AMD's metrics exporter"):
         unhealthy(data)
 
 

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.gpu.answers import answer
 from devices.gpu.asked import Asked, NodeTraits
 from devices.gpu.model import GPU, found
 from devices.gpu.nvidia import cdi
 from devices.gpu.nvidia.cdi import DriverFiles
 from devices.gpu.simulated.backend import VENDORS
-from devices.gpu.vendor import Vendor
+from devices.gpu.vendor import Vendor, answer
 from devices.model import (
     ContainerAnswer,
     Fault,

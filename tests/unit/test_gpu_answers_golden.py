@@ -18,11 +18,12 @@ from msgspec.structs import replace
 
 from adapters.dialect import Dialect, Level, sayable
 from adapters.registry import by_name
-from devices.gpu.answers import answer
 from devices.gpu.asked import Asked, NodeTraits
+from devices.gpu.backend import Sight
 from devices.gpu.model import GPU
 from devices.gpu.nvidia.cdi import Extra, qualified
 from devices.gpu.simulated.backend import VENDORS
+from devices.gpu.vendor import answer
 from devices.model import (
     ContainerAnswer,
     ContainerRequest,
@@ -116,7 +117,7 @@ MEASURED = {
 
 def told(world: World, policy: Policy, to: str, resource: str = "") -> ContainerAnswer:
     gpus = {gpu.uuid: gpu for gpu in world.gpus}
-    around = NodeTraits(world.control)
+    around = NodeTraits(Sight((), control_nodes=world.control))
     asked = Asked(resource or world.resource, world.asked, gpus, policy, sayable(*LEVELS[to]), around, UNIQUE)
     return answer(asked, world.asked, VENDORS)
 

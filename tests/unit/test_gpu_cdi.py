@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from devices.gpu import cdi
 from devices.gpu.cdi import Specification, with_gone
-from devices.gpu.cdi_files import CDIFileError, path_of, write
 from devices.gpu.model import GPU
 from devices.gpu.nvidia.cdi import (
     Drawing,
@@ -27,6 +26,7 @@ from devices.gpu.nvidia.cdi import (
     specifications,
 )
 from devices.gpu.nvidia.driverfiles import DriverFilesError, find
+from devices.gpu.nvidia.survey import CDIFileError, path_of, write
 from devices.model import Mount
 from devices.policy import IdStrategy, Policy
 
@@ -461,7 +461,7 @@ def test_a_gpu_has_the_nodes_that_it_draws_with(root: Path) -> None:
 
 @pytest.mark.parametrize("version", ["", "550", "../../etc", "550.54.15\n", "*", "550.54.15/x"])
 def test_a_version_that_is_none(root: Path, version: str) -> None:
-    with pytest.raises(DriverFilesError, match="known by its version, such as"):
+    with pytest.raises(DriverFilesError, match="the driver's version, such as"):
         find(Policy(container_driver_root=str(root)), version)
 
 

@@ -13,8 +13,9 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from msgspec.structs import replace
@@ -30,15 +31,13 @@ from devices.gpu.amd.sysfs import (
     KfdNode,
     Topology,
     Tree,
+    gauges,
     read,
 )
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.model import Trouble
-from devices.source import Hindrance, Unusable
-
-if TYPE_CHECKING:
-    from devices.telemetry import Reading
+from devices.source import Hindrance, Reading, Unusable
 
 _RESOURCE: Final = "amd.com/gpu"
 _CONTROL_NODES: Final = ("/dev/kfd",)
@@ -61,11 +60,11 @@ class AmdBackend:
 
     name = "amd"
 
-    def __init__(self, sys: Path = Path("/sys"), exporter: Exporter | None = None) -> None:
+    def __init__(self, sys: Path = Path("/sys")) -> None:
         self._sys = sys
-        self._exporter = exporter or Exporter()
+        self._exporter = Exporter()
         self._asked = asyncio.Event()
-        self._reading: asyncio.Future[Tree | Exception] | None = None
+        self._reading: asyncio.Future[Tree] | None = None
         self._topology = Topology()
         self._seen: tuple[GPU, ...] | None = None
         self._driver = ""
@@ -92,10 +91,8 @@ class AmdBackend:
 
     def readings(self) -> Sequence[Reading]:
         """Read the gauges of the GPUs that aren't released. It blocks: call it in a thread. Never raises."""
-        from devices.gpu.amd import telemetry  # noqa: PLC0415 - who wants no gauges needn't pay for it
-
         released = self._released
-        return telemetry.read(self._sys, [gpu for gpu in self._seen or () if gpu.board not in released])
+        return gauges(self._sys, [gpu for gpu in self._seen or () if gpu.board not in released])
 
     async def release(self, uuids: Collection[str]) -> None:
         """Leave these GPUs out from now on. Nothing must be closed: between two looks no file is open."""
@@ -151,18 +148,13 @@ class AmdBackend:
         """
         if self._reading is None:
             self._reading = _in_thread(lambda: read(self._sys, self._topology))
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                result = await asyncio.shield(self._reading)
-        except TimeoutError:
+        done, _ = await asyncio.wait({self._reading}, timeout=_PATIENCE_S)
+        if not done:
             raise HangsError(
-                f"the amdgpu driver hangs: {self._sys} was not read within {_PATIENCE_S:g} s. If this "
-                "lasts, reboot the node"
-            ) from None
-        self._reading = None
-        if isinstance(result, Exception):
-            raise result
-        return result
+                f"the amdgpu driver hangs: {self._sys} was not read within {_PATIENCE_S:g} s. If this lasts, reboot the node"
+            )
+        reading, self._reading = self._reading, None
+        return reading.result()
 
 
 def gpus(tree: Tree) -> tuple[GPU, ...]:
@@ -370,22 +362,14 @@ def _links(
     return tuple(best[peer] for peer in sorted(best))
 
 
-def _in_thread(work: Callable[[], Tree]) -> asyncio.Future[Tree | Exception]:
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Tree | Exception] = loop.create_future()
-
-    def deliver(result: Tree | Exception) -> None:
-        if not done.done():
-            done.set_result(result)
+def _in_thread(work: Callable[[], Tree]) -> asyncio.Future[Tree]:
+    done: Future[Tree] = Future()
 
     def run() -> None:
-        result: Tree | Exception
         try:
-            result = work()
+            done.set_result(work())
         except Exception as error:  # noqa: BLE001 - raised again where it is awaited
-            result = error
-        with contextlib.suppress(RuntimeError):  # The loop is closed.
-            loop.call_soon_threadsafe(deliver, result)
+            done.set_exception(error)
 
     threading.Thread(target=run, name="amd-sysfs", daemon=True).start()
-    return done
+    return asyncio.wrap_future(done)

@@ -1,21 +1,24 @@
 """The health of GPUs by AMD's metrics exporter, on nodes where it runs.
 
 Its gRPC method lists them, on a socket of its own (ROCm/k8s-device-plugin, internal/pkg/exporter). Only the word "unhealthy"
-counts: for some devices the exporter has no data, which is no trouble (its #195). The answer is decoded here, because only two
-of its strings are needed.
+counts: for some devices the exporter has no data, which is no trouble (its #195). The answer is read without the exporter's
+.proto file, because only two of its strings are needed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 SOCKET: Final = Path("/var/lib/amd-metrics-exporter/amdgpu_device_metrics_exporter_grpc.socket")
 _METHOD: Final = "/metricssvc.MetricsService/List"
@@ -27,7 +30,8 @@ _EVERY_S: Final = 30.0
 _KEPT_S: Final = 300.0
 """Enough for a new exporter to replace an old one."""
 _DEADLINE_S: Final = 2.0
-_VARINT_BITS: Final = 64
+_BYTES: Final = 2
+"""The wire type of strings and messages (https://protobuf.dev/programming-guides/encoding/)."""
 
 # The size limits the work: a node has some hundred devices, with less than 1 KiB for each.
 _OPTIONS: Final = (
@@ -41,21 +45,19 @@ _log = structlog.get_logger()
 class Exporter:
     """Asks the exporter, at most every 30 s, and keeps its last answer for 5 minutes while it doesn't answer.
 
-    Args:
-        socket: its socket, which may not exist.
-        clock: returns monotonic seconds.
+    ``socket`` is its socket, which may not exist.
     """
 
-    def __init__(self, socket: Path = SOCKET, clock: Callable[[], float] = time.monotonic) -> None:
-        self._socket, self._clock = socket, clock
-        self._next = clock()
+    def __init__(self, socket: Path = SOCKET) -> None:
+        self._socket = socket
+        self._next = time.monotonic()
         self._heard: float | None = None
         self._ill: frozenset[str] = frozenset()
         self._silent = False
 
     async def unhealthy(self) -> frozenset[str]:
         """Return the IDs of the unhealthy devices. Takes at most 2 s, and never raises."""
-        now = self._clock()
+        now = time.monotonic()
         if now >= self._next:
             self._next = now + _EVERY_S
             await self._ask(now)
@@ -105,38 +107,15 @@ def unhealthy(response: bytes) -> frozenset[str]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the fields of a protobuf message that have a length, by number; step over the others.
+    """Yield the strings and messages in a protobuf message, each with its field number.
 
-    The rules: https://protobuf.dev/programming-guides/encoding/
+    Raises:
+        ValueError: it isn't a protobuf message.
     """
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        match tag & 7:
-            case 0:
-                _, at = _varint(message, at)
-            case 1:
-                at += 8
-            case 5:
-                at += 4
-            case 2:
-                length, at = _varint(message, at)
-                yield tag >> 3, message[at : at + length]
-                at += length
-            case kind:
-                raise ValueError(f"the metrics exporter's answer has a field of the unknown type {kind}")
-    if at > len(message):
-        raise ValueError(f"the metrics exporter's answer lacks {at - len(message)} bytes")
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Read a number; return it and where it ends."""
-    number = 0
-    for shift in range(0, _VARINT_BITS + 6, 7):
-        if at >= len(message):
-            break
-        byte = message[at]
-        number, at = number | (byte & 0x7F) << shift, at + 1
-        if byte < 0x80:
-            return number, at
-    raise ValueError("the metrics exporter's answer has a number without an end")
+    try:
+        fields = UnknownFieldSet(Empty.FromString(message))
+    except DecodeError as error:
+        raise ValueError(f"cannot decode the answer of AMD's metrics exporter: {error}") from None
+    for field in map(fields.__getitem__, range(len(fields))):
+        if field.wire_type == _BYTES:
+            yield field.field_number, field.data

@@ -1,4 +1,4 @@
-"""AMD's GPUs in sysfs, as plain values: bounded, and read again where the tree changed meanwhile."""
+"""Read AMD's GPUs from sysfs, as plain values. Sizes are bounded, and a tree that changes meanwhile is read again."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import contextlib
 import itertools
 import os
 import re
-import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from devices.files import read_plain
+from devices.gpu.model import GPU
+from devices.source import Reading
+
 _TEXT: Final = 4096
-"""The most bytes of a file that count; the kernel gives a page at most."""
+"""Most bytes of a file: the kernel gives at most a page."""
 ENTRIES: Final = 1024
-"""The most entries of a folder that count: 64 partitions have 65 nodes with 64 links each."""
+"""Most entries of a folder: 64 partitions have 65 nodes with 64 links each."""
 _TRIES: Final = 3
 _PCI: Final = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 
@@ -26,10 +29,12 @@ _PARTITION: Final = re.compile(r"amdgpu_xcp[._][0-9]{1,4}")
 _CARD: Final = re.compile(r"card([0-9]{1,5})")
 _RENDER: Final = re.compile(r"renderD([0-9]{1,5})")
 _NUMBER: Final = re.compile(r"[0-9]{1,5}")
+_GAUGE: Final = re.compile(r"[0-9]{1,20}")
+_MONITOR: Final = re.compile(r"hwmon[0-9]{1,5}")
 COMPUTE, MEMORY = "current_compute_partition", "current_memory_partition"
 """The files with a GPU's partition modes."""
 _MODES: Final = {COMPUTE: (re.compile(r"[a-z]px"), "SPX"), MEMORY: (re.compile(r"nps[0-9]{1,2}"), "NPS1")}
-"""Which modes there are (amdgpu_xcp.c, amdgpu_gmc.c), and one of them. A driver that can't read a mode writes "UNKNOWN"."""
+"""The form of the modes (amdgpu_xcp.c, amdgpu_gmc.c), and an example. A driver that can't read a mode writes "UNKNOWN"."""
 _VENDOR, _CLASSES = "0x1002", ("0x03", "0x12")
 """AMD's PCI vendor ID; PCI classes of display controllers and processing accelerators."""
 _DEVICE: Final = re.compile(r"0x[0-9a-f]{4}")
@@ -46,7 +51,7 @@ class AbsentError(Exception):
 
 
 class DriverEntry(Struct, frozen=True):
-    """What the driver has for a GPU (``id`` is its PCI address) or a partition (its platform device).
+    """A GPU (``id`` is its PCI address) or a partition (its platform device), as the driver lists it.
 
     ``card`` and ``render`` are the numbers of its device nodes, None if it has none. ``compute`` and ``memory`` are the
     partition modes of a GPU (``cpx``, ``nps4``), '' if it has no such file. ``device`` is its PCI device ID (``0x740f``).
@@ -75,7 +80,7 @@ class KfdLink(NamedTuple):
 class KfdNode(Struct, frozen=True):
     """A node of KFD's topology that computes. ``location`` is bus << 8 | device << 3 | function, or partition.
 
-    ``simds`` are its SIMD units, ``per_cu`` those of one compute unit, ``memory`` is in bytes; 0 where the kernel doesn't say.
+    ``simds`` are its SIMD units, ``per_cu`` those of one compute unit, ``memory`` is in bytes. 0: unknown.
     """
 
     number: int
@@ -89,7 +94,7 @@ class KfdNode(Struct, frozen=True):
 
 
 class Topology(Struct, frozen=True):
-    """KFD's nodes as they were at ``key``, which changes with them. ``problem`` says why some could not be read.
+    """KFD's nodes, and a ``key`` that changes with them. ``problem`` is why some could not be read.
 
     ``unbound`` are the PCI addresses of AMD's GPUs that had no driver then.
     """
@@ -101,7 +106,7 @@ class Topology(Struct, frozen=True):
 
 
 class Tree(Struct, frozen=True):
-    """Everything in sysfs that counts, as plain values."""
+    """What was read from sysfs."""
 
     whole: tuple[DriverEntry, ...] = ()
     partitions: tuple[DriverEntry, ...] = ()
@@ -110,7 +115,7 @@ class Tree(Struct, frozen=True):
 
 
 def read(sys: Path, last: Topology) -> Tree:
-    """Read the tree below ``sys``. Takes some milliseconds; most of it only where KFD's topology isn't that of ``last``.
+    """Read the tree below ``sys``. It takes some milliseconds, less if KFD's topology is still ``last``.
 
     Raises:
         AbsentError: the driver or KFD isn't there, or their folders can't be read.
@@ -122,7 +127,7 @@ def read(sys: Path, last: Topology) -> Tree:
     except (OSError, ValueError) as error:
         raise AbsentError(f"the amdgpu driver with KFD is not loaded: {error}") from None
     tree = Tree()
-    for _ in range(_TRIES):  # until nothing changed while it was read
+    for _ in range(_TRIES):  # Until nothing changed while it was read.
         tree = _read(root, kfd, drivers, last)
         if tree.topology.key == _key(kfd, tree.whole):
             break
@@ -161,7 +166,7 @@ def _entry(root: Path, path: Path) -> DriverEntry:
         render=_least(_RENDER, names),
         compute=compute,
         memory=memory,
-        numa_node=int(numa) if _NUMBER.fullmatch(numa) else None,  # -1 where there is none
+        numa_node=int(numa) if _NUMBER.fullmatch(numa) else None,  # -1: none.
         product="".join(filter(str.isprintable, product))[:64],
         problem="; ".join(filter(None, (why_compute, why_memory, why_numa and f"numa_node: {why_numa}")))[:400],
         device=device if _DEVICE.fullmatch(device) else "",
@@ -175,7 +180,7 @@ def _unbound(root: Path, bound: Collection[str]) -> tuple[str, ...]:
     for name in _names(folder, _PCI):
         vendor, kind = (_optional(folder / name / file)[0] for file in ("vendor", "class"))
         if name not in bound and vendor == _VENDOR and kind.startswith(_CLASSES):
-            driver = Path(os.path.realpath(folder / name / "driver")).name  # "driver": there is none
+            driver = Path(os.path.realpath(folder / name / "driver")).name  # "driver": none.
             if driver in {"driver", "amdgpu"}:
                 found.append(name)
     return tuple(found)
@@ -191,9 +196,9 @@ def _mode(path: Path) -> tuple[str, str]:
 
 
 def _key(kfd: Path, whole: Iterable[DriverEntry]) -> tuple[object, ...]:
-    """What changes whenever KFD's topology does: its generation, and since that begins anew with the driver, its inode.
+    """Return what changes whenever KFD's topology does; empty if the kernel has no generation.
 
-    Empty where the kernel tells no generation.
+    The generation starts again when the driver is loaded, so the inode is also in it.
     """
     generation, _ = _optional(kfd / "generation_id")
     try:
@@ -204,7 +209,7 @@ def _key(kfd: Path, whole: Iterable[DriverEntry]) -> tuple[object, ...]:
 
 
 def _nodes(folder: Path, renders: Collection[int | None]) -> tuple[tuple[KfdNode, ...], str]:
-    """Read the nodes that compute, with the links of those that have one of these render minors; and what hindered it."""
+    """Return the nodes that compute, with the links of those with one of these render minors; and why some can't be read."""
     nodes: list[KfdNode] = []
     names = _names(folder, _NUMBER)
     problem = "" if names else f"{folder} has no nodes"
@@ -212,13 +217,13 @@ def _nodes(folder: Path, renders: Collection[int | None]) -> tuple[tuple[KfdNode
         try:
             has = _properties(folder / name / "properties")
         except (OSError, ValueError) as error:
-            if isinstance(error, PermissionError):  # the kernel asks the device cgroup (kfd_devcgroup_check_permission)
-                problem = "this container may not use the GPUs, so KFD hides them: let it run privileged"
+            if isinstance(error, PermissionError):  # From the device cgroup (kfd_devcgroup_check_permission).
+                problem = "this container may not use the GPUs, so KFD hides them. Run it privileged"
             problem = problem or str(error)
             continue
         if not (has.get("drm_render_minor") or has.get("cpu_cores_count")):
             problem = problem or f"{folder / name / 'properties'} describes neither a GPU nor a CPU"
-        if render := has.get("drm_render_minor", 0):  # a CPU has none
+        if render := has.get("drm_render_minor", 0):  # A CPU has none.
             wires = tuple(_wires(folder / name)) if render in renders else ()
             place = int(name), render, has.get("domain", 0), has.get("location_id", 0)
             counts = has.get("simd_count", 0), has.get("simd_per_cu", 0), _vram(folder / name)
@@ -227,7 +232,7 @@ def _nodes(folder: Path, renders: Collection[int | None]) -> tuple[tuple[KfdNode
 
 
 def _vram(node: Path) -> int:
-    """Bytes of the first bank of memory, which is a GPU's own; 0 where the kernel doesn't say."""
+    """Return the bytes of the first bank of memory, which is the GPU's own; 0 if unknown."""
     try:
         return _properties(node / "mem_banks/0/properties").get("size_in_bytes", 0)
     except (OSError, ValueError):
@@ -240,7 +245,7 @@ def _wires(node: Path) -> Iterator[KfdLink]:
             with contextlib.suppress(OSError, ValueError):
                 has = _properties(node / kind / name / "properties")
                 if has.get("type") in {PCIE, XGMI}:
-                    one = has.get("min_bandwidth", 0)  # of a single lane (amdgpu_amdkfd_get_xgmi_bandwidth_mbytes)
+                    one = has.get("min_bandwidth", 0)  # Of one lane (amdgpu_amdkfd_get_xgmi_bandwidth_mbytes).
                     lanes = has.get("max_bandwidth", 0) // one if one else 1
                     yield KfdLink(has.get("node_to", -1), has["type"], min(max(lanes, 1), _MOST_LANES))
 
@@ -282,7 +287,7 @@ def _folder(root: Path, path: Path) -> Path:
 
 
 def _optional(path: Path) -> tuple[str, str]:
-    """Read a file that not every GPU has; return what it says ('' where there is none) and why it can't be read."""
+    """Return the text of a file that not every GPU has ('' without a file), and why it can't be read."""
     try:
         return _text(path).strip(), ""
     except FileNotFoundError:
@@ -297,16 +302,44 @@ def _text(path: Path) -> str:
     """Read a small file.
 
     Raises:
-        ValueError: it is no plain file, or too big.
-        OSError: it can't be read.
+        ValueError: it is not a plain file, or too large.
+        OSError: it can't be read, or it is a link.
     """
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise ValueError(f"{path} is no plain file")
-        text = os.read(file, _TEXT + 1)
-    finally:
-        os.close(file)
+    text = read_plain(path, _TEXT, follow=False)
     if len(text) > _TEXT:
         raise ValueError(f"{path} has more than {_TEXT} bytes")
     return text.decode(errors="replace")
+
+
+def gauges(sys: Path, gpus: Sequence[GPU]) -> tuple[Reading, ...]:
+    """Read the gauges of these GPUs, as far as they have any. Partitions have none. It blocks.
+
+    The files are those of the amdgpu driver (Linux, Documentation/gpu/amdgpu, "Thermal" and "Driver information").
+    """
+    return tuple(_reading(sys / "bus/pci/devices" / gpu.pci, gpu) for gpu in gpus if gpu.pci and not gpu.parent)
+
+
+def _reading(folder: Path, gpu: GPU) -> Reading:
+    used, total = (_gauge([folder / f"mem_info_vram_{name}"]) for name in ("used", "total"))
+    monitors = [folder / "hwmon" / name for name in _names(folder / "hwmon", _MONITOR)]
+    celsius = _gauge(monitor / "temp1_input" for monitor in monitors)
+    # Older GPUs have the average, newer ones the input.
+    watts = _gauge(monitor / name for monitor in monitors for name in ("power1_average", "power1_input"))
+    return Reading(
+        uuid=gpu.uuid,
+        index=gpu.place or str(gpu.index),
+        minor=gpu.minor,
+        pci=gpu.pci,
+        product=gpu.product,
+        busy=_gauge([folder / "gpu_busy_percent"]),
+        used=None if used is None else used / 2**20,
+        free=None if used is None or total is None else max(total - used, 0) / 2**20,
+        celsius=None if celsius is None else celsius / 1000,
+        watts=None if watts is None else watts / 1_000_000,
+    )
+
+
+def _gauge(paths: Iterable[Path]) -> float | None:
+    """Return the number in the first of these files that has one; None if none has."""
+    texts = (_optional(path)[0] for path in paths)
+    return next((float(text) for text in texts if _GAUGE.fullmatch(text)), None)

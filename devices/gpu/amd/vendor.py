@@ -1,11 +1,8 @@
-"""AMD's own rules: names by partition, as its own device plugin has them (cmd/k8s-device-plugin/main.go), and device nodes.
-
-Pure.
-"""
+"""AMD's rules: names by partition, as in its own device plugin (cmd/k8s-device-plugin/main.go), and device nodes. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from devices.gpu.asked import Asked, by_nodes, visible_devices
@@ -16,8 +13,7 @@ from devices.model import ContainerAnswer
 from devices.policy import Naming, Policy
 
 PREFIX: Final = "amd.com/"
-# A variable of its own: with one for all, a container that has GPUs of two vendors would see only the ones that the kubelet
-# wrote last.
+# If both vendors had the same variable, a container with GPUs of both would see only those that the kubelet wrote last.
 _VARIABLE: Final = "AMD_VISIBLE_DEVICES"
 
 
@@ -34,13 +30,12 @@ class _Amd(Vendor):
             _check_alike(gpus)
 
     def was_repartitioned(self, uuid: str, gpus: Collection[GPU]) -> bool:
-        # Partitions, which are named ``amdgpu_xcp_<n>``, go with their GPU, too; but not where all GPUs that are there are
-        # well, and none is partitioned any more.
+        # A partition (``amdgpu_xcp_<n>``) also goes if its GPU fails. It was removed on purpose if all GPUs are healthy and whole.
         whole = all(not gpu.parent and gpu.profile.partition("_")[0] in {"", "spx"} for gpu in gpus)
         return uuid.startswith("amdgpu_xcp") and whole and bool(gpus) and all(gpu.trouble is None for gpu in gpus)
 
     def answer(self, asked: Asked) -> ContainerAnswer:
-        """Give /dev/kfd and the GPUs' own nodes. Simulated ones have none, and are named in a variable."""
+        """Return /dev/kfd and the GPUs' own nodes. Simulated GPUs have none, and are named in a variable."""
         asked.require_known("device nodes")
         return by_nodes(asked) if any(gpu.device_nodes for gpu in asked.known) else self.again(asked)
 
@@ -52,12 +47,10 @@ AMD: Final = _Amd()
 
 
 def _check_alike(gpus: Sequence[GPU]) -> None:
-    """Refuse GPUs that are partitioned differently. A GPU in trouble has no say: it is listed unhealthy, whatever its mode."""
-    profiles: Mapping[str, None] = dict.fromkeys(
-        gpu.profile for gpu in gpus if not gpu.partitioned and gpu.profile and gpu.trouble is None
-    )
+    """Refuse GPUs that are partitioned differently. GPUs with a trouble don't count: they are unhealthy in any mode."""
+    profiles = {gpu.profile for gpu in gpus if not gpu.partitioned and gpu.profile and gpu.trouble is None}
     if len(profiles) > 1:
         raise NamingError(
-            "the resource naming strategy 'single' expects GPUs that are all partitioned alike; got "
-            f"{', '.join(sorted(profiles)[:8])}: partition them alike, or use the strategy 'mixed'"
+            "with the resource naming strategy 'single', all GPUs must be partitioned alike, but the modes are "
+            f"{', '.join(sorted(profiles)[:8])}. Partition them alike, or use the strategy 'mixed'"
         )

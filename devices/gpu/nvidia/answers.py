@@ -6,14 +6,14 @@ The operator's strategies are the environment, mounts, annotations and CDI names
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import lru_cache
 from typing import Final
 
 from msgspec.structs import replace
 
-from devices.gpu.asked import Asked, unsaid
+from devices.gpu.asked import Asked
 from devices.model import ContainerAnswer, DeviceNode, Fault, Field, Mount, RefusedError, Sayable
 from devices.policy import CDI_STRATEGIES, IMEX_CHANNEL, CdiFallback, IdStrategy, ListStrategy, Policy
+from devices.source import not_carried
 
 UVM: Final = "/dev/nvidia-uvm"
 NEEDED: Final = frozenset({"/dev/nvidiactl", UVM})
@@ -48,7 +48,6 @@ def by_strategies(asked: Asked) -> ContainerAnswer:
     return replace(said, cdi_devices=names) if ListStrategy.CDI_CRI in by_cdi else said
 
 
-@lru_cache(maxsize=64)
 def _ways(
     strategies: frozenset[ListStrategy], sayable: Sayable, *, with_cdi: bool
 ) -> tuple[frozenset[ListStrategy], frozenset[ListStrategy]]:
@@ -67,9 +66,9 @@ def _fallback(asked: Asked) -> ContainerAnswer:
     """
     policy, around, said = asked.policy, asked.around, asked.sayable.said
     fields = {field for one in policy.list_strategies for field in _SAID_BY[one]} - said
-    why = f"{unsaid(asked.resource, fields)}, or another DEVICE_LIST_STRATEGY, or --cdi-fallback"
+    why = f"{not_carried(asked.resource, fields)}, or another DEVICE_LIST_STRATEGY, or --cdi-fallback"
     if around.without_cdi:
-        why = f"{asked.resource} reaches a container by CDI, and there is no specification: {around.without_cdi}"
+        why = f"a container gets {asked.resource} by CDI, but there is no CDI specification: {around.without_cdi}"
     if policy.cdi_fallback is CdiFallback.ENVVAR and Field.ENVS in said:
         return _with_nodes(_with_modes(_in_environment(asked, {ListStrategy.ENVVAR}), policy), asked)
     if policy.cdi_fallback is CdiFallback.EXPAND and not around.without_cdi and said >= _EXPANDED:
@@ -78,15 +77,15 @@ def _fallback(asked: Asked) -> ContainerAnswer:
         try:
             return expanded(_cdi_names(asked), around.specifications)
         except HookError as error:
-            why += f"; nor can what it stands for be said (--cdi-fallback=expand): {error}"
+            why += f". --cdi-fallback=expand does not help: {error}"
         except KeyError as error:
-            why += f"; nor can what it stands for be said (--cdi-fallback=expand): {error} is in no CDI specification"
+            why += f". --cdi-fallback=expand does not help: {error} is in no CDI specification"
     raise RefusedError(Fault.FAILED_PRECONDITION, why)
 
 
 def _in_environment(asked: Asked, strategies: Collection[ListStrategy]) -> ContainerAnswer:
     """Name GPUs and the IMEX channel by mounts, else in variables: only an administrator can mount (NVIDIA's accept-…-as-volume-mounts)."""
-    names, imex = _names(asked), asked.around.imex
+    names, imex = _names(asked), asked.around.sight.imex
     if ListStrategy.VOLUME_MOUNTS in strategies:
         mounts = tuple(Mount(f"{_MOUNTED}/{name}", "/dev/null") for name in (*names, *(["imex/0"] if imex else [])))
         return ContainerAnswer(envs={VARIABLE: _MOUNTED}, mounts=mounts)
@@ -110,13 +109,13 @@ def _with_nodes(said: ContainerAnswer, asked: Asked) -> ContainerAnswer:
     if not always and not policy.pass_device_specs:
         return said
     if always and Field.DEVICE_NODES not in asked.sayable.said:
-        raise unsaid(asked.resource, [Field.DEVICE_NODES])
+        raise not_carried(asked.resource, [Field.DEVICE_NODES])
     if not policy.pass_device_specs or Field.DEVICE_NODES not in asked.sayable.said:
         return replace(said, device_nodes=tuple(dict.fromkeys(always)))
     asked.require_known("device nodes")
     _require_nodes(asked)
     paths = [path for gpu in asked.known for path in gpu.spec_nodes]
-    paths += [*asked.around.control_nodes, *([IMEX_CHANNEL] if asked.around.imex else [])]
+    paths += [*asked.around.sight.control_nodes, *([IMEX_CHANNEL] if asked.around.sight.imex else [])]
     passed = [DeviceNode(path, policy.on_host(path)) for path in paths]
     return replace(said, device_nodes=tuple(dict.fromkeys((*always, *passed))))
 
@@ -128,7 +127,7 @@ def _require_nodes(asked: Asked) -> None:
         RefusedError: FAILED_PRECONDITION.
     """
     needed = {path for gpu in asked.known for path in gpu.spec_nodes} | NEEDED
-    if missing := [path for path in asked.around.missing if path in needed]:
+    if missing := [path for path in asked.around.sight.missing if path in needed]:
         raise RefusedError(
             Fault.FAILED_PRECONDITION,
             f"{asked.resource}: {', '.join(missing)} is missing on this node, so CUDA would fail in the container. Create the "
@@ -151,6 +150,6 @@ def _cdi_names(asked: Asked) -> tuple[str, ...]:
         names = [cdi.qualified(name) for name in _names(asked)]
     except ValueError as error:
         raise RefusedError(
-            Fault.FAILED_PRECONDITION, f"{asked.resource} reaches a container by CDI: {error}"
+            Fault.FAILED_PRECONDITION, f"a container gets {asked.resource} by CDI, but {error}"
         ) from error
     return (*names, *asked.around.extras)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from msgspec.structs import replace
@@ -20,15 +20,12 @@ from devices.gpu.model import GPU
 from devices.gpu.nvidia import health
 from devices.gpu.nvidia.health import Checks, NodeHealth
 from devices.gpu.nvidia.kernel import KernelFacts
-from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml
+from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml, NvmlError
 from devices.gpu.nvidia.scan import Let, Scan
-from devices.gpu.nvidia.watch import Down, Guests, Happened, Looker, News, Pace
+from devices.gpu.nvidia.watch import GRACE_S, HANG_S, Guests, Happened, Looker, News
 from devices.model import LibraryFault, Trouble, TroubleKind
 from devices.policy import IMEX_CHANNEL, Policy
-from devices.source import GiveUpError, Hindrance
-
-if TYPE_CHECKING:
-    from devices.telemetry import Reading
+from devices.source import GiveUpError, Hindrance, Reading
 
 _LOGGED_AGAIN_S: Final = 60.0
 """Seconds for which the same error of the same GPU isn't logged again."""
@@ -67,7 +64,6 @@ class NvidiaBackend:
         sys: where this process sees ``/sys``.
         proc: where it sees ``/proc``.
         dev: where it sees the host's ``/dev``.
-        pace: intervals and time limits.
         without_uvm: as in ``KernelFacts``.
     """
 
@@ -81,16 +77,15 @@ class NvidiaBackend:
         sys: Path = Path("/sys"),
         proc: Path = Path("/proc"),
         dev: Path = Path("/dev"),
-        pace: Pace = Pace(),
         without_uvm: bool = False,
     ) -> None:
-        self._policy, self._pace = policy, pace
+        self._policy = policy
         self._checks = _checks(policy)
         self._node = KernelFacts(sys, proc, dev, without_uvm, Path(policy.container_driver_root))
         self._library = library
         self._health = NodeHealth()
         self._scan: Scan | None = None
-        self._down: Down | None = None
+        self._down: NvmlError | None = None
         self._defect: Exception | None = None
         self._stuck = ""
         self._mismatch_since: float | None = None
@@ -107,11 +102,11 @@ class NvidiaBackend:
             lacks = self._lacks_channel(self._scan) and not self._policy.imex_required
             return Hindrance(self.name, _NO_CHANNEL) if lacks else None
         if self._down is not None:
-            error = self._down.error
+            error = self._down
             return Hindrance(self.name, f"NVML can't be used: {error}", cause=error.cause)
         if not self._stuck:
             return None
-        silent = f"NVML doesn't answer: {self._stuck} has hung for {self._pace.hang:g} s"
+        silent = f"NVML doesn't answer: {self._stuck} has hung for {HANG_S:g} s"
         return Hindrance(self.name, silent, cause=LibraryFault.SILENT)
 
     async def watch(self) -> AsyncGenerator[Sight]:
@@ -119,15 +114,14 @@ class NvidiaBackend:
 
         Raises:
             GiveUpError: status 1, the first attempt failed and ``fail_on_init_error`` makes that final; status 75, the
-                library has not fitted the driver for ``Pace.grace``, and only a new container can get another library.
+                library has not fitted the driver for ``GRACE_S``, and only a new container can get another library.
         """
         nvml = Nvml(self._library)
-        looker = Looker(nvml, self._node, self._pace, self._let, self._guests)
+        looker = Looker(nvml, self._node, self._let, self._guests, lambda news: self._take(looker, news))
         self._looker = looker
         self._defect = None
         if self._scan is None:
             self._down = None  # An earlier watch's failure doesn't count here.
-        looker.start(asyncio.get_running_loop(), lambda news: self._take(looker, news))
         last: Sight | None = None
         try:
             while True:
@@ -170,12 +164,10 @@ class NvidiaBackend:
         scan = self._scan
         if scan is None:
             return ()
-        from devices.gpu.nvidia import telemetry  # noqa: PLC0415 - who wants no gauges needn't pay for it
-
         silent = {uuid for uuid, look in scan.looks.items() if look.failed is not None or look.lost} | {self._stuck}
         left_out = self._released() | silent
-        gpus = [one for one in scan.gpus if one.board not in left_out]
-        return telemetry.read(self._library, self._guests, gpus)
+        gpus = [one for one in scan.sight.gpus if one.board not in left_out]
+        return _gauges(self._library, self._guests, gpus)
 
     def judge_by(self, policy: Policy) -> None:
         """Judge health by new settings. Must not block, and never raises."""
@@ -200,8 +192,8 @@ class NvidiaBackend:
                 self._health = health.event(self._health, news.event, self._checks, news.at)
             case Scan():
                 if self._down is not None or self._scan is None:
-                    _log.info("NVML answers", driver=news.driver, gpus=len(news.looks))
-                if self._lacks_channel(news) and (self._scan is None or self._scan.imex):
+                    _log.info("NVML answers", driver=news.sight.driver, gpus=len(news.looks))
+                if self._lacks_channel(news) and (self._scan is None or self._scan.sight.imex):
                     _log.warning("no IMEX channel", reason=_NO_CHANNEL)
                 self._scan, self._down, self._mismatch_since = news, None, None
                 self._health = health.looked(
@@ -213,18 +205,18 @@ class NvidiaBackend:
                     reloaded=news.reloaded,
                     released=news.let,
                 )
-            case Down():
-                if self._down is None or str(self._down.error) != str(news.error):
+            case NvmlError():
+                if self._down is None or str(self._down) != str(news):
                     _log.error(
                         "NVML can't be used",
-                        reason=str(news.error),
+                        reason=str(news),
                         gpus="as they were seen last" if self._scan is not None else "none yet",
                     )
                 self._down = news
-                if not isinstance(news.error, MismatchError):
+                if not isinstance(news, MismatchError):
                     self._mismatch_since = None
                 elif self._mismatch_since is None:
-                    self._mismatch_since = news.at
+                    self._mismatch_since = time.monotonic()
             case Exception():
                 self._defect = news
         self._news.set()
@@ -234,8 +226,6 @@ class NvidiaBackend:
         key = news.event.uuid, news.event.xid
         if news.at < self._logged.get(key, -_LOGGED_AGAIN_S) + _LOGGED_AGAIN_S:
             return
-        if len(self._logged) >= 1024:
-            self._logged.clear()
         self._logged[key] = news.at
         if news.event.xid is None:
             _log.warning("double bit ECC error", gpu=news.event.uuid)
@@ -261,34 +251,34 @@ class NvidiaBackend:
             raise self._defect
         stuck = looker.stuck(now)
         if stuck and stuck != self._stuck:
-            _log.error("NVML doesn't answer", call=stuck, seconds=self._pace.hang)
+            _log.error("NVML doesn't answer", call=stuck, seconds=HANG_S)
         elif self._stuck and not stuck:
             _log.info("NVML answers again")
         self._stuck = stuck
         if self._down is None:
             return
         if self._scan is None and self._policy.fail_on_init_error:
-            cure = _CURES.get(getattr(self._down.error.__cause__, "value", _NO_LIBRARY), "Does nvidia-smi work here?")
-            words = f"Cannot use NVML: {self._down.error}. {cure} To keep trying, set FAIL_ON_INIT_ERROR=false."
+            cure = _CURES.get(getattr(self._down.__cause__, "value", _NO_LIBRARY), "Does nvidia-smi work here?")
+            words = f"Cannot use NVML: {self._down}. {cure} To keep trying, set FAIL_ON_INIT_ERROR=false."
             raise GiveUpError(words)
-        if self._mismatch_since is not None and now >= self._mismatch_since + self._pace.grace:
+        if self._mismatch_since is not None and now >= self._mismatch_since + GRACE_S:
             raise GiveUpError(
                 f"the driver was upgraded beneath this container, whose libraries are of the release before "
-                f"({self._down.error}): restart it, so that it gets the new ones",
+                f"({self._down}): restart it, so that it gets the new ones",
                 status=75,
             )
 
     def _patience(self, now: float) -> float:
         """Return the seconds until something changes by itself."""
-        due = [now + self._pace.hang]
+        due = [now + HANG_S]
         if (rests := health.rests_at(self._health, self._policy.health_recovery)) is not None:
             due.append(rests)
         if self._mismatch_since is not None:
-            due.append(self._mismatch_since + self._pace.grace)
+            due.append(self._mismatch_since + GRACE_S)
         return max(min(due) - now, 0.0)
 
     def _released(self) -> frozenset[str]:
-        every = self._scan.gpus if self._let.all and self._scan is not None else ()
+        every = self._scan.sight.gpus if self._let.all and self._scan is not None else ()
         return self._let.uuids | {gpu.board for gpu in every}
 
     def _sight(self) -> Sight | None:
@@ -296,21 +286,16 @@ class NvidiaBackend:
 
         A driver that isn't loaded counts as a look: there is no GPU to give.
         """
-        scan = self._scan
-        if scan is None:
-            unloaded = self._down is not None and isinstance(self._down.error, NotLoadedError)
+        if self._scan is None:
+            unloaded = self._down is not None and isinstance(self._down, NotLoadedError)
             return Sight(()) if unloaded else None
-        let = self._released()
-        released = frozenset(gpu.uuid for gpu in scan.gpus if gpu.board in let) | let
-        return Sight(
-            gpus=tuple(replace(gpu, trouble=self._trouble(gpu)) for gpu in scan.gpus),
+        sight, let = self._scan.sight, self._released()
+        return replace(
+            sight,
+            gpus=tuple(replace(gpu, trouble=self._trouble(gpu)) for gpu in sight.gpus),
             recovered=self._health.recovered,
-            released=released,
-            control_nodes=scan.control_nodes,
-            driver=scan.driver,
-            unusable=scan.unusable,
-            missing=scan.missing,
-            imex=scan.imex and bool(self._policy.imex_channels),
+            released=frozenset(gpu.uuid for gpu in sight.gpus if gpu.board in let) | let,
+            imex=sight.imex and bool(self._policy.imex_channels),
         )
 
     def _trouble(self, gpu: GPU) -> Trouble | None:
@@ -318,18 +303,18 @@ class NvidiaBackend:
         if trouble is not None and trouble.kind is not TroubleKind.APPLICATION:
             return trouble
         if self._down is not None:
-            error = self._down.error
+            error = self._down
             if isinstance(error, NotLoadedError):
                 return Trouble(f"the driver isn't loaded: {error}", TroubleKind.RESTART_APP, cause=error.cause)
             return Trouble(f"NVML can't be asked: {error}", TroubleKind.APPLICATION, cause=error.cause)
         if self._stuck and gpu.board == self._stuck:
-            return Trouble(f"NVML hasn't answered about it for {self._pace.hang:.0f} s", TroubleKind.RESTART_APP)
+            return Trouble(f"NVML hasn't answered about it for {HANG_S:.0f} s", TroubleKind.RESTART_APP)
         if self._policy.imex_required and self._scan is not None and self._lacks_channel(self._scan):
             return Trouble(_NO_CHANNEL, TroubleKind.RESTART_APP)
         return trouble
 
     def _lacks_channel(self, scan: Scan) -> bool:
-        return bool(self._policy.imex_channels) and not scan.imex
+        return bool(self._policy.imex_channels) and not scan.sight.imex
 
 
 def _checks(policy: Policy) -> Checks:
@@ -337,3 +322,42 @@ def _checks(policy: Policy) -> Checks:
     if checks.malformed:
         _log.warning("health checks that are no Xid are ignored", words=", ".join(checks.malformed[:8]))
     return checks
+
+
+def _gauges(library: str, guests: Guests, gpus: Sequence[GPU]) -> Sequence[Reading]:
+    """Read the gauges of these GPUs and MIG devices, as far as possible, next to the threads that watch them. It blocks.
+
+    NVML is opened and closed for each reading. That costs little, because the looking thread holds it open. While that thread has
+    it closed (GPUs are released, the driver is being replaced), nothing is read. Several threads may call the library (NVML API
+    reference, "thread safe").
+    """
+    found: list[Reading] = []
+    with guests.let_in() as welcome:
+        if not welcome:
+            return ()
+        nvml = Nvml(library)
+        with contextlib.suppress(NvmlError):
+            nvml.open()
+            for board in (gpu for gpu in gpus if not gpu.parent):
+                with contextlib.suppress(NvmlError):
+                    found += _of_board(nvml, board, [gpu for gpu in gpus if gpu.parent == board.uuid])
+        nvml.close()
+    return found
+
+
+def _of_board(nvml: Nvml, board: GPU, parts: Iterable[GPU]) -> Iterator[Reading]:
+    if nvml.at_address(board.pci) != board.uuid:
+        return  # Another GPU is at its index; the next look finds it.
+    busy, used, free, celsius, watts = nvml.gauges(board.uuid)
+    index = board.place or str(board.index)
+    yield Reading(
+        board.uuid, index, board.minor, board.pci, board.product, "", busy, used, free, celsius, watts
+    )  # fmt: skip
+    for part in parts:
+        try:
+            used, free = nvml.memory_of(board.uuid, int(part.place.rpartition(":")[2]), part.uuid)
+        except (NvmlError, ValueError):
+            continue
+        yield Reading(
+            part.uuid, part.place, board.minor, board.pci, board.product, part.profile, None, used, free, celsius, None
+        )  # fmt: skip

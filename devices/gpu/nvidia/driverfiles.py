@@ -120,8 +120,8 @@ def find(
     tree = _Tree(root or policy.container_driver_root, policy.driver_root)
     if not _VERSION.fullmatch(version):
         raise DriverFilesError(
-            f"CDI needs the driver's libraries, which are known by its version, such as 550.54.15; got {version[:40]!r}: "
-            "load the driver, or choose a device list strategy without CDI"
+            f"CDI needs the driver's version, such as 550.54.15, but it is {version[:40]!r}. Load the driver, or choose a device "
+            "list strategy without CDI"
         )
     libraries, found = _libraries(tree, version)
     if not any(PurePosixPath(library.container_path).name == f"libcuda.so.{version}" for library in libraries):

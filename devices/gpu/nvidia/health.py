@@ -168,26 +168,13 @@ class Event(Struct, frozen=True):
     compute_instance: int | None = None
 
 
-class Vitals(Struct, frozen=True):
-    """The state of a GPU; None if the driver doesn't report it.
-
-    ``action`` is a value of nvmlDeviceGpuRecoveryAction_t. ``mig`` is None without a MIG mode, ``clique`` is '' without a
-    fabric to other nodes.
-    """
-
-    mig: bool | None
-    remap_pending: bool | None
-    remap_failed: bool | None
-    action: int | None
-    clique: str = ""
-
-
 class Looked(Struct, frozen=True):
     """The result of a look at one physical GPU, begun at ``at`` (monotonic seconds).
 
     ``failed`` is why it could not be looked at; then other fields are unused. ``lost``: it needs a reset to answer again.
     ``partitions`` are UUIDs by GPU and compute instance. ``remap_pending``: memory is replaced at the next reset;
-    ``remap_failed``: that failed; ``action``: the recovery that the driver wants. None: not reported.
+    ``remap_failed``: that failed. ``action``: the recovery that the driver wants (a value of nvmlDeviceGpuRecoveryAction_t).
+    None: not reported.
     """
 
     at: float
@@ -269,13 +256,9 @@ def looked(
     """
     ills: dict[str, Mapping[str, Ill]] = dict(health.ills)
     recovered = set(health.recovered)
-    every: dict[str, Looked] = {}
     gone = [uuid for uuid in health.looks if uuid not in looks and uuid not in released][-_MOST_GONE:]
-    for uuid, last in health.looks.items():
-        if uuid in released:
-            every[uuid] = last
-        elif uuid in gone:
-            every[uuid] = replace(last, at=now, lost=True)
+    every = {uuid: replace(health.looks[uuid], at=now, lost=True) for uuid in gone}
+    every |= {uuid: last for uuid, last in health.looks.items() if uuid in released}
     for uuid, found in looks.items():
         look, before = found, health.looks.get(uuid, found)
         if look.failed is not None:  # The last known state stays.

@@ -16,6 +16,7 @@ from devices.policy import IMEX_CHANNEL
 
 _CONTROL: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 _UUID: Final = re.compile(r"GPU-[0-9a-f-]{36}")
+_MINOR: Final = re.compile(r"(?<=\s)[0-9]{1,7}(?=\s*$)")
 _NODE: Final = re.compile(r"/nvidia([0-9]{1,3})$")
 
 
@@ -109,22 +110,15 @@ class KernelFacts(Struct, frozen=True):
 
     def capabilities(self) -> Mapping[str, int]:
         """Return the minors of MIG's capability nodes, by ``gpu0/gi1/access`` and ``gpu0/gi1/ci0/access`` (MIG user guide)."""
-        found: dict[str, int] = {}
-        for line in read(self.proc / "driver/nvidia-caps/mig-minors", 1 << 20).splitlines():
-            path, _, minor = line.partition(" ")
-            if minor.isascii() and minor.isdigit() and len(minor) < 8:
-                found[path] = int(minor)
-        return found
+        lines = read(self.proc / "driver/nvidia-caps/mig-minors", 1 << 20).splitlines()
+        return {line.partition(" ")[0]: int(minor[0]) for line in lines if (minor := _MINOR.search(line))}
 
     def capability(self, path: str) -> int | None:
         """Return the minor of one, if there is no such table; ``path`` has the same form."""
         gpu, _, rest = path.partition("/")
-        for line in read(self.proc / "driver/nvidia/capabilities" / gpu / "mig" / rest, 4096).splitlines():
-            name, _, minor = line.partition(":")
-            minor = minor.strip()
-            if name == "DeviceFileMinor" and minor.isascii() and minor.isdigit() and len(minor) < 8:
-                return int(minor)
-        return None
+        lines = read(self.proc / "driver/nvidia/capabilities" / gpu / "mig" / rest, 4096).splitlines()
+        minors = [_MINOR.search(line) for line in lines if line.startswith("DeviceFileMinor:")]
+        return int(minors[0][0]) if minors and minors[0] else None
 
 
 def read(path: Path, most: int) -> str:

@@ -16,13 +16,14 @@ from typing import Any, Final
 from uuid import UUID
 
 import pynvml
-from msgspec import Struct
+from msgspec.structs import replace
 
-from devices.gpu.model import Way
-from devices.gpu.nvidia.health import Event, Vitals
+from devices.gpu.model import GPU, Way
+from devices.gpu.nvidia.health import Event, Looked
 from devices.gpu.nvidia.vendor import ADDRESSING_MODES, ARCHITECTURES, BRANDS, SUFFIXES, profile
 from devices.model import LibraryFault
 
+_RESOURCE: Final = "nvidia.com/gpu"
 _NONE: Final = 0xFFFFFFFF  # In an event: no instance.
 _MOST_GPUS: Final = 256
 _MOST_INSTANCES: Final = 64
@@ -75,37 +76,6 @@ class DeniedError(NvmlError):
 
 class GoneError(NvmlError):
     """It doesn't exist, or no longer: its handle is refused."""
-
-
-class Board(Struct, frozen=True):
-    """The fixed properties of a physical GPU. ``pci`` is as in sysfs, ``0000:07:00.0``.
-
-    ``memory`` is in bytes, 0 if unknown; ``traits`` are those of ``devices.gpu.model.GPU``.
-    """
-
-    uuid: str
-    minor: int
-    pci: str
-    product: str
-    memory: int = 0
-    traits: tuple[tuple[str, str], ...] = ()
-
-
-class MigDevice(Struct, frozen=True):
-    """A MIG device: its place on its GPU, its GPU and compute instance, its profile (``1c.2g.20gb``, ``1g.10gb+me``).
-
-    ``memory`` is in bytes. ``slot`` is the number of the profile and its first slice of memory (``19-4``), '' if unknown.
-    ``capacities`` count its multiprocessors, its engines, and the memory slices of its GPU that it covers.
-    """
-
-    uuid: str
-    place: int
-    gpu_instance: int
-    compute_instance: int
-    profile: str
-    memory: int = 0
-    slot: str = ""
-    capacities: tuple[tuple[str, int], ...] = ()
 
 
 class Nvml:
@@ -181,57 +151,85 @@ class Nvml:
         asked = self._bus_ids.get(pci, pci).encode()
         return self._found(_ask("nvmlDeviceGetHandleByPciBusId", asked))
 
-    def board(self, uuid: str) -> Board:
-        """Return the fixed properties of a GPU."""
+    def board(self, uuid: str) -> GPU:
+        """Return the fixed properties of a GPU. Its address is as in sysfs: ``0000:07:00.0``."""
         handle = self._handles[uuid]
         minor = _ask("nvmlDeviceGetMinorNumber", handle)
         info = _ask("nvmlDeviceGetPciInfo", handle)
         self._bus_ids[_address(info)] = str(info.busId)
         memory = _extra("nvmlDeviceGetMemoryInfo", handle)
-        total = 0 if memory is None else memory.total
-        return Board(uuid, minor, _address(info), self.product(uuid), total, _traits(handle))
+        return GPU(
+            uuid,
+            index=0,
+            minor=minor,
+            resource=_RESOURCE,
+            product=self.product(uuid),
+            pci=_address(info),
+            memory=0 if memory is None else memory.total,
+            traits=_traits(handle),
+        )
 
     def product(self, uuid: str) -> str:
         """Return the product name of a GPU; '' if unknown."""
         return _said(_extra("nvmlDeviceGetName", self._handles[uuid]) or "")
 
-    def vitals(self, uuid: str) -> Vitals:
-        """Return the state of a GPU."""
+    def look(self, uuid: str, at: float) -> Looked:
+        """Return the state of a GPU, without its partitions; ``at`` is now."""
         handle = self._handles[uuid]
         rows = _optional("nvmlDeviceGetRemappedRows", handle)
         pending = None if rows is None else rows[2]
         if rows is None:  # Before Ampere: pages instead of rows.
             pending = _optional("nvmlDeviceGetRetiredPagesPendingStatus", handle)
-        return Vitals(
-            mig=_is_split(handle),
+        return Looked(
+            at,
             remap_pending=None if pending is None else bool(pending),
             remap_failed=None if rows is None else bool(rows[3]),
             action=_field(handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
-            clique=_clique(handle),
         )
 
-    def instances(self, uuid: str, total: int) -> tuple[MigDevice, ...]:
-        """Return the MIG devices of a GPU, without those that vanish meanwhile.
+    def clique(self, uuid: str) -> str:
+        """Return the cluster and clique that a fabric connects a GPU to, as GPU Feature Discovery writes them; '' for none."""
+        info = pynvml.c_nvmlGpuFabricInfo_t()
+        found = _extra("nvmlDeviceGetGpuFabricInfo", self._handles[uuid], ctypes.byref(info))
+        cluster = b"" if found is None else bytes(info.clusterUuid)
+        joined = info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status == pynvml.NVML_SUCCESS
+        return f"{UUID(bytes=cluster)}.{info.cliqueId}" if joined and any(cluster) else ""
 
-        Args:
-            uuid: the GPU's UUID.
-            total: its memory in bytes, which is part of profile names; 0: unknown, so NVML is asked.
+    def mig(self, uuid: str) -> bool | None:
+        """Return True if a GPU is in MIG mode; None: it has no such mode.
 
         Raises:
-            NvmlError: the list may be incomplete.
+            NvmlError: it is unknown, so the GPU may be partitioned.
         """
         handle = self._handles[uuid]
+        try:
+            mode = _ask("nvmlDeviceGetMigMode", handle)
+        except UnsupportedError:
+            if _extra("nvmlDeviceGetMaxMigDeviceCount", handle):  # 0 without MIG mode (nvml.h)
+                raise
+            return None
+        return bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+    def instances(self, gpu: GPU) -> Mapping[tuple[int, int], GPU]:
+        """Return the MIG devices of a GPU, by GPU and compute instance, without those that vanish meanwhile.
+
+        Raises:
+            NvmlError: some may be missing.
+        """
+        handle = self._handles[gpu.uuid]
         most = _ask("nvmlDeviceGetMaxMigDeviceCount", handle)
-        found = []
+        found = {}
         for place in range(min(most, _MOST_INSTANCES)):
             if (one := _mig_handle(handle, place)) is None:
                 continue
             try:
-                found.append(_instance(handle, one, place, total or _ask("nvmlDeviceGetMemoryInfo", handle).total))
+                instance = _ask("nvmlDeviceGetGpuInstanceId", one)
+                compute = _ask("nvmlDeviceGetComputeInstanceId", one)
+                found[instance, compute] = _instance(gpu, handle, one, place, instance)
             except GoneError:
                 if _mig_handle(handle, place) is not None:
                     raise
-        return tuple(found)
+        return found
 
     def memory_of(self, uuid: str, place: int, instance: str) -> tuple[float | None, float | None]:
         """Return the used and free memory of a MIG device, in MiB; ``place`` is its place on its GPU.
@@ -324,31 +322,6 @@ class _TimeoutError(NvmlError):
     """The time limit passed without an event."""
 
 
-def _clique(handle: Any) -> str:
-    """Return the cluster and clique that a fabric connects a GPU to, as GPU Feature Discovery writes them; '' for none."""
-    info = pynvml.c_nvmlGpuFabricInfo_t()
-    cluster = (
-        b"" if _extra("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info)) is None else bytes(info.clusterUuid)
-    )
-    joined = info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status == pynvml.NVML_SUCCESS
-    return f"{UUID(bytes=cluster)}.{info.cliqueId}" if joined and any(cluster) else ""
-
-
-def _is_split(handle: Any) -> bool | None:
-    """Return True if a GPU is in MIG mode; None: it has no such mode.
-
-    Raises:
-        NvmlError: it is unknown, so the GPU may be partitioned.
-    """
-    try:
-        mode = _ask("nvmlDeviceGetMigMode", handle)
-    except UnsupportedError:
-        if _extra("nvmlDeviceGetMaxMigDeviceCount", handle):  # 0 without MIG mode (nvml.h)
-            raise
-        return None
-    return bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
-
-
 def _mig_handle(parent: Any, place: int) -> Any:
     """Return the handle of the MIG device at a place of its GPU; None if the place is empty."""
     try:
@@ -357,15 +330,29 @@ def _mig_handle(parent: Any, place: int) -> Any:
         return None
 
 
-def _instance(parent: Any, handle: Any, place: int, total: int) -> MigDevice:
+def _instance(gpu: GPU, parent: Any, handle: Any, place: int, instance: int) -> GPU:
+    """Return the MIG device at a place of its GPU. Its profile is such as ``1c.2g.20gb`` or ``1g.10gb+me``.
+
+    Its slot is the number of the profile and its first slice of memory: ``19-4``.
+    """
     uuid = _uuid(_ask("nvmlDeviceGetUUID", handle))
-    instance = _ask("nvmlDeviceGetGpuInstanceId", handle)
-    compute = _ask("nvmlDeviceGetComputeInstanceId", handle)
     has = _ask("nvmlDeviceGetAttributes", handle)
-    name = profile(has.computeInstanceSliceCount, has.gpuInstanceSliceCount, has.memorySizeMB, total)
+    memory = gpu.memory or _ask("nvmlDeviceGetMemoryInfo", parent).total
+    name = profile(has.computeInstanceSliceCount, has.gpuInstanceSliceCount, has.memorySizeMB, memory)
     suffix, slot, slices = _kind(parent, instance)
-    counts = (*_counts(has), *((f"memorySlice{number}", 1) for number in slices))
-    return MigDevice(uuid, place, instance, compute, name + suffix, has.memorySizeMB * 2**20, slot, counts)
+    return replace(
+        gpu,
+        uuid=uuid,
+        parent=gpu.uuid,
+        profile=name + suffix,
+        memory=has.memorySizeMB * 2**20,
+        place=f"{gpu.index}:{place}",
+        slot=slot,
+        capacities=(*_counts(has), *((f"memorySlice{number}", 1) for number in slices)),
+        partitioned=False,
+        clique="",
+        links=(),
+    )
 
 
 def _counts(has: Any) -> tuple[tuple[str, int], ...]:

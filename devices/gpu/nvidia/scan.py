@@ -10,46 +10,38 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Final
 
-import structlog
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.nvidia.health import Looked
 from devices.gpu.nvidia.kernel import KernelFacts
-from devices.gpu.nvidia.nvml import Board, DeniedError, LostError, MigDevice, Nvml, NvmlError
+from devices.gpu.nvidia.nvml import DeniedError, LostError, Nvml, NvmlError
 from devices.model import Trouble, TroubleKind
 from devices.source import Unusable
 
 _VENDOR: Final = "nvidia"
-_RESOURCE: Final = "nvidia.com/gpu"
 _DISPLAYS: Final = frozenset({"DGX Display", "NVIDIA DGX Display"})
 """Products that only drive a screen, and aren't offered, as in NVIDIA's plugin (New, pkg/nvlib/device of NVIDIA/go-nvlib)."""
 _DENIED: Final = ". Run the gateway privileged, or for MIG with SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all"
-_UNSEEN: Final = "a GPU can't be looked at"
-
-_log = structlog.get_logger()
 
 
 class Scan(Struct, frozen=True):
     """The result of one look, begun at ``at``, at all GPUs except those in ``let``.
 
-    ``reloaded``: the driver was loaded again since the look before, and NVML was closed then (None: it wasn't). ``missing`` are
-    the device nodes without which CUDA programs fail. ``imex``: IMEX channel 0 exists.
+    ``reloaded``: the driver was loaded again since the look before, and NVML was closed then (None: it wasn't). In ``sight``,
+    no GPU has a trouble, ``recovered`` and ``released`` are missing, and ``imex`` means that IMEX channel 0 exists.
     """
 
     at: float
-    gpus: tuple[GPU, ...]
+    sight: Sight
     looks: Mapping[str, Looked]
     let: frozenset[str]
-    driver: str
-    control_nodes: tuple[str, ...]
     reloaded: float | None
-    unusable: tuple[Unusable, ...] = ()
-    missing: tuple[str, ...] = ()
-    imex: bool = False
 
 
 class Seat(Struct, frozen=True):
@@ -77,7 +69,7 @@ class Session(Struct):
     listener: threading.Thread | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     plugged: frozenset[str] = frozenset()
-    boards: dict[str, Board] = field(default_factory=dict)
+    boards: dict[str, GPU] = field(default_factory=dict)
     links: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)
     heard: frozenset[str] = frozenset()
     lost: bool = False
@@ -105,7 +97,6 @@ class Scanner:
     def __init__(self, nvml: Nvml, node: KernelFacts, busy: Busy) -> None:
         self._nvml, self._node, self._busy = nvml, node, busy
         self._known: dict[str, tuple[GPU, ...]] = {}
-        self._told: dict[tuple[str, str], str] = {}
         self._displays: dict[str, Unusable] = {}
         self._capabilities: Mapping[str, int] = {}
         self._driver = ""
@@ -124,7 +115,6 @@ class Scanner:
             error = seat.error or NvmlError("it can't be looked at")
             index = "" if seat.index is None else str(seat.index)
             if seat.uuid in self._known and seat.index is not None:
-                self.tell_once(seat.uuid, _UNSEEN, error)
                 known[seat.uuid], looks[seat.uuid] = self._known[seat.uuid], Looked(at, *_failed(error))
             else:
                 reason = _failed(error)[0].reason
@@ -139,18 +129,15 @@ class Scanner:
         session.lost = lost or (not let.uuids and self._is_short(session))
         gpus = tuple(gpu for gpus in sorted(self._known.values(), key=lambda gpus: gpus[0].index) for gpu in gpus)
         self._driver = self._nvml.driver() or self._driver
-        return Scan(
-            at=at,
-            gpus=gpus,
-            looks=looks,
-            let=let.uuids,
-            driver=self._driver,
+        sight = Sight(
+            gpus,
             control_nodes=self._node.control_nodes(),
-            reloaded=reloaded,
+            driver=self._driver,
             unusable=tuple(unusable),
             missing=self._node.missing(path for gpu in gpus for path in gpu.spec_nodes),
             imex=self._node.imex(),
         )
+        return Scan(at, sight, looks, let.uuids, reloaded)
 
     def _look_at_all(
         self, session: Session, seats: Iterable[Seat], at: float
@@ -166,7 +153,6 @@ class Scanner:
                     continue
                 self._busy.on(seat.uuid)
                 known[seat.uuid], looks[seat.uuid] = self._look_at(session, seat.uuid, seat.index, at)
-                self._told.pop((seat.uuid, _UNSEEN), None)
             except NvmlError as failure:
                 board = session.boards.get(seat.uuid)
                 unseen.append(replace(seat, pci="" if board is None else board.pci, error=failure))
@@ -235,8 +221,7 @@ class Scanner:
         product = self._nvml.product(uuid)
         if product not in _DISPLAYS:
             return False
-        reason, pci = f"it is for a display alone: {product}", ""
-        self.tell_once(uuid, "a GPU is not offered", reason)
+        reason, pci = f"it only drives a display: {product}", ""
         with contextlib.suppress(NvmlError):
             pci = self._nvml.board(uuid).pci
         self._displays[uuid] = Unusable(_VENDOR, reason, str(index), pci, uuid, excluded=True)
@@ -247,38 +232,25 @@ class Scanner:
         if board is None or not (board.product and board.memory):
             board = self._nvml.board(uuid)
             session.boards[uuid] = board
-        vitals = self._nvml.vitals(uuid)
-        instances = self._nvml.instances(uuid, board.memory) if vitals.mig else ()
-        gpu = GPU(
-            uuid=uuid,
+        look, mig = self._nvml.look(uuid, at), self._nvml.mig(uuid)
+        gpu = replace(
+            board,
             index=index,
-            minor=board.minor,
             numa_node=self._node.numa_node(board.pci),
             links=session.links.get(uuid, ()),
             spec_nodes=(f"/dev/nvidia{board.minor}",),
-            resource=_RESOURCE,
-            partitionable=vitals.mig is not None,
-            partitioned=bool(vitals.mig),
-            product=board.product,
-            pci=board.pci,
-            memory=board.memory,
-            traits=board.traits,
-            clique=vitals.clique,
+            partitionable=mig is not None,
+            partitioned=bool(mig),
+            clique=self._nvml.clique(uuid),
         )
-        look = Looked(
-            at=at,
-            partitions={(one.gpu_instance, one.compute_instance): one.uuid for one in instances},
-            remap_pending=vitals.remap_pending,
-            remap_failed=vitals.remap_failed,
-            action=vitals.action,
-        )
-        return (gpu, *(self._partition(gpu, one) for one in instances)), look
+        instances = self._nvml.instances(gpu) if mig else {}
+        look = replace(look, partitions={key: one.uuid for key, one in instances.items()})
+        return (gpu, *(self._with_nodes(one, *key) for key, one in instances.items())), look
 
-    def _partition(self, gpu: GPU, instance: MigDevice) -> GPU:
-        caps = (
-            f"gpu{gpu.minor}/gi{instance.gpu_instance}/access",
-            f"gpu{gpu.minor}/gi{instance.gpu_instance}/ci{instance.compute_instance}/access",
-        )
+    def _with_nodes(self, instance: GPU, gpu_instance: int, compute_instance: int) -> GPU:
+        """Return a MIG device with its device nodes."""
+        place = f"gpu{instance.minor}/gi{gpu_instance}"
+        caps = f"{place}/access", f"{place}/ci{compute_instance}/access"
         if not self._capabilities.keys() >= set(caps):
             self._capabilities = self._node.capabilities()
         minors = [self._capabilities[cap] if cap in self._capabilities else self._node.capability(cap) for cap in caps]
@@ -288,22 +260,8 @@ class Scanner:
                 f"it has no capability device nodes ({caps[0]} and {caps[1]}), without which no container can use it: see that "
                 "the driver's nvidia-caps is there (/proc/driver/nvidia-caps/mig-minors)"
             )
-            self.tell_once(instance.uuid, "a MIG instance is not offered", lacks)
-        return replace(
-            gpu,
-            uuid=instance.uuid,
-            parent=gpu.uuid,
-            profile=instance.profile,
-            memory=instance.memory,
-            place=f"{gpu.index}:{instance.place}",
-            slot=instance.slot,
-            capacities=instance.capacities,
-            partitioned=False,
-            clique="",
-            lacks=lacks,
-            links=(),
-            spec_nodes=(*gpu.spec_nodes, *(f"/dev/nvidia-caps/nvidia-cap{one}" for one in minors if one is not None)),
-        )
+        nodes = (f"/dev/nvidia-caps/nvidia-cap{one}" for one in minors if one is not None)
+        return replace(instance, lacks=lacks, spec_nodes=(*instance.spec_nodes, *nodes))
 
     def _links(self, session: Session, gpu: GPU, known: Collection[str]) -> tuple[Link, ...]:
         """Return the connections of a GPU to the others, in their order. For a GPU that this session hasn't seen yet, they are the earlier ones."""
@@ -319,41 +277,18 @@ class Scanner:
             return
         lanes: dict[str, Mapping[str, int]] = {}
         for uuid in uuids:
-            try:
-                self._busy.on(uuid)
-                lanes[uuid] = self._nvml.lanes(uuid)
-            except NvmlError:
-                lanes[uuid] = {}
-        links: dict[str, list[Link]] = {uuid: [] for uuid in uuids}
-        for place, uuid in enumerate(uuids):
-            for other in uuids[place + 1 :]:
-                if (way := self._way(session, lanes, uuid, other)) is not None:
-                    links[uuid].append(Link(other, *way))
-                    links[other].append(Link(uuid, *way))
-        session.links = {uuid: tuple(found) for uuid, found in links.items()}
-
-    def _way(
-        self, session: Session, lanes: Mapping[str, Mapping[str, int]], uuid: str, other: str
-    ) -> tuple[Way, int] | None:
-        """By NVLinks from one to the other, directly or over switches, which reach every GPU on them; else over PCIe."""
-        direct = lanes[uuid].get(session.boards[other].pci, 0)
-        switched = min(lanes[uuid].get("", 0), lanes[other].get("", 0))
-        if direct or switched:
-            return Way.NVLINK, direct + switched
-        try:
             self._busy.on(uuid)
-            way = self._nvml.way(uuid, other)
-        except NvmlError:
-            return None
-        return None if way is None else (way, 1)
-
-    def tell_once(self, what: str, event: str, reason: object) -> None:
-        """Log what is wrong with a GPU, once for each reason."""
-        if self._told.get((what, event)) != str(reason):
-            if len(self._told) >= 1024:
-                self._told.clear()
-            self._told[what, event] = str(reason)
-            _log.warning(event, gpu=what, reason=str(reason))
+            lanes[uuid] = self._nvml.lanes(uuid)
+        links: dict[str, list[Link]] = {uuid: [] for uuid in uuids}
+        for uuid, other in combinations(uuids, 2):
+            # By NVLinks from one to the other, directly or over switches, which reach every GPU on them; else over PCIe.
+            count = lanes[uuid].get(session.boards[other].pci, 0) + min(lanes[uuid].get("", 0), lanes[other].get("", 0))
+            self._busy.on(uuid)
+            way = Way.NVLINK if count else self._nvml.way(uuid, other)
+            if way is not None:
+                links[uuid].append(Link(other, way, count or 1))
+                links[other].append(Link(uuid, way, count or 1))
+        session.links = {uuid: tuple(found) for uuid, found in links.items()}
 
 
 def addressed(unseen: Sequence[Seat], free: Sequence[str], uncounted: Callable[[str], NvmlError]) -> list[Seat]:

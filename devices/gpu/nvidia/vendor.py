@@ -7,13 +7,12 @@ profile (``mixed``). Profiles are named as by NVIDIA/go-nvlib (pkg/nvlib/device/
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from devices.gpu.asked import Asked, visible_devices
 from devices.gpu.model import GPU
-from devices.gpu.naming import NamingError
+from devices.gpu.naming import NamingError, matches
 from devices.gpu.nvidia.answers import VARIABLE, by_strategies
 from devices.gpu.vendor import Vendor
 from devices.model import ContainerAnswer
@@ -77,12 +76,7 @@ def _by_pattern(word: str, names: Sequence[tuple[str, str]], usual: str) -> str 
     """Return the name of the first pattern that matches; ``usual`` without patterns."""
     if not names:
         return usual
-    return next((name for pattern, name in names if _matches(word, pattern)), None)
-
-
-def _matches(word: str, pattern: str) -> bool:
-    """Return True if ``pattern``, in which only ``*`` is special, matches all of ``word``."""
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), word) is not None
+    return next((name for pattern, name in names if matches(word, pattern)), None)
 
 
 def _check_mig(gpus: Sequence[GPU]) -> None:
@@ -94,7 +88,7 @@ def _check_mig(gpus: Sequence[GPU]) -> None:
     empty = split.keys() - {gpu.parent for gpu in gpus}
     profiles = sorted({gpu.profile for gpu in gpus if gpu.parent in split})
     if whole:
-        problem = f"{len(split)} in MIG mode and {len(whole)} without ({_places(whole)})"
+        problem = f"{len(split)} GPUs in MIG mode and {len(whole)} without it ({_places(whole)})"
     elif empty:
         problem = f"no MIG instance on GPU {_places([split[uuid] for uuid in empty])}"
     elif len(profiles) > 1:
@@ -102,8 +96,8 @@ def _check_mig(gpus: Sequence[GPU]) -> None:
     else:
         return
     raise NamingError(
-        "the MIG strategy 'single' expects every GPU of the node in MIG mode, all with instances of one profile; got "
-        f"{problem}: configure them alike, or use the strategy 'mixed'"
+        "with the MIG strategy 'single', every GPU of the node must be in MIG mode, with instances of one profile. This node has "
+        f"{problem}. Configure the GPUs alike, or use the strategy 'mixed'"
     )
 
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Final
 
+import structlog
 from msgspec import Struct
-from msgspec.structs import replace
 
 from devices.gpu.nvidia.health import Event
 from devices.gpu.nvidia.kernel import KernelFacts
@@ -34,39 +34,31 @@ from devices.gpu.nvidia.nvml import (
 )
 from devices.gpu.nvidia.scan import Busy, Let, Scan, Scanner, Session
 
+HANG_S: Final = 10.0
+"""Seconds after which a call hangs."""
+GRACE_S: Final = 600.0
+"""Seconds for which a library that doesn't fit the driver is tolerated."""
+_POLL_S: Final = 5.0
+"""Seconds between two looks."""
+_WAIT_S: Final = 2.0
+"""Seconds of one wait of NVML for errors, and so the longest that closing it takes."""
+_LEAVE_S: Final = 0.25
+"""Seconds for which the end of the watch waits for the threads."""
+_AGAIN_S, _AGAIN_MAX_S = 0.5, 30.0
+"""Seconds until NVML is tried again after a failure: at first, and at most. The wait doubles each time."""
+_LOST_S, _LOST_MAX_S = 5.0, 600.0
+"""The same for a lost GPU."""
 _AFTER_S: Final = 0.05
 """Seconds between an error and the look that it causes: the error itself is passed on first."""
 _SPACING_S: Final = 0.5
 """Least seconds between two looks, however many errors cause one."""
 _MOST_LEFT: Final = 256
 """Most errors that are passed on after NVML should be closed, so that they can't keep it open."""
+_GUEST_S: Final = 2.0
+"""Seconds for which the watching thread waits for a reading of the gauges. A longer one hangs."""
 
 
-class Pace(Struct, frozen=True):
-    """Intervals and time limits, in seconds.
-
-    A look every ``poll``. ``wait`` is one wait of NVML for errors, and so the most that closing it takes; ``leave`` of that is
-    waited for when the watch ends. A failure is tried again after ``again``, doubled up to ``again_max``; a lost GPU after
-    ``lost``, up to ``lost_max``. A call longer than ``hang`` hangs. A library that doesn't fit the driver is tolerated for
-    ``grace``.
-    """
-
-    poll: float = 5.0
-    wait: float = 2.0
-    leave: float = 0.25
-    again: float = 0.5
-    again_max: float = 30.0
-    lost: float = 5.0
-    lost_max: float = 600.0
-    hang: float = 10.0
-    grace: float = 600.0
-
-
-class Down(Struct, frozen=True):
-    """NVML can't be used now."""
-
-    error: NvmlError
-    at: float
+_log = structlog.get_logger()
 
 
 class Happened(Struct, frozen=True):
@@ -76,8 +68,8 @@ class Happened(Struct, frozen=True):
     at: float
 
 
-News = Scan | Down | Happened | Exception
-"""What the threads pass on. An exception is a defect."""
+News = Scan | NvmlError | Happened | Exception
+"""What the threads pass on. ``NvmlError``: NVML can't be used now. Another exception is a defect."""
 
 
 class _Command(Struct, frozen=True):
@@ -87,7 +79,7 @@ class _Command(Struct, frozen=True):
     let: Let | None = None
     broken: threading.Event | None = None
     reason: str = ""
-    done: Callable[[bool], None] | None = None
+    done: Future[bool] | None = None
 
 
 class Guests:
@@ -95,9 +87,6 @@ class Guests:
 
     That thread unloads the library only while no reading uses it.
     """
-
-    PATIENCE = 2.0
-    """Seconds for which the watching thread waits for a reading. A longer one hangs."""
 
     def __init__(self) -> None:
         self._inside = threading.Lock()
@@ -121,18 +110,21 @@ class Guests:
     def gone(self) -> bool:
         """Allow no further reading, and wait for the present one; return False if it hangs."""
         self._open = False
-        if not self._inside.acquire(timeout=self.PATIENCE):
+        if not self._inside.acquire(timeout=_GUEST_S):
             return False
         self._inside.release()
         return True
 
 
 class Looker:
-    """The two threads. ``start``, ``renew``, ``end`` and ``stuck`` are for the event loop; the rest runs in the looking thread."""
+    """The two threads, which start with it. ``take`` is called on the event loop with each result.
 
-    def __init__(self, nvml: Nvml, node: KernelFacts, pace: Pace, let: Let, guests: Guests) -> None:
-        self._nvml, self._node, self._pace, self._let = nvml, node, pace, let
-        self._guests = guests
+    The methods with a public name are for the event loop; the rest runs in the looking thread.
+    """
+
+    def __init__(self, nvml: Nvml, node: KernelFacts, let: Let, guests: Guests, take: Callable[[News], None]) -> None:
+        self._nvml, self._node, self._let, self._guests = nvml, node, let, guests
+        self._loop, self._take = asyncio.get_running_loop(), take
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._session: Session | None = None
         self._old: threading.Thread | None = None
@@ -144,14 +136,9 @@ class Looker:
         self._unloaded = False
         self._closed = 0.0
         self._reloaded: float | None = None
-        self._posted: object = None
-        self._pause, self._lost_pause = pace.again, pace.lost
+        self._pause, self._lost_pause = _AGAIN_S, _LOST_S
         self._lost_at = 0.0
-
-    def start(self, loop: asyncio.AbstractEventLoop, take: Callable[[News], None]) -> None:
-        """Start; ``take`` is called on ``loop`` with each result."""
-        self._loop, self._take = loop, take
-        self._ended: asyncio.Future[bool] = loop.create_future()
+        self._ended: Future[bool] = Future()
         threading.Thread(target=self._run, name="nvml-look", daemon=True).start()
 
     def look(self) -> None:
@@ -164,41 +151,38 @@ class Looker:
         Raises:
             TimeoutError: NVML hangs.
         """
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._commands.put(
-            _Command(let=let, done=lambda closed: self._post(functools.partial(_resolve, done, value=closed)))
-        )
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._pace.wait + 2 * self._pace.hang):
-                if await done:
-                    return
-        raise TimeoutError("NVML cannot be closed, because a call of it hangs. Look at the GPU that it hangs on")
+        done: Future[bool] = Future()
+        self._commands.put(_Command(let=let, done=done))
+        closed = asyncio.wrap_future(done)
+        await asyncio.wait({closed}, timeout=_WAIT_S + 2 * HANG_S)
+        if not (closed.done() and closed.result()):
+            raise TimeoutError("NVML cannot be closed, because a call of it hangs. Look at the GPU that it hangs on")
 
     async def end(self) -> None:
-        """End both threads. What takes longer than ``Pace.leave`` ends later."""
+        """End both threads. What takes longer than ``_LEAVE_S`` ends later."""
         self._commands.put(_Command(end=True))
-        await asyncio.wait({self._ended}, timeout=self._pace.leave)
+        await asyncio.wait({asyncio.wrap_future(self._ended)}, timeout=_LEAVE_S)
 
     def stuck(self, now: float) -> str:
         """Return the GPU (UUID) or step at which a call hangs; '' if none does."""
         busy, waiting = self._busy.at, self._waiting
-        if busy is not None and now >= busy[0] + self._pace.hang:
+        if busy is not None and now >= busy[0] + HANG_S:
             return busy[1]
-        late = waiting is not None and now >= waiting + self._pace.wait + self._pace.hang
+        late = waiting is not None and now >= waiting + _WAIT_S + HANG_S
         return "nvmlEventSetWait" if late else ""
 
-    def _post(self, call: Callable[..., None], *args: object) -> None:
+    def _post(self, news: News) -> None:
         with contextlib.suppress(RuntimeError):  # The loop is closed.
-            self._loop.call_soon_threadsafe(call, *args)
+            self._loop.call_soon_threadsafe(self._take, news)
 
     def _run(self) -> None:
         try:
             self._serve()
         except Exception as error:  # noqa: BLE001 (the loop raises it)
-            self._post(self._take, error)
+            self._post(error)
         finally:
             self._close()
-            self._post(functools.partial(_resolve, self._ended, value=True))
+            self._ended.set_result(True)
 
     def _serve(self) -> None:
         due, last = time.monotonic(), 0.0
@@ -208,26 +192,22 @@ class Looker:
                 if command.end:
                     break
                 if command.let is not None:
-                    self._let, self._posted = command.let, None
+                    self._let = command.let
                     closed = self._close()
                     if closed and self._let.uuids and not self._let.all and not self._stays_closed():
                         with contextlib.suppress(NvmlError):  # The look shows it.
                             self._open()  # Before it is reported as done, because the GPU is reset then.
                     if command.done is not None:
-                        command.done(closed)
+                        command.done.set_result(closed)
                 elif command.broken is not None:
                     if self._session is None or self._session.stop is not command.broken:
                         continue
-                    self._scanner.tell_once(
-                        "any", "NVML doesn't wait for errors any more, and is opened anew", command.reason
-                    )
-                    young = time.monotonic() < self._session.began + self._pace.again_max
+                    _log.warning("NVML doesn't wait for errors any more, and is opened again", reason=command.reason)
+                    young = time.monotonic() < self._session.began + _AGAIN_MAX_S
                     self._close()
-                    self._posted = None
                     due = time.monotonic() + (self._rest() if young else 0.0)
                     continue
                 else:
-                    self._posted = None
                     due = min(due, max(time.monotonic() + _AFTER_S, last + _SPACING_S))
                     if due > time.monotonic():
                         continue
@@ -243,31 +223,25 @@ class Looker:
     def _turn(self) -> float:
         """Look once; return the seconds until the next look."""
         if self._let.all:
-            return self._pace.poll
+            return _POLL_S
         if reason := self._stays_closed():
-            if self._posted != reason:
-                self._posted = reason
-                self._post(self._take, Down(SessionError(reason), time.monotonic()))
-            return self._pace.poll
+            self._post(SessionError(reason))
+            return _POLL_S
         try:
-            scan = self._look()
+            self._post(self._look())
         except NvmlError as error:
             self._busy.off()
             self._down(error)
             return self._rest()
         self._busy.off()
-        key = replace(scan, at=0.0, looks={uuid: replace(look, at=0.0) for uuid, look in scan.looks.items()})
-        if key != self._posted:
-            self._posted = key
-            self._post(self._take, scan)
         self._reloaded = None
-        if self._session is not None and time.monotonic() > self._session.began + self._pace.again_max:
-            self._pause = self._pace.again
-        return self._pace.poll
+        if self._session is not None and time.monotonic() > self._session.began + _AGAIN_MAX_S:
+            self._pause = _AGAIN_S
+        return _POLL_S
 
     def _rest(self) -> float:
         """Return the seconds until NVML is tried again after a failure: longer each time."""
-        pause, self._pause = self._pause, min(2 * self._pause, self._pace.again_max)
+        pause, self._pause = self._pause, min(2 * self._pause, _AGAIN_MAX_S)
         return pause
 
     def _down(self, error: NvmlError) -> None:
@@ -275,12 +249,11 @@ class Looker:
         self._unloaded = self._unloaded or isinstance(error, NotLoadedError)
         if closed and isinstance(error, MismatchError):
             self._nvml.unload()
-        self._posted = None
         if isinstance(error, (NotLoadedError, DeniedError)):
             closed_because = type(error)(f"{error}{self._node.why_closed()}")
             closed_because.__cause__ = error.__cause__  # It has NVML's error code.
             error = closed_because
-        self._post(self._take, Down(error, time.monotonic()))
+        self._post(error)
 
     def _stays_closed(self) -> str:
         """Return why NVML can't be open while these GPUs are released; '' if it can.
@@ -304,7 +277,7 @@ class Looker:
             session.stop.set()
             self._old = session.listener
         if self._old is not None:
-            self._old.join(self._pace.wait + self._pace.hang)
+            self._old.join(_WAIT_S + HANG_S)
             if self._old.is_alive():
                 return False
             self._old = None
@@ -349,9 +322,9 @@ class Looker:
                 heard.add(uuid)
             except (UnsupportedError, DeniedError) as error:
                 heard.add(uuid)
-                self._scanner.tell_once(uuid, "no errors of this GPU are told", error)
+                _log.warning("this GPU reports no errors", gpu=uuid, reason=str(error))
             except NvmlError as error:
-                self._scanner.tell_once(uuid, "no errors of this GPU are told, until NVML is opened again", error)
+                _log.warning("this GPU reports no errors until NVML is opened again", gpu=uuid, reason=str(error))
         return frozenset(heard), told
 
     def _listen(self, stop: threading.Event) -> None:
@@ -362,26 +335,26 @@ class Looker:
             left -= stopping
             began = self._waiting = time.monotonic()
             try:
-                event = self._nvml.wait(0 if stopping else int(self._pace.wait * 1000))
+                event = self._nvml.wait(0 if stopping else int(_WAIT_S * 1000))
             except NvmlError as error:
                 self._commands.put(_Command(broken=stop, reason=str(error)))
                 return
             finally:
                 self._waiting = None
             if event is not None:
-                self._post(self._take, Happened(event, time.monotonic()))
+                self._post(Happened(event, time.monotonic()))
                 self._commands.put(_Command())
                 stop.wait(0.001)  # So that many errors leave time for other threads.
             elif stopping:
                 return
-            elif time.monotonic() < began + self._pace.wait / 2:
+            elif time.monotonic() < began + _WAIT_S / 2:
                 stop.wait(0.05)
 
     def _look(self) -> Scan:
         now = time.monotonic()
         session = self._session
         if session is not None and (self._node.plugged() != session.plugged or (session.lost and now >= self._lost_at)):
-            self._lost_pause = min(2 * self._lost_pause, self._pace.lost_max) if session.lost else self._pace.lost
+            self._lost_pause = min(2 * self._lost_pause, _LOST_MAX_S) if session.lost else _LOST_S
             self._close()
             session = None
         session = session or self._open()
@@ -390,10 +363,5 @@ class Looker:
         if session.lost and not before:
             self._lost_at = now + self._lost_pause
         elif not session.lost:
-            self._lost_pause = self._pace.lost
+            self._lost_pause = _LOST_S
         return scan
-
-
-def _resolve(future: asyncio.Future[bool], *, value: bool) -> None:
-    if not future.done():
-        future.set_result(value)

@@ -1,6 +1,6 @@
-"""The simulated backend: a node whose GPUs are written in a profile, and change when someone edits it.
+"""The simulated backend: the GPUs of a node are described in a profile, and change when somebody edits it.
 
-It is how everything else can be tried without a GPU: users meet it first, tests and the laboratory use it too.
+It is for trying the gateway without a GPU, and for tests.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from devices.gpu.asked import Asked
 from devices.gpu.backend import Sight
 from devices.gpu.nvidia.vendor import NVIDIA
 from devices.gpu.simulated.document import ProfileError
-from devices.gpu.simulated.profile import Described, UnreadableProfileError, find, parse, read
+from devices.gpu.simulated.profile import Described, find, parse, read
 from devices.gpu.vendor import Vendor
 from devices.model import ContainerAnswer
 from devices.source import Hindrance
 
 
 class _Others(Vendor):
-    """Simulated GPUs of any other vendor: a container starts with their device nodes, where the profile says some."""
+    """Simulated GPUs of any other vendor: a container gets their device nodes, if the profile has any."""
 
     name = "simulated"
 
@@ -36,16 +36,15 @@ class _Others(Vendor):
 
 
 VENDORS: Final[Sequence[Vendor]] = (NVIDIA, AMD, _Others())
-"""Whose GPUs a profile can describe."""
+"""The vendors whose GPUs a profile can describe."""
 
 _log = structlog.get_logger()
 
 
 class SimulatedBackend:
-    """A ``Backend`` over a profile: a shipped one's name, which stays as it is, or the path of one to be edited.
+    """A ``Backend`` over a profile: a shipped one, which stays as it is, or a file that people edit.
 
-    A profile that is wrong, or gone, is logged as "profile rejected" with the reason, which ``hindrance`` says, too, and what was known
-    before stays (at first: nothing).
+    A profile that is wrong or missing is logged as "profile rejected", and is a ``hindrance``. The GPUs stay as they were.
 
     Args:
         profile: its name or path.
@@ -75,7 +74,7 @@ class SimulatedBackend:
         return Hindrance(self.name, f"profile rejected, {before}: {self._rejected}")
 
     async def watch(self) -> AsyncGenerator[Sight]:
-        """Yield what the profile says, and again after each edit that changes it."""
+        """Yield the GPUs of the profile, and again after each edit that changes them."""
         if not self._edited:
             self._look()
             while True:
@@ -85,7 +84,8 @@ class SimulatedBackend:
         last: Sight | None = None
         with FileWatch(self._path) as file:
             while True:
-                if not self._look():
+                self._look()
+                if self._rejected:
                     file.look_again()
                 sight = None if self._profile is None else self._sight()
                 if sight is not None and sight != last:
@@ -95,12 +95,12 @@ class SimulatedBackend:
                 self._news.clear()
 
     async def release(self, uuids: Collection[str]) -> None:
-        """Do as if nobody could look at these GPUs."""
+        """Report these GPUs as released."""
         self._released |= frozenset(uuids) or frozenset(gpu.board for gpu in self._sight().gpus)
         self._news.set()
 
     async def acquire(self, uuids: Collection[str]) -> None:
-        """Look at these GPUs again."""
+        """Report these GPUs as they are again."""
         self._released -= frozenset(uuids) or self._released
         self._news.set()
 
@@ -114,23 +114,21 @@ class SimulatedBackend:
             resources=tuple(described),
         )
 
-    def _look(self) -> bool:
-        """Take over the profile as it is now, if it is to be used; False where it could not be read."""
+    def _look(self) -> None:
+        """Read the profile, and use it if it can be used."""
         try:
             content = read(self._path)
             if content == self._content:
-                return True
-            self._content = content
+                return
             self._profile = parse(content, str(self._path))
         except ProfileError as error:
             self._content = None
             if str(error) != self._rejected:
                 _log.warning("profile rejected", path=str(self._path), reason=str(error), kept=self._counts())
             self._rejected = str(error)
-            return not isinstance(error, UnreadableProfileError)
-        self._rejected = ""
+            return
+        self._content, self._rejected = content, ""
         _log.info("profile read", path=str(self._path), gpus=self._counts())
-        return True
 
     def _counts(self) -> dict[str, int]:
         return {resource: len(one.gpus) for resource, one in (self._profile or {}).items()}

@@ -1,4 +1,4 @@
-"""A profile as YAML: values with the lines that they stand in, so that an error says where it is."""
+"""Read a profile's YAML, and report errors in it with their lines."""
 
 from __future__ import annotations
 
@@ -23,15 +23,6 @@ MAX_NODE: Final = 1023
 _WORDS: Final[Mapping[str, bool | None]] = {"": None, "~": None, "null": None, "true": True, "false": False}
 _INTEGER: Final = re.compile(r"[-+]?[0-9]{1,18}", re.ASCII)
 _DECIMAL: Final = re.compile(r"[-+]?([0-9]+\.?|[0-9]*\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
-_TYPES: Final[Mapping[str, str]] = {
-    "array": "a list",
-    "bool": "true or false",
-    "float": "a decimal number",
-    "int": "a whole number",
-    "null": "nothing",
-    "object": "a mapping",
-    "str": "text",
-}
 _ADVICE: Final[Mapping[str, str]] = {
     "": "Write 'resources:' and beneath it resource names, such as nvidia.com/gpu",
     "resources": "Write resource names, and beneath each 'gpus:' and, where wanted, 'numa:', 'unhealthy:', 'recovered:', "
@@ -59,22 +50,17 @@ _ADVICE: Final[Mapping[str, str]] = {
     "memory": "Write GiB of each GPU, 1 to 4096",
     "partitions": "Write how many in a row are partitions of one GPU, 2 to 1024",
 }
-_CHOICES: Final[Mapping[str, str]] = {
-    "kind": "a kind of trouble",
-    "health": "a state of health",
-    "by": "a way between GPUs",
-}
 
 
 class ProfileError(ValueError):
-    """A profile that can't be used. The message names file and line, what is wrong and what to do."""
+    """A profile can't be used. The message names the file and the line, what is wrong and what to do."""
 
 
 class Document:
-    """A YAML text as plain values, that can say on which line each of them stands.
+    """A profile's YAML text as plain values that know their lines.
 
-    Only what the format needs. Plain scalars mean what YAML 1.2 says (null, true, numbers, else text: ``no`` is a word and ``1:30``
-    no number), which differs from NVIDIA's configuration files (``gateway.configuration.document``).
+    Plain scalars mean what YAML 1.2 says: null, true, numbers, else text. So ``no`` is a word and ``1:30`` not a number, unlike in
+    NVIDIA's configuration files (``gateway.configuration.document``).
     """
 
     def __init__(self, content: bytes, name: str) -> None:
@@ -93,61 +79,41 @@ class Document:
         self._root: Any = self._node.plain()
 
     def require(self, key: str) -> None:
-        """Refuse a document without ``key``, before anything in it is quoted: it may be another file, such as one of secrets."""
-        if not isinstance(self._root, dict):
-            self.refuse((), "must be a mapping", "")
-        if key not in self._root:
+        """Refuse a document without ``key``, before anything of it is quoted: it may be another file, such as one with secrets."""
+        if not isinstance(self._root, dict) or key not in self._root:
             self.refuse((), f"the key '{key}' is missing", "")
 
     def convert(self, path: Where, kind: Any) -> Any:
-        """Give the value at ``path`` its type, or refuse it."""
+        """Return the value at ``path`` as a ``kind``, or refuse it."""
         value: Any = reduce(operator.getitem, path, self._root)
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
             problem, _, place = str(error).partition(" - at ")
-            for field, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
-                key = field or int(index)
-                path, value = (*path, key), value[key]
-            self._refuse_type(path, value, problem, of_key=place.startswith("`key`"))
+            path = (*path, *(key or int(index) for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", place)))
+            advice = next((key for key in reversed(path) if key in _ADVICE), "")
+            if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
+                path, problem = (*path, unknown[1]), "this key is unknown"
+            self.refuse(path, f"{problem} as a key" if place.startswith("`key`") else problem, str(advice))
 
     def refuse(self, path: Where, problem: str, field: str | None = None) -> NoReturn:
-        """Say what is wrong at ``path``, with the advice for ``field``."""
+        """Raise a ``ProfileError`` that says what is wrong at ``path``, with the advice for ``field``."""
         where = "".join(
             f".{key:.80}" if isinstance(key, str) and key.isidentifier() else f"[{key!r:.80}]" for key in path
         )
         advice = "" if field is None else f". {_ADVICE[field]}"
         self._fail(self._line(path), f"{where[1:] or 'the profile'}: {problem}{advice}")
 
-    def _refuse_type(self, path: Where, value: object, problem: str, *, of_key: bool) -> NoReturn:
-        """Put a type error into the words of a YAML file."""
-        field = next((key for key in reversed(path) if key in _ADVICE), "")
-        if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
-            self.refuse((*path, unknown[1]), "this key is unknown", str(field))
-        if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
-            self.refuse(path, f"the key '{missing[1]}' is missing", str(field))
-        expected, _, got = problem.replace("Expected ", "").partition(", got ")
-        if expected.startswith("Invalid enum value"):
-            expected = _CHOICES[str(field)]
-        if of_key:
-            expected, got = f"a mapping whose keys are {expected}", got or "something else"
-        elif isinstance(value, dict | list):
-            got = got or f"{len(value)}"
-        else:
-            got = "nothing" if value is None else f"{value!r:.80}"
-        self.refuse(path, f"must be {_in_words(expected)}, not {_in_words(got)}", str(field))
-
     def _line(self, path: Where) -> int:
-        """Find the line on which the value at ``path`` stands, or its key; as far as the path exists."""
-        node = self._node
+        """Return the line of the value at ``path``, or of the last part of the path that exists."""
+        node: Any = self._node
         for key in path:
-            if not isinstance(node.value, tuple | dict):
-                break
             try:
-                node = node.value[key]  # type: ignore[index]
+                node = node.value[key]
             except (LookupError, TypeError):
                 break
-        return node.line
+        line: int = node.line
+        return line
 
     def _fail(self, line: int, problem: str) -> NoReturn:
         raise ProfileError(f"{self._name}, line {line}: {problem}")
@@ -155,7 +121,7 @@ class Document:
 
 def _scalar(event: yaml.ScalarEvent) -> Plain:
     text: str = event.value
-    if not event.implicit[0]:  # quoted, or a block: text, whatever it looks like
+    if not event.implicit[0]:  # Quoted, or a block: always text.
         return text
     if text in _WORDS:
         return _WORDS[text]
@@ -165,13 +131,6 @@ def _scalar(event: yaml.ScalarEvent) -> Plain:
 
 
 LANGUAGE: Final = Language(_scalar, levels=9, values=2_000_000, strict=True)
-
-
-def _in_words(types: str) -> str:
-    """Turn a type checker's names into a person's: "`int | array`" is "a whole number or a list"."""
-    return re.sub(
-        r"`([^`]*)`", lambda match: " or ".join(_TYPES.get(name, name) for name in match[1].split(" | ")), types
-    )
 
 
 Where = tuple[str | int, ...]
