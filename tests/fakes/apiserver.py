@@ -316,10 +316,11 @@ class ApiServer:
                     while number <= self.mute:
                         await asyncio.Event().wait()
                     for version, kind, path, found in list(self._log):
-                        told = _fits(path, found, request) if path else "allowWatchBookmarks" in request.query
-                        if version > seen and told:
+                        if version <= seen:
+                            continue
+                        if _fits(path, found, request) if path else "allowWatchBookmarks" in request.query:
                             await answer.event(kind, found)
-                        seen = max(seen, version)
+                        seen = version
                     await news.wait()
         while number <= self.mute:
             await asyncio.Event().wait()
