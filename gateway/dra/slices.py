@@ -46,9 +46,8 @@ _UNITS: Final = {
     "k": 10**3,
 }
 _QUANTITY: Final = re.compile(r"([0-9]{1,18})([TGM]i?|Ki|k|)")
-_LONGEST_NAME: Final = 253
-_MOST_SLICES: Final = 1024
-"""Most slices of a pool: enough for 65,536 devices with a taint. Further ones would seem to be another process's."""
+_LONGEST_STEM: Final = 240
+"""Characters of a slice's name before its number: a name has at most 253."""
 _BASIC: Final = "v1beta1"
 """The version in which a device's fields are in ``basic``, without taints by default (1.32)."""
 
@@ -128,11 +127,11 @@ class Change(Struct, frozen=True):
 
 def name_of(pool: Pool, number: int) -> str:
     """Return the name of a slice. It is the same for every gateway of the node, so that they write one object."""
-    name = f"{pool.node}-{pool.driver}-{number}"
-    if len(name) <= _LONGEST_NAME:
-        return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
-    return f"{name[: _LONGEST_NAME - 13].rstrip('-.')}-{digest}"
+    stem = f"{pool.node}-{pool.driver}"
+    if len(stem) > _LONGEST_STEM:
+        digest = hashlib.sha256(stem.encode()).hexdigest()[:12]
+        stem = f"{stem[: _LONGEST_STEM - 13].rstrip('-.')}-{digest}"
+    return f"{stem}-{number}"
 
 
 def changes(pool: Pool, there: Mapping[str, Slice], last: int = 0) -> list[Change]:
@@ -167,8 +166,8 @@ def no_more(devices: Iterable[Offer], there: Iterable[Slice]) -> tuple[Offer, ..
 
 def is_ours(name: str, one: Slice, node: str) -> bool:
     """Return True if a gateway wrote a slice: it has the name that we would give it."""
-    pool = Pool(one.spec.driver, node, ())
-    return any(name == name_of(pool, number) for number in range(_MOST_SLICES))
+    number = name.rpartition("-")[2]
+    return number.isdecimal() and name == name_of(Pool(one.spec.driver, node, ()), int(number))
 
 
 def lacks_taints(written: Slice, seen: Slice) -> bool:

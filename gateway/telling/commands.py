@@ -49,7 +49,6 @@ class Commands:
 
     def __init__(self, gateway: Subject) -> None:
         self._gateway = gateway
-        self._build: status.Build | None = None
         self._turn = asyncio.Lock()
 
     @property
@@ -72,8 +71,7 @@ class Commands:
         """Take what is known now, as ``gathered.taken`` does."""
         from gateway.telling import gathered, status  # noqa: PLC0415 - only a gateway that is asked pays for it
 
-        self._build = self._build or status.build()
-        return gathered.taken(self._gateway, self._build, few=few)
+        return gathered.taken(self._gateway, status.build(), few=few)
 
     async def _apart(self, take: Callable[[], Any], make: Callable[[Any], _Made]) -> _Made:
         """Call ``take``, then ``make`` with its result: in a thread if there are many devices, so that calls are answered. One at a time."""

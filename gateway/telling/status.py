@@ -10,6 +10,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
@@ -235,8 +236,9 @@ def configuration(path: str, fate: FileFate, now: float) -> Configuration | None
     return Configuration(path=path, error=fate.error, accepted_s=age_or_none(fate.accepted_at, now))
 
 
+@cache
 def build() -> Build:
-    """Look the versions up. They never change in a process, so call it once."""
+    """Look the versions up, once: they never change in a process."""
     from importlib import metadata  # noqa: PLC0415 - 0.7 MiB that only a gateway which is asked should pay
 
     return Build(

@@ -76,10 +76,14 @@ class Clock:
 
     def __init__(self, seed: int = 0) -> None:
         self._passed = 0.0
-        self._began = {name: getattr(time, name)() for name in ("monotonic", "time", "perf_counter")}
+        self._began: dict[str, float] = {name: getattr(time, name)() for name in ("monotonic", "time", "perf_counter")}
         self._boot_ns, self._boots = time.clock_gettime_ns(time.CLOCK_BOOTTIME), 0
         self._gettime_ns = time.clock_gettime_ns
         self.random = Random(seed)  # noqa: S311 - no secret
+
+    def monotonic(self) -> float:
+        """Return what ``time.monotonic`` returns."""
+        return self._began["monotonic"] + self._passed
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
@@ -142,6 +146,7 @@ class Process:
         self.context = contextvars.copy_context()
         self.context.run(_PROCESS.set, self)
         _processes.append(self)
+        _kept.append(self)
 
     def run(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         """Run work in this process."""
@@ -151,7 +156,8 @@ class Process:
 
     def bound(self) -> list[str]:
         """Return where its Unix sockets were bound."""
-        names = [one.getsockname() for one in self._sockets if one.fileno() >= 0 and one.family == socket.AF_UNIX]
+        self._sockets = [one for one in self._sockets if one.fileno() >= 0]
+        names = [one.getsockname() for one in self._sockets if one.family == socket.AF_UNIX]
         return [name for name in names if isinstance(name, str) and name]
 
     async def ask(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -233,6 +239,7 @@ class Process:
             return
         self.alive = False
         self._close_all()
+        _processes.remove(self)
         for notice in self.at_death:
             notice()
         if not self.ended.done():
@@ -296,9 +303,10 @@ def _raised(error: Exception) -> NoReturn:
 
 
 _kept: list[object] = []
-"""Tasks of the dead: to collect them would run their ``finally`` blocks."""
+"""Processes and their tasks: to collect them would run the ``finally`` blocks of the dead."""
 _os_close = os.close
 _processes: list[Process] = []
+"""Those that are alive."""
 
 
 def _is_anew(number: int) -> None:
@@ -406,6 +414,10 @@ class _Loop(asyncio.SelectorEventLoop):
 
         self.call_later(self._moved.latency(), work)
         return done
+
+    def time(self) -> float:
+        """Return the moved clock's time: ``time.monotonic``, which every timer asks for."""
+        return self._moved.monotonic()
 
     async def create_server(self, *args: Any, **options: Any) -> Any:
         """Listen; for TLS without TCP."""
@@ -574,14 +586,14 @@ def run(work: Callable[[Clock], Coroutine[Any, Any, None]], seed: int = 0) -> No
         try:
             await work(clock)
         finally:
-            for process in _processes:
+            for process in tuple(_processes):
                 process.kill()
 
     try:
         loop.run_until_complete(row())
     finally:
         # As tasks: what the dead hold must not be collected.
-        _kept.extend((loop, asyncio.all_tasks(loop), tuple(_processes)))
+        _kept.extend((loop, asyncio.all_tasks(loop)))
         _processes.clear()
         _listeners.clear()
         threads.forget()

@@ -108,6 +108,10 @@ class Nvidia(Host):
             folder = gpus / gpu.pci.lower()
             folder.mkdir(parents=True)
             (folder / "information").write_text(f"GPU UUID: \t {gpu.uuid}\nDevice Minor: \t {gpu.minor}\n")
+        self.show_nvml()
+
+    def show_nvml(self) -> None:
+        """Let NVML alone show the world as it is now: which of its calls fail is nothing that the kernel shows."""
         self.world.write()
         threads.wake()
 
@@ -119,12 +123,12 @@ class Nvidia(Host):
     def fails(self, function: str, code: int, gpu: int | None = None, *, hangs: float = 0) -> None:
         """Let a call of NVML fail, as ``World.fails``."""
         self.world.fails(function, code, gpu, hangs=hangs)
-        self.show()
+        self.show_nvml()
 
     def works(self, function: str, gpu: int | None = None) -> None:
         """Let it work again."""
         self.world.works(function, gpu)
-        self.show()
+        self.show_nvml()
 
     def gateway(self, *options: str, **environment: str) -> Gateway:
         """Start a gateway on this node."""

@@ -55,7 +55,7 @@ class Kubelet:
     """One start of a kubelet. It dies as kubelets do: its socket and its checkpoint stay."""
 
     def __init__(self, node: Node, version: str, differs: Mapping[str, Any]) -> None:
-        self.version = version
+        self.version, self._node = version, node
         self.process = Process(f"kubelet {version}")
         self.notes: list[str] = []
         self._noted_at: list[float] = []
@@ -72,6 +72,7 @@ class Kubelet:
     def _note(self, event: str) -> None:
         self.notes.append(event)
         self._noted_at.append(time.monotonic())
+        self._node.noted()
 
     def noted(self, beginning: str) -> list[float]:
         """Return when it noted events that begin so."""
@@ -273,6 +274,8 @@ class Node:
         self.ports = ["--probe-address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0"]
         self.registers: Counter[str] = Counter()
         self.faults = Faults()
+        self.noted: Callable[[], object] = lambda: None
+        """What is called whenever the kubelet notes something: after that it will have done it."""
         self.gateways: list[Gateway] = []
         self._kubelet: Kubelet | None = None
         self._running: dict[tuple[str, str], tuple[Demand, Admission]] = {}

@@ -19,7 +19,7 @@ VERSIONS = ["1.34", "1.37"]
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_gpus_go_over_and_back_and_whoever_has_one_keeps_it(node: Node, version: str) -> None:
     async with both(node, version) as cluster:
-        watching = asyncio.create_task(watch_both(cluster))
+        twice = watch_both(cluster)
         pod = await node.admit("pod")
         [held] = pod.devices[GPU]
         await cross(cluster, "dra")
@@ -49,7 +49,7 @@ async def test_gpus_go_over_and_back_and_whoever_has_one_keeps_it(node: Node, ve
         await cluster.end(other)
         await node.allocatable_is(2)
         await node.admit("last")
-        assert not watching.done(), watching.result()
+        assert not twice
 
 
 @pytest.mark.parametrize("to", ["dra", "plugin"])
@@ -70,7 +70,7 @@ async def test_an_order_that_was_answered_survives_a_kill_at_that_moment(node: N
 @pytest.mark.parametrize("moment", [0.0, 0.3, 0.5, 0.55, 0.6, 0.7, 1.2, 2.0])
 async def test_a_kill_at_any_moment_of_a_crossing_gives_no_gpu_twice(node: Node, moment: float) -> None:
     async with both(node) as cluster:
-        watching = asyncio.create_task(watch_both(cluster))
+        twice = watch_both(cluster)
         claims: list[Claim] = []
         for to in ("dra", "plugin", "dra"):
             ordering = asyncio.create_task(cross(cluster, to))
@@ -93,7 +93,7 @@ async def test_a_kill_at_any_moment_of_a_crossing_gives_no_gpu_twice(node: Node,
         await cross(cluster, "plugin")
         await sides(cluster, "plugin", "plugin")
         await node.allocatable_is(2)
-        assert not watching.done(), watching.result()
+        assert not twice
 
 
 async def test_a_change_of_mind_counts_at_once(node: Node) -> None:

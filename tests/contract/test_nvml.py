@@ -372,7 +372,7 @@ async def test_a_call_that_fails_for_some_gpus_speaks_for_these_alone_and_hides_
         for which, indexes in WHICH.items():
             for index in indexes:
                 nvidia.world.fails(call, code, index)
-            nvidia.show()
+            nvidia.show_nvml()
             for moment, row in cells.items():
                 if moment == "first look":
                     one.kill()
@@ -389,7 +389,7 @@ async def test_a_call_that_fails_for_some_gpus_speaks_for_these_alone_and_hides_
                     assert name in {"", well[index][1]}, case  # None is whole that is partitioned.
                 row.append("".join(sorted({found[index][0][2] for index in indexes})))
             nvidia.world.rules.clear()
-            nvidia.show()
+            nvidia.show_nvml()
             await node.eventually(lambda: _stand(one, nvidia, well), f"the GPUs after {call} {code}", 1300)  # noqa: B023 - at once
         for moment, row in rows.items():
             row.append("/".join(cells[moment]))

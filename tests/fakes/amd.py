@@ -7,6 +7,7 @@ tree anew with the next generation, as the kernel does; tests change single file
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,18 +131,22 @@ class Sysfs:
     def _links(self, number: int, board: Board, nodes: list[Board]) -> None:
         """XGMI links stand among ``io_links``, those over PCIe among ``p2p_links``, as published."""
         folder = self.kfd / "nodes" / str(number)
-        _wire(folder / "io_links/0", number, max(board.numa, 0) % CPUS, PCIE, 20, 312, 32000)
+        io_links, p2p_links = folder / "io_links", folder / "p2p_links"
+        io_links.mkdir()
+        _wire(f"{io_links}/0", number, max(board.numa, 0) % CPUS, PCIE, 20, 312, 32000)
         near = [CPUS + peer for peer, other in enumerate(nodes) if other is board and CPUS + peer != number]
         hive = [CPUS + peer for peer, other in enumerate(nodes) if other is not board and board.hive == other.hive != 0]
         far = [
             CPUS + peer for peer, other in enumerate(nodes) if other is not board and not board.hive == other.hive != 0
         ]
         for place, peer in enumerate(near, 1):
-            _wire(folder / f"io_links/{place}", number, peer, XGMI, 13, 819200, 819200)
+            _wire(f"{io_links}/{place}", number, peer, XGMI, 13, 819200, 819200)
         for place, peer in enumerate(hive, 1 + len(near)):
-            _wire(folder / f"io_links/{place}", number, peer, XGMI, 15, 50000, 50000 * board.lanes)
+            _wire(f"{io_links}/{place}", number, peer, XGMI, 15, 50000, 50000 * board.lanes)
+        if far:
+            p2p_links.mkdir()
         for place, peer in enumerate(far):
-            _wire(folder / f"p2p_links/{place}", number, peer, PCIE, 72, 0, 0)
+            _wire(f"{p2p_links}/{place}", number, peer, PCIE, 72, 0, 0)
 
 
 def mi210(root: Path) -> Sysfs:
@@ -182,7 +187,7 @@ def vega(root: Path) -> Sysfs:
 
 def _file(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}\n")
+    path.write_bytes(f"{text}\n".encode())
 
 
 def _link(path: Path, target: Path) -> None:
@@ -194,13 +199,9 @@ def _properties(folder: Path, has: dict[str, int]) -> None:
     _file(folder / "properties", "\n".join(f"{name} {value}" for name, value in has.items()))
 
 
-def _wire(folder: Path, from_: int, to: int, kind: int, weight: int, least: int, most: int) -> None:
-    has = {
-        "type": kind,
-        "node_from": from_,
-        "node_to": to,
-        "weight": weight,
-        "min_bandwidth": least,
-        "max_bandwidth": most,
-    }
-    _properties(folder, has)
+def _wire(folder: str, from_: int, to: int, kind: int, weight: int, least: int, most: int) -> None:
+    """Tell of a link, which has a folder of its own: with plain system calls, since a tree has hundreds."""
+    ends = f"type {kind}\nnode_from {from_}\nnode_to {to}\n"
+    os.mkdir(folder)  # noqa: PTH102 - as above
+    with open(f"{folder}/properties", "wb", buffering=0) as file:  # noqa: PTH123 - as above
+        file.write(f"{ends}weight {weight}\nmin_bandwidth {least}\nmax_bandwidth {most}\n".encode())

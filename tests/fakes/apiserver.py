@@ -113,6 +113,8 @@ class ApiServer:
     mute: int = 0
     """So many watches, the first ones, say nothing more and have no end, as behind a proxy that has lost the server."""
     port: int = 0
+    told: Callable[[], object] = lambda: None
+    """What is called after each change."""
     _log: list[tuple[int, str, str, dict[str, Any]]] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _server: asyncio.Server | None = None
@@ -202,6 +204,7 @@ class ApiServer:
         self._log.append((self.version, kind, path, copy.deepcopy(found)))
         self._news.set()
         self._news = asyncio.Event()
+        self.told()
 
     async def upgrade(self, version: str) -> None:
         """Start anew, as a release with this version of resource.k8s.io and no other one, and with all the objects; up or down."""
@@ -313,10 +316,11 @@ class ApiServer:
                     while number <= self.mute:
                         await asyncio.Event().wait()
                     for version, kind, path, found in list(self._log):
-                        told = _fits(path, found, request) if path else "allowWatchBookmarks" in request.query
-                        if version > seen and told:
+                        if version <= seen:
+                            continue
+                        if _fits(path, found, request) if path else "allowWatchBookmarks" in request.query:
                             await answer.event(kind, found)
-                        seen = max(seen, version)
+                        seen = version
                     await news.wait()
         while number <= self.mute:
             await asyncio.Event().wait()
