@@ -124,7 +124,7 @@ _FAMILIES: Final = (
     _gauge("ledger_written_age_seconds", "Time since the last write of the state file; absent before the first."),
     _gauge(
         "source_hindrances",
-        "Faults because of which a source of devices reports no devices, or not all.",
+        "Reasons why a source of devices reports no devices, or not as configured.",
         "source",
     ),
     _gauge(
