@@ -18,11 +18,8 @@ _BEGIN: Final = """# Device plugins compared
 
 This page shows which [rules](conformance.md) device plugins keep. We ran `gateway conformance` on each plugin. `make docs` writes the table from `{reports}`.
 
-- *Broken* means that the plugin broke the rule on at least one of these kubelets.
-- A plugin may end and be restarted, because many plugins rely on their DaemonSet.
-- Each report has the command that repeats it.
-- NVIDIA's plugin used a fake NVML with eight H100s.
-- We did not examine NVIDIA's v0.20.0 and AMD's plugin, because the Go module proxy refuses their modules.
+*Broken* means that the plugin broke the rule on at least one of these kubelets. NVIDIA's plugin used a fake NVML with eight H100s. We did not examine NVIDIA's v0.20.0
+and AMD's plugin, because the Go module proxy refuses their modules.
 
 """
 _PLAIN: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._:/+-]{0,99}", re.ASCII)

@@ -12,8 +12,8 @@ from tools.pages import between, part
 _BEGIN: Final = "<!-- rules: declared, begin -->\n"
 _END: Final = "<!-- rules: declared, end -->\n"
 _HEADS: Final[dict[Level, str]] = {
-    "core": "Core rules: every node meets this",
-    "extended": "Extended rules: a few nodes of many meet this",
+    "core": "Core rules: every node needs them",
+    "extended": "Extended rules: few nodes need them",
 }
 
 

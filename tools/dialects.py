@@ -15,23 +15,23 @@ INTRODUCTION = """\
 <!-- Generated from the adapters' declarations by `make docs`. Do not edit. -->
 # What each version of the device plugin API can say
 
-The kubelet has spoken three device plugin APIs, here called *dialects*. What becomes of each part of a message:
+Kubelets have had three versions of the device plugin API. The table shows what the gateway does with each part of a message:
 
-- **lossless**: it arrives as it is;
-- **degraded**: it is left out, because the pod works without it; counted, and logged once;
-- **impossible**: the pod would start without its device, so the request is refused with the reason.
+- **lossless**: the kubelet gets it unchanged.
+- **degraded**: the gateway leaves it out, because the pod works without it. The gateway counts this, and logs it once.
+- **impossible**: the pod would start without its device, so the gateway refuses the request with the reason.
 """
 
 LEVELS = f"""\
 ## How the kubelet's version is known
 
-A kubelet silently drops fields of `v1beta1` that it doesn't know. The gateway learns the version from the live connection:
+A kubelet silently drops fields of `v1beta1` that it doesn't know. So the gateway detects the kubelet's version from its calls:
 
-- During Register, kubelet 1.{OPTIONS_FIRST} and later call GetDevicePluginOptions before ListAndWatch; earlier ones don't.
-- The `user-agent` of its calls names its grpc-go, which `adapters/levels.py` assigns to kubelets. Agents of other programs are no evidence.
+- During Register, only kubelet 1.{OPTIONS_FIRST} and later call GetDevicePluginOptions before ListAndWatch.
+- The `user-agent` of a call names the version of grpc-go. `adapters/levels.py` lists which kubelets use which version.
 
-If the evidence contradicts itself, the older kubelet counts. What it leaves open must not carry a response alone. `--kubelet-version` settles it. A vendor's
-kubelet that is built with another grpc-go needs that option.
+If the two disagree, the gateway uses the older version. If the version stays unknown, the gateway sends a part that this kubelet may drop only together with
+another form of it. If a vendor built the kubelet with another grpc-go, set `--kubelet-version`.
 """
 
 

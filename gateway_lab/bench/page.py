@@ -57,8 +57,8 @@ def write(report: Report, path: Path) -> None:
 
 _HEAD: Final = """# Benchmarks
 
-This page shows what one run of `python -m gateway_lab.bench --page docs/benchmarks.md` measured, and the limits that this project promises. The limit is in the head
-of its column, or in brackets. A figure above its limit is **bold**. A *genuine* kubelet is the real device manager of its version.
+One run of `python -m gateway_lab.bench --page docs/benchmarks.md` measured these figures. Limits are in the heads of columns or in brackets. A figure above its
+limit is **bold**. A *genuine* kubelet is the real device manager of its version.
 """
 
 
@@ -337,7 +337,7 @@ SECTIONS: Final = (
     Section(
         "Start",
         ("cold start",),
-        "The time from the start of the process until the kubelet's records show its first list.",
+        "The time from the start of the gateway's process until the kubelet's records have its first list.",
     ),
     Section(
         "Compared with another plugin",

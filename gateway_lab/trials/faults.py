@@ -776,7 +776,7 @@ FAULTS: Mapping[str, Fault] = {
             "Register isn't answered until the fault ends",
             1.0,
             partial(_lies, register_hangs=True),
-            why="the gateway waits longer before each further try",
+            why="the gateway retries less and less often",
             lasts=17,
             meanwhile=("kubelet-killed",),
             emulated=True,
@@ -849,14 +849,14 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "two-kubelets",
-            "a second kubelet starts on the directory of a living one; the first ends later",
+            "a second kubelet starts on the directory of a running kubelet; the first ends later",
             RESTART,
             _beside,
             serves=True,
         ),
         Fault(
             "two-kubelets-younger-ends",
-            "a second kubelet starts on the directory of a living one and ends before it; then a third starts",
+            "a second kubelet starts on the directory of a running kubelet, and ends first; then a third starts",
             RESTART,
             partial(_beside, newer_ends=True),
             serves=True,
@@ -955,7 +955,7 @@ FAULTS: Mapping[str, Fault] = {
             "the state directory's disk is full",
             1.0,
             _disk_full,
-            why="the gateway retries its writes less and less often",
+            why="the gateway retries less and less often",
             serves=True,
             meanwhile=("device-ill", "kubelet-killed"),
             inside_namespaces=True,
@@ -1161,20 +1161,18 @@ INTRODUCTION = f"""\
 
     make gauntlet
 
-This command causes each fault on this page alone, on emulated and real kubelets, then several faults at random. The headings say how soon after the end of the
-fault the node must be correct again, on an idle machine (a busy machine gets {SLOWER:g} times as long, at most {SLOWEST:g} s more, plus {SLACK:g} s). A node is
-correct if the kubelet's records match the hardware, a new pod gets a device, no device is in two pods, no pod lost its device, and the state file is on disk. The
-gateway process must be the same, unless the fault ends it.
+This command causes each fault on this page alone, on emulated and real kubelets, then several faults at random. Each heading says how soon after the fault's end
+the node must be correct again. A busy machine gets {SLOWER:g} times as long, at most {SLOWEST:g} s more, plus {SLACK:g} s. A node is correct if the kubelet's records
+match the hardware, a new pod gets a device, no device is in two pods, and no pod lost its device.
 
 - *It serves*: the node must also be correct during the fault.
 - *And as long again*: the gateway waits longer after each failure, so the limit grows by the duration of the fault.
 - *Emulated*: only an emulated kubelet can cause this fault.
 
-If the machine can't cause a fault, the report says *not applicable*.
 """
 
 NOTES = """\
-Only the jumps of the wall clock are simulated. The other faults are real, in namespaces of the gateway.
+The test simulates only the jumps of the wall clock. All other faults are real.
 """
 
 

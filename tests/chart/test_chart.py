@@ -197,7 +197,7 @@ def test_a_wrong_word_is_said(noted: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "tegra": ({"deviceDiscoveryStrategy": "tegra"}, "deviceDiscoveryStrategy: `auto` and `nvml`"),
-    "namespace": ({"namespace": "gpu"}, "namespace: say `helm --namespace`"),
+    "namespace": ({"namespace": "gpu"}, "namespace: use `helm --namespace`"),
     "name-and-map": ({"config.name": "a", "config.map": {"a": "version: v1"}}, "name and map exclude each other"),
     "no-default": ({"config.map": {"a": "version: v1", "b": "version: v1"}}, "no configuration is the default"),
     "wrong-default": ({"config.map": {"a": "version: v1"}, "config.default": "b"}, "b is no key of config.map"),
