@@ -116,7 +116,7 @@ def _carry_out(request: Mapping[str, Any], state_dir: Path, *, output: str) -> N
     noted, answers = None, dict[str, OrderOutcome | ControlError]()
     try:
         paths = control.sockets(state_dir)
-        if order.op == "uncordon":  # It may be on no list by now, and another device's ID may begin alike.
+        if order.op != "cordon":  # It may be on no list by now, and another device's ID may begin alike.
             answers = asyncio.run(_tell(order, paths))
         if paths and not any(isinstance(one, OrderOutcome) and one.changed for one in answers.values()):
             indexes = {row.device.id: row.facts.index for row in rows(asyncio.run(look(state_dir))[0])}

@@ -202,6 +202,10 @@ class Beliefs:
         drift = self._drifts.get(resource)
         return drift.earlier if drift is not None else {}
 
+    def forgotten_as(self, device_id: str) -> list[str]:
+        """Return the resource names under which an earlier kubelet's pod may still use a device."""
+        return [name for name, drift in self._drifts.items() if device_id in drift.earlier]
+
     def unsettled(self, resource: str) -> AbstractSet[str]:
         """Return the devices that were held before the kubelet's start, until its records show if they still are."""
         drift = self._drifts.get(resource)
