@@ -18,7 +18,6 @@ from msgspec import Struct, field
 
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Retries
-from gateway.memory.holdings import remembered_only
 from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ class EndedPods:
         last = self._holdings.beliefs.last
         if last is None or last.view.held is None:
             return
-        self._doubted = frozenset().union(*(remembered_only(last.view, name).values() for name in resources))
+        self._doubted = frozenset().union(*(last.view.only_written(name).values() for name in resources))
         if self._doubted - self._holdings.ended:
             self._doubt.set()
         if self._doubted - self._known:

@@ -275,10 +275,6 @@ class Drift(Struct, frozen=True):
         """True if later looks may show whether a pod of an earlier kubelet is gone."""
         return bool(self.forgotten or self._before)
 
-    def is_in_question(self, device_ids: Iterable[str]) -> bool:
-        """Return True if a pod of an earlier kubelet may still use one of these devices."""
-        return any(device_id in self.forgotten or device_id in self._before for device_id in device_ids)
-
     @property
     def earlier(self) -> dict[str, str]:
         """The earlier kubelet's pods that may still use a device, for people, by device ID."""

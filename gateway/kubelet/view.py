@@ -110,16 +110,21 @@ class View(Struct, frozen=True):
         """Return who holds, or may hold, the devices of a resource."""
         return {**(self.remembered or {}).get(resource, {}), **(self.held or {}).get(resource, {})}
 
-    def named_as(self, listed: View | None) -> View:
-        """If only the checkpoint could be read, return the view with the names of the last List for holders that have not changed.
+    def only_written(self, resource: str) -> dict[str, str]:
+        """Return the UIDs of the pods that the checkpoint names and List does not, by device ID; empty without List."""
+        found = (self.remembered or {}).get(resource, {}) if self.source == "pod-resources" else {}
+        return {one: holder.partition("/")[0] for one, holder in found.items()}
+
+    def named_as(self, earlier: View | None) -> View:
+        """If only the checkpoint could be read, return the view with an earlier one's names for holders that have not changed.
 
         The checkpoint has only UIDs, by which no later List shows that a pod is gone, and it names pods that have ended.
         """
-        if listed is None or listed.written is None or self.written is None or self.source != "checkpoint":
+        if earlier is None or earlier.written is None or self.written is None or self.source != "checkpoint":
             return self
         held, remembered = {}, {}
         for resource, holders in self.written.items():
-            before, names = listed.written.get(resource, {}), (listed.held or {}).get(resource, {})
+            before, names = earlier.written.get(resource, {}), (earlier.held or {}).get(resource, {})
             found = {one: names.get(one) if before.get(one) == holder else holder for one, holder in holders.items()}
             held[resource] = {one: name for one, name in found.items() if name is not None}
             remembered[resource] = {one: holders[one] for one in found.keys() - held[resource].keys()}
@@ -169,36 +174,31 @@ async def look(pod_resources: Path, checkpoint_file: Path, *, lists: bool = True
     The API is v1, or v1alpha1 on kubelets before 1.20. List makes a kubelet free what ended pods held, so it is called only if
     ``lists``.
     """
-    written: Holders | None = None
-    registered: Mapping[str, frozenset[str]] | None = None
-    file: FileId | None = None
+    found: Record | None = None
     missing = False
     listed: podresources.Listed | None = None
     allocatable: dict[str, frozenset[str]] | None = None
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_DEADLINE):
             found = await asyncio.to_thread(read_record, checkpoint_file)
-            if found is not None:
-                written, registered, file = found.written, found.registered, found.file
             missing = found is None and _is_missing(checkpoint_file)
     if listens(pod_resources):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DEADLINE), _channel(pod_resources) as channel:
                 listed = await _list(channel) if lists else None
                 allocatable = await _allocatable(channel)
-    if listed is None and written is None:
-        return View(allocatable=allocatable, unwritten=missing)
     if listed is None:
-        return View(written, {}, allocatable, "checkpoint", None, written, registered, file)
-    if written is None:
+        if found is None:
+            return View(allocatable=allocatable, unwritten=missing)
+        return View(found.written, {}, allocatable, "checkpoint", None, found.written, found.registered, found.file)
+    if found is None:
         return View(listed.held, None, allocatable, "pod-resources", listed.pods)
+    record = found.written, found.registered, found.file
     only_written = {
-        resource: {
-            device_id: holder for device_id, holder in holders.items() if device_id not in listed.held.get(resource, ())
-        }
-        for resource, holders in written.items()
+        resource: {one: holder for one, holder in holders.items() if one not in listed.held.get(resource, ())}
+        for resource, holders in found.written.items()
     }
-    return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written, registered, file)
+    return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, *record)
 
 
 async def held_by(pod_resources: Path, pods: Iterable[str]) -> Holders | None:

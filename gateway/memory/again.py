@@ -144,7 +144,10 @@ class Memory:
         The worst are those that a container holds, though the kubelet takes them for free. Now is the time to ask it: it sets nothing aside
         before it has the answer, so that List makes it forget nothing.
         """
-        avoid, held = self._holdings.beliefs.avoid(self._resource), frozenset(request.must_include)
+        avoid, held = (
+            self._holdings.beliefs.drift(self._resource).avoid(time.monotonic()),
+            frozenset(request.must_include),
+        )
         chosen = await choose(avoid)
         self._holdings.note(self._resource)
         self._count(request)

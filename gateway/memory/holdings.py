@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from devices.source import DeviceSource
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
-    from gateway.kubelet.view import View
     from gateway.kubelet.watch import KubeletId
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
@@ -39,15 +38,6 @@ RECORDED_WITHIN: Final = 1.5
 """Seconds that a kubelet is given to note what Allocate answered: its records of before that don't end a hand-out."""
 _GIVEN: Final = "a container that was given it a moment ago"
 _FORGOTTEN: Final = "{:.80}, perhaps: the kubelet forgot who; when it has ended, run `gateway forget ID`"
-
-
-def remembered_only(view: View, resource: str) -> Mapping[str, str]:
-    """Return the UIDs of the pods that the checkpoint names and List does not, by device ID."""
-    if view.source != "pod-resources":
-        return {}
-    listed = (view.held or {}).get(resource, {})
-    remembered = (view.remembered or {}).get(resource, {})
-    return {one: holder.partition("/")[0] for one, holder in remembered.items() if one not in listed}
 
 
 class Holdings:
@@ -80,7 +70,7 @@ class Holdings:
         look = self.beliefs.last
         if look is None or look.view.held is None:
             return None
-        over = self.ended and {one for one, uid in remembered_only(look.view, resource).items() if uid in self.ended}
+        over = self.ended and {one for one, uid in look.view.only_written(resource).items() if uid in self.ended}
         holders = look.view.holders(resource)
         return {one: who for one, who in holders.items() if one not in over} if over else holders
 
@@ -97,7 +87,7 @@ class Holdings:
         if holders is None and not unwritten:
             return None
         self.note(resource)
-        rows, earlier = self.ledger.handed_out(resource), self.beliefs.earlier(resource) if forgotten else {}
+        rows, earlier = self.ledger.handed_out(resource), self.beliefs.drift(resource).earlier if forgotten else {}
         found = {one: _FORGOTTEN.format(who) for one, who in earlier.items()}
         if holders is None:
             return found | dict.fromkeys(rows, "")  # They may have ended: such a kubelet doesn't say it.
@@ -220,7 +210,7 @@ class Holdings:
         if last is None or known is None or last.at - known.at >= HELD_UNKNOWN_S:
             return
         for name in sorted({*(known.view.held or ()), *(known.view.remembered or ()), *offered, *self.ledger.named()}):
-            announced, earlier = self.ledger.announced(name), self.beliefs.earlier(name)
+            announced, earlier = self.ledger.announced(name), self.beliefs.drift(name).earlier
             holders: dict[str, str | None] = {one: _FORGOTTEN.format(who) for one, who in earlier.items()}
             seen = known.view.holders(name)
             holders |= seen if last is known else dict.fromkeys(seen)
@@ -278,12 +268,12 @@ class Holdings:
                 holders = {one: who for one, who in holders.items() if self._source.place(one) is not None}
             named, rows = look.view.held.get(name, {}), self.ledger.handed_out(name)
             # Who held it before the kubelet's start may still: the next gateway must know of that, too.
-            who = {one: rows[one].holder for one in self.beliefs.unsettled(name) if one in rows}
+            who = {one: rows[one].holder for one in self.beliefs.drift(name).in_question if one in rows}
             who |= {device_id: named.get(device_id, "") for device_id in holders}
             news = self.ledger.rebuild_handed_out(name, who, look.unix - RECORDED_WITHIN, time.time()) or news
         served = all(one.state.phase is Phase.SERVING for one in self._resources.values())
         since = self.presence.since
-        settled = not any(map(self.beliefs.unsettled, self.ledger.named()))
+        settled = not any(self.beliefs.drift(name).in_question for name in self.ledger.named())
         if served and settled and since is not None and look.at >= since:
             news = self.ledger.compared_with(self.kubelet_named()) or news
         if news:
@@ -322,9 +312,9 @@ class Holdings:
                 for device_id, row in handed_out.items()
                 if row.at < started
             }
-            earlier = self.beliefs.earlier(resource).keys()
+            earlier = self.beliefs.drift(resource).earlier.keys()
             self.beliefs.recall(resource, self.ledger.forgotten(resource), before, fresh=fresh)
-            news |= self.beliefs.earlier(resource).keys() != earlier
+            news |= self.beliefs.drift(resource).earlier.keys() != earlier
         return news
 
     def accepted(self, dialect: str) -> None:

@@ -373,8 +373,8 @@ MUTANTS = (
         "OM3",
         "a new kubelet's memory isn't compared",
         "gateway/kubelet/beliefs.py",
-        "        self._drifts |= {resource: self._drift(resource).restarted(now, since) for resource in resources}",
-        "        pass",
+        "            self._become(self.drift(resource).restarted(now, since))",
+        "            pass",
         f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_ended",
     ),
     Mutant(

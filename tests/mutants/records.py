@@ -41,8 +41,8 @@ MUTANTS = (
         "K2",
         "what only the checkpoint names is dropped",
         "gateway/kubelet/view.py",
-        'return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written, registered, file)',
-        'return View(listed.held, {}, allocatable, "pod-resources", listed.pods, written, registered)',
+        'return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, *record)',
+        'return View(listed.held, {}, allocatable, "pod-resources", listed.pods, *record)',
         "tests/contract/test_records.py::test_an_older_checkpoint_that_is_put_back_shows_no_pod_s_end",
     ),
     Mutant(
