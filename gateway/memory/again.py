@@ -115,16 +115,6 @@ def refusal(resource: str, held: Mapping[str, str] | None) -> RefusedError | Non
     )
 
 
-class _Asked:
-    """A container that is made each time it is asked for something."""
-
-    def __init__(self, make: Callable[[], Container[str]]) -> None:
-        self._make = make
-
-    def __contains__(self, device_id: object) -> bool:
-        return device_id in self._make()
-
-
 class Memory:
     """What is known and remembered of one resource's devices, beyond its list (a ``serve.DeviceMemory``)."""
 
@@ -134,9 +124,16 @@ class Memory:
         self._socket = os.fspath(self._pod_resources)
         self._counted: dict[str, float] = {}
         """The devices of which the kubelet knows who has them, by when they were given: they aren't in doubt."""
-        # Looked up only when asked for: an Allocate of devices that are well needs neither.
-        self.handed_out: Container[str] = _Asked(lambda: holdings.ledger.handed_out(resource))
-        self.held: Container[str] = _Asked(lambda: holdings.holders(resource, forgotten=False) or ())
+
+    @property
+    def handed_out(self) -> Container[str]:
+        """The devices that were given to containers, as far as the state file has them."""
+        return self._holdings.ledger.handed_out(self._resource)
+
+    @property
+    def held(self) -> Container[str]:
+        """The devices that containers hold, as far as it is known."""
+        return self._holdings.holders(self._resource, forgotten=False) or ()
 
     async def chosen(self, request: PreferredRequest, choose: Callable[..., Awaitable[Sequence[str]]]) -> Sequence[str]:
         """Have devices chosen by which of them are to be given last, the least bad ones first.
@@ -174,8 +171,8 @@ class Memory:
         if doubtful and (refused := refusal(self._resource, await self._held_still(doubtful))) is not None:
             raise refused
 
-    def _doubtful(self, device_ids: Iterable[str]) -> dict[str, HandedOut]:
-        """Name those of these that were given and aren't known to be free since; none where no kubelet can be asked."""
+    def _doubtful(self, device_ids: Iterable[str] | None = None) -> dict[str, HandedOut]:
+        """Return the devices, of these or of all, that were given and aren't known to be free since; none if no kubelet can be asked."""
         if not os.access(self._socket, os.F_OK):  # It costs a fraction of what a connection does.
             return {}
         rows = self._holdings.ledger.handed_out(self._resource, device_ids)
@@ -183,9 +180,7 @@ class Memory:
 
     def _count(self, request: PreferredRequest) -> None:
         """Take note of what the kubelet doesn't offer: it knows that this is in use, and frees it only when its pod has ended."""
-        rows = self._holdings.ledger.handed_out(self._resource)
-        given = {one: row.at for one, row in rows.items() if self._counted.get(one) != row.at}
-        if given:
+        if given := {one: row.at for one, row in self._doubtful().items()}:
             self._counted |= counted(given, request, self._holdings.numa_nodes(self._resource), time.time())
 
     async def _held_still(self, rows: Mapping[str, HandedOut]) -> Mapping[str, str] | None:

@@ -15,6 +15,7 @@ from devices.life.merging import HELD_UNKNOWN_S
 from devices.model import Device
 from gateway.kubelet import beliefs
 from gateway.kubelet.drift import Earlier
+from gateway.kubelet.view import View
 from gateway.kubelet.watch import kubelet_id
 from gateway.memory.claimed import holding
 from gateway.memory.ledger import boot_id
@@ -136,12 +137,37 @@ class Holdings:
 
         ``offered`` are the IDs of all that is on offer here, by resource.
         """
-        ours = (hold for name, devices in remaining.items() for hold in self._of(name, devices))
+        ours = []
+        for name, devices in remaining.items():
+            holders = self.holders(name)
+            for one in devices:
+                who = None if holders is None else holders.get(one.id, _GIVEN)
+                ours.append(boards.held(name, one.id, self._place(one), who or None))
         return [*ours, *self.of_others(offered)]
 
     def of_others(self, offered: Mapping[str, AbstractSet[str]]) -> list[Hold]:
-        """Return the holds of others: another plugin, a gateway before this one, this one before it lost its memory."""
-        return [*self._of_others(offered), *self._unheard_of(offered), *self._offered_elsewhere(offered)]
+        """Return the holds under other names and IDs: of another plugin, an earlier gateway, or this one before it lost its state file.
+
+        Also return what the kubelet may give under a name that isn't on offer here.
+        """
+        held: list[Hold] = []
+        offers: list[Hold] = []
+        given_out = self._given_out()
+        known = self.beliefs.known.view if self.beliefs.known is not None else View()
+        for name in sorted(
+            {*(known.held or ()), *(known.remembered or ()), *given_out, *offered, *self.ledger.named()}
+        ):
+            announced, holders, ours = self.ledger.announced(name), self._last_holders(name), offered.get(name)
+            free = given_out.get(name, frozenset()) - holders.keys() if ours is None else frozenset()
+            for one in (*holders, *sorted(free)):
+                if ours is not None and (one in ours or one in announced):
+                    continue
+                place = self._place(announced[one]) if one in announced else self._source.place(one)
+                if place is not None and one in holders:
+                    held.append(boards.held(name, one, place, holders[one] or None))
+                elif place is not None:
+                    offers.append(boards.offered(name, one, place))
+        return [*held, *offers]
 
     def across_the_bridge(
         self, own: Mapping[str, Iterable[Device]], bridged: Iterable[str]
@@ -186,58 +212,20 @@ class Holdings:
                 found.append(boards.Hold("", one, place, f"{cordon.reason} (cordoned as {one})"))
         return found
 
-    def _of(self, resource: str, devices: Iterable[Device]) -> Iterable[Hold]:
-        if not (devices := tuple(devices)):
-            return
-        holders = self.holders(resource)
-        for device in devices:
-            holder = None if holders is None else holders.get(device.id, _GIVEN)
-            yield boards.held(resource, device.id, self._place(device), holder or None)
-
-    def _of_others(self, ours: Mapping[str, object]) -> Iterable[Hold]:
-        """Give what is held of resources that only a gateway before this one served."""
-        for name in self.ledger.resources():
-            if name not in ours:
-                devices, held = self.ledger.announced(name), (self.holders(name) or {}).keys()
-                yield from self._of(name, (devices[one] for one in sorted(devices.keys() & held)))
-
-    def _unheard_of(self, offered: Mapping[str, AbstractSet[str]]) -> Iterable[Hold]:
-        """Give what containers hold by the kubelet's records, where it is seen here, though the ledger never heard of it.
-
-        What they said last counts while they can't be read (``HELD_UNKNOWN_S``), and whom the kubelet forgot since.
-        """
+    def _last_holders(self, resource: str) -> Mapping[str, str | None]:
+        """Return who holds which device; while the records can't be read, who held it by the last ones, for ``HELD_UNKNOWN_S``."""
+        if (holders := self.holders(resource)) is not None:
+            return holders
         last, known = self.beliefs.last, self.beliefs.known
+        found = {one: _FORGOTTEN.format(who) for one, who in self.beliefs.drift(resource).earlier.items()}
         if last is None or known is None or last.at - known.at >= HELD_UNKNOWN_S:
-            return
-        for name in sorted({*(known.view.held or ()), *(known.view.remembered or ()), *offered, *self.ledger.named()}):
-            announced, earlier = self.ledger.announced(name), self.beliefs.drift(name).earlier
-            holders: dict[str, str | None] = {one: _FORGOTTEN.format(who) for one, who in earlier.items()}
-            seen = known.view.holders(name)
-            holders |= seen if last is known else dict.fromkeys(seen)
-            for one, holder in holders.items():
-                if one in announced or one in offered.get(name, ()):
-                    continue
-                if (place := self._source.place(one)) is not None:
-                    yield boards.held(name, one, place, holder)
+            return found
+        return {**found, **dict.fromkeys(known.view.holders(resource))}
 
-    def _offered_elsewhere(self, offered: Mapping[str, AbstractSet[str]]) -> Iterable[Hold]:
-        """Give what the kubelet gives out under a name that this gateway doesn't offer."""
-        for name, ids in sorted(self._offers().items()):
-            if name in offered:
-                continue
-            announced, held = self.ledger.announced(name), (self.holders(name) or {}).keys()
-            for one in sorted(ids - held):
-                place = self._place(announced[one]) if one in announced else self._source.place(one)
-                if place is not None:
-                    yield boards.offered(name, one, place)
-
-    def _offers(self) -> Mapping[str, frozenset[str]]:
-        """Return what the kubelet gives out; before 1.23 it doesn't say it, but its checkpoint does from 1.9 on."""
-        last = self.beliefs.last
-        if last is None:
-            return {}
-        said = last.view.registered if last.view.allocatable is None else last.view.allocatable
-        return said or {}
+    def _given_out(self) -> Mapping[str, frozenset[str]]:
+        """Return what the kubelet gives out, by resource. Kubelets before 1.23 don't report it, but their checkpoint has it from 1.9 on."""
+        view = self.beliefs.last.view if self.beliefs.last is not None else View()
+        return (view.registered if view.allocatable is None else view.allocatable) or {}
 
     def _place(self, device: Device) -> Place:
         """Return where a device is that isn't offered here. A partition that nobody sees may be anywhere on its GPU by now."""

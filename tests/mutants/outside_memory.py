@@ -237,8 +237,8 @@ MUTANTS = (
         "OM2",
         "hardware that is held under an ID nobody remembers is given again",
         "gateway/memory/holdings.py",
-        "        return [*self._of_others(offered), *self._unheard_of(offered), *self._offered_elsewhere(offered)]",
-        "        return [*self._of_others(offered), *self._offered_elsewhere(offered)]",
+        "                if ours is not None and (one in ours or one in announced):",
+        "                if ours is not None or one not in announced:",
         f"{_RECORDS}::test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_old_one",
     ),
     Mutant(
@@ -605,8 +605,8 @@ MUTANTS = (
         "OM2",
         "only what the ledger knows is held",
         "gateway/memory/holdings.py",
-        "*self._unheard_of(offered), ",
-        "",
+        "place = self._place(announced[one]) if one in announced else self._source.place(one)",
+        "place = self._place(announced[one]) if one in announced else None",
         f"{_HOLDERS}::test_an_edit_gives_nobody_what_a_pod_has",
     ),
     Mutant(
@@ -653,8 +653,8 @@ MUTANTS = (
         "OM3",
         "what no ledger knows of and the kubelet forgot is free",
         "gateway/memory/holdings.py",
-        "holders: dict[str, str | None] = {one: _FORGOTTEN.format(who) for one, who in earlier.items()}",
-        "holders: dict[str, str | None] = {}",
+        "        found = {one: _FORGOTTEN.format(who) for one, who in earlier.items()}",
+        "        found = dict[str, str]()",
         f"{_HOLDERS}::test_what_nobody_wrote_down_and_the_kubelet_forgot_is_withheld_until_an_operator_says_otherwise",
     ),
     Mutant(
