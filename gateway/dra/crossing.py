@@ -23,7 +23,6 @@ from gateway.dra.records import boards_with, since_served, starts
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Backoff
 from gateway.sides import table
-from gateway.sides.lent import Lent
 from gateway.sides.side import Side
 from gateway.sides.table import Offered, Seen, Stand
 
@@ -150,7 +149,11 @@ class Crossing:
         self.strangers = Strangers(allocated, self.claimed)
         self._prepared: tuple[Mapping[str, Claimed], Mapping[str, str], frozenset[str]] = {}, {}, frozenset()
         """What is prepared for claims; by board for which; and the devices of pods that asked by name."""
-        self._missed, self._lent = set[str](), Lent()
+        self._missed = set[str]()
+        self._unprepared: dict[str, float] = {}
+        """Since when (monotonic seconds) pods that asked by name have had a device allocated by DRA and not prepared, by device ID."""
+        self._late: frozenset[str] = frozenset()
+        """Those of them that the device plugin API must list, because the scheduler counts their pods."""
         self._counted: Mapping[str, State] = {}
         """The devices that the list counts ahead of time, by ID."""
         self._stale = False
@@ -181,7 +184,7 @@ class Crossing:
         for device in devices:
             board = boards.place_of(device).board
             side, claim = self.side(board), self._claim(board)
-            named = device.id in self._prepared[2] or device.id in self._lent.ids
+            named = device.id in self._prepared[2] or device.id in self._late
             here, before = admits and not self.strangers.of(board), self._counted.get(device.id)
             state = table.listed(side, named=named, claimed=bool(claim), before=before, admits=here)
             if state is not None:
@@ -200,8 +203,12 @@ class Crossing:
         return self._words(board, self.side(board))
 
     def boards(self) -> dict[str, list[tuple[str, Entry]]]:
-        """Give all boards, each with its devices and their resources."""
-        return _boards(self._resources())
+        """Return the devices of each board, with their resources."""
+        found: dict[str, list[tuple[str, Entry]]] = {}
+        for resource in self._resources():
+            for entry in resource.entries.values():
+                found.setdefault(boards.place_of(entry.device).board, []).append((resource.name, entry))
+        return found
 
     def stands(self, to: Side | None = None) -> list[Stand]:
         """Say for people where each board is, who has it, and what it waits for; with ``to``: what it would wait for on the way there."""
@@ -217,8 +224,7 @@ class Crossing:
     def _words(self, board: str, side: Side) -> str:
         if not self.is_known:
             return f"nothing is known of it yet, because {self.strangers.unknown}"
-        seen = Seen(None, self._claim(board), self._allocated.get(board), self.strangers.of(board), self._ask.unsaid)
-        return table.words(side, seen)
+        return table.words(side, self._seen(board))
 
     def _claim(self, board: str) -> str:
         """Say which claim a board is prepared for; '' for none. Asked for each device with each list."""
@@ -316,8 +322,12 @@ class Crossing:
         elif coming:
             asked = await self._ask()
             self._allocated = {} if asked is None else {one: asked.boards.get(one, "") for one in coming}
-        if asked is not None and self._lent.meet(asked.by_name - self._prepared[2], self._counted, time.monotonic()):
-            self.claimed()
+        if asked is not None:
+            now = time.monotonic()
+            self._unprepared = {one: self._unprepared.get(one, now) for one in asked.by_name - self._prepared[2]}
+            before, self._late = self._late, table.late(self._unprepared, self._counted, now)
+            if self._late != before:
+                self.claimed()
         seen = {board: self._seen(board, there[board]) for board in moving | (missed & there.keys())}
         sides = {board: self.side(board) for board in seen}
         after = {one: table.looked_at(side, seen[one], misses=one in missed) for one, side in sides.items()}
@@ -341,20 +351,24 @@ class Crossing:
 
     def stays(self, leaving: Collection[str] = ()) -> dict[str, frozenset[str]]:
         """Give the devices that the device plugin API's list has for pods, by resource, once some boards have left it."""
+        found: dict[str, set[str]] = {}
+        for board, devices in self.boards().items():
+            stays = board not in leaving
+            all_stay = stays and self.side(board) is Side.PLUGIN
+            for name, entry in devices:
+                ids, device = found.setdefault(name, set()), entry.device
+                if (all_stay or (stays and device.id in self._counted)) and device.health is Health.HEALTHY:
+                    ids.add(device.id)
+        return {name: frozenset(ids) for name, ids in found.items()}
 
-        def here(board: str, device_id: str) -> bool:
-            return board not in leaving and (self.side(board) is Side.PLUGIN or device_id in self._counted)
-
-        return _healthy(self.boards(), here)
-
-    def _seen(self, board: str, devices: Sequence[tuple[str, Entry]]) -> Seen:
+    def _seen(self, board: str, devices: Sequence[tuple[str, Entry]] = ()) -> Seen:
         foreign, allocated = self.strangers.of(board), self._allocated.get(board)
         return Seen(self._pod(board, devices), self._claim(board), allocated, foreign, self._ask.unsaid)
 
     def _pod(self, board: str, devices: Sequence[tuple[str, Entry]]) -> str | None:
         """Say which container holds what is on a board; None where it can't be known since the kubelet was told."""
         last, side = self._beliefs.last, self.side(board)
-        if last is None or last.view.source != "pod-resources" or last.view.allocatable is None:
+        if not devices or last is None or last.view.source != "pod-resources" or last.view.allocatable is None:
             return None
         if side is not Side.PLUGIN and (board not in self._told or last.at <= self._told[board]):
             return None
@@ -415,27 +429,7 @@ def _anew(there: Iterable[str], found: Allocated, theirs: Iterable[str]) -> dict
     return known | dict.fromkeys(theirs, Side.FOREIGN) | dict.fromkeys(found.boards, Side.TO_PLUGIN) | {REST: rest}
 
 
-def _boards(resources: Iterable[Resource]) -> dict[str, list[tuple[str, Entry]]]:
-    found: dict[str, list[tuple[str, Entry]]] = {}
-    for resource in resources:
-        for entry in resource.entries.values():
-            found.setdefault(boards.place_of(entry.device).board, []).append((resource.name, entry))
-    return found
-
-
 def _counted(there: Mapping[str, Iterable[tuple[str, Entry]]]) -> dict[str, State]:
     """Give the devices that the list counts ahead of time, by ID."""
     entries = (entry for devices in there.values() for _, entry in devices)
     return {entry.device.id: layer.state for entry in entries for layer in entry.layers if layer.state in COUNTED}
-
-
-def _healthy(
-    there: Mapping[str, Sequence[tuple[str, Entry]]], here: Callable[[str, str], bool]
-) -> dict[str, frozenset[str]]:
-    """Give the healthy devices, by resource, of which ``here`` says so by board and ID."""
-    found: dict[str, set[str]] = {name: set() for devices in there.values() for name, _ in devices}
-    for board, devices in there.items():
-        for name, entry in devices:
-            if here(board, entry.device.id) and entry.device.health is Health.HEALTHY:
-                found[name].add(entry.device.id)
-    return {name: frozenset(ids) for name, ids in found.items()}

@@ -26,7 +26,7 @@ from gateway.dra.desk import FIRST, Desk, Names, leave, not_taken, too_old
 from gateway.dra.driver import ClaimsOf, forget_ended_claims
 from gateway.dra.offer import first_said
 from gateway.dra.publisher import Current, Publisher
-from gateway.dra.records import AskedClaims, EndedPods, arriving_at, counted_at, is_away, pods_of, until_listed
+from gateway.dra.records import AskedClaims, EndedPods, arriving, counted, is_away, pods_of, until_listed
 from gateway.dra.serving.registered import Registered
 from gateway.dra.serving.rivals import Rivals
 from gateway.dra.timeslices import TimeSlices
@@ -96,7 +96,7 @@ class Drivers:
     def __init__(self, settings: Settings, inside: Inside) -> None:
         self._settings, self._inside = settings, inside
         self._api = Client(access.find(settings.kubeconfig), manager=MANAGER)
-        self._current = Current(self._api)
+        self._current, self._pods = Current(self._api), pods_of(self._api, settings.node_name)
         self._registry = settings.socket_dir.parent / sockets.FOLDER
         self._offers: dict[str, dict[str, Offer]] = {}
         self._why_not: dict[str, dict[str, str]] = {}
@@ -106,7 +106,7 @@ class Drivers:
         self._desk: Desk | None = None
         self.alone = settings.dra == "only"
         if settings.dra == "on":
-            asks = arriving_at(self._api, settings.node_name), counted_at(self._api, settings.node_name)
+            asks = partial(arriving, self._pods), partial(counted, self._pods)
             allocatable = Allocatable(self._api, path(settings), *asks)
             ask = AskedClaims(self._allocated, lambda: self._foreign({}) is not None)
             self.crossing = Crossing(inside.holdings, inside.resources, ask, inside.update, allocatable, inside.first)
@@ -295,7 +295,7 @@ class Drivers:
             later += [self._desk.follow(), self._desk.names.run()]
         # If one of these tasks ends, that is a defect, and ends the gateway.
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._ended_pods.mind(pods_of(self._api, self._settings.node_name), self._pods_ended))
+            group.create_task(self._ended_pods.mind(self._pods, self._pods_ended))
             _ = [group.create_task(after(self.decides.wait, one)) for one in work]
             _ = [group.create_task(after(listed, one)) for one in later]
             owner = await self._learn()

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -208,16 +207,6 @@ def pods_of(api: Client, node: str) -> Callable[[], Awaitable[list[Pod]]]:
         return found
 
     return ask
-
-
-def arriving_at(api: Client, node: str) -> Callable[[Container[str]], Awaitable[bool]]:
-    """Ask so of a node's pods."""
-    return partial(arriving, pods_of(api, node))
-
-
-def counted_at(api: Client, node: str) -> Callable[[str], Awaitable[int]]:
-    """Ask so of a node's pods."""
-    return partial(counted, pods_of(api, node))
 
 
 def starts(presence: Presence, within: float) -> bool:

@@ -74,6 +74,9 @@ _ORDERS: Final[Mapping[tuple[Side, Side], Side]] = {
     (Side.DRA, Side.PLUGIN): Side.TO_PLUGIN,
 }
 _OF_DRA: Final = frozenset({Side.DRA, Side.TO_PLUGIN})
+UNPREPARED_S: Final = 2.0
+"""Seconds after which a pod whose claim is not prepared waits for the kubelet to ask again, which it does after 60 to 90 s. If
+the pod has ended, its claim is gone by then."""
 _GONE: Final = frozenset({State.ELSEWHERE}) | COUNTED
 """States of a device in the device plugin API's list that keep it from being given."""
 MOVING: Final = frozenset({Side.TO_DRA, Side.TO_PLUGIN, Side.RECLAIMED})
@@ -175,6 +178,19 @@ def listed(
     if side is Side.TO_PLUGIN and not claimed and before in COUNTED:
         return State.RETURNING
     return State.ELSEWHERE if side in _OF_DRA else State.LEAVING
+
+
+def late(since: Mapping[str, float], counted: Mapping[str, State], now: float) -> frozenset[str]:
+    """Return the devices that pods by name wait for, so that the list must count them.
+
+    Args:
+        since: since when a claim of such a pod has had each device and was not prepared (monotonic seconds).
+        counted: the state of each device that the list counts ahead of time. A returning device was prepared, and its pod has ended.
+        now: monotonic seconds.
+    """
+    return frozenset(
+        one for one, at in since.items() if now - at >= UNPREPARED_S and counted.get(one) is not State.RETURNING
+    )
 
 
 def offered(side: Side, shown: State | None, pod: str | None, foreign: str = "") -> Offered:
