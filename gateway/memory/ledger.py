@@ -226,11 +226,8 @@ class Ledger:
         return str(self._tables.content.get("accepted", ""))
 
     def accept(self, dialect: str) -> bool:
-        """Note the dialect that the kubelet accepted; True where that is news worth saving."""
-        if self.accepted == dialect:
-            return False
-        self._tables.change({("accepted",): dialect})
-        return True
+        """Note the dialect that the kubelet accepted. Return True if it is new."""
+        return self._tables.put_value("accepted", dialect)
 
     @property
     def kubelet(self) -> str:
@@ -238,11 +235,8 @@ class Ledger:
         return str(self._tables.content.get("kubelet", ""))
 
     def compared_with(self, kubelet: str) -> bool:
-        """Note the kubelet whose records ``handed_out`` was compared with; True where that is news worth saving."""
-        if self.kubelet == kubelet:
-            return False
-        self._tables.change({("kubelet",): kubelet})
-        return True
+        """Note the kubelet whose records ``handed_out`` was compared with. Return True if it is new."""
+        return self._tables.put_value("kubelet", kubelet)
 
     @property
     def cordons(self) -> Mapping[str, Cordon]:
@@ -255,10 +249,7 @@ class Ledger:
 
     def uncordon(self, device_id: str) -> bool:
         """Lift a cordon; True where there was one."""
-        known = device_id in self._tables.content.get("cordons", {})
-        if known:
-            self._tables.change({("cordons", device_id): None})
-        return known
+        return device_id in self.cordons and self._tables.change({("cordons", device_id): None})
 
     @property
     def claims(self) -> Mapping[str, Claimed]:

@@ -55,20 +55,20 @@ class Tables:
 
     def whole(self, kind: type[_V], *place: str) -> _V:
         """Return the table at a place in the content, such as ``claims``, as a value of ``kind``. It must not be changed."""
-        if place not in self._values:
-            rows: Any = self.content
-            for name in place:
-                rows = rows.get(name, {})
-            self._values[place] = msgspec.convert(rows, kind)
-        return cast("_V", self._values[place])
+        return self._value(place, lambda rows: msgspec.convert(rows, kind))
 
     def read(self, resource: str, table: str, value: Callable[[str, Content], _V]) -> Mapping[str, _V]:
-        """Return a table as values."""
+        """Return a resource's table as values, by device ID. It must not be changed."""
         place = ("resources", resource, table)
+        return self._value(place, lambda rows: {device_id: value(device_id, row) for device_id, row in rows.items()})
+
+    def _value(self, place: tuple[str, ...], make: Callable[[Content], _V]) -> _V:
         if place not in self._values:
-            rows = self.rows(resource, table)
-            self._values[place] = {device_id: value(device_id, row) for device_id, row in rows.items()}
-        return cast("Mapping[str, _V]", self._values[place])
+            rows = self.content
+            for name in place:
+                rows = rows.get(name, {})
+            self._values[place] = make(rows)
+        return cast("_V", self._values[place])
 
     def note(
         self,
@@ -97,6 +97,10 @@ class Tables:
                 if not row.items() <= known.get(device_id, {}).items()
             }
         )
+
+    def put_value(self, field: str, value: str) -> bool:
+        """Set a field of the file that is a text. Return True if it is new."""
+        return self.content.get(field, "") != value and self.change({(field,): value})
 
     def set(self, resource: str, table: str, rows: Mapping[str, Content]) -> bool:
         """Make these a table's rows, in place of those before; True where that is news."""
