@@ -24,7 +24,7 @@ from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Backoff
 from gateway.sides import table
 from gateway.sides.side import Side
-from gateway.sides.table import Offered, Seen, Stand
+from gateway.sides.table import BoardHolders, BoardStatus, Offered
 
 if TYPE_CHECKING:
     from devices.claims import ClaimName
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 REST: Final = ""
 """The row of all boards that have none. Where it is missing, nothing is known: the state file is new, or was lost."""
-LOOK_AGAIN: Final = 0.1
+LOOK_AGAIN_S: Final = 0.1
 """Seconds between two looks at boards that nobody may hold, while they move."""
-WAIT: Final = 0.5
+WAIT_S: Final = 0.5
 """The same, where somebody holds every one of them: nobody says when the kubelet takes a pod for ended."""
-LET_GO: Final = 5.0
+LET_GO_S: Final = 5.0
 """Seconds between two questions whether claims still have what another DRA driver offered."""
-ADMITS: Final = 4.0
+ADMITS_S: Final = 4.0
 """Seconds from a kubelet's start until it has admitted the pods anew that it knows of (0.6 to 2.9 on a busy machine: run)."""
 _log = structlog.get_logger()
 
@@ -100,7 +100,7 @@ class Strangers:
         if not self.went or self.offered is None or time.monotonic() < self._ask_at:
             return
         went, asked = self.went, await self._ask()
-        self._ask_at = time.monotonic() + LET_GO
+        self._ask_at = time.monotonic() + LET_GO_S
         if asked is None:
             return
         if asked.unshown:
@@ -140,9 +140,9 @@ class Crossing:
         self._resources, self._ask, self._update = resources, allocated, update
         self._sides: dict[str, Side] = {}
         self._began = time.monotonic()
-        self._left: dict[str, float] = {}
+        self._moving_since: dict[str, float] = {}
         """Since when (monotonic seconds) a board is on its way; what was before the start, since then."""
-        self._told: dict[str, float] = {}
+        self._withheld_since: dict[str, float] = {}
         """Since when (monotonic seconds) the list says of a board that moves that nobody new gets it."""
         self._allocated: dict[str, str] = {}
         """Which claim has a board by the API server ('' for none), asked since the slice shows it to nobody new."""
@@ -156,7 +156,7 @@ class Crossing:
         """Those of them that the device plugin API must list, because the scheduler counts their pods."""
         self._counted: Mapping[str, State] = {}
         """The devices that the list counts ahead of time, by ID."""
-        self._stale = False
+        self._lists_are_stale = False
         """Whether the lists say something of claims that isn't so any more."""
         self._wake, self._turn, self._backoff = asyncio.Event(), asyncio.Lock(), Backoff()
 
@@ -165,7 +165,7 @@ class Crossing:
     def adopt(self) -> None:
         """Have the table that is on disk in force: this gateway decides from now on."""
         self._sides = dict(self._ledger.sides)
-        self._admits, self.allocatable.came = starts(self._presence, ADMITS), time.monotonic()
+        self._admits, self.allocatable.came = starts(self._presence, ADMITS_S), time.monotonic()
         self.strangers.begin(table.theirs(self._sides))
 
     @property
@@ -210,15 +210,15 @@ class Crossing:
                 found.setdefault(boards.place_of(entry.device).board, []).append((resource.name, entry))
         return found
 
-    def stands(self, to: Side | None = None) -> list[Stand]:
+    def statuses(self, to: Side | None = None) -> list[BoardStatus]:
         """Say for people where each board is, who has it, and what it waits for; with ``to``: what it would wait for on the way there."""
         found = []
         for board, devices in self.boards().items():
             side, seen = self.side(board), self._seen(board, devices)
             then = None if to is None else table.ordered(side, to, seen.foreign)
             words = table.words(then or side, seen) if self.is_known else self._words(board, side)
-            since = self._left.get(board, self._began) if side in table.MOVING else None
-            found.append(Stand(board, side, seen.pod or seen.claim, words, since, then))
+            since = self._moving_since.get(board, self._began) if side in table.MOVING else None
+            found.append(BoardStatus(board, side, seen.pod or seen.claim, words, since, then))
         return found
 
     def _words(self, board: str, side: Side) -> str:
@@ -241,13 +241,13 @@ class Crossing:
         Raises:
             NotWrittenError: nothing was done.
         """
-        self._admits = self._admits or starts(self._presence, ADMITS)
+        self._admits = self._admits or starts(self._presence, ADMITS_S)
         sides = {board: self._sides.get(board, self._sides[REST]) for board in wanted}
         await self._put({one: table.ordered(side, to, self.strangers.of(one)) for one, side in sides.items()})
 
     def claimed(self) -> None:
         """Take note that a claim got devices, or gave them back: the list says who has them."""
-        self._stale = True
+        self._lists_are_stale = True
         self._wake.set()
 
     def ended(self) -> None:
@@ -267,7 +267,7 @@ class Crossing:
             whole = all(one.device.id in had for _, one in there[board])
             if allocated == allocated_to(gone.namespace, gone.name) or (allocated is None and whole):
                 allocated = ""
-            seen[board] = Seen("", self._claim(board), allocated, self.strangers.of(board))
+            seen[board] = BoardHolders("", self._claim(board), allocated, self.strangers.of(board))
         with contextlib.suppress(NotWrittenError):  # It is tried again.
             await self._put(
                 {one: table.moved(self.side(one), seen[one]) for one in seen}, of=dict.fromkeys(seen, Side.TO_PLUGIN)
@@ -285,7 +285,7 @@ class Crossing:
                 busy = await self._look()
             except NotWrittenError as error:
                 _log.error("GPUs stay where they are", reason=str(error))
-                busy = WAIT
+                busy = WAIT_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(busy or None):
                     await self._wake.wait()
@@ -296,23 +296,23 @@ class Crossing:
         if not self.is_known:
             there = self.boards() if self._first.is_set() else {}
             if not there or self.strangers.offered is None or not self._backoff.due(REST, time.monotonic()):
-                return WAIT
+                return WAIT_S
             if (found := await self._ask()) is None:
-                return WAIT
+                return WAIT_S
             await self._put(_anew(there, found, self.strangers.offered))
         await self.strangers.let_go()
         self.strangers.remember(self._ledger, self._scribe, self.boards())
-        if self._stale:
-            self._stale = False
+        if self._lists_are_stale:
+            self._lists_are_stale = False
             await self._update()
-        if self._admits is not starts(self._presence, ADMITS):
+        if self._admits is not starts(self._presence, ADMITS_S):
             await self._admit()
         elif self._admits and Side.TO_DRA in self._sides.values():
             await self.allocatable.hold_back(self.stays())
         there, missed, self._missed = self.boards(), self._missed, set[str]()
         moving = {one for one in there if table.moves(self.side(one), self.strangers.of(one))}
         if not moving and not missed and self.allocatable.came is None:
-            return WAIT if self.strangers.went else 0.0
+            return WAIT_S if self.strangers.went else 0.0
         await self._beliefs.look()
         await self.allocatable.catch_up(since_served(self._resources(), self._beliefs.last), self.stays)
         asked: Allocated | None = Allocated()
@@ -334,7 +334,7 @@ class Crossing:
         news = {board: side for board, side in after.items() if side is not sides[board]}
         await self._put(news, of=sides)
         held = self.allocatable.came is None and all(one.is_held_up for one in seen.values())
-        return WAIT if held and not news else LOOK_AGAIN
+        return WAIT_S if held and not news else LOOK_AGAIN_S
 
     async def _admit(self) -> None:
         """List what goes to DRA for a kubelet that starts; or withhold it again, once one has admitted its pods."""
@@ -361,16 +361,16 @@ class Crossing:
                     ids.add(device.id)
         return {name: frozenset(ids) for name, ids in found.items()}
 
-    def _seen(self, board: str, devices: Sequence[tuple[str, Entry]] = ()) -> Seen:
+    def _seen(self, board: str, devices: Sequence[tuple[str, Entry]] = ()) -> BoardHolders:
         foreign, allocated = self.strangers.of(board), self._allocated.get(board)
-        return Seen(self._pod(board, devices), self._claim(board), allocated, foreign, self._ask.unsaid)
+        return BoardHolders(self._pod(board, devices), self._claim(board), allocated, foreign, self._ask.unsaid)
 
     def _pod(self, board: str, devices: Sequence[tuple[str, Entry]]) -> str | None:
         """Say which container holds what is on a board; None where it can't be known since the kubelet was told."""
         last, side = self._beliefs.last, self.side(board)
         if not devices or last is None or last.view.source != "pod-resources" or last.view.allocatable is None:
             return None
-        if side is not Side.PLUGIN and (board not in self._told or last.at <= self._told[board]):
+        if side is not Side.PLUGIN and (board not in self._withheld_since or last.at <= self._withheld_since[board]):
             return None
         there = [(name, one.device.id) for name, one in devices]
         holder = self._holdings.holder_of(there)
@@ -394,12 +394,12 @@ class Crossing:
                 raise NotWrittenError(self._scribe.state.error)
             self._sides |= news
             for board, side in news.items():
-                self._told.pop(board, None)
+                self._withheld_since.pop(board, None)
                 self._allocated.pop(board, None)
                 if side not in table.MOVING:
-                    self._left.pop(board, None)
+                    self._moving_since.pop(board, None)
                 elif before.get(board) not in table.MOVING:
-                    self._left[board] = time.monotonic()
+                    self._moving_since[board] = time.monotonic()
             if named := {board: side.value for board, side in news.items() if board != REST}:
                 _log.info("GPUs move to the other API", boards=named)
         await self._update()
@@ -412,10 +412,10 @@ class Crossing:
         counted = _counted(there := self.boards())
         for board, devices in there.items():
             if all(any(one.state in AWAY for one in entry.layers) for _, entry in devices):
-                if self._told.setdefault(board, now) == now:  # One that came may be on its way.
+                if self._withheld_since.setdefault(board, now) == now:  # One that came may be on its way.
                     self._wake.set()
             else:
-                self._told.pop(board, None)
+                self._withheld_since.pop(board, None)
         if counted.keys() - self._counted.keys():
             self.allocatable.came = now
             self._wake.set()

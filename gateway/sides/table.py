@@ -16,7 +16,7 @@ from devices.life.states import COUNTED, State
 from gateway.sides.side import Side
 
 
-class Seen(Struct, frozen=True):
+class BoardHolders(Struct, frozen=True):
     """What is known of a board's holders.
 
     ``pod`` is the container that holds it by the device plugin API: '' for none; None if unknown since the list withheld it.
@@ -38,7 +38,7 @@ class Seen(Struct, frozen=True):
         return bool(self.pod or self.claim or self.allocated or self.unsaid)
 
 
-class Stand(Struct, frozen=True):
+class BoardStatus(Struct, frozen=True):
     """Where a board is, for people: its holder ('' for none or unknown), and what it waits for.
 
     ``since`` is when it began to move (monotonic seconds), or when this process started; None if it doesn't move. ``then`` is
@@ -99,12 +99,12 @@ def ordered(side: Side, to: Side, foreign: str = "") -> Side:
     return _here(_ORDERS.get((side, to), side), foreign)
 
 
-def missed(side: Side, seen: Seen) -> Side:
+def missed(side: Side, seen: BoardHolders) -> Side:
     """Return the side of a board after a claim asks for it: it is called back from the device plugin API if no pod holds it."""
     return Side.RECLAIMED if side is Side.PLUGIN and seen.pod == "" and not seen.foreign else _here(side, seen.foreign)
 
 
-def moved(side: Side, seen: Seen) -> Side:
+def moved(side: Side, seen: BoardHolders) -> Side:
     """Return the side of a moving or foreign board, given its holders. It is the same if the board must wait."""
     return _here(_moved(side, seen), seen.foreign)
 
@@ -118,7 +118,7 @@ def _here(side: Side, foreign: str) -> Side:
     return Side.FOREIGN if side is Side.PLUGIN and foreign else side
 
 
-def _moved(side: Side, seen: Seen) -> Side:
+def _moved(side: Side, seen: BoardHolders) -> Side:
     match side:
         case Side.TO_DRA if seen.pod == "":
             return Side.DRA
@@ -134,7 +134,7 @@ def _moved(side: Side, seen: Seen) -> Side:
             return side
 
 
-def looked_at(side: Side, seen: Seen, *, misses: bool) -> Side:
+def looked_at(side: Side, seen: BoardHolders, *, misses: bool) -> Side:
     """Return the side of a board after a look at its holders; ``misses``: a claim asks for it."""
     return missed(side, seen) if misses and side is Side.PLUGIN else moved(side, seen)
 
@@ -199,16 +199,16 @@ def offered(side: Side, shown: State | None, pod: str | None, foreign: str = "")
     Args:
         side: the side of the board.
         shown: the state that covers it in the list that the device plugin API serves now.
-        pod: as in ``Seen``. A starting gateway looks before it offers: the earlier one may have died between the disk and the
+        pod: as in ``BoardHolders``. A starting gateway looks before it offers: the earlier one may have died between the disk and the
             list.
-        foreign: as in ``Seen``.
+        foreign: as in ``BoardHolders``.
     """
     if shown not in _GONE or side not in _OF_DRA or pod != "" or foreign:
         return Offered.NOT
     return Offered.FREE if side is Side.DRA else Offered.LEAVING
 
 
-def words(side: Side, seen: Seen) -> str:
+def words(side: Side, seen: BoardHolders) -> str:
     """Return where a board is and what it waits for, for people."""
     match side:
         case Side.PLUGIN:

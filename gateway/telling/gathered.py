@@ -62,7 +62,7 @@ def taken(gateway: Subject, build: status.Build, *, few: bool) -> Callable[[], s
         crossing="" if drivers is None else drivers.trouble,
         by_name=sides.ByNameStatus() if drivers is None else drivers.by_name,
         drivers=() if drivers is None else tuple(drivers.standings()),
-        sides=() if drivers is None else sides.sides(drivers.stands(), now),
+        sides=() if drivers is None else sides.sides(drivers.board_statuses(), now),
     )
 
     def together() -> status.GatewayStatus:
