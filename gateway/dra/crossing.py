@@ -162,7 +162,7 @@ class Crossing:
         """True if the lists must be updated, because claims changed."""
         self._wake, self._turn, self._backoff = asyncio.Event(), asyncio.Lock(), Backoff()
 
-    # What is in force.
+    # The sides in force.
 
     def adopt(self) -> None:
         """Put the table on disk in force: this gateway leads from now on."""
@@ -230,12 +230,12 @@ class Crossing:
 
     def _claim(self, board: str) -> str:
         """Return the claim that a board is prepared for; empty for none. It is called for each device of each list."""
-        rows = self._ledger.claims  # Another object when it changed.
+        rows = self._ledger.claims  # A change replaces it.
         if rows is not self._prepared[0]:
             self._prepared = rows, *by_board(rows)
         return self._prepared[1].get(board, "")
 
-    # What is wanted.
+    # Events and orders.
 
     async def order(self, to: Side, wanted: Collection[str]) -> None:
         """Move boards to one API.
@@ -270,7 +270,7 @@ class Crossing:
             if allocated == allocated_to(gone.namespace, gone.name) or (allocated is None and whole):
                 allocated = ""
             seen[board] = BoardHolders("", self._claim(board), allocated, self.strangers.of(board))
-        with contextlib.suppress(NotWrittenError):  # It is tried again.
+        with contextlib.suppress(NotWrittenError):  # ``run`` tries again.
             await self._put(
                 {one: table.moved(self.side(one), seen[one]) for one in seen}, of=dict.fromkeys(seen, Side.TO_PLUGIN)
             )
@@ -319,7 +319,9 @@ class Crossing:
         await self.allocatable.catch_up(since_served(self._resources(), self._beliefs.last), self.stays)
         asked: Allocated | None = Allocated()
         coming = {one for one in moving if self.side(one) is Side.TO_PLUGIN and not self._claim(one)}
-        if not self._backoff.due(coming, time.monotonic()) and coming:  # It is a list of the whole cluster's claims.
+        if (
+            not self._backoff.due(coming, time.monotonic()) and coming
+        ):  # The read is for the claims of the whole cluster.
             asked, self._allocated = None, {one: claim for one, claim in self._allocated.items() if claim}
         elif coming:
             asked = await self._ask()
@@ -376,7 +378,7 @@ class Crossing:
             return None
         there = [(name, one.device.id) for name, one in devices]
         holder = self._holdings.holder_of(there)
-        # A kubelet that has not taken the list that withholds it may be giving it away.
+        # Until the kubelet has the list that withholds it, the kubelet may give it.
         gives = side is not Side.PLUGIN and any(one in last.view.allocatable.get(name, ()) for name, one in there)
         return None if holder == "" and gives else holder
 
@@ -405,7 +407,7 @@ class Crossing:
             if named := {board: side.value for board, side in news.items() if board != REST}:
                 _log.info("GPUs move to the other API", boards=named)
         await self._update()
-        if any(news):  # What left, too: a kubelet that was about to tell of it may have written over what was told.
+        if any(news):  # Also if a board left: the kubelet may have written an earlier number over the new one.
             self.allocatable.came = time.monotonic()
         self._wake.set()
 
@@ -414,7 +416,7 @@ class Crossing:
         counted = _counted(there := self.boards())
         for board, devices in there.items():
             if all(any(one.state in AWAY for one in entry.layers) for _, entry in devices):
-                if self._withheld_since.setdefault(board, now) == now:  # One that came may be on its way.
+                if self._withheld_since.setdefault(board, now) == now:  # A board that just came may already move.
                     self._wake.set()
             else:
                 self._withheld_since.pop(board, None)

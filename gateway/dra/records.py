@@ -145,7 +145,7 @@ class EndedPods:
         while True:
             await self._doubt.wait()
             self._doubt.clear()
-            # Named before it is asked: who isn't there then was, and is no more.
+            # Read before the call: if the API server lacks one of these, its pod has ended.
             doubted = self._doubted
             wait = ASK_FIRST if doubted - self._known else min(2 * wait, ASK_AGAIN)
             self._known = doubted
@@ -211,7 +211,7 @@ def pods_of(api: Client, node: str) -> Callable[[], Awaitable[list[Pod]]]:
 
 
 def starts(presence: Presence, within: float) -> bool:
-    """Return True if no kubelet is there, or if the kubelet started less than ``within`` seconds ago, even if this process is younger."""
+    """Return True if no kubelet is there, or if the kubelet started less than ``within`` seconds ago, no matter when this process started."""
     if presence.since is None:
         return True
     young = presence.kubelet is None or time.time() - presence.kubelet.mtime_ns / 1e9 < within
@@ -242,5 +242,5 @@ async def until_listed(
     """
     await decides.wait()
     ends = time.monotonic() + LIST_FIRST if known() else 0.0
-    while time.monotonic() < ends and any(one.state.phase is not Phase.SERVING for one in resources()):  # noqa: ASYNC110 - nobody tells
+    while time.monotonic() < ends and any(one.state.phase is not Phase.SERVING for one in resources()):  # noqa: ASYNC110 - no event reports it
         await asyncio.sleep(LIST_FIRST / 50)
