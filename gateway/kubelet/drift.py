@@ -331,7 +331,7 @@ class Drift(Struct, frozen=True):
     ) -> tuple[Mapping[str, Earlier], Mapping[str, tuple[Earlier, ...]]]:
         """Return the holders from before the kubelet's start that are still in question, and the holders that it forgot."""
         # Both the checkpoint and List are needed: after a start, List lacks pods that the kubelet hasn't heard of yet.
-        if not self._before or view.held is None or view.remembered is None:
+        if not self._before or view.held is None or view.written is None:
             return self._before, self.forgotten
         left, forgotten = {}, dict(self.forgotten)
         settled = now - self._started >= WRITTEN_AFTER

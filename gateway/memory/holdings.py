@@ -107,7 +107,7 @@ class Holdings:
 
     def _knows_its_pods(self, look: beliefs.Look) -> bool:
         """Return True if the look shows all holders: the kubelet knew its pods by then, or its checkpoint could be read."""
-        if look.view.source != "pod-resources" or look.view.remembered is not None:
+        if look.view.source != "pod-resources" or look.view.written is not None:
             return True
         since, kubelet = self.presence.since, kubelet_id(self.presence.socket)
         found = since is not None and look.at - since >= beliefs.AFTER_START
@@ -156,9 +156,7 @@ class Holdings:
         offers: list[Hold] = []
         given_out = self._given_out()
         known = self.beliefs.known.view if self.beliefs.known is not None else View()
-        for name in sorted(
-            {*(known.held or ()), *(known.remembered or ()), *given_out, *offered, *self.ledger.named()}
-        ):
+        for name in sorted({*(known.held or ()), *(known.written or ()), *given_out, *offered, *self.ledger.named()}):
             announced, holders, ours = self.ledger.announced(name), self._last_holders(name), offered.get(name)
             free = given_out.get(name, frozenset()) - holders.keys() if ours is None else frozenset()
             for one in (*holders, *sorted(free)):

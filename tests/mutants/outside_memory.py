@@ -285,8 +285,8 @@ MUTANTS = (
         "OM2",
         "a checkpoint that names pods that ended is waited for",
         "gateway/kubelet/view.py",
-        '        if view.source != "pod-resources" or not any((view.remembered or {}).values()):',
-        '        if view.source == "pod-resources" or not any((view.remembered or {}).values()):',
+        "        if not any(only_written.values()):",
+        "        if any(only_written.values()):",
         f"{_RECORDS}::test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_old_one",
     ),
     Mutant(
