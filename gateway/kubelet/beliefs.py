@@ -273,16 +273,16 @@ class Beliefs:
 
         If the checkpoint names one of these holders, the kubelet kept its records. The same holds for the checkpoint that it
         found, if that is not older than the last one we read and has one of our resources: a kubelet that lost its records has
-        a resource only after it registers again. If it names only holders of the last kubelet, that kubelet may have lost those
-        of earlier kubelets.
+        a resource only after it registers again. If the kubelet before it may have lost the holders of an even earlier one, only
+        those prove it.
         """
         written = [(one, record.written.get(one.resource, {})) for one in self._drifts.values() if one.in_question]
-        older = any(drift.is_in(found, older=True) for drift, found in written)
-        same = older or any(drift.is_in(found, older=False) for drift, found in written)
+        older = any(drift.older for drift, _ in written)
+        same = any(drift.is_in(found, older=older) for drift, found in written)
         if own and same:
-            kept = [drift.kept(older=older) for drift, _ in written]
+            kept = [drift.kept() for drift, _ in written]
         elif not own and (same or self._is_continued_by(record)):
-            kept = [drift.found(found, older=older) for drift, found in written]
+            kept = [drift.found(found) for drift, found in written]
         else:
             return
         for drift in kept:
