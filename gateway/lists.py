@@ -133,8 +133,7 @@ class Lists:
         sent = list(merged) if self._lead.leads else []
         if any(merged[name].new for name in sent):
             for name in sent:
-                devices = self.unseen.to_record(name, [entry.device for entry in merged[name].entries])
-                await _announce(self._ledger, name, devices)
+                await self._announce(name, [entry.device for entry in merged[name].entries])
                 if name not in self.unseen.names:  # A known ID inherits no trouble from an earlier ID.
                     self._ledger.set_sticky(name, merged[name].sticky, since=illnesses[name])
             await self._scribe.durable()
@@ -310,13 +309,20 @@ class Lists:
         async with self.lock:
             if self.unremembered():
                 for name in self._resources:
-                    devices = self.unseen.to_record(name, self._resources[name].plugin.devices)
-                    await _announce(self._ledger, name, devices)
+                    await self._announce(name, self._resources[name].plugin.devices)
                 await self._scribe.durable()
         if self._holds:
             self._beliefs.look_within(HANDED_OVER_LOOK)
         else:
             self.update_again([time.monotonic() + HANDED_OVER_LOOK])
+
+    async def _announce(self, name: str, devices: Sequence[Device]) -> None:
+        """Note devices that are about to be sent, some at a time, so that calls are answered meanwhile."""
+        devices = self.unseen.to_record(name, devices)
+        for start in range(0, len(devices), AT_ONCE):
+            if start:
+                await asyncio.sleep(0)
+            self._ledger.announce(name, tuple(devices[start : start + AT_ONCE]))
 
     def unremembered(self) -> bool:
         """Return True if a list has an ID that the state file lacks."""
@@ -371,14 +377,6 @@ async def _merged_apart(asked: Asked) -> dict[str, merging.Merged]:
     """Merge; with many devices in a thread, so that calls are answered meanwhile."""
     many = sum(len(listing.devices) for _, listing, *_ in asked.values() if listing is not None) > AT_ONCE
     return await asyncio.to_thread(_merged, asked) if many else _merged(asked)
-
-
-async def _announce(ledger: Ledger, name: str, devices: Sequence[Device]) -> None:
-    """Note devices that are about to be sent, some at a time, so that calls are answered meanwhile."""
-    for start in range(0, len(devices), AT_ONCE):
-        if start:
-            await asyncio.sleep(0)
-        ledger.announce(name, tuple(devices[start : start + AT_ONCE]))
 
 
 def remember(

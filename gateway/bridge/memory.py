@@ -1,7 +1,7 @@
-"""What the bridge remembers of its plugins over its own restart: where each was served, and what it said last.
+"""The plugins that the bridge knew before its restart: where each was served, and what it last reported.
 
-One JSON file in the state directory. Nothing relies on it: where it can't be read, the plugins register anew, and
-until they do the ledger keeps their devices' IDs. A damaged file is put aside.
+One JSON file in the state directory. Nothing depends on it: if it can't be read, the plugins register again, and the state file
+has their device IDs until then. A damaged file is put aside.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ NAME: Final = "bridge.json"
 FORMAT: Final = 1
 _MAX_BYTES: Final = 32 * 1024 * 1024
 SAVE_WITHIN: Final = 1.0
-"""Seconds between two writes of what is remembered."""
+"""Seconds between two writes."""
 SAVE_SOON: Final = 0.01
-"""The same, where a Register waits for it."""
+"""The same, if a Register waits for the write."""
 SAVE_TIME: Final = 2.0
-"""Seconds that a Register waits, and the end of the gateway: a plugin isn't lost because a disk is slow."""
+"""Most seconds that a Register, or the end of the gateway, waits for a slow disk."""
 PluginFolder = Literal["device-plugins", "plugins_registry"]
 Api = Annotated[str, Meta(pattern=rf"\A(?:{'|'.join(re.escape(dialect.name) for dialect in DIALECTS)})\Z")]
-"""A dialect that there is."""
+"""The name of a dialect."""
 _Text = Annotated[str, Meta(max_length=4096)]
 _Name = Annotated[str, Meta(min_length=1, max_length=512)]
 
@@ -42,7 +42,7 @@ _log = structlog.get_logger()
 
 
 class DeviceRow(Struct, frozen=True):
-    """One device: its ID, whether it was well, and its NUMA nodes."""
+    """A device: its ID, if it was healthy, and its NUMA nodes."""
 
     id: _Name
     well: bool
@@ -50,17 +50,17 @@ class DeviceRow(Struct, frozen=True):
 
 
 class EarlierAnswer(Struct, frozen=True):
-    """What a container with these devices was given."""
+    """The response that a container with these devices got."""
 
     devices: Annotated[tuple[str, ...], Meta(max_length=MOST_DEVICES)]
     given: ContainerAnswer
 
 
 class Plugin(Struct, frozen=True, rename={"folder": "door"}):
-    """One resource: where its plugin was served, what it spoke, asked and said.
+    """A resource: where its plugin was served, its dialect, options, devices and responses.
 
-    ``away_since`` is in unix seconds, None where it was there. ``socket`` is the one that it registered. ``listed`` is whether it
-    has said yet which devices it has.
+    ``away_since`` is in Unix seconds, None if it was there. ``socket`` is the one that it registered. ``listed``: it has sent its
+    first list.
     """
 
     resource: _Name
@@ -85,7 +85,7 @@ class SavedPlugins(Struct, frozen=True):
 
 
 def written(folder: Path) -> object:
-    """Tell one write of the file from another; None: it can't be told. Blocks."""
+    """Return the identity of the last write; None if it is unknown. Blocks."""
     try:
         found = (folder / NAME).stat()
     except OSError:
@@ -94,7 +94,7 @@ def written(folder: Path) -> object:
 
 
 def load(folder: Path, *, aside: bool = True) -> tuple[tuple[Plugin, ...], str]:
-    """Read what is remembered, and say what was wrong with it (empty: nothing); put it ``aside`` then. Blocks."""
+    """Read the plugins, and return what was wrong with the file (empty: nothing). Then put it ``aside``, if wanted. Blocks."""
     path = folder / NAME
     try:
         content = read_plain(path, _MAX_BYTES)
@@ -114,9 +114,9 @@ def load(folder: Path, *, aside: bool = True) -> tuple[tuple[Plugin, ...], str]:
 
 
 def save(folder: Path, plugins: tuple[Plugin, ...]) -> None:
-    """Write it as a whole: a crash leaves the old file or the new one. Blocks.
+    """Replace the file: a crash leaves the old one or the new one. Blocks.
 
-    Answers that are repeated stay out where the file would be too large to be read back: plugins can be asked anew.
+    If it would be too large to be read again, it has no responses: plugins can be asked again.
 
     Raises:
         OSError: it can't be written.
@@ -128,24 +128,24 @@ def save(folder: Path, plugins: tuple[Plugin, ...]) -> None:
 
 
 class PluginsFile:
-    """Writes what is known of plugins when it changed: some register once, also where the gateway is killed.
+    """Writes the plugins when they changed, because some register only once, and the gateway may be killed.
 
     Args:
-        state_dir: where it is written.
-        remembered: says what there is to write.
+        state_dir: the folder of the file.
+        remembered: returns the rows to write.
     """
 
     def __init__(self, state_dir: Path, remembered: Callable[[], tuple[Plugin, ...]]) -> None:
         self._state_dir, self._remembered = state_dir, remembered
         self._unsaved, self._urgent, self._saved = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        """That there is something to write, that somebody waits for it, and that the write after this one is over."""
+        """Set if there is something to write, if a caller waits for it, and when the next write has ended."""
 
     def changed(self) -> None:
-        """Have it written soon."""
+        """Have the plugins written soon."""
         self._unsaved.set()
 
     async def durable(self) -> None:
-        """Wait until what is known now was written: who is told that it is registered may never say so again."""
+        """Wait until the plugins as of now are written: a plugin that is registered may not register again."""
         saved = self._saved
         self._unsaved.set()
         self._urgent.set()
@@ -154,7 +154,7 @@ class PluginsFile:
                 await saved.wait()
 
     async def run(self) -> None:
-        """Write, for ever."""
+        """Write. Never returns."""
         failed = ""
         while True:
             await self._unsaved.wait()
@@ -171,7 +171,7 @@ class PluginsFile:
                 failed = str(error)
             saved.set()
             await asyncio.sleep(SAVE_SOON)
-            if all(row.listed for row in rows):  # Else the first list, which comes soon, would wait for its turn.
+            if all(row.listed for row in rows):  # Otherwise the first list, which comes soon, would wait.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(SAVE_WITHIN - SAVE_SOON):
                         await self._urgent.wait()

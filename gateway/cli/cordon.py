@@ -118,7 +118,7 @@ def _carry_out(request: Mapping[str, Any], state_dir: Path, *, output: str) -> N
     answers: dict[Path, OrderOutcome] = {}
     silent: dict[Path, str] = {}
     running = bool(control.sockets(state_dir))
-    if order.op == "uncordon":  # It may be on no list by now, and another device's ID may begin alike.
+    if order.op != "cordon":  # It may be on no list by now, and another device's ID may begin alike.
         answers, silent = _tell(order, state_dir)
     if running and not any(one.changed for one in answers.values()):
         indexes = {row.device.id: row.facts.index for row in rows(look(state_dir)[0])}

@@ -190,7 +190,7 @@ class Names:
             tell("pods that ask by name wait" if why else "pods that ask by name wait no more", reason=why)
 
 
-class Desk:
+class CrossingOrders:
     """Carries out orders to move, from the control socket and from the node's annotation. The annotation is in force as long as it is there.
 
     Args:
@@ -269,7 +269,7 @@ class Desk:
         else:
             refused = ""
             await self._move(Side(to), wanted)
-        told = [one for one in crossing.stands(Side(to) if dry else None) if one.board in wanted]
+        told = [one for one in crossing.statuses(Side(to) if dry else None) if one.board in wanted]
         rows = [
             {"id": one.board, "side": one.side.value, "then": (one.then or one.side).value, "words": one.words}
             for one in told

@@ -22,11 +22,11 @@ from gateway import compose
 from gateway.dra import cdi, offer, sockets
 from gateway.dra.claims import Allocated, ResourceClaim, allocations
 from gateway.dra.crossing import Crossing
-from gateway.dra.desk import FIRST, Desk, Names, leave, not_taken, too_old
+from gateway.dra.desk import FIRST, CrossingOrders, Names, leave, not_taken, too_old
 from gateway.dra.driver import ClaimsOf, forget_ended_claims
 from gateway.dra.offer import first_said
 from gateway.dra.publisher import Current, Publisher
-from gateway.dra.records import AskedClaims, EndedPods, arriving_at, counted_at, is_away, pods_of, until_listed
+from gateway.dra.records import AskedClaims, EndedPods, arriving, counted, is_away, pods_of, until_listed
 from gateway.dra.serving.registered import Registered
 from gateway.dra.serving.rivals import Rivals
 from gateway.dra.timeslices import TimeSlices
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from gateway.dra.slices import Slice
     from gateway.memory.holdings import Holdings
     from gateway.registration.registrar import Resource
-    from gateway.sides.table import Stand
+    from gateway.sides.table import BoardStatus
     from gateway.wires.control import Handler
 
 MANAGER: Final = "device-plugin-gateway"
@@ -96,22 +96,22 @@ class Drivers:
     def __init__(self, settings: Settings, inside: Inside) -> None:
         self._settings, self._inside = settings, inside
         self._api = Client(access.find(settings.kubeconfig), manager=MANAGER)
-        self._current = Current(self._api)
+        self._current, self._pods = Current(self._api), pods_of(self._api, settings.node_name)
         self._registry = settings.socket_dir.parent / sockets.FOLDER
         self._offers: dict[str, dict[str, Offer]] = {}
         self._why_not: dict[str, dict[str, str]] = {}
         self._holdings, self._ended_pods = inside.holdings, EndedPods(inside.holdings)
         self.crossing: Crossing | None = None
         """The table of sides, if the device plugin API is served as well."""
-        self._desk: Desk | None = None
+        self._orders: CrossingOrders | None = None
         self.alone = settings.dra == "only"
         if settings.dra == "on":
-            asks = arriving_at(self._api, settings.node_name), counted_at(self._api, settings.node_name)
+            asks = partial(arriving, self._pods), partial(counted, self._pods)
             allocatable = Allocatable(self._api, path(settings), *asks)
             ask = AskedClaims(self._allocated, lambda: self._foreign({}) is not None)
             self.crossing = Crossing(inside.holdings, inside.resources, ask, inside.update, allocatable, inside.first)
             names = Names(self._api, path(settings), self.crossing, self._holdings.ledger, self.update)
-            self._desk = Desk(self.crossing, lambda: self.lacking or not_taken(self.standings()), names)
+            self._orders = CrossingOrders(self.crossing, lambda: self.lacking or not_taken(self.standings()), names)
         self.leave = partial(leave, self.crossing, self._holdings.ledger)
         self._boards: dict[tuple[str, str], str] = {}
         """The board of each device, by driver and name."""
@@ -264,19 +264,19 @@ class Drivers:
             return {} if self._kubelet is not None and self.lacking else None
         return first_said(there, lambda name, one: self.stranger(one, self._inside.source.facts(name)(one)))
 
-    def stands(self) -> Sequence[Stand]:
+    def board_statuses(self) -> Sequence[BoardStatus]:
         """Return where each GPU is; empty if the device plugin API isn't served."""
-        return () if self.crossing is None else self.crossing.stands()
+        return () if self.crossing is None else self.crossing.statuses()
 
     @property
     def trouble(self) -> str:
         """Why the node's annotation isn't followed; empty if it is."""
-        return "" if self._desk is None else self._desk.trouble
+        return "" if self._orders is None else self._orders.trouble
 
     @property
     def by_name(self) -> ByNameStatus:
         """What is wrong for pods that ask by name."""
-        return ByNameStatus() if self._desk is None else self._desk.names.status
+        return ByNameStatus() if self._orders is None else self._orders.names.status
 
     # Running.
 
@@ -289,13 +289,13 @@ class Drivers:
         own = OwnNode(self._api, self._settings)
         own.told += self._inside.told
         later.append(own.run())
-        if self.crossing is not None and self._desk is not None:
-            own.told += [self._desk.take, self._desk.names.take, self.crossing.allocatable.heard]
+        if self.crossing is not None and self._orders is not None:
+            own.told += [self._orders.take, self._orders.names.take, self.crossing.allocatable.heard]
             work.append(self.crossing.run())
-            later += [self._desk.follow(), self._desk.names.run()]
+            later += [self._orders.follow(), self._orders.names.run()]
         # If one of these tasks ends, that is a defect, and ends the gateway.
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._ended_pods.mind(pods_of(self._api, self._settings.node_name), self._pods_ended))
+            group.create_task(self._ended_pods.mind(self._pods, self._pods_ended))
             _ = [group.create_task(after(self.decides.wait, one)) for one in work]
             _ = [group.create_task(after(listed, one)) for one in later]
             owner = await self._learn()
@@ -316,8 +316,8 @@ class Drivers:
             group.create_task(self._publisher.watch())
             await listed()
             await self._holdings.beliefs.look()  # A standby's last look may be old.
-            if self._desk is not None:
-                await self._desk.names.looked.wait()
+            if self._orders is not None:
+                await self._orders.names.looked.wait()
             self._publisher.changed()
             await self._publisher.run()
 
@@ -359,7 +359,7 @@ class Drivers:
     @property
     def handlers(self) -> Mapping[str, Handler]:
         """The handlers of orders over the control socket."""
-        return {} if self._desk is None else self._desk.handlers
+        return {} if self._orders is None else self._orders.handlers
 
     @property
     def lacking(self) -> str:

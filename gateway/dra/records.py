@@ -1,7 +1,7 @@
-"""What the API server says of the node's pods and claims, where the kubelet's records don't say it.
+"""Read the node's pods and claims from the API server, if the kubelet's records don't show what is needed.
 
-The kubelet's checkpoint goes on naming pods that ended, until another pod gets devices; where no device plugin is left, that is
-never. So a pod that only the checkpoint names counts as long as the API server has it, too.
+The kubelet's checkpoint names pods that have ended until another pod gets devices. Without a device plugin, none ever does.
+So a pod that only the checkpoint names counts only while the API server has it as well.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -18,7 +17,6 @@ from msgspec import Struct, field
 
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Retries
-from gateway.memory.holdings import remembered_only
 from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
@@ -31,16 +29,16 @@ if TYPE_CHECKING:
     from gateway.registration.registrar import Resource
 
 ASK_FIRST: Final = 0.2
-"""Seconds between two questions which pods there are, while an answer may set a device free: the API server hears of a pod's end a
-moment after the kubelet took it for ended."""
+"""Seconds between two reads of the pods while the result may free a device. The API server learns of a pod's end a moment
+after the kubelet."""
 ASK_AGAIN: Final = 10.0
-"""The same, where the same pods go on not to end."""
+"""The same, while the same pods are still there."""
 LIST_FIRST: Final = 0.5
-"""Seconds that a kubelet has to take the lists of a gateway that begins to decide, before that speaks to the API server."""
+"""Seconds that a kubelet has to accept a new leader's lists before the leader writes to the API server."""
 _log = structlog.get_logger()
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 _HASH: Final = "kubernetes.io/config.hash"
-"""The annotation of a mirror pod by which the kubelet knows its static pod."""
+"""The annotation of a mirror pod with the UID by which the kubelet knows its static pod."""
 
 
 class _Annotations(Struct):
@@ -72,7 +70,7 @@ class _Phase(Struct):
 
 
 class Pod(Struct):
-    """A pod of the API server, with what is wanted of it."""
+    """A pod of the API server, with the devices that it asks for."""
 
     metadata: _About
     status: _Phase = field(default_factory=_Phase)
@@ -80,15 +78,15 @@ class Pod(Struct):
 
 
 def living(pods: Iterable[Pod]) -> frozenset[str]:
-    """Give the UIDs, as the kubelet knows them, of the pods that have not ended."""
+    """Return the UIDs, as the kubelet knows them, of the pods that have not ended."""
     there = [one for one in pods if one.status.phase not in _OVER]
     return frozenset(uid for one in there for uid in (one.metadata.uid, one.metadata.annotations.hash) if uid)
 
 
 async def arriving(ask: Callable[[], Awaitable[list[Pod]]], resources: Container[str]) -> bool:
-    """Ask for a node's pods: whether some, which are to get a resource by the device plugin API, were not admitted by its kubelet yet.
+    """Return True if pods of the node ask for one of these resources by the device plugin API and are not admitted yet.
 
-    A kubelet that admitted a pod, or refused it, says so in its status; who got a claim for what it asks by name is DRA's.
+    A kubelet writes to a pod's status that it admitted or refused the pod. If a claim was made for a pod by name, DRA serves it.
     """
     for one in await ask():
         if one.status.phase not in _OVER and not one.status.began and one.status.by_claim is None:
@@ -101,9 +99,10 @@ async def arriving(ask: Callable[[], Awaitable[list[Pod]]], resources: Container
 
 
 async def counted(ask: Callable[[], Awaitable[list[Pod]]], resource: str) -> int:
-    """Ask for a node's pods: how many devices of a resource they want by name, as its kubelet counts; 0 if no claim was made for one.
+    """Return how many devices of a resource the node's pods ask for by name, as its kubelet counts; 0 if no claim was made for one.
 
-    Without such claims the kubelet counts no more than it has given, so it admits who is given one (``sanitizeNodeAllocatable``).
+    Without such claims the kubelet counts no more than it has given, so it admits each pod that is given a device
+    (``sanitizeNodeAllocatable``).
     """
     there = [one for one in await ask() if one.status.phase not in _OVER]
     if all(one.status.by_claim is None for one in there):
@@ -125,28 +124,28 @@ class EndedPods:
         """The UIDs of the pods that only the checkpoint names."""
         self._doubt = asyncio.Event()
         self._known: frozenset[str] = frozenset()
-        """Those of them that were asked about."""
+        """Those that the last read of the pods was for."""
         self._news = asyncio.Event()
-        """Set where one is doubted that wasn't asked about."""
+        """Set if a UID is new since that read."""
 
     def looked(self, resources: Iterable[str]) -> None:
-        """Take note of the pods that only the checkpoint names, as it was read last."""
+        """Note the pods that only the checkpoint names, by the last look."""
         last = self._holdings.beliefs.last
         if last is None or last.view.held is None:
             return
-        self._doubted = frozenset().union(*(remembered_only(last.view, name).values() for name in resources))
+        self._doubted = frozenset().union(*(last.view.only_written(name).values() for name in resources))
         if self._doubted - self._holdings.ended:
             self._doubt.set()
         if self._doubted - self._known:
             self._news.set()
 
     async def mind(self, ask: Callable[[], Awaitable[list[Pod]]], changed: Callable[[], None]) -> None:
-        """Ask which pods there are while that matters, for ever; say when it may have made a difference."""
+        """Read the pods while that matters; call ``changed`` if a pod has ended. Never returns."""
         retries, wait = Retries(), ASK_FIRST
         while True:
             await self._doubt.wait()
             self._doubt.clear()
-            # Named before it is asked: who isn't there then was, and is no more.
+            # Read before the call: if the API server lacks one of these, its pod has ended.
             doubted = self._doubted
             wait = ASK_FIRST if doubted - self._known else min(2 * wait, ASK_AGAIN)
             self._known = doubted
@@ -167,27 +166,27 @@ class EndedPods:
 
 
 class AskedClaims:
-    """Asks the API server which claims have which boards.
+    """Reads from the API server which claims have which boards.
 
     Args:
-        ask: does, and raises a ``KubernetesError`` where it doesn't say.
-        looked: whether it is known which ResourceSlices there are: one that was written before may still offer a board.
+        ask: reads it; raises ``KubernetesError`` if that fails.
+        looked: returns True once the ResourceSlices are known. An older slice may still offer a board.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[Allocated]], looked: Callable[[], bool] = lambda: True) -> None:
         self._ask, self._looked = ask, looked
         self.unsaid = ""
-        """Why it didn't say so when it was asked last; empty where it did."""
+        """Why the last read failed; empty if it did not."""
 
     def unknown(self, *, looked: bool) -> str:
-        """Say what isn't known, and why; ``looked``: which ResourceSlices there are is."""
+        """Return what is unknown, and why. ``looked``: True if the ResourceSlices are known."""
         what = "claims there are" if looked else "ResourceSlices the node has"
         return f"the API server hasn't said yet which {what}" + (
             f": {self.unsaid:.200}" if looked and self.unsaid else ""
         )
 
     async def __call__(self) -> Allocated | None:
-        """Ask; None where it doesn't say."""
+        """Read the claims; None if that fails."""
         if not self._looked():
             self.unsaid = self.unknown(looked=False)
             return None
@@ -202,7 +201,7 @@ class AskedClaims:
 
 
 def pods_of(api: Client, node: str) -> Callable[[], Awaitable[list[Pod]]]:
-    """Ask the API server for a node's pods."""
+    """Return a function that reads the node's pods from the API server."""
 
     async def ask() -> list[Pod]:
         found, _ = await api.list("/api/v1/pods", Pod, fields=f"spec.nodeName={node}")
@@ -211,18 +210,8 @@ def pods_of(api: Client, node: str) -> Callable[[], Awaitable[list[Pod]]]:
     return ask
 
 
-def arriving_at(api: Client, node: str) -> Callable[[Container[str]], Awaitable[bool]]:
-    """Ask so of a node's pods."""
-    return partial(arriving, pods_of(api, node))
-
-
-def counted_at(api: Client, node: str) -> Callable[[str], Awaitable[int]]:
-    """Ask so of a node's pods."""
-    return partial(counted, pods_of(api, node))
-
-
 def starts(presence: Presence, within: float) -> bool:
-    """Whether there is no kubelet, or one that has been there for less than so many seconds, whenever this process came."""
+    """Return True if no kubelet is there, or if the kubelet started less than ``within`` seconds ago, no matter when this process started."""
     if presence.since is None:
         return True
     young = presence.kubelet is None or time.time() - presence.kubelet.mtime_ns / 1e9 < within
@@ -230,28 +219,28 @@ def starts(presence: Presence, within: float) -> bool:
 
 
 def boards_with(there: Mapping[str, Sequence[tuple[str, Entry]]], ids: Container[str]) -> set[str]:
-    """Name the boards that have some of these devices."""
+    """Return the boards that have some of these devices."""
     return {board for board, devices in there.items() if any(one.device.id in ids for _, one in devices)}
 
 
 def since_served(resources: Iterable[Resource], last: Look | None) -> Look | None:
-    """Give what the kubelet's records said last; None where it may not go by our lists."""
+    """Return the last look at the kubelet's records; None if the kubelet may not have our lists."""
     return last if all(one.state.phase is Phase.SERVING for one in resources) else None
 
 
 def is_away(presence: Presence, within: float) -> bool:
-    """Whether no kubelet is there to end pods, or has been for so many seconds."""
+    """Return True if no kubelet listens, or only since less than ``within`` seconds: pods may not have been ended."""
     return not presence.listens() or starts(presence, within)
 
 
 async def until_listed(
     decides: asyncio.Event, resources: Callable[[], Iterable[Resource]], known: Callable[[], bool]
 ) -> None:
-    """Wait until this gateway decides, and a kubelet has its lists: in a roll nobody serves by name meanwhile.
+    """Wait until this gateway leads and a kubelet has its lists: during an update of the gateway no process serves pods by name.
 
-    Where no kubelet takes them, it isn't waited for long; nor where the API server must say first what may be on them (not ``known``).
+    If no kubelet accepts the lists, wait ``LIST_FIRST`` seconds; don't wait if the lists need the API server first (not ``known``).
     """
     await decides.wait()
     ends = time.monotonic() + LIST_FIRST if known() else 0.0
-    while time.monotonic() < ends and any(one.state.phase is not Phase.SERVING for one in resources()):  # noqa: ASYNC110 - nobody tells
+    while time.monotonic() < ends and any(one.state.phase is not Phase.SERVING for one in resources()):  # noqa: ASYNC110 - no event reports it
         await asyncio.sleep(LIST_FIRST / 50)

@@ -20,11 +20,10 @@ from gateway.kubelet.drift import WRITTEN_AFTER, Drift
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from devices.model import Device
-    from gateway.kubelet.drift import Earlier, Finding
+    from gateway.kubelet.drift import Earlier
 
 AFTER_ALLOCATE: Final = 2.0
 """Seconds after an Allocate until the kubelet has written it to its checkpoint."""
@@ -84,10 +83,7 @@ class Beliefs:
         self.last: Look | None = None
         self.known: Look | None = None
         """The last look that found holders."""
-        self._listed: kubelet_view.View | None = None
-        """The result of the last look that called List."""
         self._drifts: dict[str, Drift] = {}
-        self._told: dict[str, tuple[Finding, ...]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
         self._is_awaited = False
@@ -172,8 +168,8 @@ class Beliefs:
             quiet_for = self._lead.others_allocate_for()
             self._is_quiet = self.waits_for_own or quiet_for > 0
             records = self.pod_resources, self._checkpoint
-            view = (await kubelet_view.look(*records, lists=not self._is_quiet)).named_as(self._listed)
-            self._listed = view if view.pods is not None else self._listed
+            view = await kubelet_view.look(*records, lists=not self._is_quiet)
+            view = view.named_as(None if self.known is None else self.known.view)
             self.last = look = Look(view, at, unix)
             self.known = look if view.held is not None else self.known
             if not self.waits_for_own:
@@ -192,44 +188,33 @@ class Beliefs:
 
     # Results.
 
-    def findings(self, resource: str) -> Sequence[Finding]:
-        """Return the differences between the records and our list."""
-        drift = self._drifts.get(resource)
-        return drift.findings if drift is not None else ()
+    def drift(self, resource: str) -> Drift:
+        """Return what the looks found of a resource's devices."""
+        return self._drifts.get(resource) or Drift(resource)
 
-    def earlier(self, resource: str) -> dict[str, str]:
-        """Return the earlier kubelet's pods that may still use a device, for people, by device ID."""
-        drift = self._drifts.get(resource)
-        return drift.earlier if drift is not None else {}
-
-    def unsettled(self, resource: str) -> AbstractSet[str]:
-        """Return the devices that were held before the kubelet's start, until its records show if they still are."""
-        drift = self._drifts.get(resource)
-        return drift.in_question if drift is not None else frozenset()
-
-    def avoid(self, resource: str) -> tuple[str, ...]:
-        """Return the devices to give last, the least bad ones first."""
-        drift = self._drifts.get(resource)
-        return drift.avoid(time.monotonic()) if drift is not None else ()
+    def forgotten_as(self, device_id: str) -> list[str]:
+        """Return the resource names under which an earlier kubelet's pod may still use a device."""
+        return [name for name, drift in self._drifts.items() if device_id in drift.earlier]
 
     # Events.
 
     def listed(self, resource: str, devices: Sequence[Device]) -> None:
         """Note a list that is being sent."""
-        self._become(self._drift(resource).listed(devices, time.monotonic()))
+        self._become(self.drift(resource).listed(devices, time.monotonic()))
 
     def allocated(self, resource: str, device_ids: Sequence[str]) -> None:
         """Note an answered Allocate."""
         self._allocated_at = time.monotonic()
-        drift = self._drift(resource).allocated(device_ids, self._allocated_at, time.time())
+        drift = self.drift(resource).allocated(device_ids, self._allocated_at, time.time())
         self._become(drift)
-        self.look_within(AFTER_DOUBLED if drift.is_in_question(device_ids) else AFTER_ALLOCATE)
+        self.look_within(AFTER_ALLOCATE if drift.earlier.keys().isdisjoint(device_ids) else AFTER_DOUBLED)
 
     def restarted(self, resources: Iterable[str], since: float = math.inf) -> None:
         """Note a new kubelet, started at ``since`` (Unix seconds). Its records should have the holders of these resources."""
         now, self._found = time.monotonic(), kubelet_view.raw(self._checkpoint)
         self._since_ns, self._was_undecided = since * 1e9, self._is_compared()
-        self._drifts |= {resource: self._drift(resource).restarted(now, since) for resource in resources}
+        for resource in resources:
+            self._become(self.drift(resource).restarted(now, since))
         self._compare_again()
         self.look_within(AFTER_START)
 
@@ -288,16 +273,16 @@ class Beliefs:
 
         If the checkpoint names one of these holders, the kubelet kept its records. The same holds for the checkpoint that it
         found, if that is not older than the last one we read and has one of our resources: a kubelet that lost its records has
-        a resource only after it registers again. If it names only holders of the last kubelet, that kubelet may have lost those
-        of earlier kubelets.
+        a resource only after it registers again. If the kubelet before it may have lost the holders of an even earlier one, only
+        those prove it.
         """
         written = [(one, record.written.get(one.resource, {})) for one in self._drifts.values() if one.in_question]
-        older = any(drift.is_in(found, older=True) for drift, found in written)
-        same = older or any(drift.is_in(found, older=False) for drift, found in written)
+        older = any(drift.older for drift, _ in written)
+        same = any(drift.is_in(found, older=older) for drift, found in written)
         if own and same:
-            kept = [drift.kept(older=older) for drift, _ in written]
+            kept = [drift.kept() for drift, _ in written]
         elif not own and (same or self._is_continued_by(record)):
-            kept = [drift.found(found, older=older) for drift, found in written]
+            kept = [drift.found(found) for drift, found in written]
         else:
             return
         for drift in kept:
@@ -321,7 +306,7 @@ class Beliefs:
 
         ``fresh``: forget what was known here.
         """
-        drift = Drift(resource) if fresh else self._drift(resource)
+        drift = Drift(resource) if fresh else self.drift(resource)
         self._become(drift.recalled(forgotten, before))
         if before:
             self._compare_again()
@@ -332,22 +317,13 @@ class Beliefs:
         for drift in [*self._drifts.values()]:
             self._become(drift.forget(device_id))
 
-    def _drift(self, resource: str) -> Drift:
-        return self._drifts.get(resource) or Drift(resource)
-
     def _become(self, drift: Drift) -> None:
         """Set a resource's new drift. Log and remember what changed."""
-        resource = drift.resource
-        before = self._drift(resource).forgotten
+        resource, earlier = drift.resource, self.drift(drift.resource)
         self._drifts[resource] = drift
-        if drift.forgotten != before:
+        if drift.forgotten != earlier.forgotten:
             self.remember(resource, drift.forgotten)
-        self._tell(resource)
-
-    def _tell(self, resource: str) -> None:
-        findings = tuple(self._drifts[resource].findings)
-        before = self._told.get(resource, ())
-        self._told[resource] = findings
+        before, findings = earlier.findings, drift.findings
         for finding in findings:
             if finding not in before:
                 _log.warning("mismatch", resource=resource, kind=finding.kind.value, details=finding.words)

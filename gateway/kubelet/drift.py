@@ -118,7 +118,7 @@ class Drift(Struct, frozen=True):
     """Devices that this kubelet's Allocate gave and no look can have shown yet, and when (monotonic and Unix seconds)."""
     _before: Mapping[str, Earlier] = field(default_factory=dict)
     """The holders before the kubelet's start, until its own records were seen."""
-    _older: frozenset[str] = frozenset()
+    older: frozenset[str] = frozenset()
     """Devices of ``_before`` that were already in question when the earlier kubelet ended."""
     _started: float = 0.0
     _since: float = 0.0
@@ -167,7 +167,7 @@ class Drift(Struct, frozen=True):
         return replace(
             self,
             _before={**self._before, **held, **given},
-            _older=frozenset(self._before.keys() - held.keys() - given.keys()),
+            older=frozenset(self._before.keys() - held.keys() - given.keys()),
             _given={},
             _started=now,
             _since=since if since < math.inf else 0.0,
@@ -184,30 +184,24 @@ class Drift(Struct, frozen=True):
         return any(
             _may_be(one, written[device_id])
             for device_id, one in self._before.items()
-            if device_id in written and device_id not in self._given and (device_id in self._older) is older
+            if device_id in written and device_id not in self._given and (device_id in self.older or not older)
         )
 
-    def found(self, written: Mapping[str, str], *, older: bool) -> Drift:
+    def found(self, written: Mapping[str, str]) -> Drift:
         """Note the checkpoint that the kubelet found at its start: a holder that it lacks has ended, or never ran.
 
-        A container starts only after the checkpoint that names it was written. The ``older`` holders stay in question, unless
-        it names one.
+        A container starts only after the checkpoint that names it was written.
         """
-        left = self._left_in_question(older=older)
         before = {
             device_id: replace(one, names=_with(one, written[device_id]))
             for device_id, one in self._before.items()
-            if device_id in written and device_id not in left
+            if device_id in written
         }
-        return replace(self, _before={**before, **left}, _older=frozenset(left))
+        return replace(self, _before=before, older=frozenset())
 
-    def kept(self, *, older: bool) -> Drift:
-        """Note that the kubelet kept its predecessor's records: a holder that they lack now has ended. ``older`` as in ``found``."""
-        left = self._left_in_question(older=older)
-        return replace(self, _before=left, _older=frozenset(left))
-
-    def _left_in_question(self, *, older: bool) -> dict[str, Earlier]:
-        return {} if older else {one: self._before[one] for one in self._before.keys() & self._older}
+    def kept(self) -> Drift:
+        """Note that the kubelet kept its predecessor's records: a holder that they lack now has ended."""
+        return replace(self, _before={}, older=frozenset())
 
     def recalled(self, forgotten: Mapping[str, tuple[Earlier, ...]], before: Mapping[str, Earlier]) -> Drift:
         """Take over what another process knew: forgotten holders, and holders from before the running kubelet's start."""
@@ -275,10 +269,6 @@ class Drift(Struct, frozen=True):
         """True if later looks may show whether a pod of an earlier kubelet is gone."""
         return bool(self.forgotten or self._before)
 
-    def is_in_question(self, device_ids: Iterable[str]) -> bool:
-        """Return True if a pod of an earlier kubelet may still use one of these devices."""
-        return any(device_id in self.forgotten or device_id in self._before for device_id in device_ids)
-
     @property
     def earlier(self) -> dict[str, str]:
         """The earlier kubelet's pods that may still use a device, for people, by device ID."""
@@ -335,7 +325,7 @@ class Drift(Struct, frozen=True):
     ) -> tuple[Mapping[str, Earlier], Mapping[str, tuple[Earlier, ...]]]:
         """Return the holders from before the kubelet's start that are still in question, and the holders that it forgot."""
         # Both the checkpoint and List are needed: after a start, List lacks pods that the kubelet hasn't heard of yet.
-        if not self._before or view.held is None or view.remembered is None:
+        if not self._before or view.held is None or view.written is None:
             return self._before, self.forgotten
         left, forgotten = {}, dict(self.forgotten)
         settled = now - self._started >= WRITTEN_AFTER

@@ -80,20 +80,17 @@ class View(Struct, frozen=True):
 
     held: Holders | None = None
     """The holders that List names (``namespace/pod/container``). Without List, those of the checkpoint (``pod UID/container``)."""
-    remembered: Holders | None = None
-    """The holders that the checkpoint names and List doesn't; None if the checkpoint can't be read. They may hold their
-    devices. If both name a device, List wins: it is newer, and has the pod's name. But List also leaves out init containers
-    (what they hold beyond their pod's other containers is free only when the pod ends), and after a kubelet's start every pod
-    that it hasn't heard of. The checkpoint has those, but also pods that ended long ago, because a kubelet frees late and
-    writes later."""
+    written: Holders | None = None
+    """The holders that the checkpoint names; None if it can't be read. Those that List doesn't name may hold their devices. If
+    both name a device, List wins: it is newer, and has the pod's name. But List also leaves out init containers (what they hold
+    beyond their pod's other containers is free only when the pod ends), and after a kubelet's start every pod that it hasn't
+    heard of. The checkpoint has those, but also pods that ended long ago, because a kubelet frees late and writes later."""
     allocatable: Mapping[str, frozenset[str]] | None = None
     """The device IDs that the kubelet knows as healthy, held or not."""
     source: Source = "none"
     """The source of ``held``."""
     pods: frozenset[str] | None = None
     """The pods that List named (``namespace/pod``), with or without devices; None without List."""
-    written: Holders | None = None
-    """All holders that the checkpoint names."""
     registered: Mapping[str, frozenset[str]] | None = None
     """The device IDs that were healthy when the checkpoint was written; None if it can't be read, or is of kubelet 1.8."""
     file: FileId | None = None
@@ -108,22 +105,27 @@ class View(Struct, frozen=True):
 
     def holders(self, resource: str) -> dict[str, str]:
         """Return who holds, or may hold, the devices of a resource."""
-        return {**(self.remembered or {}).get(resource, {}), **(self.held or {}).get(resource, {})}
+        return {**(self.written or {}).get(resource, {}), **(self.held or {}).get(resource, {})}
 
-    def named_as(self, listed: View | None) -> View:
-        """If only the checkpoint could be read, return the view with the names of the last List for holders that have not changed.
+    def only_written(self, resource: str) -> dict[str, str]:
+        """Return the UIDs of the pods that the checkpoint names and List does not, by device ID; empty without List."""
+        found = (self.written or {}).get(resource, {}) if self.source == "pod-resources" else {}
+        held = (self.held or {}).get(resource, {})
+        return {one: holder.partition("/")[0] for one, holder in found.items() if one not in held}
+
+    def named_as(self, earlier: View | None) -> View:
+        """If only the checkpoint could be read, return the view with an earlier one's names for holders that have not changed.
 
         The checkpoint has only UIDs, by which no later List shows that a pod is gone, and it names pods that have ended.
         """
-        if listed is None or listed.written is None or self.written is None or self.source != "checkpoint":
+        if earlier is None or earlier.written is None or self.written is None or self.source != "checkpoint":
             return self
-        held, remembered = {}, {}
+        held = {}
         for resource, holders in self.written.items():
-            before, names = listed.written.get(resource, {}), (listed.held or {}).get(resource, {})
+            before, names = earlier.written.get(resource, {}), (earlier.held or {}).get(resource, {})
             found = {one: names.get(one) if before.get(one) == holder else holder for one, holder in holders.items()}
             held[resource] = {one: name for one, name in found.items() if name is not None}
-            remembered[resource] = {one: holders[one] for one in found.keys() - held[resource].keys()}
-        return replace(self, held=held, remembered=remembered)
+        return replace(self, held=held)
 
 
 class OpenAllocates:
@@ -169,36 +171,27 @@ async def look(pod_resources: Path, checkpoint_file: Path, *, lists: bool = True
     The API is v1, or v1alpha1 on kubelets before 1.20. List makes a kubelet free what ended pods held, so it is called only if
     ``lists``.
     """
-    written: Holders | None = None
-    registered: Mapping[str, frozenset[str]] | None = None
-    file: FileId | None = None
+    found: Record | None = None
     missing = False
     listed: podresources.Listed | None = None
     allocatable: dict[str, frozenset[str]] | None = None
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_DEADLINE):
             found = await asyncio.to_thread(read_record, checkpoint_file)
-            if found is not None:
-                written, registered, file = found.written, found.registered, found.file
             missing = found is None and _is_missing(checkpoint_file)
     if listens(pod_resources):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DEADLINE), _channel(pod_resources) as channel:
                 listed = await _list(channel) if lists else None
                 allocatable = await _allocatable(channel)
-    if listed is None and written is None:
-        return View(allocatable=allocatable, unwritten=missing)
     if listed is None:
-        return View(written, {}, allocatable, "checkpoint", None, written, registered, file)
-    if written is None:
+        if found is None:
+            return View(allocatable=allocatable, unwritten=missing)
+        return View(found.written, found.written, allocatable, "checkpoint", None, found.registered, found.file)
+    if found is None:
         return View(listed.held, None, allocatable, "pod-resources", listed.pods)
-    only_written = {
-        resource: {
-            device_id: holder for device_id, holder in holders.items() if device_id not in listed.held.get(resource, ())
-        }
-        for resource, holders in written.items()
-    }
-    return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written, registered, file)
+    record = found.registered, found.file
+    return View(listed.held, found.written, allocatable, "pod-resources", listed.pods, *record)
 
 
 async def held_by(pod_resources: Path, pods: Iterable[str]) -> Holders | None:
@@ -407,9 +400,10 @@ class Outdated:
 
     def is_due(self, view: View, now: float) -> bool:
         """Return True if a list should be sent once more, after a look at ``now`` (monotonic seconds)."""
-        if view.source != "pod-resources" or not any((view.remembered or {}).values()):
+        only_written = {name: view.only_written(name) for name in view.written or {}}
+        if not any(only_written.values()):
             return False
-        seen = view.remembered, view.pods
+        seen = only_written, view.pods
         if seen == self._seen and now < self._at + SEND_AGAIN_S:
             return False
         self._seen, self._at = seen, now

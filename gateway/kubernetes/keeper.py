@@ -147,7 +147,7 @@ class Keeper:
         for resource in self._gateway.resources.values():
             entries = resource.entries
             healthy = {one for one, entry in entries.items() if entry.device.health is Health.HEALTHY}
-            findings = self._gateway.holdings.beliefs.findings(resource.name)
+            findings = self._gateway.holdings.beliefs.drift(resource.name).findings
             yield ready.NodeResource(
                 resource.name,
                 len(entries),
@@ -170,7 +170,7 @@ class Keeper:
             if self._gateway.lead.led_by is not None:
                 self._entries.pop(name, None)
                 continue
-            findings = tuple(self._gateway.holdings.beliefs.findings(name))
+            findings = self._gateway.holdings.beliefs.drift(name).findings
             if (before := self._entries.get(name)) is not None:  # The state at the start is no event.
                 for news in events.of_devices(name, before, entries, unix):
                     self._queue.add(news, now)

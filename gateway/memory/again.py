@@ -1,11 +1,12 @@
-"""Whether a device that a container was given may be given again: a kubelet may have forgotten who has it.
+"""Check that a device is free before it is given again, because the kubelet may have forgotten who holds it.
 
-While a kubelet waits for an Allocate, its records of what is in use have the device, but no pod has it yet. Whoever calls pod-resources List
-then, just after another pod ended, makes it count anew by pod (UpdateAllocatedDevices; 1.15 and later, seen on 1.20, 1.28, 1.36, 1.37): the
-device is free to it from then on, also when the Allocate was answered. What its pods hold it still knows, and says: by Get, which changes
-nothing, or by List. So a device that is in doubt is asked about before it is given again. It is in doubt from the Allocate that gave it on,
-until a look shows that nobody holds it, or the kubelet leaves it out of what it offers in GetPreferredAllocation: then it is in the kubelet's
-count of what is in use, which frees it only when its pod has ended.
+While a kubelet waits for an Allocate, its records of devices in use have the device, but no pod has it yet. If somebody calls
+pod-resources List just after another pod ended, the kubelet counts again by pod (UpdateAllocatedDevices; 1.15 and later, seen
+on 1.20, 1.28, 1.36, 1.37). Then it considers the device as free, even after the Allocate was answered. But it still knows what
+its pods hold, and reports it by Get, which changes nothing, or by List. So the gateway asks about a device in doubt before it
+gives the device again. A device is in doubt from the Allocate that gave it until a look shows that no pod holds it, or until
+the kubelet leaves it out of the devices that it offers in GetPreferredAllocation. Then the kubelet counts it as in use, and
+frees it only when its pod has ended.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
     from gateway.memory.rows import HandedOut
 
 MOST_PODS: Final = 8
-"""How many pods are asked about by name: a kubelet answers 10 requests at once (100 a second)."""
+"""Most pods to ask about by name: a kubelet answers 10 requests at once (100 a second)."""
 MOST_CHOICES: Final = 4
-"""How often devices are chosen again because some of those that were chosen are held."""
+"""Most choices for one request, if some of the chosen devices are held."""
 
 
 def holders(resource: str, given: Mapping[str, HandedOut], look: Look | None) -> dict[str, str]:
-    """Say which of these devices may be held still, and in which pod (``namespace/pod``; '': nobody knows its name).
+    """Return which of these devices may still be held, and by which pod (``namespace/pod``; empty if its name is unknown).
 
     Args:
         resource: the resource name.
-        given: when each was given, and to whom as far as that was seen.
+        given: when each device was given, and its holder as far as a look showed it.
         look: the last look into the kubelet's records.
     """
     listed = look if look is not None and look.view.source == "pod-resources" else None
@@ -56,16 +57,16 @@ def holders(resource: str, given: Mapping[str, HandedOut], look: Look | None) ->
 def counted(
     given: Mapping[str, float], request: PreferredRequest, numa: Mapping[str, tuple[int, ...]], now: float
 ) -> dict[str, float]:
-    """Return those of the given devices that the kubelet counts as in use, and when they were given.
+    """Return the given devices that the kubelet counts as in use, and when they were given.
 
-    A kubelet with a topology manager offers the devices of some NUMA nodes only, so that a device it leaves out counts only if it offers
-    another one of the same nodes.
+    A kubelet with a topology manager offers the devices of some NUMA nodes only. So a device that it leaves out counts only if it
+    offers another one of the same nodes.
 
     Args:
-        given: when devices were given (unix seconds).
+        given: when devices were given (Unix seconds).
         request: what the kubelet offers.
         numa: the NUMA nodes of each listed device.
-        now: unix seconds; the kubelet may not have noted yet what was given within ``RECORDED_WITHIN``.
+        now: Unix seconds. The kubelet may not have recorded yet what was given within ``RECORDED_WITHIN``.
     """
     offered = frozenset((*request.available, *request.must_include))
     nodes = {numa.get(one) for one in request.available}
@@ -77,26 +78,26 @@ def counted(
 
 
 def _pod(holder: str) -> str:
-    """Name the pod of a holder; a checkpoint has only the pod's UID, by which it can't be asked for."""
+    """Return the pod of a holder; empty if only its UID is known (from a checkpoint), because Get needs a name."""
     pod = holder.rpartition("/")[0]
     return pod if "/" in pod else ""
 
 
 def pods(given: Iterable[str]) -> frozenset[str]:
-    """Say which pods to ask about; none where only List tells about all of them."""
+    """Return the pods to ask about by Get; empty if List is needed."""
     names = frozenset(given)
     return names if "" not in names and len(names) <= MOST_PODS else frozenset()
 
 
 def refusal(resource: str, held: Mapping[str, str] | None) -> RefusedError | None:
-    """Say whether devices that were given may not be given again now.
+    """Return why devices that were given may not be given again now; None if they may.
 
-    A refusal makes the kubelet count anew, and so right: the next pod gets another device.
+    A refusal makes the kubelet count again, and so correctly: the next pod gets another device.
 
     Args:
         resource: the resource name.
-        held: which of them containers hold, and who, as the kubelet says now; None: it doesn't answer. Init containers, whose devices the
-            next one of their pod may have, are not among them.
+        held: which of them containers hold, and the holders, as the kubelet reports now; None: it doesn't answer. Devices of init
+            containers are not in it, because the next container of their pod may have them.
     """
     if held is None:
         return RefusedError(
@@ -115,36 +116,36 @@ def refusal(resource: str, held: Mapping[str, str] | None) -> RefusedError | Non
     )
 
 
-class _Asked:
-    """A container that is made each time it is asked for something."""
-
-    def __init__(self, make: Callable[[], Container[str]]) -> None:
-        self._make = make
-
-    def __contains__(self, device_id: object) -> bool:
-        return device_id in self._make()
-
-
 class Memory:
-    """What is known and remembered of one resource's devices, beyond its list (a ``serve.DeviceMemory``)."""
+    """What is known of one resource's devices in addition to its list (a ``serve.DeviceMemory``)."""
 
     def __init__(self, holdings: Holdings, resource: str) -> None:
         self._holdings, self._resource = holdings, resource
         self.asked, self._pod_resources = holdings.beliefs.asked, holdings.beliefs.pod_resources
         self._socket = os.fspath(self._pod_resources)
         self._counted: dict[str, float] = {}
-        """The devices of which the kubelet knows who has them, by when they were given: they aren't in doubt."""
-        # Looked up only when asked for: an Allocate of devices that are well needs neither.
-        self.handed_out: Container[str] = _Asked(lambda: holdings.ledger.handed_out(resource))
-        self.held: Container[str] = _Asked(lambda: holdings.holders(resource, forgotten=False) or ())
+        """The devices that are not in doubt since they were given, and when that was (Unix seconds)."""
+
+    @property
+    def handed_out(self) -> Container[str]:
+        """The devices that containers were given, by the state file."""
+        return self._holdings.ledger.handed_out(self._resource)
+
+    @property
+    def held(self) -> Container[str]:
+        """The devices that containers hold, as far as it is known."""
+        return self._holdings.holders(self._resource, forgotten=False) or ()
 
     async def chosen(self, request: PreferredRequest, choose: Callable[..., Awaitable[Sequence[str]]]) -> Sequence[str]:
-        """Have devices chosen by which of them are to be given last, the least bad ones first.
+        """Have devices chosen, with the devices to give last as the argument, the least bad ones first.
 
-        The worst are those that a container holds, though the kubelet takes them for free. Now is the time to ask it: it sets nothing aside
-        before it has the answer, so that List makes it forget nothing.
+        The worst are devices that a container holds although the kubelet considers them as free. The kubelet can be asked now: it sets
+        nothing aside before it has the response, so List makes it forget nothing.
         """
-        avoid, held = self._holdings.beliefs.avoid(self._resource), frozenset(request.must_include)
+        avoid, held = (
+            self._holdings.beliefs.drift(self._resource).avoid(time.monotonic()),
+            frozenset(request.must_include),
+        )
         chosen = await choose(avoid)
         self._holdings.note(self._resource)
         self._count(request)
@@ -157,12 +158,12 @@ class Memory:
         return chosen
 
     async def let_in(self) -> None:
-        """Wait until the kubelet would admit a pod that is given a device."""
+        """Wait until the kubelet would admit a pod that gets a device."""
         if self._holdings.let_in is not None:
             await self._holdings.let_in(self._resource)
 
     async def require_free(self, device_ids: Iterable[str]) -> None:
-        """Ask the kubelet whether those of these devices that were given are free again.
+        """Check with the kubelet that those of these devices that were given are free again.
 
         Raises:
             RefusedError: a container holds one, or the kubelet doesn't answer.
@@ -171,22 +172,20 @@ class Memory:
         if doubtful and (refused := refusal(self._resource, await self._held_still(doubtful))) is not None:
             raise refused
 
-    def _doubtful(self, device_ids: Iterable[str]) -> dict[str, HandedOut]:
-        """Name those of these that were given and aren't known to be free since; none where no kubelet can be asked."""
-        if not os.access(self._socket, os.F_OK):  # It costs a fraction of what a connection does.
+    def _doubtful(self, device_ids: Iterable[str] | None = None) -> dict[str, HandedOut]:
+        """Return the devices in doubt, of these or of all; empty if no kubelet can be asked."""
+        if not os.access(self._socket, os.F_OK):  # Much faster than a connection.
             return {}
         rows = self._holdings.ledger.handed_out(self._resource, device_ids)
         return {one: row for one, row in rows.items() if self._counted.get(one) != row.at}
 
     def _count(self, request: PreferredRequest) -> None:
-        """Take note of what the kubelet doesn't offer: it knows that this is in use, and frees it only when its pod has ended."""
-        rows = self._holdings.ledger.handed_out(self._resource)
-        given = {one: row.at for one, row in rows.items() if self._counted.get(one) != row.at}
-        if given:
+        """Note which devices the kubelet does not offer: it counts them as in use until their pods have ended."""
+        if given := {one: row.at for one, row in self._doubtful().items()}:
             self._counted |= counted(given, request, self._holdings.numa_nodes(self._resource), time.time())
 
     async def _held_still(self, rows: Mapping[str, HandedOut]) -> Mapping[str, str] | None:
-        """Return which of these are held, and by whom, as the kubelet says now; None if it doesn't answer, nothing if it has no such API."""
+        """Return which of these devices are held, and the holders, as the kubelet reports now; None if it does not answer."""
         given = holders(self._resource, rows, self._holdings.beliefs.last)
         if not given or not listens(self._pod_resources):
             return {}
@@ -201,7 +200,7 @@ class Memory:
         return held
 
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
-        """Take note that containers were given devices: by which dialect, and which, one container after another."""
+        """Note that containers were given devices: the dialect, and the devices of each container."""
         together: dict[str, list[str]] = {}
         for dialect, device_ids in given:
             together.setdefault(dialect, []).extend(device_ids)

@@ -1,4 +1,4 @@
-"""What was prepared for a ResourceClaim, as the ledger remembers it: a GPU of it is nobody else's until it is unprepared."""
+"""The devices that are prepared for ResourceClaims, as the state file has them. Nobody else gets them until they are unprepared."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _MOST_PODS = 3
 
 
 class ClaimedDevice(Struct, frozen=True):
-    """A device that a claim has: what it is called in its driver's pool, what it is here, and where on the hardware.
+    """A device that a claim has: its name in the pool of its driver, its names in the device plugin API, and its place.
 
-    ``requests`` are the claim's requests that it is for, ``share`` names the share that it has of it ('': all). ``admin``: it is there for
-    supervision. ``former``: its claim was allocated others since. ``interval`` is the time-slice interval of its GPU ('': the default).
+    ``requests`` are the claim's requests that it is for. ``share`` is the name of the claim's share of it ('': all of it).
+    ``admin``: it is there for supervision. ``former``: the claim was allocated other devices since. ``interval`` is the time-slice
+    interval of its GPU ('': the default).
     """
 
     name: str
@@ -31,19 +32,19 @@ class ClaimedDevice(Struct, frozen=True):
 
     @property
     def place(self) -> boards.Place:
-        """Where it is, or was when it was prepared."""
+        """The place of the device, as of when it was prepared."""
         return boards.Place(self.board, self.part)
 
     @property
     def part_name(self) -> str:
-        """What tells it from the claim's other devices: its name, with the share if it is one. Several replicas may be one share."""
+        """Its name among the claim's devices, with the share if it is one. Several replicas may be one share."""
         return f"{self.name}-{self.share}" if self.share else self.name
 
 
 class Claimed(Struct, frozen=True):
-    """What a driver prepared for a claim; ``at`` is in unix seconds, ``pods`` those for which it was reserved then.
+    """The devices that a driver prepared for a claim; ``at`` is in Unix seconds, ``pods`` are those for which it was reserved then.
 
-    ``by_name``: the scheduler made it for a pod that asked for a resource by its name.
+    ``by_name``: the scheduler made the claim for a pod that asked for a resource by name.
     """
 
     namespace: str
@@ -56,7 +57,7 @@ class Claimed(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Name it for people: ``claim ns/c (pod p)``; its pods are in its namespace."""
+        """The claim for people: ``claim ns/c (pod p)``. Its pods are in its namespace."""
         more = [f"{len(self.pods) - _MOST_PODS} more"] if len(self.pods) > _MOST_PODS else []
         shown = ", ".join([*self.pods[:_MOST_PODS], *more])
         pods = f" ({'pod' if len(self.pods) == 1 else 'pods'} {shown})" if shown else ""
@@ -64,7 +65,7 @@ class Claimed(Struct, frozen=True):
 
 
 def given(claims: Mapping[str, Claimed]) -> Iterator[tuple[str, Claimed, ClaimedDevice]]:
-    """Give each device that a claim has, with the claim and its key. What is there for supervision is taken from nobody."""
+    """Yield each device that a claim holds, with the key of the claim and the claim. Devices for supervision are held by nobody."""
     return ((key, row, one) for key, row in claims.items() for one in row.devices if not one.admin)
 
 
@@ -74,7 +75,7 @@ def holding(claims: Mapping[str, Claimed], resource: str) -> dict[str, str]:
 
 
 def holds(claims: Mapping[str, Claimed], besides: str = "") -> Iterator[boards.Hold]:
-    """Give what claims hold, but for the one with the UID ``besides``: several drivers may have devices of one."""
+    """Yield what claims hold, except the claim with the UID ``besides``. Several drivers may have devices of one claim."""
     for key, row, one in given(claims):
         if not key.startswith(f"{besides}@"):
             sliced = f", with the time-slice interval {one.interval}" if one.interval else ""

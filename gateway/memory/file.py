@@ -1,4 +1,4 @@
-"""The ledger's file: found, locked, read and put aside. All of it blocks: for a thread."""
+"""Find, lock, read and replace the state file. All functions block: call them in a thread."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gateway.memory import mend, rows
 
 _MAX_ASIDE = 8
 _NOT_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Why a sound file may be unreadable for a moment: it is left where it is."""
+"""Errors of a read that may pass soon. The file is left where it is."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Identity: TypeAlias = tuple[int, int, int, int]
 
 
 class LedgerError(Exception):
-    """The ledger could not be read or written. The message says what became of it and what to do."""
+    """The state file could not be read or written. The message says what happened to it, and what to do."""
 
 
 class ReadFile(msgspec.Struct, frozen=True):
-    """A file that is there: what is sound of it, and what is not."""
+    """The result of a read: the sound part of the file, and what is wrong with the rest."""
 
     identity: Identity | None
     content: rows.Content = msgspec.field(default_factory=dict)
@@ -34,19 +34,19 @@ class ReadFile(msgspec.Struct, frozen=True):
 
 
 def encode(content: rows.Content) -> bytes:
-    """Spell the file. Cordons, claims, owners and their number stand first: what of a file is damaged is mostly its end."""
+    """Encode the content. Cordons, claims, sides and the generation come first, because damage is usually at the end of a file."""
     first = {"format": rows.FORMAT, "cordons": content.get("cordons", {}), "claims": content.get("claims", {})}
     first |= {key: content[key] for key in ("sides", "generation") if key in content}
     return msgspec.json.encode(first | {key: value for key, value in content.items() if key not in first})
 
 
 def identity(info: os.stat_result) -> Identity:
-    """Return what a file is known by until somebody writes it."""
+    """Return the identity of a version of the file. Each write changes it."""
     return info.st_dev, info.st_ino, info.st_ctime_ns, info.st_size
 
 
 def identity_of(path: Path) -> Identity | None:
-    """Return it of the file at a path; None where there is none."""
+    """Return the identity of the file at a path; None if there is no file."""
     try:
         return identity(path.lstat())
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def identity_of(path: Path) -> Identity | None:
 
 
 def read(path: Path) -> ReadFile | None:
-    """Read the file; None where there is none. Links are not followed, and a pipe isn't waited for.
+    """Read the file; None if there is no file. Links are not followed, and a pipe is not waited for.
 
     Raises:
         OSError: it can't be read now, but perhaps later: descriptors or memory are exhausted.
@@ -83,7 +83,7 @@ def read(path: Path) -> ReadFile | None:
 
 
 def hold(path: Path) -> int:
-    """Lock a file for as long as the descriptor that is returned is open; -1: somebody else has it.
+    """Lock a file for as long as the returned descriptor is open; -1 if another process has the lock.
 
     Raises:
         OSError: it can't be opened or locked.
@@ -100,7 +100,7 @@ def hold(path: Path) -> int:
 
 
 def opened(path: Path) -> int:
-    """Open a file that is to be locked, and make it where it is missing. Only to read: its file system can be made read-only meanwhile.
+    """Open a file to lock it, and create it if it is missing. Open it for reading only: its file system may become read-only.
 
     Raises:
         OSError: it can't be opened.
@@ -109,7 +109,7 @@ def opened(path: Path) -> int:
 
 
 def locks(descriptor: int) -> bool:
-    """Lock an open file without waiting; False: somebody else has it.
+    """Lock an open file without waiting; return False if another process has the lock.
 
     Raises:
         OSError: it can't be locked.
@@ -122,14 +122,14 @@ def locks(descriptor: int) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Let go of a lock, and keep the file open."""
+    """Free a lock, and keep the file open."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def close_to_others(folder: Path) -> str:
-    """Make the state directory private where it is ours; return what makes it less than that, or nothing.
+    """Make the state directory private if it is ours; return why it is not private, empty if it is.
 
-    A folder with the sticky bit or with sub-folders (/tmp, /var/lib) is in use by others, too: it isn't closed to them.
+    If the folder has the sticky bit or sub-folders (/tmp, /var/lib), others use it as well. Then its mode stays.
     """
     try:
         info = folder.stat()
@@ -149,10 +149,10 @@ def close_to_others(folder: Path) -> str:
 
 
 def put_aside(path: Path) -> str:
-    """Give a damaged file a second name, by which it stays when it is replaced; keep the newest few such files.
+    """Link a damaged file to a second name, by which it stays when it is replaced; keep the newest few such files.
 
-    It keeps its first name until then, so that a crash in between loses nothing. The name tells the file: one that is met
-    twice is put aside once.
+    It keeps its first name until then, so that a crash loses nothing. The second name identifies the file, so that it is put aside
+    only once.
     """
     info = path.lstat()
     aside = path.with_name(f"ledger.damaged-{info.st_mtime_ns}-{info.st_ino}.json")
@@ -160,7 +160,7 @@ def put_aside(path: Path) -> str:
         os.link(path, aside, follow_symlinks=False)
     except FileExistsError:
         return aside.name
-    except OSError:  # No folder, and no file system without links, can be named twice.
+    except OSError:  # A folder can't have two names, and some file systems have no links.
         path.rename(aside)
     files = [entry for entry in path.parent.glob("ledger.damaged-*.json") if entry != aside and not entry.is_dir()]
     files.sort(key=lambda entry: entry.lstat().st_mtime_ns, reverse=True)

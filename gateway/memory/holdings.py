@@ -1,7 +1,7 @@
-"""Who holds which hardware of the node, and whom that keeps from getting it: the one answer to both.
+"""Who holds which hardware of the node.
 
-Evidence is the kubelet's records, what Allocate gave since, what the kubelet forgot, and what is prepared for ResourceClaims. The state
-file remembers it. ``devices.boards.may_give`` decides by the holds that are put together here; nothing else does.
+The evidence: the kubelet's records, what Allocate gave since, the holders that the kubelet forgot, and the prepared
+ResourceClaims. The state file has it. By the holds from here, ``devices.boards.may_give`` decides what may be given.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from devices.life.merging import HELD_UNKNOWN_S
 from devices.model import Device
 from gateway.kubelet import beliefs
 from gateway.kubelet.drift import Earlier
+from gateway.kubelet.view import View
 from gateway.kubelet.watch import kubelet_id
 from gateway.memory.claimed import holding
 from gateway.memory.ledger import boot_id
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from devices.source import DeviceSource
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
-    from gateway.kubelet.view import View
     from gateway.kubelet.watch import KubeletId
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
@@ -36,18 +36,9 @@ if TYPE_CHECKING:
     from gateway.tasks import Tasks
 
 RECORDED_WITHIN: Final = 1.5
-"""Seconds that a kubelet is given to note what Allocate answered: its records of before that don't end a hand-out."""
+"""Seconds that a kubelet may take to record an Allocate: earlier records don't show that a given device is free again."""
 _GIVEN: Final = "a container that was given it a moment ago"
 _FORGOTTEN: Final = "{:.80}, perhaps: the kubelet forgot who; when it has ended, run `gateway forget ID`"
-
-
-def remembered_only(view: View, resource: str) -> Mapping[str, str]:
-    """Return the UIDs of the pods that the checkpoint names and List does not, by device ID."""
-    if view.source != "pod-resources":
-        return {}
-    listed = (view.held or {}).get(resource, {})
-    remembered = (view.remembered or {}).get(resource, {})
-    return {one: holder.partition("/")[0] for one, holder in remembered.items() if one not in listed}
 
 
 class Holdings:
@@ -67,27 +58,27 @@ class Holdings:
         self._source, self._resources, self._tasks = source, resources, tasks
         self._boot_id = boot_id()
         self.let_in: Callable[[str], Awaitable[None]] | None = None
-        """Waits until the kubelet would admit a pod that is given a device of a resource. With DRA on."""
+        """Waits until the kubelet would admit a pod that gets a device of a resource; None without DRA."""
         self.ended: frozenset[str] = frozenset()
-        """The UIDs of pods that ended by the API server, as long as the checkpoint goes on naming them. With DRA."""
+        """The UIDs of pods that the API server lacks and the checkpoint still names. Empty without DRA."""
         self._last_word: dict[str, Sequence[Hold]] = {}
-        """What ``on`` returned last, by resource."""
+        """The last result of ``on``, by resource."""
 
     # Who holds a resource's devices.
 
     def recorded(self, resource: str) -> dict[str, str] | None:
-        """Return who holds, or may hold, what by the kubelet's records, by device ID; None if they could not be read."""
+        """Return the holders by the kubelet's records, by device ID; None if the records could not be read."""
         look = self.beliefs.last
         if look is None or look.view.held is None:
             return None
-        over = self.ended and {one for one, uid in remembered_only(look.view, resource).items() if uid in self.ended}
+        over = self.ended and {one for one, uid in look.view.only_written(resource).items() if uid in self.ended}
         holders = look.view.holders(resource)
         return {one: who for one, who in holders.items() if one not in over} if over else holders
 
     def holders(self, resource: str, *, forgotten: bool = True) -> dict[str, str] | None:
-        """Return who holds, or may hold, which device in words ('': unknown), by device ID; None if nobody knows.
+        """Return the holders in words ('': unknown), by device ID; None if it is unknown which devices are held.
 
-        ``forgotten``: include the holders that the kubelet forgot. It may give away what they hold.
+        ``forgotten``: include the holders that the kubelet forgot. It may give their devices to other pods.
         """
         look = self.beliefs.last
         if look is None or not self._knows_its_pods(look):
@@ -97,16 +88,16 @@ class Holdings:
         if holders is None and not unwritten:
             return None
         self.note(resource)
-        rows, earlier = self.ledger.handed_out(resource), self.beliefs.earlier(resource) if forgotten else {}
+        rows, earlier = self.ledger.handed_out(resource), self.beliefs.drift(resource).earlier if forgotten else {}
         found = {one: _FORGOTTEN.format(who) for one, who in earlier.items()}
         if holders is None:
-            return found | dict.fromkeys(rows, "")  # They may have ended: such a kubelet doesn't say it.
-        # What was given so shortly before the look that the records may not have had it counts, too.
+            return found | dict.fromkeys(rows, "")  # They may have ended: kubelet 1.8 does not report it.
+        # Also devices that were given so shortly before the look that the records may lack them.
         since = (one for one, row in rows.items() if row.at >= look.unix - RECORDED_WITHIN)
         return found | dict.fromkeys(since, _GIVEN) | holders
 
     def holder_of(self, devices: Iterable[tuple[str, str]]) -> str | None:
-        """Return who holds one of some devices (resource and ID each), in words; '' for nobody, None if nobody knows."""
+        """Return a holder of one of these devices (resource and ID each), in words; empty for none, None if unknown."""
         devices = tuple(devices)
         of = {name: self.holders(name) for name in {name for name, _ in devices}}
         found = (
@@ -115,8 +106,8 @@ class Holdings:
         return next(found, None if None in of.values() else "")
 
     def _knows_its_pods(self, look: beliefs.Look) -> bool:
-        """Return whether the kubelet had heard of its pods when it was asked, or its checkpoint could be read."""
-        if look.view.source != "pod-resources" or look.view.remembered is not None:
+        """Return True if the look shows all holders: the kubelet knew its pods by then, or its checkpoint could be read."""
+        if look.view.source != "pod-resources" or look.view.written is not None:
             return True
         since, kubelet = self.presence.since, kubelet_id(self.presence.socket)
         found = since is not None and look.at - since >= beliefs.AFTER_START
@@ -127,8 +118,8 @@ class Holdings:
     def on(self, resource: str, devices: Iterable[Device]) -> Sequence[Hold] | None:
         """Return the holds on a resource's own devices that another API must not overlook.
 
-        These are the holds of containers, and what the kubelet may give to its next pods. While the kubelet's records can't be read, this
-        returns what they said last. None: they never could be read.
+        These are the holds of containers, and the devices that the kubelet may give to its next pods. While the kubelet's records
+        can't be read, return the last result. None: they never could be read.
         """
         holders, last = self.holders(resource), self.beliefs.last
         if holders is not None and last is not None:
@@ -142,16 +133,41 @@ class Holdings:
         return self._last_word.get(resource)
 
     def holds(self, remaining: Mapping[str, Iterable[Device]], offered: Mapping[str, AbstractSet[str]]) -> list[Hold]:
-        """Return the holds on what is offered no longer, by resource of ours, and on what others have.
+        """Return the holds that lists and claims must respect.
 
-        ``offered`` are the IDs of all that is on offer here, by resource.
+        Args:
+            remaining: devices that are no longer offered and may be held, by resource.
+            offered: the IDs on offer here, by resource.
         """
-        ours = (hold for name, devices in remaining.items() for hold in self._of(name, devices))
+        ours = []
+        for name, devices in remaining.items():
+            holders = self.holders(name)
+            for one in devices:
+                who = None if holders is None else holders.get(one.id, _GIVEN)
+                ours.append(boards.held(name, one.id, self._place(one), who or None))
         return [*ours, *self.of_others(offered)]
 
     def of_others(self, offered: Mapping[str, AbstractSet[str]]) -> list[Hold]:
-        """Return the holds of others: another plugin, a gateway before this one, this one before it lost its memory."""
-        return [*self._of_others(offered), *self._unheard_of(offered), *self._offered_elsewhere(offered)]
+        """Return the holds under names and IDs that aren't on offer here, and what the kubelet may give under such names.
+
+        Another plugin has them, an earlier gateway had them, or this one did before it lost its state file.
+        """
+        held: list[Hold] = []
+        offers: list[Hold] = []
+        given_out = self._given_out()
+        known = self.beliefs.known.view if self.beliefs.known is not None else View()
+        for name in sorted({*(known.held or ()), *(known.written or ()), *given_out, *offered, *self.ledger.named()}):
+            announced, holders, ours = self.ledger.announced(name), self._last_holders(name), offered.get(name)
+            free = given_out.get(name, frozenset()) - holders.keys() if ours is None else frozenset()
+            for one in (*holders, *sorted(free)):
+                if ours is not None and (one in ours or one in announced):
+                    continue
+                place = self._place(announced[one]) if one in announced else self._source.place(one)
+                if place is not None and one in holders:
+                    held.append(boards.held(name, one, place, holders[one] or None))
+                elif place is not None:
+                    offers.append(boards.offered(name, one, place))
+        return [*held, *offers]
 
     def across_the_bridge(
         self, own: Mapping[str, Iterable[Device]], bridged: Iterable[str]
@@ -179,14 +195,14 @@ class Holdings:
         return held, offered
 
     def named(self, resource: str) -> dict[str, str] | None:
-        """Say who has which device, by the kubelet's records and by what is prepared for ResourceClaims."""
+        """Return who holds which device by the kubelet's records and by the prepared ResourceClaims."""
         holders, prepared = self.recorded(resource), holding(self.ledger.claims, resource)
         return {**(holders or {}), **prepared} if prepared else holders
 
     def cordons(self, offered: Collection[AbstractSet[str]]) -> list[Hold]:
-        """Return the cordons of IDs that aren't on offer: they are meant for the hardware, whatever it is offered as now.
+        """Return the cordons of IDs that aren't on offer. They are in force for the hardware, under any ID.
 
-        A partition that is no more takes its cordon along.
+        The cordon of a partition ends with the partition.
         """
         found = []
         for one, cordon in self.ledger.cordons.items():
@@ -196,67 +212,29 @@ class Holdings:
                 found.append(boards.Hold("", one, place, f"{cordon.reason} (cordoned as {one})"))
         return found
 
-    def _of(self, resource: str, devices: Iterable[Device]) -> Iterable[Hold]:
-        if not (devices := tuple(devices)):
-            return
-        holders = self.holders(resource)
-        for device in devices:
-            holder = None if holders is None else holders.get(device.id, _GIVEN)
-            yield boards.held(resource, device.id, self._place(device), holder or None)
-
-    def _of_others(self, ours: Mapping[str, object]) -> Iterable[Hold]:
-        """Give what is held of resources that only a gateway before this one served."""
-        for name in self.ledger.resources():
-            if name not in ours:
-                devices, held = self.ledger.announced(name), (self.holders(name) or {}).keys()
-                yield from self._of(name, (devices[one] for one in sorted(devices.keys() & held)))
-
-    def _unheard_of(self, offered: Mapping[str, AbstractSet[str]]) -> Iterable[Hold]:
-        """Give what containers hold by the kubelet's records, where it is seen here, though the ledger never heard of it.
-
-        What they said last counts while they can't be read (``HELD_UNKNOWN_S``), and whom the kubelet forgot since.
-        """
+    def _last_holders(self, resource: str) -> Mapping[str, str | None]:
+        """Return the holders; while the records can't be read, those of the last look, for ``HELD_UNKNOWN_S``."""
+        if (holders := self.holders(resource)) is not None:
+            return holders
         last, known = self.beliefs.last, self.beliefs.known
+        found = {one: _FORGOTTEN.format(who) for one, who in self.beliefs.drift(resource).earlier.items()}
         if last is None or known is None or last.at - known.at >= HELD_UNKNOWN_S:
-            return
-        for name in sorted({*(known.view.held or ()), *(known.view.remembered or ()), *offered, *self.ledger.named()}):
-            announced, earlier = self.ledger.announced(name), self.beliefs.earlier(name)
-            holders: dict[str, str | None] = {one: _FORGOTTEN.format(who) for one, who in earlier.items()}
-            seen = known.view.holders(name)
-            holders |= seen if last is known else dict.fromkeys(seen)
-            for one, holder in holders.items():
-                if one in announced or one in offered.get(name, ()):
-                    continue
-                if (place := self._source.place(one)) is not None:
-                    yield boards.held(name, one, place, holder)
+            return found
+        return {**found, **dict.fromkeys(known.view.holders(resource))}
 
-    def _offered_elsewhere(self, offered: Mapping[str, AbstractSet[str]]) -> Iterable[Hold]:
-        """Give what the kubelet gives out under a name that this gateway doesn't offer."""
-        for name, ids in sorted(self._offers().items()):
-            if name in offered:
-                continue
-            announced, held = self.ledger.announced(name), (self.holders(name) or {}).keys()
-            for one in sorted(ids - held):
-                place = self._place(announced[one]) if one in announced else self._source.place(one)
-                if place is not None:
-                    yield boards.offered(name, one, place)
-
-    def _offers(self) -> Mapping[str, frozenset[str]]:
-        """Return what the kubelet gives out; before 1.23 it doesn't say it, but its checkpoint does from 1.9 on."""
-        last = self.beliefs.last
-        if last is None:
-            return {}
-        said = last.view.registered if last.view.allocatable is None else last.view.allocatable
-        return said or {}
+    def _given_out(self) -> Mapping[str, frozenset[str]]:
+        """Return the devices that the kubelet may give, by resource. Before 1.23 only its checkpoint has them (from 1.9 on)."""
+        view = self.beliefs.last.view if self.beliefs.last is not None else View()
+        return (view.registered if view.allocatable is None else view.allocatable) or {}
 
     def _place(self, device: Device) -> Place:
-        """Return where a device is that isn't offered here. A partition that nobody sees may be anywhere on its GPU by now."""
+        """Return the place of a device that isn't on offer here. A partition that isn't seen may be anywhere on its GPU."""
         return self._source.place(device.id) or boards.Place(boards.place_of(device).board)
 
-    # What is noted.
+    # Events.
 
     def note(self, resource: str) -> None:
-        """Take note of what was handed out of a resource until now."""
+        """Note the devices of a resource that were given until now."""
         if resource in self._resources:
             self._resources[resource].plugin.note_handed_out()
 
@@ -266,7 +244,7 @@ class Holdings:
         return {device.id: device.numa_nodes for device in listed}
 
     def looked(self, look: beliefs.Look) -> None:
-        """Take note of the kubelet's records, as they were just read: what was handed out is known anew."""
+        """Note a look into the kubelet's records: update what the state file has as given."""
         if self.beliefs.waits_for_own or look.view.held is None:
             return  # The kubelet may have lost its records: the state file keeps the holders until its checkpoint shows that.
         news = False
@@ -274,16 +252,16 @@ class Holdings:
             holders, resource = look.view.holders(name), self._resources.get(name)
             if resource is not None and resource.state.phase is not Phase.SERVING:
                 continue
-            if resource is None:  # Nobody offers it, or another plugin: what it has of our hardware counts.
+            if resource is None:  # Not ours: note what it has of our hardware.
                 holders = {one: who for one, who in holders.items() if self._source.place(one) is not None}
             named, rows = look.view.held.get(name, {}), self.ledger.handed_out(name)
-            # Who held it before the kubelet's start may still: the next gateway must know of that, too.
-            who = {one: rows[one].holder for one in self.beliefs.unsettled(name) if one in rows}
+            # A holder from before the kubelet's start may still hold it. The next gateway must know that.
+            who = {one: rows[one].holder for one in self.beliefs.drift(name).in_question if one in rows}
             who |= {device_id: named.get(device_id, "") for device_id in holders}
             news = self.ledger.rebuild_handed_out(name, who, look.unix - RECORDED_WITHIN, time.time()) or news
         served = all(one.state.phase is Phase.SERVING for one in self._resources.values())
         since = self.presence.since
-        settled = not any(map(self.beliefs.unsettled, self.ledger.named()))
+        settled = not any(self.beliefs.drift(name).in_question for name in self.ledger.named())
         if served and settled and since is not None and look.at >= since:
             news = self.ledger.compared_with(self.kubelet_named()) or news
         if news:
@@ -294,20 +272,23 @@ class Holdings:
         return self.presence.kubelet or kubelet_id(self.presence.socket)
 
     def kubelet_named(self) -> str:
-        """Name the kubelet that runs so that another process knows it again; empty where there is none."""
+        """Return an identity of the running kubelet that other processes also use; empty if there is none."""
         one = self._kubelet
         return f"{self._boot_id} {one.device}:{one.inode}:{one.mtime_ns}" if one is not None else ""
 
     def remember_forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> None:
-        """Whom the kubelet forgot is to outlive this gateway."""
+        """Write down the holders that the kubelet forgot."""
         if self.ledger.set_forgotten(resource, forgotten):
             self._tasks.background(self.scribe.durable())
 
     def recall(self, *, fresh: bool = False, besides: Container[str] = ()) -> bool:
-        """Take over what the ledger remembers of holders; True if other devices may still be in use than this gateway knew.
+        """Take over the holders of the ledger. Return True if other devices may be in use than this gateway knew.
 
-        ``besides``: resources of which this gateway saw itself who held what. ``fresh``: another gateway led since, so that what this one knew is out of date. Of all resources it counts whom the kubelet forgot:
-        what we offer may be the same hardware under another name.
+        It does so for all resources in the ledger, because ours may be the same hardware under another name.
+
+        Args:
+            fresh: True if another gateway led since, so that what this one knew is out of date.
+            besides: resources whose holders this gateway saw itself.
         """
         known, current = self.ledger.kubelet, self.kubelet_named()
         boot, _, _ = known.partition(" ")
@@ -316,18 +297,18 @@ class Holdings:
         started = self._kubelet.mtime_ns / 1e9 if changed and self._kubelet is not None else 0.0
         for resource in (one for one in self.ledger.named() if one not in besides):
             handed_out = self.ledger.handed_out(resource) if changed else {}
-            # That the kubelet's records have what it was given itself says nothing of those before.
+            # Only rows from before the kubelet's start: its own ones don't show if it kept the earlier ones.
             before = {
                 device_id: Earlier((row.holder,) if row.holder else (), row.at)
                 for device_id, row in handed_out.items()
                 if row.at < started
             }
-            earlier = self.beliefs.earlier(resource).keys()
+            earlier = self.beliefs.drift(resource).earlier.keys()
             self.beliefs.recall(resource, self.ledger.forgotten(resource), before, fresh=fresh)
-            news |= self.beliefs.earlier(resource).keys() != earlier
+            news |= self.beliefs.drift(resource).earlier.keys() != earlier
         return news
 
     def accepted(self, dialect: str) -> None:
-        """Remember, for the next start, which dialect the kubelet accepted."""
+        """Note the dialect that the kubelet accepted, for the next start."""
         if self.ledger.accept(dialect):
             self.scribe.soon()

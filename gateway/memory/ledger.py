@@ -1,14 +1,14 @@
-"""The ledger: what this node has been promised, on disk, so that the promise outlives the gateway.
+"""The ledger: what the gateway promised on this node. It is on disk, so that the promises survive the gateway.
 
-One JSON file in ``--state-dir`` (0700, root only). By resource name it holds every device ID that was ever announced and
-how it was announced last, which of them are lost, the illnesses that stick, what Allocate handed out, and whom the kubelet
-forgot; besides them the operator's cordons, what was prepared for ResourceClaims, to which API each board belongs where both are
-served, the dialect that the kubelet accepted last, and which kubelet was looked at last. Only the gateway that leads writes it, as a whole
-(write, fsync, rename, fsync of the folder); one that stands by reads it again when it changes. A crash at any moment leaves the old file or
-the new one. Fields that this release doesn't know are kept. One that is older than what was written last in this boot is known by a number
-(``witness``).
-A file that can't be read in full is put aside, never deleted; what is sound in it is kept, cordons even from a newer
-format; and nothing about it stops the gateway: the kubelet's devices come first.
+It is one JSON file in ``--state-dir`` (0700, root only). By resource name it has each device ID that was ever announced, with its last
+state; which of them are lost; the lasting troubles; what Allocate gave; and the holders that the kubelet forgot. It also has
+the cordons, the prepared ResourceClaims, the side of each board if both APIs are served, the dialect that the kubelet accepted
+last, and the kubelet whose records were compared last.
+Only the leader writes it, as a whole (write, fsync, rename, fsync of the folder). A standby reads it again when it changes.
+A crash at any moment leaves the old file or the new one. Fields of a later release are kept. A number tells if a file is
+older than the last one that was written in this boot (``witness``).
+A file that can't be read in full is put aside, never deleted. Its sound part is used; cordons are used even from a newer
+format. No damage stops the gateway.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class LedgerSnapshot(msgspec.Struct, frozen=True):
-    """The ledger at one moment, to be written elsewhere than on the event loop."""
+    """The ledger at one moment, to be written in a thread."""
 
     data: bytes
     revision: int
@@ -63,12 +63,12 @@ class LedgerSnapshot(msgspec.Struct, frozen=True):
 
 
 def unguarded() -> contextlib.AbstractContextManager[Callable[[], None]]:
-    """Guard a write of which it is known that nobody else writes."""
+    """Guard nothing, if no other process can write the file."""
     return contextlib.nullcontext(lambda: None)
 
 
 def boot_id() -> str:
-    """Return what the kernel calls this boot, so that a later one can be told from it; empty where it doesn't say."""
+    """Return the kernel's ID of this boot; empty if it can't be read."""
     try:
         return _BOOT_ID.read_text().strip()[:MAX_TEXT]
     except (OSError, ValueError):
@@ -76,14 +76,14 @@ def boot_id() -> str:
 
 
 class Ledger:
-    """The ledger in memory, over one file. Belongs to one thread, but for ``save``, which may run in any."""
+    """The ledger in memory, over one file. It belongs to one thread, except ``save``, which may run in any."""
 
     def __init__(self, state_dir: Path, socket_dir: Path | None = None) -> None:
         self.path, self._witness = state_dir / "ledger.json", Witness(socket_dir, boot_id())
         self.aside = ""
-        """The file that was put aside last, by name."""
+        """The name of the last file that was put aside."""
         self.exposure = ""
-        """What makes the state directory less than private and could not be helped; empty where nothing does."""
+        """Why the state directory is not private; empty if it is."""
         self._tables = Tables()
         self._base: file.Identity | None = None
         self._saved = 0
@@ -91,20 +91,20 @@ class Ledger:
     # Reading and writing.
 
     def load(self) -> None:
-        """Read the file, at the start and while another gateway leads: what that one wrote counts.
+        """Read the file, at the start and while another gateway leads. The result replaces what is in memory.
 
-        A missing file changes nothing, and one that nobody else wrote isn't read again. Blocks: about 20 ms for 10 000 devices.
+        A missing file changes nothing. A file that no other process wrote is not read again. Blocks: about 20 ms for 10,000 devices.
 
         Raises:
-            LedgerError: it is unreadable, damaged or of a newer format; what is sound of it is in the ledger.
-            OSError: descriptors or memory are exhausted: it can't be read now. Don't write before it was read.
+            LedgerError: it is unreadable, damaged or of a newer format; its sound part is in the ledger.
+            OSError: descriptors or memory are exhausted, so it can't be read now. Don't write before it was read.
         """
         if isinstance(found := self.look(), OSError):
             raise found
         self.take(found)
 
     def look(self) -> ReadFile | OSError | None:
-        """Read the file: the part of ``load`` that blocks, which may run in any thread. None: there is nothing new."""
+        """Read the file: the part of ``load`` that blocks, and may run in any thread. None: nothing is new."""
         self.exposure = file.close_to_others(self.path.parent)
         files.sweep(self.path.parent)
         try:
@@ -114,13 +114,13 @@ class Ledger:
 
     @property
     def current(self) -> bool:
-        """Whether nobody else has written the file since it was read or written here. Asks for its name alone, which no disk answers."""
+        """True if no other process wrote the file since it was read or written here. It reads only the metadata, which needs no disk."""
         with contextlib.suppress(OSError):
             return self._base is not None and self._base == file.identity_of(self.path)
         return False
 
     def take(self, found: ReadFile | None) -> None:
-        """Take what ``look`` found: the other part of ``load``."""
+        """Use the result of ``look``: the second part of ``load``."""
         if found is None:
             return
         content = found.content
@@ -133,7 +133,7 @@ class Ledger:
             )
 
     def snapshot(self) -> LedgerSnapshot:
-        """Return what ``save`` needs. The only part of a write that must run on the event loop."""
+        """Return what ``save`` needs. Only this part of a write must run on the event loop."""
         tables = self._tables
         if generation := generation_of(tables.content, tables.touched):
             tables.content["generation"] = generation
@@ -145,11 +145,12 @@ class Ledger:
         """Replace the file, durably. Blocks: about 0.4 ms on a good disk.
 
         Args:
-            snapshot: what it is to have.
-            guard: is held meanwhile; what it gives is called right before the old file goes. Both raise OSError if another gateway leads.
+            snapshot: the new content.
+            guard: is held during the write; it yields a function that is called right before the file is replaced. Both raise OSError
+                if another gateway leads.
 
         Raises:
-            LedgerError: the disk is full, the folder read-only or gone, or another gateway leads: the file is as it was.
+            LedgerError: the disk is full, the folder is read-only or gone, or another gateway leads. The file is unchanged.
         """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -165,7 +166,7 @@ class Ledger:
         return written
 
     def settle(self, snapshot: LedgerSnapshot, written: file.Identity) -> None:
-        """Take note of a ``save`` that succeeded."""
+        """Note a ``save`` that succeeded."""
         self._base, self._saved = written, snapshot.revision
 
     @property
@@ -180,17 +181,17 @@ class Ledger:
 
     @property
     def pending(self) -> int:
-        """How many changes are not known to be on disk."""
+        """How many changes may not be on disk."""
         return self._tables.revision - self._saved
 
-    # What is remembered.
+    # The tables.
 
     def announced(self, resource: str) -> Mapping[str, Device]:
-        """Return the devices ever announced for ``resource``, by ID, as they were announced last."""
+        """Return all devices that were announced for a resource, by ID, with their last state."""
         return self._tables.read(resource, "announced", device_of)
 
     def beside_lists(self) -> bytes:
-        """Return all that the merge of a list depends on but the announced devices: where it is the same, nothing else was noted."""
+        """Return, encoded, everything that the merge of a list depends on except the announced devices."""
         return beside_lists(self._tables.content)
 
     def resources(self) -> tuple[str, ...]:
@@ -198,23 +199,23 @@ class Ledger:
         return tuple(name for name in self._tables.content.get("resources", {}) if self._tables.rows(name, "announced"))
 
     def named(self) -> tuple[str, ...]:
-        """Return the resource names of which anything is known, also if no gateway offers them."""
+        """Return the resource names with any rows, even if no gateway offers them."""
         return tuple(self._tables.content.get("resources", {}))
 
     def announce(self, resource: str, devices: tuple[Device, ...]) -> bool:
-        """Note a list that is about to be sent; True where it names an ID or a health that is news.
+        """Note a list that is about to be sent. Return True if it has a new ID or another health.
 
-        Only who serves the resource may call this: a list that isn't sent announces nothing.
+        Only the leader may call this: a list that isn't sent announces nothing.
         """
         return self._tables.note(
             resource, "announced", {device.id: device for device in devices}, device_of, device_row
         )
 
     def withdraw(self, resource: str, device_ids: Iterable[str]) -> bool:
-        """Forget devices that were withdrawn, forgotten by an operator or aged out; True where any was known.
+        """Forget devices that were withdrawn, forgotten by an order, or lost for long. Return True if one was known.
 
-        Their cordons stay: they are the operator's word about the device, under whatever resource it comes back. So does whom
-        the kubelet forgot: that a device isn't offered for a while ends no container.
+        Their cordons stay: they are orders about the device, under any resource. Holders that the kubelet forgot also stay, because
+        their containers go on when a device isn't offered.
         """
         device_ids = tuple(device_ids)
         dropped = [self._tables.drop(resource, table, device_ids) for table in TABLES if table != "forgotten"]
@@ -222,82 +223,73 @@ class Ledger:
 
     @property
     def accepted(self) -> str:
-        """The dialect that a kubelet accepted last; empty where none is known."""
+        """The dialect that a kubelet accepted last; empty if unknown."""
         return str(self._tables.content.get("accepted", ""))
 
     def accept(self, dialect: str) -> bool:
-        """Note the dialect that the kubelet accepted; True where that is news worth saving."""
-        if self.accepted == dialect:
-            return False
-        self._tables.change({("accepted",): dialect})
-        return True
+        """Note the dialect that the kubelet accepted. Return True if it is new."""
+        return self._tables.put_value("accepted", dialect)
 
     @property
     def kubelet(self) -> str:
-        """The kubelet whose records ``handed_out`` was compared with last; empty where none is known."""
+        """The kubelet whose records ``handed_out`` was compared with last; empty if unknown."""
         return str(self._tables.content.get("kubelet", ""))
 
     def compared_with(self, kubelet: str) -> bool:
-        """Note the kubelet whose records ``handed_out`` was compared with; True where that is news worth saving."""
-        if self.kubelet == kubelet:
-            return False
-        self._tables.change({("kubelet",): kubelet})
-        return True
+        """Note the kubelet whose records ``handed_out`` was compared with. Return True if it is new."""
+        return self._tables.put_value("kubelet", kubelet)
 
     @property
     def cordons(self) -> Mapping[str, Cordon]:
-        """The cordons by device ID. They hold for every resource that the device is announced under."""
+        """The cordons by device ID. A cordon is in force for each resource with the device."""
         return self._tables.whole(dict[str, Cordon], "cordons")
 
     def cordon(self, device_id: str, cordon: Cordon) -> None:
-        """Note an operator's cordon, in place of an earlier one."""
+        """Note a cordon. It replaces an earlier one."""
         self._tables.change({("cordons", device_id): row_of(cordon)})
 
     def uncordon(self, device_id: str) -> bool:
-        """Lift a cordon; True where there was one."""
-        known = device_id in self._tables.content.get("cordons", {})
-        if known:
-            self._tables.change({("cordons", device_id): None})
-        return known
+        """Lift a cordon. Return True if there was one."""
+        return device_id in self.cordons and self._tables.change({("cordons", device_id): None})
 
     @property
     def claims(self) -> Mapping[str, Claimed]:
-        """What is prepared for ResourceClaims, by their UID."""
+        """The prepared ResourceClaims, by ``dra.claims.key``."""
         return self._tables.whole(dict[str, Claimed], "claims")
 
     def set_claim(self, uid: str, row: Claimed | None) -> None:
-        """Note what is prepared for a claim; None: nothing any more. Durable before the kubelet is told."""
+        """Note what is prepared for a claim (None: nothing). It must be durable before the kubelet gets the response."""
         self._tables.change({("claims", uid): None if row is None else msgspec.to_builtins(row)})
 
     @property
     def time_slices(self) -> Mapping[str, str]:
-        """The time-slice intervals that were set, or are about to be, and not yet put back, by the GPU's UUID."""
+        """The time-slice intervals that are set or will be set, until they are put back, by the UUID of the GPU."""
         return self._tables.whole(dict[str, str], "time_slices")
 
     def set_time_slice(self, uuid: str, interval: str | None) -> None:
-        """Note that a GPU gets a time-slice interval (None: the default again). Durable before it is set."""
+        """Note the time-slice interval of a GPU (None: the default). It must be durable before the interval is set."""
         self._tables.change({("time_slices", uuid): interval})
 
     @property
     def sides(self) -> Mapping[str, Side]:
-        """To which API boards belong, by the board's name; the row of '' is that of all that have none."""
+        """The sides of boards, by name. The row of '' is that of all boards without one."""
         return self._tables.whole(dict[str, Side], "sides")
 
     def set_side(self, board: str, side: Side | None) -> None:
-        """Note to which API a board belongs (None: as those without a row). Durable before it is in force."""
+        """Note the side of a board (None: as boards without a row). It must be durable before it is in force."""
         self._tables.change({("sides", board): None if side is None else side.value})
 
     def sticky(self, resource: str) -> Mapping[str, Sticky]:
-        """Return the illnesses that outlive a restart, by device ID."""
+        """Return the troubles that a restart of the gateway does not end, by device ID."""
         return self._tables.read(resource, "sticky", illness_of)
 
     def set_sticky(
         self, resource: str, illnesses: Mapping[str, Sticky], since: Mapping[str, Sticky] | None = None
     ) -> bool:
-        """Note all of a resource's lasting illnesses, in place of those before; True where that is news.
+        """Set all lasting troubles of a resource. Return True if one is new.
 
-        ``since``: what ``sticky`` returned when they were thought of, if that was a while ago. Only what is other than there
-        is noted then: what came or went since is another's word.
+        ``since``: what ``sticky`` returned when ``illnesses`` were computed, if that was a while ago. Then only the differences to it
+        are noted, so that later changes by others stay.
         """
         known = self.sticky(resource)
         since = known if since is None else since
@@ -307,29 +299,29 @@ class Ledger:
         return self._tables.note(resource, "sticky", illnesses, illness_of, illness_row) or dropped
 
     def lost_since(self, resource: str) -> Mapping[str, float]:
-        """Return since when devices have been lost, by ID, in unix seconds."""
+        """Return since when devices have been lost, by ID (Unix seconds)."""
         return {device_id: float(row["since"]) for device_id, row in self._tables.rows(resource, "lost").items()}
 
     def set_lost_since(self, resource: str, since: Mapping[str, float]) -> bool:
-        """Note all of a resource's lost devices, in place of those before; True where that is news."""
+        """Set all lost devices of a resource. Return True if one is new."""
         return self._tables.set(resource, "lost", {device_id: {"since": at} for device_id, at in since.items()})
 
     def handed_out(self, resource: str, among: Iterable[str] | None = None) -> Mapping[str, HandedOut]:
-        """Return what Allocate gave away, by device ID. Not proof: records may be lost in a crash, and none says "returned"."""
+        """Return what Allocate gave, by device ID. It is no proof: a crash may lose rows, and no call reports that a device is free."""
         if among is None:
             return self._tables.whole(dict[str, HandedOut], "resources", resource, "handed_out")
         return msgspec.convert(self._tables.rows(resource, "handed_out", among), dict[str, HandedOut])
 
     def hand_out(self, resource: str, device_ids: Iterable[str], dialect: str, at: float) -> None:
-        """Note an Allocate that was answered, at ``at`` in unix seconds."""
+        """Note an Allocate that was answered, at ``at`` (Unix seconds)."""
         self._tables.put(resource, "handed_out", dict.fromkeys(device_ids, row_of(HandedOut(dialect, at))))
 
     def rebuild_handed_out(self, resource: str, holders: Mapping[str, str], at: float, now: float = math.inf) -> bool:
-        """Make the records equal to what the kubelet's records said at ``at`` (unix seconds); True where that is news.
+        """Set the rows of a resource to what the kubelet's records showed at ``at`` (Unix seconds). Return True if one is new.
 
-        What was handed out since then stays, and so does what is known of a device that is still held. A holder is empty where
-        a device may be held, and the records don't say by whom. What was handed out after ``now`` was so before the clock was
-        set back: it counts from now, or it would be held until the clock is there again.
+        Rows of later Allocates stay, and so do those of devices that are still held. A holder is empty if a device may be held and the
+        records don't show the holder. If a row is from after ``now``, the clock was set back since: its time becomes ``now``, or the
+        device would be held until the clock is there again.
         """
         known = self.handed_out(resource)
         returned = {device_id for device_id, record in known.items() if record.at < at} - holders.keys()
@@ -344,13 +336,13 @@ class Ledger:
         return self._tables.put(resource, "handed_out", news) or dropped
 
     def forgotten(self, resource: str) -> Mapping[str, tuple[Earlier, ...]]:
-        """Return whom the kubelet forgot to hold devices in this boot, by device ID (``drift.Drift``)."""
+        """Return the holders that the kubelet forgot in this boot, by device ID (``drift.Drift``)."""
         boot = boot_id()
         rows = msgspec.convert(self._tables.rows(resource, "forgotten"), dict[str, Forgotten])
         return {device_id: tuple(row.pods) for device_id, row in rows.items() if row.boot_id == boot}
 
     def set_forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> bool:
-        """Note all of a resource's, in place of those before; True where that is news."""
+        """Set all holders of a resource that the kubelet forgot. Return True if one is new."""
         boot = boot_id()
         rows = {
             device_id: {"boot_id": boot, "pods": [row_of(one) for one in earlier]}

@@ -1,4 +1,4 @@
-"""What is sound in a ledger that was damaged, or that another release wrote: pure, and bounded for every input."""
+"""Find the sound part of a state file that is damaged, or that another release wrote. Pure, and bounded for every input."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from gateway.memory.rows import Cordon
 from gateway.sides.side import Side
 
 MAX_BYTES = 16 * 1024 * 1024
-"""The most bytes of a ledger."""
+"""Most bytes of a state file."""
 _MAX_DEPTH = 32
 _MAX_PARTS = 500_000
-"""The most lists and objects in a file: 80 000 devices have half of it. Each takes up to 230 bytes of memory."""
+"""Most lists and objects in a file: 80,000 devices have half of it. Each takes up to 230 bytes of memory."""
 _MAX_SALVAGE = 960_000
-"""How many bytes of a damaged file are looked through: the cordons and 10 000 devices, and never more than ``_MAX_PARTS``."""
+"""Most bytes of a damaged file that are decoded: the cordons and 10,000 devices, and never more than ``_MAX_PARTS``."""
 _MAX_WRONG = 1000
-"""How many rows of a table may be wrong until the rest of it isn't looked at."""
+"""After so many wrong rows, the rest of a table is dropped."""
 _FIELD = r'[\s{,]*("(?:[^"\\]|\\.)*")\s*:\s*'
-"""The name of an object's next field, and what is before it."""
+"""The name of an object's next field, and what precedes it."""
 _DECODER = json.JSONDecoder(
     parse_float=lambda text: float(text) if math.isfinite(float(text)) else None,
     parse_int=lambda text: int(text) if len(text) < 20 else None,
     parse_constant=lambda _: None,
 )
-"""Numbers that the strict decoder doesn't take are none."""
+"""It decodes numbers that the strict decoder rejects as null."""
 
 
 def decode(data: bytes) -> tuple[rows.Content, str]:
-    """Return what is sound in a file, and what is wrong with the rest (empty: nothing)."""
+    """Return the sound part of a file, and what is wrong with the rest (empty: nothing)."""
     complaint = f"it is larger than {MAX_BYTES} bytes" if len(data) > MAX_BYTES else ""
     try:
         if data.count(b"[") + data.count(b"{") > _MAX_PARTS:
@@ -59,20 +59,20 @@ def decode(data: bytes) -> tuple[rows.Content, str]:
 
 
 def _mend(data: bytes) -> Any:
-    """Decode the whole fields that a damaged file begins with, in a second or so; None where nothing makes sense.
+    """Decode the whole fields at the beginning of a damaged file, in about a second; None if there are none.
 
-    A write replaces the file as a whole, so none is ever half written: what is kept of one that a disk or a person cut off are
-    the fields that stand first, the cordons among them.
+    A write replaces the whole file, so a crash leaves no half of it. If a disk or a person cut it off, its first fields are whole,
+    the cordons among them.
     """
     with contextlib.suppress(ValueError):
         whole = _fields(data[:_MAX_SALVAGE].decode(errors="replace"), 0)
-        # What comes out can be encoded again: halves of a surrogate pair can't, and the lenient decoder takes them.
+        # Replace halves of surrogate pairs: the lenient decoder accepts them, and they can't be encoded.
         return msgspec.json.decode(json.dumps(whole, ensure_ascii=False).encode(errors="replace"))
     return None
 
 
 def _fields(text: str, at: int, within: str = "") -> dict[str, Any]:
-    """Decode an object field by field, to the one that is damaged; that one is None, but for the cordons that are whole."""
+    """Decode the fields of an object up to the first damaged one. That one is None; of cordons, the whole ones are kept."""
     found: dict[str, Any] = {}
     field = re.compile(_FIELD, re.DOTALL)
     while match := field.match(text, at):
@@ -82,7 +82,7 @@ def _fields(text: str, at: int, within: str = "") -> dict[str, Any]:
             break
         try:
             value, at = _DECODER.raw_decode(text, match.end())
-            found[key] = value if _is_shallow({key: value}) else None  # It is to be encoded again, deeper in the stack.
+            found[key] = value if _is_shallow({key: value}) else None  # It will be encoded deeper in the stack.
         except (ValueError, RecursionError):
             found[key] = _fields(text, match.end(), key) if key == "cordons" != within else None
             break
@@ -90,13 +90,13 @@ def _fields(text: str, at: int, within: str = "") -> dict[str, Any]:
 
 
 def _only_cordons(content: Any) -> rows.Content:
-    """Keep what must outlive any format. Only known fields: what others mean there isn't known."""
+    """Return the cordons, which survive any format. Only known fields: the meaning of others is unknown."""
     cordons = content.get("cordons") if isinstance(content, dict) else None
     return {"cordons": {key: _sound_cordon(row) for key, row in cordons.items()}} if isinstance(cordons, dict) else {}
 
 
 def _sound_cordon(row: Any) -> rows.Content:
-    """Make a cordon of whatever stands in its place: that it is there counts for more than why."""
+    """Return a cordon for any value in its place: that there is a cordon matters more than its reason."""
     fields = row if isinstance(row, dict) else {"reason": row}
     reason, at, annotated = fields.get("reason"), fields.get("at"), fields.get("annotated")
     return rows.row_of(
@@ -109,7 +109,7 @@ def _sound_cordon(row: Any) -> rows.Content:
 
 
 def _prune(content: rows.Content) -> list[str]:
-    """Take away what isn't as it must be, in place; return what that was."""
+    """Remove everything that is wrong, in place; return what it was."""
     wrong: list[str] = []
     for key in ("accepted", "kubelet"):
         if not isinstance(content.get(key, ""), str):
@@ -139,7 +139,7 @@ def _prune(content: rows.Content) -> list[str]:
 
 
 def _sound_rows(rows: Any, kind: Any, path: str, wrong: list[str]) -> dict[str, Any]:
-    with contextlib.suppress(msgspec.ValidationError):  # All at once is the fast way, and nearly always the only one.
+    with contextlib.suppress(msgspec.ValidationError):  # All at once: it is fast, and rows are almost always sound.
         msgspec.convert(rows, dict[str, kind])
         return cast("dict[str, Any]", rows)
     if not isinstance(rows, dict):
@@ -161,7 +161,7 @@ def _sound_rows(rows: Any, kind: Any, path: str, wrong: list[str]) -> dict[str, 
 
 
 def _is_shallow(content: rows.Content) -> bool:
-    """Whether it can be encoded from any depth of the stack: decoding it took some."""
+    """Return True if a value can be encoded at any depth of the stack."""
     level: list[Any] = [content]
     for _ in range(_MAX_DEPTH):
         parts = (part for value in level for part in (value.values() if isinstance(value, dict) else value))

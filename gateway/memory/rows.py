@@ -1,4 +1,4 @@
-"""The rows of the ledger: what is written of a device, and how it is read."""
+"""The rows of the state file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Content: TypeAlias = dict[str, Any]
 
 
 class FileState(msgspec.Struct, frozen=True, kw_only=True):
-    """The gateway's memory on disk.
+    """The state file, for the status.
 
-    ``writable``: the last write did not fail; otherwise ``error`` says how it did. ``written_s`` is the age of the last good
-    write of this process (null: none yet), ``writes`` counts them, ``pending`` the changes that aren't known to be on disk.
-    ``put_aside`` names the damaged file met last, ``exposed`` says who else could change the ledger; both are mostly empty.
+    ``writable``: the last write did not fail; otherwise ``error`` is why it did. ``written_s`` is the age of the last successful
+    write of this process (null: none yet), ``writes`` counts them, ``pending`` counts the changes that may not be on disk.
+    ``put_aside`` is the last damaged file, ``exposed`` is who else could change the file; both are usually empty.
     """
 
     path: str
@@ -36,9 +36,9 @@ class FileState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cordon(msgspec.Struct, frozen=True):
-    """An operator's word that a device must not be given to new containers. ``at`` is in unix seconds.
+    """An order that no new container may get a device. ``at`` is in Unix seconds.
 
-    ``annotated``: it is the node's annotation that says so, and no command.
+    ``annotated``: it comes from the node's annotation, not from a command.
     """
 
     reason: str
@@ -47,9 +47,9 @@ class Cordon(msgspec.Struct, frozen=True):
 
 
 class HandedOut(msgspec.Struct, frozen=True):
-    """That Allocate gave a device to a container; ``dialect`` is empty where only the kubelet's records say so.
+    """A device that Allocate gave to a container. ``dialect`` is empty if only the kubelet's records show it.
 
-    ``holder`` is who has it by those records, and empty until they were looked at.
+    ``holder`` is its holder by the records, empty until they were read. ``at`` is in Unix seconds.
     """
 
     dialect: str
@@ -58,9 +58,9 @@ class HandedOut(msgspec.Struct, frozen=True):
 
 
 class _Announced(msgspec.Struct, frozen=True):
-    """A row of ``announced`` as it must be. The numbers are what an int64 on the wire can say.
+    """A row of ``announced``, for validation. The numbers are those of an int64.
 
-    ``part_of`` is there of partitions only, ``pci`` if it is known.
+    ``part_of`` is there for partitions, ``pci`` if it is known.
     """
 
     health: Literal["Healthy", "Unhealthy"]
@@ -70,7 +70,7 @@ class _Announced(msgspec.Struct, frozen=True):
 
 
 class _Sticky(msgspec.Struct, frozen=True):
-    """A row of ``sticky``: an illness that a restart of the gateway doesn't cure. ``at`` is in unix seconds."""
+    """A row of ``sticky``: a trouble that a restart of the gateway does not end. ``at`` is in Unix seconds."""
 
     reason: str
     kind: str
@@ -80,13 +80,13 @@ class _Sticky(msgspec.Struct, frozen=True):
 
 
 class _Lost(msgspec.Struct, frozen=True):
-    """A row of ``lost``. ``since`` is in unix seconds."""
+    """A row of ``lost``. ``since`` is in Unix seconds."""
 
     since: float
 
 
 class Forgotten(msgspec.Struct, frozen=True):
-    """A row of ``forgotten``: who held a device, in which boot of the node, before a kubelet's start that forgot it."""
+    """A row of ``forgotten``: the holders of a device, in one boot of the node, before the start of a kubelet that forgot them."""
 
     boot_id: str
     pods: Annotated[list[Earlier], msgspec.Meta(min_length=1, max_length=MOST_EARLIER)]
@@ -99,11 +99,11 @@ TABLES: Mapping[str, type] = {
     "handed_out": HandedOut,
     "forgotten": Forgotten,
 }
-"""What a resource has rows of, by device ID."""
+"""The tables of a resource, with rows by device ID."""
 
 
 def device_of(device_id: str, row: Content) -> Device:
-    """Read a row of ``announced``."""
+    """Decode a row of ``announced``."""
     health = (
         Health.HEALTHY if row["health"] == "Healthy" else Health.UNHEALTHY
     )  # To call the Enum takes five times as long.
@@ -111,35 +111,35 @@ def device_of(device_id: str, row: Content) -> Device:
 
 
 def device_row(device: Device) -> Content:
-    """Spell a row of ``announced``."""
-    # The health comes last: a damaged row that ends before it has none, and is known to be incomplete.
+    """Encode a row of ``announced``."""
+    # The health comes last, so that a row that was cut off lacks it.
     part = {"part_of": device.part_of} if device.part_of else {}
     if device.pci:
         part["pci"] = device.pci
-    # Python's garbage collector goes through lists, not through tuples of numbers: 51 200 take half of its time.
+    # A tuple, not a list: Python's garbage collector skips tuples of numbers, and 51,200 lists would take half of its time.
     return part | {"numa": device.numa_nodes, "health": device.health.value}
 
 
 def illness_of(_: str, row: Content) -> Sticky:
-    """Read a row of ``sticky``."""
+    """Decode a row of ``sticky``."""
     trouble = Trouble(row["reason"], TroubleKind.named(row["kind"]), row.get("code", ""))
     return Sticky(trouble, float(row["at"]), row["boot_id"])
 
 
 def illness_row(illness: Sticky) -> Content:
-    """Spell a row of ``sticky``."""
+    """Encode a row of ``sticky``."""
     what = illness.trouble
     return row_of(_Sticky(what.reason, what.kind.value, illness.at, illness.boot_id, what.code))
 
 
 def row_of(value: Cordon | _Sticky | HandedOut | Earlier) -> Content:
-    """Spell a value as a row, with texts of a size and kind that JSON and a screen can take."""
+    """Encode a value as a row. Its texts are made fit for JSON and a screen."""
     fields: Content = msgspec.to_builtins(value)
     return {name: fitting(part) for name, part in fields.items()}
 
 
 def fitting(part: Any) -> Any:
-    """Cut texts to a size, and take out what no screen can show."""
+    """Shorten texts, and replace what JSON and a screen can't show."""
     if isinstance(part, str):
         return part[:MAX_TEXT].encode(errors="replace").decode()
     return [fitting(one) for one in part] if isinstance(part, (list, tuple)) else part

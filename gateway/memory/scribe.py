@@ -1,9 +1,9 @@
-"""The scribe: when the ledger is written, so that it is durable before it matters and costs nothing where it doesn't.
+"""Write the state file when it must be durable, and otherwise seldom.
 
-Two promises. ``durable`` returns when all that was changed before the call is on disk; callers that come together share
-a write (group commit). ``soon`` has it written within 100 ms, with whatever else changes until then. The disk works in a
-thread of its own. One that fails is reported once for each reason and tried again, ever more slowly; one that doesn't
-answer holds nobody up for longer than ``PATIENCE``: devices are served without memory rather than not at all.
+``durable`` returns when all changes before the call are on disk; concurrent callers share a write (group commit). ``soon`` has
+them written within 100 ms, together with later changes. The disk works in a thread. A failure is logged once for each reason
+and tried again, less and less often. If the disk doesn't answer, nobody waits longer than ``PATIENCE``: to serve devices
+without the state file is better than not at all.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from gateway.memory.rows import FileState
 SOON = 0.075
 """Seconds until a change is written that need not be durable at once."""
 PATIENCE = 2.0
-"""Seconds that ``durable`` waits for a disk: longer than the ledger waits for its lock."""
+"""Most seconds that ``durable`` waits for a disk. It is longer than a write waits for its lock."""
 RETRY_FIRST, RETRY_MAX = 0.1, 30.0
-"""Seconds until a failed write is tried again, at first and at most. They double: it is on disk after at most as long
-again as the disk was ill."""
+"""Seconds until a failed write is tried again, at first and at most. They double, so that the file is written at most as long
+after the disk recovered as it was ill."""
 
 _log = structlog.get_logger()
 
 
 class Scribe:
-    """Writes one ledger on the event loop that it is used on, as long as its gateway leads.
+    """Writes one ledger on the event loop, as long as its gateway leads.
 
-    ``writes`` tells whether that is so. ``guard`` is held in the thread during a write (``Ledger.save``).
+    ``writes`` returns True while it leads. ``guard`` is held in the thread during a write (``Ledger.save``).
     """
 
     def __init__(self, ledger: Ledger, writes: Callable[[], bool] = lambda: True, guard: Guard = unguarded) -> None:
@@ -47,7 +47,7 @@ class Scribe:
 
     @property
     def state(self) -> FileState:
-        """How the ledger is now."""
+        """The state of the file."""
         return FileState(
             path=str(self._ledger.path),
             writable=not self._error,
@@ -60,12 +60,12 @@ class Scribe:
         )
 
     async def load(self, *, patient: bool = False) -> None:
-        """Read the ledger, at the start and while another gateway leads; what is wrong with it is logged.
+        """Read the ledger, at the start and while another gateway leads; log what is wrong with it.
 
-        A disk that doesn't answer, and descriptors that are exhausted, are waited for where that is ``patient``: nobody is to
-        start without what was cordoned, and to write over it. Otherwise what was known before has to do, after ``PATIENCE``.
+        ``patient``: wait for a disk that doesn't answer, and for descriptors. A gateway must not start without the cordons, and then
+        write over them. Otherwise go on with what is in memory after ``PATIENCE``.
         """
-        if self._ledger.current:  # A thread's turn would be up to 12 ms of a takeover.
+        if self._ledger.current:  # A thread would cost up to 12 ms of a takeover.
             return
         looking = asyncio.ensure_future(asyncio.to_thread(self._ledger.look))
         if not (await asyncio.wait({looking}, timeout=PATIENCE))[0]:
@@ -91,7 +91,7 @@ class Scribe:
             _log.warning("the state directory is not private", reason=self._ledger.exposure)
 
     async def durable(self) -> bool:
-        """Wait until all changes up to now are on disk; False where they may not be, which was reported then."""
+        """Wait until all changes up to now are on disk; return False if they may not be. The reason is logged."""
         wanted = self._ledger.revision
         if self._stuck or not self._writing():
             return self._ledger.written >= wanted
@@ -108,12 +108,12 @@ class Scribe:
         return True
 
     def soon(self) -> None:
-        """Have all changes up to now on disk within 100 ms; after a failure, with the next try."""
+        """Have all changes up to now written within 100 ms; after a failure, with the next try."""
         if self._timer is None and not self._closed and self._writing():
             self._timer = asyncio.get_running_loop().call_later(SOON, self._on_time)
 
     def close(self) -> None:
-        """Write nothing by itself from now on: the gateway that led has written what it promised."""
+        """Stop writing. The leader has written what it promised."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -128,7 +128,7 @@ class Scribe:
         return self._write
 
     async def _write_once(self) -> tuple[int, bool]:
-        """Write; return which revision that covers, and whether it is on disk. A write that has begun is finished."""
+        """Write; return the revision that the write has, and if it is on disk. A write that has begun is finished."""
         ledger, covered, on_disk = self._ledger, self._ledger.revision, False
         try:
             snapshot = ledger.snapshot()
@@ -159,7 +159,7 @@ class Scribe:
         self._error = reason
 
     def _go_on(self, *, on_disk: bool) -> None:
-        """See to what is left: at once what came during the write, and later what failed."""
+        """Schedule a write of what is left: at once for changes during the last write, later after a failure."""
         if self._closed or not self._ledger.pending or not self._writing():
             return
         if not on_disk:

@@ -1,4 +1,4 @@
-"""The ledger's content in memory: tables of rows by resource and device. Pure."""
+"""The content of the state file in memory: tables of rows by resource and device. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import msgspec
 from gateway.memory.rows import Content
 
 Changes: TypeAlias = dict[tuple[str, ...], Any]
-"""By place in the file: the fields that a row gets, a plain value, or None where the row goes."""
+"""By place in the file: the new fields of a row, a value, or None to remove the row."""
 _V = TypeVar("_V")
 
 
 class Tables:
-    """The content, and which parts of it changed since the last write."""
+    """The content, and which fields of it changed since the last write."""
 
     def __init__(self) -> None:
         self.content: Content = {}
@@ -24,18 +24,18 @@ class Tables:
         self.revision = 0
         """A number that grows with each change."""
         self._values: dict[tuple[str, ...], Any] = {}
-        """Tables as values, by their place in the content: a list of thousands is asked for with each event of one device."""
+        """Decoded tables, by place. They are needed for each event of a device, and may have thousands of rows."""
         self._spelled: dict[tuple[str, ...], msgspec.Raw] = {}
-        """Tables as JSON, by their place: most writes change a row of one, and the others hold thousands (1.5 to 3 ms)."""
+        """Encoded tables, by place. Most writes change a row of one table, and to encode the others takes 1.5 to 3 ms."""
 
     def replace(self, content: Content) -> None:
-        """Go on with another content, such as what the file holds."""
+        """Use another content, such as that of the file."""
         self.content = content
         self._values.clear()
         self._spelled.clear()
 
     def spelled(self) -> Content:
-        """Return the content with each resource's tables in JSON."""
+        """Return the content with each resource's tables encoded as JSON."""
         resources = self.content.get("resources", {})
         if not resources:
             return self.content
@@ -49,26 +49,26 @@ class Tables:
         return {table: self._spelled["resources", resource, table] for table in tables}
 
     def rows(self, resource: str, table: str, among: Iterable[str] | None = None) -> dict[str, Content]:
-        """Return a table as it is in the file; of some devices alone where ``among`` names them."""
+        """Return the rows of a table as they are in the file; if ``among`` is given, only those of these devices."""
         rows: dict[str, Content] = self.content.get("resources", {}).get(resource, {}).get(table, {})
         return rows if among is None else {one: rows[one] for one in among if one in rows}
 
     def whole(self, kind: type[_V], *place: str) -> _V:
         """Return the table at a place in the content, such as ``claims``, as a value of ``kind``. It must not be changed."""
-        if place not in self._values:
-            rows: Any = self.content
-            for name in place:
-                rows = rows.get(name, {})
-            self._values[place] = msgspec.convert(rows, kind)
-        return cast("_V", self._values[place])
+        return self._value(place, lambda rows: msgspec.convert(rows, kind))
 
     def read(self, resource: str, table: str, value: Callable[[str, Content], _V]) -> Mapping[str, _V]:
-        """Return a table as values."""
+        """Return a resource's table as values, by device ID. It must not be changed."""
         place = ("resources", resource, table)
+        return self._value(place, lambda rows: {device_id: value(device_id, row) for device_id, row in rows.items()})
+
+    def _value(self, place: tuple[str, ...], make: Callable[[Content], _V]) -> _V:
         if place not in self._values:
-            rows = self.rows(resource, table)
-            self._values[place] = {device_id: value(device_id, row) for device_id, row in rows.items()}
-        return cast("Mapping[str, _V]", self._values[place])
+            rows = self.content
+            for name in place:
+                rows = rows.get(name, {})
+            self._values[place] = make(rows)
+        return cast("_V", self._values[place])
 
     def note(
         self,
@@ -78,7 +78,7 @@ class Tables:
         value: Callable[[str, Content], _V],
         row: Callable[[_V], Content],
     ) -> bool:
-        """Put values into a table; True where that is news. Those that are there already cost next to nothing."""
+        """Put values into a table. Return True if one is new. Values that are there already cost almost nothing."""
         known = self.read(resource, table, value)
         news = {at: one for at, one in values.items() if known.get(at) is not one and known.get(at) != one}
         if not news:
@@ -88,7 +88,7 @@ class Tables:
         return changed
 
     def put(self, resource: str, table: str, rows: Mapping[str, Content]) -> bool:
-        """Put rows into a table, over the fields that are there; True where that is news."""
+        """Put rows into a table; fields that they lack stay. Return True if one is new."""
         known = self.rows(resource, table)
         return self.change(
             {
@@ -98,18 +98,22 @@ class Tables:
             }
         )
 
+    def put_value(self, field: str, value: str) -> bool:
+        """Set a text field of the file. Return True if it is new."""
+        return self.content.get(field, "") != value and self.change({(field,): value})
+
     def set(self, resource: str, table: str, rows: Mapping[str, Content]) -> bool:
-        """Make these a table's rows, in place of those before; True where that is news."""
+        """Set all rows of a table. Return True if that changes any."""
         dropped = self.drop(resource, table, self.rows(resource, table).keys() - rows.keys())
         return self.put(resource, table, rows) or dropped
 
     def drop(self, resource: str, table: str, device_ids: Iterable[str]) -> bool:
-        """Take rows out of a table; True where there were any."""
+        """Remove rows from a table. Return True if there were any."""
         gone = self.rows(resource, table).keys() & set(device_ids)
         return self.change({("resources", resource, table, device_id): None for device_id in gone})
 
     def change(self, changes: Changes) -> bool:
-        """Carry changes out; True where there are any."""
+        """Make changes. Return True if there are any."""
         self.touched |= {at[0] for at in changes}
         self.revision += len(changes)
         apply(self.content, changes)
@@ -120,7 +124,7 @@ class Tables:
 
 
 def apply(content: Content, changes: Changes) -> Content:
-    """Carry changes out in ``content``. Fields that they don't name stay; what is empty then goes."""
+    """Make changes in ``content``. Fields that they don't name stay; objects that become empty are removed."""
     by_table: dict[tuple[str, ...], Content] = {}
     for at, row in changes.items():
         by_table.setdefault(at[:-1], {})[at[-1]] = row
@@ -132,7 +136,7 @@ def apply(content: Content, changes: Changes) -> Content:
         for leaf, row in rows.items():
             if row is None:
                 table.pop(leaf, None)
-            else:  # Never in place: who was given a row keeps it as it was.
+            else:  # A new dict, because callers keep the old row.
                 known = table.get(leaf)
                 table[leaf] = known | row if isinstance(known, dict) and isinstance(row, dict) else row
         for key in reversed(parents):
@@ -143,7 +147,7 @@ def apply(content: Content, changes: Changes) -> Content:
 
 
 def beside_lists(content: Content) -> bytes:
-    """Spell all but the announced devices that the merge of a list depends on."""
+    """Encode everything that the merge of a list depends on, except the announced devices."""
     rest = [content.get(name) or {} for name in ("cordons", "claims", "sides")]
     resources = content.get("resources", {}).items()
     kept = {
@@ -153,7 +157,7 @@ def beside_lists(content: Content) -> bytes:
 
 
 def laid_over(under: Content, over: Content) -> Content:
-    """Lay what is known over what a damaged file still has."""
+    """Merge what is in memory over the sound part of a damaged file."""
     merged = under | over
     for key in under.keys() & over.keys():
         if isinstance(under[key], dict) and isinstance(over[key], dict):

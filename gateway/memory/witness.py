@@ -1,8 +1,8 @@
-"""A second file, by which a state file that is older than the newest one is known: it lacks the claims that were prepared since.
+"""A second file that shows if the state file is older than the last one, so that it lacks claims that were prepared since.
 
-It is in the kubelet's folder, which no backup of the state directory brings back, and counts in the boot in which it was written: no
-container lives longer. The gateway that leads writes it after the state file, and all read it before that. So it is never ahead of a state file
-that only gateways wrote.
+It is in the kubelet's folder, which no backup of the state directory restores. It is valid in the boot in which it was
+written, because no container survives a boot. The leader writes it after the state file, and every gateway reads it before
+that. So it is never newer than a state file that only gateways wrote.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gateway.memory.file import ReadFile
 from gateway.memory.rows import Content
 
 PATH: Final = Path("gateway-state", "claims.json")
-"""Where it is in the kubelet's folder: in a folder of its own, because a kubelet deletes files, and gateways watch their other one."""
+"""Its place in the kubelet's folder. It has its own sub-folder, because a kubelet deletes files, and gateways watch their own one."""
 _GENERATION: Final = "generation"
 _OWNERS: Final = frozenset({"claims", "sides"})
-"""What of a state file gives a GPU twice where it is out of date."""
+"""The fields of a state file that cause a GPU to be given twice if they are out of date."""
 
 
 class Last(msgspec.Struct, frozen=True):
-    """What was written last: the number of the state file, which grows with each change of owners, and its claims."""
+    """What was written last: the generation of the state file, which grows when holders change, and its claims."""
 
     boot_id: str = ""
     generation: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
@@ -35,13 +35,16 @@ class Last(msgspec.Struct, frozen=True):
 
 
 def generation_of(content: Content, touched: Collection[str]) -> int:
-    """Number a state file of which some fields are ``touched``; 0 while it never said anything of owners."""
+    """Return the generation of a state file with these ``touched`` fields; 0 if it never had claims or sides."""
     before: int = content.get(_GENERATION, 0)
     return before + (not _OWNERS.isdisjoint(touched))
 
 
 def judged(found: ReadFile | None, last: Last) -> ReadFile | None:
-    """Take what an older file says of owners for lost. Claims are those of both: one too many is forgotten once the API server lacks it."""
+    """Drop the sides of an older file, and merge the claims of both files.
+
+    A claim that has ended meanwhile is forgotten once the API server lacks it.
+    """
     content: Content = {} if found is None else found.content
     if content.get(_GENERATION, 0) >= last.generation:
         return found
@@ -59,8 +62,8 @@ class Witness:
     """The second file.
 
     Args:
-        socket_dir: the kubelet's folder; None: there is no such file.
-        boot_id: what this boot is called; empty where nobody knows, and so nothing can be said.
+        socket_dir: the kubelet's folder; None: there is no second file.
+        boot_id: the ID of this boot; empty if unknown. Then nothing is compared.
     """
 
     def __init__(self, socket_dir: Path | None, boot_id: str) -> None:
@@ -68,12 +71,12 @@ class Witness:
         self._written = 0
 
     def held_against(self, read: Callable[[], ReadFile | None]) -> ReadFile | None:
-        """Read the state file, and hold it against this one. It blocks: for a thread."""
+        """Read the state file, and compare it with this one. Blocks: call it in a thread."""
         last = self._read()
         return judged(read(), last)
 
     def write(self, generation: int, claims: Content) -> None:
-        """Say what was written. It blocks: for a thread.
+        """Write the file. Blocks: call it in a thread.
 
         Raises:
             OSError: it can't be written.
@@ -83,7 +86,7 @@ class Witness:
         last = {"boot_id": self._boot_id, _GENERATION: generation, "claims": claims}
         try:
             self._path.parent.mkdir(mode=0o750, exist_ok=True)
-            files.replace(self._path, msgspec.json.encode(last), durable=False)  # It counts in this boot alone.
+            files.replace(self._path, msgspec.json.encode(last), durable=False)  # It is valid in this boot only.
         except OSError as error:
             raise OSError(error.errno, f"{error.strerror}: {self._path}") from error
         self._written = generation

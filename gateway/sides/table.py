@@ -16,7 +16,7 @@ from devices.life.states import COUNTED, State
 from gateway.sides.side import Side
 
 
-class Seen(Struct, frozen=True):
+class BoardHolders(Struct, frozen=True):
     """What is known of a board's holders.
 
     ``pod`` is the container that holds it by the device plugin API: '' for none; None if unknown since the list withheld it.
@@ -38,7 +38,7 @@ class Seen(Struct, frozen=True):
         return bool(self.pod or self.claim or self.allocated or self.unsaid)
 
 
-class Stand(Struct, frozen=True):
+class BoardStatus(Struct, frozen=True):
     """Where a board is, for people: its holder ('' for none or unknown), and what it waits for.
 
     ``since`` is when it began to move (monotonic seconds), or when this process started; None if it doesn't move. ``then`` is
@@ -74,6 +74,9 @@ _ORDERS: Final[Mapping[tuple[Side, Side], Side]] = {
     (Side.DRA, Side.PLUGIN): Side.TO_PLUGIN,
 }
 _OF_DRA: Final = frozenset({Side.DRA, Side.TO_PLUGIN})
+UNPREPARED_S: Final = 2.0
+"""Seconds after which a pod whose claim is not prepared waits for the kubelet to ask again, which it does after 60 to 90 s. If
+the pod has ended, its claim is gone by then."""
 _GONE: Final = frozenset({State.ELSEWHERE}) | COUNTED
 """States of a device in the device plugin API's list that keep it from being given."""
 MOVING: Final = frozenset({Side.TO_DRA, Side.TO_PLUGIN, Side.RECLAIMED})
@@ -96,12 +99,12 @@ def ordered(side: Side, to: Side, foreign: str = "") -> Side:
     return _here(_ORDERS.get((side, to), side), foreign)
 
 
-def missed(side: Side, seen: Seen) -> Side:
+def missed(side: Side, seen: BoardHolders) -> Side:
     """Return the side of a board after a claim asks for it: it is called back from the device plugin API if no pod holds it."""
     return Side.RECLAIMED if side is Side.PLUGIN and seen.pod == "" and not seen.foreign else _here(side, seen.foreign)
 
 
-def moved(side: Side, seen: Seen) -> Side:
+def moved(side: Side, seen: BoardHolders) -> Side:
     """Return the side of a moving or foreign board, given its holders. It is the same if the board must wait."""
     return _here(_moved(side, seen), seen.foreign)
 
@@ -115,7 +118,7 @@ def _here(side: Side, foreign: str) -> Side:
     return Side.FOREIGN if side is Side.PLUGIN and foreign else side
 
 
-def _moved(side: Side, seen: Seen) -> Side:
+def _moved(side: Side, seen: BoardHolders) -> Side:
     match side:
         case Side.TO_DRA if seen.pod == "":
             return Side.DRA
@@ -131,7 +134,7 @@ def _moved(side: Side, seen: Seen) -> Side:
             return side
 
 
-def looked_at(side: Side, seen: Seen, *, misses: bool) -> Side:
+def looked_at(side: Side, seen: BoardHolders, *, misses: bool) -> Side:
     """Return the side of a board after a look at its holders; ``misses``: a claim asks for it."""
     return missed(side, seen) if misses and side is Side.PLUGIN else moved(side, seen)
 
@@ -177,22 +180,35 @@ def listed(
     return State.ELSEWHERE if side in _OF_DRA else State.LEAVING
 
 
+def late(since: Mapping[str, float], counted: Mapping[str, State], now: float) -> frozenset[str]:
+    """Return the devices that pods by name wait for, so that the list must count them.
+
+    Args:
+        since: since when a claim of such a pod has had each device and was not prepared (monotonic seconds).
+        counted: the state of each device that the list counts ahead of time. A returning device was prepared, and its pod has ended.
+        now: monotonic seconds.
+    """
+    return frozenset(
+        one for one, at in since.items() if now - at >= UNPREPARED_S and counted.get(one) is not State.RETURNING
+    )
+
+
 def offered(side: Side, shown: State | None, pod: str | None, foreign: str = "") -> Offered:
     """Return how DRA offers a board, in a slice and to Prepare.
 
     Args:
         side: the side of the board.
         shown: the state that covers it in the list that the device plugin API serves now.
-        pod: as in ``Seen``. A starting gateway looks before it offers: the earlier one may have died between the disk and the
+        pod: as in ``BoardHolders``. A starting gateway looks before it offers: the earlier one may have died between the disk and the
             list.
-        foreign: as in ``Seen``.
+        foreign: as in ``BoardHolders``.
     """
     if shown not in _GONE or side not in _OF_DRA or pod != "" or foreign:
         return Offered.NOT
     return Offered.FREE if side is Side.DRA else Offered.LEAVING
 
 
-def words(side: Side, seen: Seen) -> str:
+def words(side: Side, seen: BoardHolders) -> str:
     """Return where a board is and what it waits for, for people."""
     match side:
         case Side.PLUGIN:

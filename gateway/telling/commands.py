@@ -151,9 +151,9 @@ class Commands:
         cordoned = order.device_id in self._gateway.holdings.ledger.cordons
         resources = [name for name, _ in found]
         if order.op == "forget":
-            resources += [
-                name for name in before if name not in resources and self._is_forgotten(order.device_id, name)
-            ]
+            # It may have been held under a name that this gateway doesn't offer.
+            forgotten = self._gateway.holdings.beliefs.forgotten_as(order.device_id)
+            resources += [name for name in forgotten if name not in resources]
         if not resources and not (cordoned and order.op == "uncordon") and not self._gateway.lead.waits_for:
             raise ControlError(f"no device here is called {order.device_id!r}: `gateway devices` lists them")
         async with self._gateway.lock:  # A merge in progress would bring back what is to be forgotten.
@@ -212,9 +212,8 @@ class Commands:
         Raises:
             ControlError: it is on the list because it exists, or because a container holds it.
         """
-        gateway = self._gateway
-        one = gateway.resources[resource]
-        state = _state(one.entries.get(device_id))
+        gateway, one = self._gateway, self._gateway.resources.get(resource)
+        state = self._state(device_id, resource)
         if state is not None and self._is_just_here(device_id, resource):
             raise ControlError(f"{device_id} of {resource} is {state.value}: there is nothing to forget of it")
         sticky = dict(gateway.holdings.ledger.sticky(resource))
@@ -227,20 +226,27 @@ class Commands:
                 return True
             raise ControlError(f"{device_id} of {resource} is held by {holder}: end that pod first")
         gateway.holdings.beliefs.forget(device_id)
-        one.plugin.list.forget(device_id)
+        if one is not None:
+            one.plugin.list.forget(device_id)
         gateway.holdings.ledger.set_sticky(resource, sticky)
         return (gone and gateway.holdings.ledger.withdraw(resource, [device_id])) or ill or forgotten
 
     def _is_just_here(self, device_id: str, resource: str) -> bool:
         """Return True if a device is on the list only because it exists, and nothing is remembered of it."""
-        entries = self._gateway.resources[resource].entries
         remembered = device_id in self._gateway.holdings.ledger.sticky(resource) or self._is_forgotten(
             device_id, resource
         )
-        return not remembered and _state(entries.get(device_id)) in _HERE
+        return not remembered and self._state(device_id, resource) in _HERE
 
     def _is_forgotten(self, device_id: str, resource: str) -> bool:
-        return device_id in self._gateway.holdings.beliefs.earlier(resource)
+        return resource in self._gateway.holdings.beliefs.forgotten_as(device_id)
+
+    def _state(self, device_id: str, resource: str) -> State | None:
+        """Return a device's state, or the one below a cordon or another API's; None if it isn't on the list."""
+        one = self._gateway.resources.get(resource)
+        if one is None or (entry := one.entries.get(device_id)) is None:
+            return None
+        return next((layer.state for layer in entry.layers if layer.state not in _OVER), entry.state)
 
 
 def _told(taken: Callable[[], status.GatewayStatus]) -> dict[str, Any]:
@@ -277,8 +283,3 @@ def _meant(ids: Sequence[str], listed: Sequence[Listed]) -> tuple[str, ...]:
     if unknown := [one for one, found in meant.items() if not found]:
         raise ControlError(f"no device here is called {unknown[0]!r}: `gateway devices` lists them")
     return tuple(dict.fromkeys(device_id for found in meant.values() for device_id in found))
-
-
-def _state(entry: Entry | None) -> State | None:
-    """Return a device's state, or the one below a cordon or another API's; None if it isn't on the list."""
-    return None if entry is None else next((one.state for one in entry.layers if one.state not in _OVER), entry.state)

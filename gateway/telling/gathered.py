@@ -62,7 +62,7 @@ def taken(gateway: Subject, build: status.Build, *, few: bool) -> Callable[[], s
         crossing="" if drivers is None else drivers.trouble,
         by_name=sides.ByNameStatus() if drivers is None else drivers.by_name,
         drivers=() if drivers is None else tuple(drivers.standings()),
-        sides=() if drivers is None else sides.sides(drivers.stands(), now),
+        sides=() if drivers is None else sides.sides(drivers.board_statuses(), now),
     )
 
     def together() -> status.GatewayStatus:
@@ -86,7 +86,7 @@ def _resource(gateway: Subject, resource: Resource, verdict: Verdict) -> status.
         checked=resource.checked,
         holders=gateway.holdings.named(name),
         claimed=holding(gateway.holdings.ledger.claims, name).keys(),
-        drift=gateway.holdings.beliefs.findings(name),
+        drift=gateway.holdings.beliefs.drift(name).findings,
         others=_others(gateway, resource),
         behind=gateway.source.behind(name),
     )

@@ -9,7 +9,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from devices.source import Facts
-    from gateway.sides.table import Stand
+    from gateway.sides.table import BoardStatus
     from gateway.wires.control import Handler
 
 
@@ -88,11 +88,11 @@ class SubjectDrivers(Protocol):
     def stranger(self, device_id: str, about: Facts) -> str:
         """Return which other DRA driver on this node also offers a device; empty for none."""
 
-    def stands(self) -> Sequence[Stand]:
+    def board_statuses(self) -> Sequence[BoardStatus]:
         """Return where each GPU is; empty unless both APIs are served."""
 
 
-def sides(stands: Iterable[Stand], now: float) -> tuple[SideStatus, ...]:
+def sides(statuses: Iterable[BoardStatus], now: float) -> tuple[SideStatus, ...]:
     """Return on which side each GPU is at ``now`` (monotonic seconds)."""
     return tuple(
         SideStatus(
@@ -102,5 +102,5 @@ def sides(stands: Iterable[Stand], now: float) -> tuple[SideStatus, ...]:
             words=one.words,
             moving_s=None if one.since is None else round(max(0.0, now - one.since), 3),
         )
-        for one in stands
+        for one in statuses
     )

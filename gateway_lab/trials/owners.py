@@ -25,7 +25,7 @@ from devices.life.states import COUNTED, TABLE, State
 from devices.model import Health
 from gateway.sides import table
 from gateway.sides.side import Side
-from gateway.sides.table import Offered, Seen
+from gateway.sides.table import BoardHolders, Offered
 from gateway_lab.trials.explore import BrokenError, search, uncollected
 
 NOBODY: Final = ""
@@ -261,7 +261,8 @@ class Model:
             one = node.gpus[number]
             if one.shown in COUNTED and one.slice is not Offered.FREE and one.disk is one.side:
                 side = table.moved(
-                    _actual(one.side, On(0, named=False)), Seen(claim=NOBODY, allocated=NOBODY, foreign=_foreign(one))
+                    _actual(one.side, On(0, named=False)),
+                    BoardHolders(claim=NOBODY, allocated=NOBODY, foreign=_foreign(one)),
                 )
                 after[number] = self._one(replace(one, disk=side))
         return _put(node, after)
@@ -317,13 +318,15 @@ class Model:
     def _crossing(self, one: GPU, claim: On) -> Iterator[tuple[str, GPU]]:
         if one.disk is not one.side:
             return
-        seen = Seen(one.look, CLAIM if claim.is_noted else NOBODY, one.allocated, _foreign(one))
+        seen = BoardHolders(one.look, CLAIM if claim.is_noted else NOBODY, one.allocated, _foreign(one))
         yield "it moves on", replace(one, disk=table.moved(one.side, seen))
         if claim.step == 1:
             free = not one.pod and not one.recorded
             yield (
                 "the claim calls it back",
-                replace(one, disk=table.missed(one.side, Seen(pod=NOBODY if free else POD, foreign=_foreign(one)))),
+                replace(
+                    one, disk=table.missed(one.side, BoardHolders(pod=NOBODY if free else POD, foreign=_foreign(one)))
+                ),
             )
 
     # States.

@@ -29,7 +29,7 @@ async def _node(server: ApiServer, monkeypatch: pytest.MonkeyPatch, pods: str) -
     """Give a node with three GPUs, and its place beside an API server that knows these pods."""
     monkeypatch.setattr(access, "find", lambda _: server.access())
     monkeypatch.setattr(records, "ASK_AGAIN", 0.2)
-    monkeypatch.setattr(crossing, "ADMITS", 0.0)
+    monkeypatch.setattr(crossing, "ADMITS_S", 0.0)
     async with node(genuine, gpus={RESOURCE: 3}) as made:
         place = Place(made.root, server, made.socket_dir.name)
         monkeypatch.setattr(cdi, "FOLDER", place.folder / "cdi")

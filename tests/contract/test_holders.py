@@ -497,6 +497,28 @@ async def test_what_nobody_wrote_down_and_the_kubelet_forgot_is_withheld_until_a
     await node.allocatable_is(4)
 
 
+@pytest.mark.parametrize("way", WAYS[1:])
+async def test_what_was_held_under_a_name_that_is_offered_no_longer_is_forgotten_by_order(node: Node, way: str) -> None:
+    node.simulate(gpus(0, 1))
+    one = await node.served(2, *configure(node, {}))
+    assert (await node.admit("pod")).devices[GPU] == ("GPU-0",)
+    await node.pass_time(10)
+    one = await again(node, one, way, shared(2, rename=OTHER))
+    await forgets(node, "pod")
+    await node.allocatable_is(2, OTHER)
+    await node.pass_time(60)
+    assert await free(one) == {OTHER: ["GPU-1::0", "GPU-1::1"]}
+    (withheld,) = {*(await reasons(one, OTHER)).values()}
+    assert f"still held as {GPU} GPU-0 by" in withheld
+    status, said = await node.command("forget", "--state-dir", str(node.state), "GPU-0")
+    assert (status, said.splitlines()[0]) == (0, "what was remembered of GPU-0 is forgotten")
+    await node.allocatable_is(4, OTHER)
+    one.kill()
+    one = await node.registered(*configure(node, shared(2, rename=OTHER)))
+    await node.pass_time(5)
+    assert len((await free(one))[OTHER]) == 4
+
+
 async def test_a_replica_that_the_kubelet_forgot_is_given_to_nobody_beside_one_too_many(node: Node) -> None:
     node.shared = (GPU,)
     node.simulate(gpus(0, 1))

@@ -41,8 +41,8 @@ MUTANTS = (
         "K2",
         "what only the checkpoint names is dropped",
         "gateway/kubelet/view.py",
-        'return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written, registered, file)',
-        'return View(listed.held, {}, allocatable, "pod-resources", listed.pods, written, registered)',
+        'return View(listed.held, found.written, allocatable, "pod-resources", listed.pods, *record)',
+        'return View(listed.held, {}, allocatable, "pod-resources", listed.pods, *record)',
         "tests/contract/test_records.py::test_an_older_checkpoint_that_is_put_back_shows_no_pod_s_end",
     ),
     Mutant(
@@ -105,8 +105,8 @@ MUTANTS = (
         "K10",
         "a pod that went isn't noticed",
         "gateway/kubelet/view.py",
-        "seen = view.remembered, view.pods",
-        "seen = view.remembered",
+        "seen = only_written, view.pods",
+        "seen = only_written",
         _OUTDATED,
     ),
     Mutant(

@@ -16,7 +16,7 @@ from gateway.memory.rows import FileState
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase
 from gateway.sides.side import Side
-from gateway.sides.table import Stand
+from gateway.sides.table import BoardStatus
 from gateway.tally import Cause, Confirmation, Tally
 from gateway.telling import status
 from gateway.telling.served import verdict
@@ -87,12 +87,12 @@ BAD_LEDGER = replace(GOOD_LEDGER, writable=False, error="No space left on device
 
 SIDES = sides(
     (
-        Stand("GPU-a", Side.PLUGIN, "ns/p/main", "offered by the device plugin API"),
-        Stand(
+        BoardStatus("GPU-a", Side.PLUGIN, "ns/p/main", "offered by the device plugin API"),
+        BoardStatus(
             "GPU-b", Side.TO_DRA, "ns/q/main", "it goes to DRA as soon as nobody holds it: held by ns/q/main", NOW - 130
         ),
-        Stand("GPU-c", Side.DRA, "claim ns/c (pod r)", "offered by DRA: claim ns/c (pod r) has it"),
-        Stand("GPU-d", Side.DRA, "", "offered by DRA"),
+        BoardStatus("GPU-c", Side.DRA, "claim ns/c (pod r)", "offered by DRA: claim ns/c (pod r) has it"),
+        BoardStatus("GPU-d", Side.DRA, "", "offered by DRA"),
     ),
     NOW,
 )

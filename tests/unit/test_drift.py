@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from devices.model import Device, Health, PreferredRequest
 from gateway.kubelet.drift import (
@@ -32,7 +31,7 @@ def devices(text: str) -> list[Device]:
 
 def seen(
     held: str | None = None,
-    remembered: str | None = "",
+    written: str | None = "",
     allocatable: str | None = None,
     *,
     by: str = "",
@@ -45,7 +44,7 @@ def seen(
 
     return View(
         holders(held, "ns/pod-{}/main"),
-        holders(remembered, "uid-{}/main"),
+        holders(written, "uid-{}/main"),
         None if allocatable is None else {R: frozenset(allocatable)},
         pods=None if pods is None else frozenset(f"ns/pod-{name}" for name in pods),
     )
@@ -151,8 +150,7 @@ def test_lost_again_and_again_stays_bounded() -> None:
 )  # fmt: skip
 def test_whose_device_it_is(before: tuple[str, ...], after: tuple[str | None, ...], same: bool) -> None:
     listed, written = (*after, None)[:2]
-    records = View({R: {"a": listed}} if listed else {}, {R: {"a": written}} if written and not listed else {})
-    records = replace(records, written={R: {"a": written}} if written else {})
+    records = View({R: {"a": listed}} if listed else {}, {R: {"a": written}} if written else {})
     drift = Drift(R).listed(devices("a"), 0).recalled({"a": (Earlier(before, 0.0),)}, {})
     assert not drift.look(records, 100).forgotten if same else drift.look(records, 100).forgotten
 

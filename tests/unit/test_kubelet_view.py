@@ -100,12 +100,12 @@ BY_NAME, BY_UID = {"a": "ns/p/c"}, {"a": "uid/c"}
 @pytest.mark.parametrize(
     ("answers", "file", "view"),
     [
-        pytest.param({LIST: listed(p="a"), ALLOCATABLE: recorded(GPU, "a", "b")}, written(uid="a"), View({GPU: BY_NAME}, {GPU: {}}, {GPU: frozenset("ab")}, "pod-resources"), id="today's kubelet"),
-        pytest.param({LIST: listed(p="a")}, written(uid="a", old="z"), View({GPU: BY_NAME}, {GPU: {"z": "old/c"}}, source="pod-resources"), id="1.20, and a pod that ended or an init container"),
-        pytest.param({ALPHA: listed(p="a")}, written(uid="a"), View({GPU: BY_NAME}, {GPU: {}}, source="pod-resources"), id="1.15: v1alpha1"),
-        pytest.param({}, written(uid="a"), View({GPU: BY_UID}, {}, source="checkpoint"), id="1.14: the checkpoint alone"),
-        pytest.param({LIST: OFF, ALPHA: listed(p="a")}, written(uid="a"), View({GPU: BY_UID}, {}, source="checkpoint"), id="v1 fails: v1alpha1 isn't asked"),
-        pytest.param({LIST: b"\xff\xff"}, written(uid="a"), View({GPU: BY_UID}, {}, source="checkpoint"), id="no such message"),
+        pytest.param({LIST: listed(p="a"), ALLOCATABLE: recorded(GPU, "a", "b")}, written(uid="a"), View({GPU: BY_NAME}, {GPU: BY_UID}, {GPU: frozenset("ab")}, "pod-resources"), id="today's kubelet"),
+        pytest.param({LIST: listed(p="a")}, written(uid="a", old="z"), View({GPU: BY_NAME}, {GPU: BY_UID | {"z": "old/c"}}, source="pod-resources"), id="1.20, and a pod that ended or an init container"),
+        pytest.param({ALPHA: listed(p="a")}, written(uid="a"), View({GPU: BY_NAME}, {GPU: BY_UID}, source="pod-resources"), id="1.15: v1alpha1"),
+        pytest.param({}, written(uid="a"), View({GPU: BY_UID}, {GPU: BY_UID}, source="checkpoint"), id="1.14: the checkpoint alone"),
+        pytest.param({LIST: OFF, ALPHA: listed(p="a")}, written(uid="a"), View({GPU: BY_UID}, {GPU: BY_UID}, source="checkpoint"), id="v1 fails: v1alpha1 isn't asked"),
+        pytest.param({LIST: b"\xff\xff"}, written(uid="a"), View({GPU: BY_UID}, {GPU: BY_UID}, source="checkpoint"), id="no such message"),
         pytest.param({LIST: listed(p="a"), ALLOCATABLE: OFF}, b"", View({GPU: BY_NAME}, None, source="pod-resources"), id="the file is about to be written"),
         pytest.param({LIST: listed(p="a")}, b" " * (checkpoint.MAX_BYTES + 1), View({GPU: BY_NAME}, None, source="pod-resources"), id="the file is too large"),
         pytest.param({LIST: TOO_OFTEN}, b"", View(), id="nothing can be known"),
@@ -116,7 +116,7 @@ async def test_a_look(folder: Path, kubelet: Kubelet, answers: Mapping[str, Answ
     kubelet.answers = {method: [answer] for method, answer in answers.items()}
     (folder / "checkpoint").write_bytes(file)
     found = await kubelet_view.look(folder / "k.sock", folder / "checkpoint")
-    assert replace(found, pods=None, written=None, file=None) == view
+    assert replace(found, pods=None, file=None) == view
     assert found.pods == (None if found.source != "pod-resources" else frozenset({"ns/p"} if view.held else ()))
 
 
@@ -127,30 +127,28 @@ async def test_list_is_asked_again_when_everyone_asks_too_often(folder: Path, ku
 
 def by_list(held: Mapping[str, str], written: Mapping[str, str] | None) -> View:
     records = None if written is None else {GPU: written}
-    return View({GPU: held}, {}, None, "pod-resources", frozenset(), records)
+    return View({GPU: held}, records, None, "pod-resources", frozenset())
 
 
 def by_checkpoint(**written: str) -> View:
-    return View({GPU: written}, {}, None, "checkpoint", written={GPU: written})
+    return View({GPU: written}, {GPU: written}, None, "checkpoint")
 
 
 @pytest.mark.parametrize(
-    ("listed", "view", "held", "remembered"),
+    ("listed", "view", "held"),
     [
-        pytest.param(by_list({"a": "ns/p/c"}, {"a": "uid/c"}), by_checkpoint(a="uid/c"), {"a": "ns/p/c"}, {}, id="as then"),
-        pytest.param(by_list({"a": "ns/p/c"}, {"a": "uid/c"}), by_checkpoint(a="new/c"), {"a": "new/c"}, {}, id="another pod since"),
-        pytest.param(by_list({}, {"a": "uid/c"}), by_checkpoint(a="uid/c"), {}, {"a": "uid/c"}, id="of a pod that had ended, or starts"),
-        pytest.param(by_list({}, {}), by_checkpoint(a="uid/c"), {"a": "uid/c"}, {}, id="given since"),
-        pytest.param(by_list({"a": "ns/p/c"}, None), by_checkpoint(a="uid/c"), {"a": "uid/c"}, {}, id="the checkpoint couldn't be read then"),
-        pytest.param(None, by_checkpoint(a="uid/c"), {"a": "uid/c"}, {}, id="there was no List"),
-        pytest.param(by_list({"a": "ns/p/c"}, {"a": "uid/c"}), by_list({}, {"a": "uid/c"}), {}, {}, id="there is one now"),
+        pytest.param(by_list({"a": "ns/p/c"}, {"a": "uid/c"}), by_checkpoint(a="uid/c"), {"a": "ns/p/c"}, id="as then"),
+        pytest.param(by_list({"a": "ns/p/c"}, {"a": "uid/c"}), by_checkpoint(a="new/c"), {"a": "new/c"}, id="another pod since"),
+        pytest.param(by_list({}, {"a": "uid/c"}), by_checkpoint(a="uid/c"), {}, id="of a pod that had ended, or starts"),
+        pytest.param(by_list({}, {}), by_checkpoint(a="uid/c"), {"a": "uid/c"}, id="given since"),
+        pytest.param(by_list({"a": "ns/p/c"}, None), by_checkpoint(a="uid/c"), {"a": "uid/c"}, id="the checkpoint couldn't be read then"),
+        pytest.param(None, by_checkpoint(a="uid/c"), {"a": "uid/c"}, id="there was no List"),
+        pytest.param(by_list({"a": "ns/p/c"}, {"a": "uid/c"}), by_list({}, {"a": "uid/c"}), {}, id="there is one now"),
     ],
 )  # fmt: skip
-def test_without_a_list_the_last_one_counts(
-    listed: View | None, view: View, held: Mapping[str, str], remembered: Mapping[str, str]
-) -> None:
+def test_without_a_list_the_last_one_counts(listed: View | None, view: View, held: Mapping[str, str]) -> None:
     named = view.named_as(listed)
-    assert ((named.held or {})[GPU], (named.remembered or {}).get(GPU, {})) == (held, remembered)
+    assert (named.held or {})[GPU] == held
     assert named.source == view.source
 
 

@@ -16,7 +16,7 @@ A, B = ("default/a",), ("default/b",)
 
 
 def seen(written: dict[str, str], pods: Sequence[str], source: str = "pod-resources") -> View:
-    return View(held={}, remembered={GPU: written}, source=source, pods=frozenset(pods))  # type: ignore[arg-type]
+    return View(held={}, written={GPU: written}, source=source, pods=frozenset(pods))  # type: ignore[arg-type]
 
 
 ENDED = seen({"U0": "uid-a/main"}, ())

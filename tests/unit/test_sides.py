@@ -11,12 +11,12 @@ from devices.life.states import AWAY, TABLE, State
 from devices.model import Health
 from gateway.sides import table
 from gateway.sides.side import Side
-from gateway.sides.table import Offered, Seen
+from gateway.sides.table import BoardHolders, Offered
 from gateway_lab.trials.explore import search
 from gateway_lab.trials.owners import Model, is_settled
 
 _offered = table.offered
-FREE = Seen(pod="", claim="", allocated="")
+FREE = BoardHolders(pod="", claim="", allocated="")
 
 
 @pytest.mark.parametrize(
@@ -25,24 +25,24 @@ FREE = Seen(pod="", claim="", allocated="")
         (Side.PLUGIN, FREE, Side.PLUGIN),
         (Side.DRA, FREE, Side.DRA),
         (Side.TO_DRA, FREE, Side.DRA),
-        (Side.TO_DRA, Seen(pod=None), Side.TO_DRA),
-        (Side.TO_DRA, Seen(pod="a pod"), Side.TO_DRA),
+        (Side.TO_DRA, BoardHolders(pod=None), Side.TO_DRA),
+        (Side.TO_DRA, BoardHolders(pod="a pod"), Side.TO_DRA),
         (Side.RECLAIMED, FREE, Side.TO_PLUGIN),
-        (Side.RECLAIMED, Seen(pod=None), Side.RECLAIMED),
-        (Side.RECLAIMED, Seen(pod="a pod"), Side.PLUGIN),
+        (Side.RECLAIMED, BoardHolders(pod=None), Side.RECLAIMED),
+        (Side.RECLAIMED, BoardHolders(pod="a pod"), Side.PLUGIN),
         (Side.TO_PLUGIN, FREE, Side.PLUGIN),
-        (Side.TO_PLUGIN, Seen(pod="", claim="c", allocated=""), Side.TO_PLUGIN),
-        (Side.TO_PLUGIN, Seen(pod="", claim="", allocated="c"), Side.TO_PLUGIN),
-        (Side.TO_PLUGIN, Seen(pod="", claim="", allocated=None), Side.TO_PLUGIN),
-        (Side.PLUGIN, Seen(pod="a pod", foreign="x"), Side.FOREIGN),
-        (Side.TO_PLUGIN, Seen(pod="", claim="", allocated="", foreign="x"), Side.FOREIGN),
-        (Side.RECLAIMED, Seen(pod="a pod", foreign="x"), Side.FOREIGN),
-        (Side.TO_DRA, Seen(pod="", foreign="x"), Side.DRA),
-        (Side.FOREIGN, Seen(pod="", foreign="x"), Side.FOREIGN),
-        (Side.FOREIGN, Seen(pod="a pod"), Side.PLUGIN),
+        (Side.TO_PLUGIN, BoardHolders(pod="", claim="c", allocated=""), Side.TO_PLUGIN),
+        (Side.TO_PLUGIN, BoardHolders(pod="", claim="", allocated="c"), Side.TO_PLUGIN),
+        (Side.TO_PLUGIN, BoardHolders(pod="", claim="", allocated=None), Side.TO_PLUGIN),
+        (Side.PLUGIN, BoardHolders(pod="a pod", foreign="x"), Side.FOREIGN),
+        (Side.TO_PLUGIN, BoardHolders(pod="", claim="", allocated="", foreign="x"), Side.FOREIGN),
+        (Side.RECLAIMED, BoardHolders(pod="a pod", foreign="x"), Side.FOREIGN),
+        (Side.TO_DRA, BoardHolders(pod="", foreign="x"), Side.DRA),
+        (Side.FOREIGN, BoardHolders(pod="", foreign="x"), Side.FOREIGN),
+        (Side.FOREIGN, BoardHolders(pod="a pod"), Side.PLUGIN),
     ],
 )
-def test_a_board_moves_on_when_nobody_has_it(side: Side, seen: Seen, after: Side) -> None:
+def test_a_board_moves_on_when_nobody_has_it(side: Side, seen: BoardHolders, after: Side) -> None:
     assert table.moved(side, seen) is after
 
 
@@ -72,7 +72,7 @@ def test_what_another_driver_has_is_given_by_neither_api(side: Side) -> None:
         moves or side is Side.PLUGIN,
         moves or side is Side.FOREIGN,
     )
-    assert table.missed(side, Seen(pod="", foreign="x")) is (Side.FOREIGN if side is Side.PLUGIN else side)
+    assert table.missed(side, BoardHolders(pod="", foreign="x")) is (Side.FOREIGN if side is Side.PLUGIN else side)
 
 
 def test_one_api_at_most_gives_a_board_away() -> None:
