@@ -21,11 +21,14 @@ from devices.model import ContainerAnswer, ContainerRequest, Field, RefusedError
 from gateway.dra import cdi, claims
 from gateway.dra.claims import Grant, ResourceClaim
 from gateway.kubernetes.client import KubernetesError
+from gateway.tasks import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from devices.source import DeviceSource
     from gateway.dra.offer import Offer
+    from gateway.dra.serving.rivals import Rival
     from gateway.dra.timeslices import TimeSlices
     from gateway.memory.claimed import Claimed, ClaimedDevice
     from gateway.memory.ledger import Ledger
@@ -96,32 +99,8 @@ class Stock(Protocol):
         ...
 
 
-class Answering(Protocol):
-    """Says how a container gets devices (a ``DeviceSource``)."""
-
-    async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
-        """Return how a container gets these devices.
-
-        Raises:
-            RefusedError: it can't get them.
-        """
-        ...
-
-
-class Neighbour(Protocol):
-    """Another process that has, or had, the driver's name."""
-
-    def has(self, claim: ResourceClaim) -> str:
-        """Return which other process offered a device that a claim has; '' if none did."""
-        ...
-
-    async def lives(self) -> str:
-        """Return the other process's socket; '' if no process listens there."""
-        ...
-
-
 class ClaimsOf:
-    """The claims of one driver (``service.Claims``).
+    """The claims of one driver.
 
     Args:
         name: the driver's name.
@@ -142,14 +121,14 @@ class ClaimsOf:
         name: str,
         node: str,
         stock: Stock,
-        source: Answering,
+        source: DeviceSource,
         ledger: Ledger,
         scribe: Scribe,
         read: Callable[[ClaimName], Awaitable[ResourceClaim]],
         slices: TimeSlices,
         folder: Path = cdi.FOLDER,
         patience: float = PATIENCE,
-        rival: Neighbour | None = None,
+        rival: Rival | None = None,
     ) -> None:
         self.name, self._node, self._stock, self._source = name, node, stock, source
         self._ledger, self._scribe, self._read, self._folder, self._patience = ledger, scribe, read, folder, patience
@@ -369,17 +348,8 @@ class ClaimsOf:
             if asyncio.get_running_loop().time() >= deadline:
                 return Refused(f"{decision.reason}; waited {self._patience:g} s. The kubelet asks again in 60 to 90 s")
             self._stock.missed(self.name, (one.device for one in results))
-            await self._until(news, deadline)
-
-    async def _until(self, news: asyncio.Event, deadline: float) -> None:
-        """Wait until a device is offered or given back, at most half a second."""
-        waits = [asyncio.ensure_future(one.wait()) for one in (news, self._unprepared)]
-        try:
             left = max(deadline - asyncio.get_running_loop().time(), 0.0)
-            await asyncio.wait(waits, timeout=min(left, ASK_AGAIN), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waits:
-                one.cancel()
+            await first_of(news, self._unprepared, seconds=min(left, ASK_AGAIN))
 
     async def _of_another_process(self, claim: ClaimName) -> str:
         """Return which other process on the node may have prepared a claim that we haven't; '' if none did that still runs."""

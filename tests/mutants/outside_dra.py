@@ -173,8 +173,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "OD10",
         "a change of health is reported at the next turn",
         "gateway/dra/service.py",
-        "                await _first_of(news, self._ending, seconds=HEALTH_AGAIN)",
-        "                await _first_of(self._ending, seconds=HEALTH_AGAIN)",
+        "                await first_of(news, self._ending, seconds=HEALTH_AGAIN)",
+        "                await first_of(self._ending, seconds=HEALTH_AGAIN)",
         _DRA,
     ),
     Mutant(
@@ -188,7 +188,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "OD12",
         "sockets of dead gateways stay",
-        "gateway/dra/serving/registered.py",
+        "gateway/dra/drivers.py",
         "await asyncio.to_thread(sockets.sweep, self._registry, driver)",
         "None",
         _DRA,
@@ -204,8 +204,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "OD13",
         "another process with the driver's name is registered over",
-        "gateway/dra/serving/registered.py",
-        "            await rival.until(lambda: not rival.unregistered(prepared()))\n",
+        "gateway/dra/drivers.py",
+        "            await rival.until(lambda: not rival.unregistered(claims.prepared))\n",
         "",
         _DRA,
     ),
@@ -437,8 +437,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "OD27",
         "a renewed CA is not read",
         "gateway/kubernetes/access.py",
-        "        if found != self._of:",
-        "        if not self._of:",
+        "def _content(source: Path | bytes) -> bytes:",
+        "@lru_cache(maxsize=8)\ndef _content(source: Path | bytes) -> bytes:",
         _CLUSTER,
     ),
     Mutant(

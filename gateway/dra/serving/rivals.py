@@ -10,23 +10,19 @@ socket has been away for a while, and no claim names a device of those slices.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 from msgspec import Struct
 
-from gateway.dra.claims import ResourceClaim, key
+from gateway.dra.claims import ResourceClaim
 from gateway.dra.serving.announced import Announced
 from gateway.kubernetes.client import KubernetesError
+from gateway.tasks import first_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gateway.dra.slices import Slice
-    from gateway.memory.ledger import Ledger
 
 AWAY_S: Final = 60.0
 """Seconds for which the other process must be away before its ResourceSlices may be deleted."""
@@ -175,9 +171,7 @@ class Rival:
             self._tell()
             known = self._seen_at is None and self._slices is not None
             self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SELDOM_S if known else LOOK_S):
-                    await self._wake.wait()
+            await first_of(self._wake, seconds=LOOK_SELDOM_S if known else LOOK_S)
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Wait until a condition is true; it is checked after each look."""
@@ -246,46 +240,3 @@ def _names_of(
     for one in found:
         if has(one) and not ours(one.metadata.uid):
             yield f"{one.metadata.namespace}/{one.metadata.name}"
-
-
-class Rivals:
-    """Detects other processes with the names of our drivers.
-
-    Args:
-        registry: the kubelet's folder.
-        claims: lists the claims of the cluster that have a device of a driver; raises a ``KubernetesError``.
-        ledger: has the claims that are prepared.
-        others: returns a driver's slices on this node that no gateway wrote; None: unknown.
-        changed: called when a result changed.
-    """
-
-    def __init__(
-        self,
-        registry: Path,
-        claims: Callable[[str], Awaitable[Sequence[ResourceClaim]]],
-        ledger: Ledger,
-        others: Callable[[str], Mapping[str, Slice] | None],
-        changed: Callable[[], None],
-    ) -> None:
-        self._announced, self._claims = Announced(registry), claims
-        self._ledger, self._others, self._changed = ledger, others, changed
-        self._of: dict[str, Rival] = {}
-
-    def of(self, driver: str) -> Rival | None:
-        """Return what is known for a driver; None: no check is made."""
-        return self._of.get(driver)
-
-    def add(self, driver: str) -> Rival:
-        """Add a driver. The caller awaits its ``run``."""
-        about = partial(self._others, driver), partial(self._claims, driver), partial(self._is_ours, driver)
-        one = Rival(driver, self._announced, *about, self._changed)
-        self._of[driver] = one
-        return one
-
-    def noticed(self) -> None:
-        """Note that slices changed."""
-        for one in self._of.values():
-            one.noticed()
-
-    def _is_ours(self, driver: str, uid: str) -> bool:
-        return key(driver, uid) in self._ledger.claims
