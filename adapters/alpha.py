@@ -138,12 +138,13 @@ class Alpha(Struct, eq=False):
         spelling.parse(pb.Empty, data, self.name)
         return ()
 
-    def encode_pre_start_request(self, device_ids: Sequence[str]) -> Wire:  # noqa: ARG002  nothing of it can be said
+    def encode_pre_start_request(self, device_ids: Sequence[str]) -> Wire:  # noqa: ARG002  it can carry none of them
         return Wire(b"", dialect.left_out(self, [Field.PRE_START]))
 
     def decode_pre_start_request(self, data: bytes) -> tuple[str, ...]:
-        message = f"device plugin API {self.name} has no PreStartContainer, but {len(data)} bytes of a request came"
-        raise MalformedError(message)
+        raise MalformedError(
+            f"device plugin API {self.name} has no PreStartContainer, but {len(data)} bytes of a request came"
+        )
 
 
 def _spell_specs(container: ContainerRequest, answer: ContainerAnswer) -> v0_1_pb2.AllocateResponse:

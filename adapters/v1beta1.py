@@ -1,7 +1,7 @@
-"""The dialect v1beta1 of kubelet 1.10 to today. It only grew, so how much of it arrives depends on the kubelet's level.
+"""The dialect v1beta1 of kubelet 1.10 and later. It only grew, so older kubelets read fewer of its fields.
 
-Kubelets drop what they don't know in silence. So everything that is harmless is always spelled, and only CDI names to a
-kubelet that certainly drops them are refused: its container would start without its device.
+A kubelet silently drops fields that it doesn't know. So all fields are always encoded, except CDI names for a kubelet that
+certainly drops them: they are refused, because the container would start without its device.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Beta:
 
     Args:
         name: the version, after which the kubelet names its services.
-        kubelets: those that speak it.
+        kubelets: the kubelets that speak it.
         messages: its generated module (``adapters.pb``).
-        rules: what becomes of each field.
+        rules: what happens to each field.
     """
 
     spacing = 0.0
@@ -72,7 +72,7 @@ class Beta:
         self.kubelets, self.rules = kubelets, rules
         self.registration_service, self.plugin_service = f"{name}.Registration", f"{name}.DevicePlugin"
         self.schema: FileDescriptor = messages.DESCRIPTOR
-        self._messages = messages  # Of no type: the properties of tests/unit/test_adapters.py hold for each.
+        self._messages = messages  # Untyped: tests/unit/test_adapters.py holds for each version.
 
     def encode_register(self, registration: Registration) -> Wire:
         message = self._messages.RegisterRequest(
@@ -192,7 +192,7 @@ class Beta:
         )
 
     def _device(self, device: Device) -> Any:
-        """Spell a device; one without a known place has no topology at all, which is not a topology with no nodes."""
+        """Encode a device. Without a known NUMA node it has no topology, which is not the same as a topology without nodes."""
         message = self._messages.Device(ID=device.id, health=device.health.value)
         for node in device.numa_nodes:
             message.topology.nodes.add(ID=node)

@@ -10,7 +10,6 @@ import asyncio
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
@@ -111,9 +110,7 @@ class ClaimsOf:
         scribe: writes the ledger.
         read: reads a claim from the API server.
         slices: sets time-slice intervals.
-        folder: the folder of the CDI specifications.
-        patience: seconds for which a claim may wait.
-        rival: another process with the driver's name; None: there is none.
+        rival: another process with the driver's name.
     """
 
     def __init__(
@@ -126,12 +123,10 @@ class ClaimsOf:
         scribe: Scribe,
         read: Callable[[ClaimName], Awaitable[ResourceClaim]],
         slices: TimeSlices,
-        folder: Path = cdi.FOLDER,
-        patience: float = PATIENCE,
-        rival: Rival | None = None,
+        rival: Rival,
     ) -> None:
         self.name, self._node, self._stock, self._source = name, node, stock, source
-        self._ledger, self._scribe, self._read, self._folder, self._patience = ledger, scribe, read, folder, patience
+        self._ledger, self._scribe, self._read, self._folder = ledger, scribe, read, cdi.FOLDER
         self._slices, self._rival = slices, rival
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._unprepared = asyncio.Event()
@@ -147,13 +142,13 @@ class ClaimsOf:
     @property
     def prepared(self) -> int:
         """How many claims have devices of this driver."""
-        return sum(row.driver == self.name for row in self._ledger.claims.values())
+        return len(self.rows())
 
     # What the kubelet asks.
 
     async def prepare(self, claim: ClaimName) -> Answer:
         """Prepare a claim's devices. If they are prepared and the claim wasn't allocated again, return the same answer again."""
-        deadline = asyncio.get_running_loop().time() + self._patience
+        deadline = asyncio.get_running_loop().time() + PATIENCE
         async with self._turn(claim.uid):
             if not self.decides.is_set():
                 return _NOBODY_LEADS
@@ -329,7 +324,7 @@ class ClaimsOf:
             return results
         if before is not None and claims.has(before, results):
             return before
-        if self._rival is not None and (theirs := self._rival.has(found)):
+        if theirs := self._rival.has(found):
             return Refused(f"{theirs}. Let that process prepare it, or delete the pod")
         configs = found.configs(self.name)
         while True:
@@ -346,14 +341,14 @@ class ClaimsOf:
                 asyncio.get_running_loop().call_later(TELLS, self._stock.claimed)
                 return row
             if asyncio.get_running_loop().time() >= deadline:
-                return Refused(f"{decision.reason}; waited {self._patience:g} s. The kubelet asks again in 60 to 90 s")
+                return Refused(f"{decision.reason}; waited {PATIENCE:g} s. The kubelet asks again in 60 to 90 s")
             self._stock.missed(self.name, (one.device for one in results))
             left = max(deadline - asyncio.get_running_loop().time(), 0.0)
             await first_of(news, self._unprepared, seconds=min(left, ASK_AGAIN))
 
     async def _of_another_process(self, claim: ClaimName) -> str:
         """Return which other process on the node may have prepared a claim that we haven't; '' if none did that still runs."""
-        if self._rival is None or not (socket := await self._rival.lives()):
+        if not (socket := await self._rival.lives()):
             return ""
         try:
             async with asyncio.timeout(KNOWN):

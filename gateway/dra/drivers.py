@@ -19,7 +19,7 @@ from msgspec import Struct
 from devices.claims import ClaimName
 from devices.replicas import unshared
 from gateway import compose
-from gateway.dra import cdi, offer, sockets
+from gateway.dra import offer, sockets
 from gateway.dra.claims import Allocated, ResourceClaim, allocations, key
 from gateway.dra.crossing import Crossing
 from gateway.dra.desk import FIRST, Desk, Names, leave, not_taken, too_old
@@ -214,7 +214,9 @@ class Drivers:
             self._holdings.beliefs.look_within(_LOOK_AGAIN)
         if (offers, why_not) == (self._offers, self._why_not):
             return
-        _tell_left_out(why_not, self._why_not)
+        if why_not != self._why_not:
+            left_out = {name: why for one in why_not.values() for name, why in one.items()}
+            _log.info("devices are not offered by DRA now", devices=left_out)
         self._offers, self._why_not = offers, why_not
         news, self._news = self._news, asyncio.Event()
         news.set()
@@ -284,7 +286,11 @@ class Drivers:
         """Offer and prepare devices. Never returns."""
         self.update()
         self._holdings.beliefs.look_within(0)
-        listed, later = partial(until_listed, self.decides, self._inside.resources, lambda: is_known(self.crossing)), []
+
+        def is_known() -> bool:
+            return self.crossing is not None and self.crossing.is_known
+
+        listed, later = partial(until_listed, self.decides, self._inside.resources, is_known), []
         work = [forget_ended_claims(self._drivers, self._read, partial(is_away, self._holdings.presence), self._slices)]
         own = OwnNode(self._api, self._settings)
         own.told += self._inside.told
@@ -395,8 +401,9 @@ class Drivers:
             if self._current.server is not None or error.status != 404:
                 raise
             return Allocated()  # The server has no resource.k8s.io API, so it has no claims.
-        prepared = self._holdings.ledger.claims
-        return allocations(found, node, self._boards, _published(self._publisher), self._offers, prepared)
+        publisher, prepared = self._publisher, self._holdings.ledger.claims
+        published = (frozenset(), frozenset()) if publisher is None else (publisher.free(), publisher.shown())
+        return allocations(found, node, self._boards, published, self._offers, prepared)
 
     async def _claims_with(self, driver: str) -> list[ResourceClaim]:
         return await self._current.at(partial(_claims_of, self._api, lambda one: one.has(driver)))
@@ -426,8 +433,8 @@ class Drivers:
     async def _serve(self, driver: str) -> None:
         """Keep a driver registered while its name is free and that breaks no other gateway's. Never returns."""
         inside, rival, token = self._inside, self._rival(driver), self._inside.age.token
-        known = inside.source, self._holdings.ledger, self._holdings.scribe, self._read, self._slices, cdi.FOLDER
-        claims = self._drivers[driver] = ClaimsOf(driver, self._settings.node_name, self, *known, rival=rival)
+        known = inside.source, self._holdings.ledger, self._holdings.scribe, self._read, self._slices
+        claims = self._drivers[driver] = ClaimsOf(driver, self._settings.node_name, self, *known, rival)
         # Another leader may write and remove specifications until this gateway decides.
         self._tasks.background(after(self.decides.wait, claims.restore()))
         others = partial(sockets.others, self._registry, driver, token)
@@ -455,11 +462,6 @@ async def _claims_of(api: Client, keep: Callable[[ResourceClaim], bool], server:
     return (await api.list(f"{server.path}/resourceclaims", ResourceClaim, keep=keep))[0]
 
 
-def is_known(crossing: Crossing | None) -> bool:
-    """Return True if the table of sides exists."""
-    return crossing is not None and crossing.is_known
-
-
 def pcie_root(pci: str) -> str:
     """Return the PCIe root complex of a PCI address (``pci0000:00``), as deviceattribute of Kubernetes names it; '' if unknown."""
     try:
@@ -467,15 +469,3 @@ def pcie_root(pci: str) -> str:
     except (OSError, RuntimeError):
         return ""
     return next((part for part in parts if part.startswith("pci") and ":" in part), "")
-
-
-def _tell_left_out(why_not: Mapping[str, Mapping[str, str]], before: Mapping[str, Mapping[str, str]]) -> None:
-    if why_not == before:
-        return
-    left_out = {name: why for one in why_not.values() for name, why in one.items()}
-    _log.info("devices are not offered by DRA now", devices=left_out)
-
-
-def _published(publisher: Publisher | None) -> tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]]:
-    """Return what slices offer to new claims, and everything that they show."""
-    return (frozenset(), frozenset()) if publisher is None else (publisher.free(), publisher.shown())

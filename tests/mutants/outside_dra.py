@@ -517,8 +517,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "OD33",
         "a claim of another process is prepared",
         "gateway/dra/driver.py",
-        "        if self._rival is not None and (theirs := self._rival.has(found)):",
-        "        if self._rival is None and (theirs := str(found)):",
+        "        if theirs := self._rival.has(found):",
+        '        if theirs := self._rival.has(found) and "":',
         f"{_SLICES}::test_claims_of_a_process_that_ended_are_not_ours_to_prepare",
     ),
     Mutant(
