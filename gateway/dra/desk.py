@@ -163,7 +163,7 @@ class Names:
         return failed if matters else None
 
     async def _read(self) -> None:
-        path, self._path = self._path or f"{(await publisher.ask(self._api)).path}/deviceclasses", ""
+        path, self._path = self._path or f"{publisher.api_path(await publisher.ask(self._api))}/deviceclasses", ""
         found, _ = await self._api.list(path, DeviceClass)
         self._path = path
         self._classes = {one.metadata.name: one.spec.resource for one in found}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from devices.source import DeviceSource
     from gateway.dra.offer import Offer
-    from gateway.dra.serving.rivals import Rival
+    from gateway.dra.rivals import Rival
     from gateway.dra.timeslices import TimeSlices
     from gateway.memory.claimed import Claimed, ClaimedDevice
     from gateway.memory.ledger import Ledger

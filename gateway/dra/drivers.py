@@ -25,11 +25,10 @@ from gateway.dra.crossing import Crossing
 from gateway.dra.desk import FIRST, Desk, Names, leave, not_taken, too_old
 from gateway.dra.driver import ClaimsOf, forget_ended_claims
 from gateway.dra.offer import first_said
-from gateway.dra.publisher import Current, Publisher
+from gateway.dra.publisher import Current, Publisher, api_path
 from gateway.dra.records import AskedClaims, EndedPods, arriving_at, counted_at, is_away, pods_of, until_listed
+from gateway.dra.rivals import Announced, Rival
 from gateway.dra.service import Service, serve
-from gateway.dra.serving.announced import Announced
-from gateway.dra.serving.rivals import Rival
 from gateway.dra.timeslices import TimeSlices
 from gateway.kubernetes import access
 from gateway.kubernetes.allocatable import Allocatable
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from gateway.age import Age
     from gateway.configuration.settings import Settings
     from gateway.dra.offer import Offer
-    from gateway.dra.publisher import Server
     from gateway.dra.slices import Slice
     from gateway.memory.holdings import Holdings
     from gateway.registration.registrar import Resource
@@ -398,7 +396,7 @@ class Drivers:
         try:
             found = await self._current.at(partial(_claims_of, self._api, lambda one: any(one.devices(node))))
         except KubernetesError as error:
-            if self._current.server is not None or error.status != 404:
+            if self._current.version is not None or error.status != 404:
                 raise
             return Allocated()  # The server has no resource.k8s.io API, so it has no claims.
         publisher, prepared = self._publisher, self._holdings.ledger.claims
@@ -455,11 +453,11 @@ class Drivers:
 
     async def _read(self, claim: ClaimName) -> ResourceClaim:
         where = f"namespaces/{claim.namespace}/resourceclaims/{claim.name}"
-        return await self._current.at(lambda server: self._api.get(f"{server.path}/{where}", ResourceClaim))
+        return await self._current.at(lambda version: self._api.get(f"{api_path(version)}/{where}", ResourceClaim))
 
 
-async def _claims_of(api: Client, keep: Callable[[ResourceClaim], bool], server: Server) -> list[ResourceClaim]:
-    return (await api.list(f"{server.path}/resourceclaims", ResourceClaim, keep=keep))[0]
+async def _claims_of(api: Client, keep: Callable[[ResourceClaim], bool], version: str) -> list[ResourceClaim]:
+    return (await api.list(f"{api_path(version)}/resourceclaims", ResourceClaim, keep=keep))[0]
 
 
 def pcie_root(pci: str) -> str:

@@ -212,7 +212,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "OD13",
         "a process that is updated loses its name at once",
-        "gateway/dra/serving/rivals.py",
+        "gateway/dra/rivals.py",
         "        if self.away_s is not None and self.away_s < AWAY_S:",
         "        if self.away_s is not None and self.away_s < 0:",
         _DRA,
@@ -405,8 +405,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "OD16",
         "an API server with another version is not asked again",
         "gateway/dra/publisher.py",
-        "            if self.server is None or time.monotonic() >= self._due:",
-        "            if self.server is None:",
+        "            if self.version is None or time.monotonic() >= self._due:",
+        "            if self.version is None:",
         _DRA,
     ),
     Mutant(
