@@ -1,4 +1,4 @@
-"""What both alpha dialects have in common: two calls, one container in each Allocate, no options, no NUMA nodes.
+"""The alpha dialects of kubelet 1.8 (``0.1``) and 1.9 (``v1alpha2``): two calls, one container in each Allocate, no options, no NUMA nodes.
 
 They differ only in the answer to Allocate. v1alpha2's messages encode the rest, which is the same on the wire for both. A call
 that they lack is encoded as an empty message, with its field among the lost ones. PreStartContainer is refused instead, because
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from adapters.dialect import Fidelity, Level, MalformedError, Rule, Wire, left_out
-from adapters.fields import of_allocate, of_list, of_options, of_preferred, of_registration
+from adapters import dialect, spelling
+from adapters.dialect import Fidelity, Level, MalformedError, Rule, Wire
+from adapters.pb.v1alpha import v0_1_pb2
 from adapters.pb.v1alpha import v1alpha2_pb2 as pb
-from adapters.spelling import CDI_ADVICE, health, parse, require_answers, require_bounded, serialize
 from devices.model import ContainerAnswer, ContainerRequest, Device, Field, Options, PreferredRequest, Registration
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from google.protobuf.descriptor import FileDescriptor
     from google.protobuf.message import Message
+
+    from adapters.dialect import Dialect
+    from devices.model import DeviceNode, Mount
 
 _NO_CALL = "kubelet 1.8 and 1.9 call ListAndWatch and Allocate only"
 _SAME = "as released in 1.8.15 and 1.9.11"
@@ -40,7 +43,9 @@ _RULES: Mapping[Field, Rule] = {
     Field.DEVICE_NODES: Rule(Fidelity.LOSSLESS, source=_SAME),
     Field.ANNOTATIONS: Rule(Fidelity.DEGRADED, source="came with kubelet 1.10; in no released alpha"),
     Field.CDI_DEVICES: Rule(
-        Fidelity.IMPOSSIBLE, source="came with kubelet 1.28; nothing else does what CDI does", advice=CDI_ADVICE
+        Fidelity.IMPOSSIBLE,
+        source="came with kubelet 1.28; nothing else does what CDI does",
+        advice=spelling.CDI_ADVICE,
     ),
     Field.PREFERRED_ALLOCATION: Rule(Fidelity.DEGRADED, source="came with kubelet 1.19; the kubelet chooses by itself"),
     Field.PRE_START: Rule(
@@ -73,36 +78,36 @@ class Alpha(Struct, eq=False):
         message = pb.RegisterRequest(
             version=registration.version, endpoint=registration.endpoint, resource_name=registration.resource_name
         )
-        return Wire(serialize(message), left_out(self, of_registration(registration)))
+        return Wire(spelling.serialize(message), dialect.left_out(self, dialect.of_registration(registration)))
 
     def decode_register(self, data: bytes) -> Registration:
-        message = parse(pb.RegisterRequest, data, self.name)
+        message = spelling.parse(pb.RegisterRequest, data, self.name)
         return Registration(message.version, message.endpoint, message.resource_name)
 
     def encode_options(self, options: Options) -> Wire:
-        return Wire(b"", left_out(self, of_options(options)))
+        return Wire(b"", dialect.left_out(self, dialect.of_options(options)))
 
     def decode_options(self, data: bytes) -> Options:
-        parse(pb.Empty, data, self.name)
+        spelling.parse(pb.Empty, data, self.name)
         return Options()
 
     def encode_list(self, devices: Sequence[Device]) -> Wire:
         message = pb.ListAndWatchResponse(
             devices=[pb.Device(ID=device.id, health=device.health.value) for device in devices]
         )
-        return Wire(serialize(message), left_out(self, of_list(devices)))
+        return Wire(spelling.serialize(message), dialect.left_out(self, dialect.of_list(devices)))
 
     def decode_list(self, data: bytes) -> tuple[Device, ...]:
-        message = parse(pb.ListAndWatchResponse, data, self.name)
-        return tuple(Device(device.ID, health(device.health)) for device in message.devices)
+        message = spelling.parse(pb.ListAndWatchResponse, data, self.name)
+        return tuple(Device(device.ID, spelling.health(device.health)) for device in message.devices)
 
     def encode_allocate_request(self, containers: Sequence[ContainerRequest]) -> Wire:
-        lost = left_out(self, of_allocate(containers))
-        return Wire(serialize(pb.AllocateRequest(devicesIDs=containers[0].device_ids)), lost)
+        lost = dialect.left_out(self, dialect.of_allocate(containers))
+        return Wire(spelling.serialize(pb.AllocateRequest(devicesIDs=containers[0].device_ids)), lost)
 
     def decode_allocate_request(self, data: bytes) -> tuple[ContainerRequest, ...]:
-        require_bounded(data, containers=False)
-        message = parse(pb.AllocateRequest, data, self.name)
+        spelling.require_bounded(data, containers=False)
+        message = spelling.parse(pb.AllocateRequest, data, self.name)
         return (ContainerRequest(tuple(message.devicesIDs)),)
 
     def encode_allocate_answer(
@@ -111,31 +116,84 @@ class Alpha(Struct, eq=False):
         answers: Sequence[ContainerAnswer],
         level: Level,
     ) -> Wire:
-        require_answers(containers, answers)
-        lost = left_out(self, of_allocate(containers, answers), level)
+        spelling.require_answers(containers, answers)
+        lost = dialect.left_out(self, dialect.of_allocate(containers, answers), level)
         [container], [answer] = containers, answers
-        return Wire(serialize(self.spell_answer(container, answer)), lost)
+        return Wire(spelling.serialize(self.spell_answer(container, answer)), lost)
 
     def decode_allocate_answer(self, data: bytes) -> tuple[ContainerAnswer, ...]:
         return (self.read_answer(data),)
 
     def encode_preferred_request(self, containers: Sequence[PreferredRequest]) -> Wire:
-        return Wire(b"", left_out(self, of_preferred(containers)))
+        return Wire(b"", dialect.left_out(self, dialect.of_preferred(containers)))
 
     def decode_preferred_request(self, data: bytes) -> tuple[PreferredRequest, ...]:
-        parse(pb.Empty, data, self.name)
+        spelling.parse(pb.Empty, data, self.name)
         return ()
 
     def encode_preferred_answer(self, containers: Sequence[Sequence[str]]) -> Wire:
-        return Wire(b"", left_out(self, of_preferred(containers)))
+        return Wire(b"", dialect.left_out(self, dialect.of_preferred(containers)))
 
     def decode_preferred_answer(self, data: bytes) -> tuple[tuple[str, ...], ...]:
-        parse(pb.Empty, data, self.name)
+        spelling.parse(pb.Empty, data, self.name)
         return ()
 
-    def encode_pre_start_request(self, device_ids: Sequence[str]) -> Wire:  # noqa: ARG002  nothing of it can be said
-        return Wire(b"", left_out(self, [Field.PRE_START]))
+    def encode_pre_start_request(self, device_ids: Sequence[str]) -> Wire:  # noqa: ARG002  it can carry none of them
+        return Wire(b"", dialect.left_out(self, [Field.PRE_START]))
 
     def decode_pre_start_request(self, data: bytes) -> tuple[str, ...]:
-        message = f"device plugin API {self.name} has no PreStartContainer, but {len(data)} bytes of a request came"
-        raise MalformedError(message)
+        raise MalformedError(
+            f"device plugin API {self.name} has no PreStartContainer, but {len(data)} bytes of a request came"
+        )
+
+
+def _spell_specs(container: ContainerRequest, answer: ContainerAnswer) -> v0_1_pb2.AllocateResponse:
+    """Return a spec for each device ID of the request. The first one has everything, because the kubelet merges them."""
+    specs = [v0_1_pb2.DeviceRuntimeSpec(ID=device_id) for device_id in container.device_ids or ("",)]
+    spelling.fill(specs[0], answer)
+    return v0_1_pb2.AllocateResponse(spec=specs)
+
+
+def _read_specs(data: bytes) -> ContainerAnswer:
+    """Merge the specs as kubelet 1.8 does: if a variable or a container path is there twice, the first one is used."""
+    envs: dict[str, str] = {}
+    mounted: dict[str, Mount] = {}
+    nodes: dict[str, DeviceNode] = {}
+    for spec in spelling.parse(v0_1_pb2.AllocateResponse, data, "0.1").spec:
+        envs = {**spec.envs, **envs}
+        for mount in spelling.mounts(spec):
+            mounted.setdefault(mount.container_path, mount)
+        for node in spelling.device_nodes(spec):
+            nodes.setdefault(node.container_path, node)
+    return ContainerAnswer(envs, tuple(mounted.values()), tuple(nodes.values()))
+
+
+def _spell_flat(_container: ContainerRequest, answer: ContainerAnswer) -> pb.AllocateResponse:
+    message = pb.AllocateResponse()
+    spelling.fill(message, answer)
+    return message
+
+
+def _read_flat(data: bytes) -> ContainerAnswer:
+    message = spelling.parse(pb.AllocateResponse, data, "v1alpha2")
+    return ContainerAnswer(dict(message.envs), spelling.mounts(message), spelling.device_nodes(message))
+
+
+V0_1: Dialect = Alpha(
+    "0.1",
+    Level(8, 8),
+    _spell_specs,
+    _read_specs,
+    v0_1_pb2.DESCRIPTOR,
+    asks_again=True,
+    writes_late=True,
+    names_itself=False,
+)
+"""Kubelet 1.8: Allocate answers with one spec for each device ID.
+
+Neither side notices the form of 1.9, which has the same service name (kubernetes#53031): here it is silently empty.
+"""
+# At each list and after each Allocate, 1.9 writes its checkpoint in place without a lock. Two writes at once break it, and after
+# the next start the kubelet gives held devices away. 1.8 writes only after Allocate, one pod at a time. 1.10 renames into place.
+V1ALPHA2: Dialect = Alpha("v1alpha2", Level(9, 9), _spell_flat, _read_flat, pb.DESCRIPTOR, spacing=0.02)
+"""Kubelet 1.9: the answer to Allocate is that of its one container."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
@@ -26,7 +26,7 @@ from devices.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from google.protobuf.descriptor import FileDescriptor
 
@@ -166,7 +166,7 @@ def left_out(dialect: Dialect, used: Iterable[Field], level: Level | None = None
 
     Args:
         dialect: the message's dialect.
-        used: the fields that the message uses (``adapters.fields``).
+        used: the fields that the message uses (``of_registration`` and the other functions below).
         level: the kubelets that may be at the other end; None: the newest that speak the dialect.
 
     Raises:
@@ -197,3 +197,55 @@ def sayable(dialect: Dialect, level: Level) -> Sayable:
         said=frozenset(field for field, found in verdicts.items() if found is Fidelity.LOSSLESS),
         unsure=frozenset(field for field, found in verdicts.items() if found is None),
     )
+
+
+# The parts of the model that a message uses: one function per kind of message, the same for every dialect.
+
+_OF_ANSWERS: Final = {
+    Field.ENVS: "envs",
+    Field.MOUNTS: "mounts",
+    Field.DEVICE_NODES: "device_nodes",
+    Field.ANNOTATIONS: "annotations",
+    Field.CDI_DEVICES: "cdi_devices",
+}
+
+
+def of_registration(registration: Registration) -> Iterator[Field]:
+    """Return the fields that Register uses."""
+    return _of(registration.options, Field.OPTIONS)
+
+
+def of_options(options: Options) -> Iterator[Field]:
+    """Return the fields that the answer of GetDevicePluginOptions uses."""
+    return _of(options, Field.GET_OPTIONS)
+
+
+def of_list(devices: Iterable[Device]) -> Iterator[Field]:
+    """Return the fields that a list uses."""
+    if any(device.numa_nodes for device in devices):
+        yield Field.TOPOLOGY
+
+
+def of_allocate(containers: Sequence[object], answers: Iterable[ContainerAnswer] = ()) -> Iterator[Field]:
+    """Return the fields that Allocate uses, in its request or its answer."""
+    if len(containers) != 1:
+        yield Field.SEVERAL_CONTAINERS
+    for answer in answers:
+        for field, name in _OF_ANSWERS.items():
+            if getattr(answer, name):
+                yield field
+
+
+def of_preferred(containers: Sequence[object]) -> Iterator[Field]:
+    """Return the fields that GetPreferredAllocation uses, in its request or its answer."""
+    if containers:
+        yield Field.PREFERRED_ALLOCATION
+
+
+def _of(options: Options, said_in: Field) -> Iterator[Field]:
+    if options.pre_start_required:
+        yield Field.PRE_START
+    if options.preferred_allocation:
+        yield Field.PREFERRED_ALLOCATION
+    if options != Options():
+        yield said_in

@@ -1,6 +1,6 @@
-"""The kubelet's plugin registration API, from the kubelet's side: what a plugin is, and what it is told of its fate.
+"""The kubelet's plugin registration API: the kubelet asks a socket for its plugin, and reports if it registered it.
 
-It is there from kubelet 1.11; its versions are alike on the wire.
+Kubelet 1.11 and later has it. Its versions have the same encoding.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from adapters.spelling import parse
 GET_INFO = "/pluginregistration.Registration/GetInfo"
 NOTIFY = "/pluginregistration.Registration/NotifyRegistrationStatus"
 DEVICE_PLUGIN = "DevicePlugin"
-"""The type of a device plugin; others are drivers for volumes and for dynamic resources."""
+"""The type of a device plugin. Other types are drivers for volumes and for dynamic resources."""
 LONGEST_REASON = 1024
-"""Characters of a refusal that are kept."""
+"""Most characters of a refusal that are kept."""
 _API = "pluginregistration"
 MAX_INFO = 64 * 1024
-"""The most bytes of a GetInfo answer that are read: a resource name and some versions."""
+"""Most bytes of an answer to GetInfo: a resource name and some versions."""
 
 
 class PluginInfo(Struct, frozen=True):
-    """What a plugin says of itself. ``endpoint`` is a path as the plugin sees it; empty: the socket that was asked."""
+    """What a plugin reports. ``endpoint`` is a path as the plugin sees it; empty: the socket that was asked."""
 
     kind: str
     name: str
@@ -32,10 +32,10 @@ class PluginInfo(Struct, frozen=True):
 
 
 def decode_info(data: bytes) -> PluginInfo:
-    """Read GetInfo's answer.
+    """Decode the answer to GetInfo.
 
     Raises:
-        MalformedError: it is none, or larger than any plugin's.
+        MalformedError: it is not a PluginInfo, or is too long.
     """
     if len(data) > MAX_INFO:
         raise MalformedError(f"the PluginInfo is too long ({len(data)} bytes). Allowed: {MAX_INFO}")
@@ -44,22 +44,22 @@ def decode_info(data: bytes) -> PluginInfo:
 
 
 def encode_status(error: str) -> bytes:
-    """Spell NotifyRegistrationStatus's request: registered, or why not."""
+    """Encode the request of NotifyRegistrationStatus. ``error`` is why the plugin isn't registered; '' if it is."""
     return pb.RegistrationStatus(plugin_registered=not error, error=error).SerializeToString()
 
 
 def encode_info(info: PluginInfo) -> bytes:
-    """Spell GetInfo's answer."""
+    """Encode the answer to GetInfo."""
     return pb.PluginInfo(
         type=info.kind, name=info.name, endpoint=info.endpoint, supported_versions=info.versions
     ).SerializeToString()
 
 
 def decode_status(data: bytes) -> str:
-    """Read NotifyRegistrationStatus's request: why the plugin isn't registered, empty where it is.
+    """Decode the request of NotifyRegistrationStatus. Return why the plugin isn't registered; '' if it is.
 
     Raises:
-        MalformedError: it is none.
+        MalformedError: it is not a RegistrationStatus.
     """
     message = parse(pb.RegistrationStatus, data, _API)
     return "" if message.plugin_registered else message.error[:LONGEST_REASON] or "refused, without a reason"

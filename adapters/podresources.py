@@ -1,7 +1,7 @@
-"""The kubelet's pod-resources API: what the kubelet believes of devices, and of who holds them. Wire -> model only.
+"""Decode the kubelet's pod-resources API: its devices, and the containers that hold them.
 
-v1 is there from kubelet 1.20, v1alpha1 from 1.13 (by default from 1.15). v1alpha1 has List alone, and its answer is one of
-v1 on the wire, with fewer fields.
+Kubelet 1.20 and later has v1; 1.13 and later has v1alpha1 (by default since 1.15). v1alpha1 has only List, and its answer is
+one of v1 with fewer fields.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LIST_V1ALPHA1 = "/v1alpha1.PodResourcesLister/List"
 _API = "pod-resources"
 
 MAX_PARTS = 300_000
-"""The most messages and texts in an answer. 10 000 devices have 60 000; an empty message is 2 bytes on the wire, 150 in memory."""
+"""Most messages and texts in an answer: 10,000 devices have 60,000. An empty message takes 2 bytes on the wire and 150 in memory."""
 LONGEST_HOLDER = 63 + 253 + 63 + 2
-"""Characters of namespace, pod and container (RFC 1123, as Kubernetes has their names): each of a pod's holders repeats the pod's."""
+"""Most characters of namespace, pod and container name together (RFC 1123). Each container's holder repeats the first two."""
 _BEGINNINGS = bytes(base + (field << 3 | 2) for field in range(1, 4) for base in (0, 0x80))
-"""The bytes with which texts and messages of the fields 1 to 3 begin, in the shortest spelling and in longer ones."""
+"""The first bytes of texts and messages in fields 1 to 3, in the shortest encoding and in longer ones."""
 
 
 def _require_bounded(data: bytes) -> None:
@@ -39,10 +39,10 @@ def _require_bounded(data: bytes) -> None:
 
 
 def decode_allocatable(data: bytes) -> dict[str, frozenset[str]]:
-    """Read which device IDs the kubelet would give out, healthy and taken alike, by resource name.
+    """Return the device IDs that the kubelet counts as allocatable, by resource name. Held devices are among them.
 
     Raises:
-        MalformedError: it is no AllocatableResourcesResponse.
+        MalformedError: it is not an AllocatableResourcesResponse.
     """
     _require_bounded(data)
     message = parse(pb.AllocatableResourcesResponse, data, _API)
@@ -53,32 +53,30 @@ def decode_allocatable(data: bytes) -> dict[str, frozenset[str]]:
 
 
 def encode_get(pod: str) -> bytes:
-    """Ask Get for one pod (``namespace/pod``). Its answer is a List of that pod on the wire."""
+    """Encode a Get for one pod (``namespace/pod``). Its answer has the encoding of a List with that pod."""
     namespace, _, name = pod.partition("/")
     return pb.GetPodResourcesRequest(pod_name=name, pod_namespace=namespace).SerializeToString()
 
 
 def is_not_found(details: str) -> bool:
-    """Tell by the text of an error whether Get knows no such pod: the code is UNKNOWN, as of any other error of a kubelet."""
+    """Return True if an error of Get says that the pod doesn't exist. The code doesn't show it: it is UNKNOWN for every error."""
     return details.startswith("pod ") and details.endswith(" not found")
 
 
 class Listed(Struct, frozen=True):
-    """What List says."""
+    """The content of a List."""
 
     held: Mapping[str, Mapping[str, str]]
-    """Who holds which device: ``namespace/pod/container``, by resource name and device ID."""
+    """The holder of each device, ``namespace/pod/container``, by resource name and device ID."""
     pods: frozenset[str]
-    """Which pods there are, with devices or without: ``namespace/pod``."""
+    """All pods, with or without devices: ``namespace/pod``."""
 
 
 def decode_list(data: bytes) -> Listed:
-    """Read who holds which device, and which pods there are, of v1 and of v1alpha1.
-
-    A device that several containers of a pod share has the first of them.
+    """Decode a List of v1 or v1alpha1. If several containers of a pod share a device, the first one is its holder.
 
     Raises:
-        MalformedError: it is no ListPodResourcesResponse, or names what Kubernetes can't name so.
+        MalformedError: it is not a ListPodResourcesResponse, or a name is longer than Kubernetes allows.
     """
     _require_bounded(data)
     message = parse(pb.ListPodResourcesResponse, data, _API)

@@ -1,7 +1,7 @@
-"""What is spelled alike: how bytes become a message, of any API here; and of the dialects a device's health and a container's answer.
+"""Encode and decode what several APIs have in common: any protobuf message, a device's health, a container's answer.
 
-The three container answers (a spec of 0.1, the whole answer of v1alpha2, a container's response of v1beta1) number
-their fields differently but call them the same; so they are filled and read by one piece of code, typed for all three.
+The container's answer has the same field names in each dialect (a spec of 0.1, the whole answer of v1alpha2, a container's
+response of v1beta1), with other field numbers. So the same functions fill and read all three.
 """
 
 from __future__ import annotations
@@ -25,46 +25,45 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=Message)
 
 MAX_CONTAINERS: Final = 1024
-"""The most containers in one request; kubelets ask for one at a time."""
+"""Most containers in one request. Kubelets ask for one at a time."""
 MAX_NAMES: Final = 200_000
-"""The most device IDs in one request: GetPreferredAllocation names every free device, twice if an init container had it."""
+"""Most device IDs in one request. GetPreferredAllocation names every free device, twice if an init container had it."""
 _BEGINNINGS: Final = b"\x0a\x12\x8a\x92"
-"""The bytes with which texts and messages of field 1 and 2 begin, in the shortest spelling and in longer ones."""
+"""The first bytes of texts and messages in fields 1 and 2, in the shortest encoding and in longer ones."""
 _PIECE: Final = 64 * 1024
 _LONGEST_VARINT: Final = 10
 
 CDI_ADVICE = (
-    "a container runtime resolves CDI names to more than device nodes, so nothing else stands for them; "
-    "answer with environment variables or device nodes, or run kubelet 1.29 or later"
+    "a container runtime adds more for a CDI name than device nodes, so the gateway can't replace it. "
+    "Use environment variables or device nodes, or kubelet 1.29 or later"
 )
 
 
 def parse(kind: type[M], data: bytes, api: str) -> M:
-    """Read ``data`` as a message of ``kind``, for ``api``; fields that it doesn't know are ignored, as every kubelet does.
+    """Decode a message of an API. Unknown fields are ignored, as every kubelet does.
 
     Raises:
-        MalformedError: the bytes are no protobuf, or have another type (or broken UTF-8) under a known field number.
+        MalformedError: it is not protobuf, or a known field has another type or invalid UTF-8.
     """
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        message = (
+        raise MalformedError(
             f"{len(data)} bytes are no {kind.DESCRIPTOR.name} of the API {api} ({error}). Does the peer speak {api}?"
-        )
-        raise MalformedError(message) from error
+        ) from error
 
 
 def require_bounded(data: bytes, *, containers: bool) -> None:
-    """Check how much a request can hold before it is decoded: an empty container is 2 bytes on the wire and 150 in memory.
+    """Refuse a request with too many parts before it is decoded. An empty container takes 2 bytes on the wire and 150 in memory.
 
     Args:
-        data: a request whose fields number 1 and 2 are all that repeats, on each level (as in every request of a kubelet).
-        containers: whether its first level is containers, and not device IDs.
+        data: the request. On each level only its fields 1 and 2 repeat, as in every request of a kubelet.
+        containers: True if its first level has containers, False if it has device IDs.
 
     Raises:
-        MalformedError: it may hold more than ``MAX_NAMES`` device IDs, or holds more than ``MAX_CONTAINERS`` containers.
+        MalformedError: it may have more than ``MAX_NAMES`` device IDs, or it has more than ``MAX_CONTAINERS`` containers.
     """
-    if len(data) <= MAX_CONTAINERS:  # Each takes a byte at least.
+    if len(data) <= MAX_CONTAINERS:  # Each part takes at least one byte.
         return
     if has_more_of(data, _BEGINNINGS, MAX_NAMES):
         raise MalformedError(
@@ -75,9 +74,9 @@ def require_bounded(data: bytes, *, containers: bool) -> None:
 
 
 def has_more_of(data: bytes, these: bytes, most: int) -> bool:
-    """Whether a message has more than so many of these bytes. It is looked at no further than that shows.
+    """Return True if a message has more than ``most`` of these bytes. Stop at the first piece that shows it.
 
-    To take them out is a quarter of what it costs to count one after another: 4 MiB take 3 ms at most.
+    Removing the bytes and comparing lengths takes a quarter of the time that counting each takes: at most 3 ms for 4 MiB.
     """
     left = most
     for at in range(0, len(data), _PIECE):
@@ -89,7 +88,7 @@ def has_more_of(data: bytes, these: bytes, most: int) -> bool:
 
 
 def has_more_fields(data: bytes, most: int) -> bool:
-    """Whether the first level of a message has more than so many fields; what is no message is left to its parser."""
+    """Return True if the first level of a message has more than ``most`` fields. The parser refuses what is not a message."""
     at = count = 0
     while at < len(data):
         count += 1
@@ -106,13 +105,13 @@ def has_more_fields(data: bytes, most: int) -> bool:
                 at += length
             case 5:
                 at += 4
-            case _:  # A group begins or ends, which has no length: what is in it is counted, too.
+            case _:  # A group begins or ends. It has no length, so its fields are counted as well.
                 pass
     return False
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read a variable-length number; return it and where it ends."""
+    """Decode a variable-length number; return it and the position after it."""
     number = shift = 0
     for byte in data[at : at + _LONGEST_VARINT]:
         number |= (byte & 0x7F) << shift
@@ -123,28 +122,27 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def serialize(message: Message) -> bytes:
-    """Spell ``message``; the same message always gives the same bytes (protobuf leaves the order of maps open)."""
+    """Encode a message. Equal messages give equal bytes, although protobuf leaves the order of maps open."""
     return message.SerializeToString(deterministic=True)
 
 
 def health(word: str) -> Health:
-    """Read a device's health. Any word but ``Healthy`` is unhealthy: so counts each kubelet (read in 1.8, 1.10, 1.20, 1.28)."""
+    """Decode a device's health. Every word except ``Healthy`` means unhealthy, as for each kubelet (read in 1.8, 1.10, 1.20, 1.28)."""
     return Health.HEALTHY if word == Health.HEALTHY.value else Health.UNHEALTHY
 
 
 def require_answers(containers: Sequence[ContainerRequest], answers: Sequence[ContainerAnswer]) -> None:
-    """Check that each container has its answer: a short list panics kubelets of 1.10's age (kubernetes#66596).
+    """Check that each container has an answer. With too few answers a kubelet such as 1.10 panics (kubernetes#66596).
 
     Raises:
-        ValueError: the numbers differ or are 0, which is a mistake of the caller.
+        ValueError: the numbers differ or are 0, which is a defect of the caller.
     """
     if not containers or len(containers) != len(answers):
-        message = f"{len(answers)} answers for {len(containers)} containers. Each container needs one"
-        raise ValueError(message)
+        raise ValueError(f"{len(answers)} answers for {len(containers)} containers. Each container needs one")
 
 
 def fill(spec: Spec, answer: ContainerAnswer) -> None:
-    """Put the environment variables, mounts and device nodes of ``answer`` into ``spec``."""
+    """Set the environment variables, mounts and device nodes of a container's answer."""
     for name, value in answer.envs.items():
         spec.envs[name] = value
     for mount in answer.mounts:
@@ -154,10 +152,10 @@ def fill(spec: Spec, answer: ContainerAnswer) -> None:
 
 
 def mounts(spec: Spec) -> tuple[Mount, ...]:
-    """Read the mounts of ``spec``."""
+    """Return the mounts of a container's answer."""
     return tuple(Mount(mount.container_path, mount.host_path, mount.read_only) for mount in spec.mounts)
 
 
 def device_nodes(spec: Spec) -> tuple[DeviceNode, ...]:
-    """Read the device nodes of ``spec``."""
+    """Return the device nodes of a container's answer."""
     return tuple(DeviceNode(node.container_path, node.host_path, node.permissions) for node in spec.devices)

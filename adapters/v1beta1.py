@@ -1,27 +1,16 @@
-"""The dialect v1beta1 of kubelet 1.10 to today. It only grew, so how much of it arrives depends on the kubelet's level.
+"""The dialect v1beta1 of kubelet 1.10 and later. It only grew, so older kubelets read fewer of its fields.
 
-Kubelets drop what they don't know in silence. So everything that is harmless is always spelled, and only CDI names to a
-kubelet that certainly drops them are refused: its container would start without its device.
+A kubelet silently drops fields that it doesn't know. So all fields are always encoded, except CDI names for a kubelet that
+certainly drops them: they are refused, because the container would start without its device.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.dialect import Fidelity, Level, Rule, Wire, left_out
-from adapters.fields import of_allocate, of_list, of_options, of_preferred, of_registration
+from adapters import dialect, spelling
+from adapters.dialect import Fidelity, Level, Rule, Wire
 from adapters.pb.v1beta1 import v1beta1_pb2 as pb
-from adapters.spelling import (
-    CDI_ADVICE,
-    device_nodes,
-    fill,
-    health,
-    mounts,
-    parse,
-    require_answers,
-    require_bounded,
-    serialize,
-)
 from devices.model import ContainerAnswer, ContainerRequest, Device, Field, Options, PreferredRequest, Registration
 
 if TYPE_CHECKING:
@@ -52,7 +41,7 @@ RULES: Mapping[Field, Rule] = {
         since=29,
         before=Fidelity.IMPOSSIBLE,
         source="came with 1.28; its gate DevicePluginCDIDevices is on by default from 1.29",
-        advice=CDI_ADVICE,
+        advice=spelling.CDI_ADVICE,
     ),
     Field.PREFERRED_ALLOCATION: Rule(
         Fidelity.LOSSLESS,
@@ -69,9 +58,9 @@ class Beta:
 
     Args:
         name: the version, after which the kubelet names its services.
-        kubelets: those that speak it.
+        kubelets: the kubelets that speak it.
         messages: its generated module (``adapters.pb``).
-        rules: what becomes of each field.
+        rules: what happens to each field.
     """
 
     spacing = 0.0
@@ -83,7 +72,7 @@ class Beta:
         self.kubelets, self.rules = kubelets, rules
         self.registration_service, self.plugin_service = f"{name}.Registration", f"{name}.DevicePlugin"
         self.schema: FileDescriptor = messages.DESCRIPTOR
-        self._messages = messages  # Of no type: the properties of tests/unit/test_adapters.py hold for each.
+        self._messages = messages  # Untyped: tests/unit/test_adapters.py holds for each version.
 
     def encode_register(self, registration: Registration) -> Wire:
         message = self._messages.RegisterRequest(
@@ -92,26 +81,26 @@ class Beta:
             resource_name=registration.resource_name,
             options=self._options(registration.options),
         )
-        return Wire(serialize(message), left_out(self, of_registration(registration)))
+        return Wire(spelling.serialize(message), dialect.left_out(self, dialect.of_registration(registration)))
 
     def decode_register(self, data: bytes) -> Registration:
-        message = parse(self._messages.RegisterRequest, data, self.name)
+        message = spelling.parse(self._messages.RegisterRequest, data, self.name)
         return Registration(message.version, message.endpoint, message.resource_name, _read_options(message.options))
 
     def encode_options(self, options: Options) -> Wire:
-        return Wire(serialize(self._options(options)), left_out(self, of_options(options)))
+        return Wire(spelling.serialize(self._options(options)), dialect.left_out(self, dialect.of_options(options)))
 
     def decode_options(self, data: bytes) -> Options:
-        return _read_options(parse(self._messages.DevicePluginOptions, data, self.name))
+        return _read_options(spelling.parse(self._messages.DevicePluginOptions, data, self.name))
 
     def encode_list(self, devices: Sequence[Device]) -> Wire:
         message = self._messages.ListAndWatchResponse(devices=[self._device(device) for device in devices])
-        return Wire(serialize(message), left_out(self, of_list(devices)))
+        return Wire(spelling.serialize(message), dialect.left_out(self, dialect.of_list(devices)))
 
     def decode_list(self, data: bytes) -> tuple[Device, ...]:
-        message = parse(self._messages.ListAndWatchResponse, data, self.name)
+        message = spelling.parse(self._messages.ListAndWatchResponse, data, self.name)
         return tuple(
-            Device(device.ID, health(device.health), tuple(node.ID for node in device.topology.nodes))
+            Device(device.ID, spelling.health(device.health), tuple(node.ID for node in device.topology.nodes))
             for device in message.devices
         )
 
@@ -120,35 +109,35 @@ class Beta:
             self._messages.ContainerAllocateRequest(devicesIDs=container.device_ids) for container in containers
         ]
         message = self._messages.AllocateRequest(container_requests=requests)
-        return Wire(serialize(message), left_out(self, of_allocate(containers)))
+        return Wire(spelling.serialize(message), dialect.left_out(self, dialect.of_allocate(containers)))
 
     def decode_allocate_request(self, data: bytes) -> tuple[ContainerRequest, ...]:
-        require_bounded(data, containers=True)
-        message = parse(self._messages.AllocateRequest, data, self.name)
+        spelling.require_bounded(data, containers=True)
+        message = spelling.parse(self._messages.AllocateRequest, data, self.name)
         return tuple(ContainerRequest(tuple(request.devicesIDs)) for request in message.container_requests)
 
     def encode_allocate_answer(
         self, containers: Sequence[ContainerRequest], answers: Sequence[ContainerAnswer], level: Level
     ) -> Wire:
-        require_answers(containers, answers)
-        lost = left_out(self, of_allocate(containers, answers), level)
+        spelling.require_answers(containers, answers)
+        lost = dialect.left_out(self, dialect.of_allocate(containers, answers), level)
         message = self._messages.AllocateResponse()
         for answer in answers:
             response = message.container_responses.add()
-            fill(response, answer)
+            spelling.fill(response, answer)
             if answer.annotations:
                 response.annotations.update(answer.annotations)
             for name in answer.cdi_devices:
                 response.cdi_devices.add(name=name)
-        return Wire(serialize(message), lost)
+        return Wire(spelling.serialize(message), lost)
 
     def decode_allocate_answer(self, data: bytes) -> tuple[ContainerAnswer, ...]:
-        message = parse(self._messages.AllocateResponse, data, self.name)
+        message = spelling.parse(self._messages.AllocateResponse, data, self.name)
         return tuple(
             ContainerAnswer(
                 dict(response.envs),
-                mounts(response),
-                device_nodes(response),
+                spelling.mounts(response),
+                spelling.device_nodes(response),
                 dict(response.annotations),
                 tuple(device.name for device in response.cdi_devices),
             )
@@ -165,11 +154,11 @@ class Beta:
             for container in containers
         ]
         message = self._messages.PreferredAllocationRequest(container_requests=requests)
-        return Wire(serialize(message), left_out(self, of_preferred(containers)))
+        return Wire(spelling.serialize(message), dialect.left_out(self, dialect.of_preferred(containers)))
 
     def decode_preferred_request(self, data: bytes) -> tuple[PreferredRequest, ...]:
-        require_bounded(data, containers=True)
-        message = parse(self._messages.PreferredAllocationRequest, data, self.name)
+        spelling.require_bounded(data, containers=True)
+        message = spelling.parse(self._messages.PreferredAllocationRequest, data, self.name)
         return tuple(
             PreferredRequest(
                 tuple(request.available_deviceIDs), tuple(request.must_include_deviceIDs), request.allocation_size
@@ -182,19 +171,19 @@ class Beta:
             self._messages.ContainerPreferredAllocationResponse(deviceIDs=device_ids) for device_ids in containers
         ]
         message = self._messages.PreferredAllocationResponse(container_responses=responses)
-        return Wire(serialize(message), left_out(self, of_preferred(containers)))
+        return Wire(spelling.serialize(message), dialect.left_out(self, dialect.of_preferred(containers)))
 
     def decode_preferred_answer(self, data: bytes) -> tuple[tuple[str, ...], ...]:
-        message = parse(self._messages.PreferredAllocationResponse, data, self.name)
+        message = spelling.parse(self._messages.PreferredAllocationResponse, data, self.name)
         return tuple(tuple(response.deviceIDs) for response in message.container_responses)
 
     def encode_pre_start_request(self, device_ids: Sequence[str]) -> Wire:
         message = self._messages.PreStartContainerRequest(devicesIDs=device_ids)
-        return Wire(serialize(message), left_out(self, [Field.PRE_START]))
+        return Wire(spelling.serialize(message), dialect.left_out(self, [Field.PRE_START]))
 
     def decode_pre_start_request(self, data: bytes) -> tuple[str, ...]:
-        require_bounded(data, containers=False)
-        return tuple(parse(self._messages.PreStartContainerRequest, data, self.name).devicesIDs)
+        spelling.require_bounded(data, containers=False)
+        return tuple(spelling.parse(self._messages.PreStartContainerRequest, data, self.name).devicesIDs)
 
     def _options(self, options: Options) -> Any:
         return self._messages.DevicePluginOptions(
@@ -203,7 +192,7 @@ class Beta:
         )
 
     def _device(self, device: Device) -> Any:
-        """Spell a device; one without a known place has no topology at all, which is not a topology with no nodes."""
+        """Encode a device. Without a known NUMA node it has no topology, which is not the same as a topology without nodes."""
         message = self._messages.Device(ID=device.id, health=device.health.value)
         for node in device.numa_nodes:
             message.topology.nodes.add(ID=node)

@@ -25,6 +25,16 @@ async def after(event: Callable[[], Awaitable[object]], work: Coroutine[object, 
     await work
 
 
+async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None:
+    """Wait until one of the events is set, at most so many seconds (None: for ever)."""
+    waits = [asyncio.ensure_future(one.wait()) for one in events]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waits:
+            one.cancel()
+
+
 class Background:
     """Tasks that no code awaits. They are kept, because an event loop alone may lose them, and are ended together.
 

@@ -26,11 +26,11 @@ def encode(devices: Iterable[DeviceHealth], valid_s: int) -> bytes:
     """Encode the whole list. A device that isn't reported again within ``valid_s`` seconds is unknown to the kubelet."""
     message = pb.NodeWatchResourcesResponse()
     for one in devices:
-        told = message.devices.add(
+        added = message.devices.add(
             health=_WORDS[one.well],
             last_updated_time=one.at,
             health_check_timeout_seconds=valid_s,
             message=one.words[:LONGEST],
         )
-        told.device.pool_name, told.device.device_name = one.pool, one.device
+        added.device.pool_name, added.device.device_name = one.pool, one.device
     return serialize(message)

@@ -34,11 +34,11 @@ class UnsayableShareError(ValueError):
 
 
 class PluginApi(Struct, frozen=True):
-    """One version of the API. ``pb`` has its messages; ``says_share``: it carries the share of a device."""
+    """One version of the API. ``pb`` has its messages; ``carries_share``: it carries the share of a device."""
 
     version: str
     pb: Any
-    says_share: bool
+    carries_share: bool
 
     @property
     def service(self) -> str:
@@ -105,7 +105,7 @@ class PluginApi(Struct, frozen=True):
         device.pool_name, device.device_name = prepared.pool, prepared.device
         device.cdi_device_ids.extend(prepared.cdi_names)
         if prepared.share:
-            if not self.says_share:
+            if not self.carries_share:
                 raise UnsayableShareError(
                     f"this kubelet speaks {self.version}, which cannot name the share of {prepared.device}. "
                     "Ask for the whole device in the claim, or use kubelet 1.34 or later"
@@ -120,7 +120,7 @@ def _named(claim: ClaimName) -> ClaimName:
     return claim
 
 
-V1: Final = PluginApi("v1", v1_pb2, says_share=True)
-V1BETA1: Final = PluginApi("v1beta1", v1beta1_pb2, says_share=False)
+V1: Final = PluginApi("v1", v1_pb2, carries_share=True)
+V1BETA1: Final = PluginApi("v1beta1", v1beta1_pb2, carries_share=False)
 APIS: Final = (V1, V1BETA1)
 """The versions, newest first. A new one is one line."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -11,9 +10,10 @@ import structlog
 
 from devices.model import Fault, RefusedError
 from gateway.bridge import judge, shield
+from gateway.bridge.judge import REGISTRY
 from gateway.bridge.peer import AwayError
-from gateway.bridge.sockets import REGISTRY
 from gateway.kubelet.watch import socket_id
+from gateway.tasks import first_of
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from adapters.dialect import Dialect
     from devices.model import Options
-    from gateway.bridge.calls import BridgedResource
     from gateway.bridge.memory import PluginFolder
+    from gateway.bridge.plugin import Bridged
 
 RIVAL_GOES: Final = 1.0
 """Seconds for which a second plugin of a resource waits for the end of the first one's stream, before it is refused."""
@@ -34,19 +34,19 @@ _log = structlog.get_logger()
 
 
 class Admission:
-    """Accepts or refuses plugins (a ``sockets.Host``).
+    """Accepts or refuses plugins .
 
     Args:
         plugins: the accepted plugins, by the resource that they registered; new ones are added.
-        made: makes the ``BridgedResource`` of a resource.
+        made: makes the ``Bridged`` of a resource.
         occupied: returns who already offers the resource under its name for the kubelet; empty if none does.
         durable: waits until the plugins' file is on disk.
     """
 
     def __init__(
         self,
-        plugins: MutableMapping[str, BridgedResource],
-        made: Callable[[str], BridgedResource],
+        plugins: MutableMapping[str, Bridged],
+        made: Callable[[str], Bridged],
         occupied: Callable[[str], str],
         durable: Callable[[], Awaitable[None]],
     ) -> None:
@@ -137,9 +137,7 @@ class Admission:
             peer = one.peer
             if peer is None or peer is dead or peer.path == path:
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RIVAL_GOES):
-                    await peer.ended.wait()
+            await first_of(peer.ended, seconds=RIVAL_GOES)
             if peer is one.peer and not peer.ended.is_set() and await peer.answers():
                 raise RefusedError(
                     Fault.ALREADY_EXISTS,

@@ -18,6 +18,8 @@ from devices.naming import resource_name_error
 from devices.replicas import unshared
 
 KUBELET_SOCKET: Final = "kubelet.sock"
+REGISTRATION: Final = "device-plugins"
+REGISTRY: Final = "plugins_registry"
 MOST_PLUGINS: Final = 128
 """Most resources that are remembered. A node has a handful of plugins."""
 MOST_DEVICES: Final = 20_000
@@ -35,7 +37,7 @@ MOST_BYTES: Final = 1024 * 1024
 _LONGEST_PATH: Final = 107
 _MOST_NUMA_NODES: Final = 1024  # CONFIG_NODES_SHIFT is at most 10
 _OF_HARDWARE: Final = ("GPU-", "MIG-")
-_OURS: Final = ("device-plugins", "plugins_registry")
+_OURS: Final = (REGISTRATION, REGISTRY)
 
 
 def resource_error(name: str, allow: Sequence[str]) -> str | None:

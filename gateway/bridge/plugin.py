@@ -1,7 +1,6 @@
 """One bridged resource: the plugin that serves it, and its last list.
 
-``shield`` decides what is announced while the plugin is away. This module reads its streams, and reconnects. ``calls`` passes
-calls on.
+``shield`` decides what is announced while the plugin is away. This module reads its streams, reconnects, and passes calls on.
 """
 
 from __future__ import annotations
@@ -13,26 +12,26 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
 from adapters.registry import DIALECTS, by_name
-from devices.model import ContainerAnswer
-from gateway.bridge import judge, shield
-from gateway.bridge.peer import AwayError, Peer
+from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Health, Options, RefusedError
+from gateway.bridge import judge, memory, shield
+from gateway.bridge.memory import DeviceRow
+from gateway.bridge.peer import PREPARE_TIME, AwayError, ListPace, Peer
 from gateway.kubelet.watch import socket_id
-from gateway.tasks import Background
+from gateway.tasks import Background, first_of
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
     from adapters.dialect import Dialect
-    from devices.model import Device, Options
-    from gateway.bridge import memory
-    from gateway.bridge.memory import Api, DeviceRow, PluginFolder
-    from gateway.bridge.pace import ListPace
+    from devices.model import PreferredRequest
+    from gateway.bridge.memory import Api, PluginFolder
     from gateway.bridge.shield import Limits, Word
     from gateway.kubelet.watch import SocketId
 
@@ -52,6 +51,8 @@ PROBE_EVERY: Final = 5.0
 """Seconds between two checks of a plugin that hangs."""
 DEADLINE: Final = 30.0
 """Seconds for one Allocate, if an operator sets no other limit."""
+MOST_ANSWERS: Final = 256
+"""Most answers of a resource that are remembered, if an operator wants them repeated."""
 
 _log = structlog.get_logger()
 
@@ -78,10 +79,8 @@ class Bridged:
         self.resource, self._changed, self.limits = resource, changed, limits
         self._beside, self._pace = beside, pace
         self.word: Word = shield.Word()
-        self.rows: tuple[object, tuple[DeviceRow, ...]] = (
-            (),
-            (),
-        )  # The devices of a list, and their rows in the plugins' file.
+        self._rows_of: tuple[object, tuple[DeviceRow, ...]] = (), ()
+        """The devices of a list, and their rows in the plugins' file."""
         self.peer: Peer | None = None  # The registration that gets the calls; None while the plugin is away.
         self.path: Path | None = None  # Its last socket.
         self.registered_on: SocketId | None = None
@@ -229,11 +228,44 @@ class Bridged:
             self._changed()
         return kept
 
-    def recall(self, word: Word, path: Path, row: memory.Plugin) -> None:
-        """Take over what was remembered of it."""
-        self.word, self.path, self.folder, self.api, self.registered_on = word, path, row.folder, row.api, row.socket
+    def recall(self, path: Path, row: memory.Plugin) -> None:
+        """Take over what was remembered of it. A plugin that was away still is, since the same time."""
+        listed = (Device(one.id, Health.HEALTHY if one.well else Health.UNHEALTHY, one.numa) for one in row.devices)
+        devices = tuple(judge.placed(row.resource, one) for one in listed) if row.listed else None
+        # The file has Unix times, the shield monotonic ones.
+        since = None if row.away_since is None else time.monotonic() - max(0.0, time.time() - row.away_since)
+        self.word = shield.Word(devices, Options(row.pre_start, row.preferred), since, "" if since is None else row.why)
+        self.path, self.folder, self.api, self.registered_on = path, row.folder, row.api, row.socket
         self.answers = OrderedDict((frozenset(each.devices), each.given) for each in row.answers)
         self.trouble = ""
+
+    def remembered(self) -> memory.Plugin | None:
+        """Return the row for the plugins' file; None if the plugin never registered."""
+        word = self.word
+        if self.path is None:
+            return None
+        return memory.Plugin(
+            resource=self.resource,
+            folder=self.folder,
+            endpoint=self.path.name,
+            api=self.api,
+            devices=self._rows(),
+            pre_start=word.options.pre_start_required,
+            preferred=word.options.preferred_allocation,
+            away_since=None if word.away_since is None else time.time() - (time.monotonic() - word.away_since),
+            why=word.why[:4096],
+            answers=tuple(memory.EarlierAnswer(tuple(sorted(asked)), given) for asked, given in self.answers.items()),
+            socket=self.registered_on,
+            listed=word.devices is not None,
+        )
+
+    def _rows(self) -> tuple[DeviceRow, ...]:
+        """Return the devices for the file. They are converted once per list, because those of all plugins take tens of milliseconds."""
+        devices = self.word.devices or ()
+        if self._rows_of[0] is not devices:
+            rows = tuple(DeviceRow(one.id, one.health is Health.HEALTHY, one.numa_nodes) for one in devices)
+            self._rows_of = devices, rows
+        return self._rows_of[1]
 
     @property
     def endpoint(self) -> str:
@@ -335,6 +367,154 @@ class Bridged:
         for peer in peers:
             if peer is not None:
                 await peer.close()
+
+    # The calls. While the plugin is away, they wait as long as its devices are shielded.
+
+    async def allocate(self, request: ContainerRequest) -> ContainerAnswer:
+        """Let the plugin answer. It gets one call at a time, in order, because some plugins look for *the* pod that is waiting.
+
+        Raises:
+            RefusedError: the plugin refused, in its words; UNAVAILABLE if it is away for too long, DEADLINE_EXCEEDED if it
+                hangs.
+        """
+        async with self._turn:
+            return await self._answered(request)
+
+    async def _answered(self, request: ContainerRequest) -> ContainerAnswer:
+        while True:
+            peer = self.peer
+            if peer is None:
+                earlier = self.answers.get(frozenset(request.device_ids)) if self.repeats else None
+                if earlier is not None:
+                    self.repeated += 1
+                    self._log.warning(
+                        "the plugin is away: an earlier answer is repeated", devices=len(request.device_ids)
+                    )
+                    return earlier
+                await self._returned(shield.left(self.word, self.limits, time.monotonic()))
+                continue
+            if not await self._knows(request.device_ids, peer):
+                continue
+            try:
+                answer = await peer.allocate(request, self.deadline)
+            except AwayError as error:
+                await self._let_down(peer, error)
+                continue
+            self._note(request, answer)
+            return answer
+
+    async def prefer(self, request: PreferredRequest) -> tuple[str, ...]:
+        """Let the plugin choose. If it is away or lacks some of the devices, choose the first available ones.
+
+        Raises:
+            RefusedError: the plugin refused, in its words.
+        """
+        if self.peer is not None and self._heard.is_set() and not self._unlisted(request.available):
+            try:
+                return await self.peer.prefer(request)
+            except AwayError as error:
+                self._log.warning("the plugin didn't choose: the first available devices are taken", reason=str(error))
+        must = request.must_include
+        rest = [one for one in request.available if one not in frozenset(must)]
+        return (*must, *rest[: max(0, request.size - len(must))])
+
+    async def prepare(self, device_ids: tuple[str, ...]) -> None:
+        """Let the plugin prepare devices. The kubelet calls again if that is refused.
+
+        Raises:
+            RefusedError: as for ``allocate``.
+        """
+        if not self.word.options.pre_start_required:
+            return
+        ends = time.monotonic() + PREPARE_TIME
+        while True:
+            if self.peer is None:
+                await self._returned(
+                    min(shield.left(self.word, self.limits, time.monotonic()), ends - time.monotonic())
+                )
+                continue
+            peer = self.peer
+            try:
+                await peer.prepare(device_ids, max(0.1, ends - time.monotonic()))
+            except AwayError as error:
+                await self._let_down(peer, error)
+            else:
+                return
+
+    async def _knows(self, device_ids: Collection[str], peer: Peer) -> bool:
+        """Return True if the plugin may be asked for these devices; False if it went meanwhile.
+
+        A call that waited for the plugin has devices of its earlier list. The plugin may have lost one of them, and for an
+        unknown ID it may answer anything, or crash.
+
+        Raises:
+            RefusedError: the plugin lacks some of the devices.
+        """
+        if not self._heard.is_set():
+            await first_of(self._heard, seconds=FIRST_LIST)
+            self._heard.set()
+            if peer is not self.peer:
+                return False
+        if unlisted := self._unlisted(device_ids):
+            raise RefusedError(
+                Fault.NOT_FOUND,
+                f"the plugin of {self.resource} came back without {min(unlisted)!r}. Look at the plugin's "
+                "log; the kubelet has been told",
+            )
+        return True
+
+    def _unlisted(self, device_ids: Collection[str]) -> Collection[str]:
+        """Return the devices that the plugin doesn't list."""
+        listed = {one.id for one in self.word.devices or ()}
+        return [one for one in device_ids if one not in listed]
+
+    async def _returned(self, seconds: float) -> None:
+        """Wait until the plugin is back.
+
+        Raises:
+            RefusedError: it was not back in time.
+        """
+        self._back.clear()
+        await first_of(self._back, seconds=max(0.0, seconds))
+        if not self._back.is_set():
+            raise RefusedError(
+                Fault.UNAVAILABLE,
+                f"the plugin of {self.resource} is away ({self.word.why or 'never heard of'}). Look at "
+                f"its pod. With bridge.repeat for {self.resource} this call would get the earlier answer",
+            )
+
+    async def _let_down(self, peer: Peer, error: AwayError) -> None:
+        """Handle a call that got no answer, because the connection broke or the plugin hangs. Return if the call should be tried again.
+
+        Raises:
+            RefusedError: the plugin hangs.
+        """
+        if error.hangs and await peer.answers():
+            raise RefusedError(
+                Fault.DEADLINE_EXCEEDED,
+                f"the plugin of {self.resource} lives, but {error}: look at its log, or give it longer (bridge.deadlines)",
+            )
+        if peer is not self.peer:  # It registered again meanwhile.
+            return
+        if not error.hangs:
+            self.went(str(error))
+            return
+        self.went(f"it hangs: {error}", peer)
+        if not self.repeats:
+            raise RefusedError(
+                Fault.DEADLINE_EXCEEDED, f"the plugin of {self.resource} hangs: {error}; look at its pod, or end it"
+            )
+
+    def _note(self, request: ContainerRequest, answer: ContainerAnswer) -> None:
+        if not self.repeats or len(msgspec.json.encode(answer)) > judge.LONGEST_REPEATED:
+            return
+        asked = frozenset(request.device_ids)
+        before = self.answers.pop(asked, None)
+        self.answers[asked] = answer
+        while len(self.answers) > MOST_ANSWERS:
+            self.answers.popitem(last=False)
+        if before != answer:
+            self._changed()
 
 
 def _there(path: Path | None, kept: str) -> Path | None:

@@ -15,7 +15,7 @@ import contextlib
 import os
 import stat
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -24,6 +24,7 @@ from adapters.dialect import MalformedError
 from adapters.registry import DIALECTS
 from devices.model import Fault, Options, RefusedError
 from gateway.bridge import judge
+from gateway.bridge.judge import REGISTRATION, REGISTRY
 from gateway.bridge.peer import LIST_LIMIT
 from gateway.kubelet.watch import socket_id
 from gateway.wires import rpc
@@ -36,11 +37,9 @@ if TYPE_CHECKING:
 
     from adapters.dialect import Dialect
     from devices.model import Registration
-    from gateway.bridge.memory import PluginFolder
+    from gateway.bridge.admission import Admission
     from gateway.kubelet.watch import SocketId
 
-REGISTRATION: Final[PluginFolder] = "device-plugins"
-REGISTRY: Final[PluginFolder] = "plugins_registry"
 LOOK_EVERY: Final = 1.0
 """Seconds between two looks at the folders. A kubelet looks at plugins_registry as often."""
 INFO_TIME: Final = 1.0
@@ -75,19 +74,6 @@ _VERSIONS: Final = {
 _log = structlog.get_logger()
 
 
-class Host(Protocol):
-    """Accepts plugins."""
-
-    async def register(
-        self, path: Path, dialect: Dialect, resource: str, options: Options, folder: PluginFolder
-    ) -> None:
-        """Accept a plugin that serves on ``path``.
-
-        Raises:
-            RefusedError: it is refused; the message is for the plugin's author.
-        """
-
-
 def folder_error(folder: Path) -> str:
     """Make a folder if it is missing. Return why plugins must not register in it; empty if they may."""
     try:
@@ -114,7 +100,7 @@ class Sockets:
         spared: returns the sockets that stay when those of earlier plugins are removed.
     """
 
-    def __init__(self, folder: Path, host: Host, spared: Callable[[], Collection[Path]] = tuple) -> None:
+    def __init__(self, folder: Path, host: Admission, spared: Callable[[], Collection[Path]] = tuple) -> None:
         self.folder = folder
         self._host, self._spared = host, spared
         self._server: rpc.UnixServer | None = None
@@ -231,7 +217,7 @@ def _endpoint(root: Path, folder: str, name: str) -> Path:
 class Registry:
     """Finds plugins by their sockets in plugins_registry, asks for their names, and reports the result to them."""
 
-    def __init__(self, folder: Path, root: Path, host: Host) -> None:
+    def __init__(self, folder: Path, root: Path, host: Admission) -> None:
         self._folder, self._root, self._host = folder, root, host
         self._seen: dict[str, SocketId] = {}
         """The sockets that were asked, by name."""

@@ -26,11 +26,10 @@ from devices.policy import Policy
 from devices.source import Behind, DeviceSource, Facts, Fate, Hindrance, Inventory, unclaimed
 from gateway.bridge import judge, memory, shield
 from gateway.bridge.admission import Admission
-from gateway.bridge.calls import BridgedResource
-from gateway.bridge.pace import ListPace
-from gateway.bridge.plugin import DEADLINE
-from gateway.bridge.recall import recalled, remembered
-from gateway.bridge.sockets import LOOK_EVERY, REGISTRATION, Sockets
+from gateway.bridge.judge import REGISTRATION
+from gateway.bridge.peer import ListPace
+from gateway.bridge.plugin import DEADLINE, Bridged
+from gateway.bridge.sockets import LOOK_EVERY, Sockets
 
 FIRST_CALLS: Final = 2.0
 """Seconds for which remembered plugins may answer before the socket is opened, which makes every plugin register again."""
@@ -58,7 +57,7 @@ class Bridge(DeviceSource):
         taken: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._state_dir = state_dir
-        self.plugins: dict[str, BridgedResource] = {}
+        self.plugins: dict[str, Bridged] = {}
         """The plugins, by the name that each registered."""
         self._taken, self._pace = taken, ListPace()
         self._keeper = memory.PluginsFile(state_dir, self._remembered)
@@ -176,7 +175,7 @@ class Bridge(DeviceSource):
     def _shown(self, resource: str) -> str:
         return self._policy.bridging.renames.get(resource, resource)
 
-    def _of(self, shown: str) -> BridgedResource | None:
+    def _of(self, shown: str) -> Bridged | None:
         if shown in self.plugins and self._shown(shown) == shown:
             return self.plugins[shown]
         return next((one for name, one in self.plugins.items() if self._shown(name) == shown), None)
@@ -217,7 +216,7 @@ class Bridge(DeviceSource):
         for name, row in known.items():
             one = self.plugins.get(name) or self._bridged(name)
             self.plugins[name] = one
-            one.recall(recalled(row), self._sockets.folder / row.folder / row.endpoint, row)
+            one.recall(self._sockets.folder / row.folder / row.endpoint, row)
 
     async def _keep_sockets(self) -> None:
         """Connect to the remembered plugins, then open the sockets, and keep them open. Never returns."""
@@ -251,18 +250,18 @@ class Bridge(DeviceSource):
         return [path for path in found if path is not None]
 
     def _remembered(self) -> tuple[memory.Plugin, ...]:
-        return tuple(row for one in self.plugins.values() if (row := remembered(one)) is not None)
+        return tuple(row for one in self.plugins.values() if (row := one.remembered()) is not None)
 
     def _changed(self) -> None:
         self._news.set()
         self._keeper.changed()
 
-    def _bridged(self, resource: str) -> BridgedResource:
-        one = BridgedResource(resource, self._changed, self._limits, self.plugins.values, self._pace)
+    def _bridged(self, resource: str) -> Bridged:
+        one = Bridged(resource, self._changed, self._limits, self.plugins.values, self._pace)
         self._settle(one)
         return one
 
-    def _settle(self, one: BridgedResource) -> None:
+    def _settle(self, one: Bridged) -> None:
         bridging = self._policy.bridging
         one.limits = self._limits
         one.repeats = any(fnmatchcase(one.resource, pattern) for pattern in bridging.repeat)
@@ -283,7 +282,7 @@ class Bridge(DeviceSource):
         """Let the plugin prepare its devices."""
         await self._asked_of(resource).prepare(device_ids)
 
-    def _asked_of(self, resource: str) -> BridgedResource:
+    def _asked_of(self, resource: str) -> Bridged:
         one = self._of(resource)
         if one is None:
             raise unclaimed(resource)

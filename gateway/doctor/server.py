@@ -159,7 +159,7 @@ def needed(statuses: Iterable[GatewayStatus]) -> tuple[tuple[str, str, str], ...
 
 async def asked(found: access.Access, name: str, rights: Sequence[tuple[str, str, str]] = ()) -> Cluster:
     """Ask the API server. A missing answer is None."""
-    api = client.Client(found, manager="gateway-doctor", version="")
+    api = client.Client(found, manager="gateway-doctor")
     try:
         node, missing = None, False
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +19,7 @@ from gateway.kubernetes.watch import Retries
 from gateway.sides import names, table
 from gateway.sides.side import Side
 from gateway.sides.table import ANNOTATION
+from gateway.tasks import first_of
 from gateway.telling import orders
 from gateway.telling.sides import ByNameStatus
 from gateway.wires.control import ControlError, shown
@@ -145,9 +145,7 @@ class Names:
             if (error := await self._look()) is None:
                 retries.worked()
             wait = LOOK_AT_CLASSES if error is None else retries.wait(error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await self._news.wait()
+            await first_of(self._news, seconds=wait)
             self._news.clear()
 
     async def _look(self) -> KubernetesError | None:
@@ -165,7 +163,7 @@ class Names:
         return failed if matters else None
 
     async def _read(self) -> None:
-        path, self._path = self._path or f"{(await publisher.ask(self._api)).path}/deviceclasses", ""
+        path, self._path = self._path or f"{publisher.api_path(await publisher.ask(self._api))}/deviceclasses", ""
         found, _ = await self._api.list(path, DeviceClass)
         self._path = path
         self._classes = {one.metadata.name: one.spec.resource for one in found}
@@ -226,10 +224,9 @@ class CrossingOrders:
             if self.trouble != before:
                 tell = _log.warning if self.trouble else _log.info
                 tell("the node's annotation", key=ANNOTATION, value=f"{self._wished:.80}", reason=self.trouble)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait if self._wished else None):
-                    await self._news.wait()
-                    wait = LOOK_FOR
+            await first_of(self._news, seconds=wait if self._wished else None)
+            if self._news.is_set():
+                wait = LOOK_FOR
             self._news.clear()
 
     async def _wish(self) -> ControlError | None:

@@ -10,7 +10,6 @@ import asyncio
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
@@ -21,11 +20,14 @@ from devices.model import ContainerAnswer, ContainerRequest, Field, RefusedError
 from gateway.dra import cdi, claims
 from gateway.dra.claims import Grant, ResourceClaim
 from gateway.kubernetes.client import KubernetesError
+from gateway.tasks import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from devices.source import DeviceSource
     from gateway.dra.offer import Offer
+    from gateway.dra.rivals import Rival
     from gateway.dra.timeslices import TimeSlices
     from gateway.memory.claimed import Claimed, ClaimedDevice
     from gateway.memory.ledger import Ledger
@@ -96,32 +98,8 @@ class Stock(Protocol):
         ...
 
 
-class Answering(Protocol):
-    """Says how a container gets devices (a ``DeviceSource``)."""
-
-    async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
-        """Return how a container gets these devices.
-
-        Raises:
-            RefusedError: it can't get them.
-        """
-        ...
-
-
-class Neighbour(Protocol):
-    """Another process that has, or had, the driver's name."""
-
-    def has(self, claim: ResourceClaim) -> str:
-        """Return which other process offered a device that a claim has; '' if none did."""
-        ...
-
-    async def lives(self) -> str:
-        """Return the other process's socket; '' if no process listens there."""
-        ...
-
-
 class ClaimsOf:
-    """The claims of one driver (``service.Claims``).
+    """The claims of one driver.
 
     Args:
         name: the driver's name.
@@ -132,9 +110,7 @@ class ClaimsOf:
         scribe: writes the ledger.
         read: reads a claim from the API server.
         slices: sets time-slice intervals.
-        folder: the folder of the CDI specifications.
-        patience: seconds for which a claim may wait.
-        rival: another process with the driver's name; None: there is none.
+        rival: another process with the driver's name.
     """
 
     def __init__(
@@ -142,17 +118,15 @@ class ClaimsOf:
         name: str,
         node: str,
         stock: Stock,
-        source: Answering,
+        source: DeviceSource,
         ledger: Ledger,
         scribe: Scribe,
         read: Callable[[ClaimName], Awaitable[ResourceClaim]],
         slices: TimeSlices,
-        folder: Path = cdi.FOLDER,
-        patience: float = PATIENCE,
-        rival: Neighbour | None = None,
+        rival: Rival,
     ) -> None:
         self.name, self._node, self._stock, self._source = name, node, stock, source
-        self._ledger, self._scribe, self._read, self._folder, self._patience = ledger, scribe, read, folder, patience
+        self._ledger, self._scribe, self._read, self._folder = ledger, scribe, read, cdi.FOLDER
         self._slices, self._rival = slices, rival
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._unprepared = asyncio.Event()
@@ -168,13 +142,13 @@ class ClaimsOf:
     @property
     def prepared(self) -> int:
         """How many claims have devices of this driver."""
-        return sum(row.driver == self.name for row in self._ledger.claims.values())
+        return len(self.rows())
 
     # What the kubelet asks.
 
     async def prepare(self, claim: ClaimName) -> Answer:
         """Prepare a claim's devices. If they are prepared and the claim wasn't allocated again, return the same answer again."""
-        deadline = asyncio.get_running_loop().time() + self._patience
+        deadline = asyncio.get_running_loop().time() + PATIENCE
         async with self._turn(claim.uid):
             if not self.decides.is_set():
                 return _NOBODY_LEADS
@@ -350,7 +324,7 @@ class ClaimsOf:
             return results
         if before is not None and claims.has(before, results):
             return before
-        if self._rival is not None and (theirs := self._rival.has(found)):
+        if theirs := self._rival.has(found):
             return Refused(f"{theirs}. Let that process prepare it, or delete the pod")
         configs = found.configs(self.name)
         while True:
@@ -367,23 +341,14 @@ class ClaimsOf:
                 asyncio.get_running_loop().call_later(TELLS, self._stock.claimed)
                 return row
             if asyncio.get_running_loop().time() >= deadline:
-                return Refused(f"{decision.reason}; waited {self._patience:g} s. The kubelet asks again in 60 to 90 s")
+                return Refused(f"{decision.reason}; waited {PATIENCE:g} s. The kubelet asks again in 60 to 90 s")
             self._stock.missed(self.name, (one.device for one in results))
-            await self._until(news, deadline)
-
-    async def _until(self, news: asyncio.Event, deadline: float) -> None:
-        """Wait until a device is offered or given back, at most half a second."""
-        waits = [asyncio.ensure_future(one.wait()) for one in (news, self._unprepared)]
-        try:
             left = max(deadline - asyncio.get_running_loop().time(), 0.0)
-            await asyncio.wait(waits, timeout=min(left, ASK_AGAIN), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waits:
-                one.cancel()
+            await first_of(news, self._unprepared, seconds=min(left, ASK_AGAIN))
 
     async def _of_another_process(self, claim: ClaimName) -> str:
         """Return which other process on the node may have prepared a claim that we haven't; '' if none did that still runs."""
-        if self._rival is None or not (socket := await self._rival.lives()):
+        if not (socket := await self._rival.lives()):
             return ""
         try:
             async with asyncio.timeout(KNOWN):

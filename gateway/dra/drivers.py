@@ -19,16 +19,16 @@ from msgspec import Struct
 from devices.claims import ClaimName
 from devices.replicas import unshared
 from gateway import compose
-from gateway.dra import cdi, offer, sockets
-from gateway.dra.claims import Allocated, ResourceClaim, allocations
+from gateway.dra import offer, sockets
+from gateway.dra.claims import Allocated, ResourceClaim, allocations, key
 from gateway.dra.crossing import Crossing
 from gateway.dra.desk import FIRST, CrossingOrders, Names, leave, not_taken, too_old
 from gateway.dra.driver import ClaimsOf, forget_ended_claims
 from gateway.dra.offer import first_said
-from gateway.dra.publisher import Current, Publisher
+from gateway.dra.publisher import Current, Publisher, api_path
 from gateway.dra.records import AskedClaims, EndedPods, arriving, counted, is_away, pods_of, until_listed
-from gateway.dra.serving.registered import Registered
-from gateway.dra.serving.rivals import Rivals
+from gateway.dra.rivals import Announced, Rival
+from gateway.dra.service import Service, serve
 from gateway.dra.timeslices import TimeSlices
 from gateway.kubernetes import access
 from gateway.kubernetes.allocatable import Allocatable
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from gateway.age import Age
     from gateway.configuration.settings import Settings
     from gateway.dra.offer import Offer
-    from gateway.dra.publisher import Server
     from gateway.dra.slices import Slice
     from gateway.memory.holdings import Holdings
     from gateway.registration.registrar import Resource
@@ -121,9 +120,8 @@ class Drivers:
         self._slices = TimeSlices(
             self._holdings.ledger, self._holdings.scribe, partial(compose.set_time_slice, settings)
         )
-        self._rivals = Rivals(self._registry, self._claims_with, self._holdings.ledger, self._others, self.registered)
-        own = self._registry, inside.age.token, inside.passes_to
-        self._registered = Registered(*own, lambda: self._kubelet, lambda: self.lacking)
+        self._announced, self._rivals = Announced(self._registry), dict[str, Rival]()
+        self._services: list[Service] = []
         self._news = asyncio.Event()
         self._kubelet: int | None = None
         self._learned = asyncio.Event()
@@ -214,7 +212,9 @@ class Drivers:
             self._holdings.beliefs.look_within(_LOOK_AGAIN)
         if (offers, why_not) == (self._offers, self._why_not):
             return
-        _tell_left_out(why_not, self._why_not)
+        if why_not != self._why_not:
+            left_out = {name: why for one in why_not.values() for name, why in one.items()}
+            _log.info("devices are not offered by DRA now", devices=left_out)
         self._offers, self._why_not = offers, why_not
         news, self._news = self._news, asyncio.Event()
         news.set()
@@ -222,7 +222,7 @@ class Drivers:
             self._publisher.changed()
         for driver in offers.keys() - self._serving:
             self._serving.add(driver)
-            self._tasks.background(self._rivals.add(driver).run())
+            self._tasks.background(self._rival(driver).run())
             self._tasks.background(self._keep_serving(driver))
 
     async def let_in(self, resource: str) -> None:
@@ -239,7 +239,7 @@ class Drivers:
         return self._standing(offer.driver_of(resource, self._settings.dra_drivers))
 
     def _standing(self, name: str) -> DriverStatus:
-        claims, rival = self._drivers.get(name), self._rivals.of(name)
+        claims, rival = self._drivers.get(name), self._rivals.get(name)
         changed = None if claims is None else claims.changed_at
         return DriverStatus(
             name=name,
@@ -284,7 +284,11 @@ class Drivers:
         """Offer and prepare devices. Never returns."""
         self.update()
         self._holdings.beliefs.look_within(0)
-        listed, later = partial(until_listed, self.decides, self._inside.resources, lambda: is_known(self.crossing)), []
+
+        def is_known() -> bool:
+            return self.crossing is not None and self.crossing.is_known
+
+        listed, later = partial(until_listed, self.decides, self._inside.resources, is_known), []
         work = [forget_ended_claims(self._drivers, self._read, partial(is_away, self._holdings.presence), self._slices)]
         own = OwnNode(self._api, self._settings)
         own.told += self._inside.told
@@ -310,8 +314,8 @@ class Drivers:
                 },
                 lambda driver: driver in self._drivers and self._drivers[driver].is_registered,
                 self.update,
-                self._rivals.of,
-                self._rivals.noticed,
+                self._rivals.get,
+                self._slices_changed,
             )
             group.create_task(self._publisher.watch())
             await listed()
@@ -320,6 +324,10 @@ class Drivers:
                 await self._orders.names.looked.wait()
             self._publisher.changed()
             await self._publisher.run()
+
+    def _slices_changed(self) -> None:
+        for one in self._rivals.values():
+            one.noticed()
 
     def _others(self, driver: str) -> Mapping[str, Slice] | None:
         return None if self._publisher is None else self._publisher.others(driver)
@@ -332,12 +340,13 @@ class Drivers:
     async def close(self) -> None:
         """Stop deciding. The sockets go first, so that the kubelet calls another gateway. Waiting calls are passed on to it."""
         await self._tasks.close()
-        await self._registered.close()
+        newest = partial(sockets.newest, self._registry)
+        await asyncio.gather(*(one.stop(newest(one.name, self._inside.age.token)) for one in self._services))
         self._api.close()
 
     async def finish(self) -> None:
         """Wait for the answers to calls that were passed on."""
-        await self._registered.finish()
+        await asyncio.gather(*(one.finish() for one in self._services))
 
     async def _learn(self) -> str:
         """Read what must be known of the API server and the node; return the node's UID."""
@@ -387,11 +396,12 @@ class Drivers:
         try:
             found = await self._current.at(partial(_claims_of, self._api, lambda one: any(one.devices(node))))
         except KubernetesError as error:
-            if self._current.server is not None or error.status != 404:
+            if self._current.version is not None or error.status != 404:
                 raise
             return Allocated()  # The server has no resource.k8s.io API, so it has no claims.
-        prepared = self._holdings.ledger.claims
-        return allocations(found, node, self._boards, _published(self._publisher), self._offers, prepared)
+        publisher, prepared = self._publisher, self._holdings.ledger.claims
+        published = (frozenset(), frozenset()) if publisher is None else (publisher.free(), publisher.shown())
+        return allocations(found, node, self._boards, published, self._offers, prepared)
 
     async def _claims_with(self, driver: str) -> list[ResourceClaim]:
         return await self._current.at(partial(_claims_of, self._api, lambda one: one.has(driver)))
@@ -404,26 +414,50 @@ class Drivers:
                 _log.exception("the DRA driver can't be served because of a defect in the gateway", driver=driver)
             await asyncio.sleep(SERVE_AGAIN)
 
+    def _rival(self, driver: str) -> Rival:
+        """Return what is known of another process with a driver's name."""
+        if driver not in self._rivals:
+            others, with_one = partial(self._others, driver), partial(self._claims_with, driver)
+            self._rivals[driver] = Rival(
+                driver,
+                self._announced,
+                others,
+                with_one,
+                lambda uid: key(driver, uid) in self._holdings.ledger.claims,
+                self.registered,
+            )
+        return self._rivals[driver]
+
     async def _serve(self, driver: str) -> None:
-        inside, rival = self._inside, self._rivals.of(driver) or self._rivals.add(driver)
-        known = inside.source, self._holdings.ledger, self._holdings.scribe, self._read, self._slices, cdi.FOLDER
-        claims = self._drivers[driver] = ClaimsOf(driver, self._settings.node_name, self, *known, rival=rival)
+        """Keep a driver registered while its name is free and that breaks no other gateway's. Never returns."""
+        inside, rival, token = self._inside, self._rival(driver), self._inside.age.token
+        known = inside.source, self._holdings.ledger, self._holdings.scribe, self._read, self._slices
+        claims = self._drivers[driver] = ClaimsOf(driver, self._settings.node_name, self, *known, rival)
         # Another leader may write and remove specifications until this gateway decides.
         self._tasks.background(after(self.decides.wait, claims.restore()))
-        await self._registered.serve(claims, rival, lambda: claims.prepared, claims.withdrawn, self._learned)
+        others = partial(sockets.others, self._registry, driver, token)
+        kubelet = (lambda: self._kubelet), (lambda: self.lacking), self._learned
+        await sockets.until_alone(driver, others, *kubelet, self.decides)
+        if swept := await asyncio.to_thread(sockets.sweep, self._registry, driver):
+            _log.info("removed sockets that dead gateways left", sockets=swept)
+        elsewhere = partial(sockets.of_another, self._registry, driver, inside.passes_to)
+        while True:
+            await rival.until(lambda: not rival.unregistered(claims.prepared))
+            service = await serve(lambda: Service(claims, elsewhere), sockets.path_of(self._registry, driver, token))
+            self._services.append(service)
+            # While we are registered, the kubelet unprepares our claims with us.
+            await rival.until(lambda: bool(rival.words and rival.unregistered(0)) and not claims.prepared)
+            claims.withdrawn()
+            await service.stop()
+            self._services.remove(service)
 
     async def _read(self, claim: ClaimName) -> ResourceClaim:
         where = f"namespaces/{claim.namespace}/resourceclaims/{claim.name}"
-        return await self._current.at(lambda server: self._api.get(f"{server.path}/{where}", ResourceClaim))
+        return await self._current.at(lambda version: self._api.get(f"{api_path(version)}/{where}", ResourceClaim))
 
 
-async def _claims_of(api: Client, keep: Callable[[ResourceClaim], bool], server: Server) -> list[ResourceClaim]:
-    return (await api.list(f"{server.path}/resourceclaims", ResourceClaim, keep=keep))[0]
-
-
-def is_known(crossing: Crossing | None) -> bool:
-    """Return True if the table of sides exists."""
-    return crossing is not None and crossing.is_known
+async def _claims_of(api: Client, keep: Callable[[ResourceClaim], bool], version: str) -> list[ResourceClaim]:
+    return (await api.list(f"{api_path(version)}/resourceclaims", ResourceClaim, keep=keep))[0]
 
 
 def pcie_root(pci: str) -> str:
@@ -433,15 +467,3 @@ def pcie_root(pci: str) -> str:
     except (OSError, RuntimeError):
         return ""
     return next((part for part in parts if part.startswith("pci") and ":" in part), "")
-
-
-def _tell_left_out(why_not: Mapping[str, Mapping[str, str]], before: Mapping[str, Mapping[str, str]]) -> None:
-    if why_not == before:
-        return
-    left_out = {name: why for one in why_not.values() for name, why in one.items()}
-    _log.info("devices are not offered by DRA now", devices=left_out)
-
-
-def _published(publisher: Publisher | None) -> tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]]:
-    """Return what slices offer to new claims, and everything that they show."""
-    return (frozenset(), frozenset()) if publisher is None else (publisher.free(), publisher.shown())

@@ -8,7 +8,7 @@ cmd/gpu-kubelet-plugin/device_state.go of dra-driver-nvidia-gpu 0.5, and api/amd
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -92,23 +92,13 @@ _Kinds: TypeAlias = Mapping[str, tuple[type[_Empty], Collection[str]]]
 _NVIDIAS: Final = "resource.nvidia.com/v1beta1", {"GpuConfig": (_Gpu, {"gpu"}), "MigDeviceConfig": (_Mig, {"mig"})}
 _AMDS: Final = "gpu.resource.amd.com/v1alpha1", {"GpuConfig": (_Empty, {"amdgpu", "amdgpu-partition"})}
 """The apiVersion, and for each kind how it is decoded and for which ``type`` of devices it is."""
+_Parameters: TypeAlias = tuple[Collection[str], _Empty, Collection[str]]
+"""Decoded parameters: for which requests (none: all), their content, and for which types of devices."""
 
 
 class _Head(Struct, rename="camel"):
     api_version: str = ""
     kind: str = ""
-
-
-class _UnusableError(Exception):
-    """Parameters can't be used. The message says why, and what to do."""
-
-
-class _Parameters(NamedTuple):
-    """Decoded parameters: for which requests (none: all), their content, and for which types of devices."""
-
-    requests: Collection[str]
-    content: _Empty
-    types: Collection[str]
 
 
 def intervals(
@@ -125,15 +115,12 @@ def intervals(
         devices: the allocated devices: the names of its request, its own name, its ``type``.
     """
     version, kinds = _AMDS if driver == AMD else _NVIDIAS
-    try:
-        known = [
-            _Parameters(one.requests or (), *_decoded(one.opaque, version, kinds))
-            for one in sorted(configs, key=lambda one: one.source != "FromClass")
-        ]
-    except msgspec.ValidationError as error:
-        return Refused(f"{printable(str(error)[:_MOST_OF_AN_ERROR])}. Correct it")
-    except _UnusableError as error:
-        return Refused(str(error))
+    known: list[_Parameters] = []
+    for one in sorted(configs, key=lambda one: one.source != "FromClass"):
+        decoded = _decoded(one.opaque, version, kinds)
+        if isinstance(decoded, Refused):
+            return decoded
+        known.append((one.requests or (), decoded, kinds[decoded.kind][1]))
     found: dict[str, str] = {}
     for names, device, kind in devices:
         content = _for_device(known, names, device, kind)
@@ -150,34 +137,30 @@ def _for_device(
     known: Sequence[_Parameters], names: Collection[str], device: str, kind: str
 ) -> _Empty | Refused | None:
     """Return the parameters that are in force for a device; None if there are none."""
-    for one in reversed(known):
-        named = [name for name in one.requests if name in names]
-        if named and kind not in one.types:
-            types = " or ".join(sorted(one.types))
+    for requests, content, types in reversed(known):
+        named = [name for name in requests if name in names]
+        if named and kind not in types:
             return Refused(
-                f"{one.content.kind} is for type {types}, and request {named[0]} got {device} of type {kind}. Correct its requests"
+                f"{content.kind} is for type {' or '.join(sorted(types))}, and request {named[0]} got {device} of type {kind}. Correct its requests"
             )
-        if named or (not one.requests and kind in one.types):
-            return one.content
+        if named or (not requests and kind in types):
+            return content
     return None
 
 
-def _decoded(opaque: Opaque | None, version: str, kinds: _Kinds) -> tuple[_Empty, Collection[str]]:
-    """Decode parameters.
-
-    Raises:
-        _UnusableError: the kind is unknown.
-        msgspec.ValidationError: a member is missing or unknown.
-    """
+def _decoded(opaque: Opaque | None, version: str, kinds: _Kinds) -> _Empty | Refused:
+    """Decode parameters, or return why they can't be used."""
     given = None if opaque is None else opaque.parameters
-    head = msgspec.convert(given, _Head)
+    try:
+        head = msgspec.convert(given, _Head)
+        if head.api_version == version and head.kind in kinds:
+            return msgspec.convert(given, kinds[head.kind][0])
+    except msgspec.ValidationError as error:
+        return Refused(f"{printable(str(error)[:_MOST_OF_AN_ERROR])}. Correct it")
     if (head.api_version, head.kind) == (version, "VfioDeviceConfig"):
-        raise _UnusableError(
+        return Refused(
             "VfioDeviceConfig is not supported, because the gateway gives no GPU to a virtual machine. Use the vendor's DRA driver "
             "on another node"
         )
-    if head.api_version != version or head.kind not in kinds:
-        named = " ".join(repr(printable(one[:_MOST_OF_A_NAME])) for one in (head.api_version, head.kind))
-        raise _UnusableError(f"apiVersion and kind {named} are unknown. Use {version} {' or '.join(kinds)}")
-    read, types = kinds[head.kind]
-    return msgspec.convert(given, read), types
+    named = " ".join(repr(printable(one[:_MOST_OF_A_NAME])) for one in (head.api_version, head.kind))
+    return Refused(f"apiVersion and kind {named} are unknown. Use {version} {' or '.join(kinds)}")

@@ -23,7 +23,7 @@ from gateway.kubernetes.watch import ChangeKind, Retries, Watch
 
 if TYPE_CHECKING:
     from gateway.dra.offer import Offer
-    from gateway.dra.serving.rivals import Rival
+    from gateway.dra.rivals import Rival
     from gateway.kubernetes.client import Client
 
 T = TypeVar("T")
@@ -58,18 +58,12 @@ class _Group(Struct):
     versions: list[_Version] = []
 
 
-class Server(Struct, frozen=True):
-    """The version of resource.k8s.io that the API server has."""
-
-    version: str
-
-    @property
-    def path(self) -> str:
-        """The API's path."""
-        return f"{_GROUP}/{self.version}"
+def api_path(version: str) -> str:
+    """Return the path of a version of resource.k8s.io."""
+    return f"{_GROUP}/{version}"
 
 
-async def ask(api: Client) -> Server:
+async def ask(api: Client) -> str:
     """Ask the server for its version of resource.k8s.io.
 
     Raises:
@@ -83,7 +77,7 @@ async def ask(api: Client) -> Server:
         found = set()
     for version in VERSIONS:
         if version in found:
-            return Server(version)
+            return version
     raise KubernetesError(
         f"GET {_GROUP}",
         404,
@@ -102,34 +96,34 @@ class Current:
 
     def __init__(self, api: Client) -> None:
         self._api, self._turn, self._due = api, asyncio.Lock(), 0.0
-        self.server: Server | None = None
+        self.version: str | None = None
         """The last known version; None: unknown."""
 
-    async def anew(self) -> Server:
+    async def anew(self) -> str:
         """Ask for the version, unless that was done a moment ago.
 
         Raises:
             KubernetesError: as ``ask``; the last known version stays.
         """
         async with self._turn:
-            if self.server is None or time.monotonic() >= self._due:
+            if self.version is None or time.monotonic() >= self._due:
                 self._due = time.monotonic() + _ASK_AGAIN
-                before, self.server = self.server, await ask(self._api)
-                if self.server != before is not None:
-                    _log.info("the API server has another version of resource.k8s.io", version=self.server.version)
-            return self.server
+                before, self.version = self.version, await ask(self._api)
+                if self.version != before is not None:
+                    _log.info("the API server has another version of resource.k8s.io", version=self.version)
+            return self.version
 
-    async def at(self, do: Callable[[Server], Awaitable[T]]) -> T:
+    async def at(self, do: Callable[[str], Awaitable[T]]) -> T:
         """Call ``do`` with the server's version, and again if the version has changed.
 
         Raises:
             KubernetesError: it failed.
         """
-        server = self.server or await self.anew()
+        version = self.version or await self.anew()
         try:
-            return await do(server)
+            return await do(version)
         except KubernetesError as error:
-            if not error.is_astray or (found := await self.anew()) == server:
+            if not error.is_astray or (found := await self.anew()) == version:
                 raise
         return await do(found)
 
@@ -242,7 +236,7 @@ class Publisher:
     # What is there.
 
     async def _collection(self) -> str:
-        return f"{(await self._current.anew()).path}/resourceslices"
+        return f"{api_path(await self._current.anew())}/resourceslices"
 
     async def watch(self) -> None:
         """Watch the node's slices. Never returns."""
@@ -270,7 +264,7 @@ class Publisher:
 
     # What is wanted.
 
-    async def _publish(self, server: Server) -> float:
+    async def _publish(self, version: str) -> float:
         """Write the slices that differ; return after how many seconds to check again (0: at the next change)."""
         if self._there is None:
             return 0.0
@@ -286,23 +280,23 @@ class Publisher:
             if devices is None:
                 continue
             if (rival := self._rival(driver)) is not None and rival.seen.unpublished:
-                await self._make_way(server, driver, rival)
+                await self._make_way(version, driver, rival)
                 continue
             free = tuple(one for one in devices if not self.stranger(one.attributes))
             mine = {name: self._there[name] for name in ours if self._there[name].spec.driver == driver}
             free = free if self._ready(driver) else slices.no_more(free, mine.values())
-            pool = Pool(driver, self._node, free, server.version, self._owner, self._taints)
+            pool = Pool(driver, self._node, free, version, self._owner, self._taints)
             wanted = slices.changes(pool, mine, self._last.get(driver, 0))
-            if await self._drops_shares(server, driver, wanted):
+            if await self._drops_shares(version, driver, wanted):
                 pool = replace(pool, devices=tuple(one for one in free if not one.shares))
                 wanted = slices.changes(pool, mine, self._last.get(driver, 0))
             if wanted and self._too_often(driver, pool):
                 wait = _PACE
                 continue
-            await self._carry_out(server, driver, wanted)
+            await self._carry_out(version, driver, wanted)
         return wait
 
-    async def _make_way(self, server: Server, driver: str, rival: Rival) -> None:
+    async def _make_way(self, version: str, driver: str, rival: Rival) -> None:
         """Delete our slices of a driver whose name another process has; also that process's slices, once it has ended for good."""
         there, stale, node = self._there or {}, rival.seen.is_stale, self._node
         gone = {
@@ -310,7 +304,7 @@ class Publisher:
             for name, one in there.items()
             if (one.spec.driver, one.spec.node) == (driver, node) and (stale or slices.is_ours(name, one, node))
         }
-        await self._carry_out(server, driver, [Change(name) for name in gone])
+        await self._carry_out(version, driver, [Change(name) for name in gone])
         if stale:
             _log.info("deleted ResourceSlices that another process left", driver=driver, slices=sorted(gone))
             ended = slices.strangers(gone.values(), node, ())
@@ -325,12 +319,12 @@ class Publisher:
         self._again[driver] = lately if len(lately) >= _AT_ONCE else [*lately, now]
         return len(lately) >= _AT_ONCE
 
-    async def _drops_shares(self, server: Server, driver: str, wanted: Sequence[Change]) -> bool:
+    async def _drops_shares(self, version: str, driver: str, wanted: Sequence[Change]) -> bool:
         """Return True if the API server would silently drop the shares of devices. Then shared devices are not written."""
         shared = [one for one in wanted if one.body and slices.has_shares(msgspec.convert(one.body, Slice))]
-        drops = bool(shared) and server.version != VERSIONS[0]
+        drops = bool(shared) and version != VERSIONS[0]
         for one in shared if not drops else ():
-            path = f"{server.path}/resourceslices/{one.name}"
+            path = f"{api_path(version)}/resourceslices/{one.name}"
             drops = drops or not slices.has_shares(await self._api.apply(path, one.body or {}, Slice, dry_run=True))
         if not drops:
             self._shareless.discard(driver)
@@ -346,11 +340,11 @@ class Publisher:
         self._asks_again = None
         self.changed()
 
-    async def _carry_out(self, server: Server, driver: str, wanted: Sequence[Change]) -> None:
+    async def _carry_out(self, version: str, driver: str, wanted: Sequence[Change]) -> None:
         if not wanted:
             return
         for change in wanted:
-            path = f"{server.path}/resourceslices/{change.name}"
+            path = f"{api_path(version)}/resourceslices/{change.name}"
             if change.body is None:
                 await self._api.delete(path)
                 if self._there is not None:

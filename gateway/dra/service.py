@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -16,8 +16,9 @@ from adapters.dialect import MalformedError
 from adapters.dra import health, plugin
 from adapters.dra.plugin import APIS, PluginApi, UnsayableShareError
 from adapters.pluginregistration import PluginInfo
-from devices.claims import Answer, ClaimName, DeviceHealth, Refused
-from gateway.dra.driver import PATIENCE
+from devices.claims import Answer, ClaimName, Refused
+from gateway.dra.driver import PATIENCE, ClaimsOf
+from gateway.tasks import first_of
 from gateway.wires import rpc
 from gateway.wires.log import Seldom
 
@@ -61,42 +62,6 @@ SERVICES: Final = (*(api.registered_as for api in APIS), *map(health.service, he
 """The services in the registration. Each kubelet uses those that it knows (run on 1.32, 1.36 and 1.37)."""
 
 
-class Claims(Protocol):
-    """Prepares claims, and knows the health of devices (``ClaimsOf``)."""
-
-    name: str
-
-    async def prepare(self, claim: ClaimName) -> Answer:
-        """Prepare a claim's devices; if they are prepared, return the same answer again."""
-        ...
-
-    async def unprepare(self, claim: ClaimName) -> Refused | None:
-        """Unprepare a claim's devices; None: it succeeded."""
-        ...
-
-    def health(self) -> Sequence[DeviceHealth]:
-        """Return the health of all devices."""
-        ...
-
-    @property
-    def news(self) -> asyncio.Event:
-        """The event of the next change of devices. Read it before the devices, then wait for it."""
-        ...
-
-    @property
-    def decides(self) -> asyncio.Event:
-        """Set while this gateway decides about claims."""
-        ...
-
-    def answered(self, claim: ClaimName, refused: str) -> None:
-        """Note why a call for a claim was refused; '' if it wasn't."""
-        ...
-
-    def registered(self, reason: str) -> None:
-        """Note the kubelet's answer to the registration; '' if it accepted."""
-        ...
-
-
 class Service:
     """The server of one driver.
 
@@ -106,7 +71,7 @@ class Service:
             there is none.
     """
 
-    def __init__(self, claims: Claims, decider: Callable[[], Path | None] = lambda: None) -> None:
+    def __init__(self, claims: ClaimsOf, decider: Callable[[], Path | None] = lambda: None) -> None:
         self._claims, self._decider = claims, decider
         self.name = claims.name
         """The driver's name."""
@@ -173,29 +138,33 @@ class Service:
         return {pluginregistration.GET_INFO: rpc.unary(info), pluginregistration.NOTIFY: rpc.unary(notify)}
 
     def _plugin(self, api: PluginApi) -> dict[str, rpc.Method]:
-        async def prepared(asked: Sequence[ClaimName]) -> bytes:
-            answers = await asyncio.gather(*(self._prepare(api, one) for one in asked))
-            return api.encode_prepare_answer(dict(zip((one.uid for one in asked), answers, strict=True)))
+        prepare, unprepare = f"/{api.service}/{plugin.PREPARE}", f"/{api.service}/{plugin.UNPREPARE}"
+        prepared = partial(self._prepare, api)
+        return self._calls(prepare, api.decode_prepare_request, prepared, api.encode_prepare_answer) | self._calls(
+            unprepare, api.decode_unprepare_request, self._unprepare, api.encode_unprepare_answer
+        )
 
-        async def unprepared(asked: Sequence[ClaimName]) -> bytes:
-            answers = await asyncio.gather(*map(self._unprepare, asked))
-            return api.encode_unprepare_answer(dict(zip((one.uid for one in asked), answers, strict=True)))
+    def _calls(
+        self,
+        method: str,
+        decode: Callable[[bytes], Sequence[ClaimName]],
+        answer: Callable[[ClaimName], Awaitable[Any]],
+        encode: Callable[[dict[str, Any]], bytes],
+    ) -> dict[str, rpc.Method]:
+        """Return the method that does the same for each claim of a request. A call that another gateway decides ends with its error."""
 
-        async def prepare(data: bytes, context: rpc.Call) -> bytes:
-            asked = await _decoded(api.decode_prepare_request, data, context)
+        async def answered(asked: Sequence[ClaimName]) -> bytes:
+            answers = await asyncio.gather(*map(answer, asked))
+            return encode(dict(zip((one.uid for one in asked), answers, strict=True)))
 
-            answered = partial(prepared, asked)
-            return await self._end_with_answer(f"/{api.service}/{plugin.PREPARE}", data, answered, context)
+        async def called(data: bytes, context: rpc.Call) -> bytes:
+            asked = await _decoded(decode, data, context)
+            try:
+                return await self._answer_or_pass_on(method, data, partial(answered, asked))
+            except rpc.CallError as error:
+                await context.abort(error.code, error.details)
 
-        async def unprepare(data: bytes, context: rpc.Call) -> bytes:
-            asked = await _decoded(api.decode_unprepare_request, data, context)
-            answered = partial(unprepared, asked)
-            return await self._end_with_answer(f"/{api.service}/{plugin.UNPREPARE}", data, answered, context)
-
-        return {
-            f"/{api.service}/{plugin.PREPARE}": rpc.unary(prepare),
-            f"/{api.service}/{plugin.UNPREPARE}": rpc.unary(unprepare),
-        }
+        return {method: rpc.unary(called)}
 
     async def _call_decider(self, method: str, data: bytes, work: _Work) -> bytes:
         """Answer a call here, or pass it on to the gateway that decides; wait if none decides yet.
@@ -211,16 +180,9 @@ class Service:
                 except rpc.CallError as error:
                     if error.code not in _GONE:
                         raise
-            await _first_of(decides, seconds=wait)
+            await first_of(decides, seconds=wait)
             wait = min(2 * wait, DIES_MAX)
         return await work()
-
-    async def _end_with_answer(self, method: str, data: bytes, work: _Work, context: rpc.Call) -> bytes:
-        """Answer a call, or end it with the other gateway's error."""
-        try:
-            return await self._answer_or_pass_on(method, data, work)
-        except rpc.CallError as error:
-            await context.abort(error.code, error.details)
 
     async def _answer_or_pass_on(self, method: str, data: bytes, work: _Work) -> bytes:
         """Answer a call. If this gateway stops before that, pass the call on to its successor, which gives the same answer."""
@@ -283,11 +245,11 @@ class Service:
 
     def _health(self, version: str) -> dict[str, rpc.Method]:
         async def watch(call: rpc.Call) -> None:
-            await _first_of(self._claims.decides, self._ending)  # Two gateways might report different health.
+            await first_of(self._claims.decides, self._ending)  # Two gateways might report different health.
             while not self._ending.is_set():
                 news = self._claims.news
                 await call.write(health.encode(self._claims.health(), HEALTH_VALID))
-                await _first_of(news, self._ending, seconds=HEALTH_AGAIN)
+                await first_of(news, self._ending, seconds=HEALTH_AGAIN)
 
         return {f"/{health.service(version)}/{health.WATCH}": rpc.writing(watch)}
 
@@ -309,15 +271,6 @@ async def serve(make: Callable[[], Service], path: Path) -> Service:
         else:
             _log.info("DRA driver serves", driver=service.name, socket=str(path))
             return service
-
-
-async def _first_of(*events: asyncio.Event, seconds: float | None = None) -> None:
-    waits = [asyncio.ensure_future(one.wait()) for one in events]
-    try:
-        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for one in waits:
-            one.cancel()
 
 
 async def _passed_on(path: Path, method: str, data: bytes) -> bytes:

@@ -10,6 +10,7 @@ import binascii
 import os
 import ssl
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -45,6 +46,14 @@ class Access(Struct, frozen=True):
     certificate: Path | bytes = b""
     key: Path | bytes = b""
 
+    def context(self) -> ssl.SSLContext:
+        """Return the TLS context for a connection now.
+
+        Raises:
+            AccessError: a file can't be read or is invalid.
+        """
+        return _tls(_content(self.ca), _content(self.certificate), _content(self.key))
+
     def authorization(self) -> str:
         """Return the current authorization header; empty if a client certificate is used.
 
@@ -59,27 +68,6 @@ class Access(Struct, frozen=True):
         if not (token.isascii() and token.decode().isprintable()):
             raise AccessError("the token has characters that are not printable ASCII. Look at the token's file")
         return f"Bearer {token.decode()}"
-
-
-class Trust:
-    """The TLS context of an access. It is made again when a file changed."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._of: tuple[bytes, ...] = ()
-        self._context: ssl.SSLContext
-
-    def context(self) -> ssl.SSLContext:
-        """Return the context for a connection now.
-
-        Raises:
-            AccessError: a file can't be read or is invalid.
-        """
-        access = self._access
-        found = tuple(_content(one) for one in (access.ca, access.certificate, access.key))
-        if found != self._of:
-            self._context, self._of = _tls(*found), found
-        return self._context
 
 
 def in_cluster(environ: Mapping[str, str] = os.environ, folder: Path = SERVICE_ACCOUNT) -> Access:
@@ -215,6 +203,7 @@ def _content(source: Path | bytes) -> bytes:
     return found
 
 
+@lru_cache(maxsize=1)
 def _tls(ca: bytes, certificate: bytes, key: bytes) -> ssl.SSLContext:
     # Not create_default_context: from Python 3.13 on it refuses CAs without an Authority Key Identifier, which clusters have.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec import Struct
 
-from gateway.kubernetes.access import AccessError, Trust
+from gateway.kubernetes.access import AccessError
 from gateway.kubernetes.wire import Connection, NoAnswerError, ServerAwayError, TooLongError
 from gateway.wires.log import printable
 
@@ -110,14 +110,11 @@ class Client:
 
     Args:
         access: the server's address and our credentials.
-        manager: the field manager of our writes.
-        version: our version for the server's logs, after the manager's name.
+        manager: the field manager of our writes, and our name in the server's logs.
     """
 
-    def __init__(self, access: Access, *, manager: str, version: str = "") -> None:
+    def __init__(self, access: Access, *, manager: str) -> None:
         self.access, self._manager = access, manager
-        self._trust = Trust(access)
-        self._agent = f"{manager}/{version}" if version else manager
         self._idle: Connection | None = None
         self._forget: asyncio.TimerHandle | None = None
         self._turn = asyncio.Semaphore(AT_ONCE)
@@ -267,7 +264,7 @@ class Client:
     async def _connect(self, seconds: float) -> Connection:
         try:
             async with asyncio.timeout(min(CONNECT, seconds)):
-                return await Connection.open(self.access, self._trust.context())
+                return await Connection.open(self.access, self.access.context())
         except TimeoutError as error:
             raise ServerAwayError(
                 f"no connection to {self.access.host}:{self.access.port} within {CONNECT:g} s"
@@ -277,7 +274,7 @@ class Client:
         headers = [
             ("Host", authority(self.access.host, self.access.port)),
             ("Accept", "application/json"),
-            ("User-Agent", self._agent),
+            ("User-Agent", self._manager),
         ]
         if authorization := self.access.authorization():
             headers.append(("Authorization", authorization))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +10,7 @@ import structlog
 
 from devices.source import Hindrance
 from gateway.memory.rows import Cordon
+from gateway.tasks import first_of
 from gateway.telling import orders
 from gateway.wires.control import ControlError
 
@@ -52,9 +52,7 @@ class AnnotatedCordons:
         while True:
             if self._gateway.lead.leads and self._wanted is not None:
                 await self._settle(self._wanted)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK):
-                    await self._news.wait()
+            await first_of(self._news, seconds=LOOK)
             self._news.clear()
 
     async def _settle(self, wanted: frozenset[str]) -> None:

@@ -6,7 +6,6 @@ Nothing here is urgent. A write that fails is made later, with the state of then
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +16,7 @@ from gateway.kubelet.drift import MismatchKind
 from gateway.kubernetes import events, node, ready, watch
 from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.kubernetes.events import Queue
+from gateway.tasks import first_of
 from gateway.telling.served import verdicts
 
 if TYPE_CHECKING:
@@ -66,10 +66,9 @@ class Keeper:
             changed.clear()
             if self._wrote:  # Another client may undo it at once.
                 await asyncio.sleep(LOOK)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK):
-                    await changed.wait()
-                    await asyncio.sleep(watch.FIRST)  # Handle several changes in a row at once.
+            await first_of(changed, seconds=LOOK)
+            if changed.is_set():
+                await asyncio.sleep(watch.FIRST)  # Handle several changes in a row at once.
 
     def _steps(self) -> Iterator[Callable[[], Awaitable[None]]]:
         if self._settings.node_events:

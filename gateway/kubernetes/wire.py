@@ -62,7 +62,7 @@ class Connection:
         """Connect.
 
         Raises:
-            AwayError: the server can't be reached, or isn't the right one.
+            ServerAwayError: the server can't be reached, or its certificate is not valid for its name.
         """
         problem: OSError | None = None
         for address in await _addresses(access.host):

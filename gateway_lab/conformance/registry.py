@@ -18,7 +18,8 @@ from adapters.dialect import MalformedError
 from adapters.pluginregistration import PluginInfo
 from adapters.registry import by_name
 from gateway.bridge import judge
-from gateway.bridge.sockets import INFO_TIME, NOTIFY_TIME, REGISTRATION, REGISTRY
+from gateway.bridge.judge import REGISTRATION, REGISTRY
+from gateway.bridge.sockets import INFO_TIME, NOTIFY_TIME
 from gateway.wires.unix import listens
 from gateway_lab.trials.scenarios import Node, must
 from gateway_lab.waiting import until

@@ -174,7 +174,7 @@ class DraManager:
         if got.error or not got.devices:
             raise KubeletError("prepare", got.error or "no device came")
         names = tuple(name for device in got.devices for name in device.cdi_device_ids)
-        shares = tuple(device.share_id for device in got.devices) if one.api.says_share else ()
+        shares = tuple(device.share_id for device in got.devices) if one.api.carries_share else ()
         requests = {device.device_name: tuple(device.request_names) for device in got.devices}
         return replace(resolved(self._cluster.node.cdi, names), shares=shares, requests=requests)
 

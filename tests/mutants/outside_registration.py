@@ -214,7 +214,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "XR8",
         "0.1 answers for the first device alone",
-        "adapters/v0_1.py",
+        "adapters/alpha.py",
         'for device_id in container.device_ids or ("",)]',
         "for device_id in container.device_ids[:1]]",
         f"{_KUBELETS}::test_each_device_has_a_spec_of_its_own_for_the_first_kubelets",

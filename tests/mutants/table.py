@@ -299,7 +299,7 @@ MUTANTS = (
     Mutant(
         "T7",
         "a part of the model counts for nothing",
-        "adapters/fields.py",
+        "adapters/dialect.py",
         '    Field.ANNOTATIONS: "annotations",\n',
         "",
         "tests/unit/test_adapters.py::test_what_is_read_back_is_what_the_dialect_declares",
@@ -372,7 +372,7 @@ MUTANTS = (
         "T11",
         "an answer without its containers is spelled",
         "adapters/v1beta1.py",
-        "        require_answers(containers, answers)\n        lost",
+        "        spelling.require_answers(containers, answers)\n        lost",
         "        lost",
         "tests/unit/test_adapters.py::test_each_container_has_one_answer",
     ),

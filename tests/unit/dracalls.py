@@ -30,7 +30,7 @@ def prepare_answer(api: PluginApi, data: bytes) -> Answers:
                 device.pool_name,
                 device.device_name,
                 tuple(device.cdi_device_ids),
-                device.share_id if api.says_share else "",
+                device.share_id if api.carries_share else "",
             )
             for device in one.devices
         )

@@ -29,7 +29,7 @@ async def server(authority: trustme.CA, monkeypatch: pytest.MonkeyPatch) -> Asyn
 
 @pytest.fixture
 async def api(server: ApiServer) -> AsyncIterator[Client]:
-    client = Client(server.access(), manager="test", version="1")
+    client = Client(server.access(), manager="test")
     yield client
     client.close()
 

@@ -11,7 +11,7 @@ from adapters.pluginregistration import PluginInfo
 from devices.model import ContainerAnswer, Device, Health, Options
 from gateway.bridge import judge, shield
 from gateway.bridge.judge import placed
-from gateway.bridge.pace import AHEAD, EACH, FOLLOWS, SHARE, ListPace
+from gateway.bridge.peer import AHEAD, EACH, FOLLOWS, SHARE, ListPace
 from gateway.bridge.shield import Cover, Limits, Word
 
 LIMITS = Limits(grace=60, withdraw=600)

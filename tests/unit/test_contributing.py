@@ -106,7 +106,7 @@ def test_an_api_version(folder: Path) -> None:
         "from adapters.v1beta1 import RULES, Beta\n"
         'V1 = Beta("v1", Level(38), pb, RULES)\n',
     )
-    copy.edit("adapters/registry.py", "from adapters.v1alpha2 ", "from adapters.v1 import V1\nfrom adapters.v1alpha2 ")
+    copy.edit("adapters/registry.py", "from adapters.v1beta1 ", "from adapters.v1 import V1\nfrom adapters.v1beta1 ")
     copy.edit("adapters/registry.py", "= (V1BETA1, ", "= (V1, V1BETA1, ")
     copy.edit("adapters/levels.py", "    37: (", "    38: ((1, 99, 0), (1, 99, 0)),\n    37: (")
     behaviour = "gateway_lab/kubelets/behaviour.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.dra.serving.rivals import OtherProcess
+from gateway.dra.rivals import OtherProcess
 
 DRIVER = "gpu.example.com"
 UNREGISTERED = "the API server has not said"

@@ -4,29 +4,33 @@ The kubelet sends all claims of a driver to the process that registered the name
 the other prepared. So the gateway registers a driver and publishes its devices only if no other process has the name.
 
 NVIDIA's driver ends on a node before its update starts there, and leaves its ResourceSlices. So ours waits until the other
-socket has been away for a while, and no claim names a device of those slices.
+socket has been away for a while, and no claim names a device of those slices. The sockets in the kubelet's folder
+``plugins_registry`` show which drivers run, of any process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
 from msgspec import Struct
 
-from gateway.dra.claims import ResourceClaim, key
-from gateway.dra.serving.announced import Announced
+from adapters import pluginregistration
+from adapters.dialect import MalformedError
+from gateway.dra.claims import ResourceClaim
+from gateway.dra.sockets import is_gateways
+from gateway.kubelet.watch import SocketId, socket_id
 from gateway.kubernetes.client import KubernetesError
+from gateway.tasks import first_of
+from gateway.wires import rpc
+from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gateway.dra.slices import Slice
-    from gateway.memory.ledger import Ledger
 
 AWAY_S: Final = 60.0
 """Seconds for which the other process must be away before its ResourceSlices may be deleted."""
@@ -34,6 +38,18 @@ LOOK_S: Final = 1.0
 """Seconds between two checks while another process has the name, or that is unknown."""
 LOOK_SELDOM_S: Final = 5.0
 """The same while no other process has it; also the seconds between two lists of the cluster's claims."""
+INFO_S: Final = 1.0
+"""Seconds within which a socket must answer GetInfo."""
+MOST_SOCKETS: Final = 256
+"""Most sockets in the kubelet's folder that are looked at, the first ones by name."""
+DRA_PLUGIN: Final = "DRAPlugin"
+"""The type that a DRA driver announces."""
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", pluginregistration.MAX_INFO),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_retries", 0),
+)
 _log = structlog.get_logger()
 
 Device = tuple[str, str]
@@ -92,6 +108,66 @@ class OtherProcess(Struct, frozen=True):
 def _some(names: Sequence[str] | None) -> str:
     names = names or ()
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+class Announced:
+    """Knows which drivers the sockets in the kubelet's folder announce. Each socket is asked once.
+
+    Args:
+        registry: the folder.
+    """
+
+    def __init__(self, registry: Path) -> None:
+        self._registry = registry
+        self._known: dict[tuple[str, SocketId], str] = {}
+
+    async def socket(self, driver: str) -> str:
+        """Return a living socket of another process that announces a driver; '' if there is none."""
+        found = await asyncio.to_thread(self._living, driver)
+        unknown = [(path, id_) for path, id_ in found if (str(path), id_) not in self._known]
+        for (path, id_), name in zip(unknown, await asyncio.gather(*map(_asked, unknown)), strict=True):
+            if name is not None:
+                self._known[str(path), id_] = name
+        if len(self._known) > 2 * MOST_SOCKETS:  # Most of them are gone.
+            self._known.clear()
+        for path, id_ in found:
+            name = self._known.get((str(path), id_))
+            # A socket without an answer is judged by its name, which upstream's library begins with the driver's name.
+            if name == driver or (name is None and path.name.startswith((f"{driver}-", f"{driver}."))):
+                return str(path.relative_to(self._registry))
+        return ""
+
+    def _living(self, driver: str) -> list[tuple[Path, SocketId]]:
+        """Return the living sockets, except those of other drivers and of gateways."""
+        found = []
+        for path in _sockets(self._registry):
+            id_ = socket_id(path)
+            if id_ is None or is_gateways(path, self._registry, driver):
+                continue
+            if self._known.get((str(path), id_), driver) == driver and listens(path):
+                found.append((path, id_))
+        return found
+
+
+def _sockets(folder: Path) -> Iterator[Path]:
+    """Yield the files of the folder and its sub-folders, as a kubelet does: no names with a dot in front."""
+    left = MOST_SOCKETS
+    for at, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and left > 0:
+                left -= 1
+                yield Path(at, name)
+
+
+async def _asked(one: tuple[Path, SocketId]) -> str | None:
+    """Ask a socket for its driver: '' if it is not a driver's; None if it doesn't answer."""
+    async with rpc.Channel(one[0], _OPTIONS) as channel:
+        try:
+            info = pluginregistration.decode_info(await channel.call(pluginregistration.GET_INFO, seconds=INFO_S))
+        except (rpc.CallError, MalformedError):
+            return None
+        return info.name if info.kind == DRA_PLUGIN else ""
 
 
 class Rival:
@@ -175,9 +251,7 @@ class Rival:
             self._tell()
             known = self._seen_at is None and self._slices is not None
             self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SELDOM_S if known else LOOK_S):
-                    await self._wake.wait()
+            await first_of(self._wake, seconds=LOOK_SELDOM_S if known else LOOK_S)
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Wait until a condition is true; it is checked after each look."""
@@ -246,46 +320,3 @@ def _names_of(
     for one in found:
         if has(one) and not ours(one.metadata.uid):
             yield f"{one.metadata.namespace}/{one.metadata.name}"
-
-
-class Rivals:
-    """Detects other processes with the names of our drivers.
-
-    Args:
-        registry: the kubelet's folder.
-        claims: lists the claims of the cluster that have a device of a driver; raises a ``KubernetesError``.
-        ledger: has the claims that are prepared.
-        others: returns a driver's slices on this node that no gateway wrote; None: unknown.
-        changed: called when a result changed.
-    """
-
-    def __init__(
-        self,
-        registry: Path,
-        claims: Callable[[str], Awaitable[Sequence[ResourceClaim]]],
-        ledger: Ledger,
-        others: Callable[[str], Mapping[str, Slice] | None],
-        changed: Callable[[], None],
-    ) -> None:
-        self._announced, self._claims = Announced(registry), claims
-        self._ledger, self._others, self._changed = ledger, others, changed
-        self._of: dict[str, Rival] = {}
-
-    def of(self, driver: str) -> Rival | None:
-        """Return what is known for a driver; None: no check is made."""
-        return self._of.get(driver)
-
-    def add(self, driver: str) -> Rival:
-        """Add a driver. The caller awaits its ``run``."""
-        about = partial(self._others, driver), partial(self._claims, driver), partial(self._is_ours, driver)
-        one = Rival(driver, self._announced, *about, self._changed)
-        self._of[driver] = one
-        return one
-
-    def noticed(self) -> None:
-        """Note that slices changed."""
-        for one in self._of.values():
-            one.noticed()
-
-    def _is_ours(self, driver: str, uid: str) -> bool:
-        return key(driver, uid) in self._ledger.claims

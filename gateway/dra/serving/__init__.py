@@ -1,1 +1,0 @@
-"""Register our DRA drivers with the kubelet, unless other processes have their names."""
