@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -237,7 +237,7 @@ def _whole(batch: Awaitable[_T]) -> asyncio.Future[_T]:
 
     gRPC never frees the message of a cancelled operation (grpc/grpc#43360). The end of the call ends it.
     """
-    return asyncio.shield(asyncio.ensure_future(batch))
+    return _Driven(batch).end
 
 
 def _let_go(handler: Callable[[Call], Awaitable[_T]]) -> Callable[[object, _Context], Awaitable[_T]]:
@@ -255,3 +255,29 @@ def _let_go(handler: Callable[[Call], Awaitable[_T]]) -> Callable[[object, _Cont
             raise
 
     return handled
+
+
+class _Driven(Generic[_T]):
+    """Steps through the futures of an awaitable. A task would cost each call two more turns of the event loop."""
+
+    def __init__(self, batch: Awaitable[_T]) -> None:
+        self._steps = batch.__await__()
+        self.end: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._go_on()
+
+    def _go_on(self, _: object = None) -> None:
+        try:
+            waits_for = next(self._steps)
+        except StopIteration as done:
+            if not self.end.done():
+                self.end.set_result(done.value)
+        except asyncio.CancelledError:
+            self.end.cancel()
+        except Exception as error:  # noqa: BLE001 - whatever it is, who waits is told
+            if not self.end.done():
+                self.end.set_exception(error)
+        else:
+            if waits_for is None:  # For its next step only.
+                asyncio.get_running_loop().call_soon(self._go_on)
+            else:
+                waits_for.add_done_callback(self._go_on)
