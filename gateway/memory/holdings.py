@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from devices.boards import Hold, Place
     from devices.source import DeviceSource
-    from gateway.kubelet.beliefs import Beliefs
+    from gateway.kubelet.beliefs import Beliefs, Look
     from gateway.kubelet.presence import Presence
     from gateway.kubelet.watch import KubeletId
     from gateway.memory.ledger import Ledger
@@ -61,29 +61,30 @@ class Holdings:
         """Waits until the kubelet would admit a pod that gets a device of a resource; None without DRA."""
         self.ended: frozenset[str] = frozenset()
         """The UIDs of pods that the API server lacks and the checkpoint still names. Empty without DRA."""
-        self._last_word: dict[str, Sequence[Hold]] = {}
-        """The last result of ``on``, by resource."""
+        self._whole: Look | None = None
+        """The last look that showed all holders."""
 
     # Who holds a resource's devices.
 
-    def recorded(self, resource: str) -> dict[str, str] | None:
-        """Return the holders by the kubelet's records, by device ID; None if the records could not be read."""
-        look = self.beliefs.last
+    def recorded(self, resource: str, look: Look | None = None) -> dict[str, str] | None:
+        """Return the holders by a look (the last one if None), by device ID; None if the kubelet's records could not be read."""
+        look = look or self.beliefs.last
         if look is None or look.view.held is None:
             return None
         over = self.ended and {one for one, uid in look.view.only_written(resource).items() if uid in self.ended}
         holders = look.view.holders(resource)
         return {one: who for one, who in holders.items() if one not in over} if over else holders
 
-    def holders(self, resource: str, *, forgotten: bool = True) -> dict[str, str] | None:
+    def holders(self, resource: str, *, forgotten: bool = True, look: Look | None = None) -> dict[str, str] | None:
         """Return the holders in words ('': unknown), by device ID; None if it is unknown which devices are held.
 
-        ``forgotten``: include the holders that the kubelet forgot. It may give their devices to other pods.
+        ``forgotten``: include the holders that the kubelet forgot. It may give their devices to other pods. ``look``: the look to use;
+        None for the last one.
         """
-        look = self.beliefs.last
-        if look is None or not self._knows_its_pods(look):
+        look = look or self.beliefs.last
+        if look is None:
             return None
-        holders = self.recorded(resource)
+        holders = self.recorded(resource, look) if look is self._whole else None
         unwritten = look.view.unwritten and any(one.writes_late for one in DIALECTS if one.name == self.ledger.accepted)
         if holders is None and not unwritten:
             return None
@@ -105,7 +106,7 @@ class Holdings:
         )
         return next(found, None if None in of.values() else "")
 
-    def _knows_its_pods(self, look: beliefs.Look) -> bool:
+    def _knows_its_pods(self, look: Look) -> bool:
         """Return True if the look shows all holders: the kubelet knew its pods by then, or its checkpoint could be read."""
         if look.view.source != "pod-resources" or look.view.written is not None:
             return True
@@ -119,18 +120,16 @@ class Holdings:
         """Return the holds on a resource's own devices that another API must not overlook.
 
         These are the holds of containers, and the devices that the kubelet may give to its next pods. While the kubelet's records
-        can't be read, return the last result. None: they never could be read.
+        can't be read, use the last ones. None: they never could be read.
         """
-        holders, last = self.holders(resource), self.beliefs.last
-        if holders is not None and last is not None:
-            offered = (last.view.allocatable or {}).get(resource, frozenset())
-            place = {one.id: boards.place_of(one) for one in devices}
-            found = [
-                boards.held(resource, one, place[one], who or None) for one, who in holders.items() if one in place
-            ]
-            found += [boards.offered(resource, one, place[one]) for one in offered - holders.keys() if one in place]
-            self._last_word[resource] = found
-        return self._last_word.get(resource)
+        look = self._whole or self.beliefs.last
+        holders = self.holders(resource, look=look)
+        if holders is None or look is None:
+            return None
+        offered = (look.view.allocatable or {}).get(resource, frozenset())
+        place = {one.id: boards.place_of(one) for one in devices}
+        held = [boards.held(resource, one, place[one], who or None) for one, who in holders.items() if one in place]
+        return held + [boards.offered(resource, one, place[one]) for one in offered - holders.keys() if one in place]
 
     def holds(self, remaining: Mapping[str, Iterable[Device]], offered: Mapping[str, AbstractSet[str]]) -> list[Hold]:
         """Return the holds that lists and claims must respect.
@@ -243,8 +242,10 @@ class Holdings:
         listed = self._resources[resource].plugin.devices if resource in self._resources else ()
         return {device.id: device.numa_nodes for device in listed}
 
-    def looked(self, look: beliefs.Look) -> None:
+    def looked(self, look: Look) -> None:
         """Note a look into the kubelet's records: update what the state file has as given."""
+        if look.view.held is not None and self._knows_its_pods(look):
+            self._whole = look
         if self.beliefs.waits_for_own or look.view.held is None:
             return  # The kubelet may have lost its records: the state file keeps the holders until its checkpoint shows that.
         news = False
