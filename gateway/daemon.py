@@ -204,7 +204,7 @@ class Gateway:
 
     def _make_drivers(self, first: asyncio.Event) -> None:
         """Make the DRA drivers. End the gateway if the API server can't be configured."""
-        from gateway.dra import drivers, renewed  # noqa: PLC0415 - its imports are paid only where DRA is wanted
+        from gateway.dra import drivers  # noqa: PLC0415 - its imports are paid only where DRA is wanted
         from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
 
         lists = (lambda: tuple(self._resources.values())), self._lists.update
@@ -212,7 +212,7 @@ class Gateway:
         told = [] if self._features is None else [self._features.cordons.take]
         inside = drivers.Inside(*known, first, lambda: self._lead.passes_to, told)
         try:
-            made = renewed.RenewedDrivers(lambda: drivers.Drivers(self._settings, inside), self._tasks)
+            made = drivers.RenewedDrivers(self._settings, inside, self._tasks)
         except AccessError as error:
             _log.error("giving up: --dra needs the API server", reason=str(error))
             self._tasks.end(1)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from devices.source import DeviceSource
     from gateway.configuration.settings import Settings
-    from gateway.dra.renewed import RenewedDrivers
+    from gateway.dra.drivers import RenewedDrivers
     from gateway.kubelet.presence import Presence
     from gateway.kubelet.watch import KubeletId
     from gateway.leader.instance import Instance

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from devices.model import Device
     from devices.source import DeviceSource, Inventory
     from gateway.configuration.settings import Settings
-    from gateway.dra.renewed import RenewedDrivers
+    from gateway.dra.drivers import RenewedDrivers
     from gateway.leader.leadership import Leadership
     from gateway.memory.holdings import Holdings
     from gateway.memory.ledger import Ledger

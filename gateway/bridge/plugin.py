@@ -22,7 +22,7 @@ from gateway.bridge import judge, memory, shield
 from gateway.bridge.memory import DeviceRow
 from gateway.bridge.peer import PREPARE_TIME, AwayError, ListPace, Peer
 from gateway.kubelet.watch import socket_id
-from gateway.tasks import Background, first_of
+from gateway.tasks import Background
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
@@ -451,8 +451,11 @@ class Bridged:
             RefusedError: the plugin lacks some of the devices.
         """
         if not self._heard.is_set():
-            await first_of(self._heard, seconds=FIRST_LIST)
-            self._heard.set()
+            try:
+                async with asyncio.timeout(FIRST_LIST):
+                    await self._heard.wait()
+            except TimeoutError:
+                self._heard.set()
             if peer is not self.peer:
                 return False
         if unlisted := self._unlisted(device_ids):
@@ -475,13 +478,15 @@ class Bridged:
             RefusedError: it was not back in time.
         """
         self._back.clear()
-        await first_of(self._back, seconds=max(0.0, seconds))
-        if not self._back.is_set():
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._back.wait()
+        except TimeoutError:  # Don't ask the event: another call may have cleared it already.
             raise RefusedError(
                 Fault.UNAVAILABLE,
                 f"the plugin of {self.resource} is away ({self.word.why or 'never heard of'}). Look at "
                 f"its pod. With bridge.repeat for {self.resource} this call would get the earlier answer",
-            )
+            ) from None
 
     async def _let_down(self, peer: Peer, error: AwayError) -> None:
         """Handle a call that got no answer, because the connection broke or the plugin hangs. Return if the call should be tried again.

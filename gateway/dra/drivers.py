@@ -7,6 +7,7 @@ claims wait.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from gateway.memory.holdings import Holdings
     from gateway.registration.registrar import Resource
     from gateway.sides.table import BoardStatus
+    from gateway.tasks import Tasks
     from gateway.wires.control import Handler
 
 MANAGER: Final = "device-plugin-gateway"
@@ -454,6 +456,57 @@ class Drivers:
     async def _read(self, claim: ClaimName) -> ResourceClaim:
         where = f"namespaces/{claim.namespace}/resourceclaims/{claim.name}"
         return await self._current.at(lambda version: self._api.get(f"{api_path(version)}/{where}", ResourceClaim))
+
+
+class RenewedDrivers:
+    """The drivers of a gateway, which are made again each time it stops leading.
+
+    So what they knew as the leader's never mixes with what another gateway decided later. Raises as ``Drivers``.
+    """
+
+    def __init__(self, settings: Settings, inside: Inside, tasks: Tasks) -> None:
+        self._settings, self._inside, self._tasks = settings, inside, tasks
+        self.now = Drivers(settings, inside)
+        """The current drivers."""
+        self._runs: asyncio.Task[None] | None = None
+        self._answers: set[asyncio.Future[None]] = set()
+        """The ends of calls that were passed on."""
+
+    def begin(self) -> None:
+        """Serve the kubelet's calls. They are passed on while another gateway leads."""
+        self._runs = self._tasks.spawned("dra", self.now.run())
+
+    async def let_in(self, resource: str) -> None:
+        """Wait until the kubelet would admit a pod that gets a device of the resource."""
+        await self.now.let_in(resource)
+
+    async def leave(self) -> None:
+        """Let no new pod get a GPU by name, before another gateway leads. It may take seconds, in which calls are still answered."""
+        if self.now.decides.is_set():
+            await self.now.leave()
+
+    async def rest(self) -> None:
+        """Stop acting as the leader's. Return when all decisions were handed to the scribe. Waiting calls go to the next leader."""
+        if self._runs is not None:
+            await self.close()
+            self.now = Drivers(self._settings, self._inside)
+            self.begin()
+
+    async def close(self) -> None:
+        """Stop for good."""
+        runs, self._runs = self._runs, None
+        if runs is not None:
+            runs.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await runs
+            await self.now.close()
+            answers = asyncio.ensure_future(self.now.finish())
+            self._answers.add(answers)
+            answers.add_done_callback(self._answers.discard)
+
+    async def finish(self) -> None:
+        """Wait for the answers to calls that were passed on."""
+        await asyncio.gather(*self._answers)
 
 
 async def _claims_of(api: Client, keep: Callable[[ResourceClaim], bool], version: str) -> list[ResourceClaim]:
