@@ -379,7 +379,7 @@ async def test_a_node_that_cannot_be_named_at_first_says_so_and_is_not_ready_unt
     await node.pass_time(60)
     (hindrance,) = (await one.status())["hindrances"]
     assert (node.capacity(), hindrance["held_up"], await one.is_ready()) == (0, True, False)
-    assert "devices can't be named: the MIG strategy 'single' expects" in hindrance["reason"]
+    assert "devices can't be named: with the MIG strategy 'single', every GPU" in hindrance["reason"]
     nvidia.world.mig(3, "3g.40gb", "3g.40gb")
     nvidia.show()
     await node.allocatable_is(8)
