@@ -31,11 +31,11 @@ def _section(name: str, bug: Bug) -> str:
         "",
         f"{bug.what[0].upper()}{bug.what[1:]}.",
         "",
-        f"- Kubelets {befallen}{f' ({issues})' if issues else ''}. Fix: {bug.fixed}.",
+        f"- This affects kubelets {befallen}{f' ({issues})' if issues else ''}. Fix: {bug.fixed}.",
         f"- The gateway {bug.here}.",
     ]
     if bug.show is None:
-        said.append("- No command shows it.")
+        said.append("- `gateway bugs` can't show this bug.")
     return "\n".join([*said, ""])
 
 

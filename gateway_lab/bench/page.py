@@ -331,7 +331,7 @@ SECTIONS: Final = (
     Section(
         "Idle",
         ("idle",),
-        "What the gateway uses more than the trivial plugin in 20 idle seconds. The marks are the limits.",
+        "What the gateway uses more than the trivial plugin in 20 idle seconds. The marks in the figure are the limits.",
         _idle,
     ),
     Section(

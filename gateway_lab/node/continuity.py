@@ -308,7 +308,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             "named-again",
-            "a pod ends, and another one of its name wants the same GPUs at once",
+            "a pod ends, and a new pod of the same name requests the same GPUs at once",
             _named_again,
             _BOTH,
         ),
@@ -340,7 +340,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             _asks_too_much,
             _BOTH_REFUSE,
         ),
-        Scenario("cdi", "a GPU is told by its CDI name alone", _cdi, _BOTH),
+        Scenario("cdi", "a container gets a GPU only by the GPU's CDI name", _cdi, _BOTH),
         Scenario(
             "reboot",
             "the node loses power and boots",

@@ -91,7 +91,7 @@ def _gpus(runs: Sequence[Outcome]) -> str:
     """Say what the API server saw of the GPUs."""
     dropped = [one for one in runs if one.drops]
     if dropped:
-        return f"fewer in {len(dropped)} of {len(runs)}, for {seconds(one.drop_ms for one in dropped)}"
+        return f"fewer in {len(dropped)} of {len(runs)} runs, for {seconds(one.drop_ms for one in dropped)}"
     return f"all ({len(runs)})"
 
 

@@ -440,7 +440,7 @@ MANIFESTS: Final[Mapping[str, Manifest]] = {
     "gpu-cuda-demo-suite": Manifest("a GPU for CUDA programs", PLAIN, ends(), CUDA_POD),
     "gpu-anymig": Manifest("any MIG device", devices(request("gpu", "mig.nvidia.com")), runs("pod/ctr"), POD_OF_ONE),
     "gpu-simple-mig": Manifest(
-        "a MIG device by multiprocessors and memory",
+        "a MIG device, selected by multiprocessors and memory",
         devices(request("gpu", "mig.nvidia.com", f"{SOME} && {MEMORY}")),
         runs("pod/ctr"),
         POD_OF_ONE,
