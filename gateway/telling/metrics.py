@@ -106,7 +106,7 @@ _FAMILIES: Final = (
     ),
     _gauge(
         "device_info",
-        "Always 1, for each device that is not healthy (at most 32 of a resource, without holders). With --metrics-device-ids for each device.",
+        "Always 1, for each device that is not healthy (at most 32 of a resource, without holders). With --metrics-device-ids, healthy devices also have a sample.",
         "resource device state kind numa holder",
     ),
     _gauge("drift_devices", "Devices for which the kubelet's records differ from the gateway's.", "resource kind"),

@@ -57,7 +57,7 @@ def write(report: Report, path: Path) -> None:
 
 _HEAD: Final = """# Benchmarks
 
-One run of `python -m gateway_lab.bench --page docs/benchmarks.md` measured these figures. Limits are in the heads of columns or in brackets. A figure above its
+One run of `python -m gateway_lab.bench --page docs/benchmarks.md` measured these figures. The limit of a figure is in the head of its column, or in brackets. A figure above its
 limit is **bold**. A *genuine* kubelet is the real device manager of its version.
 """
 

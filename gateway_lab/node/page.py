@@ -107,7 +107,8 @@ def _pods(runs: Sequence[Outcome]) -> str:
     fates = {kind: Counter(one.fates[kind] for one in runs if kind in one.fates) for kind in runs[0].fates}
     alike: dict[str, list[str]] = {}
     for kind, counted in fates.items():
-        word = ", ".join(fate if count == len(runs) else f"{fate} ({count})" for fate, count in counted.most_common())
+        told = ((fate.replace(", ", " with "), count) for fate, count in counted.most_common())
+        word = ", ".join(fate if count == len(runs) else f"{count} {fate}" for fate, count in told)
         alike.setdefault(word, []).append(kind)
     if len(alike) == 1:
         said = next(iter(alike))

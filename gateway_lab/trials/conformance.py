@@ -790,7 +790,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "registry-mode",
-        "a plugin in plugins_registry answers each GetInfo, serves at the path that it returns, and registers nowhere else",
+        "a plugin in plugins_registry answers each GetInfo, serves at the path in its answer, and registers nowhere else",
         "from 1.12 on kubelets also find device plugins in that folder: at each start they call GetInfo, for at most 1 s, and report the "
         "outcome to the plugin",
         waits_in_registry,

@@ -842,7 +842,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "half-open",
-            "the kubelet is stopped with open connections, and another kubelet starts on its directory",
+            "the kubelet is stopped (SIGSTOP) with open connections, and another kubelet starts in the same directory",
             RESTART,
             partial(_beside, stopped=True),
             serves=True,
@@ -1161,7 +1161,7 @@ INTRODUCTION = f"""\
 
     make gauntlet
 
-This command causes each fault on this page alone, on emulated and real kubelets, then several faults at random. Each heading says how soon after the fault's end
+This command causes the faults on this page one at a time, on emulated and real kubelets, then several at random. Each heading says how soon after the fault's end
 the node must be correct again. A busy machine gets {SLOWER:g} times as long, at most {SLOWEST:g} s more, plus {SLACK:g} s. A node is correct if the kubelet's records
 match the hardware, a new pod gets a device, no device is in two pods, and no pod lost its device.
 
