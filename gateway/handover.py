@@ -364,7 +364,7 @@ class Handover:
 
     def _waited(self) -> None:
         self._timer = None
-        self._feed(machine.Rung(time.monotonic()))
+        self._feed(machine.AlarmRang(time.monotonic()))
 
     def _try(self) -> None:
         if self._tasks.status is not None:
@@ -434,9 +434,9 @@ class Handover:
                         self._feed(machine.RoomWanted(age, time.monotonic()))
                     case {"yours": True}:
                         self._before = age.token
-                        self._feed(machine.Yours())
+                        self._feed(machine.LeaderYielded())
                     case {"no": str(reason), "again_s": int() | float() as seconds}:
-                        self._feed(machine.No(reason, float(seconds)))
+                        self._feed(machine.LeaderRefused(reason, float(seconds)))
                     case {"offer": True}:
                         self._feed(machine.Invited())
                     case {"serving": True}:
@@ -478,7 +478,7 @@ class Handover:
         except Exception:  # noqa: BLE001 - no other gateway serves, and the last lists are better than none
             _log.exception("the lists could not be brought up to date: serving the last ones", retry_s=UPDATE_AGAIN)
             lists.update_again([time.monotonic() + UPDATE_AGAIN])
-        self._feed(machine.Took())
+        self._feed(machine.ListsReady())
 
     async def _let_parts_decide(self) -> bool:
         """Let the source and the DRA drivers act as the leader's. Return True if the lists may change because of that."""

@@ -2,10 +2,10 @@
 
 ``select`` minimises, in this order: the distances, the pairs on two NUMA nodes, what is left of the GPUs, the distances among
 the others, and the indices (docs/preferred-allocation.md explains each). It tries sets in the order of their indices, and skips
-sets that can't win, by a lower bound.
+sets whose lower bound is worse than the best set so far.
 
-16 GPUs have 65,536 sets, so up to there the result is optimal. Above that, the number of steps is limited, not the time: the
-same question has the same answer on every machine.
+Up to 16 GPUs (65,536 sets), the result is optimal. For more GPUs, the number of steps is limited, not the time, so that the same
+question has the same answer on every machine.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from msgspec import Struct
 from devices.gpu.model import FARTHEST, GPU
 
 EXACT: Final = 16
-"""Among so many GPUs the choice is optimal, whatever their links."""
+"""Among at most so many GPUs, the choice is optimal."""
 SEARCHED: Final = 64
 """Among more GPUs, links are ignored."""
-_STEPS: Final = 8_192  # Divided by the number of GPUs, because a step takes as much longer.
+_STEPS: Final = 8_192  # Divided by the number of GPUs, because each step takes longer with more GPUs.
 _EXCHANGES: Final = 256
 _MOST_NODES: Final = 8
-"""On so many NUMA nodes (two CPUs in four parts each), every way to use them is tried if no links are known."""
+"""If no links are known, every way to use at most so many NUMA nodes (two CPUs in four parts each) is tried."""
 _PAIRS: Final = SEARCHED * SEARCHED
 """Larger than the number of pairs of GPUs, so that one difference in distance outweighs all pairs on two NUMA nodes."""
 
@@ -38,7 +38,8 @@ def select(
     """Choose ``count`` GPUs that together have room for ``missing`` devices; return their indexes in ``gpus``, ascending.
 
     ``gpus`` are in order of preference among equals. ``room`` is how many devices each has free, at least 1. The ``opened``
-    GPUs are chosen anyway; the ``others`` have room, but can't be chosen. Such a choice must exist, and none with fewer GPUs.
+    GPUs are chosen anyway; the ``others`` have room, but can't be chosen. The caller guarantees that ``count`` is the smallest number
+    of GPUs with enough room.
     """
     if count in {0, len(gpus)}:
         return list(range(count))

@@ -102,9 +102,11 @@ def compat(
     from gateway_lab.matrix import report
     from gateway_lab.matrix import run as matrix
 
-    said = commandline.given(daemon, os.environ)
+    said = commandline.read_sources(daemon, os.environ)
     try:
-        settings = commandline.start({name: one for name, one in said.items() if name.replace("-", "_") in PASSED_ON})
+        settings = commandline.make_settings(
+            {name: one for name, one in said.items() if name.replace("-", "_") in PASSED_ON}
+        )
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     chosen = _scenarios(only, settings.profile, config_file)

@@ -39,7 +39,7 @@ class Run(Program):
         """Parse the arguments, also in Go's spelling, and refuse a command's name behind the options of ``run``."""
         options = (one for one in self.get_params(ctx) if isinstance(one, click.Option) and not one.is_flag)
         try:
-            args = commandline.spelled(args, {name for option in options for name in option.opts})
+            args = commandline.normalize_flags(args, {name for option in options for name in option.opts})
         except ConfigError as error:
             raise click.UsageError(str(error)) from error
         if (rest := super().parse_args(ctx, [*args])) and not ctx.resilient_parsing:
@@ -104,10 +104,10 @@ def ending_error(error: ConfigError, said: Mapping[str, Given]) -> click.ClickEx
 
 def given(ctx: click.Context, texts: Mapping[str, Any]) -> tuple[dict[str, Given], Settings]:
     """Return what options and variables set, by flag name, and the settings of the start."""
-    said = commandline.given(texts, os.environ)
+    said = commandline.read_sources(texts, os.environ)
     if ctx.info_name == NVIDIA:
         said.setdefault("backend", Given("nvidia", NVIDIA))
-    return said, commandline.start(said)
+    return said, commandline.make_settings(said)
 
 
 def read(ctx: click.Context, said: Mapping[str, Given], start: Settings) -> tuple[Settings, Mapping[str, Given]]:
@@ -116,7 +116,7 @@ def read(ctx: click.Context, said: Mapping[str, Given], start: Settings) -> tupl
         _log.warning("environment", note=note)
     if inert := commandline.inert(said):
         _log.info("settings without an effect here", settings=inert)
-    policy = commandline.settle(said, start.backend)
+    policy = commandline.make_policy(said, start.backend)
     if (choice := commandline.choice(said)) is not None:
         if start.config_file:
             raise ConfigError(

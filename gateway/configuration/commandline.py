@@ -1,4 +1,4 @@
-"""From command line and environment to settings.
+"""Turn the command line and the environment into settings.
 
 The command line wins over the environment, and the environment over the configuration file. Only the value that wins is judged.
 Flags are spelled as with Go: ``-x=true``, and a list by commas or by repetition (urfave/cli v2). Pure.
@@ -31,7 +31,7 @@ _BY_OPTION: Final[Mapping[str, Flag]] = {
 }
 
 
-def spelled(arguments: Sequence[str], valued: Collection[str]) -> list[str]:
+def normalize_flags(arguments: Sequence[str], valued: Collection[str]) -> list[str]:
     """Return the arguments with the table's flags as ``--name=value``, up to a command's name.
 
     Go's flag package allows one dash or two, and a switch has its value behind ``=``. NVIDIA's plugin reads ``--x false`` as ``--x``
@@ -64,7 +64,7 @@ def spelled(arguments: Sequence[str], valued: Collection[str]) -> list[str]:
     return done
 
 
-def given(texts: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Given]:
+def read_sources(texts: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Given]:
     """Return what options (texts by ``Flag.parameter``) and variables set, by the setting's name. Options win.
 
     Raises:
@@ -80,7 +80,7 @@ def given(texts: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str,
     return found
 
 
-def start(said: MutableMapping[str, Given]) -> Settings:
+def make_settings(said: MutableMapping[str, Given]) -> Settings:
     """Return the settings that no configuration file can change.
 
     Two settings decide others. NVIDIA's --kubelet-socket names the socket directory. With --dra containers get NVIDIA's GPUs by CDI
@@ -115,7 +115,7 @@ def choice(said: Mapping[str, Given]) -> Choice | None:
     return Choice(**{"label": NODE_LABEL, **values}) if values.get("folder") else None
 
 
-def settle(said: Mapping[str, Given], backend: str) -> Policy:
+def make_policy(said: Mapping[str, Given], backend: str) -> Policy:
     """Return the policy that these settings (by name) make with a backend.
 
     Raises:
@@ -167,7 +167,7 @@ def inert(said: Mapping[str, Given]) -> list[str]:
 def unknown_variables(environment: Mapping[str, str], commands: Iterable[str]) -> list[str]:
     """Return a sentence for each variable that looks like a setting of the gateway and is none; never a value.
 
-    Not meant are the variables that Kubernetes sets for a Service whose name begins with "gateway", and those of the options of
+    It skips the variables that Kubernetes sets for a Service whose name begins with "gateway", and those of the options of
     ``commands``.
     """
     known = {name for flag in FLAGS for name in flag.variables}
@@ -180,9 +180,9 @@ def unknown_variables(environment: Mapping[str, str], commands: Iterable[str]) -
     ]
     if not strange:
         return []
-    from difflib import get_close_matches  # noqa: PLC0415 - needed where a name is wrong, and nowhere else
+    from difflib import get_close_matches  # noqa: PLC0415 - only wrong names need it
 
-    plain = {name.removeprefix(_PREFIX): name for name in known}  # a shared prefix is no likeness
+    plain = {name.removeprefix(_PREFIX): name for name in known}  # All names share the prefix.
     near = {name: get_close_matches(name.removeprefix(_PREFIX), plain, 1) for name in strange}
     return [
         f"{name:.80} isn't a setting of the gateway, and is ignored"

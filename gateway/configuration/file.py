@@ -91,7 +91,7 @@ def policy(file: File, said: Mapping[str, Given], backend: str) -> Policy:
         ConfigError: a setting that wins can't be used.
     """
     of_file_alone = {name: getattr(file, name) for name in {*File.__struct_fields__} & {*Policy.__struct_fields__}}
-    return replace(commandline.settle({**file.given, **said}, backend), **of_file_alone)
+    return replace(commandline.make_policy({**file.given, **said}, backend), **of_file_alone)
 
 
 _TOP: Final = ("version", "flags", "resources", "sharing", "imex", "gateway")

@@ -7,7 +7,7 @@ from typing import Final
 
 from devices.life.states import State
 from devices.model import TroubleKind
-from gateway.doctor.kubelets import silent
+from gateway.doctor.kubelets import no_kubelet_listens
 from gateway.doctor.snapshot import Surveyed, joined
 from gateway.kubelet import drift
 from gateway.telling.status import DeviceStatus, ResourceStatus
@@ -41,7 +41,7 @@ def _hanging(seen: Surveyed) -> str:
 
 
 def _unserved(seen: Surveyed) -> str:
-    return "" if silent(seen) else joined(f"{name}: {why}" for name, why in unserved(seen.statuses).items())
+    return "" if no_kubelet_listens(seen) else joined(f"{name}: {why}" for name, why in unserved(seen.statuses).items())
 
 
 def _unwritable(seen: Surveyed) -> str:

@@ -8,81 +8,81 @@ from typing import Final
 from gateway.doctor.snapshot import Surveyed, joined
 
 _KUBELET: Final = "kubelet.sock"
-_REGISTRAR: Final = "-reg.sock"
-_OTHERS: Final = ("nvidia", "amd.com_gpu", "amd_gpu", "nvidiaGPU", "gpu.sock")
-"""Prefixes of the sockets of other GPU plugins: NVIDIA's, AMD's, Google's, and those made after an example."""
-_ROOT: Final = "/var/lib/kubelet"
-_ON_BY_DEFAULT: Final = 10
-"""The minor version from which device plugins are on by default."""
-_POD_RESOURCES: Final = 13
+_PLUGIN_REGISTRY_SUFFIX: Final = "-reg.sock"
+_OTHER_PLUGINS: Final = ("nvidia", "amd.com_gpu", "amd_gpu", "nvidiaGPU", "gpu.sock")
+"""Prefixes of the sockets of other GPU plugins: NVIDIA's, AMD's, Google's, and copies of an example plugin."""
+_DEFAULT_ROOT_DIR: Final = "/var/lib/kubelet"
+_DEVICE_PLUGINS_SINCE: Final = 10
+"""The first minor version in which device plugins are on by default."""
+_POD_RESOURCES_SINCE: Final = 13
 
 
-def _missing(seen: Surveyed) -> str:
+def _folder_is_missing(seen: Surveyed) -> str:
     folder = seen.socket_dir
     return f"there is no folder {folder.path}" if folder.state == "missing" else ""
 
 
-def _stale(seen: Surveyed) -> str:
+def _folder_was_replaced(seen: Surveyed) -> str:
     folder = seen.socket_dir
     return f"{folder.path} has been deleted: no name leads to it" if folder.state == "stale" else ""
 
 
-def silent(seen: Surveyed) -> str:
-    """Return that no process listens on the folder's kubelet.sock; '' if one does, or another check says why not."""
+def no_kubelet_listens(seen: Surveyed) -> str:
+    """Return the fault if no kubelet listens on kubelet.sock; '' if one does, or if another check reports the cause."""
     folder = seen.socket_dir
-    if folder.state != "there" or _registry(seen) or _KUBELET in folder.listening:
+    if folder.state != "there" or _is_plugins_registry(seen) or _KUBELET in folder.listening:
         return ""
-    there = "nobody listens on it" if _KUBELET in folder.names else "it isn't there"
+    there = "no process listens on it" if _KUBELET in folder.names else "it isn't there"
     return f"{folder.path}/{_KUBELET}: {there}"
 
 
-def _elsewhere(seen: Surveyed) -> str:
+def _other_root_dir(seen: Surveyed) -> str:
     for kubelet in seen.kubelets:
         root = _flag(kubelet.arguments, "root-dir")
-        if root and root.rstrip("/") != _ROOT and not seen.pod_resources:
+        if root and root.rstrip("/") != _DEFAULT_ROOT_DIR and not seen.pod_resources:
             return f"process {kubelet.pid} runs with --root-dir={root}"
     return ""
 
 
-def _registry(seen: Surveyed) -> str:
+def _is_plugins_registry(seen: Surveyed) -> str:
     folder = seen.socket_dir
-    foreign = sorted(name for name in folder.names if name.endswith(_REGISTRAR))
+    foreign = sorted(name for name in folder.names if name.endswith(_PLUGIN_REGISTRY_SUFFIX))
     return f"{folder.path} has {foreign[0]} and no {_KUBELET}" if foreign and _KUBELET not in folder.names else ""
 
 
-def _other(seen: Surveyed) -> str:
-    others = sorted(name for name in seen.socket_dir.listening if name.startswith(_OTHERS))
-    return f"somebody listens on {', '.join(others)} in {seen.socket_dir.path}" if others else ""
+def _other_plugins(seen: Surveyed) -> str:
+    others = sorted(name for name in seen.socket_dir.listening if name.startswith(_OTHER_PLUGINS))
+    return f"a process listens on {', '.join(others)} in {seen.socket_dir.path}" if others else ""
 
 
 def _pod_resources(seen: Surveyed) -> str:
-    if seen.pod_resources is not False or _elsewhere(seen) or seen.sockets is None or silent(seen):
+    if seen.pod_resources is not False or _other_root_dir(seen) or seen.sockets is None or no_kubelet_listens(seen):
         return ""
     return (
         ""
-        if seen.release and 0 < seen.release.minor < _POD_RESOURCES
-        else "nobody listens on the socket in pod-resources"
+        if seen.release and 0 < seen.release.minor < _POD_RESOURCES_SINCE
+        else "no process listens on the socket in pod-resources"
     )
 
 
-def _unreadable(seen: Surveyed) -> str:
+def _checkpoint_is_unreadable(seen: Surveyed) -> str:
     return seen.checkpoint.complaint if seen.checkpoint else ""
 
 
-def _next(seen: Surveyed) -> str:
+def _next_kubelet_cannot_read(seen: Surveyed) -> str:
     return seen.release.unkept if seen.release else ""
 
 
-def _bugs(seen: Surveyed) -> str:
+def _fixed_bugs(seen: Surveyed) -> str:
     return "; ".join(seen.release.fixed) if seen.release else ""
 
 
-def _unknown(seen: Surveyed) -> str:
+def _unknown_version(seen: Surveyed) -> str:
     return seen.release.unknown if seen.release else ""
 
 
-def _switched_off(seen: Surveyed) -> str:
-    if not seen.release or not 0 < seen.release.minor < _ON_BY_DEFAULT:
+def _device_plugins_are_off(seen: Surveyed) -> str:
+    if not seen.release or not 0 < seen.release.minor < _DEVICE_PLUGINS_SINCE:
         return ""
     for kubelet in seen.kubelets:
         if "DevicePlugins=true" not in _flag(kubelet.arguments, "feature-gates"):
@@ -90,7 +90,7 @@ def _switched_off(seen: Surveyed) -> str:
     return ""
 
 
-def _numa(seen: Surveyed) -> str:
+def _unknown_numa_nodes(seen: Surveyed) -> str:
     if seen.numa_nodes is None or not seen.gpus:
         return ""  # Simulated GPUs are on no NUMA node of this kernel.
     known = seen.numa_nodes
@@ -112,17 +112,17 @@ def _flag(arguments: tuple[str, ...], name: str) -> str:
 
 
 CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
-    "DPG0101": _missing,
-    "DPG0102": _stale,
-    "DPG0103": silent,
-    "DPG0104": _elsewhere,
-    "DPG0105": _registry,
-    "DPG0106": _other,
+    "DPG0101": _folder_is_missing,
+    "DPG0102": _folder_was_replaced,
+    "DPG0103": no_kubelet_listens,
+    "DPG0104": _other_root_dir,
+    "DPG0105": _is_plugins_registry,
+    "DPG0106": _other_plugins,
     "DPG0107": _pod_resources,
-    "DPG0108": _unreadable,
-    "DPG0109": _next,
-    "DPG0110": _bugs,
-    "DPG0111": _unknown,
-    "DPG0112": _switched_off,
-    "DPG0113": _numa,
+    "DPG0108": _checkpoint_is_unreadable,
+    "DPG0109": _next_kubelet_cannot_read,
+    "DPG0110": _fixed_bugs,
+    "DPG0111": _unknown_version,
+    "DPG0112": _device_plugins_are_off,
+    "DPG0113": _unknown_numa_nodes,
 }

@@ -280,9 +280,9 @@ class Beliefs:
         older = any(drift.older for drift, _ in written)
         same = any(drift.is_in(found, older=older) for drift, found in written)
         if own and same:
-            kept = [drift.kept() for drift, _ in written]
+            kept = [drift.note_records_kept() for drift, _ in written]
         elif not own and (same or self._is_continued_by(record)):
-            kept = [drift.found(found) for drift, found in written]
+            kept = [drift.note_first_checkpoint(found) for drift, found in written]
         else:
             return
         for drift in kept:
@@ -307,7 +307,7 @@ class Beliefs:
         ``fresh``: forget what was known here.
         """
         drift = Drift(resource) if fresh else self.drift(resource)
-        self._become(drift.recalled(forgotten, before))
+        self._become(drift.load_saved(forgotten, before))
         if before:
             self._compare_again()
             self.look_within(AFTER_START)

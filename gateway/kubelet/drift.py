@@ -16,7 +16,7 @@ their name says unix.
 
 List names every pod that the kubelet knows, with or without devices, so it shows when a pod is gone. One absence proves
 nothing: a kubelet that has just started, or can't reach the API server, knows only its static pods. So a pod is gone if a List
-lacks it for ``GONE_AFTER`` seconds, and that kubelet had heard from the API server (``_heard``) or had named the pod before.
+lacks it for ``GONE_AFTER`` seconds, and that kubelet had heard from the API server (``_has_api_server_pods``) or had named the pod before.
 Without List, only the node's reboot shows that a pod is gone. No device stays forgotten over a reboot.
 """
 
@@ -177,7 +177,7 @@ class Drift(Struct, frozen=True):
         )
 
     def is_in(self, written: Mapping[str, str], *, older: bool) -> bool:
-        """Return True if a checkpoint names a holder from before the kubelet's start, whose device was not given since.
+        """Return True if a checkpoint still names an earlier holder whose device Allocate has not given again.
 
         ``older``: consider only the holders that were already in question when the earlier kubelet ended.
         """
@@ -187,23 +187,23 @@ class Drift(Struct, frozen=True):
             if device_id in written and device_id not in self._given and (device_id in self.older or not older)
         )
 
-    def found(self, written: Mapping[str, str]) -> Drift:
+    def note_first_checkpoint(self, written: Mapping[str, str]) -> Drift:
         """Note the checkpoint that the kubelet found at its start: a holder that it lacks has ended, or never ran.
 
         A container starts only after the checkpoint that names it was written.
         """
         before = {
-            device_id: replace(one, names=_with(one, written[device_id]))
+            device_id: replace(one, names=_names_with(one, written[device_id]))
             for device_id, one in self._before.items()
             if device_id in written
         }
         return replace(self, _before=before, older=frozenset())
 
-    def kept(self) -> Drift:
+    def note_records_kept(self) -> Drift:
         """Note that the kubelet kept its predecessor's records: a holder that they lack now has ended."""
         return replace(self, _before={}, older=frozenset())
 
-    def recalled(self, forgotten: Mapping[str, tuple[Earlier, ...]], before: Mapping[str, Earlier]) -> Drift:
+    def load_saved(self, forgotten: Mapping[str, tuple[Earlier, ...]], before: Mapping[str, Earlier]) -> Drift:
         """Take over what another process knew: forgotten holders, and holders from before the running kubelet's start."""
         ours = {**self._before}
         for one in before.keys() & ours.keys():
@@ -226,7 +226,7 @@ class Drift(Struct, frozen=True):
             unix: the same in Unix seconds.
             ours: True if the kubelet has this gateway's list. Another gateway's list is not compared.
         """
-        return self._with_pods(view, now)._judged(view, now, unix, ours=ours)  # noqa: SLF001 - it is one of us
+        return self._with_pods(view, now)._judged(view, now, unix, ours=ours)  # noqa: SLF001 - another value of this class
 
     def forget(self, device_id: str) -> Drift:
         """Note that an operator cleared a device: only holders that the kubelet knows use it."""
@@ -296,7 +296,7 @@ class Drift(Struct, frozen=True):
             *(one.pods for earlier in self.forgotten.values() for one in earlier)
         )
         named = question & (self._named | view.pods)
-        heard = _heard(view.pods)
+        heard = _has_api_server_pods(view.pods)
         absent = {
             pod: self._absent.get(pod, now) for pod in question - view.pods if "/" in pod and (heard or pod in named)
         }
@@ -343,7 +343,7 @@ class Drift(Struct, frozen=True):
             elif device_id in self._given and device_id not in holders:
                 left[device_id] = earlier  # The kubelet hasn't recorded it yet.
             else:
-                forgotten[device_id] = _and(forgotten.get(device_id, ()), earlier)
+                forgotten[device_id] = _add_holder(forgotten.get(device_id, ()), earlier)
         return left, forgotten
 
     def _left(self, device_id: str, earlier: Sequence[Earlier], view: View, now: float) -> tuple[Earlier, ...]:
@@ -409,7 +409,7 @@ _WORDS: Mapping[MismatchKind, str] = {
 }
 
 
-def _heard(pods: AbstractSet[str]) -> bool:
+def _has_api_server_pods(pods: AbstractSet[str]) -> bool:
     """Return True if pods (``namespace/pod``) show that the kubelet has heard from the API server: they can't all be static.
 
     A static pod's name is ``<name>-<node's name>`` (applyDefaults in pkg/kubelet/config/common.go), so all static pods of a
@@ -429,12 +429,12 @@ def _may_be(one: Earlier, written: str) -> bool:
     return written in uids or not uids
 
 
-def _with(one: Earlier, written: str) -> tuple[str, ...]:
-    """Return a holder's names with the checkpoint's name; only that one if it is another holder."""
+def _names_with(one: Earlier, written: str) -> tuple[str, ...]:
+    """Return a holder's names with the checkpoint's name. If the checkpoint names a different holder, return only its name."""
     return tuple(dict.fromkeys((*one.names, written))) if _may_be(one, written) else (written,)
 
 
-def _and(earlier: tuple[Earlier, ...], one: Earlier) -> tuple[Earlier, ...]:
+def _add_holder(earlier: tuple[Earlier, ...], one: Earlier) -> tuple[Earlier, ...]:
     """Return the earlier holders with one more, the latest last. It replaces an entry of the same pod."""
     others = tuple(known for known in earlier if not known.pods & one.pods)
     return (*others, one) if len(others) < MOST_EARLIER else (*others[: MOST_EARLIER - 1], Earlier((), one.at))

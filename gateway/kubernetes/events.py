@@ -1,7 +1,7 @@
-"""Events of the node about its devices: few, and each once. Pure, except the queue's own state.
+"""Limit and build the node's events about its devices. Pure, except the queue's own state.
 
-A shared or flapping GPU makes one event and not hundreds: replicas count as their GPU, the same event of a GPU is repeated
-after ``AGAIN`` seconds at the earliest, and all events together are limited by ``BURST`` and ``EACH``.
+A shared or flapping GPU causes one event, not hundreds. All replicas of a GPU count as this GPU. The same event of a GPU is
+repeated after ``REPEAT_AFTER_S`` seconds at the earliest. ``BURST`` and ``REFILL_S`` limit all events together.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from gateway.kubelet.drift import Finding
 
 PATH: Final = "/api/v1/namespaces/default/events"
-"""The namespace of events about nodes, which have none."""
-AGAIN: Final = 300.0
+"""Nodes have no namespace, so their events are in ``default``."""
+REPEAT_AFTER_S: Final = 300.0
 BURST: Final = 10
-EACH: Final = 60.0
-"""So many events at once, and one more every so many seconds."""
-MOST: Final = 20
+REFILL_S: Final = 60.0
+"""At most ``BURST`` events at once. After that, one every ``REFILL_S`` seconds."""
+MAX_WAITING: Final = 20
 """Most events that wait while the API server is away. The newest are kept."""
-_REMEMBERED: Final = 1000
-_LONGEST: Final = 1024
-_ILL: Final = frozenset({State.UNHEALTHY, State.LOST})
+_MAX_REMEMBERED: Final = 1000
+_MAX_MESSAGE: Final = 1024
+_BAD_STATES: Final = frozenset({State.UNHEALTHY, State.LOST})
 _COMPONENT: Final = "device-plugin-gateway"
 
 
@@ -51,25 +51,27 @@ def of_devices(resource: str, before: Mapping[str, Entry], after: Mapping[str, E
     gpus: Mapping[str, Entry] = {}
     for device_id, entry in after.items():
         was, subject = before.get(device_id), unshared(device_id)
-        if was is None:  # An edit of the configuration may have changed its ID meanwhile.
+        if was is None:  # An edit of the configuration may have changed the device's ID.
             gpus = gpus or {unshared(one): earlier for one, earlier in before.items()}
             was = gpus.get(subject)
         state, old = entry.state, None if was is None else was.state
         if was is entry or state is old:
             continue
         reason = ""
-        if state in _ILL and old not in _ILL:
+        if state in _BAD_STATES and old not in _BAD_STATES:
             reason = "GPULost" if state is State.LOST else "GPUUnhealthy"
         elif state is State.CORDONED:
             reason = "GPUCordoned"
-        elif state is State.PRESENT and old in _ILL:
+        elif state is State.PRESENT and old in _BAD_STATES:
             reason = "GPURecovered"
         elif state is State.PRESENT and old is State.CORDONED:
             reason = "GPUUncordoned"
         if reason and (reason, subject) not in told:
             told.add((reason, subject))
             words = f": {entry.reason}" if entry.reason else ""
-            yield News(reason, subject, f"{resource}: {subject} is {state.value}{words}", warning=state in _ILL, at=now)
+            yield News(
+                reason, subject, f"{resource}: {subject} is {state.value}{words}", warning=state in _BAD_STATES, at=now
+            )
 
 
 def of_findings(resource: str, before: Sequence[Finding], after: Sequence[Finding], now: float) -> Iterator[News]:
@@ -86,7 +88,7 @@ class Queue:
     """Events that wait to be sent. If there are too many, some are dropped and counted. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self.waiting: deque[News] = deque(maxlen=MOST)
+        self.waiting: deque[News] = deque(maxlen=MAX_WAITING)
         self.dropped = 0
         self._tokens, self._at = float(BURST), float("-inf")
         self._told: dict[tuple[str, str], float] = {}
@@ -94,15 +96,15 @@ class Queue:
     def add(self, news: News, now: float) -> bool:
         """Add an event, unless it was sent lately, or there are too many."""
         key = (news.reason, news.subject)
-        self._tokens = min(float(BURST), self._tokens + (now - self._at) / EACH)
+        self._tokens = min(float(BURST), self._tokens + (now - self._at) / REFILL_S)
         self._at = now
-        if now - self._told.get(key, float("-inf")) < AGAIN or self._tokens < 1:
+        if now - self._told.get(key, float("-inf")) < REPEAT_AFTER_S or self._tokens < 1:
             self.dropped += 1
             return False
         self._tokens -= 1
         self._told.pop(key, None)
         self._told[key] = now
-        if len(self._told) > _REMEMBERED:
+        if len(self._told) > _MAX_REMEMBERED:
             del self._told[next(iter(self._told))]
         self.waiting.append(news)
         return True
@@ -117,7 +119,7 @@ def body(news: News, node: str, token: str) -> Mapping[str, Any]:
         "metadata": {"generateName": f"{node}.", "namespace": "default"},
         "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
         "reason": news.reason,
-        "message": printable(news.message)[:_LONGEST],
+        "message": printable(news.message)[:_MAX_MESSAGE],
         "type": "Warning" if news.warning else "Normal",
         "source": {"component": _COMPONENT, "host": node},
         "reportingComponent": _COMPONENT,

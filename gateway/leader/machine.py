@@ -2,7 +2,7 @@
 
 The gateway that holds the locks leads. All others stand by, connected to the leader's control socket. The newest asks it to yield as
 soon as it could lead itself. Age is the pod's, so that a restarted container doesn't ask a gateway of its own pod.
-Waiting is a state, not a sleep: ``SetAlarm`` asks for a ``Rung``, and each step replaces the wait before.
+Waiting is a state, not a sleep: ``SetAlarm`` asks for an ``AlarmRang``, and each step replaces the wait before.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from msgspec.structs import replace
 
 from gateway.age import Age
 
-AT_ONCE = 0.001
+LOCK_POLL_S = 0.001
 """Seconds between two tries to take the locks while their holder dies or yields."""
-AGAIN = 1.0
-"""The same while another gateway holds them. A gateway that could not lead waits so much longer."""
-HURRY = 2.0
-"""Seconds for which the locks are tried without a pause."""
-ASK_TIME = 15.0
+RETRY_S = 1.0
+"""Seconds between two tries while another gateway holds the locks. A gateway that could not lead waits for so much longer."""
+HURRY_S = 2.0
+"""Seconds for which the locks are tried every ``LOCK_POLL_S``."""
+ASK_S = 15.0
 """Seconds within which a leader must yield: a Register in flight takes up to 11."""
-REPORT = 2.0
+REPORT_S = 2.0
 """Seconds within which a new leader must report that it serves."""
-HOLDS_BACK, HOLDS_BACK_MAX = 30.0, 900.0
-"""Seconds for which a gateway is refused that took over in vain. They double each time in a row, up to the second value."""
-SERVED = 600.0
-"""Seconds after which a gateway that took over has led: a kubelet, too, forgets after as many that a container ended."""
+REFUSAL_S, REFUSAL_MAX_S = 30.0, 900.0
+"""Seconds for which the leader refuses to yield after a failed handover. They double with each failure in a row, up to the maximum."""
+SUCCESS_AFTER_S = 600.0
+"""Seconds after which a handover counts as a success. A kubelet also resets a container's crash back-off after this time."""
 STARTING = "it is still starting"
 
 
@@ -54,7 +54,7 @@ class Locked(Struct, frozen=True):
 
 
 class HeldElsewhere(Struct, frozen=True):
-    """Another gateway holds the locks. ``leader`` is its age; None if it can't be talked to, and ``why`` not.
+    """Another gateway holds the locks. ``leader`` is its age; None if it can't be reached, and ``why`` is the reason.
 
     ``unable`` is why this gateway couldn't lead instead; None: nothing new is known. ``leaving``: the other one has ended or yielded.
     """
@@ -71,18 +71,18 @@ class Gone(Struct, frozen=True):
     token: str
 
 
-class Yours(Struct, frozen=True):
+class LeaderYielded(Struct, frozen=True):
     """The leader has yielded."""
 
 
-class No(Struct, frozen=True):
+class LeaderRefused(Struct, frozen=True):
     """The leader doesn't yield for so many seconds."""
 
     reason: str
-    seconds: float = AGAIN
+    seconds: float = RETRY_S
 
 
-class Took(Struct, frozen=True):
+class ListsReady(Struct, frozen=True):
     """The state file is read, and the lists are ready."""
 
 
@@ -117,8 +117,8 @@ class Lost(Struct, frozen=True):
     reason: str
 
 
-class Rung(Struct, frozen=True):
-    """The wait has ended, at ``now`` (monotonic seconds)."""
+class AlarmRang(Struct, frozen=True):
+    """The time of ``SetAlarm`` is over, at ``now`` (monotonic seconds)."""
 
     now: float
 
@@ -128,16 +128,16 @@ Event = (
     | Locked
     | HeldElsewhere
     | Gone
-    | Yours
-    | No
-    | Took
+    | LeaderYielded
+    | LeaderRefused
+    | ListsReady
     | RoomWanted
     | Ending
     | Invited
     | Drained
     | Serving
     | Lost
-    | Rung
+    | AlarmRang
 )
 
 
@@ -188,7 +188,7 @@ class Rest(Struct, frozen=True):
 
 
 class SetAlarm(Struct, frozen=True):
-    """Send ``Rung`` after so many seconds; None: there is nothing to wait for."""
+    """Send ``AlarmRang`` after so many seconds; None: there is nothing to wait for."""
 
     seconds: float | None
 
@@ -212,16 +212,16 @@ class State(Struct, frozen=True):
     """How many tries follow without a pause."""
     left: str = ""
     """The token of the last leader, if it ended or yielded: if it still holds the locks, they will be free in a moment."""
-    made_at: float = 0.0
+    yielded_at: float = 0.0
     """When this gateway yielded last (monotonic seconds)."""
-    vain: int = 0
-    """How often in a row it yielded in vain."""
+    failed_handovers: int = 0
+    """How often in a row the gateway that it yielded to ended again."""
     ending: bool = False
     """True if this gateway is about to end."""
 
 
 Step = tuple[State, tuple[Action, ...]]
-_HURRY = int(HURRY / AT_ONCE)
+_HURRY = int(HURRY_S / LOCK_POLL_S)
 _WAITS = frozenset({Stage.PREPARING, Stage.STANDBY})
 _LEADS = frozenset({Stage.LEADING, Stage.YIELDING})
 
@@ -231,9 +231,9 @@ def start(own: Age) -> State:
     return State(own)
 
 
-def held_back(vain: int) -> float:
-    """Return for how many seconds a gateway doesn't yield that yielded so often in vain."""
-    return min(HOLDS_BACK * 2.0 ** min(vain - 1, 20), HOLDS_BACK_MAX) if vain else 0.0
+def refusal_s(failed_handovers: int) -> float:
+    """Return for how many seconds the leader refuses to yield after so many failed handovers in a row."""
+    return min(REFUSAL_S * 2.0 ** min(failed_handovers - 1, 20), REFUSAL_MAX_S) if failed_handovers else 0.0
 
 
 def step(state: State, event: Event) -> Step:
@@ -249,12 +249,12 @@ def step(state: State, event: Event) -> Step:
             return _held(state, event)
         case Gone(token):
             return _gone(state, token)
-        case Yours() if state.stage is Stage.ASKING:
+        case LeaderYielded() if state.stage is Stage.ASKING:
             left = "" if state.leader is None else state.leader.token
             return replace(_to(state, Stage.TAKING), hurry=_HURRY, left=left), (Try(),)
-        case No(reason, seconds) if state.stage is Stage.ASKING:
-            return replace(_wait(state), refused=reason), (SetAlarm(max(seconds, AGAIN)),)
-        case Took() if state.stage is Stage.TAKING:
+        case LeaderRefused(reason, seconds) if state.stage is Stage.ASKING:
+            return replace(_wait(state), refused=reason), (SetAlarm(max(seconds, RETRY_S)),)
+        case ListsReady() if state.stage is Stage.TAKING:
             return replace(_to(state, Stage.LEADING), leader=None, refused="", other=None), (Lead(),)
         case RoomWanted(age, now):
             return _asked(state, age, now)
@@ -265,17 +265,17 @@ def step(state: State, event: Event) -> Step:
         case Ending():
             return replace(state, ending=True), ()
         case Invited() if state.stage is Stage.STANDBY and state.leader is not None and not state.ending:
-            return _to(state, Stage.ASKING), (Ask(), SetAlarm(ASK_TIME))
+            return _to(state, Stage.ASKING), (Ask(), SetAlarm(ASK_S))
         case Drained(reason) if state.stage is Stage.YIELDING and state.other is not None:
             if reason:
-                return _made_none(state), (Reply(state.other, reason, AGAIN), Lead())
-            return _to(state, Stage.YIELDED), (Reply(state.other), Free(), SetAlarm(REPORT))
+                return _abort_handover(state), (Reply(state.other, reason, RETRY_S), Lead())
+            return _to(state, Stage.YIELDED), (Reply(state.other), Free(), SetAlarm(REPORT_S))
         case Serving() if state.stage is Stage.YIELDED:
             return replace(_wait(state), leader=state.other), (Rest(state.other), SetAlarm(None))
         case Lost() if state.stage in {*_LEADS, Stage.TAKING}:
             state = replace(_wait(state), leader=None, other=None)
-            return state, (Rest(None), Free(), SetAlarm(AGAIN))
-        case Rung():
+            return state, (Rest(None), Free(), SetAlarm(RETRY_S))
+        case AlarmRang():
             return _waited(state)
         case _:
             return state, ()
@@ -305,32 +305,32 @@ def _ask_or_stay(state: State) -> Step:
     """Ask the leader to yield, if this gateway is newer, could lead, and isn't about to end."""
     if state.leader is None or state.unable or state.ending or not state.own.is_newer_than(state.leader):
         return state, (SetAlarm(None),)
-    return _to(state, Stage.ASKING), (Ask(), SetAlarm(ASK_TIME))
+    return _to(state, Stage.ASKING), (Ask(), SetAlarm(ASK_S))
 
 
 def _held(state: State, event: HeldElsewhere) -> Step:
     if state.stage in _LEADS:
         return state, ()
     if event.leaving and state.hurry:
-        return replace(state, hurry=state.hurry - 1), (SetAlarm(AT_ONCE),)
+        return replace(state, hurry=state.hurry - 1), (SetAlarm(LOCK_POLL_S),)
     rest: tuple[Action, ...] = ()
     if state.stage is Stage.YIELDED:
         # Our streams go on until the new leader serves or ends.
         if event.leader is None or event.leader == state.other:
-            return state, (SetAlarm(REPORT),)
+            return state, (SetAlarm(REPORT_S),)
         rest = (Rest(event.leader),)
     if event.unable is not None:
         state = replace(state, unable=event.unable)
     state = replace(_wait(state), leader=event.leader, refused=event.why)
     if event.leader is None:
-        return state, (*rest, SetAlarm(AGAIN))
+        return state, (*rest, SetAlarm(RETRY_S))
     state, actions = _ask_or_stay(state)
     return state, (*rest, *actions)
 
 
 def _gone(state: State, token: str) -> Step:
     if state.stage is Stage.YIELDING and state.other is not None and state.other.token == token:
-        return _made_none(state), (Lead(),)
+        return _abort_handover(state), (Lead(),)
     known = {one.token for one in (state.leader, state.other) if one is not None}
     if token not in known or state.stage in {*_LEADS, Stage.TAKING}:
         return state, ()
@@ -338,36 +338,40 @@ def _gone(state: State, token: str) -> Step:
     state = replace(state, stage=stage, leader=None)
     # A gateway that could not lead lets those that can try first, for a second.
     if state.unable and stage is not Stage.YIELDED:
-        return replace(state, hurry=0), (SetAlarm(AGAIN),)
+        return replace(state, hurry=0), (SetAlarm(RETRY_S),)
     return replace(state, hurry=_HURRY, left=token), (Try(),)
 
 
-def _made_none(state: State) -> State:
-    """Go on leading: a handover that was not completed doesn't count."""
-    made_at = state.made_at if state.vain else 0.0
-    return replace(_to(state, Stage.LEADING), vain=max(state.vain - 1, 0), made_at=made_at)
+def _abort_handover(state: State) -> State:
+    """Keep leading. A handover that was not completed doesn't count as a failed one."""
+    yielded_at = state.yielded_at if state.failed_handovers else 0.0
+    return replace(
+        _to(state, Stage.LEADING), failed_handovers=max(state.failed_handovers - 1, 0), yielded_at=yielded_at
+    )
 
 
 def _asked(state: State, age: Age, now: float) -> Step:
     if state.stage is not Stage.LEADING:
-        return state, (Reply(age, STARTING, AGAIN),)
+        return state, (Reply(age, STARTING, RETRY_S),)
     if state.ending:
         return replace(_to(state, Stage.YIELDING), other=age), (Drain(),)
     if not age.is_newer_than(state.own):
-        return state, (Reply(age, "the gateway that leads is as new", SERVED),)
-    vain = state.vain + 1 if state.made_at and now - state.made_at < SERVED else 0
-    if vain and (left := state.made_at + held_back(vain) - now) > 0:
-        times = "once" if vain == 1 else f"{vain} times"
+        return state, (Reply(age, "the gateway that leads is as new", SUCCESS_AFTER_S),)
+    failed_handovers = (
+        state.failed_handovers + 1 if state.yielded_at and now - state.yielded_at < SUCCESS_AFTER_S else 0
+    )
+    if failed_handovers and (left := state.yielded_at + refusal_s(failed_handovers) - now) > 0:
+        times = "once" if failed_handovers == 1 else f"{failed_handovers} times"
         why = f"the leader yielded {times} to one that ended again, and yields next in {left:.0f} s: see why it ended"
         return state, (Reply(age, why, left),)
-    return replace(_to(state, Stage.YIELDING), other=age, made_at=now, vain=vain), (Drain(),)
+    return replace(_to(state, Stage.YIELDING), other=age, yielded_at=now, failed_handovers=failed_handovers), (Drain(),)
 
 
 def _waited(state: State) -> Step:
     match state.stage:
         case Stage.ASKING:  # The leader hangs. Its end frees the locks.
-            refused = f"the gateway that leads did not answer within {ASK_TIME:g} s"
-            return replace(_wait(state), refused=refused), (Withdraw(), SetAlarm(AGAIN))
+            refused = f"the gateway that leads did not answer within {ASK_S:g} s"
+            return replace(_wait(state), refused=refused), (Withdraw(), SetAlarm(RETRY_S))
         case Stage.PREPARING | Stage.STANDBY if state.leader is not None:
             return _ask_or_stay(state)
         case Stage.PREPARING | Stage.STANDBY | Stage.TAKING | Stage.YIELDED:

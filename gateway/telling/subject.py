@@ -1,4 +1,4 @@
-"""The gateway as its commands, probes and metrics see it."""
+"""The parts of the gateway that its commands, probes and metrics read."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ class Subject(Struct, frozen=True, kw_only=True):
     hindrances: Callable[[], Sequence[Hindrance]]
     """Returns why the sources of devices can't report them."""
     lock: asyncio.Lock
-    """Held while its lists are merged."""
+    """Hold this lock while you merge device lists."""
     update: Callable[[], Awaitable[None]]
     """Updates the lists of all resources."""

@@ -116,7 +116,7 @@ async def _started(node: Node, argv: list[str]) -> GatewayProcess:
 
 def _took(gateway: GatewayProcess, since: int = 0) -> int:
     """Count how often a gateway began to lead."""
-    return len(gateway.lines("leader", since, stage=Stage.LEADING.value, why="Took"))
+    return len(gateway.lines("leader", since, stage=Stage.LEADING.value, why="ListsReady"))
 
 
 async def _kill(kubelet: Kubelet, leads: GatewayProcess, other: GatewayProcess, pod: str) -> tuple[float, bool]:

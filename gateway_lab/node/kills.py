@@ -210,7 +210,7 @@ def stage(said: str) -> str:
 
 def took(said: str, since: datetime) -> int:
     """Count how often a gateway began to lead since then."""
-    return sum(found["why"] == "Took" and at >= since for at, found in _leading(said))
+    return sum(found["why"] == "ListsReady" and at >= since for at, found in _leading(said))
 
 
 def _leading(said: str) -> Iterator[tuple[datetime, Mapping[str, Any]]]:

@@ -107,7 +107,7 @@ def test_who_leads_is_told_by_the_containers_logs() -> None:
     said = (
         '2026-11-23T20:07:01.123456789Z stderr F {"event": "leader", "stage": "standing by", "why": "Able"}\n'
         '2026-11-23T20:07:02.123456789Z stderr F {"event": "leader", "stage": "taking over", "why": "Locked"}\n'
-        '2026-11-23T20:07:02.2Z stderr F {"event": "leader", "stage": "leading", "why": "Took"}\n'
+        '2026-11-23T20:07:02.2Z stderr F {"event": "leader", "stage": "leading", "why": "ListsReady"}\n'
         '2026-11-23T20:07:03.1Z stdout F {"event": "registered", "peer": "leader"}\n'
         '2026-11-23T20:07:04.1Z stderr F {"event": "leader", "sta'  # It is being written.
     )

@@ -469,7 +469,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "OD29",
         "a GPU that flaps is told of each time",
         "gateway/kubernetes/events.py",
-        '        if now - self._told.get(key, float("-inf")) < AGAIN or self._tokens < 1:',
+        '        if now - self._told.get(key, float("-inf")) < REPEAT_AFTER_S or self._tokens < 1:',
         "        if self._tokens < 1:",
         _CLUSTER,
     ),

@@ -204,8 +204,8 @@ MUTANTS = (
         "S8",
         "the older one yields and keeps the locks",
         "gateway/leader/machine.py",
-        "(Reply(state.other), Free(), SetAlarm(REPORT))",
-        "(Reply(state.other), SetAlarm(REPORT))",
+        "(Reply(state.other), Free(), SetAlarm(REPORT_S))",
+        "(Reply(state.other), SetAlarm(REPORT_S))",
         "tests/unit/test_leader_machine.py::test_of_two_one_leads_at_most_and_one_can_always_lead_again",
     ),
     Mutant(

@@ -897,7 +897,7 @@ def test_a_person_sees_the_code_what_was_seen_what_follows_and_what_to_do(alone:
     FAULTS["DPG0106"](alone)
     text = call(alone.root).output
     assert "✗ another plugin serves the same GPUs  DPG0106" in text
-    assert re.search(r"seen +somebody listens on nvidia-gpu\.sock", text)
+    assert re.search(r"seen +a process listens on nvidia-gpu\.sock", text)
     assert re.search(r"do +End the other plugin", text)
     assert "docs/migration.md" in text
     assert "1 error;" in text

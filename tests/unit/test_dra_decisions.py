@@ -487,7 +487,7 @@ def said(**texts: Any) -> dict[str, Given]:
 )
 def test_settings_that_cannot_be_gone_by(given: dict[str, Given], node: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        commandline.start({**given, "node-name": Given(node, "--node-name")})
+        commandline.make_settings({**given, "node-name": Given(node, "--node-name")})
 
 
 # Pods that ask by name, and sockets.

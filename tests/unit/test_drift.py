@@ -89,7 +89,7 @@ def looks(*pods: str | None, every: float = GONE_AFTER, held: str = "") -> Drift
         pytest.param(looks("bxy").restarted(200).look(seen("", pods="bxy"), 201), "ab", id="a new kubelet has to hear of its pods first"),
         pytest.param(looks("ab").restarted(200).look(seen("", pods=""), 201).look(seen("", pods=""), 300), "ab", id="what another kubelet had named"),
         pytest.param(looks("abxy", "abxy", held="cd"), "ab", id="the pods are there"),
-        pytest.param(Drift(R).recalled({"a": (Earlier(("ns/pod-a/main", "uid-a/main"), 0),)}, {}).look(seen("", pods="axy"), 200).look(seen("", pods="axy"), 300), "a", id="the pod is there, and List never names its UID"),
+        pytest.param(Drift(R).load_saved({"a": (Earlier(("ns/pod-a/main", "uid-a/main"), 0),)}, {}).look(seen("", pods="axy"), 200).look(seen("", pods="axy"), 300), "a", id="the pod is there, and List never names its UID"),
     ],
 )  # fmt: skip
 def test_a_pod_is_gone_when_list_shows_it(drift: Drift, left: str) -> None:
@@ -151,7 +151,7 @@ def test_lost_again_and_again_stays_bounded() -> None:
 def test_whose_device_it_is(before: tuple[str, ...], after: tuple[str | None, ...], same: bool) -> None:
     listed, written = (*after, None)[:2]
     records = View({R: {"a": listed}} if listed else {}, {R: {"a": written}} if written else {})
-    drift = Drift(R).listed(devices("a"), 0).recalled({"a": (Earlier(before, 0.0),)}, {})
+    drift = Drift(R).listed(devices("a"), 0).load_saved({"a": (Earlier(before, 0.0),)}, {})
     assert not drift.look(records, 100).forgotten if same else drift.look(records, 100).forgotten
 
 
@@ -196,7 +196,7 @@ def test_who_was_given_it_since_the_last_look_is_unknown(views: list[View]) -> N
 
 def test_the_same_pod_forgotten_twice_is_one() -> None:
     before, later = Earlier(("ns/pod-a/main",), 5.0), Earlier(("ns/pod-a/main",), 6.0)
-    drift = Drift(R).listed(devices("a"), 0).recalled({"a": (before,)}, {"a": later})
+    drift = Drift(R).listed(devices("a"), 0).load_saved({"a": (before,)}, {"a": later})
     assert drift.restarted(10).look(seen(""), 11).forgotten == {"a": (later,)}
 
 

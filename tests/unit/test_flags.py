@@ -282,7 +282,7 @@ def test_failing_at_start_is_nvidias_default_only(
     ],
 )
 def test_flags_are_spelled_as_go_has_them(arguments: list[str], spelled: list[str]) -> None:
-    assert commandline.spelled(arguments, {"--output"}) == spelled
+    assert commandline.normalize_flags(arguments, {"--output"}) == spelled
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,9 @@ def done(world: World, number: int, action: machine.Action) -> World:
         case machine.Drain():
             return put(world, number, replace(one, drains=True))
         case machine.Reply(to, reason):
-            return sent(world, number, int(to.token, 16), machine.No(reason) if reason else machine.Yours())
+            return sent(
+                world, number, int(to.token, 16), machine.LeaderRefused(reason) if reason else machine.LeaderYielded()
+            )
         case machine.Free():
             return replace(world, lock=-1 if world.lock == number else world.lock)
         case machine.Rest(by):
@@ -156,9 +158,9 @@ def moves(world: World) -> Iterator[tuple[bool, World]]:
         if one.state.ending:
             yield False, died(world, number)
         if one.waits and sum(number in (source, target) for source, target, _ in world.mail) < MOST_MAIL:
-            yield False, fed(put(world, number, replace(one, waits=False)), number, machine.Rung(SOON))
+            yield False, fed(put(world, number, replace(one, waits=False)), number, machine.AlarmRang(SOON))
         if one.takes:
-            yield False, fed(put(world, number, replace(one, takes=False)), number, machine.Took())
+            yield False, fed(put(world, number, replace(one, takes=False)), number, machine.ListsReady())
         if one.drains:
             for reason in ("", "the disk is full"):
                 yield bool(reason), fed(put(world, number, replace(one, drains=False)), number, machine.Drained(reason))
