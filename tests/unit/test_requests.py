@@ -192,7 +192,7 @@ def test_containers_are_counted_before_they_are_decoded(monkeypatch: pytest.Monk
     few = empty * (spelling.MAX_CONTAINERS // 4)
     for decode in (V1BETA1.decode_allocate_request, V1BETA1.decode_preferred_request):
         assert len(decode(few)) == spelling.MAX_CONTAINERS // 4
-        monkeypatch.setattr("adapters.v1beta1.parse", None)
+        monkeypatch.setattr("adapters.spelling.parse", None)
         with pytest.raises(MalformedError, match="Allowed: 1024"):
             decode(whole + empty)
         monkeypatch.undo()
@@ -208,14 +208,14 @@ def test_devices_of_an_alpha_are_counted_before_they_are_decoded(
     monkeypatch: pytest.MonkeyPatch, dialect: str, field: bytes
 ) -> None:
     assert by_name(dialect).decode_allocate_request(field * 1000) == (ContainerRequest(("x",) * 1000),)
-    monkeypatch.setattr("adapters.alpha.parse", None)
+    monkeypatch.setattr("adapters.spelling.parse", None)
     with pytest.raises(MalformedError, match="Allowed: 200000"):
         by_name(dialect).decode_allocate_request(field * 200_001)
 
 
 @pytest.mark.parametrize("tag", [b"\x0a", b"\x12", b"\x8a\x00", b"\x92\x00"])
 def test_devices_are_counted_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch, tag: bytes) -> None:
-    monkeypatch.setattr("adapters.v1beta1.parse", None)
+    monkeypatch.setattr("adapters.spelling.parse", None)
     for decode in (
         V1BETA1.decode_allocate_request,
         V1BETA1.decode_preferred_request,
