@@ -1,6 +1,6 @@
 """Write a node's labels to a file, from which Node Feature Discovery (NFD) labels the node.
 
-NFD's worker reads every file of a folder, except hidden ones, and removes labels that are in no file any more
+NFD's worker reads every file of a folder, except hidden and large ones, and removes labels that are in no file any more
 (source/local/local.go of 0.18). So the file is replaced atomically, and removed when the labels aren't wanted.
 """
 

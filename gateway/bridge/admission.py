@@ -34,7 +34,7 @@ _log = structlog.get_logger()
 
 
 class Admission:
-    """Accepts or refuses plugins .
+    """Accepts or refuses plugins.
 
     Args:
         plugins: the accepted plugins, by the resource that they registered; new ones are added.

@@ -226,6 +226,8 @@ class NvidiaBackend:
         key = news.event.uuid, news.event.xid
         if news.at < self._logged.get(key, -_LOGGED_AGAIN_S) + _LOGGED_AGAIN_S:
             return
+        if len(self._logged) >= 1024:
+            self._logged.clear()
         self._logged[key] = news.at
         if news.event.xid is None:
             _log.warning("double bit ECC error", gpu=news.event.uuid)
