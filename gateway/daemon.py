@@ -6,7 +6,6 @@ It has no rule of a kubelet version. There is one ``registrar.Resource`` per res
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import signal
 import time
@@ -34,7 +33,7 @@ from gateway.registration import events
 from gateway.registration.serve import Node
 from gateway.registration.turns import Turns
 from gateway.tally import Tally
-from gateway.tasks import Signal, Tasks
+from gateway.tasks import Signal, Tasks, first_of
 from gateway.telling import orders
 from gateway.telling.commands import Commands
 from gateway.telling.listeners import Listeners
@@ -157,9 +156,7 @@ class Gateway:
         self._tasks.spawn("source", self._follower.run(first))
         label = None if self._features is None else self._features.label
         self._tasks.spawn("reload", reload.follow(self._settings, self._source, self._config, label))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_LOOK):
-                await first.wait()
+        await first_of(first, seconds=FIRST_LOOK)
         if self._lists.inventory is None:
             await self._lists.take(None)
         await self._open_control()
@@ -167,9 +164,7 @@ class Gateway:
         if self._lists.drivers is not None:
             self._lists.drivers.begin()
         self._tasks.spawn("leader", self._handover.run())
-        with contextlib.suppress(TimeoutError):  # systemd ends a unit whose start takes too long.
-            async with asyncio.timeout(START):
-                await self._handover.settled.wait()
+        await first_of(self._handover.settled, seconds=START)  # systemd ends a unit whose start takes too long.
         await asyncio.sleep(0)  # Let the Registers go first.
         notify.tell(notify.READY)
         if (seconds := notify.watchdog()) is not None:

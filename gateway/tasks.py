@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
@@ -82,9 +81,7 @@ class Signal:
 
     async def within(self, seconds: float | None) -> None:
         """Wait for the next change, at most so many seconds (None: for ever)."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
+        await first_of(self._event, seconds=seconds)
 
 
 class Tasks(Background):

@@ -22,6 +22,7 @@ from devices.files import NotPlainError, read_plain, replace
 from devices.model import ContainerAnswer
 from gateway.bridge.judge import MOST_DEVICES, MOST_PLUGINS
 from gateway.kubelet.watch import SocketId
+from gateway.tasks import first_of
 
 NAME: Final = "bridge.json"
 FORMAT: Final = 1
@@ -149,9 +150,7 @@ class PluginsFile:
         saved = self._saved
         self._unsaved.set()
         self._urgent.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SAVE_TIME):
-                await saved.wait()
+        await first_of(saved, seconds=SAVE_TIME)
 
     async def run(self) -> None:
         """Write. Never returns."""
@@ -172,6 +171,4 @@ class PluginsFile:
             saved.set()
             await asyncio.sleep(SAVE_SOON)
             if all(row.listed for row in rows):  # Otherwise the first list, which comes soon, would wait.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(SAVE_WITHIN - SAVE_SOON):
-                        await self._urgent.wait()
+                await first_of(self._urgent, seconds=SAVE_WITHIN - SAVE_SOON)

@@ -7,7 +7,6 @@ So a pod that only the checkpoint names counts only while the API server has it 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -18,6 +17,7 @@ from msgspec import Struct, field
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Retries
 from gateway.registration.events import Phase
+from gateway.tasks import first_of
 
 if TYPE_CHECKING:
     from devices.life.states import Entry
@@ -160,9 +160,7 @@ class EndedPods:
             before, self._holdings.ended = self._holdings.ended, doubted - pods
             if self._holdings.ended - before:
                 changed()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await self._news.wait()
+            await first_of(self._news, seconds=wait)
 
 
 class AskedClaims:
