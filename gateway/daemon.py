@@ -72,11 +72,10 @@ class Gateway:
         self._ledger = Ledger(settings.state_dir, settings.socket_dir)
         self._scribe = Scribe(self._ledger, lambda: self._lead.writes, self._lead.locks.writing)
         records = settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
-        self._beliefs = Beliefs(*records, self._lead, self._looked)
+        self._beliefs = Beliefs(*records, self._lead, self._ledger, self._scribe.soon, self._looked)
         self._resources: dict[str, Resource] = {}
         kept = self._ledger, self._scribe, self._beliefs, self._presence
-        self._holdings = Holdings(*kept, source, self._resources, self._tasks)
-        self._beliefs.remember = self._holdings.remember_forgotten
+        self._holdings = Holdings(*kept, source, self._resources)
         node = Node(
             settings=settings,
             source=source,
@@ -141,7 +140,7 @@ class Gateway:
     async def _start(self) -> None:
         settings = self._settings
         await self._scribe.load(patient=True)
-        self._holdings.recall()
+        self._holdings.check_kubelet()  # Before the first look: the kubelet may be another one.
         self._listeners.open_probes(self._subject)
         await self._folder.wait(self._say_waiting)
         await self._listeners.close_control()

@@ -70,7 +70,7 @@ class Folder:
     ) -> None:
         self._settings, self._instance, self._lead, self._holdings = settings, own, lead, holdings
         self._resources, self._lock, self._tally, self._tasks = resources, lock, tally, tasks
-        self._beliefs, self._presence = holdings.beliefs, holdings.presence
+        self._presence = holdings.presence
         self._folder = settings.socket_dir
         self._rebinding: asyncio.Task[None] | None = None
         self._inotify: inotify.INotify | None = None
@@ -114,7 +114,6 @@ class Folder:
 
     def _kubelet_started(self, kubelet: KubeletId) -> None:
         """Register each resource with a new kubelet."""
-        first = self._presence.kubelet is None
         self._presence.kubelet = kubelet
         self._presence.found(anew=True)
         if self._lead.begun:
@@ -122,10 +121,7 @@ class Folder:
                 resource.approach(kubelet)
             for resource in self._resources.values():
                 resource.feed(events.KubeletUp(kubelet))
-        for name in self._resources:
-            self._holdings.note(name)  # It was given before this kubelet started.
-        self._beliefs.restarted(self._resources if self._lead.leads else (), kubelet.mtime_ns / 1e9)
-        self._holdings.recall(besides=() if first else self._resources)
+        self._holdings.kubelet_started(kubelet)
         _log.info("kubelet found", socket=str(self._presence.socket))
 
     def _name_lost(self, name: str) -> None:

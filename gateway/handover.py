@@ -224,7 +224,7 @@ class Handover:
         """Read the orders and holders that the leader wrote."""
         if self._lead.state.leader is not None and not self._holdings.ledger.current:
             await self._scribe.load()
-            self._holdings.recall(fresh=True)
+            self._holdings.check_kubelet()
             await self._lists.update()
 
     async def _lock_state_directory(self) -> None:
@@ -470,9 +470,10 @@ class Handover:
         if self._presence.kubelet is not None:
             self.approach(self._presence.kubelet)
         await self._scribe.load(patient=True)
-        news, lists = self._holdings.recall(fresh=True), self._lists
+        self._holdings.check_kubelet()
+        lists = self._lists
         try:
-            news |= await self._let_parts_decide() or lists.only_remembered or lists.unremembered()
+            news = await self._let_parts_decide() or lists.only_remembered or lists.unremembered()
             ready = not news and lists.based_on == self._holdings.ledger.beside_lists()
             await (lists.announce() if ready else lists.update())
         except Exception:  # noqa: BLE001 - no other gateway serves, and the last lists are better than none

@@ -41,8 +41,6 @@ class Unseen:
         self._hindrances: Sequence[Hindrance] = ()
         self._sighted: set[str] = set()
         """The sources of which this process has seen a usable device. Devices that vanish later are lost."""
-        self._served_in_boot: str | None = None
-        """The boot in which a gateway last served here, read at the start; empty: unknown."""
 
     def look(self, inventory: Inventory | None) -> None:
         """Compare what the sources list with what was served. A device that worked before a reboot need not work after it.
@@ -51,12 +49,10 @@ class Unseen:
             inventory: what the sources list; None: nothing yet.
         """
         ledger, source = self._ledger, self._source
-        if self._served_in_boot is None:
-            self._served_in_boot = ledger.kubelet.partition(" ")[0]
         healthy = {source.source_of(name) for name in inventory or () if next(seen(inventory, name), "")}
         usable = {
             name: self._usable(name, inventory)
-            for name in (ledger.resources() if self._served_in_boot in {"", self._boot_id} else ())
+            for name in (ledger.resources() if ledger.served_in_boot in {"", self._boot_id} else ())
             # If a source has healthy devices and doesn't know the name, a setting withdrew it.
             if source.source_of(name) not in self._sighted and (source.claims(name) or not healthy)
         }

@@ -1,7 +1,8 @@
 """Read the kubelet's records at the right times, and keep the result: who holds what, and how it differs from our lists.
 
 A look (``view``) follows each event that the records should show, and repeats while a change is awaited; it takes about a
-millisecond. The result is compared with our lists (``drift``). Each change is logged once.
+millisecond. The result is compared with our lists (``drift``), and with the holders from before the kubelet's start, which
+the state file has (``earlier``). Each change is logged once.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from typing import TYPE_CHECKING, Final, Protocol
 import structlog
 from msgspec import Struct
 
+from gateway.kubelet import drift, earlier
 from gateway.kubelet import view as kubelet_view
-from gateway.kubelet.drift import WRITTEN_AFTER, Drift
+from gateway.kubelet.earlier import WRITTEN_AFTER, Absences
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from devices.model import Device
-    from gateway.kubelet.drift import Earlier
+    from gateway.kubelet.drift import Drift, Finding
+    from gateway.kubelet.earlier import HandedOut, Rows
 
 AFTER_ALLOCATE: Final = 2.0
 """Seconds after an Allocate until the kubelet has written it to its checkpoint."""
@@ -63,11 +66,26 @@ class Deciding(Protocol):
         """Return for how many seconds List must not be called, because another gateway may be answering an Allocate."""
 
 
+class Owners(Protocol):
+    """Who was given which device: the state file's rows."""
+
+    def named(self) -> Sequence[str]:
+        """Return the resources with any rows."""
+
+    def handed_out(self, resource: str) -> Mapping[str, HandedOut]:
+        """Return what containers were given, by device ID."""
+
+    def earlier(self, resource: str) -> Rows:
+        """Return the holders from before the kubelet's start."""
+
+    def set_earlier(self, resource: str, rows: Rows) -> bool:
+        """Set all holders from before the kubelet's start. Return True if one is new."""
+
+
 class Beliefs:
     """The kubelet's records, as of the last look.
 
-    ``looked`` is called after each look, on the event loop. If the holders that the kubelet forgot change, ``remember`` is
-    called with them.
+    ``looked`` is called after each look, on the event loop; ``noted`` if rows of ``owners`` changed.
     """
 
     def __init__(
@@ -75,15 +93,19 @@ class Beliefs:
         pod_resources: Path,
         checkpoint: Path,
         lead: Deciding,
+        owners: Owners,
+        noted: Callable[[], None],
         looked: Callable[[Look], None],
     ) -> None:
         self.pod_resources, self._checkpoint, self._looked = pod_resources, checkpoint, looked
-        self._lead = lead
-        self.remember: Callable[[str, Mapping[str, Sequence[Earlier]]], None]
+        self._lead, self._owners, self._noted = lead, owners, noted
         self.last: Look | None = None
         self.known: Look | None = None
         """The last look that found holders."""
         self._drifts: dict[str, Drift] = {}
+        self._told: dict[str, tuple[Finding, ...]] = {}
+        """The differences that were logged, by resource."""
+        self._absences = Absences()
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
         self._is_awaited = False
@@ -98,8 +120,10 @@ class Beliefs:
         """The checkpoint when the last kubelet's socket appeared; None: no kubelet was there yet."""
         self._was_undecided = False
         """True if the kubelet before it ended before its checkpoint showed if it had lost its records."""
-        self._since_ns = math.inf
-        """When the last kubelet's socket was created (Unix nanoseconds)."""
+        self._since = 0.0
+        """When the last kubelet's socket was created (Unix seconds); 0: unknown."""
+        self._noticed_at = 0.0
+        """When its start was noticed (monotonic seconds)."""
         self.waits_for_own = False
         """True until the last kubelet's first own checkpoint was compared."""
         self._judging = asyncio.Lock()
@@ -173,14 +197,16 @@ class Beliefs:
             self.last = look = Look(view, at, unix)
             self.known = look if view.held is not None else self.known
             if not self.waits_for_own:
-                for drift in [*self._drifts.values()]:
-                    self._become(drift.look(view, at, unix, ours=self._lead.leads))
+                for name, known in self._drifts.items():
+                    self._drifts[name] = known.looked(view, at, ours=self._lead.leads)
+                self._compare_with_look(view, at)
             self._looked(self.last)
+            self._tell()
             if 0 < quiet_for < math.inf:
                 self.look_within(quiet_for)
             if at - self._allocated_at < AFTER_ALLOCATE:  # This look was too early for the last Allocate.
                 self.look_within(AFTER_ALLOCATE)
-            if any(drift.waits for drift in self._drifts.values()):
+            if any(self._owners.earlier(name) for name in self._owners.named()):
                 self.look_within(WHILE_FORGOTTEN)
         finally:
             if self._looking is asyncio.current_task():
@@ -188,35 +214,79 @@ class Beliefs:
 
     # Results.
 
-    def drift(self, resource: str) -> Drift:
-        """Return what the looks found of a resource's devices."""
-        return self._drifts.get(resource) or Drift(resource)
+    def findings(self, resource: str) -> tuple[Finding, ...]:
+        """Return how the kubelet's records differ from ours, one finding per kind."""
+        differs, rows = self._drift(resource).differs, self._owners.earlier(resource)
+        if not rows:
+            return differs
+        holders = self.known.view.holders(resource) if self.known is not None else {}
+        return (*drift.forgotten(resource, rows, self._owners.handed_out(resource), holders), *differs)
+
+    def avoid(self, resource: str) -> tuple[str, ...]:
+        """Return the devices to give last, the least bad ones first."""
+        return self._drift(resource).avoid(time.monotonic(), self._owners.earlier(resource).keys())
+
+    def earlier(self, resource: str) -> dict[str, str]:
+        """Return the earlier kubelet's pods that may still use a device, for people, by device ID."""
+        return {device_id: earlier.words(holders) for device_id, holders in self._owners.earlier(resource).items()}
 
     def forgotten_as(self, device_id: str) -> list[str]:
         """Return the resource names under which an earlier kubelet's pod may still use a device."""
-        return [name for name, drift in self._drifts.items() if device_id in drift.earlier]
+        return [name for name in self._owners.named() if device_id in self._owners.earlier(name)]
+
+    def _drift(self, resource: str) -> Drift:
+        return self._drifts.get(resource) or drift.Drift(resource)
 
     # Events.
 
     def listed(self, resource: str, devices: Sequence[Device]) -> None:
         """Note a list that is being sent."""
-        self._become(self.drift(resource).listed(devices, time.monotonic()))
+        self._drifts[resource] = self._drift(resource).listed(devices, time.monotonic())
 
     def allocated(self, resource: str, device_ids: Sequence[str]) -> None:
         """Note an answered Allocate."""
         self._allocated_at = time.monotonic()
-        drift = self.drift(resource).allocated(device_ids, self._allocated_at, time.time())
-        self._become(drift)
-        self.look_within(AFTER_ALLOCATE if drift.earlier.keys().isdisjoint(device_ids) else AFTER_DOUBLED)
+        self._tell()
+        is_doubtful = not self._owners.earlier(resource).keys().isdisjoint(device_ids)
+        self.look_within(AFTER_DOUBLED if is_doubtful else AFTER_ALLOCATE)
 
-    def restarted(self, resources: Iterable[str], since: float = math.inf) -> None:
-        """Note a new kubelet, started at ``since`` (Unix seconds). Its records should have the holders of these resources."""
-        now, self._found = time.monotonic(), kubelet_view.raw(self._checkpoint)
-        self._since_ns, self._was_undecided = since * 1e9, self._is_compared()
-        for resource in resources:
-            self._become(self.drift(resource).restarted(now, since))
+    def restarted(self, since: float, *, is_other: bool) -> None:
+        """Note a new kubelet.
+
+        Args:
+            since: when its socket was created (Unix seconds).
+            is_other: True if it is another one than that whose holders the state file has.
+        """
+        self._noticed_at, self._found = time.monotonic(), kubelet_view.raw(self._checkpoint)
+        self._was_undecided, self._absences = self._is_compared(), Absences()
+        self._drifts = {name: one.restarted(self._noticed_at) for name, one in self._drifts.items()}
+        if is_other:
+            self._question(since)
+        self._since = since
         self._compare_again()
         self.look_within(AFTER_START)
+
+    def took_over(self, since: float, *, is_other: bool) -> None:
+        """Go on with the rows that another process wrote. The arguments are those of ``restarted``."""
+        if is_other:
+            self._question(since)
+        if self._is_compared():
+            self._compare_again()
+            self.look_within(AFTER_START)
+
+    def _question(self, since: float) -> None:
+        """Put all holders in question, because a kubelet started at ``since``."""
+        last = self.known if self.known is not None and self.known.unix >= self._since else None
+        is_new = last is not None and last.unix >= since  # That look showed the records of the new kubelet.
+        for name in self._owners.named():
+            held = (last.view.held or {}).get(name, {}) if last is not None and not is_new else {}
+            rows, given = self._owners.earlier(name), self._owners.handed_out(name)
+            shown = None if last is None else held.keys()
+            self._set_earlier(name, earlier.restarted(rows, given, shown, 0.0 if last is None else last.unix))
+
+    def _set_earlier(self, resource: str, rows: Rows) -> None:
+        if self._owners.set_earlier(resource, rows):
+            self._noted()
 
     def _compare_again(self) -> None:
         if self._comparing is not None:
@@ -228,7 +298,7 @@ class Beliefs:
     async def _compare_with_files(self, content: bytes, found: kubelet_view.FileId) -> None:
         """Compare the holders before a kubelet's start with the checkpoint that it found, then with the first that it writes."""
         try:
-            own = found.written_ns >= self._since_ns
+            own = found.written_ns >= self._since * 1e9
             async with self._judging:
                 record = await asyncio.to_thread(kubelet_view.decoded, content, found)
                 if record is not None:
@@ -259,7 +329,7 @@ class Beliefs:
             self.waits_for_own = False
 
     def _is_compared(self) -> bool:
-        return any(drift.in_question for drift in self._drifts.values())
+        return any(earlier.in_question(self._owners.earlier(name)) for name in self._owners.named())
 
     def _read_own(self) -> None:
         """Read the kubelet's own first checkpoint, once it is written."""
@@ -276,59 +346,62 @@ class Beliefs:
         a resource only after it registers again. If the kubelet before it may have lost the holders of an even earlier one, only
         those prove it.
         """
-        written = [(one, record.written.get(one.resource, {})) for one in self._drifts.values() if one.in_question]
-        older = any(drift.older for drift, _ in written)
-        same = any(drift.is_in(found, older=older) for drift, found in written)
+        rows = {name: self._owners.earlier(name) for name in self._owners.named()}
+        asked = {name: known for name, known in rows.items() if earlier.in_question(known)}
+        older = any(one.older for known in asked.values() for one in earlier.in_question(known).values())
+        same = any(
+            earlier.is_in(known, self._owners.handed_out(name), record.written.get(name, {}), older=older)
+            for name, known in asked.items()
+        )
+        kept: dict[str, Rows]
         if own and same:
-            kept = [drift.note_records_kept() for drift, _ in written]
+            kept = {name: earlier.forgotten(known) for name, known in asked.items()}
         elif not own and (same or self._is_continued_by(record)):
-            kept = [drift.note_first_checkpoint(found) for drift, found in written]
+            kept = {
+                name: earlier.with_first_checkpoint(known, record.written.get(name, {}))
+                for name, known in asked.items()
+            }
         else:
             return
-        for drift in kept:
-            self._become(drift)
+        for name, known in kept.items():
+            self._set_earlier(name, known)
+        self._tell()
+
+    def _compare_with_look(self, view: kubelet_view.View, at: float) -> None:
+        """Find out by a look which holders from before the kubelet's start have ended, and which the kubelet forgot."""
+        rows = {name: known for name in self._owners.named() if (known := self._owners.earlier(name))}
+        asked = frozenset[str]().union(*(earlier.pods(known) for known in rows.values()))
+        self._absences = self._absences.looked(asked, view.pods, at)
+        settled = at - self._noticed_at >= WRITTEN_AFTER
+        for name, known in rows.items():
+            given = self._owners.handed_out(name)
+            self._set_earlier(name, earlier.looked(name, known, given, view, self._absences, at, settled=settled))
 
     def _is_continued_by(self, record: kubelet_view.Record) -> bool:
         known = self.known.view.file if self.known is not None else None
         if self._was_undecided or (known is not None and known.written_ns > record.file.written_ns):
             return False
-        return record.registered is None or not self._drifts.keys().isdisjoint(record.registered)
-
-    def recall(
-        self,
-        resource: str,
-        forgotten: Mapping[str, tuple[Earlier, ...]],
-        before: Mapping[str, Earlier],
-        *,
-        fresh: bool = False,
-    ) -> None:
-        """Take over what another process knew: holders that a kubelet forgot, and holders before a kubelet that the process didn't see.
-
-        ``fresh``: forget what was known here.
-        """
-        drift = Drift(resource) if fresh else self.drift(resource)
-        self._become(drift.load_saved(forgotten, before))
-        if before:
-            self._compare_again()
-            self.look_within(AFTER_START)
+        return record.registered is None or not record.registered.keys().isdisjoint(self._owners.named())
 
     def forget(self, device_id: str) -> None:
-        """Note that an operator cleared a device."""
-        for drift in [*self._drifts.values()]:
-            self._become(drift.forget(device_id))
+        """Note that an operator cleared a device: only holders that the kubelet knows use it."""
+        for name in self.forgotten_as(device_id):
+            rows = self._owners.earlier(name)
+            self._set_earlier(name, {one: holders for one, holders in rows.items() if one != device_id})
+        self._tell()
 
-    def _become(self, drift: Drift) -> None:
-        """Set a resource's new drift. Log and remember what changed."""
-        resource, earlier = drift.resource, self.drift(drift.resource)
-        self._drifts[resource] = drift
-        if drift.forgotten != earlier.forgotten:
-            self.remember(resource, drift.forgotten)
-        before, findings = earlier.findings, drift.findings
-        for finding in findings:
-            if finding not in before:
-                _log.warning("mismatch", resource=resource, kind=finding.kind.value, details=finding.words)
-        differing = {device_id for finding in findings for device_id in finding.device_ids}
-        for finding in before:
-            # A device that now differs in another way is still a mismatch.
-            if over := [device_id for device_id in finding.device_ids if device_id not in differing]:
-                _log.info("mismatch is over", resource=resource, kind=finding.kind.value, devices=over[:_MOST_TOLD])
+    def _tell(self) -> None:
+        """Log the differences that are new, and those that are over."""
+        for resource in dict.fromkeys((*self._drifts, *self._owners.named(), *self._told)):
+            before, findings = self._told.get(resource, ()), self.findings(resource)
+            if findings == before:
+                continue
+            self._told[resource] = findings
+            for finding in findings:
+                if finding not in before:
+                    _log.warning("mismatch", resource=resource, kind=finding.kind.value, details=finding.words)
+            differing = {device_id for finding in findings for device_id in finding.device_ids}
+            for finding in before:
+                # A device that now differs in another way is still a mismatch.
+                if over := [device_id for device_id in finding.device_ids if device_id not in differing]:
+                    _log.info("mismatch is over", resource=resource, kind=finding.kind.value, devices=over[:_MOST_TOLD])

@@ -146,7 +146,7 @@ class Keeper:
         for resource in self._gateway.resources.values():
             entries = resource.entries
             healthy = {one for one, entry in entries.items() if entry.device.health is Health.HEALTHY}
-            findings = self._gateway.holdings.beliefs.drift(resource.name).findings
+            findings = self._gateway.holdings.beliefs.findings(resource.name)
             yield ready.NodeResource(
                 resource.name,
                 len(entries),
@@ -169,7 +169,7 @@ class Keeper:
             if self._gateway.lead.led_by is not None:
                 self._entries.pop(name, None)
                 continue
-            findings = self._gateway.holdings.beliefs.drift(name).findings
+            findings = self._gateway.holdings.beliefs.findings(name)
             if (before := self._entries.get(name)) is not None:  # The state at the start is no event.
                 for news in events.of_devices(name, before, entries, unix):
                     self._queue.add(news, now)

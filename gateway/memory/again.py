@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from devices.model import PreferredRequest
     from gateway.kubelet.beliefs import Look
+    from gateway.kubelet.earlier import HandedOut
     from gateway.memory.holdings import Holdings
-    from gateway.memory.rows import HandedOut
 
 MOST_PODS: Final = 8
 """Most pods to ask about by name: a kubelet answers 10 requests at once (100 a second)."""
@@ -48,16 +48,16 @@ def holders(resource: str, given: Mapping[str, HandedOut], look: Look | None) ->
     found = {}
     for one, row in given.items():
         if listed is None or listed.unix < row.at:
-            found[one] = _pod(row.holder)
+            found[one] = _pod(row.names)
         elif one in held or listed.unix < row.at + RECORDED_WITHIN:
-            found[one] = _pod(held.get(one, ""))
+            found[one] = _pod((held.get(one, ""),))
     return found
 
 
 def counted(
     given: Mapping[str, float], request: PreferredRequest, numa: Mapping[str, tuple[int, ...]], now: float
-) -> dict[str, float]:
-    """Return the given devices that the kubelet counts as in use, and when they were given.
+) -> frozenset[str]:
+    """Return the given devices that the kubelet counts as in use.
 
     A kubelet with a topology manager offers the devices of some NUMA nodes only. So a device that it leaves out counts only if it
     offers another one of the same nodes.
@@ -70,16 +70,16 @@ def counted(
     """
     offered = frozenset((*request.available, *request.must_include))
     nodes = {numa.get(one) for one in request.available}
-    return {
-        one: at
+    return frozenset(
+        one
         for one, at in given.items()
         if one not in offered and one in numa and numa[one] in nodes and at <= now - RECORDED_WITHIN
-    }
+    )
 
 
-def _pod(holder: str) -> str:
+def _pod(names: Sequence[str]) -> str:
     """Return the pod of a holder; empty if only its UID is known (from a checkpoint), because Get needs a name."""
-    pod = holder.rpartition("/")[0]
+    pod = names[0].rpartition("/")[0] if names else ""
     return pod if "/" in pod else ""
 
 
@@ -123,8 +123,6 @@ class Memory:
         self._holdings, self._resource = holdings, resource
         self.asked, self._pod_resources = holdings.beliefs.asked, holdings.beliefs.pod_resources
         self._socket = os.fspath(self._pod_resources)
-        self._counted: dict[str, float] = {}
-        """The devices that are not in doubt since they were given, and when that was (Unix seconds)."""
 
     @property
     def handed_out(self) -> Container[str]:
@@ -142,10 +140,7 @@ class Memory:
         The worst are devices that a container holds although the kubelet considers them as free. The kubelet can be asked now: it sets
         nothing aside before it has the response, so List makes it forget nothing.
         """
-        avoid, held = (
-            self._holdings.beliefs.drift(self._resource).avoid(time.monotonic()),
-            frozenset(request.must_include),
-        )
+        avoid, held = self._holdings.beliefs.avoid(self._resource), frozenset(request.must_include)
         chosen = await choose(avoid)
         self._holdings.note(self._resource)
         self._count(request)
@@ -176,13 +171,18 @@ class Memory:
         """Return the devices in doubt, of these or of all; empty if no kubelet can be asked."""
         if not os.access(self._socket, os.F_OK):  # Much faster than a connection.
             return {}
-        rows = self._holdings.ledger.handed_out(self._resource, device_ids)
-        return {one: row for one, row in rows.items() if self._counted.get(one) != row.at}
+        rows = self._holdings.ledger.handed_out(self._resource)
+        among = rows if device_ids is None else device_ids
+        return {one: row for one in among if (row := rows.get(one)) is not None and not row.counted}
 
     def _count(self, request: PreferredRequest) -> None:
         """Note which devices the kubelet does not offer: it counts them as in use until their pods have ended."""
         if given := {one: row.at for one, row in self._doubtful().items()}:
-            self._counted |= counted(given, request, self._holdings.numa_nodes(self._resource), time.time())
+            self._note(counted(given, request, self._holdings.numa_nodes(self._resource), time.time()))
+
+    def _note(self, device_ids: Iterable[str]) -> None:
+        if self._holdings.ledger.count(self._resource, device_ids):
+            self._holdings.scribe.soon()
 
     async def _held_still(self, rows: Mapping[str, HandedOut]) -> Mapping[str, str] | None:
         """Return which of these devices are held, and the holders, as the kubelet reports now; None if it does not answer."""
@@ -196,7 +196,9 @@ class Memory:
         if found is None:
             return None
         held = {one: holder for one, holder in found.get(self._resource, {}).items() if one in given}
-        self._counted |= {one: rows[one].at for one in given.keys() - held.keys()}
+        # Another Allocate may have given one meanwhile.
+        now = self._holdings.ledger.handed_out(self._resource)
+        self._note(one for one in given.keys() - held.keys() if one in now and now[one].at == rows[one].at)
         return held
 
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:

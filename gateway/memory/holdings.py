@@ -1,6 +1,6 @@
 """Who holds which hardware of the node.
 
-The evidence: the kubelet's records, what Allocate gave since, the holders that the kubelet forgot, and the prepared
+The evidence: the kubelet's records, what Allocate gave since, the holders from before the kubelet's start, and the prepared
 ResourceClaims. The state file has it. By the holds from here, ``devices.boards.may_give`` decides what may be given.
 """
 
@@ -13,8 +13,7 @@ from adapters.registry import DIALECTS
 from devices import boards
 from devices.life.merging import HELD_UNKNOWN_S
 from devices.model import Device
-from gateway.kubelet import beliefs
-from gateway.kubelet.drift import Earlier
+from gateway.kubelet import beliefs, earlier
 from gateway.kubelet.view import View
 from gateway.kubelet.watch import kubelet_id
 from gateway.memory.claimed import holding
@@ -22,7 +21,7 @@ from gateway.memory.ledger import boot_id
 from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from devices.boards import Hold, Place
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
-    from gateway.tasks import Tasks
 
 RECORDED_WITHIN: Final = 1.5
 """Seconds that a kubelet may take to record an Allocate: earlier records don't show that a given device is free again."""
@@ -52,10 +50,9 @@ class Holdings:
         presence: Presence,
         source: DeviceSource,
         resources: Mapping[str, Resource],
-        tasks: Tasks,
     ) -> None:
         self.ledger, self.scribe, self.beliefs, self.presence = ledger, scribe, beliefs, presence
-        self._source, self._resources, self._tasks = source, resources, tasks
+        self._source, self._resources = source, resources
         self._boot_id = boot_id()
         self.let_in: Callable[[str], Awaitable[None]] | None = None
         """Waits until the kubelet would admit a pod that gets a device of a resource; None without DRA."""
@@ -89,8 +86,8 @@ class Holdings:
         if holders is None and not unwritten:
             return None
         self.note(resource)
-        rows, earlier = self.ledger.handed_out(resource), self.beliefs.drift(resource).earlier if forgotten else {}
-        found = {one: _FORGOTTEN.format(who) for one, who in earlier.items()}
+        rows = self.ledger.handed_out(resource)
+        found = self._earlier(resource) if forgotten else {}
         if holders is None:
             return found | dict.fromkeys(rows, "")  # They may have ended: kubelet 1.8 does not report it.
         # Also devices that were given so shortly before the look that the records may lack them.
@@ -216,10 +213,13 @@ class Holdings:
         if (holders := self.holders(resource)) is not None:
             return holders
         last, known = self.beliefs.last, self.beliefs.known
-        found = {one: _FORGOTTEN.format(who) for one, who in self.beliefs.drift(resource).earlier.items()}
+        found = self._earlier(resource)
         if last is None or known is None or last.at - known.at >= HELD_UNKNOWN_S:
             return found
         return {**found, **dict.fromkeys(known.view.holders(resource))}
+
+    def _earlier(self, resource: str) -> dict[str, str]:
+        return {one: _FORGOTTEN.format(who) for one, who in self.beliefs.earlier(resource).items()}
 
     def _given_out(self) -> Mapping[str, frozenset[str]]:
         """Return the devices that the kubelet may give, by resource. Before 1.23 only its checkpoint has them (from 1.9 on)."""
@@ -250,64 +250,39 @@ class Holdings:
             return  # The kubelet may have lost its records: the state file keeps the holders until its checkpoint shows that.
         news = False
         for name in {**self._resources, **dict.fromkeys(self.ledger.named()), **dict.fromkeys(look.view.held)}:
-            holders, resource = look.view.holders(name), self._resources.get(name)
+            holders: Collection[str] = look.view.holders(name)
+            resource = self._resources.get(name)
             if resource is not None and resource.state.phase is not Phase.SERVING:
                 continue
             if resource is None:  # Not ours: note what it has of our hardware.
-                holders = {one: who for one, who in holders.items() if self._source.place(one) is not None}
-            named, rows = look.view.held.get(name, {}), self.ledger.handed_out(name)
+                holders = [one for one in holders if self._source.place(one) is not None]
             # A holder from before the kubelet's start may still hold it. The next gateway must know that.
-            who = {one: rows[one].holder for one in self.beliefs.drift(name).in_question if one in rows}
-            who |= {device_id: named.get(device_id, "") for device_id in holders}
+            rows, asked = self.ledger.handed_out(name), earlier.in_question(self.ledger.earlier(name))
+            who = {one: rows[one].names for one in asked if one in rows}
+            who |= {one: look.view.names_of(name, one) for one in holders}
             news = self.ledger.rebuild_handed_out(name, who, look.unix - RECORDED_WITHIN, time.time()) or news
-        served = all(one.state.phase is Phase.SERVING for one in self._resources.values())
-        since = self.presence.since
-        settled = not any(self.beliefs.drift(name).in_question for name in self.ledger.named())
-        if served and settled and since is not None and look.at >= since:
-            news = self.ledger.compared_with(self.kubelet_named()) or news
         if news:
             self.scribe.soon()
 
-    @property
-    def _kubelet(self) -> KubeletId | None:
-        return self.presence.kubelet or kubelet_id(self.presence.socket)
+    def kubelet_started(self, kubelet: KubeletId) -> None:
+        """Note a new kubelet: its records show which of the holders until now it knows."""
+        for name in self._resources:
+            self.note(name)  # It was given before this kubelet started.
+        self.beliefs.restarted(kubelet.mtime_ns / 1e9, is_other=self._is_other(kubelet))
 
-    def kubelet_named(self) -> str:
-        """Return an identity of the running kubelet that other processes also use; empty if there is none."""
-        one = self._kubelet
-        return f"{self._boot_id} {one.device}:{one.inode}:{one.mtime_ns}" if one is not None else ""
+    def check_kubelet(self) -> None:
+        """Go on with the rows that the state file has: they may be from before the kubelet's start."""
+        if (kubelet := self.presence.kubelet or kubelet_id(self.presence.socket)) is not None:
+            self.beliefs.took_over(kubelet.mtime_ns / 1e9, is_other=self._is_other(kubelet))
 
-    def remember_forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> None:
-        """Write down the holders that the kubelet forgot."""
-        if self.ledger.set_forgotten(resource, forgotten):
-            self._tasks.background(self.scribe.durable())
-
-    def recall(self, *, fresh: bool = False, besides: Container[str] = ()) -> bool:
-        """Take over the holders of the ledger. Return True if other devices may be in use than this gateway knew.
-
-        It does so for all resources in the ledger, because ours may be the same hardware under another name.
-
-        Args:
-            fresh: True if another gateway led since, so that what this one knew is out of date.
-            besides: resources whose holders this gateway saw itself.
-        """
-        known, current = self.ledger.kubelet, self.kubelet_named()
-        boot, _, _ = known.partition(" ")
-        changed = bool(known and current) and known != current and boot == self._boot_id
-        news = False
-        started = self._kubelet.mtime_ns / 1e9 if changed and self._kubelet is not None else 0.0
-        for resource in (one for one in self.ledger.named() if one not in besides):
-            handed_out = self.ledger.handed_out(resource) if changed else {}
-            # Only rows from before the kubelet's start: its own ones don't show if it kept the earlier ones.
-            before = {
-                device_id: Earlier((row.holder,) if row.holder else (), row.at)
-                for device_id, row in handed_out.items()
-                if row.at < started
-            }
-            earlier = self.beliefs.drift(resource).earlier.keys()
-            self.beliefs.recall(resource, self.ledger.forgotten(resource), before, fresh=fresh)
-            news |= self.beliefs.drift(resource).earlier.keys() != earlier
-        return news
+    def _is_other(self, kubelet: KubeletId) -> bool:
+        """Note the kubelet in the state file. Return True if that had another one, of the same boot."""
+        before = self.ledger.kubelet
+        boot, _, _ = before.partition(" ")
+        if not self.ledger.set_kubelet(f"{self._boot_id} {kubelet.device}:{kubelet.inode}:{kubelet.mtime_ns}"):
+            return False
+        self.scribe.soon()
+        return bool(before) and boot == self._boot_id
 
     def accepted(self, dialect: str) -> None:
         """Note the dialect that the kubelet accepted, for the next start."""

@@ -1,9 +1,9 @@
 """The ledger: what the gateway promised on this node. It is on disk, so that the promises survive the gateway.
 
 It is one JSON file in ``--state-dir`` (0700, root only). By resource name it has each device ID that was ever announced, with its last
-state; which of them are lost; the lasting troubles; what Allocate gave; and the holders that the kubelet forgot. It also has
+state; which of them are lost; the lasting troubles; what Allocate gave; and the holders from before the kubelet's start. It also has
 the cordons, the prepared ResourceClaims, the side of each board if both APIs are served, the dialect that the kubelet accepted
-last, and the kubelet whose records were compared last.
+last, and the kubelet since whose start devices were given.
 Only the leader writes it, as a whole (write, fsync, rename, fsync of the folder). A standby reads it again when it changes.
 A crash at any moment leaves the old file or the new one. Fields of a later release are kept. A number tells if a file is
 older than the last one that was written in this boot (``witness``).
@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from devices import files
 from devices.life.merging import Sticky
 from devices.model import Device
-from gateway.kubelet.drift import Earlier
+from gateway.kubelet.earlier import HandedOut, Rows
 from gateway.memory import file, mend
 from gateway.memory.claimed import Claimed
 from gateway.memory.file import LedgerError, ReadFile
@@ -37,8 +37,7 @@ from gateway.memory.rows import (
     TABLES,
     Content,
     Cordon,
-    Forgotten,
-    HandedOut,
+    EarlierHolders,
     device_of,
     device_row,
     illness_of,
@@ -79,11 +78,14 @@ class Ledger:
     """The ledger in memory, over one file. It belongs to one thread, except ``save``, which may run in any."""
 
     def __init__(self, state_dir: Path, socket_dir: Path | None = None) -> None:
-        self.path, self._witness = state_dir / "ledger.json", Witness(socket_dir, boot_id())
+        self._boot_id = boot_id()
+        self.path, self._witness = state_dir / "ledger.json", Witness(socket_dir, self._boot_id)
         self.aside = ""
         """The name of the last file that was put aside."""
         self.exposure = ""
         """Why the state directory is not private; empty if it is."""
+        self.served_in_boot = ""
+        """The boot in which a gateway served last before this process; empty if unknown."""
         self._tables = Tables()
         self._base: file.Identity | None = None
         self._saved = 0
@@ -125,6 +127,7 @@ class Ledger:
             return
         content = found.content
         self._tables.replace(laid_over(content, self._tables.content) if found.complaint else content)
+        self.served_in_boot = self.served_in_boot or self.kubelet.partition(" ")[0]
         self._base, self._saved = None if found.complaint else found.identity, self._tables.revision
         if found.complaint:
             self._tables.revision += 1
@@ -214,11 +217,11 @@ class Ledger:
     def withdraw(self, resource: str, device_ids: Iterable[str]) -> bool:
         """Forget devices that were withdrawn, forgotten by an order, or lost for long. Return True if one was known.
 
-        Their cordons stay: they are orders about the device, under any resource. Holders that the kubelet forgot also stay, because
-        their containers go on when a device isn't offered.
+        Their cordons stay: they are orders about the device, under any resource. Holders from before the kubelet's start also stay,
+        because their containers go on when a device isn't offered.
         """
         device_ids = tuple(device_ids)
-        dropped = [self._tables.drop(resource, table, device_ids) for table in TABLES if table != "forgotten"]
+        dropped = [self._tables.drop(resource, table, device_ids) for table in TABLES if table != "earlier"]
         return any(dropped)
 
     @property
@@ -232,11 +235,11 @@ class Ledger:
 
     @property
     def kubelet(self) -> str:
-        """The kubelet whose records ``handed_out`` was compared with last; empty if unknown."""
+        """The kubelet that the devices of ``handed_out`` were given to; empty if unknown."""
         return str(self._tables.content.get("kubelet", ""))
 
-    def compared_with(self, kubelet: str) -> bool:
-        """Note the kubelet whose records ``handed_out`` was compared with. Return True if it is new."""
+    def set_kubelet(self, kubelet: str) -> bool:
+        """Note the kubelet that devices are given to from now on. Return True if it is new."""
         return self._tables.put_value("kubelet", kubelet)
 
     @property
@@ -306,49 +309,58 @@ class Ledger:
         """Set all lost devices of a resource. Return True if one is new."""
         return self._tables.set(resource, "lost", {device_id: {"since": at} for device_id, at in since.items()})
 
-    def handed_out(self, resource: str, among: Iterable[str] | None = None) -> Mapping[str, HandedOut]:
+    def handed_out(self, resource: str) -> Mapping[str, HandedOut]:
         """Return what Allocate gave, by device ID. It is no proof: a crash may lose rows, and no call reports that a device is free."""
-        if among is None:
-            return self._tables.whole(dict[str, HandedOut], "resources", resource, "handed_out")
-        return msgspec.convert(self._tables.rows(resource, "handed_out", among), dict[str, HandedOut])
+        return self._tables.whole(dict[str, HandedOut], "resources", resource, "handed_out")
 
     def hand_out(self, resource: str, device_ids: Iterable[str], dialect: str, at: float) -> None:
         """Note an Allocate that was answered, at ``at`` (Unix seconds)."""
-        self._tables.put(resource, "handed_out", dict.fromkeys(device_ids, row_of(HandedOut(dialect, at))))
+        self._set_handed_out(resource, dict.fromkeys(device_ids, HandedOut(dialect, at)))
 
-    def rebuild_handed_out(self, resource: str, holders: Mapping[str, str], at: float, now: float = math.inf) -> bool:
+    def count(self, resource: str, device_ids: Iterable[str]) -> bool:
+        """Note that the kubelet counts given devices as in use. Return True if that is new."""
+        known = self.handed_out(resource)
+        return self._set_handed_out(resource, {one: replace(known[one], counted=True) for one in device_ids})
+
+    def rebuild_handed_out(
+        self, resource: str, holders: Mapping[str, tuple[str, ...]], at: float, now: float = math.inf
+    ) -> bool:
         """Set the rows of a resource to what the kubelet's records showed at ``at`` (Unix seconds). Return True if one is new.
 
-        Rows of later Allocates stay, and so do those of devices that are still held. A holder is empty if a device may be held and the
-        records don't show the holder. If a row is from after ``now``, the clock was set back since: its time becomes ``now``, or the
-        device would be held until the clock is there again.
+        Rows of later Allocates stay, and so do those of devices that are still held. A holder has no names if a device may be held
+        and the records don't show the holder. If the row of a device without a holder is from after ``now``, the clock was set back
+        since: its time becomes ``now``, or the device would be held until the clock is there again.
         """
         known = self.handed_out(resource)
-        returned = {device_id for device_id, record in known.items() if record.at < at} - holders.keys()
+        returned = {device_id for device_id, row in known.items() if row.at < at} - holders.keys()
         dropped = self._tables.drop(resource, "handed_out", returned)
         unknown = HandedOut("", at)
         news = {
-            device_id: row_of(HandedOut(record.dialect, record.at, holder))
-            for device_id, holder in sorted(holders.items())
-            if (record := known.get(device_id, unknown)) is unknown or (record.at < at and record.holder != holder)
+            device_id: replace(row, names=names)
+            for device_id, names in sorted(holders.items())
+            if (row := known.get(device_id, unknown)) is unknown or (row.at < at and row.names != names)
         }
-        news |= {one: row_of(replace(record, at=now)) for one, record in known.items() if record.at > now}
-        return self._tables.put(resource, "handed_out", news) or dropped
+        news |= {one: replace(row, at=now) for one, row in known.items() if row.at > now and one not in holders}
+        return self._set_handed_out(resource, news) or dropped
 
-    def forgotten(self, resource: str) -> Mapping[str, tuple[Earlier, ...]]:
-        """Return the holders that the kubelet forgot in this boot, by device ID (``drift.Drift``)."""
-        boot = boot_id()
-        rows = msgspec.convert(self._tables.rows(resource, "forgotten"), dict[str, Forgotten])
-        return {device_id: tuple(row.pods) for device_id, row in rows.items() if row.boot_id == boot}
+    def _set_handed_out(self, resource: str, rows: Mapping[str, HandedOut]) -> bool:
+        return self._tables.note(resource, "handed_out", rows, _given_of, row_of)
 
-    def set_forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> bool:
-        """Set all holders of a resource that the kubelet forgot. Return True if one is new."""
-        boot = boot_id()
-        rows = {
-            device_id: {"boot_id": boot, "pods": [row_of(one) for one in earlier]}
-            for device_id, earlier in forgotten.items()
-        }
-        return self._tables.set(resource, "forgotten", rows)
+    def earlier(self, resource: str) -> Rows:
+        """Return the holders from before the kubelet's start in this boot, by device ID."""
+        rows = self._tables.whole(dict[str, EarlierHolders], "resources", resource, "earlier")
+        return {device_id: tuple(row.holders) for device_id, row in rows.items() if row.boot_id == self._boot_id}
+
+    def set_earlier(self, resource: str, rows: Rows) -> bool:
+        """Set all holders of a resource from before the kubelet's start. Return True if one is new."""
+        return self._tables.set(
+            resource,
+            "earlier",
+            {
+                device_id: {"boot_id": self._boot_id, "holders": [row_of(one) for one in holders]}
+                for device_id, holders in rows.items()
+            },
+        )
 
     def _put_aside_in_words(self) -> str:
         try:
@@ -358,6 +370,10 @@ class Ledger:
         except OSError as error:
             return f"it could not be put aside ({error.strerror}); what is sound of it is used"
         return f"it was put aside as {self.aside}, and what is sound of it is used"
+
+
+def _given_of(_: str, row: Content) -> HandedOut:
+    return msgspec.convert(row, HandedOut)
 
 
 def _require_size(data: bytes) -> None:

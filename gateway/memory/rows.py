@@ -9,7 +9,7 @@ import msgspec
 
 from devices.life.merging import Sticky
 from devices.model import Device, Health, Trouble, TroubleKind
-from gateway.kubelet.drift import MOST_EARLIER, Earlier
+from gateway.kubelet.earlier import MOST_EARLIER, Earlier, HandedOut
 
 FORMAT = 2
 MAX_TEXT = 1024
@@ -46,17 +46,6 @@ class Cordon(msgspec.Struct, frozen=True):
     annotated: bool = False
 
 
-class HandedOut(msgspec.Struct, frozen=True):
-    """A device that Allocate gave to a container. ``dialect`` is empty if only the kubelet's records show it.
-
-    ``holder`` is its holder by the records, empty until they were read. ``at`` is in Unix seconds.
-    """
-
-    dialect: str
-    at: float
-    holder: str = ""
-
-
 class _Announced(msgspec.Struct, frozen=True):
     """A row of ``announced``, for validation. The numbers are those of an int64.
 
@@ -85,11 +74,11 @@ class _Lost(msgspec.Struct, frozen=True):
     since: float
 
 
-class Forgotten(msgspec.Struct, frozen=True):
-    """A row of ``forgotten``: the holders of a device, in one boot of the node, before the start of a kubelet that forgot them."""
+class EarlierHolders(msgspec.Struct, frozen=True):
+    """A row of ``earlier``: the holders of a device, in one boot of the node, before the running kubelet's start."""
 
     boot_id: str
-    pods: Annotated[list[Earlier], msgspec.Meta(min_length=1, max_length=MOST_EARLIER)]
+    holders: Annotated[list[Earlier], msgspec.Meta(min_length=1, max_length=MOST_EARLIER + 1)]
 
 
 TABLES: Mapping[str, type] = {
@@ -97,7 +86,7 @@ TABLES: Mapping[str, type] = {
     "lost": _Lost,
     "sticky": _Sticky,
     "handed_out": HandedOut,
-    "forgotten": Forgotten,
+    "earlier": EarlierHolders,
 }
 """The tables of a resource, with rows by device ID."""
 

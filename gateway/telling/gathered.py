@@ -86,7 +86,7 @@ def _resource(gateway: Subject, resource: Resource, verdict: Verdict) -> status.
         checked=resource.checked,
         holders=gateway.holdings.named(name),
         claimed=holding(gateway.holdings.ledger.claims, name).keys(),
-        drift=gateway.holdings.beliefs.drift(name).findings,
+        drift=gateway.holdings.beliefs.findings(name),
         others=_others(gateway, resource),
         behind=gateway.source.behind(name),
     )

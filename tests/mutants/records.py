@@ -15,7 +15,7 @@ RULES = {
 }
 
 _VIEW = "tests/unit/test_kubelet_view.py"
-_DRIFT = "tests/unit/test_drift.py"
+_EARLIER = "tests/unit/test_earlier.py"
 _CHECKPOINT = "tests/unit/test_checkpoint_reader.py"
 _OUTDATED = "tests/unit/test_outdated.py"
 _EDITED = "tests/contract/test_records.py"
@@ -64,18 +64,18 @@ MUTANTS = (
     Mutant(
         "K5",
         "records that can't be read for a moment take all that was seen with them",
-        "gateway/kubelet/drift.py",
-        "_seen=view if known else self._seen,",
-        "_seen=view,",
-        f"{_DRIFT}::test_what_happens_right_after_a_start",
+        "gateway/kubelet/earlier.py",
+        "    known = view.held is not None and view.written is not None",
+        "    known = True",
+        f"{_EARLIER}::test_what_happens_right_after_a_start",
     ),
     Mutant(
         "K5",
         "of several starts only the last counts",
-        "gateway/kubelet/drift.py",
-        "_before={**self._before, **held, **given},",
-        "_before={**held, **given},",
-        f"{_DRIFT}::test_what_happens_right_after_a_start",
+        "gateway/kubelet/earlier.py",
+        "    asked = {device_id: replace(one, older=True) for device_id, one in in_question(rows).items()}",
+        "    asked = dict[str, Earlier]()",
+        f"{_EARLIER}::test_what_happens_right_after_a_start",
     ),
     Mutant(
         "K8",

@@ -8,11 +8,11 @@ import pytest
 
 from devices.model import Fault, PreferredRequest
 from gateway.kubelet.beliefs import Look
+from gateway.kubelet.earlier import HandedOut
 from gateway.kubelet.view import View
 from gateway.memory import again
 from gateway.memory.again import MOST_PODS
 from gateway.memory.holdings import RECORDED_WITHIN
-from gateway.memory.rows import HandedOut
 
 GPU = "example.com/gpu"
 AT = 1000.0
@@ -39,7 +39,7 @@ def look(held: Mapping[str, str], after: float, source: str = "pod-resources") -
     ],
 )
 def test_who_may_hold_what_was_given(holder: str, seen: Look | None, pod: str | None) -> None:
-    found = again.holders(GPU, {"a": HandedOut("v1beta1", AT, holder)}, seen)
+    found = again.holders(GPU, {"a": HandedOut("v1beta1", AT, (holder,) if holder else ())}, seen)
     assert found == ({} if pod is None else {"a": pod})
 
 
@@ -57,7 +57,7 @@ def test_who_may_hold_what_was_given(holder: str, seen: Look | None, pod: str | 
 def test_what_the_kubelet_counts_as_in_use(offered: str, must: str, after: float, counted: bool) -> None:
     request = PreferredRequest((*offered,), (*must,), 1)
     numa = {"a": (0,), "b": (0,), "c": (1,)}
-    assert again.counted({"a": AT}, request, numa, AT + after) == ({"a": AT} if counted else {})
+    assert again.counted({"a": AT}, request, numa, AT + after) == ({"a"} if counted else set())
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from devices.life.merging import Sticky
 from devices.model import Device, Health, Trouble, TroubleKind
-from gateway.kubelet.drift import Earlier
+from gateway.kubelet.earlier import Earlier
 from gateway.memory import mend
 from gateway.memory.claimed import Claimed
 from gateway.memory.file import LedgerError
@@ -30,6 +30,7 @@ OTHER = Device("GPU-2")
 SMELLS, HUMS = Cordon("smells", 1.0), Cordon("hums", 2.0)
 XID = Sticky(Trouble("Xid 79", TroubleKind.RESET_REQUIRED), 3.0, "boot-1")
 CLAIMED = Claimed("default", "one", "gpu.example.com", 1.0)
+FORGOTTEN = Earlier(("ns/pod/main", "uid/main"), 4.0, forgotten=True)
 
 
 def write(ledger: Ledger) -> Ledger:
@@ -64,6 +65,7 @@ def filled(folder: Path) -> Ledger:
     ledger.set_sticky(GPU, {"GPU-2": XID})
     ledger.set_lost_since(GPU, {"GPU-2": 5.0})
     ledger.hand_out(GPU, ["GPU-1"], "0.1", 4.0)
+    ledger.set_earlier(GPU, {"GPU-2": (FORGOTTEN,)})
     return ledger
 
 
@@ -77,6 +79,7 @@ def everything(ledger: Ledger) -> dict[str, Any]:
         "sticky": {name: ledger.sticky(name) for name in ledger.resources()},
         "lost": {name: ledger.lost_since(name) for name in ledger.resources()},
         "handed out": {name: ledger.handed_out(name) for name in ledger.resources()},
+        "earlier": {name: ledger.earlier(name) for name in ledger.resources()},
     }
 
 
@@ -102,10 +105,13 @@ def everything(ledger: Ledger) -> dict[str, Any]:
         pytest.param(lambda one: one.set_lost_since(GPU, {}), True, id="a lost one is back"),
         pytest.param(lambda one: one.uncordon("GPU-1"), True, id="a cordon lifted"),
         pytest.param(lambda one: one.uncordon("GPU-2"), False, id="no cordon to lift"),
-        pytest.param(lambda one: one.rebuild_handed_out(GPU, {"GPU-1": ""}, 9.0), False, id="the kubelet agrees"),
+        pytest.param(lambda one: one.count(GPU, ["GPU-1"]), True, id="the kubelet counts it"),
+        pytest.param(lambda one: one.set_earlier(GPU, {"GPU-2": (FORGOTTEN,)}), False, id="forgotten as before"),
+        pytest.param(lambda one: one.set_earlier(GPU, {}), True, id="forgotten no longer"),
+        pytest.param(lambda one: one.rebuild_handed_out(GPU, {"GPU-1": ()}, 9.0), False, id="the kubelet agrees"),
         pytest.param(lambda one: one.rebuild_handed_out(GPU, {}, 9.0), True, id="the kubelet has it back"),
         pytest.param(lambda one: one.rebuild_handed_out(GPU, {}, 4.0), False, id="handed out since the kubelet said"),
-        pytest.param(lambda one: one.rebuild_handed_out(GPU, {"GPU-2": ""}, 4.0), True, id="a record was lost"),
+        pytest.param(lambda one: one.rebuild_handed_out(GPU, {"GPU-2": ()}, 4.0), True, id="a record was lost"),
     ],
 )
 def test_what_is_news_and_read_back(tmp_path: Path, note: Callable[[Ledger], bool], news: bool) -> None:
@@ -118,11 +124,11 @@ def test_what_is_news_and_read_back(tmp_path: Path, note: Callable[[Ledger], boo
 
 def test_texts_are_kept_within_what_a_file_can_hold(tmp_path: Path) -> None:
     ledger, illness = Ledger(tmp_path), Sticky(Trouble("x" * 5000, TroubleKind.UNKNOWN), 5.0, "")
-    ledger.set_forgotten(GPU, {"GPU-1": (Earlier(("x" * 10_000, "\ud800"), 7.0),)})
+    ledger.set_earlier(GPU, {"GPU-1": (Earlier(("x" * 10_000, "\ud800"), 7.0),)})
     ledger.cordon("GPU-1", Cordon("\ud800" + "x" * 5000, 1.0))
     assert [ledger.set_sticky(GPU, {"GPU-1": illness}) for _ in range(2)] == [True, False]
     after = loaded(write(ledger).path.parent)
-    [found] = after.forgotten(GPU)["GPU-1"]
+    [found] = after.earlier(GPU)["GPU-1"]
     assert (len(found.names[0]), found.names[1]) == (1024, "?")
     assert after.cordons["GPU-1"].reason == "?" + "x" * 1023
     assert not after.set_sticky(GPU, {"GPU-1": illness})
@@ -173,7 +179,7 @@ OPEN = f'{{"format": {FORMAT}, "cordons": {{"GPU-1": {{"reason": "smells", "at":
         pytest.param(content({"announced": {f"{n}": 1 for n in range(7)} | {"GPU-2": ROW}}), "and 4 more", CORDONED, {"GPU-2"}, id="many rows"),
         pytest.param(content({"announced": {f"{n}": 1 for n in range(1001)} | {"GPU-2": ROW}}), "and 998 more", CORDONED, set(), id="more than are looked through"),
         pytest.param(content({"sticky": {"GPU-2": {"reason": "Xid 79"}}}), "sticky.GPU-2", CORDONED, TWO, id="an illness without its kind"),
-        pytest.param(content({"forgotten": {"GPU-2": {"boot_id": "b", "pods": []}}}), "forgotten.GPU-2", CORDONED, TWO, id="nobody is forgotten"),
+        pytest.param(content({"earlier": {"GPU-2": {"boot_id": "b", "holders": []}}}), "earlier.GPU-2", CORDONED, TWO, id="an earlier holder is nobody"),
         pytest.param(content(resources=content()["resources"] | {"../../etc": {"announced": {"a": ROW}}}), "'../../etc' is no resource name", CORDONED, TWO, id="a resource that can have no socket"),
         pytest.param(WHOLE.replace('"v1beta1"', "[" * 40 + "]" * 40), "levels deep", CORDONED, set(), id="deeper than it may be"),
         pytest.param(WHOLE[:-1] + ',"x":' + '{"a":' * 10_000, "recursion", CORDONED, TWO, id="what follows is too deep"),
