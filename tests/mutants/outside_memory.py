@@ -364,17 +364,17 @@ MUTANTS = (
     Mutant(
         "OM3",
         "whom the kubelet forgot isn't remembered",
-        "gateway/kubelet/beliefs.py",
-        "        if self._owners.set_earlier(resource, rows):\n            self._noted()",
-        "        self._owners.set_earlier(resource, rows)",
+        "gateway/kubelet/earlier.py",
+        "            lost[device_id] = _add_holder(lost.get(device_id, ()), one)",
+        "            pass",
         f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_ended",
     ),
     Mutant(
         "OM3",
         "a new kubelet's memory isn't compared",
         "gateway/kubelet/beliefs.py",
-        "        self._since = since\n        self._compare_again()",
-        "        self._since = since",
+        "                self._compare_with_look(view, at)\n",
+        "",
         f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_ended",
     ),
     Mutant(
