@@ -25,12 +25,13 @@ from msgspec.structs import replace
 from devices.model import Device, Health, PreferredRequest
 from devices.replicas import is_replica
 from gateway.kubelet import earlier
-from gateway.kubelet.earlier import RECORDED_AFTER
 
 if TYPE_CHECKING:
     from gateway.kubelet.earlier import HandedOut, Rows
     from gateway.kubelet.view import View
 
+RECORDED_AFTER = 1.0
+"""Seconds that a kubelet may take to record a list. After that, its records are compared."""
 ILL_FOR = 600.0
 """Seconds for which a device is given last after it became healthy again: it may soon be unhealthy again."""
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 WRITTEN_AFTER = 5.0
 """Seconds after a kubelet's start until it has written its own checkpoint, with the first list that it records."""
-RECORDED_AFTER = 1.0
-"""Seconds that a kubelet may take to record a list or an Allocate. After that, its records are compared."""
+RECORDED_WITHIN: Final = 1.5
+"""Seconds that a kubelet may take to record an Allocate: earlier records don't show that a given device is free again."""
 GONE_AFTER = 30.0
 """Seconds for which List must lack a pod until it is gone: after a forced deletion its containers run for the rest of their
 grace period."""
@@ -144,7 +144,7 @@ def restarted(rows: Rows, given: Mapping[str, HandedOut], shown: AbstractSet[str
     asked = {device_id: replace(one, older=True) for device_id, one in in_question(rows).items()}
     for device_id, row in given.items():
         known = asked.get(device_id)
-        is_shown = shown is None or device_id in shown or row.at > at - RECORDED_AFTER
+        is_shown = shown is None or device_id in shown or row.at > at - RECORDED_WITHIN
         if is_shown if known is None else known.at != row.at or (shown is not None and device_id in shown):
             asked[device_id] = Earlier(row.names, row.at)
     return _with(forgotten(rows), asked)

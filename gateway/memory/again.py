@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from devices.model import Fault, RefusedError
 from gateway.kubelet import view
-from gateway.memory.holdings import RECORDED_WITHIN
+from gateway.kubelet.earlier import RECORDED_WITHIN
 from gateway.wires.unix import listens
 
 if TYPE_CHECKING:

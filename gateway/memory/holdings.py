@@ -14,6 +14,7 @@ from devices import boards
 from devices.life.merging import HELD_UNKNOWN_S
 from devices.model import Device
 from gateway.kubelet import beliefs, earlier
+from gateway.kubelet.earlier import RECORDED_WITHIN
 from gateway.kubelet.view import View
 from gateway.kubelet.watch import kubelet_id
 from gateway.memory.claimed import holding
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
 
-RECORDED_WITHIN: Final = 1.5
-"""Seconds that a kubelet may take to record an Allocate: earlier records don't show that a given device is free again."""
 _GIVEN: Final = "a container that was given it a moment ago"
 _FORGOTTEN: Final = "{:.80}, perhaps: the kubelet forgot who; when it has ended, run `gateway forget ID`"
 

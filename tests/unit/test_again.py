@@ -8,11 +8,10 @@ import pytest
 
 from devices.model import Fault, PreferredRequest
 from gateway.kubelet.beliefs import Look
-from gateway.kubelet.earlier import HandedOut
+from gateway.kubelet.earlier import RECORDED_WITHIN, HandedOut
 from gateway.kubelet.view import View
 from gateway.memory import again
 from gateway.memory.again import MOST_PODS
-from gateway.memory.holdings import RECORDED_WITHIN
 
 GPU = "example.com/gpu"
 AT = 1000.0

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from devices.model import Device, Health, PreferredRequest
 from gateway.kubelet.drift import (
     ILL_FOR,
+    RECORDED_AFTER,
     Drift,
     MismatchKind,
     steer,
 )
-from gateway.kubelet.earlier import RECORDED_AFTER
 from gateway.kubelet.view import View
 
 R = "nvidia.com/gpu"

@@ -9,9 +9,8 @@ import pytest
 
 from gateway.kubelet import drift, earlier
 from gateway.kubelet.drift import MismatchKind
-from gateway.kubelet.earlier import GONE_AFTER, MOST_EARLIER, WRITTEN_AFTER, Absences, Earlier
+from gateway.kubelet.earlier import GONE_AFTER, MOST_EARLIER, RECORDED_WITHIN, WRITTEN_AFTER, Absences, Earlier
 from gateway.kubelet.view import View
-from gateway.memory.holdings import RECORDED_WITHIN
 from gateway.memory.ledger import Ledger
 
 R = "nvidia.com/gpu"
