@@ -277,12 +277,12 @@ class Beliefs:
     def _question(self, since: float) -> None:
         """Put all holders in question, because a kubelet started at ``since``."""
         last = self.known if self.known is not None and self.known.unix >= self._since else None
-        is_new = last is not None and last.unix >= since  # That look showed the records of the new kubelet.
+        view, at = (None, 0.0) if last is None else (last.view, last.unix)
+        if at >= since:  # That look showed the records of the new kubelet: it kept what they name.
+            view = kubelet_view.View()
         for name in self._owners.named():
-            held = (last.view.held or {}).get(name, {}) if last is not None and not is_new else {}
-            rows, given = self._owners.earlier(name), self._owners.handed_out(name)
-            shown = None if last is None else held.keys()
-            self._set_earlier(name, earlier.restarted(rows, given, shown, 0.0 if last is None else last.unix))
+            rows = earlier.restarted(name, self._owners.earlier(name), self._owners.handed_out(name), view, at)
+            self._set_earlier(name, rows)
 
     def _set_earlier(self, resource: str, rows: Rows) -> None:
         if self._owners.set_earlier(resource, rows):

@@ -132,20 +132,22 @@ def pods(rows: Rows) -> frozenset[str]:
 # At a kubelet's start.
 
 
-def restarted(rows: Rows, given: Mapping[str, HandedOut], shown: AbstractSet[str] | None, at: float) -> Rows:
+def restarted(resource: str, rows: Rows, given: Mapping[str, HandedOut], last: View | None, at: float) -> Rows:
     """Put the holders in question, because another kubelet started.
 
     Args:
+        resource: the resource name.
         rows: the earlier holders until now.
         given: the devices that were given.
-        shown: the devices that the ended kubelet's records named at the last look; None: there was none.
+        last: the ended kubelet's records, as of the last look; None: there was no look.
         at: when that look began (Unix seconds).
     """
+    before = None if last is None else _shown(resource, last)
     asked = {device_id: replace(one, older=True) for device_id, one in in_question(rows).items()}
     for device_id, row in given.items():
         known = asked.get(device_id)
-        is_shown = shown is None or device_id in shown or row.at > at - RECORDED_WITHIN
-        if is_shown if known is None else known.at != row.at or (shown is not None and device_id in shown):
+        is_held = before is None or device_id in before or row.at > at - RECORDED_WITHIN
+        if is_held if known is None else known.at != row.at or (before is not None and device_id in before):
             asked[device_id] = Earlier(row.names, row.at)
     return _with(forgotten(rows), asked)
 
@@ -253,6 +255,16 @@ def doubled(rows: Rows, given: Mapping[str, HandedOut], holders: Mapping[str, st
 def _with(lost: Mapping[str, tuple[Earlier, ...]], asked: Mapping[str, Earlier]) -> Rows:
     found = {device_id: earlier for device_id, earlier in lost.items() if earlier}
     return found | {device_id: (*found.get(device_id, ()), one) for device_id, one in asked.items()}
+
+
+def _shown(resource: str, view: View) -> frozenset[str]:
+    """Return the devices of a resource that a look shows as held.
+
+    The checkpoint names also pods that ended long ago, so it counts only if List may lack pods, or can't be read.
+    """
+    held = frozenset((view.held or {}).get(resource, {}))
+    heard = view.pods is not None and _has_api_server_pods(view.pods)
+    return held if heard else held.union((view.written or {}).get(resource, {}))
 
 
 def _is_given_since(given: Mapping[str, HandedOut], device_id: str, one: Earlier) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -58,10 +59,10 @@ class History:
 
     def restarted(self, at: float, *, seen_already: bool = False) -> History:
         """Another kubelet starts; ``seen_already``: the last look was one into its records."""
-        shown = frozenset[str]() if seen_already else None
-        if not seen_already and self.started <= self.at:
-            shown = frozenset((self.last.held or {}).get(R, {}))
-        rows = earlier.restarted(self.rows.earlier(R), self.rows.handed_out(R), shown, self.at)
+        last = self.last if self.started <= self.at else None
+        if seen_already:
+            last = View()
+        rows = earlier.restarted(R, self.rows.earlier(R), self.rows.handed_out(R), last, self.at)
         self.rows.set_earlier(R, rows)
         self.absences, self.started = Absences(), at
         return self
@@ -139,6 +140,7 @@ def start() -> History:
         pytest.param(start().look(seen("", None), 101), {}, id="the checkpoint can't be read: that says nothing"),
         pytest.param(History("ab").restarted(100, seen_already=True).look(seen(""), 101), {}, id="seen of this kubelet, before we knew of it"),
         pytest.param(start().look(seen("", pods="xy"), 101).restarted(102).look(seen("", pods=""), 103), {MismatchKind.FORGOTTEN: "ab"}, id="one more kubelet, before that was known"),
+        pytest.param(start().look(seen("", "ab", pods=""), 101).look(seen("", "ab", pods=""), 110).restarted(120).look(seen(""), 121), {MismatchKind.FORGOTTEN: "ab"}, id="one that kept its records and never reached the API server, then one that lost them"),
         pytest.param(start().look(seen("", pods="xy"), 101).look(seen("", pods="xy"), 110), {}, id="drained before: no word of it"),
         pytest.param(start().look(seen("", pods="xy"), 101).look(seen("", pods="xy"), 200).look(seen("", pods="abxy"), 300), {}, id="nor later"),
         pytest.param(start().forget("a").look(seen(""), 101), {MismatchKind.FORGOTTEN: "b"}, id="an operator says so before the first look"),
@@ -203,3 +205,78 @@ def test_it_ends_by_an_operator_s_word_and_not_with_the_list() -> None:
     history = forgot()
     history.rows.withdraw(R, ["a", "b"])  # Their containers go on when a device isn't offered.
     assert history.forgotten.keys() == {"a", "b"}
+
+
+class World:
+    """Pods on four devices, and a kubelet that restarts, with or without its records, and hears of its pods late."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = Random(seed)  # noqa: S311 - no secret
+        self.history, self.now, self.pods = History(), 1000.0, 0
+        self.has: dict[str, str] = {}
+        """The device of each pod that runs."""
+        self.records: dict[str, str] = {}
+        """The kubelet's records: the pod of each device."""
+        self.heard = True
+
+    def step(self) -> None:
+        self.now += self.chance.choice([0.3, 2, 7, 40])
+        match self.chance.choice(["admit", "end", "look", "look", "restart", "hear"]):
+            case "admit" if free := [one for one in "abcd" if one not in self.records]:
+                self.pods += 1
+                pod, device_id = f"{self.pods}", self.chance.choice(free)
+                self.has[pod] = self.records[device_id] = device_id
+                self.records[device_id] = pod
+                self.heard = True  # The API server's pods come together.
+                self.history.allocated(device_id, self.now)
+            case "end" if self.has:
+                pod = self.chance.choice(sorted(self.has))
+                if self.records.get(device_id := self.has.pop(pod)) == pod:
+                    del self.records[device_id]
+            case "look":
+                self.look()
+            case "restart":
+                self.look()  # A gateway looks after each event; a kubelet that dies before that is a row above.
+                self.now += 2
+                if self.chance.random() < 0.5:
+                    self.records.clear()
+                self.heard = False
+                self.history.restarted(self.now)
+            case _:
+                self.heard = True
+
+    def look(self) -> None:
+        known = {*self.has} if self.heard else set()
+        self.history.look(
+            View(
+                {R: {one: f"ns/pod-{pod}/main" for one, pod in self.records.items() if pod in known}},
+                {R: {one: f"uid-{pod}/main" for one, pod in self.records.items()}},
+                pods=frozenset(f"ns/pod-{pod}" for pod in known)
+                | (frozenset({"ns/x-1", "ns/y-2"}) if self.heard else set()),
+            ),
+            self.now,
+        )
+
+    @property
+    def lost(self) -> set[str]:
+        """The pods that neither the kubelet's records nor the state file's rows have."""
+        doubtful = self.history.rows.earlier(R).keys()
+        return {pod for pod, one in self.has.items() if self.records.get(one) != pod and one not in doubtful}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_holder_is_lost_and_none_stays_for_ever(seed: int) -> None:
+    world = World(seed)
+    for _ in range(60):
+        world.step()
+        assert not world.lost
+    world.heard = True
+    for pod in [*world.has]:
+        world.records.pop(world.has.pop(pod), None)
+    for _ in range(4):
+        world.now += GONE_AFTER
+        world.look()
+    left = [one for rows in world.history.rows.earlier(R).values() for one in rows]
+    assert not [
+        one for one in left if one.names and one.names[0].startswith("ns/")
+    ]  # List never shows that a UID is gone.
