@@ -15,6 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -164,9 +165,7 @@ class _Rows:
             self._child = None
         if module is None:
             return ""
-        if self._module is None:
-            _prepare()
-            gc.freeze()
+        _prepare()
         self._module, self._child = module, self._child or Child(self._played, REAL_SECONDS)
         return self._child.play(request)
 
@@ -176,6 +175,7 @@ class _Rows:
         return _played(_history(row), {name: values[name] for name in _names(row)}, 0)
 
 
+@cache
 def _prepare() -> None:
     """Do once what each row would do."""
     for package in map(importlib.import_module, ("gateway", "devices")):
@@ -187,10 +187,12 @@ def _prepare() -> None:
     for one in msgspec.Struct.__subclasses__():
         with suppress(NameError, TypeError):  # Not all can be decoded.
             msgspec.json.Decoder(one)  # Reads the annotations.
+    gc.freeze()
 
 
 def apart(history: Callable[..., Awaitable[None]], seed: int, seconds: int) -> str:
     """Run a row in a forked process of its own; return what it raised as text, empty where it was kept."""
+    _prepare()
     child = Child(lambda _: _played(history, {}, seed), seconds)
     try:
         return child.play(None)
