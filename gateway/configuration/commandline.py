@@ -128,16 +128,17 @@ def _values(said: Mapping[str, Given], into: type[Settings | Choice | Policy]) -
     """Judge the settings of these fields, and return their values by field. A setting without a field is judged with the policy."""
     values = {}
     for flag in FLAGS:
-        one = said.get(flag.name)
-        of = next((kind for kind in (Settings, Choice) if flag.field in kind.__struct_fields__), Policy)
-        if one is None or flag.inert or of is not into:
+        one, field = said.get(flag.name), flag.field
+        if one is None or flag.inert:
+            continue
+        if next((kind for kind in (Settings, Choice) if field in kind.__struct_fields__), Policy) is not into:
             continue
         try:
             value = flag.judge(one.value)
         except ValueError as error:
             raise ConfigError(f"{one.source}: {error}") from error
-        if flag.field in into.__struct_fields__:
-            values[flag.field] = value
+        if field in into.__struct_fields__:
+            values[field] = value
     return values
 
 

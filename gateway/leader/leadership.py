@@ -33,6 +33,7 @@ PASSES: Final = 10.0
 """Seconds for which a kubelet's call waits until a gateway leads."""
 PASS_AGAIN: Final = 0.05
 """Seconds between two tries to pass a call on."""
+_DECIDING: Final = (Stage.TAKING, Stage.LEADING, Stage.YIELDING)
 _UNASKED: Final = frozenset({Fault.UNAVAILABLE, Fault.CANCELLED, Fault.DEADLINE_EXCEEDED})
 _FAULTS: Final = {rpc.code(fault.value): fault for fault in Fault if fault not in _UNASKED}
 """The codes of a leader's refusal. Any other code means that the leader did not get the call."""
@@ -64,8 +65,7 @@ class Leadership:
     @property
     def leads(self) -> bool:
         """True if this gateway decides: it holds the locks."""
-        decides = self.state.stage in {Stage.TAKING, Stage.LEADING, Stage.YIELDING}
-        return decides and self.locks.held and not self.lost
+        return self.state.stage in _DECIDING and self.locks.held and not self.lost
 
     @property
     def writes(self) -> bool:

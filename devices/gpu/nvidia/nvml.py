@@ -425,7 +425,8 @@ def _uuid(text: str) -> str:
 
 def _said(text: str) -> str:
     """Return a driver's string, made printable."""
-    return "".join(one if one.isprintable() else "?" for one in text[:200])
+    text = text[:200]
+    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
 def _extra(name: str, *args: Any) -> Any:
