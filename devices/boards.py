@@ -8,6 +8,7 @@ node. IDs that one source offers together, such as replicas, don't conflict: the
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -73,9 +74,14 @@ def may_give(device_id: str, place: Place, holds: Iterable[Hold], *, shares: boo
 
 def place_of(device: Device) -> Place:
     """Return where a listed device is, or was when it was listed last."""
-    shared = unshared(device.id)
-    if device.part_of:
-        return Place(device.part_of, shared)
+    return _place(device.id, device.part_of)
+
+
+@lru_cache(maxsize=1 << 14)  # Each look at the holders asks for each device.
+def _place(device_id: str, part_of: str) -> Place:
+    shared = unshared(device_id)
+    if part_of:
+        return Place(part_of, shared)
     if shared.startswith(_OLD_MIG):
         return Place(shared.removeprefix("MIG-").partition("/")[0], shared)
     return Place(shared)

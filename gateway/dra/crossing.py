@@ -411,9 +411,9 @@ class Crossing:
             self.allocatable.came = time.monotonic()
         self._wake.set()
 
-    def listed(self, now: float) -> None:
-        """Note that the lists are served as they are now (monotonic seconds)."""
-        counted = _counted(there := self.boards())
+    def listed(self, there: Mapping[str, Sequence[tuple[str, Entry]]], now: float) -> None:
+        """Note that the lists are served as they are now (monotonic seconds): ``there`` is what ``boards`` returns."""
+        counted = _counted(there)
         for board, devices in there.items():
             if all(any(one.state in AWAY for one in entry.layers) for _, entry in devices):
                 if self._withheld_since.setdefault(board, now) == now:  # A board that just came may already move.

@@ -173,8 +173,9 @@ class Names:
         """Return the sides of each resource's boards; empty without a table."""
         sides: dict[str, set[Side]] = {}
         for board, devices in self._crossing.boards().items() if self._crossing.is_known else ():
+            side = self._crossing.side(board)
             for name, _ in devices:
-                sides.setdefault(name, set()).add(self._crossing.side(board))
+                sides.setdefault(name, set()).add(side)
         return sides
 
     def _tell(self) -> None:

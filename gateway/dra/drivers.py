@@ -194,8 +194,9 @@ class Drivers:
         """Compute again what can be offered."""
         inside = self._inside
         if self.crossing is not None:
-            self.crossing.listed(time.monotonic())
-            self.crossing.strangers.meet(self._foreign(self.crossing.boards()))
+            there = self.crossing.boards()
+            self.crossing.listed(there, time.monotonic())
+            self.crossing.strangers.meet(self._foreign(there))
         listed = {resource.name: resource.entries.values() for resource in inside.resources()}
         self._ended_pods.looked(listed)
         holds = {name: self._holdings.on(name, (one.device for one in found)) for name, found in listed.items()}
@@ -264,6 +265,8 @@ class Drivers:
         """Return the boards that other DRA drivers offer on this node, and which driver; None: unknown yet."""
         if self._publisher is None or not self._publisher.has_looked:
             return {} if self._kubelet is not None and self.lacking else None
+        if not self._publisher.meets_strangers:
+            return {}
         return first_said(there, lambda name, one: self.stranger(one, self._inside.source.facts(name)(one)))
 
     def board_statuses(self) -> Sequence[BoardStatus]:

@@ -186,8 +186,15 @@ class Publisher:
         shareless = _NO_SHARES if driver in self._shareless else ""
         return (rival.words if rival is not None else "") or self._failed or shareless or self._watch.trouble
 
+    @property
+    def meets_strangers(self) -> bool:
+        """True if other drivers' slices offer devices of this node."""
+        return bool(self._strangers)
+
     def stranger(self, attributes: Mapping[str, object]) -> str:
         """Return which other driver's slices on this node also offer a device; '' for none."""
+        if not self._strangers:
+            return ""
         return next(filter(None, map(self._strangers.get, slices.hardware(attributes))), "")
 
     def free(self) -> frozenset[tuple[str, str]]:
