@@ -40,6 +40,7 @@ _SETTLE_S: Final = 0.002
 """Real seconds within which the kernel has delivered what was sent by TCP on loopback."""
 _FIRST_PORT: Final = 60000
 _DISK_AGAIN_S: Final = 0.005
+_INTERNET: Final = (int(socket.AF_INET), int(socket.AF_INET6))
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 patches: Final = pytest.MonkeyPatch()
 """What is replaced in this Python process until the row is over."""
@@ -157,8 +158,7 @@ class Process:
     def bound(self) -> list[str]:
         """Return where its Unix sockets were bound."""
         self._sockets = [one for one in self._sockets if one.fileno() >= 0]
-        names = [one.getsockname() for one in self._sockets if one.family == socket.AF_UNIX]
-        return [name for name in names if isinstance(name, str) and name]
+        return [name for one in self._sockets if isinstance(name := one.getsockname(), str) and name]
 
     async def ask(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run work in this process, and wait for its result.
@@ -283,15 +283,22 @@ def _until_it_runs(
 ) -> Coroutine[Any, Any, Any] | None:
     before, token = dict(os.environ), _RESULTS.set(iter(results))
     try:
-        os.environ.update(environment)
+        _set_environment(environment)
         program()
     except _Captured as found:
         return found.work
     finally:
         _RESULTS.reset(token)
-        os.environ.clear()
-        os.environ.update(before)
+        _set_environment(before)
     return None
+
+
+def _set_environment(wanted: Mapping[str, str]) -> None:
+    """Change what differs: each change is a call of the C library."""
+    known = dict(os.environ)
+    for name in known.keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in wanted.items() if known.get(name) != value})
 
 
 def _given(value: _T) -> _T:
@@ -528,7 +535,7 @@ def _patch(clock: Clock) -> None:
             process._sockets.append(self)
             if len(process._sockets) > 512:
                 process._sockets = [one for one in process._sockets if one.fileno() >= 0]
-        if self.fileno() >= 0 and self.family in {socket.AF_INET, socket.AF_INET6}:
+        if self.fileno() >= 0 and super(socket.socket, self).family in _INTERNET:
             _selector().tcp.add(self)
 
     def captured(work: Any, **options: Any) -> Any:
@@ -598,5 +605,4 @@ def run(work: Callable[[Clock], Coroutine[Any, Any, None]], seed: int = 0) -> No
         _listeners.clear()
         threads.forget()
         patches.undo()
-        os.environ.clear()
-        os.environ.update(environment)
+        _set_environment(environment)

@@ -596,6 +596,9 @@ def _socket(path: Path) -> tuple[int, int] | None:
 
 
 def _listens(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        if wire.listening(str(path)) is not None:
+            return True  # To connect would be work for it.
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         return probe.connect_ex(str(path)) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import re
 import socket
 import time
@@ -106,8 +107,6 @@ class Gateway:
         command = [*arguments]
 
         def program() -> None:
-            import os  # noqa: PLC0415 - the environment of this process alone
-
             os.environ.update(environment)
             command_line.main(command, prog_name="gateway", standalone_mode=True)
 
@@ -196,9 +195,9 @@ class Gateway:
     @property
     def control_socket(self) -> str:
         """Where its control socket is; empty while there is none."""
-        paths = [Path(name) for name in self.process.bound()]
-        known = [path.with_name(path.name.lstrip(".")) for path in paths if path.parent == self._node.state]
-        return next((str(path) for path in known if path.exists()), "")
+        bound = (name.rpartition("/") for name in self.process.bound())
+        known = [f"{folder}/{name.lstrip('.')}" for folder, _, name in bound if folder == str(self._node.state)]
+        return next(filter(os.path.exists, known), "")
 
 
 class Plugin:

@@ -50,6 +50,20 @@ def _unlink(path: str) -> None:
             Path(path).unlink()
 
 
+def _key(path: str) -> tuple[int, int]:
+    found = os.stat(path)  # noqa: PTH116 - rows ask very often
+    return found.st_dev, found.st_ino
+
+
+def listening(path: str) -> Server | None:
+    """Return the server that listens at a path, if it is one of these.
+
+    Raises:
+        OSError: there is nothing.
+    """
+    return _listening.get(_key(path))
+
+
 def _failure(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
@@ -264,9 +278,7 @@ class Server:
     def listen(self, path: str, listener: socket.socket) -> None:
         """Listen on a socket that is bound."""
         listener.listen(64)
-        found = Path(path).stat()
-        key = found.st_dev, found.st_ino
-        _listening[key] = self
+        _listening[key := _key(path)] = self
         self._sockets.append((path, listener, key))
         if self._started:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
@@ -501,9 +513,7 @@ class Channel:
             return
         server = None
         try:
-            found = Path(self._target).stat()
-            server = _listening.get((found.st_dev, found.st_ino))
-            if server is None:
+            if (server := listening(self._target)) is None:
                 with socket.socket(socket.AF_UNIX) as probe:
                     probe.setblocking(False)
                     probe.connect(self._target)

@@ -186,8 +186,10 @@ def vega(root: Path) -> Sysfs:
 
 
 def _file(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(f"{text}\n".encode())
+    if not os.path.isdir(path.parent):  # noqa: PTH112 - as in _wire
+        path.parent.mkdir(parents=True)
+    with open(path, "wb", buffering=0) as file:  # noqa: PTH123 - as in _wire
+        file.write(f"{text}\n".encode())
 
 
 def _link(path: Path, target: Path) -> None:
