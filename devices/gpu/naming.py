@@ -113,8 +113,10 @@ def left_out(gpus: Iterable[GPU], patterns: Collection[str]) -> Mapping[str, tup
     return found
 
 
-def patterns_of(gpu: GPU, patterns: Iterable[str]) -> tuple[str, ...]:
+def patterns_of(gpu: GPU, patterns: Collection[str]) -> tuple[str, ...]:
     """Return the patterns that name a GPU or partition, in upper or lower case: by UUID, index, PCI address or product."""
+    if not patterns:
+        return ()
     pci = _plain(gpu.pci)
     said = (gpu.uuid, gpu.place or str(gpu.index), pci, pci.removeprefix("0000:"), gpu.product)
     words = {_plain(one) for one in said} - {""}

@@ -63,6 +63,7 @@ class DeviceManager:
     ) -> None:
         self.behaviour = behaviour
         self.directory = directory
+        self._checkpoint, self._draft = directory / FILE_NAME, directory / f".{FILE_NAME}"
         self.registers: Counter[str] = Counter() if registers is None else registers
         self._faults = faults or Faults()
         self._healed = asyncio.Event()
@@ -514,7 +515,7 @@ class DeviceManager:
 
     def _read_checkpoint(self) -> None:
         try:
-            memory = decode((self.directory / FILE_NAME).read_bytes(), self.behaviour)
+            memory = decode(self._checkpoint.read_bytes(), self.behaviour)
         except FileNotFoundError:
             return
         except (CorruptError, OSError) as error:
@@ -525,11 +526,10 @@ class DeviceManager:
             self._endpoints[resource] = PluginClient(resource, "", self.behaviour, stopped_at=time.monotonic())
 
     def _write_checkpoint(self) -> None:
-        path = self.directory / FILE_NAME
-        draft = path if self.behaviour.overwrites_checkpoint else path.with_name(f".{FILE_NAME}")
+        draft = self._checkpoint if self.behaviour.overwrites_checkpoint else self._draft
         try:
             draft.write_bytes(encode(self._records.memory(), self.behaviour))
-            draft.replace(path)
+            draft.replace(self._checkpoint)
         except OSError as error:
             self._note(f"failed to write the checkpoint: {error}")
 

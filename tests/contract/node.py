@@ -530,7 +530,7 @@ class Node:
             passed = loop.time() - began
             if passed > seconds:
                 raise BrokenError(f"waited {seconds:g} s for {what}.\n{self.tale()}")
-            await asyncio.sleep(max(0.2, passed / 40))
+            await asyncio.sleep(max(0.2, min(passed / 10, seconds - passed)))
         return result
 
     async def pass_time(self, seconds: float) -> None:

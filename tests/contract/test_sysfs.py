@@ -396,6 +396,19 @@ def _absent(path: Path) -> None:
         shutil.rmtree(path)
 
 
+def _copy(path: Path, to: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.copytree(path, to, symlinks=True)
+    else:
+        shutil.copy2(path, to, follow_symlinks=False)
+
+
+def _put_back(copy: Path, path: Path) -> None:
+    if os.path.lexists(path):
+        _absent(path)
+    copy.rename(path)
+
+
 def _empty(path: Path) -> None:
     made = Path.touch if path.is_file() else Path.mkdir
     _absent(path)
@@ -428,8 +441,10 @@ async def test_no_file_of_a_gpu_takes_another_one_away(node: Node, file: str) ->
         for hit in WHICH.values():
             mine = {name for index in hit for name in (boards[index].pci, f"amdgpu_xcp_{index}")}
             for moment in ("later", "first look"):
-                for index in hit:
-                    fault(FILES[file](host.tree, index))
+                paths = {FILES[file](host.tree, index): node.folder / f"copy-{index}" for index in hit}
+                for path, copy in paths.items():
+                    _copy(path, copy)
+                    fault(path)
                 if moment == "first look":
                     one.kill()
                     shutil.rmtree(node.state)
@@ -445,7 +460,9 @@ async def test_no_file_of_a_gpu_takes_another_one_away(node: Node, file: str) ->
                 assert well.keys() - now.keys() <= ill.keys() or hindered, f"it is gone without a reason: {case}"
                 lost = len(well) - len(now)
                 cells.setdefault(f"{fault.__name__[1:]}, {moment}", []).append(f"{lost}/{len(mine)}")
-                host.tree.write()
+                for path, copy in paths.items():
+                    _put_back(copy, path)
+                host.tree.renew()
                 await _are_back(node, one, well)
     for case, row in cells.items():
         print(f"{file:46} {case:24}" + "".join(f"{cell:>8}" for cell in row))  # noqa: T201

@@ -63,8 +63,7 @@ class Sysfs:
     def write(self) -> Sysfs:
         for name in ("devices", "bus", "module", "class"):
             shutil.rmtree(self.root / name, ignore_errors=True)
-        self.generation += 1
-        _file(self.kfd / "generation_id", f"{self.generation}")
+        self.renew()
         _link(self.root / "class/kfd/kfd", self.kfd.parent)
         _file(self.root / "module/amdgpu/version", "6.8.5")
         self.driver.mkdir(parents=True)
@@ -90,6 +89,11 @@ class Sysfs:
         for number, board in enumerate(nodes):
             self._links(CPUS + number, board, nodes)
         return self
+
+    def renew(self) -> None:
+        """Tell that KFD's part of the tree has changed."""
+        self.generation += 1
+        _file(self.kfd / "generation_id", f"{self.generation}")
 
     def _device(self, board: Board, card: int) -> None:
         folder = self.pci(board)
