@@ -20,6 +20,13 @@ LONGEST_REASON = 1024
 _API = "pluginregistration"
 MAX_INFO = 64 * 1024
 """Most bytes of an answer to GetInfo: a resource name and some versions."""
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_INFO),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_retries", 0),
+)
+"""gRPC's options for the connection to a plugin."""
 
 
 class PluginInfo(Struct, frozen=True):

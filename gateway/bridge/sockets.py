@@ -25,7 +25,6 @@ from adapters.registry import DIALECTS
 from devices.model import Fault, Options, RefusedError
 from gateway.bridge import judge
 from gateway.bridge.judge import REGISTRATION, REGISTRY
-from gateway.bridge.peer import LIST_LIMIT
 from gateway.kubelet.watch import socket_id
 from gateway.wires import rpc
 from gateway.wires.log import Seldom
@@ -257,7 +256,7 @@ class Registry:
         if not listens(path):  # A plugin left it behind, and will make a new one.
             self._again(name)
             return
-        async with rpc.Channel(path, _ASKING) as channel:
+        async with rpc.Channel(path, pluginregistration.CHANNEL_OPTIONS) as channel:
             try:
                 data = await channel.call(pluginregistration.GET_INFO, seconds=INFO_TIME)
                 error = await self._taken(name, pluginregistration.decode_info(data))
@@ -292,14 +291,6 @@ class Registry:
     def _tell(self, name: str, reason: str) -> None:
         if (more := self._seldom.tell("refused")) is not None:
             _log.warning("a plugin in plugins_registry was refused", socket=name, reason=reason, more_before=more)
-
-
-_ASKING: Final = (
-    ("grpc.max_receive_message_length", min(LIST_LIMIT, pluginregistration.MAX_INFO)),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.default_authority", "localhost"),
-    ("grpc.enable_retries", 0),
-)
 
 
 def _sockets(folder: Path) -> dict[str, SocketId]:

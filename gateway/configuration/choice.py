@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -38,15 +38,15 @@ class _Memory(Struct):
 
 
 class Label:
-    """The value of the node's label. ``changed`` is set when it changes."""
+    """The value of the node's label that chooses the file. ``changed`` is set when it changes."""
 
-    def __init__(self, value: str) -> None:
-        self.value = value
+    def __init__(self, choice: Choice, value: str) -> None:
+        self.choice, self.value = choice, value
         self.changed = asyncio.Event()
 
-    def say(self, value: str) -> None:
-        """Set the value; empty if the node has no such label."""
-        if value != self.value:
+    def read(self, labels: Mapping[str, str]) -> None:
+        """Set the value from the node's labels; empty if the node has no such label."""
+        if (value := labels.get(self.choice.label, "")) != self.value:
             self.value = value
             self.changed.set()
 

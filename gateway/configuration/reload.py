@@ -71,32 +71,31 @@ async def follow(
                 hangup.clear()
                 _log.info("SIGHUP, but there is nothing to reload: no --config-file was given")
         current = _Current(settings, settings.config_file, source, fate)
-        await _follow_file(settings, settings.config_file, label, current, hangup)
+        await _follow_file(settings.config_file, settings.state_dir, label, current, hangup)
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Where asyncio removes its handler, it ends what ends in order.
 
 
 async def _follow_file(
-    settings: Settings, file: Path, label: Label | None, current: _Current, hangup: asyncio.Event
+    file: Path, state_dir: Path, label: Label | None, current: _Current, hangup: asyncio.Event
 ) -> None:
     """Follow the configuration file as it changes, and as the label and the folder from which it is chosen change."""
     from gateway.configuration import choice as choosing  # noqa: PLC0415 - only with a configuration file
 
-    choice = settings.choice
     watch: FileWatch | None = None
     watched: Path | None = None
     with ExitStack() as stack:
         while True:
             value, asked, fault, place = "", hangup.is_set(), None, file
             hangup.clear()
-            if choice is not None and label is not None:
+            if label is not None:
                 value = label.value
                 label.changed.clear()
                 try:
-                    current.path = choosing.locate(choice, value)
+                    current.path = choosing.locate(label.choice, value)
                 except ConfigError as error:
                     fault = error
-                place = choice.folder / choosing.NAMED if fault or current.path is None else current.path
+                place = label.choice.folder / choosing.NAMED if fault or current.path is None else current.path
             if watch is None or place != watched:
                 stack.close()
                 watch, watched = stack.enter_context(FileWatch(place)), place
@@ -104,9 +103,9 @@ async def _follow_file(
                 current.choose_nothing(fault, asked=asked)
             if fault is not None or not await current.look(asked=asked):
                 watch.look_again()
-            elif choice is not None and not current.fault:
-                await _remember(choice, settings.state_dir, value)
-            await watch.changed_or(hangup if choice is None or label is None else label.changed)
+            elif label is not None and not current.fault:
+                await _remember(label.choice, state_dir, value)
+            await watch.changed_or(hangup if label is None else label.changed)
 
 
 async def _remember(choice: Choice, state_dir: Path, label: str) -> None:

@@ -38,11 +38,12 @@ MOST_BYTES: Final = 1024 * 1024
 _KUBELETS: Final = frozenset({"kubelet", "kubelite", "k3s-agent", "k3s-server", "k3s", "rke2", "k0s"})
 _GATEWAYS: Final = frozenset({"gateway", "nvidia-device-plugin"})
 _VENDORS: Final = frozenset({"0x10de", "0x1002"})
+"""PCI vendors of GPUs: NVIDIA, AMD."""
 _CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
 """Classes of the PCI bus: VGA, 3D and other display controllers, accelerators."""
 WSL: Final = ("dev/dxg",)
 JETSON: Final = ("dev/nvhost-gpu", "dev/nvhost-ctrl-gpu", "etc/nv_tegra_release")
-"""PCI vendors of GPUs."""
+"""A node with one of these files is WSL, or a Jetson."""
 _OWN_CDI: Final = "k8s.device-plugin.nvidia.com-"
 """Prefixes of the gateway's own CDI files (docs/answers.md)."""
 
@@ -69,8 +70,14 @@ def kubelet_checkpoint(path: Path) -> CheckpointSeen | None:
     except FileNotFoundError:
         return None
     except (OSError, NotPlainError, MalformedError) as error:
-        return CheckpointSeen(f"{path}: {str(error) or 'it is no plain file'}")
+        return CheckpointSeen(_why(path, error))
     return CheckpointSeen()
+
+
+def _why(path: Path, error: Exception) -> str:
+    """Return why a file can't be read, with its path once."""
+    words = str(error.strerror if isinstance(error, OSError) else error)
+    return words if words.startswith(str(path)) else f"{path}: {words}"
 
 
 def kubelets(root: Path) -> tuple[KubeletProcess, ...]:
@@ -102,7 +109,7 @@ def state_dir(path: Path) -> StateDir:
         except FileNotFoundError:
             raise
         except (OSError, NotPlainError, ValueError, RecursionError) as error:
-            complaint = f"{file}: {error}"
+            complaint = _why(file, error)
     writable = os.access(path, os.W_OK | os.X_OK) and not room.f_flag & os.ST_RDONLY
     return StateDir(
         str(path),

@@ -16,7 +16,8 @@ from devices import boards
 from devices.claims import ClaimName, Prepared, Refused
 from gateway.dra.offer import Ailment, Offer
 from gateway.dra.parameters import Config, intervals
-from gateway.dra.slices import SHARES, TAINTS, counted
+from gateway.dra.slices import SHARES, TAINTS
+from gateway.kubernetes import quantity
 from gateway.memory.claimed import Claimed, ClaimedDevice, given, holds
 
 MOST: Final = 32
@@ -74,7 +75,7 @@ class Result(Struct):
     @property
     def shares(self) -> int:
         """How many shares of the device were allocated; 0 if none are named."""
-        return (counted((self.consumed or {}).get(SHARES)) or 0) if self.share else 0
+        return (quantity.read((self.consumed or {}).get(SHARES)) or 0) if self.share else 0
 
 
 class Devices(Struct):

@@ -25,7 +25,7 @@ from gateway.dra.claims import ResourceClaim
 from gateway.dra.sockets import is_gateways
 from gateway.kubelet.watch import SocketId, socket_id
 from gateway.kubernetes.client import KubernetesError
-from gateway.tasks import first_of
+from gateway.tasks import Signal, first_of
 from gateway.wires import rpc
 from gateway.wires.unix import listens
 
@@ -44,12 +44,7 @@ MOST_SOCKETS: Final = 256
 """Most sockets in the kubelet's folder that are looked at, the first ones by name."""
 DRA_PLUGIN: Final = "DRAPlugin"
 """The type that a DRA driver announces."""
-_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", pluginregistration.MAX_INFO),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.default_authority", "localhost"),
-    ("grpc.enable_retries", 0),
-)
+
 _log = structlog.get_logger()
 
 Device = tuple[str, str]
@@ -162,7 +157,7 @@ def _sockets(folder: Path) -> Iterator[Path]:
 
 async def _asked(one: tuple[Path, SocketId]) -> str | None:
     """Ask a socket for its driver: '' if it is not a driver's; None if it doesn't answer."""
-    async with rpc.Channel(one[0], _OPTIONS) as channel:
+    async with rpc.Channel(one[0], pluginregistration.CHANNEL_OPTIONS) as channel:
         try:
             info = pluginregistration.decode_info(await channel.call(pluginregistration.GET_INFO, seconds=INFO_S))
         except (rpc.CallError, MalformedError):
@@ -199,7 +194,7 @@ class Rival:
         self._devices: frozenset[Device] = frozenset()
         self._names: tuple[str, ...] | None = None
         self._looked, self._told = False, ("", False)
-        self._wake, self._news = asyncio.Event(), asyncio.Event()
+        self._wake, self._news = asyncio.Event(), Signal()
 
     @property
     def seen(self) -> OtherProcess:
@@ -256,8 +251,7 @@ class Rival:
     async def until(self, true: Callable[[], bool]) -> None:
         """Wait until a condition is true; it is checked after each look."""
         while not true():
-            news = self._news
-            await news.wait()
+            await self._news.within(None)
 
     async def _look(self) -> None:
         lived, self._socket = self._socket, await self._announced.socket(self._driver)
@@ -311,7 +305,6 @@ class Rival:
             self._told = words, stale
             self._changed()
         self._news.set()
-        self._news = asyncio.Event()
 
 
 def _names_of(

@@ -8,7 +8,6 @@ The limits are those of k8s.io/api/resource/v1.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -17,6 +16,7 @@ from msgspec import Struct, field
 
 from devices.replicas import MARK
 from gateway.dra.offer import Offer, Version
+from gateway.kubernetes import quantity
 
 Body: TypeAlias = dict[str, Any]
 
@@ -35,17 +35,7 @@ _ADDRESSES: Final = frozenset({"pciBusID", "pcieBusID", "pciAddr"})
 """Attributes by which drivers (NVIDIA's, AMD's, and Kubernetes' own names) identify a device's hardware."""
 _PCI: Final = 12
 """Characters of a PCI address (0000:3b:00.0). NVML writes four more digits before them."""
-_UNITS: Final = {
-    "Ti": 1 << 40,
-    "Gi": 1 << 30,
-    "Mi": 1 << 20,
-    "Ki": 1 << 10,
-    "T": 10**12,
-    "G": 10**9,
-    "M": 10**6,
-    "k": 10**3,
-}
-_QUANTITY: Final = re.compile(r"([0-9]{1,18})([TGM]i?|Ki|k|)")
+
 _LONGEST_STEM: Final = 240
 """Characters of a slice's name before its number: a name has at most 253."""
 _BASIC: Final = "v1beta1"
@@ -239,10 +229,10 @@ def _in_order(one: Offer) -> tuple[int, int, str]:
 
 def _device(one: Offer, pool: Pool) -> Body:
     counts = ({"memory": one.memory} if one.memory else {}) | dict(one.capacities)
-    capacity: Body = {name: {"value": quantity(count)} for name, count in counts.items()}
+    capacity: Body = {name: {"value": quantity.written(count)} for name, count in counts.items()}
     if one.shares:
         capacity = {name: {**value, "requestPolicy": {"default": "0"}} for name, value in capacity.items()}
-        most = quantity(len(one.shares))
+        most = quantity.written(len(one.shares))
         policy = {"default": "1", "validRange": {"min": "1", "max": most, "step": "1"}}
         capacity[SHARES] = {"value": most, "requestPolicy": policy}
     shown = list(one.attributes.items())[: MOST_ATTRIBUTES - len(capacity)]
@@ -262,20 +252,6 @@ def _device(one: Offer, pool: Pool) -> Body:
 def _vendor_taints(one: Offer) -> Iterable[Body]:
     for key, value in one.vendor_taints.items():
         yield {"key": key, **({"value": value} if value else {}), "effect": "NoSchedule"}
-
-
-def quantity(count: int) -> str:
-    """Write a number as the server does (canonical, with powers of 1024 or 1000). Otherwise it would seem to differ."""
-    for suffix, unit in _UNITS.items():
-        if count and count % unit == 0:
-            return f"{count // unit}{suffix}"
-    return str(count)
-
-
-def counted(text: object) -> int | None:
-    """Read a whole number of that form; None if it isn't one."""
-    match = _QUANTITY.fullmatch(str(text))
-    return None if match is None else int(match[1]) * _UNITS.get(match[2], 1)
 
 
 def _value(value: object) -> Body:

@@ -15,7 +15,6 @@ from gateway.kubernetes.keeper import Keeper
 
 if TYPE_CHECKING:
     from gateway.kubernetes.client import Client
-    from gateway.kubernetes.node import NodeObject
     from gateway.telling.subject import Subject
 
 AGAIN: Final = 10.0
@@ -33,7 +32,8 @@ class Features:
 
     def __init__(self, gateway: Subject) -> None:
         self._gateway, self._settings = gateway, gateway.settings
-        self.label = None if self._settings.choice is None else Label(self._settings.node_label)
+        choice = self._settings.choice
+        self.label = None if choice is None else Label(choice, self._settings.node_label)
         self.cordons = AnnotatedCordons(gateway)
 
     async def run(self) -> None:
@@ -58,14 +58,10 @@ class Features:
     async def _together(self, api: Client) -> None:
         own = node.OwnNode(api, self._settings)
         own.told.append(self.cordons.take)
-        if self._settings.choice is not None:
-            own.told.append(self._take_label)
+        if (label := self.label) is not None:
+            own.told.append(lambda found: label.read(found.metadata.labels))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(own.run())
             tasks.create_task(self.cordons.follow())
             if self._settings.writes_node:
                 tasks.create_task(Keeper(self._gateway, api, own).run())
-
-    def _take_label(self, found: NodeObject) -> None:
-        if self.label is not None and self._settings.choice is not None:
-            self.label.say(found.metadata.labels.get(self._settings.choice.label, ""))

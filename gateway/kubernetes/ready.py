@@ -7,13 +7,13 @@ node while this one is nearly ready (NVIDIA/gpu-operator#2573, NVIDIA/k8s-device
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from gateway.kubernetes import quantity
 from gateway.telling.served import Reason, VerdictState
 from gateway.wires.log import printable
 
@@ -26,9 +26,6 @@ CONDITION: Final = "nvidia.com/GPUReady"
 READY: Final = "Ready"
 """The reason of a ready node."""
 _LONGEST: Final = 1024
-_QUANTITY: Final = re.compile(r"(\d{1,15})(k|M)?", re.ASCII)
-"""A count of devices as a canonical Kubernetes quantity: 2000 is ``2k``."""
-_FACTORS: Final = {None: 1, "k": 1000, "M": 1_000_000}
 
 
 class NodeResource(Struct, frozen=True):
@@ -101,8 +98,7 @@ def judge(resources: Sequence[NodeResource], node: NodeObject, *, hindrance: str
 
 def allocatable(node: NodeObject, resource: str) -> int:
     """Return how many devices of a resource the API server shows as allocatable."""
-    match = _QUANTITY.fullmatch(node.status.allocatable.get(resource, "0"))
-    return int(match[1]) * _FACTORS[match[2]] if match else 0
+    return quantity.read(node.status.allocatable.get(resource)) or 0
 
 
 def current(node: NodeObject) -> Condition | None:

@@ -485,7 +485,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "OD30",
         "another label is not followed",
         "gateway/kubernetes/features.py",
-        "            own.told.append(self._take_label)",
+        "            own.told.append(lambda found: label.read(found.metadata.labels))",
         "            pass",
         _CLUSTER,
     ),
