@@ -59,11 +59,11 @@ GRPC_GO: Mapping[int, tuple[GrpcGo, GrpcGo]] = {
 }
 """The lowest and the highest grpc-go in the releases of kubelet 1.N, by N."""
 
-OPTIONS_FIRST = 25
+OPTIONS_FIRST_MINOR = 25
 """From kubelet 1.25 on, Register makes the kubelet call GetDevicePluginOptions before ListAndWatch; earlier ones never do."""
 
 _USER_AGENT = re.compile(r"(?:^|\s)grpc-go/(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?!\d)")
-_USER_AGENT_LIMIT = 256
+_USER_AGENT_CHARS = 256
 _VERSION = r"v?1\.(\d{1,3})(?:[.+-][0-9A-Za-z.+-]{0,64})?"
 
 
@@ -89,14 +89,15 @@ def level(dialect: Dialect, evidence: Evidence) -> Level:
         found = _both(found, by_user_agent(evidence.user_agent))
     if evidence.options_called_before_list is not None:
         found = _both(
-            found, Level(OPTIONS_FIRST) if evidence.options_called_before_list else Level(0, OPTIONS_FIRST - 1)
+            found,
+            Level(OPTIONS_FIRST_MINOR) if evidence.options_called_before_list else Level(0, OPTIONS_FIRST_MINOR - 1),
         )
     return _within(dialect.kubelets, found)
 
 
 def may_be_kubelet(user_agent: str | None) -> bool:
     """Return True if a caller may be a kubelet by its ``user-agent``: a kubelet's begins with its grpc-go."""
-    return user_agent is not None and _USER_AGENT.match(user_agent[:_USER_AGENT_LIMIT]) is not None
+    return user_agent is not None and _USER_AGENT.match(user_agent[:_USER_AGENT_CHARS]) is not None
 
 
 def by_user_agent(user_agent: str) -> Level:
@@ -105,7 +106,7 @@ def by_user_agent(user_agent: str) -> Level:
     A version between two rows may be that of any kubelet of its neighbours; a version after all rows is the newest kubelet's or
     a later one's.
     """
-    match = _USER_AGENT.search(user_agent[:_USER_AGENT_LIMIT])
+    match = _USER_AGENT.search(user_agent[:_USER_AGENT_CHARS])
     if match is None:
         return Level(0)
     version = (int(match[1]), int(match[2]), int(match[3]))

@@ -15,13 +15,13 @@ GET_INFO = "/pluginregistration.Registration/GetInfo"
 NOTIFY = "/pluginregistration.Registration/NotifyRegistrationStatus"
 DEVICE_PLUGIN = "DevicePlugin"
 """The type of a device plugin. Other types are drivers for volumes and for dynamic resources."""
-LONGEST_REASON = 1024
+REASON_CHARS = 1024
 """Most characters of a refusal that are kept."""
 _API = "pluginregistration"
-MAX_INFO = 64 * 1024
+MAX_INFO_BYTES = 64 * 1024
 """Most bytes of an answer to GetInfo: a resource name and some versions."""
 CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_INFO),
+    ("grpc.max_receive_message_length", MAX_INFO_BYTES),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_retries", 0),
@@ -44,8 +44,8 @@ def decode_info(data: bytes) -> PluginInfo:
     Raises:
         MalformedError: it is not a PluginInfo, or is too long.
     """
-    if len(data) > MAX_INFO:
-        raise MalformedError(f"the PluginInfo is too long ({len(data)} bytes). Allowed: {MAX_INFO}")
+    if len(data) > MAX_INFO_BYTES:
+        raise MalformedError(f"the PluginInfo is too long ({len(data)} bytes). Allowed: {MAX_INFO_BYTES}")
     message = parse(pb.PluginInfo, data, _API)
     return PluginInfo(message.type, message.name, message.endpoint, tuple(message.supported_versions))
 
@@ -69,4 +69,4 @@ def decode_status(data: bytes) -> str:
         MalformedError: it is not a RegistrationStatus.
     """
     message = parse(pb.RegistrationStatus, data, _API)
-    return "" if message.plugin_registered else message.error[:LONGEST_REASON] or "refused, without a reason"
+    return "" if message.plugin_registered else message.error[:REASON_CHARS] or "refused, without a reason"

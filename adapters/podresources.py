@@ -25,7 +25,7 @@ _API = "pod-resources"
 
 MAX_PARTS = 300_000
 """Most messages and texts in an answer: 10,000 devices have 60,000. An empty message takes 2 bytes on the wire and 150 in memory."""
-LONGEST_HOLDER = 63 + 253 + 63 + 2
+HOLDER_CHARS = 63 + 253 + 63 + 2
 """Most characters of namespace, pod and container name together (RFC 1123). Each container's holder repeats the first two."""
 _BEGINNINGS = bytes(base + (field << 3 | 2) for field in range(1, 4) for base in (0, 0x80))
 """The first bytes of texts and messages in fields 1 to 3, in the shortest encoding and in longer ones."""
@@ -84,10 +84,8 @@ def decode_list(data: bytes) -> Listed:
     for pod in message.pod_resources:
         for container in pod.containers:
             holder = f"{pod.namespace}/{pod.name}/{container.name}"
-            if len(holder) > LONGEST_HOLDER:
-                raise MalformedError(
-                    f"a holder's name is too long ({len(holder)} characters). Allowed: {LONGEST_HOLDER}"
-                )
+            if len(holder) > HOLDER_CHARS:
+                raise MalformedError(f"a holder's name is too long ({len(holder)} characters). Allowed: {HOLDER_CHARS}")
             for devices in container.devices:
                 for device_id in devices.device_ids:
                     found[devices.resource_name].setdefault(device_id, holder)

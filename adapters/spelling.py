@@ -30,8 +30,8 @@ MAX_NAMES: Final = 200_000
 """Most device IDs in one request. GetPreferredAllocation names every free device, twice if an init container had it."""
 _BEGINNINGS: Final = b"\x0a\x12\x8a\x92"
 """The first bytes of texts and messages in fields 1 and 2, in the shortest encoding and in longer ones."""
-_PIECE: Final = 64 * 1024
-_LONGEST_VARINT: Final = 10
+_PIECE_BYTES: Final = 64 * 1024
+_VARINT_BYTES: Final = 10
 
 CDI_ADVICE = (
     "a container runtime adds more for a CDI name than device nodes, so the gateway can't replace it. "
@@ -79,8 +79,8 @@ def has_more_of(data: bytes, these: bytes, most: int) -> bool:
     Removing the bytes and comparing lengths takes a quarter of the time that counting each takes: at most 3 ms for 4 MiB.
     """
     left = most
-    for at in range(0, len(data), _PIECE):
-        piece = data[at : at + _PIECE]
+    for at in range(0, len(data), _PIECE_BYTES):
+        piece = data[at : at + _PIECE_BYTES]
         left -= len(piece) - len(piece.translate(None, these))
         if left < 0:
             return True
@@ -113,7 +113,7 @@ def has_more_fields(data: bytes, most: int) -> bool:
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """Decode a variable-length number; return it and the position after it."""
     number = shift = 0
-    for byte in data[at : at + _LONGEST_VARINT]:
+    for byte in data[at : at + _VARINT_BYTES]:
         number |= (byte & 0x7F) << shift
         shift, at = shift + 7, at + 1
         if byte < 0x80:

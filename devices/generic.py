@@ -49,7 +49,7 @@ MOST_TIMES: Final = 1000
 """The largest ``Globbed.count``."""
 MOST_DEVICES: Final = 10_000
 """Most devices of one rule."""
-LONGEST_PATH: Final = 240
+PATH_CHARS: Final = 240
 
 _DEV: Final = "/dev/"
 _OPTIONS: Final = Options(preferred_allocation=True)
@@ -72,13 +72,13 @@ def rule_error(rule: Globbed, taken: Container[str] = frozenset()) -> str | None
     for pattern in patterns:
         if (
             not pattern.startswith(_DEV)
-            or len(pattern) > LONGEST_PATH
+            or len(pattern) > PATH_CHARS
             or not pattern.isprintable()
             or "**" in pattern
             or not {"", ".", ".."}.isdisjoint(pattern.split("/")[1:])
         ):
             return (
-                f"{rule.resource} has the path {pattern[:80]!r}. Write one below /dev of at most {LONGEST_PATH} characters, without "
+                f"{rule.resource} has the path {pattern[:80]!r}. Write one below /dev of at most {PATH_CHARS} characters, without "
                 "'..' and '**', such as /dev/infiniband/uverbs*"
             )
     if not 1 <= rule.count <= MOST_TIMES:
@@ -233,7 +233,7 @@ def _files(patterns: Iterable[str], root: Path) -> list[str]:
 
 def _fits(path: str, root: Path, *, folder: bool) -> bool:
     """Return True if a path can be an ID, and is a device node or, if wanted, a folder."""
-    if len(path) > LONGEST_PATH or not path.isprintable() or MARK in path:
+    if len(path) > PATH_CHARS or not path.isprintable() or MARK in path:
         return False
     try:
         mode = (root / path[1:]).stat().st_mode

@@ -27,7 +27,7 @@ IGNORED = 0x8000
 """The watch ended: it was removed, or its folder is gone."""
 ONLYDIR = 0x1000000
 
-_AT_ONCE = 64 * 1024
+_READ_BYTES = 64 * 1024
 """Bytes of one read. If more is left, the descriptor stays ready."""
 _EVENT = struct.Struct("iIII")
 
@@ -73,7 +73,7 @@ class INotify:
     def read(self) -> list[FolderEvent]:
         """Return the events since the last call, as many as one read returns. Never blocks."""
         try:
-            data = os.read(self._fd, _AT_ONCE)
+            data = os.read(self._fd, _READ_BYTES)
         except BlockingIOError:
             return []
         events, at = [], 0

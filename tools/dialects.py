@@ -6,7 +6,7 @@ With FILE it is written there, with --check compared with what is there (exit st
 from __future__ import annotations
 
 from adapters.dialect import Dialect, Rule, span
-from adapters.levels import OPTIONS_FIRST
+from adapters.levels import OPTIONS_FIRST_MINOR
 from adapters.registry import DIALECTS
 from devices.model import Field
 from tools.pages import main, table
@@ -27,7 +27,7 @@ LEVELS = f"""\
 
 A kubelet silently drops fields of `v1beta1` that it doesn't know. So the gateway detects the kubelet's version from its calls:
 
-- During Register, only kubelet 1.{OPTIONS_FIRST} and later call GetDevicePluginOptions before ListAndWatch.
+- During Register, only kubelet 1.{OPTIONS_FIRST_MINOR} and later call GetDevicePluginOptions before ListAndWatch.
 - The `user-agent` of a call names the version of grpc-go. `adapters/levels.py` lists which kubelets use which version.
 
 If the two disagree, the gateway uses the older version. If the version stays unknown, the gateway sends a part that this kubelet may drop only together with

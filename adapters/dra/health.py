@@ -11,7 +11,7 @@ from devices.claims import DeviceHealth
 
 WATCH: Final = "NodeWatchResources"
 VERSIONS: Final = ("v1", "v1alpha1")
-LONGEST: Final = 1024
+MESSAGE_CHARS: Final = 1024
 """Most characters of a message; the kubelet cuts longer ones."""
 
 _WORDS: Final = {True: pb.HEALTHY, False: pb.UNHEALTHY, None: pb.UNKNOWN}
@@ -30,7 +30,7 @@ def encode(devices: Iterable[DeviceHealth], valid_s: int) -> bytes:
             health=_WORDS[one.well],
             last_updated_time=one.at,
             health_check_timeout_seconds=valid_s,
-            message=one.words[:LONGEST],
+            message=one.words[:MESSAGE_CHARS],
         )
         added.device.pool_name, added.device.device_name = one.pool, one.device
     return serialize(message)

@@ -13,7 +13,7 @@ from devices.model import ContainerAnswer, DeviceNode, Mount
 Specification: TypeAlias = dict[str, Any]
 """A CDI specification, as in its JSON file."""
 
-GONE: Final = 256
+MAX_GONE: Final = 256
 """Most devices that stay in a specification after they went: a node has fewer pods."""
 ALL: Final = "all"
 """The device that stands for all devices of a kind."""
@@ -79,7 +79,7 @@ def qualified(device: str, kind: str) -> str:
 
 
 def with_gone(new: Specification, old: object) -> Specification:
-    """Return ``new`` with the devices that only ``old`` has, the last ``GONE`` of them; ``old`` is whatever a file has.
+    """Return ``new`` with the devices that only ``old`` has, the last ``MAX_GONE`` of them; ``old`` is whatever a file has.
 
     A container that was given a device by this name can restart only while the name exists. No new container gets it.
     """
@@ -93,7 +93,7 @@ def with_gone(new: Specification, old: object) -> Specification:
         for device in old["devices"]
         if _is_device(device) and is_device_name(device["name"]) and device["name"] not in there
     }
-    kept = [*found.values()][-GONE:]
+    kept = [*found.values()][-MAX_GONE:]
     if not kept:
         return new
     version = max(new["cdiVersion"], str(old.get("cdiVersion")), key=_ordered)

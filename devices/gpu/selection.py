@@ -20,15 +20,15 @@ from msgspec import Struct
 
 from devices.gpu.model import FARTHEST, GPU
 
-EXACT: Final = 16
+EXACT_GPUS: Final = 16
 """Among at most so many GPUs, the choice is optimal."""
-SEARCHED: Final = 64
+LINKED_GPUS: Final = 64
 """Among more GPUs, links are ignored."""
 _STEPS: Final = 8_192  # Divided by the number of GPUs, because each step takes longer with more GPUs.
 _EXCHANGES: Final = 256
 _MOST_NODES: Final = 8
 """If no links are known, every way to use at most so many NUMA nodes (two CPUs in four parts each) is tried."""
-_PAIRS: Final = SEARCHED * SEARCHED
+_PAIRS: Final = LINKED_GPUS * LINKED_GPUS
 """Larger than the number of pairs of GPUs, so that one difference in distance outweighs all pairs on two NUMA nodes."""
 
 
@@ -44,7 +44,7 @@ def select(
     if count in {0, len(gpus)}:
         return list(range(count))
     all_there = (*gpus, *opened, *others)
-    searched = len(all_there) <= SEARCHED
+    searched = len(all_there) <= LINKED_GPUS
     single = max(room) == 1
     nodes = len({gpu.numa_node for gpu in gpus})
     if single and not (searched and (nodes > _MOST_NODES or _differ(all_there))):
@@ -82,7 +82,7 @@ class _Part(Struct, frozen=True):
 
 
 class _Search:
-    """The search among at most ``SEARCHED`` GPUs, which are numbered from 0 here."""
+    """The search among at most ``LINKED_GPUS`` GPUs, which are numbered from 0 here."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class _Search:
         self._rows = [row[: len(gpus)] for row in near]
         self._start = _Part((), 0, 0, [sum(row[len(gpus) :]) for row in near], missing)
         self._near: dict[int, list[list[int]]] = {}
-        self._steps = _STEPS // len(gpus) if len(gpus) > EXACT else 1 << EXACT
+        self._steps = _STEPS // len(gpus) if len(gpus) > EXACT_GPUS else 1 << EXACT_GPUS
 
     def best(self) -> tuple[int, ...]:
         """Return the best choice; if that takes too many steps, one that no single exchange improves."""
@@ -165,7 +165,7 @@ class _Search:
 
     def _nearest(self, start: int) -> list[list[int]]:
         """Return for each GPU from ``start`` on the sums of its 1, 2, 3… smallest distances to these GPUs."""
-        start -= start % (1 + 2 * ((len(self._places) - 1) // EXACT))  # So it is made at most 16 times.
+        start -= start % (1 + 2 * ((len(self._places) - 1) // EXACT_GPUS))  # So it is made at most 16 times.
         if start not in self._near:
             sums = [[*accumulate(sorted(row[start:])[: self._count])] for row in self._rows[start:]]
             self._near[start] = [*[[]] * start, *sums]

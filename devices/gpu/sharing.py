@@ -20,7 +20,7 @@ from devices.policy import Policy, Portion, Slices
 from devices.replicas import ids
 from devices.source import Listing, Unusable
 
-_KEPT: Final = 128
+_MAX_CACHED: Final = 128
 """GPUs and partitions whose devices are cached: as many as a node has (64), and as many earlier ones."""
 MOST_DEVICES: Final = 100_000
 """Most devices of one resource: a kubelet accepts a list of 4 MiB, which some 65,000 replicas of GPUs fill."""
@@ -144,10 +144,10 @@ def listing(offer: NamedGPUs, recovered: frozenset[str], released: frozenset[str
     )
 
 
-_ids = lru_cache(maxsize=_KEPT)(ids)
+_ids = lru_cache(maxsize=_MAX_CACHED)(ids)
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_MAX_CACHED)
 def _devices(
     uuid: str, replicas: int, health: Health, numa_node: int | None, parent: str, pci: str
 ) -> tuple[Device, ...]:

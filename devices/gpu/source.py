@@ -44,14 +44,14 @@ from devices.source import (
 if TYPE_CHECKING:
     from devices.gpu.labels import FeatureFile
 
-_CDI_AGAIN: Final = 30.0
+_CDI_CHECK_S: Final = 30.0
 """Seconds between two checks of what a CDI specification needs apart from GPUs: /dev/dri fills when DRM's driver is loaded, for
 example."""
-_REMEMBERED: Final = 4096
+_MAX_REMEMBERED: Final = 4096
 """Most GPUs and partitions that are remembered after they went: each new MIG layout has new UUIDs."""
 _UNNAMED: Final = "devices can't be named"
 _MISSING: Final = "missing, so CUDA programs in containers fail: create the device nodes (nvidia-modprobe -c 0 -u)"
-_ANSWERS: Final = 1024
+_MAX_ANSWERS: Final = 1024
 """Most answers that are cached."""
 
 _log = structlog.get_logger()
@@ -104,7 +104,7 @@ class GPUSource(DeviceSource):
             while True:
                 news = asyncio.ensure_future(self._news.wait())
                 kept = self._policy.list_strategies & CDI_STRATEGIES or self._features
-                again = _CDI_AGAIN if kept else None
+                again = _CDI_CHECK_S if kept else None
                 done, _ = await asyncio.wait({news, following}, timeout=again, return_when=asyncio.FIRST_COMPLETED)
                 news.cancel()
                 if following.done():
@@ -141,7 +141,7 @@ class GPUSource(DeviceSource):
         ):
             raise unclaimed(resource)
         rests_on = (self._offers, self._policy, self._around)
-        if any(map(is_not, rests_on, self._answered_from)) or len(self._answered) >= _ANSWERS:
+        if any(map(is_not, rests_on, self._answered_from)) or len(self._answered) >= _MAX_ANSWERS:
             self._answered_from = rests_on
             self._answered.clear()
         key = (resource, request.device_ids, sayable)
@@ -298,7 +298,7 @@ class GPUSource(DeviceSource):
                 for gpu in self._sight.gpus:
                     self._known.pop(gpu.uuid, None)
                     self._known[gpu.uuid] = gpu
-                for uuid in list(self._known)[:-_REMEMBERED]:
+                for uuid in list(self._known)[:-_MAX_REMEMBERED]:
                     del self._known[uuid]
                 self._decide()
 
@@ -352,7 +352,7 @@ class GPUSource(DeviceSource):
             if policy.fail_on_init_error and not self._around.specifications:
                 raise GiveUpError(around.without_cdi)
             if around.without_cdi != self._around.without_cdi:
-                _log.error("no CDI specification", reason=around.without_cdi, retry_s=_CDI_AGAIN)
+                _log.error("no CDI specification", reason=around.without_cdi, retry_s=_CDI_CHECK_S)
             # Once specifications were written, the start has not failed.
             around = replace(around, specifications=self._around.specifications)
         self._around = around

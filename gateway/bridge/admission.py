@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from gateway.bridge.memory import PluginFolder
     from gateway.bridge.plugin import Bridged
 
-RIVAL_GOES: Final = 1.0
+RIVAL_ENDS_S: Final = 1.0
 """Seconds for which a second plugin of a resource waits for the end of the first one's stream, before it is refused."""
-MOST_REGISTERS = 600
+REGISTERS_PER_MINUTE = 600
 """Most Registers of one resource in a minute."""
 
 _log = structlog.get_logger()
@@ -53,7 +53,7 @@ class Admission:
         self._plugins, self._made, self._occupied, self._durable = plugins, made, occupied, durable
         self.allow: Sequence[str] = ()
         """Patterns of the resources that an operator allows here (``bridge.allow``); none: all are allowed."""
-        self._seldom = Seldom(times=MOST_REGISTERS)
+        self._seldom = Seldom(times=REGISTERS_PER_MINUTE)
         self._closing: asyncio.Future[None] | None = None
 
     @property
@@ -74,7 +74,7 @@ class Admission:
         if self._seldom.tell(resource if resource in self._plugins else "") is None:
             raise RefusedError(
                 Fault.RESOURCE_EXHAUSTED,
-                f"{resource} was registered more than {MOST_REGISTERS} times in a minute. Register once "
+                f"{resource} was registered more than {REGISTERS_PER_MINUTE} times in a minute. Register once "
                 "for each kubelet.sock",
             )
         self._require_socket(path, resource)
@@ -137,7 +137,7 @@ class Admission:
             peer = one.peer
             if peer is None or peer is dead or peer.path == path:
                 return
-            await first_of(peer.ended, seconds=RIVAL_GOES)
+            await first_of(peer.ended, seconds=RIVAL_ENDS_S)
             if peer is one.peer and not peer.ended.is_set() and await peer.answers():
                 raise RefusedError(
                     Fault.ALREADY_EXISTS,
@@ -148,7 +148,7 @@ class Admission:
 
     def _require_room(self, resource: str) -> None:
         """Refuse one more resource if there are too many. First drop a resource whose plugin went and has no devices announced."""
-        if resource in self._plugins or len(self._plugins) < judge.MOST_PLUGINS:
+        if resource in self._plugins or len(self._plugins) < judge.MAX_PLUGINS:
             return
         now = time.monotonic()
         idle = next(
@@ -163,7 +163,7 @@ class Admission:
         if idle is None:
             raise RefusedError(
                 Fault.RESOURCE_EXHAUSTED,
-                f"more than {judge.MOST_PLUGINS} resources behind the bridge. End a plugin",
+                f"more than {judge.MAX_PLUGINS} resources behind the bridge. End a plugin",
             )
         gone = self._plugins.pop(idle)
         self._closing = asyncio.ensure_future(gone.close())

@@ -20,21 +20,21 @@ from devices.replicas import unshared
 KUBELET_SOCKET: Final = "kubelet.sock"
 REGISTRATION: Final = "device-plugins"
 REGISTRY: Final = "plugins_registry"
-MOST_PLUGINS: Final = 128
+MAX_PLUGINS: Final = 128
 """Most resources that are remembered. A node has a handful of plugins."""
-MOST_DEVICES: Final = 20_000
+MAX_DEVICES: Final = 20_000
 """Most devices of one plugin. The kubelet's limit of 4 MiB per list is 43,000 devices with IDs of 80 bytes."""
-MOST_IN_ALL: Final = 60_000
+MAX_DEVICES_IN_ALL: Final = 60_000
 """Most devices of all plugins together. A list beyond that is refused, and the plugin's last one stays."""
-LONGEST_REPEATED: Final = 16 * 1024
+MAX_REPEATED_BYTES: Final = 16 * 1024
 """Most bytes of an answer that is remembered."""
-LONGEST_ID: Final = 253
+MAX_ID_CHARS: Final = 253
 """Most characters of a device ID. The API's comment says 63, but no kubelet checks that."""
-MOST_PARTS: Final = 4096
+MAX_PARTS: Final = 4096
 """Most variables, mounts, device nodes, annotations and CDI names of one answer, added up."""
-MOST_BYTES: Final = 1024 * 1024
+MAX_ANSWER_BYTES: Final = 1024 * 1024
 """Most bytes of one answer to Allocate."""
-_LONGEST_PATH: Final = 107
+_MAX_PATH_BYTES: Final = 107
 _MOST_NUMA_NODES: Final = 1024  # CONFIG_NODES_SHIFT is at most 10
 _OF_HARDWARE: Final = ("GPU-", "MIG-")
 _OURS: Final = (REGISTRATION, REGISTRY)
@@ -62,9 +62,9 @@ def endpoint_error(endpoint: str, folder: str) -> str | None:
         )
     if endpoint == KUBELET_SOCKET:
         return own_socket(endpoint)
-    if len(posixpath.join(folder, endpoint).encode()) > _LONGEST_PATH:
+    if len(posixpath.join(folder, endpoint).encode()) > _MAX_PATH_BYTES:
         return (
-            f"the path of the socket {shown} in {folder} is too long. Linux allows {_LONGEST_PATH} "
+            f"the path of the socket {shown} in {folder} is too long. Linux allows {_MAX_PATH_BYTES} "
             "bytes. Use a shorter name, or a shorter folder for --bridge"
         )
     return None
@@ -105,15 +105,13 @@ def list_error(devices: Sequence[Device], others: int = 0) -> str | None:
 
     ``others`` is how many devices the other plugins have.
     """
-    if len(devices) > MOST_DEVICES:
-        return f"too many devices on a list ({len(devices)}). Allowed: {MOST_DEVICES}. Announce fewer"
-    if len(devices) + others > MOST_IN_ALL:
-        return (
-            f"too many devices of all plugins ({len(devices)} next to {others}). Allowed: {MOST_IN_ALL}. Announce fewer"
-        )
+    if len(devices) > MAX_DEVICES:
+        return f"too many devices on a list ({len(devices)}). Allowed: {MAX_DEVICES}. Announce fewer"
+    if len(devices) + others > MAX_DEVICES_IN_ALL:
+        return f"too many devices of all plugins ({len(devices)} next to {others}). Allowed: {MAX_DEVICES_IN_ALL}. Announce fewer"
     if wrong := next((one.id for one in devices if not _is_id(one.id)), None):
         return (
-            f"not a device ID: {wrong[:80]!r} ({len(wrong)} characters). Allowed: 1 to {LONGEST_ID} "
+            f"not a device ID: {wrong[:80]!r} ({len(wrong)} characters). Allowed: 1 to {MAX_ID_CHARS} "
             "printable characters"
         )
     if not all(one.id for one in devices):
@@ -126,7 +124,7 @@ def list_error(devices: Sequence[Device], others: int = 0) -> str | None:
 
 
 def _is_id(device_id: str) -> bool:
-    return not device_id or (len(device_id) <= LONGEST_ID and device_id.isprintable())
+    return not device_id or (len(device_id) <= MAX_ID_CHARS and device_id.isprintable())
 
 
 def placed(resource: str, device: Device) -> Device:
@@ -148,6 +146,6 @@ def answer_error(answers: Sequence[ContainerAnswer]) -> str | None:
     parts = sum(
         map(len, (answer.envs, answer.mounts, answer.device_nodes, answer.annotations, answer.cdi_devices)),
     )
-    if parts > MOST_PARTS:
-        return f"{parts} variables, mounts, devices and names for a container. Allowed: {MOST_PARTS}"
+    if parts > MAX_PARTS:
+        return f"{parts} variables, mounts, devices and names for a container. Allowed: {MAX_PARTS}"
     return None

@@ -20,18 +20,18 @@ from msgspec import Meta, Struct, structs
 from adapters.registry import DIALECTS
 from devices.files import NotPlainError, read_plain, replace
 from devices.model import ContainerAnswer
-from gateway.bridge.judge import MOST_DEVICES, MOST_PLUGINS
+from gateway.bridge.judge import MAX_DEVICES, MAX_PLUGINS
 from gateway.kubelet.watch import SocketId
 from gateway.tasks import first_of
 
 NAME: Final = "bridge.json"
 FORMAT: Final = 1
 _MAX_BYTES: Final = 32 * 1024 * 1024
-SAVE_WITHIN: Final = 1.0
+SAVE_PERIOD_S: Final = 1.0
 """Seconds between two writes."""
-SAVE_SOON: Final = 0.01
+SAVE_SOON_S: Final = 0.01
 """The same, if a Register waits for the write."""
-SAVE_TIME: Final = 2.0
+SAVE_WAIT_S: Final = 2.0
 """Most seconds that a Register, or the end of the gateway, waits for a slow disk."""
 PluginFolder = Literal["device-plugins", "plugins_registry"]
 Api = Annotated[str, Meta(pattern=rf"\A(?:{'|'.join(re.escape(dialect.name) for dialect in DIALECTS)})\Z")]
@@ -53,7 +53,7 @@ class DeviceRow(Struct, frozen=True):
 class EarlierAnswer(Struct, frozen=True):
     """The response that a container with these devices got."""
 
-    devices: Annotated[tuple[str, ...], Meta(max_length=MOST_DEVICES)]
+    devices: Annotated[tuple[str, ...], Meta(max_length=MAX_DEVICES)]
     given: ContainerAnswer
 
 
@@ -68,7 +68,7 @@ class Plugin(Struct, frozen=True, rename={"folder": "door"}):
     folder: PluginFolder
     endpoint: _Name
     api: Api
-    devices: Annotated[tuple[DeviceRow, ...], Meta(max_length=MOST_DEVICES)]
+    devices: Annotated[tuple[DeviceRow, ...], Meta(max_length=MAX_DEVICES)]
     pre_start: bool = False
     preferred: bool = False
     away_since: float | None = None
@@ -82,7 +82,7 @@ class SavedPlugins(Struct, frozen=True):
     """The whole file."""
 
     format: Literal[1]
-    plugins: Annotated[tuple[Plugin, ...], Meta(max_length=MOST_PLUGINS)]
+    plugins: Annotated[tuple[Plugin, ...], Meta(max_length=MAX_PLUGINS)]
 
 
 def written(folder: Path) -> object:
@@ -150,7 +150,7 @@ class PluginsFile:
         saved = self._saved
         self._unsaved.set()
         self._urgent.set()
-        await first_of(saved, seconds=SAVE_TIME)
+        await first_of(saved, seconds=SAVE_WAIT_S)
 
     async def run(self) -> None:
         """Write. Never returns."""
@@ -169,6 +169,6 @@ class PluginsFile:
                     _log.error("what plugins said can't be written down for the next start", reason=str(error))
                 failed = str(error)
             saved.set()
-            await asyncio.sleep(SAVE_SOON)
+            await asyncio.sleep(SAVE_SOON_S)
             if all(row.listed for row in rows):  # Otherwise the first list, which comes soon, would wait.
-                await first_of(self._urgent, seconds=SAVE_WITHIN - SAVE_SOON)
+                await first_of(self._urgent, seconds=SAVE_PERIOD_S - SAVE_SOON_S)

@@ -28,35 +28,35 @@ if TYPE_CHECKING:
     from adapters.dialect import Dialect
     from devices.model import ContainerAnswer, Device, PreferredRequest
 
-DIAL_TIME: Final = 10.0
+DIAL_S: Final = 10.0
 """Seconds to connect: every kubelet from 1.10 on allows as many."""
-OPTIONS_TIME: Final = 5.0
-CHOICE_TIME: Final = 10.0
+OPTIONS_S: Final = 5.0
+PREFERRED_S: Final = 10.0
 """Seconds for GetPreferredAllocation."""
-PREPARE_TIME: Final = 28.0
+PRE_START_S: Final = 28.0
 """Seconds for PreStartContainer. The kubelet waits for 30."""
-ENDED_WITHIN: Final = 0.25
+STREAM_END_S: Final = 0.25
 """Seconds within which the stream ends if the connection broke during a call."""
-LIST_LIMIT: Final = 4 * 1024 * 1024
+MAX_LIST_BYTES: Final = 4 * 1024 * 1024
 """Most bytes of a message from a plugin, as for every kubelet from 1.10 on."""
-LISTS_AT_ONCE: Final = 8
-LISTS_EVERY: Final = 0.2
-"""Seconds per list after ``LISTS_AT_ONCE`` came without a pause."""
-READ_RATE: Final = 20e6
+BURST_LISTS: Final = 8
+LIST_PERIOD_S: Final = 0.2
+"""Seconds per list after ``BURST_LISTS`` came without a pause."""
+READ_BYTES_PER_S: Final = 20e6
 """Most bytes per second that are read of lists."""
-READ_EVERY: Final = 0.001
+READ_PERIOD_S: Final = 0.001
 """Least seconds per list, also for a small one, so that endless lists don't keep the gateway busy. Doubled for each list in a
 row that was replaced before it was used, up to 16 times: hundreds may wait in the stream, and the last one matters."""
-SHARE: Final = 0.1
+CPU_SHARE: Final = 0.1
 """Most of one CPU for the lists of all plugins together."""
-AHEAD: Final = 10.0
+OWED_REST_S: Final = 10.0
 """Seconds of rest that a plugin may owe. So its first list of 10,000 devices and three more are read at once."""
-FOLLOWS: Final = 5.0
-EACH: Final = 0.004
-"""A list takes this many times its reading time until the kubelet has it (10,000 new devices: 55 of 270 ms), plus ``EACH``
+SEND_FACTOR: Final = 5.0
+SEND_S: Final = 0.004
+"""A list takes this many times its reading time until the kubelet has it (10,000 new devices: 55 of 270 ms), plus ``SEND_S``
 seconds."""
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", LIST_LIMIT),
+    ("grpc.max_receive_message_length", MAX_LIST_BYTES),
     ("grpc.max_metadata_size", 8 * 1024),
     ("grpc.absolute_max_metadata_size", 16 * 1024),
     ("grpc.http2.bdp_probe", 0),
@@ -137,7 +137,7 @@ class Peer:
             AwayError: the connection failed.
         """
         try:
-            async with asyncio.timeout(DIAL_TIME if seconds is None else seconds):
+            async with asyncio.timeout(DIAL_S if seconds is None else seconds):
                 await self._channel.ready()
         except TimeoutError:
             await self.close()
@@ -167,7 +167,7 @@ class Peer:
         if self.dialect.plugin_service != "v1beta1.DevicePlugin":
             return
         try:
-            said = self.dialect.decode_options(await self._call("GetDevicePluginOptions", _EMPTY, OPTIONS_TIME))
+            said = self.dialect.decode_options(await self._call("GetDevicePluginOptions", _EMPTY, OPTIONS_S))
         except (RefusedError, AwayError, MalformedError):
             return
         self.options = Options(
@@ -201,7 +201,7 @@ class Peer:
             await reading
         except rpc.CallError as error:
             if error.code is rpc.Code.RESOURCE_EXHAUSTED:
-                to.spoilt(self, f"the list is too long. Allowed: {LIST_LIMIT} bytes. {error.details[:200]}")
+                to.spoilt(self, f"the list is too long. Allowed: {MAX_LIST_BYTES} bytes. {error.details[:200]}")
             return f"its stream broke: {error.code.name} {error.details[:200]}".rstrip()
         finally:
             reading.cancel()
@@ -239,8 +239,8 @@ class Peer:
         """
         wire = self.dialect.encode_allocate_request([request])
         data = await self._call("Allocate", wire.data, seconds)
-        if len(data) > judge.MOST_BYTES:
-            raise _unfit(f"the answer is too long ({len(data)} bytes). Allowed: {judge.MOST_BYTES}")
+        if len(data) > judge.MAX_ANSWER_BYTES:
+            raise _unfit(f"the answer is too long ({len(data)} bytes). Allowed: {judge.MAX_ANSWER_BYTES}")
         try:
             require_bounded(data, containers=False)
             answers = self.dialect.decode_allocate_answer(data)
@@ -253,7 +253,7 @@ class Peer:
     async def prefer(self, request: PreferredRequest) -> tuple[str, ...]:
         """Call GetPreferredAllocation for one container. Raises as ``allocate``."""
         data = await self._call(
-            "GetPreferredAllocation", self.dialect.encode_preferred_request([request]).data, CHOICE_TIME
+            "GetPreferredAllocation", self.dialect.encode_preferred_request([request]).data, PREFERRED_S
         )
         try:
             require_bounded(data, containers=False)
@@ -262,7 +262,7 @@ class Peer:
             raise _unfit(str(error)) from error
         return chosen[0] if chosen else ()
 
-    async def prepare(self, device_ids: tuple[str, ...], seconds: float = PREPARE_TIME) -> None:
+    async def prepare(self, device_ids: tuple[str, ...], seconds: float = PRE_START_S) -> None:
         """Call PreStartContainer. Raises as ``allocate``."""
         await self._call("PreStartContainer", self.dialect.encode_pre_start_request(device_ids).data, seconds)
 
@@ -275,7 +275,7 @@ class Peer:
                 raise AwayError(f"it didn't answer {method} within {seconds:g} s", hangs=True) from None
             if error.code in _BROKEN and await self._is_over():
                 raise AwayError(f"it went during {method}: {error.details[:200]}") from None
-            raise RefusedError(Fault(error.code.name), error.details[: judge.MOST_PARTS]) from None
+            raise RefusedError(Fault(error.code.name), error.details[: judge.MAX_PARTS]) from None
         except rpc.ClosedError:
             raise AwayError("the connection is closed") from None
         finally:
@@ -287,7 +287,7 @@ class Peer:
         """Return True if the connection broke; False if the plugin itself returned the error."""
         if not self._channel.is_ready:
             return True
-        await first_of(self.ended, seconds=ENDED_WITHIN)
+        await first_of(self.ended, seconds=STREAM_END_S)
         return self.ended.is_set()
 
 
@@ -299,7 +299,7 @@ def _unfit(what: str) -> RefusedError:
 
 
 class ListPace:
-    """Tells when a plugin's next list may be read, so that lists take at most ``SHARE`` of a CPU. A plugin that sends little never waits.
+    """Tells when a plugin's next list may be read, so that lists take at most ``CPU_SHARE`` of a CPU. A plugin that sends little never waits.
 
     Times are in monotonic seconds.
     """
@@ -310,12 +310,12 @@ class ListPace:
 
     def rests(self, resource: str, now: float) -> float:
         """Return the seconds until its next list may be read; 0 or less: now."""
-        return self._until.get(resource, now) - AHEAD - now
+        return self._until.get(resource, now) - OWED_REST_S - now
 
     def spent(self, resource: str, seconds: float, now: float) -> None:
         """Count CPU time that was spent on one of its lists. Plugins that rest share the limit."""
         resting = {one: until for one, until in self._until.items() if until > now}
-        rest = (FOLLOWS * seconds + EACH) / SHARE * len({*resting, resource})
+        rest = (SEND_FACTOR * seconds + SEND_S) / CPU_SHARE * len({*resting, resource})
         self._until = {**resting, resource: resting.get(resource, now) + rest}
 
 
@@ -331,7 +331,7 @@ class _Newest:
         self._replaced = 0
         """How many lists in a row were replaced."""
         self._changed, self._ended = asyncio.Event(), asyncio.Event()
-        self._room, self._at = float(LISTS_AT_ONCE), time.monotonic()
+        self._room, self._at = float(BURST_LISTS), time.monotonic()
 
     async def read(self, stream: rpc.Stream) -> None:
         """Read a stream to its end.
@@ -344,8 +344,8 @@ class _Newest:
                 self._replaced = 0 if self._data is None else self._replaced + 1
                 self._data = data
                 self._changed.set()
-                pause = READ_EVERY * 2.0 ** min(self._replaced, 4)
-                await asyncio.sleep(max(pause, len(self._data) / READ_RATE))
+                pause = READ_PERIOD_S * 2.0 ** min(self._replaced, 4)
+                await asyncio.sleep(max(pause, len(self._data) / READ_BYTES_PER_S))
         finally:
             self._ended.set()
             self._changed.set()
@@ -358,8 +358,8 @@ class _Newest:
         """
         await self._changed.wait()
         now = time.monotonic()
-        self._room, self._at = min(LISTS_AT_ONCE, self._room + (now - self._at) / LISTS_EVERY) - 1, now
-        await first_of(self._ended, seconds=max(0.0, self._rests(), -self._room * LISTS_EVERY))
+        self._room, self._at = min(BURST_LISTS, self._room + (now - self._at) / LIST_PERIOD_S) - 1, now
+        await first_of(self._ended, seconds=max(0.0, self._rests(), -self._room * LIST_PERIOD_S))
         data, self._data = self._data, None
         if not self._ended.is_set():
             self._changed.clear()

@@ -20,7 +20,7 @@ from adapters.registry import DIALECTS, by_name
 from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Health, Options, RefusedError
 from gateway.bridge import judge, memory, shield
 from gateway.bridge.memory import DeviceRow
-from gateway.bridge.peer import PREPARE_TIME, AwayError, ListPace, Peer
+from gateway.bridge.peer import PRE_START_S, AwayError, ListPace, Peer
 from gateway.kubelet.watch import socket_id
 from gateway.tasks import Background
 from gateway.wires.log import Seldom
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
     from gateway.bridge.shield import Limits, Word
     from gateway.kubelet.watch import SocketId
 
-EMPTY_PATIENCE: Final = 1.0
+EMPTY_LIST_WAIT_S: Final = 1.0
 """Seconds for which an empty list is held back: a plugin that stops may send one before it ends its stream."""
-CALL_TIME: Final = 1.0
+RECONNECT_S: Final = 1.0
 """Seconds to connect to a plugin by its old socket name."""
-REDIAL_FIRST, REDIAL_MAX = 3.0, 30.0
+REDIAL_S, REDIAL_MAX_S = 3.0, 30.0
 """Seconds until a plugin that went is connected to by its old socket name, at first and at most."""
-OLD_STREAMS: Final = 3
+MAX_OLD_STREAMS: Final = 3
 """Most earlier registrations whose streams are left open."""
-KEPT: Final = ".kept-"
+KEPT_PREFIX: Final = ".kept-"
 """Prefix of the second name of a plugin's socket."""
-FIRST_LIST: Final = 2.0
+FIRST_LIST_S: Final = 2.0
 """Seconds that calls wait for the first list of a plugin that came back. After that, its earlier list counts."""
-PROBE_EVERY: Final = 5.0
+PROBE_PERIOD_S: Final = 5.0
 """Seconds between two checks of a plugin that hangs."""
-DEADLINE: Final = 30.0
+ALLOCATE_S: Final = 30.0
 """Seconds for one Allocate, if an operator sets no other limit."""
-MOST_ANSWERS: Final = 256
+MAX_ANSWERS: Final = 256
 """Most answers of a resource that are remembered, if an operator wants them repeated."""
 
 _log = structlog.get_logger()
@@ -87,7 +87,7 @@ class Bridged:
         """The socket of its last Register. A socket that was bound under this name since then may be another plugin's."""
         self.folder: PluginFolder = "device-plugins"
         self.api: Api = DIALECTS[0].name
-        self.deadline = DEADLINE
+        self.deadline = ALLOCATE_S
         """Seconds for one Allocate."""
         self.repeats = False
         """True if an earlier answer may be repeated for the same devices while the plugin is away."""
@@ -131,7 +131,7 @@ class Bridged:
             self._last = b""
         self._old += [one for one in (self.peer, self._hung) if one is not None and not one.ended.is_set()]
         self.peer, self._hung = peer, None
-        while len(self._old) > OLD_STREAMS:
+        while len(self._old) > MAX_OLD_STREAMS:
             self._tasks.background(self._old.pop(0).leave())
         self.path, self.api = peer.path, peer.dialect.name
         self.word = replace(
@@ -183,7 +183,7 @@ class Bridged:
         """Take a list of the current registration, or of an earlier one of the same server."""
         self._cancel_emptied()
         if not devices and self.word.devices:
-            self._emptied = asyncio.get_running_loop().call_later(EMPTY_PATIENCE, self._take, devices)
+            self._emptied = asyncio.get_running_loop().call_later(EMPTY_LIST_WAIT_S, self._take, devices)
         else:
             self._take(devices)
 
@@ -215,7 +215,7 @@ class Bridged:
         """
         if self.path is None or self.peer is None or socket_id(self.path) != self.peer.identity:
             return None
-        kept = self.path.with_name(KEPT + self.endpoint)
+        kept = self.path.with_name(KEPT_PREFIX + self.endpoint)
         if judge.endpoint_error(kept.name, str(kept.parent)):
             return None
         if kept != self.path:
@@ -270,7 +270,7 @@ class Bridged:
     @property
     def endpoint(self) -> str:
         """The name of its socket."""
-        return self.path.name.removeprefix(KEPT) if self.path is not None else ""
+        return self.path.name.removeprefix(KEPT_PREFIX) if self.path is not None else ""
 
     # That it is away, and what brings it back.
 
@@ -314,14 +314,14 @@ class Bridged:
         Kubelets never reconnect, but some plugins never register twice.
         """
         while (hung := self._hung) is not None:
-            await asyncio.sleep(PROBE_EVERY)
+            await asyncio.sleep(PROBE_PERIOD_S)
             if await hung.answers() and hung is self._hung:
                 self._woke(hung)
                 return
-        wait = REDIAL_FIRST
+        wait = REDIAL_S
         await asyncio.sleep(wait)
         while not await self.call():
-            wait = min(2 * wait, REDIAL_MAX)
+            wait = min(2 * wait, REDIAL_MAX_S)
             await asyncio.sleep(wait)
 
     async def call(self) -> bool:
@@ -329,12 +329,12 @@ class Bridged:
 
         A plugin that was given another resource name may bind its old socket. It is not used for both resources.
         """
-        path = _there(self.path, KEPT + self.endpoint)
+        path = _there(self.path, KEPT_PREFIX + self.endpoint)
         if path is None:
             return False
         peer = self.registration(path, by_name(self.api), self.word.options)
         try:
-            await peer.dial(CALL_TIME)
+            await peer.dial(RECONNECT_S)
             await peer.ask_options()
         except (AwayError, asyncio.CancelledError) as error:
             await peer.close()
@@ -426,7 +426,7 @@ class Bridged:
         """
         if not self.word.options.pre_start_required:
             return
-        ends = time.monotonic() + PREPARE_TIME
+        ends = time.monotonic() + PRE_START_S
         while True:
             if self.peer is None:
                 await self._returned(
@@ -452,7 +452,7 @@ class Bridged:
         """
         if not self._heard.is_set():
             try:
-                async with asyncio.timeout(FIRST_LIST):
+                async with asyncio.timeout(FIRST_LIST_S):
                     await self._heard.wait()
             except TimeoutError:
                 self._heard.set()
@@ -511,12 +511,12 @@ class Bridged:
             )
 
     def _note(self, request: ContainerRequest, answer: ContainerAnswer) -> None:
-        if not self.repeats or len(msgspec.json.encode(answer)) > judge.LONGEST_REPEATED:
+        if not self.repeats or len(msgspec.json.encode(answer)) > judge.MAX_REPEATED_BYTES:
             return
         asked = frozenset(request.device_ids)
         before = self.answers.pop(asked, None)
         self.answers[asked] = answer
-        while len(self.answers) > MOST_ANSWERS:
+        while len(self.answers) > MAX_ANSWERS:
             self.answers.popitem(last=False)
         if before != answer:
             self._changed()

@@ -17,7 +17,7 @@ Known = Mapping[bytes, "Device"]
 """The devices of the last list, by their bytes."""
 _DEVICE: Final = 0x0A
 _MORE: Final = 0x80
-_LONGEST: Final = 3
+_LENGTH_BYTES: Final = 3
 """Most bytes of an encoded length: 2 MiB is too long for a device."""
 
 
@@ -46,7 +46,7 @@ def _split(data: bytes) -> list[bytes] | None:
         if data[at] != _DEVICE:
             return None
         begin, length = at, 0
-        for shift in range(_LONGEST):
+        for shift in range(_LENGTH_BYTES):
             at += 1
             if at >= size:
                 return None

@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from gateway.bridge.admission import Admission
     from gateway.kubelet.watch import SocketId
 
-LOOK_EVERY: Final = 1.0
+LOOK_PERIOD_S: Final = 1.0
 """Seconds between two looks at the folders. A kubelet looks at plugins_registry as often."""
-INFO_TIME: Final = 1.0
-NOTIFY_TIME: Final = 5.0
+GET_INFO_S: Final = 1.0
+NOTIFY_S: Final = 5.0
 """Seconds for which a kubelet waits for an answer to GetInfo and to the notification."""
-MOST_SOCKETS: Final = 128
+MAX_SOCKETS: Final = 128
 """Most sockets in plugins_registry that are looked at."""
-ASK_AGAIN: Final = 30.0
+ASK_AGAIN_S: Final = 30.0
 """Seconds until a socket is asked again that gave no answer or was refused."""
-MOST_CONNECTIONS: Final = 256
-MOST_CALLS: Final = 512
+MAX_CONNECTIONS: Final = 256
+MAX_CALLS: Final = 512
 _LIMITS: Final = (
     ("grpc.max_receive_message_length", 64 * 1024),
-    ("grpc.max_allowed_incoming_connections", MOST_CONNECTIONS),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     ("grpc.max_concurrent_streams", 8),
     ("grpc.max_metadata_size", 8 * 1024),
     ("grpc.absolute_max_metadata_size", 16 * 1024),
@@ -143,7 +143,7 @@ class Sockets:
             self.socket.unlink()
         # Both Registration services on one socket.
         methods = {f"/{service}/Register": rpc.unary(partial(self._register, service)) for service in _VERSIONS}
-        server = rpc.UnixServer(self.socket, methods.get, _LIMITS, MOST_CALLS)
+        server = rpc.UnixServer(self.socket, methods.get, _LIMITS, MAX_CALLS)
         self._server = server  # If this task is cancelled now, ``close`` stops the server.
         await server.start()
         self.socket.chmod(0o755)  # The mode of a kubelet's socket with the usual umask.
@@ -258,11 +258,11 @@ class Registry:
             return
         async with rpc.Channel(path, pluginregistration.CHANNEL_OPTIONS) as channel:
             try:
-                data = await channel.call(pluginregistration.GET_INFO, seconds=INFO_TIME)
+                data = await channel.call(pluginregistration.GET_INFO, seconds=GET_INFO_S)
                 error = await self._taken(name, pluginregistration.decode_info(data))
             except rpc.CallError as failed:
                 self._again(name)
-                self._tell(name, f"no answer to GetInfo within {INFO_TIME:g} s: {failed.code.name}")
+                self._tell(name, f"no answer to GetInfo within {GET_INFO_S:g} s: {failed.code.name}")
                 return
             except MalformedError as malformed:
                 error = str(malformed)
@@ -271,7 +271,7 @@ class Registry:
                 self._tell(name, error)
             with contextlib.suppress(rpc.CallError):
                 said = pluginregistration.encode_status(error)
-                await channel.call(pluginregistration.NOTIFY, said, seconds=NOTIFY_TIME)
+                await channel.call(pluginregistration.NOTIFY, said, seconds=NOTIFY_S)
 
     async def _taken(self, name: str, info: pluginregistration.PluginInfo) -> str:
         """Register a plugin that was found; return why it is refused."""
@@ -286,7 +286,7 @@ class Registry:
         return ""
 
     def _again(self, name: str) -> None:
-        self._ask_at[name] = asyncio.get_running_loop().time() + ASK_AGAIN
+        self._ask_at[name] = asyncio.get_running_loop().time() + ASK_AGAIN_S
 
     def _tell(self, name: str, reason: str) -> None:
         if (more := self._seldom.tell("refused")) is not None:
@@ -297,7 +297,7 @@ def _sockets(folder: Path) -> dict[str, SocketId]:
     """Return the first sockets in a folder, by name. A name with a dot in front is not ready yet, as for a kubelet."""
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if not entry.name.startswith("."))[:MOST_SOCKETS]
+            names = sorted(entry.name for entry in entries if not entry.name.startswith("."))[:MAX_SOCKETS]
     except OSError:
         return {}
     return {name: found for name in names if (found := socket_id(folder / name)) is not None}

@@ -28,10 +28,10 @@ from gateway.bridge import judge, memory, shield
 from gateway.bridge.admission import Admission
 from gateway.bridge.judge import REGISTRATION
 from gateway.bridge.peer import ListPace
-from gateway.bridge.plugin import DEADLINE, Bridged
-from gateway.bridge.sockets import LOOK_EVERY, Sockets
+from gateway.bridge.plugin import ALLOCATE_S, Bridged
+from gateway.bridge.sockets import LOOK_PERIOD_S, Sockets
 
-FIRST_CALLS: Final = 2.0
+FIRST_CALLS_S: Final = 2.0
 """Seconds for which remembered plugins may answer before the socket is opened, which makes every plugin register again."""
 
 _log = structlog.get_logger()
@@ -198,7 +198,7 @@ class Bridge(DeviceSource):
     async def _follow(self) -> None:
         """Follow the plugins' file that the leader writes. Never returns."""
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(LOOK_PERIOD_S)
             if await asyncio.to_thread(memory.written, self._state_dir) != self._written:
                 await self._read(leads=False)
                 self._news.set()
@@ -235,11 +235,11 @@ class Bridge(DeviceSource):
             if hinders and hinders != self._hinders:
                 _log.warning("plugins can't register here", reason=hinders)
             self._hinders = hinders
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(LOOK_PERIOD_S)
 
     async def _call_remembered(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_CALLS):
+            async with asyncio.timeout(FIRST_CALLS_S):
                 await asyncio.gather(*(one.call() for one in self.plugins.values()))
         for one in self.plugins.values():
             if one.peer is None:
@@ -266,7 +266,7 @@ class Bridge(DeviceSource):
         one.limits = self._limits
         one.repeats = any(fnmatchcase(one.resource, pattern) for pattern in bridging.repeat)
         found = (seconds for pattern, seconds in bridging.deadlines if fnmatchcase(one.resource, pattern))
-        one.deadline = next(found, DEADLINE)
+        one.deadline = next(found, ALLOCATE_S)
 
     # The calls.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ANSWER_TIME = 25.0
-"""Seconds within which the gateway must answer: it waits for pods and tells the API server first (``gateway.dra.desk.WITHIN``)."""
+"""Seconds within which the gateway must answer: it waits for pods and tells the API server first (``gateway.dra.desk.ORDER_S``)."""
 
 _EXAMPLES = """\
 \b

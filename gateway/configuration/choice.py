@@ -23,7 +23,7 @@ NAMED: Final = "default"
 """The configuration that the strategy ``named`` looks for."""
 MEMORY: Final = "node-config.json"
 """The file in the state directory that remembers the label."""
-_MOST: Final = 4096
+_MAX_BYTES: Final = 4096
 
 
 class ChoiceError(ConfigError):
@@ -100,7 +100,7 @@ def locate(choice: Choice, label: str) -> Path | None:
 def remembered(choice: Choice, state_dir: Path) -> str | None:
     """Return the last label that had a good configuration, if one is known."""
     try:
-        found = msgspec.json.decode(files.read_plain(state_dir / MEMORY, _MOST), type=_Memory)
+        found = msgspec.json.decode(files.read_plain(state_dir / MEMORY, _MAX_BYTES), type=_Memory)
     except (OSError, files.NotPlainError, ValueError, RecursionError):
         return None
     return found.value if found.name == choice.label else None

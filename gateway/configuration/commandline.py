@@ -23,7 +23,7 @@ _PREFIX: Final = "GATEWAY_"
 _KUBELET_SOCKET: Final = "kubelet.sock"
 _STRATEGY: Final = "device-list-strategy"
 _CDI: Final = "cdi-cri"
-_MAX_STRANGE: Final = 20
+_MAX_UNKNOWN: Final = 20
 _OF_A_SERVICE: Final = r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)"
 """Variables that Kubernetes makes for Services ("Accessing the Service" of its documentation)."""
 _BY_OPTION: Final[Mapping[str, Flag]] = {
@@ -188,5 +188,5 @@ def unknown_variables(environment: Mapping[str, str], commands: Iterable[str]) -
     return [
         f"{name:.80} isn't a setting of the gateway, and is ignored"
         + (f"; did you mean {plain[near[name][0]]}?" if near[name] else "")
-        for name in strange[:_MAX_STRANGE]
+        for name in strange[:_MAX_UNKNOWN]
     ]

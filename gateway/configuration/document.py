@@ -27,7 +27,7 @@ _WORDS: Final[Mapping[str, bool | None]] = (
 )
 _INTEGER: Final = re.compile(r"([-+]?)(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*)", re.ASCII)
 _DECIMAL: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
-_LONGEST_NUMBER: Final = 64
+_NUMBER_CHARS: Final = 64
 _RESOLVED: Final = frozenset(f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "null"))
 
 
@@ -60,7 +60,7 @@ def _resolved(text: str) -> Plain:
     if text in _WORDS:
         return _WORDS[text]
     number = text.replace("_", "") if text[0] in "+-0123456789" else text
-    if len(number) > _LONGEST_NUMBER:
+    if len(number) > _NUMBER_CHARS:
         return text
     if found := _INTEGER.fullmatch(number):
         digits = found[2]

@@ -25,10 +25,10 @@ from gateway.configuration.kinds import Flag, FlagKind
 from gateway.configuration.settings import ConfigError, Given
 
 MAX_REPLICAS: Final = 65_536
-_MOST_KEYS: Final = 20
-_LONGEST_DEADLINE: Final = 600
+_MAX_KEYS: Final = 20
+_MAX_DEADLINE_S: Final = 600
 _MAX_WARNINGS: Final = 20
-_LONGEST_KEY: Final = 64
+_KEY_CHARS: Final = 64
 _NVIDIA: Final = "nvidia.com/"
 _SHARED: Final = ".shared"
 
@@ -132,7 +132,7 @@ class _Reading:
         if {"kind", "metadata"} <= root.value.keys():
             return self._not_ours(root, _MANIFEST)
         if root.value and not any(
-            key.casefold() in _TOP or nearest((key,), _TOP) for key in islice(root.value, _MOST_KEYS)
+            key.casefold() in _TOP or nearest((key,), _TOP) for key in islice(root.value, _MAX_KEYS)
         ):
             problem = f"only unknown keys ({len(root.value)}). Known are {', '.join(_TOP)}. {_NAME_IT}"
             return self._not_ours(root, problem)
@@ -324,8 +324,8 @@ class _Reading:
             pair = self._members(item, at, ("resource", "seconds"))
             pattern = self._text(self._required(pair, item, at, "resource"), (*at, "resource"))
             seconds = self._number(self._required(pair, item, at, "seconds"), (*at, "seconds"))
-            if not 1 <= seconds <= _LONGEST_DEADLINE:
-                raise self._fault(item, at, f"must be 1 to {_LONGEST_DEADLINE} seconds, not {seconds}")
+            if not 1 <= seconds <= _MAX_DEADLINE_S:
+                raise self._fault(item, at, f"must be 1 to {_MAX_DEADLINE_S} seconds, not {seconds}")
             deadlines.append((pattern, float(seconds)))
         return Bridging(allow, repeat, renames, tuple(deadlines))
 
@@ -426,7 +426,7 @@ class _Reading:
 
 
 def _dotted(path: KeyPath) -> str:
-    return ".".join(key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}…" for key in path)
+    return ".".join(key if len(key) <= _KEY_CHARS else f"{key[:_KEY_CHARS]}…" for key in path)
 
 
 def nearest(path: KeyPath, known: Sequence[str]) -> str:
@@ -434,7 +434,7 @@ def nearest(path: KeyPath, known: Sequence[str]) -> str:
     from difflib import get_close_matches  # noqa: PLC0415 - needed where a key is wrong, and nowhere else
 
     key = path[-1].casefold()
-    if len(key) > _LONGEST_KEY:
+    if len(key) > _KEY_CHARS:
         return ""
     for candidates in ({name.casefold(): (*path[:-1], name) for name in known}, _PLACES):
         if near := get_close_matches(key, candidates, 1):

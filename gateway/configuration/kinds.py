@@ -22,7 +22,7 @@ from gateway.configuration.settings import ConfigError, Given, Settings
 TRUTH: Final[Mapping[str, bool]] = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(
     ("0", "f", "F", "FALSE", "false", "False"), False
 )
-_LONGEST: Final = 30 * 86_400
+_MAX_S: Final = 30 * 86_400
 _HOOKS: Final = (
     "all, chmod, create-soname-symlinks, create-symlinks, disable-device-node-modification, enable-cuda-compat, "
     "update-application-profile, update-ldcache"
@@ -206,7 +206,7 @@ def folder_or_none(text: str) -> str:
     return posixpath.normpath(path(text)) if text else ""
 
 
-def seconds(text: str, most: int = _LONGEST) -> float:
+def seconds(text: str, most: int = _MAX_S) -> float:
     """Return a number of seconds from 0 to ``most``."""
     try:
         seconds = float(text)

@@ -8,11 +8,11 @@ from typing import Final
 from gateway.doctor.snapshot import Surveyed, joined, offered
 from gateway.sides.table import MOVING
 
-_LONG: Final = 3600.0
+_LONG_S: Final = 3600.0
 """Seconds after which a moving GPU is reported. A pod may hold it for days on purpose."""
-_GATED: Final = range(32, 34)
+_GATED_MINORS: Final = range(32, 34)
 """Kubelets (1.N) that prepare claims only with a feature gate (advice.yaml has the source)."""
-_FIRST: Final = 32
+_FIRST_DRA_MINOR: Final = 32
 _MOVING: Final = frozenset(side.value for side in MOVING)
 
 
@@ -30,7 +30,7 @@ def _stuck(seen: Surveyed) -> str:
     return joined(
         f"{one.id} has been {one.side} for {one.moving_s / 3600:.0f} h: {one.words}"
         for one in seen.sides
-        if one.moving_s is not None and one.moving_s >= _LONG
+        if one.moving_s is not None and one.moving_s >= _LONG_S
     )
 
 
@@ -80,9 +80,9 @@ def _untaken(seen: Surveyed) -> str:
         return ""
     minor = seen.release.minor if seen.release else 0
     why = "no kubelet registered it"
-    if minor in _GATED:
+    if minor in _GATED_MINORS:
         why += f". Kubelet 1.{minor} takes claims only with the feature gate DynamicResourceAllocation"
-    elif 0 < minor < _FIRST:
+    elif 0 < minor < _FIRST_DRA_MINOR:
         why += f". Kubelet 1.{minor} takes no claims"
     return joined(
         f"{one.name}: {one.trouble or why}"

@@ -16,13 +16,13 @@ from gateway.telling.unserved import unschedulable_words, unserved
 _LEAST_BYTES: Final = 16 * 1024 * 1024
 _LEAST_INODES: Final = 64
 _LEAST_FILES: Final = 4096
-_NEARLY: Final = 0.9
-_LATE: Final = 0.1
+_NEARLY_FULL: Final = 0.9
+_LATE_S: Final = 0.1
 """Seconds after a kubelet's start at which the API server shows the node without devices, if none were registered by then."""
 _DOUBLED: Final = drift.MismatchKind.DOUBLED.value
-_OLDEST: Final = 1_735_689_600.0
+_OLDEST_S: Final = 1_735_689_600.0
 """2025. A correct clock can't show an earlier time."""
-_AHEAD: Final = 86_400.0
+_AHEAD_S: Final = 86_400.0
 _HANDS: Final = (TroubleKind.RESET_REQUIRED.value, TroubleKind.UNKNOWN.value)
 _CLOSED: Final = frozenset(
     state.value for state in (State.NOT_LOOKED_YET, State.UNHEALTHY, State.CORDONED, State.RELEASED, State.WITHHELD)
@@ -135,7 +135,7 @@ def _unschedulable(seen: Surveyed) -> str:
 
 def _instances(seen: Surveyed) -> str:
     used = sum(one.instances for one in seen.processes)
-    if seen.inotify_most is None or used < _NEARLY * seen.inotify_most:
+    if seen.inotify_most is None or used < _NEARLY_FULL * seen.inotify_most:
         return ""
     return f"{used} of {seen.inotify_most} are in use (fs.inotify.max_user_instances)"
 
@@ -144,7 +144,7 @@ def _files(seen: Surveyed) -> str:
     for one in seen.processes:
         if one.most_files is not None and one.most_files < _LEAST_FILES:
             return f"process {one.pid} may open {one.most_files}"
-        if one.most_files and one.open_files and one.open_files > _NEARLY * one.most_files:
+        if one.most_files and one.open_files and one.open_files > _NEARLY_FULL * one.most_files:
             return f"process {one.pid} has {one.open_files} of {one.most_files} open"
     return ""
 
@@ -160,10 +160,10 @@ def _killed(seen: Surveyed) -> str:
 
 
 def _clock(seen: Surveyed) -> str:
-    if seen.now < _OLDEST:
+    if seen.now < _OLDEST_S:
         return f"it says {seen.now:.0f} seconds since 1970, which is before this program was made"
     written = seen.state_dir.written
-    if written is not None and written > seen.now + _AHEAD:
+    if written is not None and written > seen.now + _AHEAD_S:
         return f"the state file was written {(written - seen.now) / 3600:.0f} hours in the future"
     return ""
 
@@ -176,7 +176,9 @@ def _hindered(seen: Surveyed) -> str:
 
 
 def _late(seen: Surveyed) -> str:
-    return joined(f"gateway {one.token}: {one.lag_s * 1000:.0f} ms late" for one in seen.statuses if one.lag_s >= _LATE)
+    return joined(
+        f"gateway {one.token}: {one.lag_s * 1000:.0f} ms late" for one in seen.statuses if one.lag_s >= _LATE_S
+    )
 
 
 def _resources(seen: Surveyed) -> Iterator[ResourceStatus]:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from gateway.telling.status import GatewayStatus
     from gateway.wires.control import ControlConnection
 
-_WITHIN: Final = 5.0
+_ANSWER_S: Final = 5.0
 """Seconds for each answer of the API server."""
-_NVML_WITHIN: Final = 10.0
+_NVML_S: Final = 10.0
 """Seconds for NVML. A healthy driver without persistence mode answers within three."""
 _MISMATCH: Final = 18
 """NVML_ERROR_LIB_RM_VERSION_MISMATCH."""
@@ -60,8 +60,8 @@ def nvml() -> NvmlSeen:
     found: list[NvmlSeen] = []
     thread = threading.Thread(target=lambda: found.append(_nvml()), daemon=True, name="nvml")
     thread.start()
-    thread.join(_NVML_WITHIN)
-    return found[0] if found else NvmlSeen("silent", f"NVML has not answered for {_NVML_WITHIN:g} s")
+    thread.join(_NVML_S)
+    return found[0] if found else NvmlSeen("silent", f"NVML has not answered for {_NVML_S:g} s")
 
 
 def _nvml() -> NvmlSeen:
@@ -163,14 +163,14 @@ async def asked(found: access.Access, name: str, rights: Sequence[tuple[str, str
     try:
         node, missing = None, False
         try:
-            node = await api.get(f"/api/v1/nodes/{name}", _Node, seconds=_WITHIN) if name else None
+            node = await api.get(f"/api/v1/nodes/{name}", _Node, seconds=_ANSWER_S) if name else None
         except client.KubernetesError as error:
             missing = error.is_missing
-        classes = await _optional(api.list("/apis/node.k8s.io/v1/runtimeclasses", _Named, seconds=_WITHIN))
+        classes = await _optional(api.list("/apis/node.k8s.io/v1/runtimeclasses", _Named, seconds=_ANSWER_S))
         device_classes = None
         for version in ("v1", "v1beta2", "v1beta1") if rights else ():
             path = f"/apis/{_DRA}/{version}/deviceclasses"
-            device_classes = device_classes or await _optional(api.list(path, _DeviceClass, seconds=_WITHIN))
+            device_classes = device_classes or await _optional(api.list(path, _DeviceClass, seconds=_ANSWER_S))
         allowed = {f"{verb} {resource}": await _allowed(api, group, resource, verb) for group, resource, verb in rights}
     finally:
         api.close()
@@ -191,7 +191,7 @@ async def _allowed(api: client.Client, group: str, resource: str, verb: str) -> 
     body: dict[str, Any] = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "metadata": {}}
     body["spec"] = {"resourceAttributes": what}
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    found = await _optional(api.review(path, body, _Review, seconds=_WITHIN))
+    found = await _optional(api.review(path, body, _Review, seconds=_ANSWER_S))
     return None if found is None else bool(found.status.allowed)
 
 

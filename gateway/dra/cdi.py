@@ -25,7 +25,7 @@ _VERSION: Final = "0.5.0"
 _OURS: Final = re.compile(
     r"(?P<new>\.)?(?P<driver>.+)-claim-(?P<uid>[A-Za-z0-9-]{1,63})\.json(?(new)\.[0-9a-f]{8}\.new)", re.ASCII
 )
-_IN_THE_MAKING: Final = 60.0
+_BEING_PREPARED_S: Final = 60.0
 """Seconds for which a file may belong to a claim that another gateway is preparing."""
 
 
@@ -103,7 +103,7 @@ def sweep(drivers: Collection[str], uids: Collection[str], folder: Path = FOLDER
         if match is None or match["driver"] not in drivers:
             continue
         with contextlib.suppress(OSError):  # It may be a folder.
-            old = time.time() - path.lstat().st_mtime > _IN_THE_MAKING
+            old = time.time() - path.lstat().st_mtime > _BEING_PREPARED_S
             if old and (match["new"] or match["uid"] not in uids):
                 path.unlink(missing_ok=True)
                 removed.append(path.name)

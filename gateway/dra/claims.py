@@ -20,7 +20,7 @@ from gateway.dra.slices import SHARES, TAINTS
 from gateway.kubernetes import quantity
 from gateway.memory.claimed import Claimed, ClaimedDevice, given, holds
 
-MOST: Final = 32
+MAX_DEVICES: Final = 32
 """Most devices of a claim (AllocationResultsMaxSize of k8s.io/api/resource/v1)."""
 _BY_NAME: Final = "resource.kubernetes.io/extended-resource-claim"
 """The annotation of a claim that the scheduler made for a pod that asks by name (ExtendedResourceClaimAnnotation of
@@ -203,8 +203,8 @@ def allocated(claim: ResourceClaim, asked: ClaimName, driver: str, node: str) ->
     found = [one for one in claim.results if one.driver == driver]
     if strange := [one.pool for one in found if one.pool != node]:
         return Refused(f"claim {asked} has devices of {strange[0]}, not of the pool {node}")
-    if not found or len(found) > MOST:
-        return Refused(f"claim {asked} has {len(found)} devices of {driver}. Allowed: 1 to {MOST}")
+    if not found or len(found) > MAX_DEVICES:
+        return Refused(f"claim {asked} has {len(found)} devices of {driver}. Allowed: 1 to {MAX_DEVICES}")
     return found
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from gateway.dra import publisher
 from gateway.dra.claims import Metadata
 from gateway.dra.crossing import NotWrittenError
-from gateway.kubernetes.allocatable import LEAVES
+from gateway.kubernetes.allocatable import LEAVE_WAIT_S
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.node import NodeObject
 from gateway.kubernetes.watch import Retries
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from gateway.telling.sides import DriverStatus
     from gateway.wires.control import ControlConnection, Handler
 
-LOOK_FOR: Final = 2.0
+ANNOTATION_PERIOD_S: Final = 2.0
 """Seconds between two checks that all boards are where the node's annotation wants them."""
-SELDOM: Final = 30.0
+ANNOTATION_RETRY_MAX_S: Final = 30.0
 """The same at most, if the annotation can't be followed, because all nodes of a fleet may ask the API server."""
-WITHIN: Final = 22.0
+ORDER_S: Final = 22.0
 """Seconds after which an order gives up on the API server. Up to 15 of them are for pods that are being admitted."""
-ADMITTED: Final = 10.0
+ADMISSION_WAIT_S: Final = 10.0
 """Seconds for which an order waits until the kubelet has admitted the pods of this node, before allocatable is lowered."""
 FIRST: Final = 32
 """The first kubelet (1.N) whose API for claims this gateway speaks (v1beta1)."""
-LOOK_AT_CLASSES: Final = 120.0
+CLASSES_PERIOD_S: Final = 120.0
 """Seconds between two reads of the DeviceClasses, while GPUs are DRA's or on their way."""
 _ENDS: Final = frozenset({Side.DRA.value, Side.PLUGIN.value})
 _log = structlog.get_logger()
@@ -85,7 +85,7 @@ async def leave(crossing: Crossing | None, ledger: Ledger) -> None:
     if not any(row.by_name for row in ledger.claims.values()):
         await crossing.allocatable.leave(crossing.stays())
     else:
-        await crossing.allocatable.admitted(crossing.stays(), LEAVES)
+        await crossing.allocatable.admitted(crossing.stays(), LEAVE_WAIT_S)
 
 
 class Names:
@@ -144,7 +144,7 @@ class Names:
         while True:
             if (error := await self._look()) is None:
                 retries.worked()
-            wait = LOOK_AT_CLASSES if error is None else retries.wait(error)
+            wait = CLASSES_PERIOD_S if error is None else retries.wait(error)
             await first_of(self._news, seconds=wait)
             self._news.clear()
 
@@ -213,7 +213,7 @@ class CrossingOrders:
 
     async def follow(self) -> None:
         """Keep all boards where the annotation wants them. Never returns."""
-        wait, retries = LOOK_FOR, Retries()
+        wait, retries = ANNOTATION_PERIOD_S, Retries()
         while True:
             error = await self._wish()
             before, self.trouble = self.trouble, "" if error is None else str(error)
@@ -221,13 +221,13 @@ class CrossingOrders:
                 wait = retries.wait(error.__cause__)
             else:
                 retries.worked()
-                wait = LOOK_FOR if error is None else min(2 * wait, SELDOM)
+                wait = ANNOTATION_PERIOD_S if error is None else min(2 * wait, ANNOTATION_RETRY_MAX_S)
             if self.trouble != before:
                 tell = _log.warning if self.trouble else _log.info
                 tell("the node's annotation", key=ANNOTATION, value=f"{self._wished:.80}", reason=self.trouble)
             await first_of(self._news, seconds=wait if self._wished else None)
             if self._news.is_set():
-                wait = LOOK_FOR
+                wait = ANNOTATION_PERIOD_S
             self._news.clear()
 
     async def _wish(self) -> ControlError | None:
@@ -286,11 +286,11 @@ class CrossingOrders:
 
     async def _move(self, to: Side, wanted: Sequence[str]) -> None:
         try:
-            async with asyncio.timeout(WITHIN) as limit:
+            async with asyncio.timeout(ORDER_S) as limit:
                 if reason := await self._refused(to, wanted):
                     raise ControlError(reason)
                 if to is Side.DRA:
-                    await self._crossing.allocatable.admitted(self._crossing.stays(), ADMITTED)
+                    await self._crossing.allocatable.admitted(self._crossing.stays(), ADMISSION_WAIT_S)
                 async with self._crossing.allocatable.turn:
                     if to is Side.DRA:
                         await self._crossing.allocatable.lower(self._crossing.stays(wanted))
@@ -298,7 +298,7 @@ class CrossingOrders:
                     await self._crossing.order(to, wanted)
         except TimeoutError:
             raise ControlError(
-                f"nothing was done within {WITHIN:g} s: the API server is slow, or another order is under way: try again"
+                f"nothing was done within {ORDER_S:g} s: the API server is slow, or another order is under way: try again"
             ) from None
         except KubernetesError as error:
             advice = "; `gateway doctor` says which right is missing" if error.status in {401, 403} else ""

@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
 
-PATIENCE: Final = 38.0
+CLAIM_WAIT_S: Final = 38.0
 """Seconds for which a claim may wait. The kubelet's call ends after 45."""
-ASK_AGAIN: Final = 0.5
+RETRY_S: Final = 0.5
 """Seconds until an API server that didn't answer is asked again, and until a waiting claim is checked again."""
-KNOWN: Final = 1.0
+REREAD_S: Final = 1.0
 """Seconds for which the API server may say whether a prepared claim was allocated again. After that, the prepared devices are
 the answer."""
-TELLS: Final = 0.03
+LISTS_UPDATE_S: Final = 0.03
 """Seconds until the lists show that a claim got its devices: to make them at once would delay the kubelet's answer by a third
 (run)."""
-OVER_AGAIN: Final = 300.0
+ENDED_CLAIMS_PERIOD_S: Final = 300.0
 """Seconds between two searches for prepared claims that the API server no longer has."""
-_ASKED_AGAIN_S: Final = 90.0 + PATIENCE
+_ASKED_AGAIN_S: Final = 90.0 + CLAIM_WAIT_S
 """Seconds within which a kubelet has asked again for a refused claim: it asks after 60 to 90 (run on 1.37)."""
-_MOST_REFUSED: Final = 16
+_MAX_REFUSED: Final = 16
 _NOBODY_LEADS: Final = Refused(
     "no gateway leads on this node now: `gateway status` and the gateways' logs say why; the kubelet asks again"
 )
@@ -148,7 +148,7 @@ class ClaimsOf:
 
     async def prepare(self, claim: ClaimName) -> Answer:
         """Prepare a claim's devices. If they are prepared and the claim wasn't allocated again, return the same answer again."""
-        deadline = asyncio.get_running_loop().time() + PATIENCE
+        deadline = asyncio.get_running_loop().time() + CLAIM_WAIT_S
         async with self._turn(claim.uid):
             if not self.decides.is_set():
                 return _NOBODY_LEADS
@@ -228,7 +228,7 @@ class ClaimsOf:
         self._refused.pop(claim.uid, None)
         if refused:
             self._refused[claim.uid] = time.monotonic(), f"claim {claim}: {refused}"
-            for uid in list(self._refused)[:-_MOST_REFUSED]:
+            for uid in list(self._refused)[:-_MAX_REFUSED]:
                 del self._refused[uid]
 
     @property
@@ -308,15 +308,15 @@ class ClaimsOf:
             durable = await self._scribe.durable()
             if durable or asyncio.get_running_loop().time() >= deadline:
                 return durable
-            await asyncio.sleep(ASK_AGAIN)
+            await asyncio.sleep(RETRY_S)
 
     async def _take(self, claim: ClaimName, before: Claimed | None, deadline: float) -> Claimed | Refused:
         """Give a claim its allocated devices as soon as possible; ``before`` is what was prepared for it."""
         try:
-            async with asyncio.timeout(None if before is None else KNOWN):
+            async with asyncio.timeout(None if before is None else REREAD_S):
                 found = await self._found(claim, deadline if before is None else 0.0)
         except TimeoutError:
-            found = Refused(f"the API server did not answer for claim {claim} within {KNOWN:g} s")
+            found = Refused(f"the API server did not answer for claim {claim} within {REREAD_S:g} s")
         if isinstance(found, Refused):
             return before or found
         results = claims.allocated(found, claim, self.name, self._node)
@@ -338,20 +338,20 @@ class ClaimsOf:
                 reserved = claims.pods(found)
                 row = claims.claimed(claim, self.name, decision, time.time(), reserved, by_name=found.by_name)
                 self._ledger.set_claim(claims.key(self.name, claim.uid), row := claims.kept(row, before))
-                asyncio.get_running_loop().call_later(TELLS, self._stock.claimed)
+                asyncio.get_running_loop().call_later(LISTS_UPDATE_S, self._stock.claimed)
                 return row
             if asyncio.get_running_loop().time() >= deadline:
-                return Refused(f"{decision.reason}; waited {PATIENCE:g} s. The kubelet asks again in 60 to 90 s")
+                return Refused(f"{decision.reason}; waited {CLAIM_WAIT_S:g} s. The kubelet asks again in 60 to 90 s")
             self._stock.missed(self.name, (one.device for one in results))
             left = max(deadline - asyncio.get_running_loop().time(), 0.0)
-            await first_of(news, self._unprepared, seconds=min(left, ASK_AGAIN))
+            await first_of(news, self._unprepared, seconds=min(left, RETRY_S))
 
     async def _of_another_process(self, claim: ClaimName) -> str:
         """Return which other process on the node may have prepared a claim that we haven't; '' if none did that still runs."""
         if not (socket := await self._rival.lives()):
             return ""
         try:
-            async with asyncio.timeout(KNOWN):
+            async with asyncio.timeout(REREAD_S):
                 found = await self._read(claim)
         except (KubernetesError, TimeoutError) as error:
             if isinstance(error, KubernetesError) and error.is_missing:
@@ -369,9 +369,9 @@ class ClaimsOf:
             except KubernetesError as error:
                 if error.is_missing:
                     return Refused(f"the API server has no claim {claim}. Delete the pod")
-                if error.status in {401, 403} or loop.time() + ASK_AGAIN >= deadline:
+                if error.status in {401, 403} or loop.time() + RETRY_S >= deadline:
                     return Refused(f"cannot read claim {claim}: {error}")
-                await asyncio.sleep(ASK_AGAIN)
+                await asyncio.sleep(RETRY_S)
 
     async def _answer(self, devices: Sequence[ClaimedDevice]) -> ContainerAnswer:
         ids = tuple(device.device_id for device in devices)
@@ -415,8 +415,8 @@ async def forget_ended_claims(
     """
     missing: set[tuple[str, str]] = set()
     while True:
-        await asyncio.sleep(OVER_AGAIN)
-        if is_away(OVER_AGAIN):
+        await asyncio.sleep(ENDED_CLAIMS_PERIOD_S)
+        if is_away(ENDED_CLAIMS_PERIOD_S):
             missing = set()
             continue
         before, missing = missing, set()

@@ -159,7 +159,7 @@ class Drivers:
     def not_ready(self) -> str:
         """Why this gateway could not lead yet; '' if it could. A driver that another process has is not waited for."""
         # Such a kubelet accepts one process's drivers only: the leader's.
-        if self._kubelet is not None and self._kubelet < sockets.OVERLAP:
+        if self._kubelet is not None and self._kubelet < sockets.FIRST_OVERLAP_MINOR:
             return ""
         if self._kubelet is None:
             return too_old(None)

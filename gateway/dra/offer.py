@@ -36,9 +36,9 @@ _NOT_IN_A_NAME: Final = re.compile(r"[^a-z0-9]+")
 _VERSION: Final = re.compile(r"(0|[1-9][0-9]{0,8})(?:\.0*([0-9]{1,9}))?(?:\.0*([0-9]{1,9}))?(?:\.[0-9]+)*")
 _VERSIONS: Final = frozenset({"cudaComputeCapability", "cudaDriverVersion"})
 """Traits that are versions."""
-_LONGEST_NAME: Final = 63
+_NAME_CHARS: Final = 63
 """Most characters of a device's name: a DNS label (k8s.io/api/resource/v1)."""
-_LONGEST_VALUE: Final = 64
+_VALUE_BYTES: Final = 64
 """Most bytes of an attribute (DeviceAttributeMaxValueLength)."""
 
 
@@ -292,7 +292,7 @@ def _plain(text: str) -> str:
 
 def _fitting(name: str) -> str:
     """Shorten a name that is too long, and keep it unique."""
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9].rstrip('-')}-{_digest(name)}"
+    return name if len(name) <= _NAME_CHARS else f"{name[: _NAME_CHARS - 9].rstrip('-')}-{_digest(name)}"
 
 
 def _digest(text: str) -> str:
@@ -306,7 +306,7 @@ def _distinct(found: Iterable[Offer]) -> list[Offer]:
     return [
         one
         if times[one.driver, one.name] == 1
-        else replace(one, name=f"{one.name[: _LONGEST_NAME - 9]}-{_digest(f'{one.resource} {one.device_id}')}")
+        else replace(one, name=f"{one.name[: _NAME_CHARS - 9]}-{_digest(f'{one.resource} {one.device_id}')}")
         for one in found
     ]
 
@@ -344,7 +344,7 @@ def _attributes(driver: str, resource: str, entry: Entry, about: Facts, root: st
     return {
         name: value
         for name, value in found.items()
-        if value not in {None, ""} and not (isinstance(value, str) and len(value.encode()) > _LONGEST_VALUE)
+        if value not in {None, ""} and not (isinstance(value, str) and len(value.encode()) > _VALUE_BYTES)
     }
 
 

@@ -17,8 +17,8 @@ from devices.claims import Refused
 from gateway.dra.offer import AMD
 from gateway.wires.log import printable
 
-_MOST_OF_A_NAME: Final = 80
-_MOST_OF_AN_ERROR: Final = 300
+_NAME_CHARS: Final = 80
+_ERROR_CHARS: Final = 300
 
 
 class Opaque(Struct):
@@ -156,11 +156,11 @@ def _decoded(opaque: Opaque | None, version: str, kinds: _Kinds) -> _Empty | Ref
         if head.api_version == version and head.kind in kinds:
             return msgspec.convert(given, kinds[head.kind][0])
     except msgspec.ValidationError as error:
-        return Refused(f"{printable(str(error)[:_MOST_OF_AN_ERROR])}. Correct it")
+        return Refused(f"{printable(str(error)[:_ERROR_CHARS])}. Correct it")
     if (head.api_version, head.kind) == (version, "VfioDeviceConfig"):
         return Refused(
             "VfioDeviceConfig is not supported, because the gateway gives no GPU to a virtual machine. Use the vendor's DRA driver "
             "on another node"
         )
-    named = " ".join(repr(printable(one[:_MOST_OF_A_NAME])) for one in (head.api_version, head.kind))
+    named = " ".join(repr(printable(one[:_NAME_CHARS])) for one in (head.api_version, head.kind))
     return Refused(f"apiVersion and kind {named} are unknown. Use {version} {' or '.join(kinds)}")

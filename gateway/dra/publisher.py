@@ -30,22 +30,22 @@ T = TypeVar("T")
 VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
 """Versions of resource.k8s.io, the best first: 1.34, 1.33 and 1.32 have them."""
 _GROUP: Final = "/apis/resource.k8s.io"
-_AT_ONCE: Final = 4
-"""How often within ``_WHILE`` a pool is written again although nothing changed here: another process writes it as well, or the
+_MAX_REWRITES: Final = 4
+"""How often within ``_REWRITES_WITHIN_S`` a pool is written again although nothing changed here: another process writes it as well, or the
 server stores something else than was written. (After a kubelet's start deleted all slices, there is no reason to wait.)"""
-_WHILE: Final = 2.0
-_PACE: Final = 1.0
+_REWRITES_WITHIN_S: Final = 2.0
+_REWRITE_PAUSE_S: Final = 1.0
 """Seconds between two further writes of the same pool."""
 LINGERS: Final = 30.0
 """Seconds for which another driver's device still counts as offered after its slice went: a starting kubelet deletes those
 slices, too."""
-SHARES_AGAIN: Final = 60.0
+SHARES_CHECK_S: Final = 60.0
 """Seconds between two checks if the API server keeps shares of devices, while it doesn't."""
 _NO_SHARES: Final = (
     "shared GPUs are not published, because the API server keeps no shares of devices. Switch on its feature gate "
     "DRAConsumableCapacity (Kubernetes 1.34 or later; on by default since 1.36), or set --dra-shares to devices"
 )
-_ASK_AGAIN: Final = 1.0
+_VERSION_CHECK_S: Final = 1.0
 """Least seconds between two questions which version the server has."""
 _log = structlog.get_logger()
 
@@ -107,7 +107,7 @@ class Current:
         """
         async with self._turn:
             if self.version is None or time.monotonic() >= self._due:
-                self._due = time.monotonic() + _ASK_AGAIN
+                self._due = time.monotonic() + _VERSION_CHECK_S
                 before, self.version = self.version, await ask(self._api)
                 if self.version != before is not None:
                     _log.info("the API server has another version of resource.k8s.io", version=self.version)
@@ -298,7 +298,7 @@ class Publisher:
                 pool = replace(pool, devices=tuple(one for one in free if not one.shares))
                 wanted = slices.changes(pool, mine, self._last.get(driver, 0))
             if wanted and self._too_often(driver, pool):
-                wait = _PACE
+                wait = _REWRITE_PAUSE_S
                 continue
             await self._carry_out(version, driver, wanted)
         return wait
@@ -322,9 +322,9 @@ class Publisher:
         now = asyncio.get_running_loop().time()
         same = self._wanted.get(driver) == pool
         self._wanted[driver] = pool
-        lately = [at for at in self._again.get(driver, ()) if same and now - at < _WHILE]
-        self._again[driver] = lately if len(lately) >= _AT_ONCE else [*lately, now]
-        return len(lately) >= _AT_ONCE
+        lately = [at for at in self._again.get(driver, ()) if same and now - at < _REWRITES_WITHIN_S]
+        self._again[driver] = lately if len(lately) >= _MAX_REWRITES else [*lately, now]
+        return len(lately) >= _MAX_REWRITES
 
     async def _drops_shares(self, version: str, driver: str, wanted: Sequence[Change]) -> bool:
         """Return True if the API server would silently drop the shares of devices. Then shared devices are not written."""
@@ -340,7 +340,7 @@ class Publisher:
             self._shareless.add(driver)
             _log.error("shared devices are not published", driver=driver, reason=_NO_SHARES)
         if self._asks_again is None:
-            self._asks_again = asyncio.get_running_loop().call_later(SHARES_AGAIN, self._ask_again)
+            self._asks_again = asyncio.get_running_loop().call_later(SHARES_CHECK_S, self._ask_again)
         return True
 
     def _ask_again(self) -> None:

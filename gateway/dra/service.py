@@ -17,7 +17,7 @@ from adapters.dra import health, plugin
 from adapters.dra.plugin import APIS, PluginApi, UnsayableShareError
 from adapters.pluginregistration import PluginInfo
 from devices.claims import Answer, ClaimName, Refused
-from gateway.dra.driver import PATIENCE, ClaimsOf
+from gateway.dra.driver import CLAIM_WAIT_S, ClaimsOf
 from gateway.tasks import first_of
 from gateway.wires import rpc
 from gateway.wires.log import Seldom
@@ -25,21 +25,21 @@ from gateway.wires.log import Seldom
 if TYPE_CHECKING:
     from pathlib import Path
 
-BIND_AGAIN: Final = 1.0
+BIND_RETRY_S: Final = 1.0
 """Seconds until a socket that can't be bound is tried again."""
-DIES, DIES_MAX = 0.005, 0.25
+PASS_RETRY_S, PASS_RETRY_MAX_S = 0.005, 0.25
 """Seconds until a call is passed on again, if the leader ended or yielded during it: doubled each time, up to the second value."""
-HEALTH_AGAIN: Final = 20.0
+HEALTH_PERIOD_S: Final = 20.0
 """Seconds between two lists of device health without a change."""
-HEALTH_VALID: Final = 60
+HEALTH_VALID_S: Final = 60
 """Seconds for which the kubelet believes a list of device health."""
-GRACE: Final = 5.0
+STOP_GRACE_S: Final = 5.0
 """Seconds for which open calls may still end when the server stops."""
-PASSED_ON: Final = 45.0
+PASSED_CALL_S: Final = 45.0
 """Seconds for which a successor may answer a call that was passed on: as long as the kubelet waits."""
 MAX_CALLS: Final = 512
 """Most open calls of a driver, on all connections: pods that start together make one call each."""
-TOLD: Final = 100
+LOGGED_PER_MINUTE: Final = 100
 """Answers of one kind that are logged per minute, so that endless calls can't fill the disk."""
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", plugin.MAX_BYTES),
@@ -56,7 +56,7 @@ _TYPE: Final = "DRAPlugin"
 _log = structlog.get_logger()
 
 _Work = Callable[[], Awaitable[bytes]]
-_GONE: Final = frozenset({rpc.Code.UNAVAILABLE, rpc.Code.CANCELLED})
+_SERVER_ENDED: Final = frozenset({rpc.Code.UNAVAILABLE, rpc.Code.CANCELLED})
 """The status of a call whose server ends."""
 SERVICES: Final = (*(api.registered_as for api in APIS), *map(health.service, health.VERSIONS))
 """The services in the registration. Each kubelet uses those that it knows (run on 1.32, 1.36 and 1.37)."""
@@ -83,7 +83,7 @@ class Service:
         """The socket of the gateway that the kubelet calls from now on."""
         self._deciding: set[asyncio.Task[bytes]] = set()
         self._stopping: asyncio.Future[None] | None = None
-        self._seldom = Seldom(TOLD)
+        self._seldom = Seldom(LOGGED_PER_MINUTE)
 
     async def start(self, path: Path) -> None:
         """Serve on ``path``. The kubelet finds it at once.
@@ -116,7 +116,9 @@ class Service:
             self._path.unlink(missing_ok=True)
             self._path = None
         if self._server is not None:
-            self._stopping = asyncio.ensure_future(self._server.stop(GRACE if successor is None else PASSED_ON))
+            self._stopping = asyncio.ensure_future(
+                self._server.stop(STOP_GRACE_S if successor is None else PASSED_CALL_S)
+            )
             if successor is None:
                 await self._stopping
             elif self._deciding:
@@ -172,16 +174,16 @@ class Service:
         Raises:
             CallError: the other gateway's answer.
         """
-        decides, ends, wait = self._claims.decides, time.monotonic() + PATIENCE, DIES
+        decides, ends, wait = self._claims.decides, time.monotonic() + CLAIM_WAIT_S, PASS_RETRY_S
         while not decides.is_set() and time.monotonic() < ends:
             if (decider := self._decider()) is not None:
                 try:
                     return await _passed_on(decider, method, data)
                 except rpc.CallError as error:
-                    if error.code not in _GONE:
+                    if error.code not in _SERVER_ENDED:
                         raise
             await first_of(decides, seconds=wait)
-            wait = min(2 * wait, DIES_MAX)
+            wait = min(2 * wait, PASS_RETRY_MAX_S)
         return await work()
 
     async def _answer_or_pass_on(self, method: str, data: bytes, work: _Work) -> bytes:
@@ -248,8 +250,8 @@ class Service:
             await first_of(self._claims.decides, self._ending)  # Two gateways might report different health.
             while not self._ending.is_set():
                 news = self._claims.news
-                await call.write(health.encode(self._claims.health(), HEALTH_VALID))
-                await first_of(news, self._ending, seconds=HEALTH_AGAIN)
+                await call.write(health.encode(self._claims.health(), HEALTH_VALID_S))
+                await first_of(news, self._ending, seconds=HEALTH_PERIOD_S)
 
         return {f"/{health.service(version)}/{health.WATCH}": rpc.writing(watch)}
 
@@ -264,7 +266,7 @@ async def serve(make: Callable[[], Service], path: Path) -> Service:
         except (OSError, RuntimeError) as error:
             _log.error("the DRA driver's socket can't be bound", driver=service.name, path=str(path), reason=str(error))
             await service.stop()
-            await asyncio.sleep(BIND_AGAIN)
+            await asyncio.sleep(BIND_RETRY_S)
         except asyncio.CancelledError:
             await service.stop()
             raise
@@ -275,7 +277,7 @@ async def serve(make: Callable[[], Service], path: Path) -> Service:
 
 async def _passed_on(path: Path, method: str, data: bytes) -> bytes:
     async with rpc.Channel(path) as channel:
-        return await channel.call(method, data, seconds=PASSED_ON)
+        return await channel.call(method, data, seconds=PASSED_CALL_S)
 
 
 async def _decoded(decode: Callable[[bytes], Any], data: bytes, context: rpc.Call) -> Any:

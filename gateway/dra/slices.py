@@ -33,10 +33,10 @@ _SHARED: Final = "allowMultipleAllocations"
 _IDENTITIES: Final = frozenset({"uuid", "parentUUID"})
 _ADDRESSES: Final = frozenset({"pciBusID", "pcieBusID", "pciAddr"})
 """Attributes by which drivers (NVIDIA's, AMD's, and Kubernetes' own names) identify a device's hardware."""
-_PCI: Final = 12
+_PCI_CHARS: Final = 12
 """Characters of a PCI address (0000:3b:00.0). NVML writes four more digits before them."""
 
-_LONGEST_STEM: Final = 240
+_STEM_CHARS: Final = 240
 """Characters of a slice's name before its number: a name has at most 253."""
 _BASIC: Final = "v1beta1"
 """The version in which a device's fields are in ``basic``, without taints by default (1.32)."""
@@ -118,9 +118,9 @@ class Change(Struct, frozen=True):
 def name_of(pool: Pool, number: int) -> str:
     """Return the name of a slice. It is the same for every gateway of the node, so that they write one object."""
     stem = f"{pool.node}-{pool.driver}"
-    if len(stem) > _LONGEST_STEM:
+    if len(stem) > _STEM_CHARS:
         digest = hashlib.sha256(stem.encode()).hexdigest()[:12]
-        stem = f"{stem[: _LONGEST_STEM - 13].rstrip('-.')}-{digest}"
+        stem = f"{stem[: _STEM_CHARS - 13].rstrip('-.')}-{digest}"
     return f"{stem}-{number}"
 
 
@@ -200,7 +200,7 @@ def hardware(attributes: Mapping[str, object]) -> frozenset[str]:
         if isinstance(value, str) and value and bare in _IDENTITIES:
             found.add(value)
         elif isinstance(value, str) and value and bare in _ADDRESSES:
-            found.add(value.lower()[-_PCI:])
+            found.add(value.lower()[-_PCI_CHARS:])
     return frozenset(found)
 
 

@@ -20,11 +20,11 @@ from gateway.age import TOKEN
 from gateway.wires.unix import listens
 
 FOLDER: Final = "plugins_registry"
-OVERLAP: Final = 33
+FIRST_OVERLAP_MINOR: Final = 33
 """The first kubelet (1.N) with which two processes may register a driver: in 1.32 the second breaks the first (run)."""
-AGAIN: Final = 1.0
+CHECK_S: Final = 1.0
 """Seconds between two checks if another gateway has ended."""
-_SHOWN: Final = 14
+_NAME_CHARS: Final = 14
 """Characters of a driver's name that are used: a path has at most 107 bytes, a driver's name 63."""
 _log = structlog.get_logger()
 
@@ -65,15 +65,17 @@ async def until_alone(
     ``learned`` is set once the kubelet's version is known, ``decides`` while this gateway leads.
     """
     told = False
-    while ((minor := kubelet()) is None or minor < OVERLAP) and (lacking() or not decides.is_set() or others()):
+    while ((minor := kubelet()) is None or minor < FIRST_OVERLAP_MINOR) and (
+        lacking() or not decides.is_set() or others()
+    ):
         if not told and minor is not None and not lacking():
             reason = f"kubelet 1.{minor} takes one instance only: a second breaks the first"
             _log.info("the DRA driver is registered once this gateway leads", driver=driver, reason=reason)
             told = True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(AGAIN):
+            async with asyncio.timeout(CHECK_S):
                 news = learned if minor is None else decides
-                await (asyncio.sleep(AGAIN) if news.is_set() else news.wait())
+                await (asyncio.sleep(CHECK_S) if news.is_set() else news.wait())
 
 
 def is_gateways(path: Path, folder: Path, driver: str) -> bool:
@@ -95,7 +97,7 @@ def sweep(folder: Path, driver: str) -> list[str]:
 
 
 def _stem(driver: str) -> str:
-    return f"{driver[:_SHOWN]}-{hashlib.sha256(driver.encode()).hexdigest()[:8]}"
+    return f"{driver[:_NAME_CHARS]}-{hashlib.sha256(driver.encode()).hexdigest()[:8]}"
 
 
 def _all(folder: Path, driver: str) -> list[Path]:

@@ -24,7 +24,7 @@ SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod finds its token and the API server's CA."""
 _HOST: Final = "KUBERNETES_SERVICE_HOST"
 _PORT: Final = "KUBERNETES_SERVICE_PORT"
-_MOST: Final = 1024 * 1024
+_MAX_BYTES: Final = 1024 * 1024
 """Most bytes of a file."""
 
 
@@ -195,11 +195,11 @@ def _content(source: Path | bytes) -> bytes:
     if isinstance(source, bytes):
         return source
     try:
-        found = read_plain(source, _MOST)
+        found = read_plain(source, _MAX_BYTES)
     except (OSError, NotPlainError) as error:
         raise AccessError(f"{source}: the file can't be read ({error})") from error
-    if len(found) > _MOST:
-        raise AccessError(f"{source}: more than {_MOST} bytes. Name another file")
+    if len(found) > _MAX_BYTES:
+        raise AccessError(f"{source}: more than {_MAX_BYTES} bytes. Name another file")
     return found
 
 

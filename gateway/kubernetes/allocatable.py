@@ -12,24 +12,24 @@ import structlog
 
 from gateway.kubernetes import ready
 from gateway.kubernetes.client import KubernetesError, Patch
-from gateway.kubernetes.watch import SELDOM, Backoff
+from gateway.kubernetes.watch import REPEAT_MAX_S, Backoff
 
 if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Look
     from gateway.kubernetes.client import Client
     from gateway.kubernetes.node import NodeObject
 
-SETTLE: Final = 0.5
+SETTLE_S: Final = 0.5
 """Seconds after the API server shows a lower number until devices are withheld, because the scheduler may not have seen it yet."""
-LOOK: Final = 0.05
+CHECK_S: Final = 0.05
 """Seconds between two checks of that, doubled each time, because all nodes of a fleet may check at once."""
-PATIENCE: Final = 5.0
+MAX_CHECKS_S: Final = 5.0
 """Most seconds for these checks."""
-TELLS: Final = 10.0
+KUBELET_REPORTS_S: Final = 10.0
 """Seconds after which the kubelet has reported its devices to the API server itself."""
-HEARD: Final = 0.15
+KUBELET_SEES_S: Final = 0.15
 """Seconds until a kubelet has seen a new number, and the most seconds for which a number is set for it."""
-LEAVES: Final = 6.0
+LEAVE_WAIT_S: Final = 6.0
 """Seconds for which a leader delays its yielding, so that no pod that asks by name is bound or admitted meanwhile."""
 _log = structlog.get_logger()
 
@@ -76,7 +76,7 @@ class Allocatable:
         """Set the number of the devices that stay, before others are withheld.
 
         The kubelet would do so within 10 s, and pods that are bound meanwhile fail (run). Returns when the scheduler has seen
-        it and the kubelet has admitted earlier pods, at the latest after ``PATIENCE``. If the kubelet overwrites the number
+        it and the kubelet has admitted earlier pods, at the latest after ``MAX_CHECKS_S``. If the kubelet overwrites the number
         meanwhile, it is set again.
 
         Raises:
@@ -92,19 +92,19 @@ class Allocatable:
     async def _lower(self, counts: Mapping[str, int]) -> None:
         await self.tell(counts)
         seen = self._told_at = time.monotonic()
-        ends, wait = seen + PATIENCE, LOOK
+        ends, wait = seen + MAX_CHECKS_S, CHECK_S
         while (now := time.monotonic()) < ends:
             if self._shows_more(counts):
                 seen = now
-                if now - self._told_at >= SETTLE:
+                if now - self._told_at >= SETTLE_S:
                     await self.tell(counts)
                     self._told_at = now
-            elif now - seen >= SETTLE:
+            elif now - seen >= SETTLE_S:
                 if not await self._arriving(counts):
                     return
                 wait *= 2
             await asyncio.sleep(min(wait, ends - now))
-        _log.info("pods that were given to the node may find no device", waited_s=PATIENCE)
+        _log.info("pods that were given to the node may find no device", waited_s=MAX_CHECKS_S)
 
     async def let_in(self, resource: str) -> None:
         """Before a pod is given a device, wait until the kubelet would admit it although a lower number was set.
@@ -115,17 +115,17 @@ class Allocatable:
         """
         if resource in self._lowers:
             with contextlib.suppress(KubernetesError, TimeoutError):
-                async with asyncio.timeout(2 * HEARD):
+                async with asyncio.timeout(2 * KUBELET_SEES_S):
                     if count := await self._counted(resource):
                         self._told_at = time.monotonic()
                         await self.tell({resource: count})
-                        await asyncio.sleep(HEARD)
+                        await asyncio.sleep(KUBELET_SEES_S)
 
     async def leave(self, stay: Mapping[str, Collection[str]]) -> None:
         """Set the number to 0 while no gateway is registered, because pods that ask by name would fail then. No other number is set afterwards."""
         if any(stay.values()):
             with contextlib.suppress(KubernetesError, TimeoutError):
-                async with asyncio.timeout(LEAVES):
+                async with asyncio.timeout(LEAVE_WAIT_S):
                     await self.turn.acquire()
                     await self.lower(dict.fromkeys(stay, ()))
 
@@ -137,10 +137,10 @@ class Allocatable:
         """
         with contextlib.suppress(KubernetesError, TimeoutError):
             async with asyncio.timeout(seconds):
-                wait = LOOK
+                wait = CHECK_S
                 while await self._arriving(stay):
                     await asyncio.sleep(wait)
-                    wait = min(2 * wait, SELDOM)
+                    wait = min(2 * wait, REPEAT_MAX_S)
 
     def _shows_more(self, counts: Mapping[str, int]) -> bool:
         own = self._own
@@ -175,7 +175,7 @@ class Allocatable:
                     await self.tell({name: len(ids) for name, ids in there.items()})
                 except KubernetesError as error:
                     _log.info("the kubelet tells the API server of GPUs that came back", reason=str(error))
-            elif time.monotonic() - came < TELLS:
+            elif time.monotonic() - came < KUBELET_REPORTS_S:
                 return
             if self.came == came:
                 self.came = None

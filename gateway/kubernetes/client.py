@@ -30,29 +30,29 @@ T = TypeVar("T")
 Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """An object or a patch. A JSON patch is a list."""
 
-SECONDS: Final = 10.0
+REQUEST_S: Final = 10.0
 """Most seconds for a request, with its connection and its whole answer."""
-CONNECT: Final = 3.0
+CONNECT_S: Final = 3.0
 """Most seconds of that for the connection."""
-MOST: Final = 4 * 1024 * 1024
+MAX_BYTES: Final = 4 * 1024 * 1024
 """Most bytes of an answer, or of one event of a watch. An object has at most 1.5 MiB (etcd). If a page of a list is larger,
 smaller pages are asked for."""
-PAGE: Final = 100
+PAGE_OBJECTS: Final = 100
 """Objects in one page of a list."""
-PAGES: Final = 2_000
+MAX_PAGES: Final = 2_000
 """Most pages of a list. A list with more is refused, and so is one that exceeds the next two limits."""
-MOST_OBJECTS: Final = 20_000
-MOST_IN_ALL: Final = 64 * 1024 * 1024
+MAX_OBJECTS: Final = 20_000
+MAX_LIST_BYTES: Final = 64 * 1024 * 1024
 """Most bytes of the objects of a list."""
-MOST_PARTS: Final = 50_000
+MAX_PARTS: Final = 50_000
 """Most objects and lists within one object, and a quarter of its quotation marks: a ResourceSlice has 10,000, and to decode
 them takes the event loop some 0.03 s. A thread would not help, because msgspec holds the interpreter's lock."""
 _TEXT: Final = re.compile(rb'"[^"]*"')
-AT_ONCE: Final = 8
+MAX_REQUESTS: Final = 8
 """Requests at once, without watches; the next one waits."""
-_KEEP: Final = 30.0
-_MOST_OF_AN_ERROR: Final = 400
-_MOST_OF_A_REASON: Final = 80
+_KEEP_S: Final = 30.0
+_ERROR_CHARS: Final = 400
+_REASON_CHARS: Final = 80
 
 
 class Patch(Enum):
@@ -74,9 +74,9 @@ class KubernetesError(Exception):
     def __init__(
         self, what: str, status: int, message: str, reason: str = "", retry_after: float = 0.0, *, away: bool = False
     ) -> None:
-        reason = printable(reason[:_MOST_OF_A_REASON])
+        reason = printable(reason[:_REASON_CHARS])
         told = f"{status} {reason}".strip() if status else "no answer"
-        super().__init__(f"{what}: {told}: {printable(message[:_MOST_OF_AN_ERROR])}")
+        super().__init__(f"{what}: {told}: {printable(message[:_ERROR_CHARS])}")
         self.status, self.reason, self.retry_after, self.away = status, reason, retry_after, away
 
     @property
@@ -117,7 +117,7 @@ class Client:
         self.access, self._manager = access, manager
         self._idle: Connection | None = None
         self._forget: asyncio.TimerHandle | None = None
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._turn = asyncio.Semaphore(MAX_REQUESTS)
 
     def close(self) -> None:
         """Close the kept connection. Requests in flight end with their tasks."""
@@ -128,7 +128,7 @@ class Client:
             self._idle.close()
             self._idle = None
 
-    async def get(self, path: str, kind: type[T], *, seconds: float = SECONDS) -> T:
+    async def get(self, path: str, kind: type[T], *, seconds: float = REQUEST_S) -> T:
         """Get one object; ``kind`` is a msgspec type with the fields to read (or ``dict[str, Any]``).
 
         Raises:
@@ -142,7 +142,7 @@ class Client:
         kind: type[T],
         *,
         fields: str = "",
-        seconds: float = SECONDS,
+        seconds: float = REQUEST_S,
         keep: Callable[[T], bool] = lambda _: True,
     ) -> tuple[list[T], str]:
         """Get all objects, page by page, and the resource version for a watch; ``seconds`` is for each page.
@@ -151,8 +151,8 @@ class Client:
         """
         found: list[T] = []
         what, read = f"GET {path}", 0
-        query, limit = selector(fields), PAGE
-        for _ in range(PAGES):
+        query, limit = selector(fields), PAGE_OBJECTS
+        for _ in range(MAX_PAGES):
             query["limit"] = str(limit)
             try:
                 text = await self._ask("GET", target(path, query), seconds=seconds)
@@ -161,34 +161,34 @@ class Client:
                     raise
                 limit = max(limit // 4, 1)
                 continue
-            limit = min(2 * limit, PAGE)
+            limit = min(2 * limit, PAGE_OBJECTS)
             got = _decoded(text, _Page, what)
             for item in map(bytes, got.items or ()):
                 if keep(one := decoded(item, kind, what)):
                     found.append(one)
                     read += len(item)
                 await asyncio.sleep(0)
-            if len(found) > MOST_OBJECTS:  # Not every server respects the limit.
+            if len(found) > MAX_OBJECTS:  # Not every server respects the limit.
                 break
-            if read > MOST_IN_ALL:
-                raise KubernetesError(what, 0, f"the list is too long. Allowed: {MOST_IN_ALL} bytes")
+            if read > MAX_LIST_BYTES:
+                raise KubernetesError(what, 0, f"the list is too long. Allowed: {MAX_LIST_BYTES} bytes")
             if not got.metadata.next:
                 return found, got.metadata.resource_version
             query["continue"] = got.metadata.next
-        raise KubernetesError(what, 0, f"too many objects. Allowed: {MOST_OBJECTS} in {PAGES} pages")
+        raise KubernetesError(what, 0, f"too many objects. Allowed: {MAX_OBJECTS} in {MAX_PAGES} pages")
 
     async def create(self, path: str, body: Mapping[str, Any]) -> None:
         """Create an object; ``path`` is the collection's."""
         query = {"fieldManager": self._manager}
-        await self._ask("POST", target(path, query), body, "application/json", seconds=SECONDS)
+        await self._ask("POST", target(path, query), body, "application/json", seconds=REQUEST_S)
 
-    async def review(self, path: str, body: Mapping[str, Any], kind: type[T], *, seconds: float = SECONDS) -> T:
+    async def review(self, path: str, body: Mapping[str, Any], kind: type[T], *, seconds: float = REQUEST_S) -> T:
         """Post a review, which the server answers and doesn't store."""
         return decoded(await self._ask("POST", path, body, "application/json", seconds=seconds), kind, f"POST {path}")
 
     async def patch(self, path: str, body: Body, how: Patch) -> None:
         """Change an object."""
-        await self._ask("PATCH", target(path, {"fieldManager": self._manager}), body, how.value, seconds=SECONDS)
+        await self._ask("PATCH", target(path, {"fieldManager": self._manager}), body, how.value, seconds=REQUEST_S)
 
     async def apply(self, path: str, body: Body, kind: type[T], *, dry_run: bool = False) -> T:
         """Make an object what ``body`` says (server-side apply, by force); return it as the server has it then.
@@ -196,13 +196,13 @@ class Client:
         With ``dry_run`` the server changes nothing, and returns the result that it would have.
         """
         query = {"fieldManager": self._manager, "force": "true"} | ({"dryRun": "All"} if dry_run else {})
-        text = await self._ask("PATCH", target(path, query), body, Patch.APPLY.value, seconds=SECONDS)
+        text = await self._ask("PATCH", target(path, query), body, Patch.APPLY.value, seconds=REQUEST_S)
         return decoded(text, kind, f"PATCH {path}")
 
     async def delete(self, path: str) -> bool:
         """Delete an object; return False if it didn't exist."""
         try:
-            await self._ask("DELETE", path, seconds=SECONDS)
+            await self._ask("DELETE", path, seconds=REQUEST_S)
         except KubernetesError as error:
             if error.is_missing:
                 return False
@@ -210,7 +210,7 @@ class Client:
         return True
 
     @asynccontextmanager
-    async def stream(self, path: str, *, seconds: float = SECONDS) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+    async def stream(self, path: str, *, seconds: float = REQUEST_S) -> AsyncIterator[AsyncGenerator[bytes, None]]:
         """Open a request whose answer goes on, for ``watch``; ``seconds`` is for its head. The body is not limited here."""
         connection = None
         try:
@@ -263,11 +263,11 @@ class Client:
 
     async def _connect(self, seconds: float) -> Connection:
         try:
-            async with asyncio.timeout(min(CONNECT, seconds)):
+            async with asyncio.timeout(min(CONNECT_S, seconds)):
                 return await Connection.open(self.access, self.access.context())
         except TimeoutError as error:
             raise ServerAwayError(
-                f"no connection to {self.access.host}:{self.access.port} within {CONNECT:g} s"
+                f"no connection to {self.access.host}:{self.access.port} within {CONNECT_S:g} s"
             ) from error
 
     async def _send(self, connection: Connection, method: str, path: str, content: bytes, kind: str) -> h11.Response:
@@ -292,7 +292,7 @@ class Client:
     def _keep(self, connection: Connection) -> None:
         self.close()
         self._idle = connection
-        self._forget = asyncio.get_running_loop().call_later(_KEEP, self.close)
+        self._forget = asyncio.get_running_loop().call_later(_KEEP_S, self.close)
 
 
 def authority(host: str, port: int) -> str:
@@ -318,13 +318,13 @@ def decoded(text: bytes, kind: type[T], what: str) -> T:
     """
     if _has_more(text):  # A text may also contain them, and any user may annotate a pod or a claim.
         bare = text.replace(rb"\\", b"").replace(rb"\"", b"")
-        if bare.count(b'"') > 4 * MOST_PARTS or _has_more(_TEXT.sub(b"", bare)):
-            raise KubernetesError(what, 0, f"an object has too many parts. Allowed: {MOST_PARTS}")
+        if bare.count(b'"') > 4 * MAX_PARTS or _has_more(_TEXT.sub(b"", bare)):
+            raise KubernetesError(what, 0, f"an object has too many parts. Allowed: {MAX_PARTS}")
     return _decoded(text, kind, what)
 
 
 def _has_more(text: bytes) -> bool:
-    return text.count(b"{") + text.count(b"[") > MOST_PARTS or text.count(b'"') > 4 * MOST_PARTS
+    return text.count(b"{") + text.count(b"[") > MAX_PARTS or text.count(b'"') > 4 * MAX_PARTS
 
 
 def _decoded(text: bytes, kind: type[T], what: str) -> T:
@@ -339,8 +339,8 @@ async def _whole(connection: Connection) -> bytes:
     async with aclosing(connection.body()) as parts:
         async for part in parts:
             found += part
-            if len(found) > MOST:
-                raise TooLongError(f"the answer is too long. Allowed: {MOST} bytes")
+            if len(found) > MAX_BYTES:
+                raise TooLongError(f"the answer is too long. Allowed: {MAX_BYTES} bytes")
     return bytes(found)
 
 
@@ -362,7 +362,7 @@ def _refusal(what: str, answer: h11.Response, text: bytes) -> KubernetesError:
     try:
         status = msgspec.json.decode(text, type=_Status)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        status = _Status(text[:_MOST_OF_AN_ERROR].decode(errors="replace"))
+        status = _Status(text[:_ERROR_CHARS].decode(errors="replace"))
     after = dict(answer.headers).get(b"retry-after", b"")
     seconds = float(after) if after.isdigit() and len(after) < 6 else 0.0
     return KubernetesError(what, answer.status_code, status.message, status.reason, seconds)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ANNOTATION: Final = orders.CORDON_ANNOTATION
 _REASON: Final = f"by the node's annotation {ANNOTATION}"
-LOOK: Final = 2.0
+LOOK_S: Final = 2.0
 """Seconds between two checks if this gateway leads, and has the cordons of the annotation."""
 _log = structlog.get_logger()
 
@@ -52,7 +52,7 @@ class AnnotatedCordons:
         while True:
             if self._gateway.lead.leads and self._wanted is not None:
                 await self._settle(self._wanted)
-            await first_of(self._news, seconds=LOOK)
+            await first_of(self._news, seconds=LOOK_S)
             self._news.clear()
 
     async def _settle(self, wanted: frozenset[str]) -> None:

@@ -30,7 +30,7 @@ REFILL_S: Final = 60.0
 MAX_WAITING: Final = 20
 """Most events that wait while the API server is away. The newest are kept."""
 _MAX_REMEMBERED: Final = 1000
-_MAX_MESSAGE: Final = 1024
+_MESSAGE_CHARS: Final = 1024
 _BAD_STATES: Final = frozenset({State.UNHEALTHY, State.LOST})
 _COMPONENT: Final = "device-plugin-gateway"
 
@@ -119,7 +119,7 @@ def body(news: News, node: str, token: str) -> Mapping[str, Any]:
         "metadata": {"generateName": f"{node}.", "namespace": "default"},
         "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
         "reason": news.reason,
-        "message": printable(news.message)[:_MAX_MESSAGE],
+        "message": printable(news.message)[:_MESSAGE_CHARS],
         "type": "Warning" if news.warning else "Normal",
         "source": {"component": _COMPONENT, "host": node},
         "reportingComponent": _COMPONENT,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gateway.kubernetes.client import Client
     from gateway.telling.subject import Subject
 
-AGAIN: Final = 10.0
+RESTART_S: Final = 10.0
 """Seconds until a feature that failed is started again."""
 
 _log = structlog.get_logger()
@@ -48,12 +48,12 @@ class Features:
                 finally:
                     api.close()
             except AccessError as error:
-                _log.error("the API server can't be asked", reason=str(error), retry_s=AGAIN)
+                _log.error("the API server can't be asked", reason=str(error), retry_s=RESTART_S)
             except Exception:  # noqa: BLE001 - what serves the kubelet goes on, whatever this is
                 _log.exception(
-                    "the API server isn't asked because of a defect in the gateway: beginning again", retry_s=AGAIN
+                    "the API server isn't asked because of a defect in the gateway: beginning again", retry_s=RESTART_S
                 )
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(RESTART_S)
 
     async def _together(self, api: Client) -> None:
         own = node.OwnNode(api, self._settings)

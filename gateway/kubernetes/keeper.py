@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from gateway.kubernetes.ready import NodeReadiness, NodeResource
     from gateway.telling.subject import Subject
 
-LOOK: Final = 2.0
+LOOK_S: Final = 2.0
 """Seconds between two checks."""
 _UNTELLABLE: Final = frozenset({400, 404, 409, 413, 422})
 """Errors that no later try would change."""
-PATIENCE = 10.0
+UNREADY_S = 10.0
 """Seconds for which a node may be unready until that is written: a kubelet's restart should not show."""
 
 _log = structlog.get_logger()
@@ -65,10 +65,10 @@ class Keeper:
                 await self._attempt(step)
             changed.clear()
             if self._wrote:  # Another client may undo it at once.
-                await asyncio.sleep(LOOK)
-            await first_of(changed, seconds=LOOK)
+                await asyncio.sleep(LOOK_S)
+            await first_of(changed, seconds=LOOK_S)
             if changed.is_set():
-                await asyncio.sleep(watch.FIRST)  # Handle several changes in a row at once.
+                await asyncio.sleep(watch.RETRY_S)  # Handle several changes in a row at once.
 
     def _steps(self) -> Iterator[Callable[[], Awaitable[None]]]:
         if self._settings.node_events:
@@ -105,7 +105,7 @@ class Keeper:
         standings = list(self._standings())
         if any(one.withheld or ready.allocatable(own, one.name) < one.healthy for one in standings):
             self._gateway.holdings.beliefs.look_within(
-                LOOK
+                LOOK_S
             )  # The kubelet may be late, or another plugin may serve the resource.
         return ready.judge(standings, own, hindrance=self._hindrance(), was=was)
 
@@ -139,7 +139,7 @@ class Keeper:
             self._unready_since = None
             return True
         self._unready_since = self._unready_since or now
-        return not was or now - self._unready_since >= PATIENCE
+        return not was or now - self._unready_since >= UNREADY_S
 
     def _standings(self) -> Iterator[NodeResource]:
         judged = verdicts(self._gateway, time.monotonic())

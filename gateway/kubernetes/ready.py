@@ -25,7 +25,7 @@ CONDITION: Final = "nvidia.com/GPUReady"
 """The condition's type."""
 READY: Final = "Ready"
 """The reason of a ready node."""
-_LONGEST: Final = 1024
+_MESSAGE_CHARS: Final = 1024
 
 
 class NodeResource(Struct, frozen=True):
@@ -108,7 +108,7 @@ def current(node: NodeObject) -> Condition | None:
 
 def condition(node: NodeObject, verdict: NodeReadiness, now: float) -> Mapping[str, Any] | None:
     """Return the strategic merge patch of the node's status that sets our condition; None if it is set. ``now``: Unix seconds."""
-    status, message = str(verdict.ready), printable(verdict.message)[:_LONGEST]
+    status, message = str(verdict.ready), printable(verdict.message)[:_MESSAGE_CHARS]
     before = current(node)
     if before is not None and (before.status, before.reason, before.message) == (status, verdict.reason, message):
         return None

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FIRST, AWAY, BUSY = 0.2, 3.0, 30.0
+RETRY_S, AWAY_MAX_S, BUSY_MAX_S = 0.2, 3.0, 30.0
 """Seconds until the next try: at first, at most without an answer (a server that is back is found soon), and at most after an
 error answer."""
-OFTEN, SELDOM = 0.1, 2.0
+REPEAT_S, REPEAT_MAX_S = 0.1, 2.0
 """Seconds until the same request is made again, at first and at most."""
-LASTS = 300
+WATCH_S = 300
 """Seconds after which the server should end a watch; then another one starts."""
-LATE = 30
+WATCH_GRACE_S = 30
 """Further seconds after which the watch is ended here."""
-HEAD = client.SECONDS
+HEAD_S = client.REQUEST_S
 """Seconds until a watch must have begun."""
 _GONE: Final = 410
 
@@ -83,9 +83,9 @@ def pause(error: KubernetesError | None, failures: int, chance: float) -> float:
     If the server asks for a pause, the wait is a little longer, so that not all nodes come back at once.
     """
     if error is not None and error.retry_after:
-        return min(error.retry_after, BUSY) * (1 + chance / 2)
-    most = AWAY if error is None or error.away else BUSY
-    seconds: float = FIRST * 2 ** min(failures, 16)
+        return min(error.retry_after, BUSY_MAX_S) * (1 + chance / 2)
+    most = AWAY_MAX_S if error is None or error.away else BUSY_MAX_S
+    seconds: float = RETRY_S * 2 ** min(failures, 16)
     return min(seconds, most) * (0.5 + chance / 2)
 
 
@@ -114,7 +114,7 @@ class Retries:
 
 
 class Backoff:
-    """Limits repetition: the same thing half as often each time, down to once in ``SELDOM`` seconds. Pure."""
+    """Limits repetition: the same thing half as often each time, down to once in ``REPEAT_MAX_S`` seconds. Pure."""
 
     def __init__(self) -> None:
         self._about: object = None
@@ -123,10 +123,10 @@ class Backoff:
     def due(self, about: object, now: float) -> bool:
         """Return True if it is time (monotonic seconds); always True for another thing than before."""
         if about != self._about:
-            self._about, self._wait, self._at = about, OFTEN, now
+            self._about, self._wait, self._at = about, REPEAT_S, now
         if now < self._at:
             return False
-        self._at, self._wait = now + self._wait, min(2 * self._wait, SELDOM)
+        self._at, self._wait = now + self._wait, min(2 * self._wait, REPEAT_MAX_S)
         return True
 
 
@@ -197,13 +197,13 @@ class Watch(Generic[T]):
         query = {
             "watch": "1",
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(LASTS),
+            "timeoutSeconds": str(WATCH_S),
             "resourceVersion": self._version,
         }
         path = client.target(self._path, self._query | query)
-        async with self._api.stream(path, seconds=HEAD) as parts:
+        async with self._api.stream(path, seconds=HEAD_S) as parts:
             self._well()
-            async with contextlib.aclosing(_lines(parts, LASTS + LATE)) as lines:
+            async with contextlib.aclosing(_lines(parts, WATCH_S + WATCH_GRACE_S)) as lines:
                 async for line in lines:
                     try:
                         change = self._change(client.decoded(line, _Event, f"GET {self._path}"))
@@ -264,5 +264,5 @@ async def _lines(parts: AsyncGenerator[bytes, None], seconds: float) -> AsyncGen
             yield bytes(rest)
             rest.clear()
         rest += last
-        if len(rest) > client.MOST:
-            raise KubernetesError("watch", 0, f"an event is too long. Allowed: {client.MOST} bytes")
+        if len(rest) > client.MAX_BYTES:
+            raise KubernetesError("watch", 0, f"an event is too long. Allowed: {client.MAX_BYTES} bytes")

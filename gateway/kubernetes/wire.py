@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from gateway.kubernetes.access import Access
 
-_READ: Final = 16 * 1024
+_READ_BYTES: Final = 16 * 1024
 """Bytes that are read at once. Larger pieces would hold up the event loop for more than a few milliseconds."""
-_PIECES: Final = 64
+_PIECES_PER_TURN: Final = 64
 """Pieces of data that are handled in one turn of the event loop."""
-_HINTS: Final = 8
+_MAX_HINTS: Final = 8
 """Most informational answers (1xx) before the answer."""
-_ADDRESSES: Final = 4
+_MAX_ADDRESSES: Final = 4
 """Most addresses of a name that are tried."""
 _KEEPALIVE: Final = (
     (socket.TCP_KEEPIDLE, 15),
@@ -68,7 +68,7 @@ class Connection:
         for address in await _addresses(access.host):
             try:
                 reader, writer = await asyncio.open_connection(
-                    address, access.port, ssl=tls, server_hostname=access.server_name or access.host, limit=_READ
+                    address, access.port, ssl=tls, server_hostname=access.server_name or access.host, limit=_READ_BYTES
                 )
                 break
             except OSError as error:  # of which TLS's are
@@ -94,7 +94,7 @@ class Connection:
                 self._send(h11.Data(data=body))
             self._send(h11.EndOfMessage())
             await self._writer.drain()
-            for _ in range(_HINTS):
+            for _ in range(_MAX_HINTS):
                 event = await self._next()
                 if isinstance(event, h11.Response):
                     return event
@@ -102,7 +102,7 @@ class Connection:
                     raise NoAnswerError("the connection ended before an answer came")
         except (OSError, h11.ProtocolError) as error:
             raise NoAnswerError(f"no answer: {error!r}") from error
-        raise NoAnswerError(f"no answer came, only {_HINTS} hints that one will come")
+        raise NoAnswerError(f"no answer came, only {_MAX_HINTS} hints that one will come")
 
     async def body(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer's body as it comes.
@@ -133,9 +133,9 @@ class Connection:
 
     async def _next(self) -> object:
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(await self._reader.read(_READ))
+            self._http.receive_data(await self._reader.read(_READ_BYTES))
         self._pieces += 1
-        if self._pieces % _PIECES == 0:
+        if self._pieces % _PIECES_PER_TURN == 0:
             await asyncio.sleep(0)
         return event
 
@@ -156,4 +156,4 @@ async def _addresses(host: str) -> Sequence[str]:
         )
     except OSError as error:
         raise ServerAwayError(f"the name {host} has no address: {error}") from error
-    return [str(one[4][0]) for one in found[:_ADDRESSES]]
+    return [str(one[4][0]) for one in found[:_MAX_ADDRESSES]]

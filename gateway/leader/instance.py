@@ -31,7 +31,7 @@ _LOCK = "lock"
 _BORN = re.compile(rb"[0-9]{1,20}\n")
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _POD = "pod-"
-_MOST_PODS = 16
+_MAX_PODS = 16
 """Most pods whose arrival is remembered."""
 _MAX_PEERS = 512
 """Most folders that are looked at. ``sweep`` removes those of dead gateways."""
@@ -126,7 +126,7 @@ def _born(shared: Path, pod: str, now_ns: int) -> int:
     said = _said(path, now_ns)
     if said is None:
         others = sorted(shared.glob(f"{_POD}*"), key=lambda one: _said(one, now_ns) or 0)
-        for old in {path, *others[: 1 - _MOST_PODS]}:
+        for old in {path, *others[: 1 - _MAX_PODS]}:
             with contextlib.suppress(OSError):
                 old.unlink()
         with contextlib.suppress(OSError), path.open("x") as file:

@@ -31,7 +31,7 @@ ALLOCATES_END: Final = 2.0
 """Seconds after a handover until the earlier leader has answered its last Allocate, and the kubelet has noted it."""
 PASSES: Final = 10.0
 """Seconds for which a kubelet's call waits until a gateway leads."""
-PASS_AGAIN: Final = 0.05
+PASS_RETRY_S: Final = 0.05
 """Seconds between two tries to pass a call on."""
 _DECIDING: Final = (Stage.TAKING, Stage.LEADING, Stage.YIELDING)
 _UNASKED: Final = frozenset({Fault.UNAVAILABLE, Fault.CANCELLED, Fault.DEADLINE_EXCEEDED})
@@ -148,7 +148,7 @@ class Leadership:
                 except rpc.CallError as error:
                     if error.code in _FAULTS:
                         raise RefusedError(_FAULTS[error.code], error.details) from None
-            await self.changed.within(PASS_AGAIN)
+            await self.changed.within(PASS_RETRY_S)
         raise RefusedError(Fault.UNAVAILABLE, f"no gateway led on this node within {PASSES:g} s. Ask again")
 
     @contextmanager

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME: Final = "leader.lock"
-_MOST_BYTES: Final = 8192
+_MAX_BYTES: Final = 8192
 
 
 class Signature(Struct, frozen=True):
@@ -162,7 +162,7 @@ class Locks:
     def holder(self) -> Signature:
         """Return the gateway that holds the first lock, or held it last."""
         with contextlib.suppress(OSError, NotPlainError, ValueError):
-            said = msgspec.json.decode(read_plain(self._first, _MOST_BYTES), type=Signature)
+            said = msgspec.json.decode(read_plain(self._first, _MAX_BYTES), type=Signature)
             if TOKEN.fullmatch(said.token):
                 return said
         return Signature()

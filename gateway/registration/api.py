@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BOGUS_VERSION: Final = "probe"
 PROBE_RESOURCE: Final = "gateway.invalid/probe"
 """The resource name of the probe: kubelets count Registers by resource."""
-DEADLINE: Final = 15.0
+PROBE_DEADLINE_S: Final = 15.0
 _ONE_OF_EACH_SERVICE: Final = tuple({one.registration_service: one for one in reversed(DIALECTS)}.values())[::-1]
 
 
@@ -35,7 +35,7 @@ class Probed(Struct, frozen=True):
     """True if the kubelet answered at all."""
 
 
-async def ask(socket: Path, deadline: float = DEADLINE) -> Probed:
+async def ask(socket: Path, deadline: float = PROBE_DEADLINE_S) -> Probed:
     """Probe the kubelet behind ``socket``: send one Register to each known service, each with a deadline in seconds."""
     says: list[str] = []
     answered = False

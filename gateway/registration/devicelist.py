@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 AT_ONCE = 10_000
 """Longer lists are encoded in a thread: 65,000 devices would block the event loop for 0.1 s."""
-LIST_LIMIT = 4 * 1024 * 1024
+MAX_LIST_BYTES = 4 * 1024 * 1024
 """Most bytes of a list. Kubelets from 1.10 on accept no longer message; 1.8 and 1.9 stall on one for seconds."""
-PART: Final = 256
+PART_DEVICES: Final = 256
 """Devices in a part."""
 Parts: TypeAlias = "Sequence[tuple[Sequence[Device], Wire]]"
 _log = structlog.get_logger()
@@ -83,12 +83,12 @@ class DeviceList:
     def too_large(self, dialect: Dialect) -> str | None:
         """Return why the list can't be sent in ``dialect``; None if it can."""
         size = len(self.wire(dialect).data)
-        if size <= LIST_LIMIT:
+        if size <= MAX_LIST_BYTES:
             return None
-        fits = _how_many_fit(dialect, self.devices, LIST_LIMIT)
+        fits = _how_many_fit(dialect, self.devices, MAX_LIST_BYTES)
         return (
             f"the list of {len(self.entries)} devices takes {size} bytes in {dialect.name}, and no kubelet is sent more than "
-            f"{LIST_LIMIT} in one message: {fits} devices would fit. Announce fewer devices (fewer replicas), or shorten their IDs"
+            f"{MAX_LIST_BYTES} in one message: {fits} devices would fit. Announce fewer devices (fewer replicas), or shorten their IDs"
         )
 
     def wire(self, dialect: Dialect) -> Wire:
@@ -146,8 +146,8 @@ def spell(dialect: Dialect, devices: Sequence[Device], before: Parts) -> tuple[W
     The comparison is fast if the devices are the same objects.
     """
     parts: list[tuple[Sequence[Device], Wire]] = []
-    for start in range(0, len(devices), PART):
-        part = devices[start : start + PART]
+    for start in range(0, len(devices), PART_DEVICES):
+        part = devices[start : start + PART_DEVICES]
         known = before[len(parts)] if len(parts) < len(before) else None
         parts.append(known if known is not None and known[0] == part else (part, dialect.encode_list(part)))
     wires = [wire for _, wire in parts]

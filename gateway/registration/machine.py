@@ -53,40 +53,40 @@ from gateway.registration.events import (
 from gateway.registration.negotiate import AnswerKind, Negotiation
 from gateway.tally import Cause
 
-CUT_WAIT = 0.005
+CUT_WAIT_S = 0.005
 """Seconds between the end of a stream and the next Register, doubled for each cut in a row. (Run on 1.32.13: after
 0.3 ms 11 of 400 registrations stuck, after 1 ms 1 of 550, after 2 ms none of 400.)"""
-ERROR_WAIT = 0.05
+ERROR_WAIT_S = 0.05
 """Seconds until a failed Register is tried again, doubled for each failure in a row."""
-REFUSED_WAIT = 15.0
+REFUSED_WAIT_S = 15.0
 """Seconds until a kubelet that speaks none of our versions is asked again. Its answer changes only with a restart."""
-LONGEST_WAIT = 10.0
-CALL_WAIT = 11.0
+MAX_WAIT_S = 10.0
+CALL_WAIT_S = 11.0
 """Seconds to wait for ListAndWatch after an accepted Register. The kubelet's dial time-out is 10 s, so two of its connections
 never race."""
-CALL_SOON = 2.0
+CONNECTED_CALL_WAIT_S = 2.0
 """The same, if the kubelet connected before it answered (1.25 and later): after that a kubelet may never call (#127803)."""
-UNLIKELY_WAIT = 1.0
+UNLIKELY_WAIT_S = 1.0
 """Least seconds between the end of a stream that was probably not the kubelet's, and the next Register. The kubelet's own call
 may still come."""
-SETTLED = 10.0
+SETTLED_S = 10.0
 """If a stream lasts so many seconds, earlier cuts and errors are forgotten."""
-RENEW_WAIT = 1.0
+RENEW_WAIT_S = 1.0
 """Least seconds between two Registers for new options: each makes the devices unavailable for a moment."""
-VERIFY_AFTER = (0.1, 1.0, 330.0)
+VERIFY_AFTER_S = (0.1, 1.0, 330.0)
 """Seconds after the start of a stream at which the kubelet's records are read. If the kubelet disconnects the resource between
 its connect and our first list, the resource looks registered, and vanishes after 5 minutes (read in 1.34.2)."""
-FIRST_LOOKS = 2
+FIRST_READS = 2
 """How many of these reads decide if the registration is in force."""
-LOOK_AGAIN = 1.0
+REREAD_S = 1.0
 """Seconds until the records are read again if there is evidence that the kubelet lost the resource."""
-HEAL_WAIT = 0.1
+HEAL_WAIT_S = 0.1
 """Seconds between the end of a stream and the next Register, if the kubelet's records lack the resource: four times as long
 each time in a row. Kubelets 1.25 to 1.36 remove a lost resource late, and would remove a new registration with it."""
-HEALS = 3
-"""How often in a row it registers again that soon. From then on it waits ``LONGEST_WAIT``, twice as long each time up to
-``MOST_HEALS``, and reports an error."""
-MOST_HEALS = 8
+QUICK_HEALS = 3
+"""How often in a row it registers again that soon. From then on it waits ``MAX_WAIT_S``, twice as long each time up to
+``MAX_HEALS``, and reports an error."""
+MAX_HEALS = 8
 """The highest count in a row."""
 
 
@@ -122,11 +122,11 @@ class State(Struct, frozen=True):
     errors: int = 0
     heals: int = 0
     verified: int = 0
-    """How many reads of ``VERIFY_AFTER`` were made for this stream."""
+    """How many reads of ``VERIFY_AFTER_S`` were made for this stream."""
     stale: str = ""
     """Why the last Register is out of date; empty if it is up to date."""
     renewed: bool = False
-    """True if it was sent again for that reason within ``RENEW_WAIT``."""
+    """True if it was sent again for that reason within ``RENEW_WAIT_S``."""
     refused: bool = False
     """True if the kubelet refused the last Register."""
     why: Cause = Cause.FIRST
@@ -227,7 +227,7 @@ def _offer(state: State) -> Step:
             return _hold_back(state, Phase.OUT, Report("error", "not offered", said))
         report = Report("error", "no common version", said)
         state = replace(state, stream=None, others=_NONE, name="", refused=True)
-        return state, (*_QUIET, *drop, report, SetTimer(Timer.RETRY, REFUSED_WAIT))
+        return state, (*_QUIET, *drop, report, SetTimer(Timer.RETRY, REFUSED_WAIT_S))
     attempt = state.attempt + 1
     name, drop = f"{state.token}-{attempt}.sock", _drop(state)
     state = replace(
@@ -264,7 +264,7 @@ def _replied(state: State, reply: Replied) -> Step:
                 return state, (report, *actions)
             if state.called:
                 return _wait_after_cut(state, Report("info", "stream ended", "while it registered"))
-            wait = CALL_SOON if reply.connected else CALL_WAIT
+            wait = CONNECTED_CALL_WAIT_S if reply.connected else CALL_WAIT_S
             return replace(state, phase=Phase.ACCEPTED), (report, SetTimer(Timer.CALL, wait))
         case AnswerKind.OTHER_VERSION | AnswerKind.NO_SERVICE | AnswerKind.UNFIT:
             return _offer(replace(state, negotiation=negotiate.refuse(state.negotiation, answer)))
@@ -291,7 +291,7 @@ def _wait_after_error(state: State, report: Report, why: Cause = Cause.ERROR) ->
 
 def _after_error(state: State) -> tuple[float, int]:
     """Return the seconds to wait now, and the count of errors, which makes the next wait longer."""
-    return min(ERROR_WAIT * 2.0 ** min(state.errors, 20), LONGEST_WAIT), state.errors + 1
+    return min(ERROR_WAIT_S * 2.0 ** min(state.errors, 20), MAX_WAIT_S), state.errors + 1
 
 
 def _stream_opened(state: State, stream: int, *, likely: bool) -> Step:
@@ -313,13 +313,13 @@ def _stream_opened(state: State, stream: int, *, likely: bool) -> Step:
 
 
 def _serving(state: State) -> Step:
-    later = LONGEST_WAIT * 2.0 ** (state.heals - HEALS)
+    later = MAX_WAIT_S * 2.0 ** (state.heals - QUICK_HEALS)
     state = replace(state, phase=Phase.SERVING)
     actions: tuple[Action, ...] = (
         CancelTimer(Timer.CALL),
         CancelTimer(Timer.RETRY),
-        SetTimer(Timer.SETTLED, SETTLED),
-        SetTimer(Timer.VERIFY, VERIFY_AFTER[0] if state.heals < HEALS else later),
+        SetTimer(Timer.SETTLED, SETTLED_S),
+        SetTimer(Timer.VERIFY, VERIFY_AFTER_S[0] if state.heals < QUICK_HEALS else later),
     )
     if not state.stale:
         return state, actions
@@ -333,7 +333,7 @@ def _renew(state: State) -> Step:
         return state, ()
     cuts, report = state.cuts, Report("info", "registering anew", state.stale)
     state, actions = _again(replace(state, renewed=True, cuts=0), report, Cause.OPTIONS)
-    return replace(state, cuts=cuts), (*actions, SetTimer(Timer.RENEW, RENEW_WAIT))
+    return replace(state, cuts=cuts), (*actions, SetTimer(Timer.RENEW, RENEW_WAIT_S))
 
 
 def _stream_ended(state: State, stream: int) -> Step:
@@ -345,19 +345,19 @@ def _stream_ended(state: State, stream: int) -> Step:
     state = replace(state, stream=None, others=_NONE)
     if state.phase is not Phase.SERVING:
         return state, ends
-    state, actions = _wait_after_cut(state, Report("info", "stream ended"), 0.0 if state.likely else UNLIKELY_WAIT)
+    state, actions = _wait_after_cut(state, Report("info", "stream ended"), 0.0 if state.likely else UNLIKELY_WAIT_S)
     return state, (*ends, *actions)
 
 
 def _look_again(state: State) -> Step:
     """Read the records once more, unless the reads for a new stream will follow anyway."""
-    if state.phase is not Phase.SERVING or state.verified < FIRST_LOOKS:
+    if state.phase is not Phase.SERVING or state.verified < FIRST_READS:
         return state, ()
-    return replace(state, verified=FIRST_LOOKS - 1), (SetTimer(Timer.VERIFY, LOOK_AGAIN),)
+    return replace(state, verified=FIRST_READS - 1), (SetTimer(Timer.VERIFY, REREAD_S),)
 
 
 def _wait_after_cut(state: State, report: Report, at_least: float = 0.0, why: Cause = Cause.STREAM_ENDED) -> Step:
-    seconds = max(at_least, min(CUT_WAIT * 2.0 ** min(state.cuts, 20), LONGEST_WAIT))
+    seconds = max(at_least, min(CUT_WAIT_S * 2.0 ** min(state.cuts, 20), MAX_WAIT_S))
     state = replace(state, phase=Phase.WAITING, cuts=state.cuts + 1, why=why)
     return state, (
         report,
@@ -378,8 +378,8 @@ def _fired(state: State, timer: Timer) -> Step:
             return replace(state, cuts=0, errors=0), ()
         case Timer.VERIFY if state.phase is Phase.SERVING:
             done = state.verified + 1
-            again = VERIFY_AFTER[done:]
-            later = (SetTimer(Timer.VERIFY, again[0] - VERIFY_AFTER[done - 1]),) if again else ()
+            again = VERIFY_AFTER_S[done:]
+            later = (SetTimer(Timer.VERIFY, again[0] - VERIFY_AFTER_S[done - 1]),) if again else ()
             return replace(state, verified=done), (Verify(), *later)
         case Timer.RENEW:
             state = replace(state, renewed=False)
@@ -392,11 +392,11 @@ def _verified(state: State, *, held: bool) -> Step:
     if state.phase is not Phase.SERVING:
         return state, ()
     if held:
-        return (replace(state, heals=0) if state.verified >= FIRST_LOOKS else state), ()
-    level = "warning" if state.heals < HEALS else "error"
+        return (replace(state, heals=0) if state.verified >= FIRST_READS else state), ()
+    level = "warning" if state.heals < QUICK_HEALS else "error"
     report = Report(level, "the kubelet doesn't hold this resource", "ending the stream and registering once more")
-    seconds = HEAL_WAIT * 4.0 ** min(state.heals, HEALS - 1)
-    return _again(replace(state, heals=min(state.heals + 1, MOST_HEALS)), report, Cause.RECORDS, seconds)
+    seconds = HEAL_WAIT_S * 4.0 ** min(state.heals, QUICK_HEALS - 1)
+    return _again(replace(state, heals=min(state.heals + 1, MAX_HEALS)), report, Cause.RECORDS, seconds)
 
 
 def _again(state: State, report: Report, why: Cause, seconds: float = 0.0) -> Step:
@@ -427,4 +427,4 @@ def _resume(state: State, waited: float) -> Step:
         return replace(state, phase=Phase.ABSENT), ()
     fresh = negotiate.begin(state.negotiation.choice, state.accepted or None)
     state = replace(state, phase=Phase.WAITING, negotiation=fresh, refused=False)
-    return state, (SetTimer(Timer.RETRY, max(CUT_WAIT - waited, 0.0)),)
+    return state, (SetTimer(Timer.RETRY, max(CUT_WAIT_S - waited, 0.0)),)

@@ -36,7 +36,7 @@ UNFIT = "UNFIT"
 NOBODY = "NOBODY"
 """Our own code: the Register was not sent, because no process listens on kubelet.sock."""
 
-_MAX_DETAILS = 2048
+_DETAILS_CHARS = 2048
 _QUOTED = r'"([^"]{1,64})"'
 _VERSION_REFUSALS = (
     # kubelet 1.8; names no version.
@@ -72,7 +72,7 @@ def classify(code: str, details: str) -> Answer:
     A plain Go error always arrives as UNKNOWN; only its text shows if the version was refused. The text of UNIMPLEMENTED differs between
     gRPC libraries and is not read.
     """
-    details = details[:_MAX_DETAILS]
+    details = details[:_DETAILS_CHARS]
     if code == "OK":
         return Answer(AnswerKind.ACCEPTED)
     if code == "UNIMPLEMENTED":

@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Look
     from gateway.kubelet.watch import KubeletId
 
-REGISTER_DEADLINE = 15.0
+REGISTER_DEADLINE_S = 15.0
 """Seconds for one Register. Kubelets 1.25 and later connect back within it, for up to 10 s. 1.35 and later stop when our
 deadline passes."""
-RECORDS_PATIENCE, RECORDS_PATIENCE_EACH = 1.0, 0.001
+RECORDS_WAIT_S, RECORDS_WAIT_PER_DEVICE_S = 1.0, 0.001
 """Seconds that a kubelet may take to record a list, and the seconds to add per device (a real 1.32 on a busy node needs 2.5 s
 for 5,000). Four times as long after each failure: sending the list again makes a slow kubelet slower."""
-RECORDED = 1.2
+RECORDED_S = 1.2
 """Seconds after a stream starts until its list is in the kubelet's records for certain."""
 
-CALL_FIRST = 0.002
+CALL_FIRST_S = 0.002
 """Seconds to wait after an accepted Register, because the kubelet's ListAndWatch arrives at the same time and should be handled
 first."""
-WARM_UP = 0.2
+WARM_UP_S = 0.2
 """Most seconds for the first connection to the kubelet, which is made only to be faster later."""
 
 # Without retries: otherwise gRPC sends a Register that a dying kubelet cut off to the next kubelet.
@@ -72,7 +72,7 @@ async def warm_up(socket: Path) -> None:
     rpc.writing(lambda _: asyncio.sleep(0))
     channel = rpc.Channel(socket, _CHANNEL_OPTIONS)
     try:
-        async with asyncio.timeout(WARM_UP):
+        async with asyncio.timeout(WARM_UP_S):
             await channel.ready()
     except TimeoutError:
         pass
@@ -183,7 +183,7 @@ class Resource:
             if not {before.phase, self.state.phase}.isdisjoint(SERVED):
                 self.since = time.monotonic()
             if self.state.phase is Phase.SERVING:
-                self._node.beliefs.look_within(RECORDED)
+                self._node.beliefs.look_within(RECORDED_S)
         self._keep_time(before, event)
         for action in actions:
             self._act(action)
@@ -281,9 +281,9 @@ class Resource:
         channel = self._channel_to(kubelet)
         try:
             method = f"/{dialect.registration_service}/Register"
-            await channel.call(method, wire.data, seconds=REGISTER_DEADLINE)
+            await channel.call(method, wire.data, seconds=REGISTER_DEADLINE_S)
             self._node.accepted(offer.dialect)
-            await asyncio.sleep(CALL_FIRST)
+            await asyncio.sleep(CALL_FIRST_S)
         except rpc.CallError as error:
             return error.code.name, error.details
         finally:
@@ -311,7 +311,7 @@ class Resource:
         pod_resources = self._node.settings.pod_resources_socket
         while listed != self.plugin.devices:
             listed = self.plugin.devices
-            patience = (RECORDS_PATIENCE + len(listed) * RECORDS_PATIENCE_EACH) * 4.0**self.state.heals
+            patience = (RECORDS_WAIT_S + len(listed) * RECORDS_WAIT_PER_DEVICE_S) * 4.0**self.state.heals
             held = await kubelet_view.holds(pod_resources, self.name, listed, patience)
             if self.state.stream != stream:
                 return

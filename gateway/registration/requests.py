@@ -13,22 +13,22 @@ from adapters.dialect import MalformedError
 if TYPE_CHECKING:
     from gateway.wires.rpc import Call
 
-REQUEST_TIME = 5.0
+REQUEST_S = 5.0
 """Seconds from the start of a call within which its request must arrive."""
-MAX_READ = 8
+MAX_READS = 8
 """Requests that are read at once. gRPC holds back the others, except 64 KiB of each. Reading takes twice a request's size of
 memory."""
-IN_LINE = 0.25
+QUEUED_REQUEST_S = 0.25
 """Seconds within which a request must arrive while other calls wait."""
-_TURNS = 4
+_LOOP_TURNS = 4
 """Turns of the event loop before a late read is ended: if gRPC has the request already, the loop was late."""
 
 
 class Requests:
-    """Reads requests: ``MAX_READ`` at once, each within ``REQUEST_TIME``, or within ``IN_LINE`` while other calls wait."""
+    """Reads requests: ``MAX_READS`` at once, each within ``REQUEST_S``, or within ``QUEUED_REQUEST_S`` while other calls wait."""
 
     def __init__(self) -> None:
-        self._turns = asyncio.Semaphore(MAX_READ)
+        self._turns = asyncio.Semaphore(MAX_READS)
         self._line = 0
         """How many calls wait for a turn."""
 
@@ -40,7 +40,7 @@ class Requests:
         """
         self._line += 1
         try:
-            async with asyncio.timeout(REQUEST_TIME):
+            async with asyncio.timeout(REQUEST_S):
                 await self._turns.acquire()
         except TimeoutError:
             raise _late() from None
@@ -48,10 +48,10 @@ class Requests:
             self._line -= 1
         reading = call.read()
         try:
-            for _ in range(int(REQUEST_TIME / IN_LINE) or 1):
-                if (await asyncio.wait({reading}, timeout=IN_LINE))[0] or self._line:
+            for _ in range(int(REQUEST_S / QUEUED_REQUEST_S) or 1):
+                if (await asyncio.wait({reading}, timeout=QUEUED_REQUEST_S))[0] or self._line:
                     break
-            for _ in range(0 if reading.done() else _TURNS):
+            for _ in range(0 if reading.done() else _LOOP_TURNS):
                 await asyncio.sleep(0)
             if not reading.done():
                 raise _late()
@@ -64,4 +64,6 @@ class Requests:
 
 
 def _late() -> MalformedError:
-    return MalformedError(f"no request came within {REQUEST_TIME:g} s, or {IN_LINE:g} s while others wait. Call again")
+    return MalformedError(
+        f"no request came within {REQUEST_S:g} s, or {QUEUED_REQUEST_S:g} s while others wait. Call again"
+    )

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     _Answer = Callable[[Dialect, bytes, rpc.Call], Awaitable[bytes]]
 
-REQUEST_LIMIT = 4 * 1024 * 1024
+MAX_REQUEST_BYTES = 4 * 1024 * 1024
 """Most bytes of a request: gRPC's default, and so that of NVIDIA's plugin.
 
 The largest is GetPreferredAllocation, which names every free device, and the devices of the pod's init containers a second
@@ -54,16 +54,16 @@ time. Each takes 2 bytes more than its ID. So 10,000 devices fit twice if their 
 """
 MAX_CALLS = 1024
 """Calls of one server at once, including streams. gRPC refuses more."""
-REFUSALS_TOLD = 20
+REFUSALS_PER_MINUTE = 20
 """Refusals of one kind that are logged per minute, so that endless calls can't fill the disk."""
-NOTED_AFTER = 0.02
+NOTE_AFTER_S = 0.02
 """Seconds after an Allocate until the given devices are noted, all together, so that the next Allocate doesn't wait. They are
 written within 100 ms all the same (``scribe.SOON``)."""
-MOST_STREAMS = 32
+MAX_STREAMS = 32
 """Most open ListAndWatch streams of a resource; more are refused. The kubelet has one, or two for a moment."""
-_MOST_AGENTS = 16
+_MAX_AGENTS = 16
 _SERVER_OPTIONS = (
-    ("grpc.max_receive_message_length", REQUEST_LIMIT),
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", -1),
     # For one connection. A kubelet has a stream, a call for each container that starts, and 200 bytes of metadata.
     ("grpc.max_concurrent_streams", 16),
@@ -183,7 +183,7 @@ class DevicePlugin:
         """Number of containers that were given devices."""
         self._servers: list[rpc.UnixServer] = []
         self._requests = Requests()
-        self._seldom = Seldom(REFUSALS_TOLD)
+        self._seldom = Seldom(REFUSALS_PER_MINUTE)
 
     # What is on the list.
 
@@ -308,7 +308,7 @@ class DevicePlugin:
         return answered
 
     async def _get_options(self, dialect: Dialect, _request: bytes, context: rpc.Call) -> bytes:
-        if len(self.asked_options) < _MOST_AGENTS:
+        if len(self.asked_options) < _MAX_AGENTS:
             self.asked_options.add(context.user_agent)
         return dialect.encode_options(self.list.options).data
 
@@ -317,7 +317,7 @@ class DevicePlugin:
         # A kubelet sets no deadline for its stream.
         likely = may_be_kubelet(agent) and context.seconds_left is None
         if not self._has_room(likely=likely):
-            text = f"too many clients listen to {self.name}. Allowed: {MOST_STREAMS}. End one of them, and call again"
+            text = f"too many clients listen to {self.name}. Allowed: {MAX_STREAMS}. End one of them, and call again"
             await context.abort(rpc.Code.RESOURCE_EXHAUSTED, text)
         stream = self._streams[number] = _Stream(agent, likely=likely)
         self._emit(StreamOpened(number, likely))
@@ -344,7 +344,7 @@ class DevicePlugin:
 
     def _has_room(self, *, likely: bool) -> bool:
         """Return True if one more stream is accepted. If it may be the kubelet's and there are too many, end the oldest of the others."""
-        if len(self._streams) < MOST_STREAMS:
+        if len(self._streams) < MAX_STREAMS:
             return True
         if not likely:
             return False
@@ -385,7 +385,7 @@ class DevicePlugin:
         self.list.note_lost(dialect, wire)
         # Note it after the answer is sent: the kubelet starts no other pod until it has the answer (#117435).
         if not self._notes:
-            asyncio.get_running_loop().call_later(NOTED_AFTER, self.note_handed_out)
+            asyncio.get_running_loop().call_later(NOTE_AFTER_S, self.note_handed_out)
         self.given += len(containers)
         self._notes += ((dialect.name, container.device_ids, known_level) for container in containers)
         return wire.data

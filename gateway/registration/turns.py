@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pathlib import Path
 
-PATIENCE: Final = 2.0
+CHECKPOINT_WAIT_S: Final = 2.0
 """Most seconds to wait until a kubelet has written its checkpoint after a list. A busy disk needs more than ``Dialect.spacing``
 (0.3 s seen)."""
-_AGAIN: Final = 0.005
+_CHECKPOINT_POLL_S: Final = 0.005
 """Seconds between two looks at the checkpoint."""
 
 
@@ -29,18 +29,18 @@ class Turns:
     async def take(self, spacing: float, *, writes: bool) -> None:
         """Wait for a turn, and take it for ``spacing`` seconds. ``writes``: the kubelet will write its checkpoint for certain.
 
-        The next turn begins when this one has lasted its time and the kubelet has written, at most ``PATIENCE`` later.
+        The next turn begins when this one has lasted its time and the kubelet has written, at most ``CHECKPOINT_WAIT_S`` later.
         """
         async with self._lock:
             now = time.monotonic()
             if now < self._free_at:
                 await asyncio.sleep(self._free_at - now)
-            while not self._written and time.monotonic() < self._taken + PATIENCE:
+            while not self._written and time.monotonic() < self._taken + CHECKPOINT_WAIT_S:
                 stamp = self._stamp()
                 self._written = (
                     stamp != self._before and stamp is not None and stamp[1] > 0
                 )  # The kubelet empties the file first.
-                await asyncio.sleep(_AGAIN)
+                await asyncio.sleep(_CHECKPOINT_POLL_S)
             self._taken = time.monotonic()
             self._free_at, self._written, self._before = self._taken + spacing, not writes, self._stamp()
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from gateway.sides.side import Side
 
-BY_NAME: Final = 36
+FIRST_BY_NAME_MINOR: Final = 36
 """The first kubelet (1.N) that gives DRA's devices to pods that ask by name (DRAExtendedResource, on by default)."""
 _NOT_GIVEN: Final = frozenset({Side.PLUGIN, Side.FOREIGN})
 _WITHOUT_PLUGIN: Final = frozenset({Side.DRA, Side.TO_DRA})
@@ -28,7 +28,7 @@ def overlooked(
         classes: the resource that each DeviceClass names ('' for none); None: unknown.
         unsaid: why ``classes`` is unknown.
     """
-    if not resources or (kubelet or 0) >= BY_NAME:
+    if not resources or (kubelet or 0) >= FIRST_BY_NAME_MINOR:
         return ""
     if classes is None:
         return f"it can't be known whether pods that ask by name would run without their GPU: {unsaid}"
@@ -37,7 +37,7 @@ def overlooked(
             return (
                 f"the DeviceClass {name} has the extendedResourceName {resource}, and kubelet "
                 f"1.{kubelet or 0} would run pods that ask for that name without their GPU. Upgrade the "
-                f"kubelet to 1.{BY_NAME} first, or take that field out of the class"
+                f"kubelet to 1.{FIRST_BY_NAME_MINOR} first, or take that field out of the class"
             )
     return ""
 

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
     from devices.life.states import Entry
 
-MOST: Final = 16
+MAX_LINES: Final = 16
 """Most log lines per list."""
 
 _log = structlog.get_logger()
 
 
 def tell(resource: str, before: Mapping[str, Entry], after: Mapping[str, Entry]) -> None:
-    """Log the differences between the lists ``before`` and ``after``, at most ``MOST`` devices."""
+    """Log the differences between the lists ``before`` and ``after``, at most ``MAX_LINES`` devices."""
     untold = 0
     for number, (device_id, was, now) in enumerate(_changed(before, after)):
-        if number >= MOST:
+        if number >= MAX_LINES:
             untold += 1
             continue
         # A device of another API is not unhealthy, though the kubelet's list says so.

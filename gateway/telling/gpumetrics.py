@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from gateway.telling.subject import Subject
     from gateway.wires.http import Answer, Handler
 
-WAIT: Final = 0.1
+WAIT_S: Final = 0.1
 """Seconds for which a scrape waits for the drivers."""
-LATE: Final = 60.0
+LAST_READINGS_S: Final = 60.0
 """Seconds for which the last readings are used while the drivers don't answer."""
-FRESH: Final = 1.0
+FRESH_S: Final = 1.0
 """Seconds for which one reading answers all scrapes."""
-HOLDERS: Final = 10.0
+HOLDERS_S: Final = 10.0
 """Seconds after which the kubelet is asked for the holders again, for the next scrape."""
-_HUNG: Final = 10.0
+_HUNG_S: Final = 10.0
 
 FAMILIES: Final[Mapping[str, tuple[str, str]]] = {
     "DCGM_FI_DEV_GPU_UTIL": ("busy", "GPU utilization (in %)."),
@@ -75,7 +75,7 @@ class Sampler:
     async def latest(self) -> Sequence[Reading]:
         """Return the readings of now, or the last ones; empty if they are too old."""
         now, loop = time.monotonic(), asyncio.get_running_loop()
-        if now - self._at < FRESH:
+        if now - self._at < FRESH_S:
             return self._last
         if not self._started:
             self._started = True
@@ -85,14 +85,14 @@ class Sampler:
             self._orders.put(self._asked)
         with contextlib.suppress(TimeoutError):
             # A hanging call is not waited for again.
-            async with asyncio.timeout(max(self._asked_at + WAIT - now, 0)):
+            async with asyncio.timeout(max(self._asked_at + WAIT_S - now, 0)):
                 await asyncio.shield(self._asked)
         self._tell()
-        return self._last if time.monotonic() - self._at <= LATE else ()
+        return self._last if time.monotonic() - self._at <= LAST_READINGS_S else ()
 
     def _tell(self) -> None:
         """Log once that the drivers don't answer, and once that they do again."""
-        hung = self._asked is not None and not self._asked.done() and time.monotonic() - self._asked_at > _HUNG
+        hung = self._asked is not None and not self._asked.done() and time.monotonic() - self._asked_at > _HUNG_S
         if hung and not self._told:
             _log.warning("no GPU metrics: a driver doesn't answer", advice="metrics and all else go on without them")
         elif self._told and not hung:
@@ -167,7 +167,7 @@ def added(gateway: Subject, answer: Callable[[], Awaitable[Answer]]) -> Handler:
     async def both() -> Answer:
         (status, kind, body), readings = await asyncio.gather(answer(), sampler.latest())
         last = gateway.holdings.beliefs.last
-        if last is not None and time.monotonic() - last.at > HOLDERS:
+        if last is not None and time.monotonic() - last.at > HOLDERS_S:
             gateway.holdings.beliefs.look_within(0)
         held = [gateway.holdings.recorded(resource.name) for resource in gateway.resources.values()]
         return status, kind, body + await asyncio.to_thread(lambda: text(readings, holders(held), host))

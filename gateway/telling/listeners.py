@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     _Document = Callable[[bool], Callable[[], status.GatewayStatus]]
 
-LISTEN_RETRY = 5.0
+LISTEN_RETRY_S = 5.0
 """Seconds until an address in use, or a control socket that can't be made, is tried again."""
 _log = structlog.get_logger()
 
@@ -46,7 +46,7 @@ class Listeners:
         try:
             await server.start()
         except ControlError as error:
-            told = {"reason": str(error), "retry_s": LISTEN_RETRY}
+            told = {"reason": str(error), "retry_s": LISTEN_RETRY_S}
             _log.warning("gateway status, devices and cordon can't reach this gateway", **told)
             self._opening = self._tasks.start(_open_later(server))
 
@@ -92,8 +92,10 @@ class Listeners:
                 try:
                     taken = await server.start()
                 except OSError as error:
-                    _log.error("can't listen", what=what, host=host, port=port, reason=str(error), retry_s=LISTEN_RETRY)
-                    await asyncio.sleep(LISTEN_RETRY)
+                    _log.error(
+                        "can't listen", what=what, host=host, port=port, reason=str(error), retry_s=LISTEN_RETRY_S
+                    )
+                    await asyncio.sleep(LISTEN_RETRY_S)
             _log.info("listening", what=what, host=taken[0], port=taken[1])
             await asyncio.get_running_loop().create_future()
         finally:
@@ -104,7 +106,7 @@ async def _open_later(server: ControlServer) -> None:
     """Open a control socket as soon as the state directory can be written."""
     opened = False
     while not opened:
-        await asyncio.sleep(LISTEN_RETRY)
+        await asyncio.sleep(LISTEN_RETRY_S)
         with contextlib.suppress(ControlError):
             await server.start()
             opened = True

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PREFIX: Final = "device_plugin_gateway_"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-FRESH: Final = 1.0
+FRESH_S: Final = 1.0
 """Seconds for which one text answers all requests."""
 CALLS: Final = ("Allocate", "GetPreferredAllocation", "PreStartContainer")
 CODES: Final = ("OK", "NOT_FOUND", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNIMPLEMENTED", "UNKNOWN")
@@ -194,9 +194,9 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     async def answer(self) -> Answer:
-        """Answer ``GET /metrics``. One text is made at a time, and at most one in ``FRESH`` seconds."""
+        """Answer ``GET /metrics``. One text is made at a time, and at most one in ``FRESH_S`` seconds."""
         now = time.monotonic()
-        if self._text is None or (self._text.done() and (now - self._text_since >= FRESH or _failed(self._text))):
+        if self._text is None or (self._text.done() and (now - self._text_since >= FRESH_S or _failed(self._text))):
             self.take()
             self._text, self._text_since = asyncio.ensure_future(asyncio.to_thread(self.exposition)), now
         return HTTPStatus.OK, CONTENT_TYPE, await asyncio.shield(self._text)

@@ -15,9 +15,9 @@ ORDERS: Final = ("cordon", "uncordon", "forget")
 HANDLES: Final = ("release", "acquire")
 HANDLE_TIME: Final = 20.0
 """Seconds within which the driver must answer."""
-_MAX_ID: Final = 256
+_ID_CHARS: Final = 256
 _MAX_IDS: Final = 128
-_MAX_REASON: Final = 256
+_REASON_CHARS: Final = 256
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -60,8 +60,8 @@ def order(request: Mapping[str, Any]) -> Order:
     op = request.get("op")
     if op not in ORDERS:
         raise ControlError(f"unknown order {shown(op)}. Allowed: {', '.join(ORDERS)}")
-    device_id = _one_line(request.get("id"), "a device ID", _MAX_ID)
-    return Order(op, device_id, _one_line(request.get("reason"), "a reason", _MAX_REASON) if op == "cordon" else "")
+    device_id = _one_line(request.get("id"), "a device ID", _ID_CHARS)
+    return Order(op, device_id, _one_line(request.get("reason"), "a reason", _REASON_CHARS) if op == "cordon" else "")
 
 
 def handle_ids(request: Mapping[str, Any]) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def handle_ids(request: Mapping[str, Any]) -> tuple[str, ...]:
     ids = request.get("ids")
     if not isinstance(ids, list | tuple) or len(ids) > _MAX_IDS:
         raise ControlError(f"not a list of at most {_MAX_IDS} device IDs: {shown(ids)}. Leave them out for all")
-    return tuple(dict.fromkeys(_one_line(device_id, "a device ID", _MAX_ID) for device_id in ids))
+    return tuple(dict.fromkeys(_one_line(device_id, "a device ID", _ID_CHARS) for device_id in ids))
 
 
 def _one_line(text: object, what: str, limit: int) -> str:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from devices.source import Hindrance
 
-PATIENCE: Final = 10.0
+CALL_BACK_S: Final = 10.0
 """Seconds for which a resource may lack the kubelet's stream after the kubelet's records had it: a kubelet may call back for ten."""
-_MOST_LINES: Final = 32
-_LONGEST: Final = 400
+_MAX_LINES: Final = 32
+_LINE_CHARS: Final = 400
 
 
 class ResourceStanding(Struct, frozen=True, kw_only=True):
@@ -112,7 +112,7 @@ def _resource(it: ResourceStanding) -> tuple[bool, str]:
     since_s, why = it.verdict.since_s or 0.0, it.verdict.why
     match it.verdict.state, it.verdict.reason:
         case VerdictState.SERVED, reason:
-            ready = reason != Reason.UNVERIFIED or since_s >= PATIENCE
+            ready = reason != Reason.UNVERIFIED or since_s >= CALL_BACK_S
             return ready, f"served ({why})" if why else "served"
         case VerdictState.STANDBY, _:
             return True, f"standby: {why}"
@@ -123,11 +123,11 @@ def _resource(it: ResourceStanding) -> tuple[bool, str]:
         case _, Reason.RIVAL | Reason.NO_DRA as reason:
             return reason == Reason.RIVAL, f"not served: {why}"
         case _, reason:
-            ready = it.confirmed and reason != Reason.LIST and since_s < PATIENCE
+            ready = it.confirmed and reason != Reason.LIST and since_s < CALL_BACK_S
             return ready, f"not served for {since_s:.1f} s: {why}"
 
 
 def _bounded(lines: Sequence[str]) -> list[str]:
     """Return printable lines, cut to a length and a number: a kubelet's message may contain anything."""
-    shown = [printable(line[:_LONGEST]) for line in lines[:_MOST_LINES]]
+    shown = [printable(line[:_LINE_CHARS]) for line in lines[:_MAX_LINES]]
     return [*shown, f"{len(lines) - len(shown)} more"] if len(lines) > len(shown) else shown

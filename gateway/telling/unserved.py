@@ -11,7 +11,7 @@ from gateway.telling.served import VerdictState
 if TYPE_CHECKING:
     from gateway.telling.status import DeviceStatus, GatewayStatus, ResourceStatus
 
-_MOST_NAMED: Final = 4
+_MAX_NAMED: Final = 4
 
 
 def unserved(statuses: Iterable[GatewayStatus]) -> dict[str, str]:
@@ -43,8 +43,8 @@ def unschedulable_words(one: ResourceStatus) -> str:
         return ""
     free = "1 free device" if count == 1 else f"{count} free devices"
     held = [each for each in one.devices if each.holder and _is_out(each) and not each.by_claim]
-    named = ", ".join(f"{each.holder} (its device is {each.state})" for each in held[:_MOST_NAMED])
-    more = f" and {len(held) - _MOST_NAMED} more" if len(held) > _MOST_NAMED else ""
+    named = ", ".join(f"{each.holder} (its device is {each.state})" for each in held[:_MAX_NAMED])
+    more = f" and {len(held) - _MAX_NAMED} more" if len(held) > _MAX_NAMED else ""
     return (
         f"{free} can't be scheduled: pods hold devices that aren't allocatable, and the scheduler counts their requests. "
         f"End those pods, or bring their devices back: {named}{more}"

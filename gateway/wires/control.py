@@ -28,23 +28,23 @@ import structlog
 from gateway.wires.unix import connect_error, listens
 
 VERSION: Final = 1
-REQUEST_LIMIT: Final = 64 * 1024
+MAX_REQUEST_BYTES: Final = 64 * 1024
 """Most bytes of a line that a gateway reads."""
-REPLY_LIMIT: Final = 16 * 1024 * 1024
+MAX_REPLY_BYTES: Final = 16 * 1024 * 1024
 """Most bytes of a line that it sends: the status of 10,000 devices takes a third of it."""
-PIECE: Final = 1024 * 1024
+PIECE_BYTES: Final = 1024 * 1024
 """Most bytes that are written at once: what the socket doesn't take is copied, and 16 MiB would block the event loop for 25 ms."""
 MAX_CONNECTIONS: Final = 16
-IDLE_TIME: Final = 5.0
+IDLE_S: Final = 5.0
 """Seconds for which a connection may be open without a request."""
-WRITE_TIME: Final = 5.0
+WRITE_S: Final = 5.0
 """Seconds within which the other end must read a message."""
-REMOVE_TIME: Final = 1.0
+REMOVE_S: Final = 1.0
 """Seconds within which the socket's file must be removed at the end; else it stays."""
-LONGEST_PATH: Final = 107
+MAX_PATH_BYTES: Final = 107
 """Most bytes of a Unix socket's path (Linux, unix(7))."""
 _MAX_SOCKETS: Final = 64
-_MAKING_TIME: Final = 10.0
+_MAKING_S: Final = 10.0
 _NAME = r"\.?[0-9a-f]{8}\.sock"
 _CREDENTIALS = struct.Struct("iII")
 
@@ -74,14 +74,14 @@ class ControlConnection:
             ControlError: the other end is gone or doesn't read (the connection is closed), or the message is too long.
         """
         line = _JSON.encode_lines([{**message, "v": VERSION}])
-        if len(line) > REPLY_LIMIT:
-            raise ControlError(f"the answer is too long ({len(line)} bytes). Allowed: {REPLY_LIMIT}. Ask for less")
+        if len(line) > MAX_REPLY_BYTES:
+            raise ControlError(f"the answer is too long ({len(line)} bytes). Allowed: {MAX_REPLY_BYTES}. Ask for less")
         if self.closed:
             raise ControlError("the control connection is closed")
         try:
-            async with asyncio.timeout(WRITE_TIME):
-                for start in range(0, len(line), PIECE):
-                    self._writer.write(line[start : start + PIECE])
+            async with asyncio.timeout(WRITE_S):
+                for start in range(0, len(line), PIECE_BYTES):
+                    self._writer.write(line[start : start + PIECE_BYTES])
                     await self._writer.drain()
         except OSError as error:
             self.abort()
@@ -103,11 +103,11 @@ class ControlConnection:
         self._writer.close()
 
     async def finish(self) -> None:
-        """Close, and wait until what was sent is out, at most ``WRITE_TIME``."""
+        """Close, and wait until what was sent is out, at most ``WRITE_S``."""
         self.close()
         try:
             with contextlib.suppress(OSError):
-                async with asyncio.timeout(WRITE_TIME):
+                async with asyncio.timeout(WRITE_S):
                     await self._writer.wait_closed()
         finally:
             self.abort()
@@ -137,10 +137,10 @@ class ControlServer:
             ControlError: it can't be made. The gateway works without it, but commands don't reach it.
         """
         hidden = self.path.with_name(f".{self.path.name}")
-        if (length := len(os.fsencode(hidden))) > LONGEST_PATH:
+        if (length := len(os.fsencode(hidden))) > MAX_PATH_BYTES:
             raise ControlError(
                 f"the path of the control socket is too long: {hidden} has {length} bytes. Linux allows "
-                f"{LONGEST_PATH}. Use a shorter --state-dir. Until then no command reaches this gateway, "
+                f"{MAX_PATH_BYTES}. Use a shorter --state-dir. Until then no command reaches this gateway, "
                 "and it can't arrange a handover"
             )
         try:
@@ -151,7 +151,7 @@ class ControlServer:
                 listener.bind(os.fspath(hidden))
                 undo.callback(hidden.unlink, missing_ok=True)
                 hidden.chmod(0o600)
-                server = await asyncio.start_unix_server(self._accept, sock=listener, limit=REQUEST_LIMIT)
+                server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_REQUEST_BYTES)
                 undo.callback(server.close)
                 hidden.rename(self.path)
                 undo.pop_all()
@@ -172,7 +172,7 @@ class ControlServer:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
         with contextlib.suppress(OSError):  # TimeoutError is one: a disk that hangs isn't waited for.
-            async with asyncio.timeout(REMOVE_TIME):
+            async with asyncio.timeout(REMOVE_S):
                 await asyncio.to_thread(self.path.unlink)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -201,7 +201,7 @@ class ControlServer:
     async def _talk(self, connection: ControlConnection) -> None:
         while not connection.closed:
             try:
-                async with asyncio.timeout(IDLE_TIME):
+                async with asyncio.timeout(IDLE_S):
                     request = await connection.receive()
             except TimeoutError:
                 return
@@ -260,7 +260,7 @@ async def connect(path: Path, seconds: float) -> ControlConnection:
     """
     try:
         async with asyncio.timeout(seconds):
-            return ControlConnection(*await asyncio.open_unix_connection(path, limit=REPLY_LIMIT))
+            return ControlConnection(*await asyncio.open_unix_connection(path, limit=MAX_REPLY_BYTES))
     except OSError as error:
         raise ControlError(f"no gateway takes connections on {path}: {_why(error)}") from error
 
@@ -329,7 +329,7 @@ def _sweep(state_dir: Path) -> None:
     for path in _named_as_ours(state_dir):
         with contextlib.suppress(OSError):
             found = path.stat(follow_symlinks=False)
-            making = path.name.startswith(".") and time.time() - found.st_mtime < _MAKING_TIME
+            making = path.name.startswith(".") and time.time() - found.st_mtime < _MAKING_S
             if stat.S_ISSOCK(found.st_mode) and not making and not listens(path):
                 path.unlink()
 

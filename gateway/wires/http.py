@@ -1,6 +1,6 @@
 """A small HTTP listener for metrics and probes: GET and HEAD on a few fixed paths.
 
-Every client may be hostile. So a request has at most ``REQUEST_LIMIT`` bytes, each step takes at most ``SECONDS``, and a connection
+Every client may be hostile. So a request has at most ``MAX_REQUEST_BYTES`` bytes, each step takes at most ``STEP_S``, and a connection
 has one request. At most ``MAX_CONNECTIONS`` are open: one more closes the oldest one that was answered or sent nothing, so that no
 client keeps a probe away. No answer in progress is lost. One turn of the event loop accepts a bounded number of connections. Under a
 flood the listener rests for as long as it works, so that the kubelet's calls get their time. A request's content is never kept or
@@ -23,23 +23,23 @@ import structlog
 
 from gateway.wires.log import Seldom
 
-REQUEST_LIMIT: Final = 8 * 1024
+MAX_REQUEST_BYTES: Final = 8 * 1024
 """The most bytes of a request's first line and headers, together."""
-SECONDS: Final = 5.0
+STEP_S: Final = 5.0
 """Seconds for each of: the request to arrive, the answer to be made, the client to receive it."""
 MAX_CONNECTIONS: Final = 256
 """Open connections. At 10 000 new ones a second each has 25 ms for its request before it is ended."""
-AT_ONCE: Final = 64
+ACCEPTS_PER_TURN: Final = 64
 """Connections that one turn of the event loop accepts."""
-ACCEPT_AGAIN: Final = 1.0
+ACCEPT_RETRY_S: Final = 1.0
 """Seconds until the next accept if the kernel gave no descriptor."""
 _BACKLOG: Final = 2048
 """Connections that wait in the kernel. It drops the SYN of one more, which comes again after a second, the default time-out of a probe.
 A longer queue would be too late also: a busy node answers 4 000 in a second."""
-_RECEIVED, _SENT = REQUEST_LIMIT, 64 * 1024
+_RECEIVE_BYTES, _SEND_BYTES = MAX_REQUEST_BYTES, 64 * 1024
 """Bytes of the kernel's buffers for each connection (it doubles both), so that those that wait fit into the pod's memory limit."""
-_LINGER: Final = 16
-"""How many times ``REQUEST_LIMIT`` bytes of a request that is too large are read and dropped."""
+_MAX_DROPPED_REQUESTS: Final = 16
+"""How many times ``MAX_REQUEST_BYTES`` bytes of a request that is too large are read and dropped."""
 TEXT: Final = "text/plain; charset=utf-8"
 
 Answer = tuple[HTTPStatus, str, bytes]
@@ -130,8 +130,8 @@ class HttpServer:
                 listener.settimeout(0)
                 with contextlib.suppress(OSError):  # The kernel holds silent connections back, as far as it has room.
                     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1)
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED)
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SENT)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
                 listener.listen(_BACKLOG)
                 self._loop.add_reader(listener, self._accept, listener)
         except OSError:
@@ -156,12 +156,12 @@ class HttpServer:
     # Each of these runs within one turn of the event loop.
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept up to ``AT_ONCE`` connections. After so many, rest for the processor time that they took.
+        """Accept up to ``ACCEPTS_PER_TURN`` connections. After so many, rest for the processor time that they took.
 
         Wall-clock time would also count what a busy node gave to other processes.
         """
         began = time.thread_time()
-        for _ in range(AT_ONCE):
+        for _ in range(ACCEPTS_PER_TURN):
             try:
                 connection, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -169,7 +169,7 @@ class HttpServer:
             except OSError as error:  # No descriptor is left, or no memory.
                 if (left_out := _seldom.tell("accept")) is not None:
                     _log.warning("cannot accept connections", reason=str(error), more_of_them_before=left_out)
-                self._rest(listener, ACCEPT_AGAIN)
+                self._rest(listener, ACCEPT_RETRY_S)
                 return
             self._take(connection)
         self._rest(listener, time.thread_time() - began)
@@ -199,27 +199,27 @@ class HttpServer:
             self._loop.add_reader(connection.fd, self._readable, connection)
 
     def _move_to(self, connection: _Connection, stage: _Stage) -> None:
-        """Move a connection to a stage. Each stage but ``ANSWERING``, which has its own time-out, may last for ``SECONDS``."""
+        """Move a connection to a stage. Each stage but ``ANSWERING``, which has its own time-out, may last for ``STEP_S``."""
         self._by_stage[connection.stage].pop(connection, None)
         self._by_stage[stage][connection] = None
         connection.stage, connection.since = stage, self._loop.time()
         if self._sweeping is None:
-            self._sweeping = self._loop.call_later(SECONDS, self._sweep)
+            self._sweeping = self._loop.call_later(STEP_S, self._sweep)
 
     def _sweep(self) -> None:
         """Close the connections whose time has ended. One timer for all makes a connection a third cheaper."""
         now, timed = self._loop.time(), [self._by_stage[stage] for stage in _Stage if stage is not _Stage.ANSWERING]
         for those in timed:
             for connection in list(those):
-                if now < connection.since + SECONDS:
+                if now < connection.since + STEP_S:
                     break
                 self._end(connection)
         oldest = min((next(iter(those)).since for those in timed if those), default=now)
-        self._sweeping = self._loop.call_at(oldest + SECONDS, self._sweep) if self._open else None
+        self._sweeping = self._loop.call_at(oldest + STEP_S, self._sweep) if self._open else None
 
     def _readable(self, connection: _Connection) -> None:
         try:
-            data = connection.socket.recv(REQUEST_LIMIT)
+            data = connection.socket.recv(MAX_REQUEST_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -229,17 +229,17 @@ class HttpServer:
             return
         if connection.stage is _Stage.SENT:
             connection.dropped += len(data)
-            if connection.dropped > _LINGER * REQUEST_LIMIT:
+            if connection.dropped > _MAX_DROPPED_REQUESTS * MAX_REQUEST_BYTES:
                 self._end(connection)
             return
         connection.read += data
         head, whole, more = bytes(connection.read).partition(b"\r\n\r\n")
-        if whole or len(head) > REQUEST_LIMIT:
+        if whole or len(head) > MAX_REQUEST_BYTES:
             connection.more_came = bool(more) or not whole
             connection.read.clear()
             self._loop.remove_reader(connection.fd)
             self._move_to(connection, _Stage.ANSWERING)
-            answer = self._answer(head if len(head) <= REQUEST_LIMIT else None)
+            answer = self._answer(head if len(head) <= MAX_REQUEST_BYTES else None)
             if isinstance(answer, tuple):
                 self._send(connection, *answer)
             else:
@@ -311,7 +311,7 @@ class HttpServer:
 
 async def _awaited(answer: Awaitable[Answer], path: str, *, head: bool) -> _Encoded:
     try:
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(STEP_S):
             return _encoded(*await answer, head=head)
     except TimeoutError:
         return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, head=head)

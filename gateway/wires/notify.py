@@ -20,7 +20,7 @@ READY: Final = "READY=1"
 ALIVE: Final = "WATCHDOG=1"
 STOPPING: Final = "STOPPING=1"
 _MICROSECONDS: Final = r"0*[1-9][0-9]{0,14}"
-_SHORTEST: Final = 0.05
+_MIN_PERIOD_S: Final = 0.05
 """Least seconds between two signs of life."""
 
 
@@ -39,7 +39,7 @@ def watchdog(environment: Mapping[str, str] = os.environ) -> float | None:
     microseconds, process = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
     if not re.fullmatch(_MICROSECONDS, microseconds) or process not in {"", str(os.getpid())}:
         return None
-    return max(int(microseconds) / 2e6, _SHORTEST)
+    return max(int(microseconds) / 2e6, _MIN_PERIOD_S)
 
 
 async def keep_alive(seconds: float) -> None:

@@ -19,7 +19,7 @@ from adapters.pluginregistration import PluginInfo
 from adapters.registry import by_name
 from gateway.bridge import judge
 from gateway.bridge.judge import REGISTRATION, REGISTRY
-from gateway.bridge.sockets import INFO_TIME, NOTIFY_TIME
+from gateway.bridge.sockets import GET_INFO_S, NOTIFY_S
 from gateway.wires.unix import listens
 from gateway_lab.trials.scenarios import Node, must
 from gateway_lab.waiting import until
@@ -98,12 +98,12 @@ async def _taken(node: Node, channel: grpc.aio.Channel, found: Path) -> PluginIn
     """Do what a kubelet does with a plugin that it finds, at each of its starts."""
     info = await _ask(channel, found.name)
     _judge(node, info, found)
-    await _call(channel, pluginregistration.NOTIFY, pluginregistration.encode_status(""), NOTIFY_TIME)
+    await _call(channel, pluginregistration.NOTIFY, pluginregistration.encode_status(""), NOTIFY_S)
     return info
 
 
 async def _ask(channel: grpc.aio.Channel, name: str) -> PluginInfo:
-    data = await _call(channel, pluginregistration.GET_INFO, b"", INFO_TIME)
+    data = await _call(channel, pluginregistration.GET_INFO, b"", GET_INFO_S)
     try:
         return pluginregistration.decode_info(data)
     except MalformedError as error:

@@ -494,7 +494,7 @@ def feed(it: Resource, event: events.Event) -> Resource:
                     it = it._replace(late=(it.sent.attempt, it.sent.dialect))
                 it = it._replace(sent=None)
             case events.SetTimer(timer, seconds):
-                longest = registration.VERIFY_AFTER[-1] if timer is Timer.VERIFY else registration.REFUSED_WAIT
+                longest = registration.VERIFY_AFTER_S[-1] if timer is Timer.VERIFY else registration.REFUSED_WAIT_S
                 broken = it.broken if 0 < seconds <= longest else f"a timer is set to {seconds} s"
                 it = it._replace(timers=it.timers | {timer}, broken=broken)
             case events.CancelTimer(timer):

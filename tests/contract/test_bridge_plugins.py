@@ -469,7 +469,7 @@ async def test_of_many_that_register_at_once_no_more_are_taken_and_one_that_went
 
 
 async def test_all_plugins_together_have_so_many_devices_and_a_list_is_taken_when_there_is_room(node: Node) -> None:
-    patches.setattr("gateway.bridge.judge.MOST_IN_ALL", 600)
+    patches.setattr("gateway.bridge.judge.MAX_DEVICES_IN_ALL", 600)
     bridging(node)
     many = [
         Neighbour(

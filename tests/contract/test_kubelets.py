@@ -367,7 +367,7 @@ async def test_a_list_that_no_kubelet_takes_is_not_registered_and_the_others_are
         draft.replace(node.folder / "config.yaml")
 
     draft = node.folder / "draft"
-    patches.setattr("gateway.registration.devicelist.LIST_LIMIT", limit)
+    patches.setattr("gateway.registration.devicelist.MAX_LIST_BYTES", limit)
     share(limit // 120)
     node.simulate(gpus(0, 1) | {OTHER: {"gpus": [{"uuid": f"{'x' * 50}{number}"} for number in (0, 1)]}})
     one = await node.served(2, "--config-file", str(node.folder / "config.yaml"), version=version)

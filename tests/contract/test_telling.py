@@ -110,7 +110,7 @@ async def test_readiness_ends_when_the_kubelet_takes_it_no_more(node: Node) -> N
 
 
 async def test_a_list_that_no_kubelet_takes_makes_it_unready_at_once(node: Node) -> None:
-    patches.setattr("gateway.registration.devicelist.LIST_LIMIT", 1 << 16)
+    patches.setattr("gateway.registration.devicelist.MAX_LIST_BYTES", 1 << 16)
     node.simulate({GPU: {"gpus": 2}})
     file = node.folder / "config.yaml"
     file.write_text(SHARED.format(2))

@@ -298,7 +298,7 @@ async def test_a_newer_gateway_that_this_kubelet_refuses_leaves_it_all_to_the_ol
 
 
 async def test_a_newer_gateway_whose_list_no_kubelet_takes_leaves_it_all_to_the_older_one(node: Node) -> None:
-    patches.setattr("gateway.registration.devicelist.LIST_LIMIT", 1 << 12)
+    patches.setattr("gateway.registration.devicelist.MAX_LIST_BYTES", 1 << 12)
     node.simulate(gpus(0, 1))
     await node.served(2)
     sliced = {"sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 640}]}}}

@@ -22,7 +22,7 @@ def authority() -> trustme.CA:
 
 @pytest.fixture
 async def server(authority: trustme.CA, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
-    monkeypatch.setattr(watch, "FIRST", 0.01)
+    monkeypatch.setattr(watch, "RETRY_S", 0.01)
     async with ApiServer(authority) as one:
         yield one
 

@@ -18,7 +18,7 @@ import pytest
 
 from adapters.registry import by_name
 from devices.model import Device
-from gateway.bridge.peer import READ_EVERY, _Newest
+from gateway.bridge.peer import READ_PERIOD_S, _Newest
 from gateway.bridge.sockets import folder_error
 from gateway.wires.rpc import target
 from gateway_lab.gatewayproc import GatewayProcess, gateway_command
@@ -100,7 +100,7 @@ async def test_small_lists_without_end_leave_time_for_others() -> None:
     sent = iter([b"x"] * 6)
     began = time.monotonic()
     await _Newest(lambda: 0.0).read(SimpleNamespace(read=lambda: _soon(next(sent, None))))  # type: ignore[arg-type]
-    assert time.monotonic() - began >= (1 + 2 + 4 + 8 + 16 + 16) * READ_EVERY, "nobody takes them"
+    assert time.monotonic() - began >= (1 + 2 + 4 + 8 + 16 + 16) * READ_PERIOD_S, "nobody takes them"
 
 
 async def test_the_last_of_a_flood_of_small_lists_is_read_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ async def test_the_last_of_a_flood_of_small_lists_is_read_soon(monkeypatch: pyte
     sent = iter([b"x"] * 200)
     await _Newest(lambda: 0.0).read(SimpleNamespace(read=lambda: _soon(next(sent, None))))  # type: ignore[arg-type]
     assert len(pauses) == 200
-    assert sum(pauses) <= 200 * 16 * READ_EVERY
+    assert sum(pauses) <= 200 * 16 * READ_PERIOD_S
 
 
 async def test_who_ends_while_it_rests_is_not_read() -> None:

@@ -21,7 +21,7 @@ async def test_a_disk_that_fails_is_told_of_once_until_it_works_again(
             raise error
 
     monkeypatch.setattr(memory, "save", save)
-    monkeypatch.setattr(memory, "SAVE_SOON", 0.0)
+    monkeypatch.setattr(memory, "SAVE_SOON_S", 0.0)
     one = memory.PluginsFile(folder, lambda: ())
     running = asyncio.ensure_future(one.run())
     with capture_logs() as told:

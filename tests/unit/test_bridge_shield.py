@@ -11,7 +11,7 @@ from adapters.pluginregistration import PluginInfo
 from devices.model import ContainerAnswer, Device, Health, Options
 from gateway.bridge import judge, shield
 from gateway.bridge.judge import placed
-from gateway.bridge.peer import AHEAD, EACH, FOLLOWS, SHARE, ListPace
+from gateway.bridge.peer import CPU_SHARE, OWED_REST_S, SEND_FACTOR, SEND_S, ListPace
 from gateway.bridge.shield import Cover, Limits, Word
 
 LIMITS = Limits(grace=60, withdraw=600)
@@ -49,8 +49,8 @@ def test_the_lists_of_all_plugins_share_a_tenth_of_a_processor() -> None:
             if pace.rests(name, tenth / 10) <= 0:
                 pace.spent(name, cost, tenth / 10)
                 read[name] += 1
-    in_all = read.total() * (FOLLOWS * cost + EACH)
-    assert 0.9 * SHARE * 600 < in_all < SHARE * (600 + 4 * AHEAD)
+    in_all = read.total() * (SEND_FACTOR * cost + SEND_S)
+    assert 0.9 * CPU_SHARE * 600 < in_all < CPU_SHARE * (600 + 4 * OWED_REST_S)
     assert max(read.values()) - min(read.values()) <= 2
 
 
@@ -74,10 +74,14 @@ def test_nothing_is_announced_of_one_that_never_told_of_devices() -> None:
 @pytest.mark.parametrize(
     ("devices", "others", "words"),
     [
-        (("0" * judge.LONGEST_ID,), 0, None),
-        (("0" * (judge.LONGEST_ID + 1),), 0, "1 to 253 printable"),
-        (map(str, range(judge.MOST_DEVICES)), judge.MOST_IN_ALL - judge.MOST_DEVICES, None),
-        (map(str, range(judge.MOST_DEVICES)), judge.MOST_IN_ALL - judge.MOST_DEVICES + 1, "devices of all plugins"),
+        (("0" * judge.MAX_ID_CHARS,), 0, None),
+        (("0" * (judge.MAX_ID_CHARS + 1),), 0, "1 to 253 printable"),
+        (map(str, range(judge.MAX_DEVICES)), judge.MAX_DEVICES_IN_ALL - judge.MAX_DEVICES, None),
+        (
+            map(str, range(judge.MAX_DEVICES)),
+            judge.MAX_DEVICES_IN_ALL - judge.MAX_DEVICES + 1,
+            "devices of all plugins",
+        ),
     ],
     ids=["the longest ID", "a longer one", "the most devices", "more in all"],
 )
@@ -87,7 +91,7 @@ def test_a_list_is_as_long_as_it_may_be(devices: Iterable[str], others: int, wor
 
 
 def test_an_answer_and_a_path_are_as_long_as_they_may_be() -> None:
-    parts = tuple(map(str, range(judge.MOST_PARTS)))
+    parts = tuple(map(str, range(judge.MAX_PARTS)))
     assert judge.answer_error([ContainerAnswer(cdi_devices=parts)]) is None
     assert "Allowed: 4096" in (judge.answer_error([ContainerAnswer(cdi_devices=(*parts, "more"))]) or "")
     assert judge.endpoint_error("x" * 102, "/run") is None

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from devices.life.states import Entry, State
 from devices.model import Device, Health, TroubleKind
-from gateway.telling.changes import MOST, tell
+from gateway.telling.changes import MAX_LINES, tell
 
 WELL = Entry(Device("g"), State.PRESENT)
 UNSEEN = Entry(Device("g"), State.NOT_LOOKED_YET, "announced before a restart")
@@ -52,6 +52,6 @@ def test_each_change_is_a_line(before: Mapping[str, Entry], after: Mapping[str, 
 
 @pytest.mark.parametrize(("more", "rest"), [(0, []), (1, [1]), (9_000, [9_000])])
 def test_of_many_some_are_told(more: int, rest: list[int]) -> None:
-    names = [f"g{number}" for number in range(MOST + more)]
+    names = [f"g{number}" for number in range(MAX_LINES + more)]
     lines = told(dict.fromkeys(names, WELL), dict.fromkeys(names, ILL))
-    assert lines == [("warning", "healthy", "unhealthy", "Xid 79")] * MOST + rest
+    assert lines == [("warning", "healthy", "unhealthy", "Xid 79")] * MAX_LINES + rest

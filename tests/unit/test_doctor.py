@@ -974,7 +974,7 @@ def test_a_missing_uvm_node_is_seen(
 
 def test_a_library_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(asking, "_NVML_WITHIN", 0.01)
+    monkeypatch.setattr(asking, "_NVML_S", 0.01)
     monkeypatch.setattr(asking, "_nvml", lambda: go_on.wait(20) and NvmlSeen("well"))
     assert asking.nvml().state == "silent"
     go_on.set()

@@ -403,9 +403,9 @@ def test_what_is_of_other_drivers_is_theirs() -> None:
 
 
 def test_a_claim_has_as_many_devices_as_it_may() -> None:
-    results = claims.allocated(claim(*[{}] * claims.MOST), ASKED, "gpu.nvidia.com", "n1")
+    results = claims.allocated(claim(*[{}] * claims.MAX_DEVICES), ASKED, "gpu.nvidia.com", "n1")
     assert not isinstance(results, Refused)
-    assert len(results) == claims.MOST
+    assert len(results) == claims.MAX_DEVICES
 
 
 def row(*devices: ClaimedDevice) -> Claimed:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from devices.gpu.allocation import preferred
 from devices.gpu.model import FARTHEST, GPU, Link, Way
-from devices.gpu.selection import EXACT, SEARCHED
+from devices.gpu.selection import EXACT_GPUS, LINKED_GPUS
 from devices.model import Fault, PreferredRequest, RefusedError, Trouble
 from devices.policy import Sharing
 from gateway_lab.trials import choice
@@ -204,12 +204,12 @@ def test_no_choice_is_better_whatever_the_links(draw: random.Random, devices: in
 @settings(max_examples=3, deadline=None)
 @given(DRAWS)
 def test_no_choice_of_six_from_sixteen_is_better(draw: random.Random) -> None:
-    question = choice.whole(draw, EXACT, 6)
+    question = choice.whole(draw, EXACT_GPUS, 6)
     assert tuple(sorted(question.answer())) == choice.best(question)
 
 
 @settings(max_examples=30, deadline=None)
-@given(DRAWS, st.integers(EXACT + 1, 24), st.integers(1, 16))
+@given(DRAWS, st.integers(EXACT_GPUS + 1, 24), st.integers(1, 16))
 def test_above_sixteen_no_exchange_of_one_gpu_is_better(draw: random.Random, gpus: int, size: int) -> None:
     question = choice.whole(draw, gpus, size)
     judge, chosen = choice.Judge(question), frozenset(question.answer())
@@ -219,7 +219,7 @@ def test_above_sixteen_no_exchange_of_one_gpu_is_better(draw: random.Random, gpu
 
 
 def test_among_too_many_gpus_links_do_not_count() -> None:
-    gpus = linked(node_of(*([0, 1] * SEARCHED)), "xgmi 0 1")
+    gpus = linked(node_of(*([0, 1] * LINKED_GPUS)), "xgmi 0 1")
     assert preferred(PreferredRequest(tuple(gpus), (), 2), gpus) == ("g0", "g2")
 
 

@@ -56,7 +56,7 @@ async def test_what_is_remembered_of_gpus_that_went_is_bounded(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The latest are, and one that was seen again is one of these."""
-    monkeypatch.setattr(source, "_REMEMBERED", 3)
+    monkeypatch.setattr(source, "_MAX_REMEMBERED", 3)
     for there in ([gpu(0), gpu(1)], [gpu(0), gpu(2)], [gpu(3)]):
         await watched.sees(*there)
     assert [*watched.source._known] == ["GPU-0", "GPU-2", "GPU-3"]
@@ -65,7 +65,7 @@ async def test_what_is_remembered_of_gpus_that_went_is_bounded(
 
 
 async def test_answers_that_are_remembered_are_bounded(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "_ANSWERS", 2)
+    monkeypatch.setattr(source, "_MAX_ANSWERS", 2)
     await watched.sees(*map(gpu, range(5)))
     for number in range(5):
         answer = await watched.source.answer(NVIDIA, ContainerRequest((f"GPU-{number}",)), Sayable(frozenset(Field)))

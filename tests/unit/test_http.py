@@ -110,4 +110,4 @@ async def test_what_the_kernel_keeps_of_a_connection_is_bounded() -> None:
             with await taken.get() as one:
                 sizes = [one.getsockopt(socket.SOL_SOCKET, which) for which in (socket.SO_RCVBUF, socket.SO_SNDBUF)]
             writer.transport.abort()
-    assert sizes == [2 * http._RECEIVED, 2 * http._SENT]  # The kernel doubles them (socket(7)).
+    assert sizes == [2 * http._RECEIVE_BYTES, 2 * http._SEND_BYTES]  # The kernel doubles them (socket(7)).

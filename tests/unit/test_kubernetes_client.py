@@ -172,7 +172,7 @@ async def _too_many(answer: Answer, _: Request) -> None:
 async def test_every_fault_is_an_error_that_says_what_came(
     server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch, fault: Fault, told: str
 ) -> None:
-    monkeypatch.setattr(client, "MOST", 100_000)
+    monkeypatch.setattr(client, "MAX_BYTES", 100_000)
     server.put(NODE, **node())
     server.faults.append(fault)
     with pytest.raises(KubernetesError) as caught:
@@ -223,12 +223,12 @@ async def test_what_is_created_is_created_on_a_connection_of_its_own(server: Api
 
 async def test_so_many_requests_are_under_way_and_no_more(server: ApiServer, api: Client) -> None:
     server.put(NODE, **node())
-    server.faults.extend([_stall] * client.AT_ONCE)
-    waiting = [asyncio.ensure_future(api.get(NODE, Node)) for _ in range(client.AT_ONCE)]
-    await until(lambda: len(server.requests) == client.AT_ONCE)
+    server.faults.extend([_stall] * client.MAX_REQUESTS)
+    waiting = [asyncio.ensure_future(api.get(NODE, Node)) for _ in range(client.MAX_REQUESTS)]
+    await until(lambda: len(server.requests) == client.MAX_REQUESTS)
     with pytest.raises(KubernetesError, match=r"within 0\.1 s"):
         await api.get(NODE, Node, seconds=0.1)
-    assert len(server.requests) == client.AT_ONCE
+    assert len(server.requests) == client.MAX_REQUESTS
     for one in waiting:
         one.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
@@ -242,8 +242,8 @@ async def test_so_many_requests_are_under_way_and_no_more(server: ApiServer, api
 async def test_a_page_that_has_too_many_bytes_is_asked_for_in_smaller_ones(
     server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch, fits: int
 ) -> None:
-    monkeypatch.setattr(client, "PAGE", 8)
-    monkeypatch.setattr(client, "MOST", 1000 * fits + 800)
+    monkeypatch.setattr(client, "PAGE_OBJECTS", 8)
+    monkeypatch.setattr(client, "MAX_BYTES", 1000 * fits + 800)
     for number in range(9):
         server.put(f"/api/v1/nodes/n{number}", **node(number=str(number), padding="x" * 900))
     found, _ = await api.list("/api/v1/nodes", Node)
@@ -253,7 +253,7 @@ async def test_a_page_that_has_too_many_bytes_is_asked_for_in_smaller_ones(
 async def test_an_object_of_too_many_bytes_is_asked_for_no_more(
     server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "MOST", 500)
+    monkeypatch.setattr(client, "MAX_BYTES", 500)
     server.put("/api/v1/nodes/n", **node(padding="x" * 900))
     with pytest.raises(KubernetesError, match="Allowed: 500 bytes"):
         await api.list("/api/v1/nodes", Node)
@@ -266,7 +266,7 @@ async def test_a_list_without_an_end_is_refused(
     async def more(answer: Answer, _: Request) -> None:
         await answer.json(200, {"metadata": {"continue": "x"}, "items": None})
 
-    monkeypatch.setattr(client, "PAGES", 3)
+    monkeypatch.setattr(client, "MAX_PAGES", 3)
     server.faults.extend([more] * 9)
     with pytest.raises(KubernetesError, match="Allowed: 20000 in 3 pages"):
         await api.list("/api/v1/nodes", Node)
@@ -279,7 +279,7 @@ async def test_a_list_of_a_server_that_does_not_keep_to_the_limit_is_bounded(
     async def many(answer: Answer, _: Request) -> None:
         await answer.json(200, {"metadata": {"continue": "x"}, "items": [node()] * 5})
 
-    monkeypatch.setattr(client, "MOST_OBJECTS", 6)
+    monkeypatch.setattr(client, "MAX_OBJECTS", 6)
     server.faults.extend([many] * 3)
     with pytest.raises(KubernetesError, match="Allowed: 6"):
         await api.list("/api/v1/nodes", Node)
@@ -292,7 +292,7 @@ async def test_the_pages_of_a_list_are_bounded_together(
     async def more(answer: Answer, _: Request) -> None:
         await answer.json(200, {"metadata": {"continue": "x"}, "items": [node(padding="x" * 1000)]})
 
-    monkeypatch.setattr(client, "MOST_IN_ALL", 2500)
+    monkeypatch.setattr(client, "MAX_LIST_BYTES", 2500)
     server.faults.extend([more] * 9)
     with pytest.raises(KubernetesError, match="Allowed: 2500 bytes"):
         await api.list("/api/v1/nodes", Node)
@@ -303,9 +303,9 @@ async def test_of_a_list_only_what_is_kept_counts(
     server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large cluster has more claims than a node could hold, and a node has a few of them."""
-    monkeypatch.setattr(client, "PAGE", 3)
-    monkeypatch.setattr(client, "MOST_OBJECTS", 2)
-    monkeypatch.setattr(client, "MOST_IN_ALL", 3000)
+    monkeypatch.setattr(client, "PAGE_OBJECTS", 3)
+    monkeypatch.setattr(client, "MAX_OBJECTS", 2)
+    monkeypatch.setattr(client, "MAX_LIST_BYTES", 3000)
     for number in range(9):
         server.put(f"/api/v1/nodes/n{number}", **node(number=str(number), padding="x" * 1000))
     found, _ = await api.list("/api/v1/nodes", Node, keep=lambda one: one.metadata.labels["number"] in "27")

@@ -37,8 +37,8 @@ def test_how_long_the_server_is_left_alone(
 
 
 def test_the_same_is_asked_ever_more_seldom_and_something_else_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "OFTEN", 1.0)
-    monkeypatch.setattr(watch, "SELDOM", 6.0)
+    monkeypatch.setattr(watch, "REPEAT_S", 1.0)
+    monkeypatch.setattr(watch, "REPEAT_MAX_S", 6.0)
     backoff = watch.Backoff()
     assert [now for now in range(20) if backoff.due("a", now)] == [0, 1, 3, 7, 13, 19]
     assert backoff.due("b", 20)

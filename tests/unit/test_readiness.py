@@ -13,10 +13,10 @@ from devices.source import Hindrance
 from gateway.registration.events import Phase
 from gateway.tally import Confirmation
 from gateway.telling import readiness, served
-from gateway.telling.readiness import PATIENCE, ResourceStanding
+from gateway.telling.readiness import CALL_BACK_S, ResourceStanding
 
 GPU = "nvidia.com/gpu"
-LONG = PATIENCE + 1
+LONG = CALL_BACK_S + 1
 
 
 Standing = Callable[[float | None], ResourceStanding]
@@ -58,8 +58,8 @@ STANDINGS = {
     "a stream was cut just now": (standing(Phase.OFFERING, unserved_s=0.1), 60.0, True, "0.1 s: registering"),
     "the kubelet started just now": (standing(Phase.OFFERING), 0.1, True, "0.1 s: registering"),
     "registering for too long": (standing(Phase.OFFERING), 60.0, False, "11.0 s: registering"),
-    "just as long": (standing(Phase.OFFERING, unserved_s=PATIENCE), 60.0, False, "10.0 s: registering"),
-    "unverified, just as long": (standing(Phase.SERVING, None, stream_s=PATIENCE), 60.0, True, "not looked up"),
+    "just as long": (standing(Phase.OFFERING, unserved_s=CALL_BACK_S), 60.0, False, "10.0 s: registering"),
+    "unverified, just as long": (standing(Phase.SERVING, None, stream_s=CALL_BACK_S), 60.0, True, "not looked up"),
     "accepted and never called": (standing(Phase.ACCEPTED), 60.0, False, "kubelet's call"),
     "the kubelet refuses us": (
         standing(Phase.WAITING, trouble="no common version: 1.7"),
@@ -159,7 +159,7 @@ def test_an_answer_is_short_and_each_line_is_ours(resources: list[tuple[str, str
     verdict = judge(found, begun=True, kubelet_s=60.0)
     assert all(line.isprintable() for line in verdict.lines)
     assert len(verdict.text) < 20_000
-    assert len(verdict.lines) <= readiness._MOST_LINES + 1
+    assert len(verdict.lines) <= readiness._MAX_LINES + 1
 
 
 OTHER = readiness.LeaderSeen("3f9a2c1d")

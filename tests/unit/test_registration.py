@@ -50,9 +50,9 @@ def _finds_nobody(state: r.State) -> list[e.Event]:
 @pytest.mark.parametrize(
     ("again", "first"),
     [
-        pytest.param(_ends, r.CUT_WAIT, id="cuts"),
-        pytest.param(_fails, r.ERROR_WAIT, id="errors"),
-        pytest.param(_finds_nobody, r.ERROR_WAIT, id="no kubelet"),
+        pytest.param(_ends, r.CUT_WAIT_S, id="cuts"),
+        pytest.param(_fails, r.ERROR_WAIT_S, id="errors"),
+        pytest.param(_finds_nobody, r.ERROR_WAIT_S, id="no kubelet"),
     ],
 )
 def test_waits_double_up_to_ten_seconds(again: Callable[[r.State], list[e.Event]], first: float) -> None:

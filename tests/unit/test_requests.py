@@ -31,8 +31,8 @@ from devices.model import (
 from devices.source import Listing
 from gateway.configuration.settings import Settings
 from gateway.registration import requests, serve
-from gateway.registration.devicelist import LIST_LIMIT
-from gateway.registration.serve import REQUEST_LIMIT, DevicePlugin
+from gateway.registration.devicelist import MAX_LIST_BYTES
+from gateway.registration.serve import MAX_REQUEST_BYTES, DevicePlugin
 from gateway.registration.turns import Turns
 from gateway.tally import Tally
 from gateway.wires import rpc
@@ -106,7 +106,7 @@ async def calling(folder: Path) -> AsyncIterator[grpc.aio.Channel]:
 def _large(frame: types.FrameType) -> bool:
     """Whether a frame of ours that has ended, or waits, holds a large text by a name."""
     ours = frame.f_code.co_filename.endswith(("registration/serve.py", "registration/requests.py", "wires/rpc.py"))
-    return ours and any(isinstance(one, bytes) and len(one) > REQUEST_LIMIT // 2 for one in frame.f_locals.values())
+    return ours and any(isinstance(one, bytes) and len(one) > MAX_REQUEST_BYTES // 2 for one in frame.f_locals.values())
 
 
 async def call(channel: grpc.aio.Channel, name: str, request: bytes) -> bytes:
@@ -162,13 +162,13 @@ def test_any_list_that_fits_a_kubelet_can_be_asked_back() -> None:
         ids = tuple(f"{number:0{length}x}"[-length:] for number in range(100))
         list_ = len(V1BETA1.encode_list([Device(one) for one in ids]).data)
         assert len(V1BETA1.encode_preferred_request([PreferredRequest(ids, (), 100)]).data) < list_
-    assert LIST_LIMIT == REQUEST_LIMIT
+    assert MAX_LIST_BYTES == MAX_REQUEST_BYTES
 
 
 @pytest.mark.parametrize(("more", "refused"), [(0, "INVALID_ARGUMENT"), (1, "RESOURCE_EXHAUSTED")])
 async def test_a_request_has_so_many_bytes_at_most(folder: Path, more: int, refused: str) -> None:
     async with calling(folder) as channel:
-        request = b"\x0a" * (REQUEST_LIMIT + more)
+        request = b"\x0a" * (MAX_REQUEST_BYTES + more)
         assert (await code(channel, "Allocate", request)).name == refused
         assert await allocates(channel)
 
@@ -231,7 +231,7 @@ async def test_a_request_that_was_refused_is_not_kept(folder: Path) -> None:
     gc.disable()
     try:
         async with calling(folder) as channel:
-            await code(channel, "Allocate", b"\x0a\x00" * (REQUEST_LIMIT // 2))
+            await code(channel, "Allocate", b"\x0a\x00" * (MAX_REQUEST_BYTES // 2))
             kept = [one for one in gc.get_objects() if isinstance(one, types.FrameType) and _large(one)]
             assert kept == []
     finally:
@@ -291,8 +291,8 @@ async def test_a_call_that_was_refused_is_freed_at_once(
     def calls() -> int:
         return sum(type(one).__name__ == "_ServicerContext" for one in gc.get_objects())
 
-    monkeypatch.setattr(requests, "REQUEST_TIME", 0.05)
-    monkeypatch.setattr(serve, "MOST_STREAMS", 0)
+    monkeypatch.setattr(requests, "REQUEST_S", 0.05)
+    monkeypatch.setattr(serve, "MAX_STREAMS", 0)
     gc.collect()
     gc.disable()
     try:
@@ -306,7 +306,7 @@ async def test_a_call_that_was_refused_is_freed_at_once(
 
 async def test_a_read_that_nobody_waits_for_comes_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC never frees the message of one that was cancelled."""
-    monkeypatch.setattr(requests, "REQUEST_TIME", 0.01)
+    monkeypatch.setattr(requests, "REQUEST_S", 0.01)
     slow: Any = _Slow()
     with pytest.raises(MalformedError, match="no request came within"):
         await requests.Requests().read(rpc.Call(slow))

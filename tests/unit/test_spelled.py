@@ -14,7 +14,7 @@ from adapters.pb.v1beta1 import v1beta1_pb2
 from adapters.registry import DIALECTS, by_name
 from adapters.v1beta1 import RULES, Beta
 from devices.model import Device, Health
-from gateway.registration.devicelist import PART, spell
+from gateway.registration.devicelist import PART_DEVICES, spell
 
 DEVICES = st.lists(
     st.builds(
@@ -25,7 +25,7 @@ DEVICES = st.lists(
     ),
     max_size=6,
 )
-MANY = tuple(Device(f"GPU-{number}", numa_nodes=(number % 2,)) for number in range(3 * PART))
+MANY = tuple(Device(f"GPU-{number}", numa_nodes=(number % 2,)) for number in range(3 * PART_DEVICES))
 
 
 class Counting(Beta):
@@ -47,7 +47,7 @@ def test_the_parts_make_the_whole(dialect: Dialect, lists: list[list[Device]], p
     """Whatever the list before was."""
     parts: Sequence[tuple[Sequence[Device], Wire]] = ()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.registration.devicelist.PART", part)
+        patch.setattr("gateway.registration.devicelist.PART_DEVICES", part)
         for devices in lists:
             wire, parts = spell(dialect, tuple(devices), parts)
             assert wire == dialect.encode_list(devices)
@@ -57,8 +57,8 @@ def test_the_parts_make_the_whole(dialect: Dialect, lists: list[list[Device]], p
     ("devices", "spelled"),
     [
         pytest.param(MANY, 0, id="the same list"),
-        pytest.param((*MANY[:-1], replace(MANY[-1], health=Health.UNHEALTHY)), PART, id="one fell ill"),
-        pytest.param(MANY[: 2 * PART], 0, id="the last ones went"),
+        pytest.param((*MANY[:-1], replace(MANY[-1], health=Health.UNHEALTHY)), PART_DEVICES, id="one fell ill"),
+        pytest.param(MANY[: 2 * PART_DEVICES], 0, id="the last ones went"),
         pytest.param((*MANY, Device("GPU-new")), 1, id="one more"),
     ],
 )

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from devices.gpu.amd.exporter import Exporter
 from devices.gpu.amd.sysfs import (
     COMPUTE,
-    ENTRIES,
+    MAX_ENTRIES,
     MEMORY,
     XGMI,
     AbsentError,
@@ -245,7 +245,7 @@ def _in_order(wholes: Sequence[DriverEntry], nodes: Mapping[str, KfdNode]) -> li
     places: dict[str, float] = {entry.id: nodes[entry.id].number for entry in wholes if entry.id in nodes}
     for entry in wholes:
         after = [places[other] for other in nodes if other > entry.id]
-        places.setdefault(entry.id, min(after, default=ENTRIES) - 0.5)
+        places.setdefault(entry.id, min(after, default=MAX_ENTRIES) - 0.5)
     return sorted(wholes, key=lambda entry: (places[entry.id], entry.id))
 
 

@@ -30,7 +30,7 @@ _EVERY_S: Final = 30.0
 _KEPT_S: Final = 300.0
 """Enough for a new exporter to replace an old one."""
 _DEADLINE_S: Final = 2.0
-_BYTES: Final = 2
+_LENGTH_DELIMITED: Final = 2
 """The wire type of strings and messages (https://protobuf.dev/programming-guides/encoding/)."""
 
 # The size limits the work: a node has some hundred devices, with less than 1 KiB for each.
@@ -117,5 +117,5 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     except DecodeError as error:
         raise ValueError(f"cannot decode the answer of AMD's metrics exporter: {error}") from None
     for field in map(fields.__getitem__, range(len(fields))):
-        if field.wire_type == _BYTES:
+        if field.wire_type == _LENGTH_DELIMITED:
             yield field.field_number, field.data

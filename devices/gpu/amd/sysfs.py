@@ -16,11 +16,11 @@ from devices.files import read_plain
 from devices.gpu.model import GPU
 from devices.source import Reading
 
-_TEXT: Final = 4096
+_MAX_TEXT_BYTES: Final = 4096
 """Most bytes of a file: the kernel gives at most a page."""
-ENTRIES: Final = 1024
+MAX_ENTRIES: Final = 1024
 """Most entries of a folder: 64 partitions have 65 nodes with 64 links each."""
-_TRIES: Final = 3
+_MAX_TRIES: Final = 3
 _PCI: Final = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 
 
@@ -127,7 +127,7 @@ def read(sys: Path, last: Topology) -> Tree:
     except (OSError, ValueError) as error:
         raise AbsentError(f"the amdgpu driver with KFD is not loaded: {error}") from None
     tree = Tree()
-    for _ in range(_TRIES):  # Until nothing changed while it was read.
+    for _ in range(_MAX_TRIES):  # Until nothing changed while it was read.
         tree = _read(root, kfd, drivers, last)
         if tree.topology.key == _key(kfd, tree.whole):
             break
@@ -267,7 +267,7 @@ def _names(folder: Path, pattern: re.Pattern[str] | None = None) -> list[str]:
 
 
 def _listed(folder: Path, pattern: re.Pattern[str] | None = None) -> list[str]:
-    """Return the names in a folder that have this form, sorted, at most ``ENTRIES``.
+    """Return the names in a folder that have this form, sorted, at most ``MAX_ENTRIES``.
 
     Raises:
         OSError: it can't be read.
@@ -275,7 +275,7 @@ def _listed(folder: Path, pattern: re.Pattern[str] | None = None) -> list[str]:
     with os.scandir(folder) as entries:
         names = (entry.name for entry in entries)
         fit = (name for name in names if pattern is None or pattern.fullmatch(name))
-        return sorted(itertools.islice(fit, ENTRIES))
+        return sorted(itertools.islice(fit, MAX_ENTRIES))
 
 
 def _folder(root: Path, path: Path) -> Path:
@@ -305,9 +305,9 @@ def _text(path: Path) -> str:
         ValueError: it is not a plain file, or too large.
         OSError: it can't be read, or it is a link.
     """
-    text = read_plain(path, _TEXT, follow=False)
-    if len(text) > _TEXT:
-        raise ValueError(f"{path} has more than {_TEXT} bytes")
+    text = read_plain(path, _MAX_TEXT_BYTES, follow=False)
+    if len(text) > _MAX_TEXT_BYTES:
+        raise ValueError(f"{path} has more than {_MAX_TEXT_BYTES} bytes")
     return text.decode(errors="replace")
 
 

@@ -37,7 +37,7 @@ _ENGINES: Final = {
 }
 """The labels of a MIG instance's capacities."""
 _SLICES: Final = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<gpu>\d+)g\.")
-_CONFIG: Final = 256
+_CONFIG_BYTES: Final = 256
 """Bytes of a PCI device's configuration. Without CAP_SYS_ADMIN the kernel shows 64."""
 
 
@@ -174,7 +174,7 @@ def _vgpu(sys: Path) -> Iterator[tuple[str, str]]:
             config = (device / "config").read_bytes()
         except OSError:
             return
-        if len(config) < _CONFIG:
+        if len(config) < _CONFIG_BYTES:
             return
         host = _host_driver(_vendor_capability(config)) or host
     yield f"{PREFIX}vgpu.present", str(host is not None).lower()
@@ -186,7 +186,7 @@ def _vgpu(sys: Path) -> Iterator[tuple[str, str]]:
 def _vendor_capability(config: bytes) -> bytes:
     """Return the vendor-specific capability of a PCI device; empty if it has none."""
     at, seen = config[0x34] if config[6] & 0x10 else 0, set[int]()
-    while at and at not in seen and at + 2 < _CONFIG and config[at] != 0xFF:
+    while at and at not in seen and at + 2 < _CONFIG_BYTES and config[at] != 0xFF:
         if config[at] == 9:
             return config[at : at + config[at + 2]]
         seen.add(at)

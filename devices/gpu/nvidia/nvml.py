@@ -24,7 +24,7 @@ from devices.gpu.nvidia.vendor import ADDRESSING_MODES, ARCHITECTURES, BRANDS, S
 from devices.model import LibraryFault
 
 _RESOURCE: Final = "nvidia.com/gpu"
-_NONE: Final = 0xFFFFFFFF  # In an event: no instance.
+_NO_INSTANCE: Final = 0xFFFFFFFF  # In an event: no instance.
 _MOST_GPUS: Final = 256
 _MOST_INSTANCES: Final = 64
 _MOST_SLICES: Final = 16
@@ -308,7 +308,7 @@ class Nvml:
             xid = None
         else:
             return None
-        gpu, compute = (None if one == _NONE else one for one in (data.gpuInstanceId, data.computeInstanceId))
+        gpu, compute = (None if one == _NO_INSTANCE else one for one in (data.gpuInstanceId, data.computeInstanceId))
         return Event(uuid, xid, gpu, compute)
 
     def _found(self, handle: Any) -> str:

@@ -17,7 +17,7 @@ from devices.policy import Policy
 LIMIT_S: Final = 5.0
 _NUMBERS: Final[Mapping[str, str]] = {"Default": "0", "Short": "1", "Medium": "2", "Long": "3"}
 _NAME: Final = "nvidia-smi"
-_MOST_OF_AN_ERROR: Final = 200
+_ERROR_CHARS: Final = 200
 
 
 def set_time_slice(
@@ -59,5 +59,5 @@ def set_time_slice(
         return f"cannot run {path}: {error.strerror}. Correct that"
     if done.returncode == 0:
         return ""
-    said = done.stdout.decode(errors="replace").strip()[-_MOST_OF_AN_ERROR:]
+    said = done.stdout.decode(errors="replace").strip()[-_ERROR_CHARS:]
     return f"{path} ended with {done.returncode}: {said or 'it said nothing'}. Run the gateway as root with the capability SYS_ADMIN"
