@@ -1,4 +1,4 @@
-"""The CDI specification of one claim, which says what containers with its devices get. ``specification`` is pure, the rest are files.
+"""The CDI specification of one claim: what containers with its devices get. Some functions are pure, the others use the disk.
 
 A container gets the devices of the requests that it names, so each device has its own edits. Devices of the node's own
 specifications (NVIDIA's driver files) are used by their names. A claim that adds nothing has no file.
@@ -21,7 +21,7 @@ from devices.model import ContainerAnswer
 FOLDER: Final = Path("/var/run/cdi")
 _CLASS: Final = "claim"
 _VERSION: Final = "0.5.0"
-"""The first version in which a device's name may begin with a digit, as a UID may. It also has hostPath."""
+"""The first version in which a device's name may begin with a digit, as a UID may."""
 _OURS: Final = re.compile(
     r"(?P<new>\.)?(?P<driver>.+)-claim-(?P<uid>[A-Za-z0-9-]{1,63})\.json(?(new)\.[0-9a-f]{8}\.new)", re.ASCII
 )
@@ -48,19 +48,19 @@ def edits(answer: ContainerAnswer) -> dict[str, Any]:
         {"path": node.container_path, "hostPath": node.host_path, "permissions": node.permissions}
         for node in answer.device_nodes
     ]
-    said = {"env": [f"{name}={value}" for name, value in answer.envs.items()], "deviceNodes": nodes, "mounts": mounts}
-    return {key: value for key, value in said.items() if value}
+    whole = {"env": [f"{name}={value}" for name, value in answer.envs.items()], "deviceNodes": nodes, "mounts": mounts}
+    return {key: value for key, value in whole.items() if value}
 
 
 def specification(driver: str, uid: str, devices: Mapping[str, ContainerAnswer]) -> dict[str, Any] | None:
     """Return the specification of a claim; None if it needs none."""
-    said = {device: edits(answer) for device, answer in devices.items()}
-    found = [{"name": f"{uid}-{device}", "containerEdits": one} for device, one in said.items() if one]
-    return {"cdiVersion": _VERSION, "kind": f"{driver}/{_CLASS}", "devices": found} if found else None
+    all_edits = {device: edits(answer) for device, answer in devices.items()}
+    rows = [{"name": f"{uid}-{device}", "containerEdits": one} for device, one in all_edits.items() if one]
+    return {"cdiVersion": _VERSION, "kind": f"{driver}/{_CLASS}", "devices": rows} if rows else None
 
 
 def names(driver: str, uid: str, device: str, answer: ContainerAnswer) -> tuple[str, ...]:
-    """Return the CDI names with which a container gets a device: those in the answer, and the claim's own if it has edits."""
+    """Return a device's CDI names: those in the answer, and the claim's own name if the device has edits."""
     own = (name_of(driver, uid, device),) if edits(answer) else ()
     return (*answer.cdi_devices, *own)
 
@@ -94,11 +94,11 @@ def remove(driver: str, uid: str, folder: Path = FOLDER) -> None:
 
 
 def sweep(drivers: Collection[str], uids: Collection[str], folder: Path = FOLDER) -> list[str]:
-    """Remove our drivers' specifications of claims that are no longer prepared; return their names. It blocks: call it in a thread."""
-    removed, there = [], list[Path]()
+    """Remove our drivers' specifications of claims that are not prepared; return their names. It blocks: call it in a thread."""
+    removed, files = [], list[Path]()
     with contextlib.suppress(OSError):
-        there = list(folder.iterdir())
-    for path in there:
+        files = list(folder.iterdir())
+    for path in files:
         match = _OURS.fullmatch(path.name)
         if match is None or match["driver"] not in drivers:
             continue

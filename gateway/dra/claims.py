@@ -155,9 +155,9 @@ class ResourceClaim(Struct):
 
 
 def unshown(claims: Iterable[ResourceClaim], node: str, shown: Container[tuple[str, str]]) -> str:
-    """Return a claim with a device that no ResourceSlice of the node shows any more; '' if there is none.
+    """Return the first claim with a device that no ResourceSlice of the node shows; '' if there is none.
 
-    Such a device is unknown: another DRA driver offered it, and it is still in use after that driver went.
+    Another DRA driver offered that device, and ended while the device was in use. The gateway can't know which GPU it is.
     """
     for claim in claims:
         if any(one not in shown for one in claim.devices(node)):
@@ -166,11 +166,11 @@ def unshown(claims: Iterable[ResourceClaim], node: str, shown: Container[tuple[s
 
 
 class Allocated(Struct, frozen=True):
-    """What claims have of a node by the API server.
+    """The node's devices that are allocated to claims, as the API server reports them.
 
-    ``boards`` names the claim that has each board, or may get it. ``by_name`` are the IDs of the devices of pods that asked by
-    name. ``unshown`` is a claim with a device that no ResourceSlice shows. ``missing``: a claim has a device that our drivers
-    don't know now.
+    ``boards`` names the claim that has each board, or may get it. ``by_name`` are the IDs of devices that were allocated to pods
+    that ask by resource name. ``unshown`` names a claim with a device that no ResourceSlice shows. ``missing`` is True if a claim
+    has a device that our drivers don't know now.
     """
 
     boards: Mapping[str, str] = {}
@@ -188,7 +188,7 @@ class Wait(Struct, frozen=True):
 class Grant(Struct, frozen=True):
     """What a claim gets: each allocated device, our offer of it, and its GPU's time-slice interval ('' for the default).
 
-    Each share is one of the device's replicas.
+    A claim with several shares of a device has a row for each; each share is one of the device's replicas.
     """
 
     devices: tuple[tuple[Result, Offer, str], ...]
@@ -277,14 +277,14 @@ def granted(
 
 
 def _free(offer: Offer, held: Iterable[boards.Hold], taken: Container[str], *, shares: bool) -> tuple[list[str], str]:
-    """Return the free replicas of a device, or the device itself if it has no shares; and who holds it or its other replicas.
+    """Return the free replicas of a device (itself, if it has no shares), and who holds the device or its other replicas.
 
-    ``taken`` are replicas that this claim has already. A replica that is no longer offered still counts while a claim has it.
+    ``taken`` are replicas that this claim has already. A replica that a claim holds counts, even if it is no longer offered.
     """
     here = {one.device_id: one for one in held if one.place.overlaps(offer.place)}
     ids = offer.shares or (offer.device_id,)
     free = [one for one in ids if one not in here and one not in taken]
-    # A hold that keeps back one replica keeps back all of them.
+    # A holder that excludes this claim from one replica excludes it from all.
     hindrance = boards.may_give((free or ids)[0], offer.place, here.values(), shares=shares)
     more = here.keys() - set(ids) if offer.shares else ()
     words = next((one.words for one in (hindrance, *here.values()) if one is not None), "")
@@ -332,7 +332,7 @@ def claimed(
 
 
 def has(row: Claimed, results: Iterable[Result]) -> bool:
-    """Return True if exactly the allocated devices are prepared for a claim."""
+    """Return True if the prepared devices of a claim are exactly its allocated devices."""
     had = {(device.name, request, device.share) for device in current(row) for request in device.requests}
     return had == {(one.device, one.of, one.share or "") for one in results}
 
@@ -389,13 +389,13 @@ def taken(
     boards_of: Mapping[tuple[str, str], str],
     free: Iterable[tuple[str, str]],
 ) -> dict[str, str]:
-    """Return who has each board of a node by the API server, or may get it, for people, by board.
+    """Return, by board, a text that names the claim that has the board or may get it, as the API server reports it.
 
     Args:
         claims: all claims.
         node: the name of the node and of its pool.
         boards_of: the board of each device, by driver and name.
-        free: the devices that ResourceSlices offer to any claim.
+        free: the devices that ResourceSlices offer to new claims.
     """
     found = {boards_of[one]: "a ResourceSlice still offers it" for one in free if one in boards_of}
     for claim in claims:
@@ -413,7 +413,10 @@ def allocations(
     offers: Mapping[str, Mapping[str, Offer]],
     rows: Mapping[str, Claimed],
 ) -> Allocated:
-    """Return what claims have of a node. ``published`` is what ResourceSlices offer, and all that they show. Other arguments as for ``taken``."""
+    """Return what claims have of a node; most arguments are as for ``taken``.
+
+    ``published`` has two sets of devices: those that ResourceSlices offer to new claims, and all those that they show.
+    """
     free, shown = published
     by_name, lacking = got_by_name(claims, node, offers, rows), unshown(claims, node, boards_of.keys() | shown)
     drivers = {driver for driver, _ in boards_of}
@@ -427,9 +430,9 @@ def got_by_name(
     offers: Mapping[str, Mapping[str, Offer]],
     rows: Mapping[str, Claimed],
 ) -> frozenset[str]:
-    """Return the IDs of the devices that were allocated to pods that asked by name; ``offers`` are by driver and name.
+    """Return the IDs of the devices that were allocated to pods that ask by resource name; ``offers`` are by driver and name.
 
-    Of a device with shares, a claim that isn't prepared (``rows``) counts as that many free shares.
+    A claim for shares that isn't prepared yet (not in ``rows``) counts as so many of the device's free shares.
     """
     held, found = {one.device_id for _, _, one in given(rows)}, set[str]()
     for claim in claims:
@@ -445,7 +448,7 @@ def got_by_name(
 
 
 def by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], frozenset[str]]:
-    """Return the claim for which each board is prepared, and the devices that are prepared for pods that asked by name."""
+    """Return the holder of each prepared board, and the devices that are prepared for pods that ask by resource name."""
     names: dict[str, str] = {}
     for _, row, one in given(rows):
         names.setdefault(one.board, row.words)

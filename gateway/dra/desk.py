@@ -1,4 +1,7 @@
-"""Carry out orders to move GPUs between the APIs, from the control socket and from the node's annotation; watch pods that ask by name."""
+"""Orders to move GPUs between the APIs, and the state of pods that ask for GPUs by resource name.
+
+An order comes over the control socket, or from the node's annotation.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,9 @@ if TYPE_CHECKING:
     from gateway.wires.control import ControlConnection, Handler
 
 ANNOTATION_PERIOD_S: Final = 2.0
-"""Seconds between two checks that all boards are where the node's annotation wants them."""
+"""Seconds between two checks that each board is on the side that the node's annotation names."""
 ANNOTATION_RETRY_MAX_S: Final = 30.0
-"""The same at most, if the annotation can't be followed, because all nodes of a fleet may ask the API server."""
+"""Most seconds between two checks if the annotation can't be followed: all nodes of a fleet may ask the API server."""
 ORDER_S: Final = 22.0
 """Seconds after which an order gives up on the API server. Up to 15 of them are for pods that are being admitted."""
 ADMISSION_WAIT_S: Final = 10.0
@@ -43,7 +46,8 @@ FIRST: Final = 32
 """The first kubelet (1.N) whose API for claims this gateway speaks (v1beta1)."""
 CLASSES_PERIOD_S: Final = 120.0
 """Seconds between two reads of the DeviceClasses, while GPUs are DRA's or on their way."""
-_ENDS: Final = frozenset({Side.DRA.value, Side.PLUGIN.value})
+_TARGETS: Final = frozenset({Side.DRA.value, Side.PLUGIN.value})
+"""The sides to which an order can move a GPU."""
 _log = structlog.get_logger()
 
 
@@ -52,7 +56,7 @@ class _Spec(Struct):
 
 
 class DeviceClass(Struct):
-    """A DeviceClass. If a node has no device plugin for its resource, a pod that asks for the resource by name gets a claim."""
+    """A DeviceClass. Its ``extendedResourceName`` lets pods ask for its devices by resource name."""
 
     metadata: Metadata
     spec: _Spec = field(default_factory=_Spec)
@@ -61,8 +65,8 @@ class DeviceClass(Struct):
 def too_old(kubelet: int | None) -> str:
     """Return why a kubelet 1.N can't prepare claims. None: its version is unknown."""
     if kubelet is None:
-        return "the API server hasn't said yet which kubelet the node has"
-    return f"kubelet 1.{kubelet} has no dynamic resource allocation that this gateway speaks: 1.{FIRST} is the first"
+        return "the API server has not reported yet which kubelet the node has"
+    return f"kubelet 1.{kubelet} has no dynamic resource allocation API that this gateway speaks. The first that has is 1.{FIRST}"
 
 
 def not_taken(drivers: Iterable[DriverStatus]) -> str:
@@ -74,11 +78,10 @@ def not_taken(drivers: Iterable[DriverStatus]) -> str:
 
 
 async def leave(crossing: Crossing | None, ledger: Ledger) -> None:
-    """Before this gateway yields, let no new pod get a GPU of DRA's by name.
+    """Before this gateway yields, set allocatable to 0, so that no new pod gets a GPU of DRA's by resource name.
 
-    While a pod has such a GPU, allocatable can't be set for that: the kubelet counts the pod, and would refuse others that it
-    admits, or admits again after a start (``OutOfnvidia.com/gpu``, run on 1.37). Then it only waits until no pod is being
-    admitted.
+    If a pod has such a GPU already, only wait until no pod is being admitted. With 0, the kubelet would refuse other pods at
+    their admission, also after its own restart (``OutOfnvidia.com/gpu``, run on 1.37).
     """
     if crossing is None:
         return
@@ -89,14 +92,14 @@ async def leave(crossing: Crossing | None, ledger: Ledger) -> None:
 
 
 class Names:
-    """Watches pods that ask by name for what is DRA's: does the kubelet prepare claims for them, and does a DeviceClass make the claims?
+    """Knows if pods that ask for DRA's GPUs by resource name get them: the kubelet must prepare claims, and a DeviceClass must name the resource.
 
     Args:
         api: the API server.
-        node: the node's path there.
-        crossing: knows where each board is.
+        node: the node's path at the API server.
+        crossing: knows the side of each board.
         ledger: has the claims that were made for such pods.
-        changed: called when DRA must stop offering to new claims, or may offer again.
+        changed: called when DRA must stop offering GPUs to new claims, or may offer them again.
     """
 
     def __init__(self, api: Client, node: str, crossing: Crossing, ledger: Ledger, changed: Callable[[], None]) -> None:
@@ -104,9 +107,9 @@ class Names:
         self._path = ""
         self._kubelet: int | None = None
         self._classes: Mapping[str, str] | None = None
-        self._unsaid = "the API server hasn't said yet which DeviceClasses there are"
+        self._unsaid = "the API server has not reported yet which DeviceClasses exist"
         self._named: set[str] = set()
-        """The resources that a class has named since this process started."""
+        """The resources that a DeviceClass has named since this process started."""
         self._told = ByNameStatus()
         self._news = asyncio.Event()
         self.looked = asyncio.Event()
@@ -130,7 +133,7 @@ class Names:
             self._news.set()
 
     async def ordered(self, resources: Collection[str]) -> str:
-        """Return why pods would run without their GPUs if these resources were DRA's; '' if none would. Asks the API server."""
+        """Ask the API server; return why pods would run without their GPUs if these resources were DRA's; '' if no pod would."""
         try:
             self.take(await self._api.get(self._node, NodeObject))
             await self._read()
@@ -149,7 +152,7 @@ class Names:
             self._news.clear()
 
     async def _look(self) -> KubernetesError | None:
-        """Read from the API server what matters now; return why that failed. The last known state stays in force."""
+        """Read the node and the DeviceClasses, if they matter now. Return the error; the last known state stays in force."""
         failed, matters = None, bool(names.of_dra(self._sides()))
         try:
             if self._kubelet is None:
@@ -182,20 +185,21 @@ class Names:
         before, self._told = self._told, self.status
         if (why := self._told.overlooked) != before.overlooked:
             tell = _log.error if why else _log.info
-            tell("DRA offers GPUs to nobody new" if why else "DRA offers GPUs to pods again", reason=why)
+            tell("DRA offers no GPUs to new claims" if why else "DRA offers GPUs to new claims again", reason=why)
             self._changed()
         if (why := self._told.waiting) != before.waiting:
             tell = _log.warning if why else _log.info
-            tell("pods that ask by name wait" if why else "pods that ask by name wait no more", reason=why)
+            state = "wait" if why else "no longer wait"
+            tell(f"pods that ask for GPUs by resource name {state}", reason=why)
 
 
 class CrossingOrders:
-    """Carries out orders to move, from the control socket and from the node's annotation. The annotation is in force as long as it is there.
+    """Carries out orders to move GPUs. The node's annotation is in force as long as it exists.
 
     Args:
         crossing: moves the boards.
         why_not: returns why no GPU can move to DRA; '' if they can.
-        names: knows if pods that ask by name would run without their GPUs.
+        names: knows if pods that ask by resource name would run without their GPUs.
     """
 
     def __init__(self, crossing: Crossing, why_not: Callable[[], str], names: Names) -> None:
@@ -203,16 +207,16 @@ class CrossingOrders:
         self._wished = ""
         self._news = asyncio.Event()
         self.trouble = ""
-        """Why the annotation isn't followed now; empty if it is, or there is none."""
+        """Why the annotation isn't followed now; empty if it is followed, or doesn't exist."""
 
     def take(self, own: NodeObject) -> None:
-        """Note what the node's annotation wants."""
+        """Note the value of the node's annotation."""
         if (wished := own.metadata.annotations.get(ANNOTATION, "")) != self._wished:
             self._wished = wished
             self._news.set()
 
     async def follow(self) -> None:
-        """Keep all boards where the annotation wants them. Never returns."""
+        """Keep each board on the side that the annotation names. Never returns."""
         wait, retries = ANNOTATION_PERIOD_S, Retries()
         while True:
             error = await self._wish()
@@ -224,19 +228,22 @@ class CrossingOrders:
                 wait = ANNOTATION_PERIOD_S if error is None else min(2 * wait, ANNOTATION_RETRY_MAX_S)
             if self.trouble != before:
                 tell = _log.warning if self.trouble else _log.info
-                tell("the node's annotation", key=ANNOTATION, value=f"{self._wished:.80}", reason=self.trouble)
+                event = (
+                    "the node's annotation can't be followed" if self.trouble else "the node's annotation is followed"
+                )
+                tell(event, key=ANNOTATION, value=f"{self._wished:.80}", reason=self.trouble)
             await first_of(self._news, seconds=wait if self._wished else None)
             if self._news.is_set():
                 wait = ANNOTATION_PERIOD_S
             self._news.clear()
 
     async def _wish(self) -> ControlError | None:
-        """Move boards to where the annotation wants them; return the error if that fails now."""
+        """Move boards to the side that the annotation names; return the error if that fails now."""
         if not self._wished:
             return None
-        if self._wished not in _ENDS:
+        if self._wished not in _TARGETS:
             return ControlError(
-                f"{ANNOTATION}: unknown value {shown(self._wished)}. Allowed: dra, plugin. No GPU moves by it"
+                f"{ANNOTATION}: unknown value {shown(self._wished)}. Allowed: dra, plugin. No GPU moves until it is corrected"
             )
         crossing, to = self._crossing, Side(self._wished)
         away = [one for one in crossing.boards() if table.ordered(crossing.side(one), to) is not crossing.side(one)]
@@ -253,9 +260,9 @@ class CrossingOrders:
         return {"move": self._answer}
 
     async def _answer(self, connection: ControlConnection, request: dict[str, Any]) -> None:
-        """Move boards to the other API, or (``dry_run``) only report where they are."""
+        """Move boards to the other API, or (``dry_run``) only report their sides."""
         crossing, to, ids = self._crossing, request.get("to"), orders.handle_ids(request)
-        if to not in _ENDS:
+        if to not in _TARGETS:
             raise ControlError(f"unknown value {shown(to)}. Allowed: dra, plugin")
         there = crossing.boards()
         of = {one: board for board, found in there.items() for one in (board, *(entry.device.id for _, entry in found))}
@@ -276,8 +283,8 @@ class CrossingOrders:
 
     async def _refused(self, to: Side, wanted: Sequence[str]) -> str:
         """Return why boards can't be moved now; '' if they can."""
-        if self._wished in _ENDS - {to.value}:
-            return f"the node's annotation {ANNOTATION} wants all at {self._wished}: change it or remove it first"
+        if self._wished in _TARGETS - {to.value}:
+            return f"the node's annotation {ANNOTATION} moves all GPUs to {self._wished}. Change or remove it first"
         if not self._crossing.is_known:
             return f"{self._crossing.strangers.unknown}; `gateway doctor` says what to do"
         there = self._crossing.boards()
@@ -294,16 +301,16 @@ class CrossingOrders:
                 async with self._crossing.allocatable.turn:
                     if to is Side.DRA:
                         await self._crossing.allocatable.lower(self._crossing.stays(wanted))
-                    limit.reschedule(None)  # Once it is being written, it is carried out.
+                    limit.reschedule(None)  # From here on the order is carried out, however long the write takes.
                     await self._crossing.order(to, wanted)
         except TimeoutError:
             raise ControlError(
-                f"nothing was done within {ORDER_S:g} s: the API server is slow, or another order is under way: try again"
+                f"nothing was done within {ORDER_S:g} s: the API server is slow, or another order is in progress: try again"
             ) from None
         except KubernetesError as error:
-            advice = "; `gateway doctor` says which right is missing" if error.status in {401, 403} else ""
+            advice = ". `gateway doctor` names the missing right" if error.status in {401, 403} else ""
             raise ControlError(
-                f"nothing was done: the node's allocatable devices can't be lowered: {error}{advice}"
+                f"nothing was done, because the node's allocatable devices can't be lowered: {error}{advice}"
             ) from error
         except NotWrittenError as error:
             raise ControlError(f"nothing was done, because the state file can't be written: {error}") from error

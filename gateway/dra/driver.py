@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 CLAIM_WAIT_S: Final = 38.0
 """Seconds for which a claim may wait. The kubelet's call ends after 45."""
 RETRY_S: Final = 0.5
-"""Seconds until an API server that didn't answer is asked again, and until a waiting claim is checked again."""
+"""Seconds between two questions to an API server that doesn't answer, and between two checks of a waiting claim."""
 REREAD_S: Final = 1.0
-"""Seconds for which the API server may say whether a prepared claim was allocated again. After that, the prepared devices are
-the answer."""
+"""Seconds within which the API server must report whether a prepared claim was allocated again. After that, the kubelet gets the
+prepared devices."""
 LISTS_UPDATE_S: Final = 0.03
-"""Seconds until the lists show that a claim got its devices: to make them at once would delay the kubelet's answer by a third
+"""Seconds after a claim got devices until the lists are updated. An update at once would delay the kubelet's answer by a third
 (run)."""
 ENDED_CLAIMS_PERIOD_S: Final = 300.0
 """Seconds between two searches for prepared claims that the API server no longer has."""
@@ -49,7 +49,7 @@ _ASKED_AGAIN_S: Final = 90.0 + CLAIM_WAIT_S
 """Seconds within which a kubelet has asked again for a refused claim: it asks after 60 to 90 (run on 1.37)."""
 _MAX_REFUSED: Final = 16
 _NOBODY_LEADS: Final = Refused(
-    "no gateway leads on this node now: `gateway status` and the gateways' logs say why; the kubelet asks again"
+    "no gateway leads on this node now. `gateway status` and the gateways' logs show why. The kubelet asks again"
 )
 _SAYABLE: Final = Sayable(frozenset(Field))
 """A CDI specification can carry everything that an answer to Allocate can."""
@@ -70,7 +70,7 @@ class Stock(Protocol):
 
     @property
     def news(self) -> asyncio.Event:
-        """The event of the next change. Read it before the offers, then wait for it."""
+        """The event of the next change. Get it before you read the offers, then wait for it."""
         ...
 
     def missed(self, driver: str, names: Iterable[str]) -> None:
@@ -82,7 +82,7 @@ class Stock(Protocol):
         ...
 
     async def given_back(self, claim: ClaimName, had: Collection[str]) -> None:
-        """Give the device plugin API back the devices, by ID, that a pod got by name.
+        """Give devices (by ID) back to the device plugin API. A pod got them by resource name.
 
         The kubelet reports that a pod ended once its claims are unprepared.
         """
@@ -110,7 +110,7 @@ class ClaimsOf:
         scribe: writes the ledger.
         read: reads a claim from the API server.
         slices: sets time-slice intervals.
-        rival: another process with the driver's name.
+        rival: detects another process with the driver's name.
     """
 
     def __init__(
@@ -135,16 +135,16 @@ class ClaimsOf:
         self.is_registered = False
         """True if a kubelet accepted the registration."""
         self.trouble = ""
-        """Why a kubelet last refused it."""
+        """Why a kubelet last refused the registration."""
         self.changed_at: float | None = None
-        """When a kubelet last accepted or dropped it (monotonic seconds)."""
+        """When a kubelet last accepted or dropped the registration (monotonic seconds)."""
 
     @property
     def prepared(self) -> int:
         """How many claims have devices of this driver."""
         return len(self.rows())
 
-    # What the kubelet asks.
+    # The kubelet's calls.
 
     async def prepare(self, claim: ClaimName) -> Answer:
         """Prepare a claim's devices. If they are prepared and the claim wasn't allocated again, return the same answer again."""
@@ -174,8 +174,8 @@ class ClaimsOf:
                 return Refused(written)
             if not durable:
                 return Refused(
-                    "it could not be written down, so after a crash its devices might be given away twice: see the gateway's "
-                    f"log for what is wrong with {self._ledger.path.parent}"
+                    "it could not be written down, so after a crash another pod might get its devices: see the gateway's log for "
+                    f"what is wrong with {self._ledger.path.parent}"
                 )
             if unset := await self._slices.set(row):
                 if row is not before:
@@ -185,7 +185,7 @@ class ClaimsOf:
             return self._told(claim.uid, row, answers)
 
     async def unprepare(self, claim: ClaimName) -> Refused | None:
-        """Unprepare a claim; None means success, also if it wasn't prepared. Returns once that is on disk."""
+        """Unprepare a claim. Return None once that is on disk, also if the claim wasn't prepared."""
         async with self._turn(claim.uid):
             if not self.decides.is_set():
                 return _NOBODY_LEADS
@@ -220,7 +220,7 @@ class ClaimsOf:
 
     @property
     def news(self) -> asyncio.Event:
-        """The event of the next change of devices. Read it before the devices, then wait for it."""
+        """The event of the next change of devices. Get it before you read the devices, then wait for it."""
         return self._stock.news
 
     def answered(self, claim: ClaimName, refused: str) -> None:
@@ -251,19 +251,19 @@ class ClaimsOf:
         self.is_registered, self.changed_at = False, time.monotonic()
         _log.info("DRA driver no longer registered", driver=self.name)
 
-    # What is kept.
+    # The prepared claims.
 
     def rows(self) -> dict[str, Claimed]:
         """Return this driver's prepared claims, by UID."""
         return {claims.uid_of(key): row for key, row in self._ledger.claims.items() if row.driver == self.name}
 
     async def restore(self) -> None:
-        """Write the CDI specifications of all prepared claims, which a boot deletes; remove those of others; put back time slices."""
+        """Write the CDI specifications of all prepared claims, because a boot deletes them. Remove all others, and put back time slices."""
         await self._slices.put_back()
         rows = self.rows()
         swept = await asyncio.to_thread(cdi.sweep, (self.name,), frozenset(rows), self._folder)
         if swept:
-            _log.info("removed CDI specifications of claims that are over", files=swept[:8], count=len(swept))
+            _log.info("removed CDI specifications of ended claims", files=swept[:8], count=len(swept))
         for uid in rows:
             async with self._turn(uid):
                 if (row := self.rows().get(uid)) is None:
@@ -300,10 +300,10 @@ class ClaimsOf:
         """Set while this gateway leads and decides about claims."""
         return self._stock.decides
 
-    # How.
+    # Details.
 
     async def _durable(self, deadline: float) -> bool:
-        """Wait until everything is on disk, also if the disk is slow. Return False if it isn't by the deadline."""
+        """Wait until everything is on disk; return False if it isn't by the deadline."""
         while True:
             durable = await self._scribe.durable()
             if durable or asyncio.get_running_loop().time() >= deadline:
@@ -347,7 +347,7 @@ class ClaimsOf:
             await first_of(news, self._unprepared, seconds=min(left, RETRY_S))
 
     async def _of_another_process(self, claim: ClaimName) -> str:
-        """Return which other process on the node may have prepared a claim that we haven't; '' if none did that still runs."""
+        """Return the other process on the node that may have prepared this claim, in words; '' if no such process runs."""
         if not (socket := await self._rival.lives()):
             return ""
         try:
@@ -361,7 +361,7 @@ class ClaimsOf:
         return theirs and f"{theirs}. That process must unprepare it: it listens on {socket}"
 
     async def _found(self, claim: ClaimName, deadline: float) -> ResourceClaim | Refused:
-        """Read a claim from the API server; again while it doesn't answer."""
+        """Read a claim from the API server; try again while the server doesn't answer."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -378,7 +378,7 @@ class ClaimsOf:
         return await self._source.answer(devices[0].resource, ContainerRequest(ids), _SAYABLE)
 
     async def _specify(self, uid: str, answers: Mapping[str, ContainerAnswer]) -> str:
-        """Write a claim's CDI specification; return why that failed, '' if it didn't."""
+        """Write a claim's CDI specification; return why that failed, '' on success."""
         wanted = cdi.specification(self.name, uid, answers)
         if wanted is None:
             return ""
@@ -399,7 +399,7 @@ class ClaimsOf:
         self._stock.claimed()
 
     def _turn(self, uid: str) -> asyncio.Lock:
-        """Return the lock of a claim: it has one call at a time."""
+        """Return the claim's lock: its calls run one at a time."""
         return self._turns.setdefault(uid, asyncio.Lock())
 
 
@@ -409,9 +409,9 @@ async def forget_ended_claims(
     is_away: Callable[[float], bool],
     slices: TimeSlices,
 ) -> None:
-    """Forget claims that the API server has lacked for a while and that were not unprepared; put back their time slices.
+    """Forget prepared claims that the API server has lacked in two checks in a row, and put back their time slices.
 
-    Nothing is forgotten while the kubelet ``is_away``, or shortly after: it may not have ended their pods yet.
+    Forget none while the kubelet ``is_away``, or shortly after that: the kubelet may not have ended their pods yet.
     """
     missing: set[tuple[str, str]] = set()
     while True:
@@ -426,7 +426,7 @@ async def forget_ended_claims(
                     missing.add((driver, uid))
             over = [uid for uid in of.rows() if (driver, uid) in missing & before]
             if over:
-                _log.warning("forgetting claims that are no more, and were not unprepared", driver=driver, uids=over)
+                _log.warning("forgetting claims that were deleted and not unprepared", driver=driver, uids=over)
                 of.drop(over)
                 await of.restore()
         await slices.put_back()

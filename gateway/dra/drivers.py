@@ -1,7 +1,6 @@
-"""The node's DRA drivers, their sockets, and what they offer now.
+"""The node's DRA drivers, their sockets, and the devices that they offer now.
 
-They offer devices of the lists that the device plugin API shows. They never delay that API: while the API server is away, only
-claims wait.
+The devices are those of the device plugin API's lists. DRA never delays that API: while the API server is away, only claims wait.
 """
 
 from __future__ import annotations
@@ -66,11 +65,11 @@ _log = structlog.get_logger()
 
 
 class Inside(Struct, frozen=True):
-    """What the drivers need of the gateway.
+    """The parts of the gateway that the drivers use.
 
-    ``resources`` returns the lists of all devices, as the device plugin API would show them, and ``update`` brings them up to
-    date. ``first`` is set once all sources have reported their devices. ``passes_to`` returns the token of the gateway to which
-    calls are passed on. ``told`` are called with each change of the node's object.
+    ``resources`` returns the lists of all devices, as the device plugin API would show them, and ``update`` updates them.
+    ``first`` is set once all sources have reported their devices. ``passes_to`` returns the token of the gateway to which calls
+    are passed on. The ``told`` functions are called with each change of the node's object.
     """
 
     age: Age
@@ -117,7 +116,7 @@ class Drivers:
         self._boards: dict[tuple[str, str], str] = {}
         """The board of each device, by driver and name."""
         self._unknown: frozenset[str] = frozenset()
-        """Drivers of which the boards' holders are unknown: their published slices stay until they are known."""
+        """Drivers whose devices have unknown holders. Their published slices stay until the holders are known."""
         self._drivers: dict[str, ClaimsOf] = {}
         self._slices = TimeSlices(
             self._holdings.ledger, self._holdings.scribe, partial(compose.set_time_slice, settings)
@@ -146,19 +145,19 @@ class Drivers:
 
     @property
     def news(self) -> asyncio.Event:
-        """The event of the next change. Read it before the offers, then wait for it."""
+        """The event of the next change. Get it before you read the offers, then wait for it."""
         return self._news
 
     def decide(self) -> None:
-        """Start to decide about claims, from what is in the state file."""
+        """Start to decide about claims, from the content of the state file."""
         if self.crossing is not None:
             self.crossing.adopt()
         self.decides.set()
 
     @property
     def not_ready(self) -> str:
-        """Why this gateway could not lead yet; '' if it could. A driver that another process has is not waited for."""
-        # Such a kubelet accepts one process's drivers only: the leader's.
+        """Why this gateway could not lead yet; '' if it could. Drivers of another process don't count."""
+        # This kubelet accepts the drivers of one process only, and that is the leader.
         if self._kubelet is not None and self._kubelet < sockets.FIRST_OVERLAP_MINOR:
             return ""
         if self._kubelet is None:
@@ -171,7 +170,7 @@ class Drivers:
             self.crossing.claimed()
 
     async def given_back(self, claim: ClaimName, had: Collection[str]) -> None:
-        """Give the device plugin API back what a pod got by name, if it may go there now."""
+        """Give the devices that a pod got by resource name back to the device plugin API, if they may move now."""
         if self.crossing is not None and self._publisher is not None and self._publisher.has_looked:
             free = {self._boards.get(one, "") for one in self._publisher.free()}
             await self.crossing.bring_back(free, claim, had)
@@ -182,7 +181,7 @@ class Drivers:
             self._publisher.changed()
 
     def missed(self, driver: str, names: Iterable[str]) -> None:
-        """Note that a claim waits for these devices. Those of the device plugin API are called back if no pod holds them."""
+        """Note that a claim waits for these devices. DRA reclaims those that the device plugin API has and no pod holds."""
         if self.crossing is not None:
             self.crossing.missed({self._boards.get((driver, name), "") for name in names})
 

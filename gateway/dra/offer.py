@@ -52,14 +52,14 @@ Value: TypeAlias = str | int | bool | Version
 
 
 class Ailment(Enum):
-    """Why a device is offered to no new claim, although it is listed. The values are our taints' keys, after our domain."""
+    """Why a listed device is not offered to new claims. Each value is the key of our taint, after our domain."""
 
     UNHEALTHY = "unhealthy"
     CORDONED = "cordoned"
     LEAVING = "leaving"
-    """It moves back to the device plugin API. A claim that has it allocated still gets it."""
+    """It moves back to the device plugin API. Claims to which it is allocated still get it."""
     BY_NAME = "by-name"
-    """Pods that ask by name would run without it. Claims that have it allocated still get it."""
+    """Pods that ask by resource name would run without it. Claims to which it is allocated still get it."""
 
 
 class Offer(Struct, frozen=True):
@@ -67,7 +67,7 @@ class Offer(Struct, frozen=True):
 
     ``name`` is its name in the pool of its ``driver``; ``resource`` and ``device_id`` are its names in the device plugin API.
     ``memory`` is in bytes (0: unknown), ``capacities`` are its other quantities. ``reason`` explains ``ailment``.
-    ``vendor_taints`` are the taints by which the vendor's driver reports the same, values by key. ``beside`` names a holder of
+    ``vendor_taints`` are the vendor's driver's taints for the same ailment, values by key. ``beside`` names a pod that holds
     another replica by the device plugin API. ``shares`` are the IDs of its replicas, if claims ask for a number of shares;
     ``device_id`` is the first of them.
     """
@@ -144,7 +144,8 @@ def offers(
         root_of: returns the PCIe root complex of a PCI address (``pci0000:00``); '' if unknown.
         owner: decides which devices are DRA's; None: all.
         stranger: returns which other DRA driver offers a device, by its attributes; '' for none.
-        overlooked: why pods that ask by name would run without their GPU, so that no new claim may get any; '' if none would.
+        overlooked: why pods that ask by resource name would run without their GPU; then no device is offered to new claims.
+            '' if no pod would.
         by_capacity: True if the replicas of a device are shares of one device.
     """
     found: list[Offer] = []
@@ -162,7 +163,7 @@ def offers(
                 withheld.append(Withheld(driver, name, device_id, owner.words(entry), place.board, lasts=True))
                 continue
             under = _without_owner(entry)
-            # The list counts such a device, but the kubelet can't give it to a pod.
+            # The device plugin API lists such a device, but the kubelet can't give it to a pod.
             counted = any(layer.state in COUNTED for layer in entry.layers)
             on_board = (
                 None if held is None else [one for one in held.get(place.board, ()) if not (counted and one.offer)]
@@ -365,7 +366,7 @@ def version(text: str) -> Version | None:
 
 
 def first_said(there: Mapping[str, Iterable[tuple[str, Entry]]], said: Callable[[str, str], str]) -> dict[str, str]:
-    """Return the first text that ``said`` returns for a device of each board; boards without any are left out."""
+    """Return, by board, the first text that ``said`` returns for one of its devices; boards without a text are left out."""
     found = {
         board: next(filter(None, (said(name, one.device.id) for name, one in devices)), "")
         for board, devices in there.items()

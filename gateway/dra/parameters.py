@@ -29,7 +29,7 @@ class Opaque(Struct):
 
 
 class Config(Struct):
-    """Parameters of a claim or its class, for some of its requests (none: for all)."""
+    """Parameters of a claim or its class. ``requests`` are those of the claim's requests that they are for (none: all)."""
 
     opaque: Opaque | None = None
     source: str = ""
@@ -50,7 +50,7 @@ class _GpuSharing(_MigSharing, forbid_unknown_fields=True, rename="camel"):
 
 
 class _Empty(Struct, forbid_unknown_fields=True, rename="camel"):
-    """A kind without members. The base of the other kinds."""
+    """A kind of parameters without members; also the base of the other kinds."""
 
     api_version: str
     kind: str
@@ -106,8 +106,8 @@ def intervals(
 ) -> dict[str, str] | Refused:
     """Return the time-slice intervals that a claim's parameters ask for, by device, without defaults; or why they can't be used.
 
-    For each device the last parameters are in force that name its request or, if they name no requests, fit its type. Those of
-    the claim come after those of its classes.
+    Parameters fit a device if they name its request, or if they name no request and fit its type. The last ones that fit are in
+    force; the claim's come after those of its classes.
 
     Args:
         driver: our driver.

@@ -1,7 +1,7 @@
 """Keep the node's ResourceSlices equal to what the drivers offer: watch them, and write those that differ.
 
-Each kubelet start deletes all slices of its node, and so does a kubelet whose driver was away for half a minute. They are
-written again as soon as the watch reports it. The kubelet's calls never wait for this.
+A kubelet deletes the slices of its node when it starts, and those of a driver that was away for half a minute. They are written
+again as soon as the watch reports that. The kubelet's calls never wait for this.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
 """Versions of resource.k8s.io, the best first: 1.34, 1.33 and 1.32 have them."""
 _GROUP: Final = "/apis/resource.k8s.io"
 _MAX_REWRITES: Final = 4
-"""How often within ``_REWRITES_WITHIN_S`` a pool is written again although nothing changed here: another process writes it as well, or the
-server stores something else than was written. (After a kubelet's start deleted all slices, there is no reason to wait.)"""
+"""How often an unchanged pool may be written again within ``_REWRITES_WITHIN_S`` seconds. More often means that another process
+writes it also, or that the server stores something else than was written."""
 _REWRITES_WITHIN_S: Final = 2.0
 _REWRITE_PAUSE_S: Final = 1.0
-"""Seconds between two further writes of the same pool."""
+"""Seconds between two writes of the same pool after ``_MAX_REWRITES``."""
 LINGERS: Final = 30.0
-"""Seconds for which another driver's device still counts as offered after its slice went: a starting kubelet deletes those
-slices, too."""
+"""Seconds for which another driver's device still counts as offered after its slice was deleted: a starting kubelet deletes that
+slice also."""
 SHARES_CHECK_S: Final = 60.0
-"""Seconds between two checks if the API server keeps shares of devices, while it doesn't."""
+"""Seconds between two checks if the API server keeps shares of devices now."""
 _NO_SHARES: Final = (
     "shared GPUs are not published, because the API server keeps no shares of devices. Switch on its feature gate "
     "DRAConsumableCapacity (Kubernetes 1.34 or later; on by default since 1.36), or set --dra-shares to devices"
 )
 _VERSION_CHECK_S: Final = 1.0
-"""Least seconds between two questions which version the server has."""
+"""Least seconds between two checks of the server's API version."""
 _log = structlog.get_logger()
 
 
@@ -88,7 +88,7 @@ async def ask(api: Client) -> str:
 
 
 class Current:
-    """The version that the server has now. It is asked again if that version is gone, because the server was up- or downgraded.
+    """The version of resource.k8s.io that the server has now. It is read again after an upgrade or downgrade of the server.
 
     Args:
         api: the API server.
@@ -100,7 +100,7 @@ class Current:
         """The last known version; None: unknown."""
 
     async def anew(self) -> str:
-        """Ask for the version, unless that was done a moment ago.
+        """Read the version from the server, unless that was done less than a second ago.
 
         Raises:
             KubernetesError: as ``ask``; the last known version stays.
@@ -133,13 +133,13 @@ class Publisher:
 
     Args:
         api: the API server.
-        current: its version.
+        current: its version of resource.k8s.io.
         node: the node's name.
         owner: the node's UID, '' if unknown.
         offered: returns what each driver offers now, by its name; None if unknown: then its slices stay as they are.
         ready: returns True if a kubelet accepted a driver. Until then no further devices are offered: if a claim were
             prepared too early, the kubelet would retry only after 60 to 90 s (run on 1.36).
-        met: called when other drivers offer something else.
+        met: called when the devices that other drivers offer have changed.
         rival: returns what is known of another process with a driver's name; None: no check is made.
         noticed: called when slices changed.
     """
@@ -198,7 +198,7 @@ class Publisher:
         return next(filter(None, map(self._strangers.get, slices.hardware(attributes))), "")
 
     def free(self) -> frozenset[tuple[str, str]]:
-        """Return the driver and the name of each device that our slices offer to new claims, by the API server."""
+        """Return the driver and the name of each device that our slices at the API server offer to new claims."""
         there = {} if self._there is None else self._there
         ours = (one for name, one in there.items() if slices.is_ours(name, one, self._node))
         return frozenset(
@@ -212,7 +212,7 @@ class Publisher:
         return frozenset(name for name, _ in _shown(() if self._there is None else self._there.values()))
 
     def others(self, driver: str) -> dict[str, Slice] | None:
-        """Return a driver's slices on this node that no gateway wrote; None: unknown yet."""
+        """Return a driver's slices on this node that another process wrote; None: unknown yet."""
         there = self._there
         if there is None:
             return None
@@ -240,7 +240,7 @@ class Publisher:
                 await asyncio.sleep(wait)
                 self._wake.set()
 
-    # What is there.
+    # The slices at the API server.
 
     async def _collection(self) -> str:
         return f"{api_path(await self._current.anew())}/resourceslices"
@@ -265,14 +265,14 @@ class Publisher:
         if self._taints and written is not None and slices.lacks_taints(written, one):
             self._taints = False
             _log.warning(
-                "the API server keeps no taints of devices: unhealthy and cordoned ones are left out of the ResourceSlices",
+                "the API server keeps no taints of devices: the ResourceSlices lack unhealthy and cordoned devices",
                 advice="its feature gate DRADeviceTaints is off (on by default since 1.36)",
             )
 
-    # What is wanted.
+    # Writing.
 
     async def _publish(self, version: str) -> float:
-        """Write the slices that differ; return after how many seconds to check again (0: at the next change)."""
+        """Write the slices that differ; return the seconds until the next check (0: at the next change)."""
         if self._there is None:
             return 0.0
         offered = self._offered()
@@ -304,7 +304,7 @@ class Publisher:
         return wait
 
     async def _make_way(self, version: str, driver: str, rival: Rival) -> None:
-        """Delete our slices of a driver whose name another process has; also that process's slices, once it has ended for good."""
+        """Delete our slices of a driver whose name another process has; also that process's slices, if it has ended for good."""
         there, stale, node = self._there or {}, rival.seen.is_stale, self._node
         gone = {
             name: one
@@ -318,7 +318,7 @@ class Publisher:
             self._met_at = {what: at for what, at in self._met_at.items() if what not in ended}
 
     def _too_often(self, driver: str, pool: Pool) -> bool:
-        """Return True if the same pool was written so often that it must wait."""
+        """Return True if the same pool was written too often, and must wait."""
         now = asyncio.get_running_loop().time()
         same = self._wanted.get(driver) == pool
         self._wanted[driver] = pool
@@ -394,7 +394,7 @@ class Publisher:
                 "a device is not offered here, because another DRA driver offers it",
                 device=what,
                 reason=found[what],
-                advice="end that driver on this node, or give this one another name or other devices",
+                advice="end that driver on this node, or set --dra-drivers or --exclude-devices",
             )
         self._strangers = found
         self._met()

@@ -3,9 +3,9 @@
 The kubelet sends all claims of a driver to the process that registered the name last. With two processes, one gets claims that
 the other prepared. So the gateway registers a driver and publishes its devices only if no other process has the name.
 
-NVIDIA's driver ends on a node before its update starts there, and leaves its ResourceSlices. So ours waits until the other
+When NVIDIA's driver is updated, it ends on a node, leaves its ResourceSlices, and starts again. So ours waits until the other
 socket has been away for a while, and no claim names a device of those slices. The sockets in the kubelet's folder
-``plugins_registry`` show which drivers run, of any process.
+``plugins_registry`` show which drivers run.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 AWAY_S: Final = 60.0
 """Seconds for which the other process must be away before its ResourceSlices may be deleted."""
 LOOK_S: Final = 1.0
-"""Seconds between two checks while another process has the name, or that is unknown."""
+"""Seconds between two checks while another process has the name, or while that is unknown."""
 LOOK_SELDOM_S: Final = 5.0
-"""The same while no other process has it; also the seconds between two lists of the cluster's claims."""
+"""Seconds between two checks while no other process has the name, and between two reads of the cluster's claims."""
 INFO_S: Final = 1.0
 """Seconds within which a socket must answer GetInfo."""
 MOST_SOCKETS: Final = 256
@@ -54,8 +54,8 @@ Device = tuple[str, str]
 class OtherProcess(Struct, frozen=True):
     """What is known of another process with the name of our ``driver``.
 
-    ``socket`` is its living socket, empty if it has none. ``slices`` are its ResourceSlices; None: unknown yet. It was last
-    seen ``away_s`` seconds ago; None: no such process was seen. ``claims`` name devices of its slices; None: unknown.
+    ``socket`` is a socket on which it listens; empty if there is none. ``slices`` are its ResourceSlices; None: unknown yet. It
+    was last seen ``away_s`` seconds ago; None: no such process was seen. ``claims`` name devices of its slices; None: unknown.
     """
 
     driver: str
@@ -71,9 +71,9 @@ class OtherProcess(Struct, frozen=True):
         if self.socket:
             return f"another process has the driver {self.driver}: it listens on {self.socket}{theirs}"
         if self.slices is None:
-            return "the API server has not said yet which ResourceSlices the node has"
+            return "the API server has not reported yet which ResourceSlices the node has"
         if self.away_s is not None and self.away_s < AWAY_S:
-            return f"another process had the driver {self.driver}{theirs}, and went less than {AWAY_S:g} s ago: it may be updated now"
+            return f"another process had the driver {self.driver}{theirs}, and ended less than {AWAY_S:g} s ago: it may be updated now"
         if self.slices:
             return (
                 f"another process left ResourceSlices of the driver {self.driver}: {_some(self.slices)}{self._claimed}"
@@ -106,7 +106,7 @@ def _some(names: Sequence[str] | None) -> str:
 
 
 class Announced:
-    """Knows which drivers the sockets in the kubelet's folder announce. Each socket is asked once.
+    """Knows which driver each socket in the kubelet's folder announces. It asks each socket once.
 
     Args:
         registry: the folder.
@@ -117,7 +117,7 @@ class Announced:
         self._known: dict[tuple[str, SocketId], str] = {}
 
     async def socket(self, driver: str) -> str:
-        """Return a living socket of another process that announces a driver; '' if there is none."""
+        """Return a socket on which another process announces a driver; '' if there is none."""
         found = await asyncio.to_thread(self._living, driver)
         unknown = [(path, id_) for path, id_ in found if (str(path), id_) not in self._known]
         for (path, id_), name in zip(unknown, await asyncio.gather(*map(_asked, unknown)), strict=True):
@@ -127,7 +127,7 @@ class Announced:
             self._known.clear()
         for path, id_ in found:
             name = self._known.get((str(path), id_))
-            # A socket without an answer is judged by its name, which upstream's library begins with the driver's name.
+            # A socket without an answer is judged by its name: upstream's library begins it with the driver's name.
             if name == driver or (name is None and path.name.startswith((f"{driver}-", f"{driver}."))):
                 return str(path.relative_to(self._registry))
         return ""
@@ -145,7 +145,7 @@ class Announced:
 
 
 def _sockets(folder: Path) -> Iterator[Path]:
-    """Yield the files of the folder and its sub-folders, as a kubelet does: no names with a dot in front."""
+    """Yield the files of the folder and its sub-folders, except names that begin with a dot: a kubelet ignores those also."""
     left = MOST_SOCKETS
     for at, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -156,7 +156,7 @@ def _sockets(folder: Path) -> Iterator[Path]:
 
 
 async def _asked(one: tuple[Path, SocketId]) -> str | None:
-    """Ask a socket for its driver: '' if it is not a driver's; None if it doesn't answer."""
+    """Ask a socket for its driver; '' if it announces something else, None if it doesn't answer."""
     async with rpc.Channel(one[0], pluginregistration.CHANNEL_OPTIONS) as channel:
         try:
             info = pluginregistration.decode_info(await channel.call(pluginregistration.GET_INFO, seconds=INFO_S))
@@ -171,7 +171,7 @@ class Rival:
     Args:
         driver: the name.
         announced: knows which socket announces which driver.
-        others: returns the driver's slices on this node that no gateway wrote; None: unknown.
+        others: returns the driver's slices on this node that another process wrote; None: unknown.
         claims: lists the claims of the cluster that have a device of the driver; raises a ``KubernetesError``.
         ours: returns True if we prepared the claim with a UID.
         changed: called when the result changed.
@@ -212,12 +212,12 @@ class Rival:
     def unregistered(self, prepared: int) -> str:
         """Return why our driver may not be registered; '' if it may.
 
-        If the slices are unknown and claims are ``prepared``, it may: the kubelet calls only for those, because it can't read
-        others either.
+        It may if claims are ``prepared``, even if the slices are unknown: without the API server the kubelet calls only for
+        prepared claims.
         """
         seen = self.seen
         if not self._looked or (prepared and seen.slices is None and not seen.socket):
-            return "" if self._looked else "the kubelet's folder has not been looked at yet"
+            return "" if self._looked else "the kubelet's folder plugins_registry has not been read yet"
         return seen.unregistered
 
     def noticed(self) -> None:
@@ -234,7 +234,7 @@ class Rival:
         return ""
 
     async def lives(self) -> str:
-        """Look now; return the other process's living socket, '' if there is none."""
+        """Look now; return the socket on which the other process listens, '' if there is none."""
         await self._look()
         return self._socket
 
@@ -249,7 +249,7 @@ class Rival:
             await first_of(self._wake, seconds=LOOK_SELDOM_S if known else LOOK_S)
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Wait until a condition is true; it is checked after each look."""
+        """Wait until a condition is true. It is checked after each look."""
         while not true():
             await self._news.within(None)
 
@@ -261,7 +261,7 @@ class Rival:
             self._seen_at = asyncio.get_running_loop().time()
 
     def _meet(self) -> bool:
-        """Note the slices; return True if they changed. A slice that was written shows that its process is running."""
+        """Note the slices; return True if they changed. A new write of a slice shows that its process runs."""
         others = self._others()
         there = None if others is None else {name: one.generation for name, one in others.items()}
         if there == self._slices or there is None:
@@ -278,7 +278,7 @@ class Rival:
         return True
 
     async def _ask(self) -> None:
-        """Ask which claims have devices of a process that ended. Forget that process once no claim has."""
+        """Read which claims have devices of a process that ended. Once no claim has one, forget that process."""
         seen, now = self.seen, asyncio.get_running_loop().time()
         if seen.socket or seen.slices is None or seen.away_s is None or seen.away_s < AWAY_S or now < self._asked_at:
             return

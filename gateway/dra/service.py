@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 BIND_RETRY_S: Final = 1.0
 """Seconds until a socket that can't be bound is tried again."""
 PASS_RETRY_S, PASS_RETRY_MAX_S = 0.005, 0.25
-"""Seconds until a call is passed on again, if the leader ended or yielded during it: doubled each time, up to the second value."""
+"""If the leader ends or yields during a call, seconds until the call is passed on again; doubled each time up to the maximum."""
 HEALTH_PERIOD_S: Final = 20.0
-"""Seconds between two lists of device health without a change."""
+"""Seconds between two reports of device health if nothing changes."""
 HEALTH_VALID_S: Final = 60
-"""Seconds for which the kubelet believes a list of device health."""
+"""Seconds for which a report of device health is valid."""
 STOP_GRACE_S: Final = 5.0
-"""Seconds for which open calls may still end when the server stops."""
+"""Seconds that open calls have to end when the server stops."""
 PASSED_CALL_S: Final = 45.0
-"""Seconds for which a successor may answer a call that was passed on: as long as the kubelet waits."""
+"""Seconds that a successor has to answer a call that was passed on: as long as the kubelet waits."""
 MAX_CALLS: Final = 512
-"""Most open calls of a driver, on all connections: pods that start together make one call each."""
+"""Most open calls of a driver on all connections. Each pod that starts causes one call."""
 LOGGED_PER_MINUTE: Final = 100
-"""Answers of one kind that are logged per minute, so that endless calls can't fill the disk."""
+"""Most results of one kind that are logged per minute, so that endless calls can't fill the disk."""
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", plugin.MAX_BYTES),
-    # For one connection: a call for each pod that starts. Further calls are ended.
+    # For one connection. Each pod that starts causes one call.
     ("grpc.max_concurrent_streams", 256),
     ("grpc.max_metadata_size", 8 * 1024),
     ("grpc.absolute_max_metadata_size", 16 * 1024),
@@ -57,7 +57,7 @@ _log = structlog.get_logger()
 
 _Work = Callable[[], Awaitable[bytes]]
 _SERVER_ENDED: Final = frozenset({rpc.Code.UNAVAILABLE, rpc.Code.CANCELLED})
-"""The status of a call whose server ends."""
+"""The status codes of a call whose server ended."""
 SERVICES: Final = (*(api.registered_as for api in APIS), *map(health.service, health.VERSIONS))
 """The services in the registration. Each kubelet uses those that it knows (run on 1.32, 1.36 and 1.37)."""
 
@@ -67,8 +67,8 @@ class Service:
 
     Args:
         claims: prepares the claims.
-        decider: returns the socket of another living gateway that decides about claims, to which all calls are passed on; None:
-            there is none.
+        decider: returns the socket of another gateway that decides about claims, to which all calls are passed on; None: there
+            is none.
     """
 
     def __init__(self, claims: ClaimsOf, decider: Callable[[], Path | None] = lambda: None) -> None:
@@ -77,7 +77,7 @@ class Service:
         """The driver's name."""
         self._server: rpc.UnixServer | None = None
         self._path: Path | None = None
-        """The socket on which the kubelet finds it."""
+        """The socket by which the kubelet finds this server."""
         self._ending = asyncio.Event()
         self._successor: Path | None = None
         """The socket of the gateway that the kubelet calls from now on."""
@@ -107,8 +107,8 @@ class Service:
     async def stop(self, successor: Path | None = None) -> None:
         """Remove the socket, so that the kubelet calls another gateway; end streams, and finish open calls.
 
-        Returns when no call is decided here any more. Waiting calls are passed on to the successor; ``finish`` waits for its
-        answers.
+        Waiting calls are passed on to the successor. Returns when this gateway decides no more calls; ``finish`` waits for the
+        successor's answers.
         """
         self._successor = successor
         self._ending.set()
@@ -153,7 +153,7 @@ class Service:
         answer: Callable[[ClaimName], Awaitable[Any]],
         encode: Callable[[dict[str, Any]], bytes],
     ) -> dict[str, rpc.Method]:
-        """Return the method that does the same for each claim of a request. A call that another gateway decides ends with its error."""
+        """Return the method that calls ``answer`` for each claim of a request. If another gateway answers, its errors are passed back."""
 
         async def answered(asked: Sequence[ClaimName]) -> bytes:
             answers = await asyncio.gather(*map(answer, asked))
@@ -172,7 +172,7 @@ class Service:
         """Answer a call here, or pass it on to the gateway that decides; wait if none decides yet.
 
         Raises:
-            CallError: the other gateway's answer.
+            CallError: the other gateway returned an error.
         """
         decides, ends, wait = self._claims.decides, time.monotonic() + CLAIM_WAIT_S, PASS_RETRY_S
         while not decides.is_set() and time.monotonic() < ends:

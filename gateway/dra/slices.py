@@ -21,14 +21,14 @@ from gateway.kubernetes import quantity
 Body: TypeAlias = dict[str, Any]
 
 MOST_DEVICES: Final = 128
-"""Devices in a slice (ResourceSliceMaxDevices)."""
+"""Most devices in a slice (ResourceSliceMaxDevices)."""
 MOST_TAINTED: Final = 64
-"""Devices in a slice of which one has a taint (ResourceSliceMaxDevicesWithAdvancedFeatures)."""
+"""Most devices in a slice, if one of them has a taint (ResourceSliceMaxDevicesWithAdvancedFeatures)."""
 MOST_ATTRIBUTES: Final = 32
-"""Attributes and capacities of a device (ResourceSliceMaxAttributesAndCapacitiesPerDevice)."""
+"""Most attributes and capacities of a device, together (ResourceSliceMaxAttributesAndCapacitiesPerDevice)."""
 TAINTS: Final = "device-plugin-gateway.io/"
 SHARES: Final = "shares"
-"""The capacity from which claims ask for shares, named as by NVIDIA's driver (consumable_shares.go)."""
+"""The name of the capacity of which claims ask for shares, as in NVIDIA's driver (consumable_shares.go)."""
 _SHARED: Final = "allowMultipleAllocations"
 _IDENTITIES: Final = frozenset({"uuid", "parentUUID"})
 _ADDRESSES: Final = frozenset({"pciBusID", "pcieBusID", "pciAddr"})
@@ -37,9 +37,9 @@ _PCI_CHARS: Final = 12
 """Characters of a PCI address (0000:3b:00.0). NVML writes four more digits before them."""
 
 _STEM_CHARS: Final = 240
-"""Characters of a slice's name before its number: a name has at most 253."""
+"""Most characters of a slice's name before its number: a name has at most 253."""
 _BASIC: Final = "v1beta1"
-"""The version in which a device's fields are in ``basic``, without taints by default (1.32)."""
+"""The API version (Kubernetes 1.32) in which a device's fields are in ``basic``, by default without taints."""
 
 
 class _Shape(Struct):
@@ -63,7 +63,7 @@ class Spec(Struct):
 
 
 def _readable(device: dict[str, Any]) -> dict[str, Any]:
-    """Keep only the attributes of a device with unknown fields. Our own devices never have these, so our slice is written again."""
+    """Reduce a device with unexpected fields to its attributes. If it is in our slice, the slice differs, and is written again."""
     try:
         msgspec.convert(device, _Shape)
     except msgspec.ValidationError:
@@ -96,8 +96,8 @@ class Slice(Struct):
 class Pool(Struct, frozen=True):
     """What a driver offers on a node.
 
-    ``version`` is the API's. ``taints``: the API keeps taints of devices. ``owner`` is the Node's UID, with which the slices
-    are deleted; '' if unknown.
+    ``version`` is the API's. ``taints`` is True if the API keeps taints of devices. ``owner`` is the UID of the Node object, with
+    which the slices are deleted; '' if unknown.
     """
 
     driver: str
@@ -149,13 +149,13 @@ def changes(pool: Pool, there: Mapping[str, Slice], last: int = 0) -> list[Chang
 
 
 def no_more(devices: Iterable[Offer], there: Iterable[Slice]) -> tuple[Offer, ...]:
-    """Leave out devices that the existing slices don't offer, or not to new claims."""
+    """Return the devices without those that the existing slices don't offer, or don't offer to new claims."""
     shown = {str(one.get("name")): bool(one.get("taints")) for found in there for one in found.spec.devices or ()}
     return tuple(one for one in devices if one.name in shown and (one.ailment is not None or not shown[one.name]))
 
 
 def is_ours(name: str, one: Slice, node: str) -> bool:
-    """Return True if a gateway wrote a slice: it has the name that we would give it."""
+    """Return True if a slice has the name that a gateway would give it."""
     number = name.rpartition("-")[2]
     return number.isdecimal() and name == name_of(Pool(one.spec.driver, node, ()), int(number))
 
@@ -173,7 +173,7 @@ def has_shares(one: Slice) -> bool:
 
 
 def strangers(slices: Iterable[Slice], node: str, ours: Iterable[str]) -> dict[str, str]:
-    """Return the hardware that other processes offer on this node, with words for people, by ``hardware``.
+    """Return the hardware that other processes offer on this node: its key (``hardware``), and a text that names driver and slice.
 
     Two drivers that offer one GPU would give it to two pods. ``ours`` are the names of our own slices.
     """
@@ -190,9 +190,9 @@ def strangers(slices: Iterable[Slice], node: str, ours: Iterable[str]) -> dict[s
 
 
 def hardware(attributes: Mapping[str, object]) -> frozenset[str]:
-    """Return what identifies a device's hardware under any driver: its UUID, the UUID of its GPU, its PCI address.
+    """Return the keys of a device's hardware, the same for all drivers: its UUID, the UUID of its GPU, its PCI address.
 
-    Two devices with one of these in common are, or may be, the same hardware.
+    Two devices with a common key may be the same hardware.
     """
     found = set()
     for name, value in attributes.items():
@@ -222,7 +222,7 @@ def _parts(pool: Pool) -> Sequence[Sequence[Body]]:
 
 
 def _in_order(one: Offer) -> tuple[int, int, str]:
-    """Sort by name, with longer numbers last, and replicas by number first. The scheduler takes the first that fits, so it spreads over GPUs."""
+    """Sort by replica number, then by name in numeric order. The scheduler takes the first device that fits, so pods spread over the GPUs."""
     replica = int(one.device_id.rpartition(MARK)[2]) if one.attributes.get("shared") else 0
     return replica, len(one.name), one.name
 
@@ -267,7 +267,7 @@ def _value(value: object) -> Body:
 
 
 def _is(one: Slice, part: Sequence[Body], count: int) -> bool:
-    """Return True if a slice has these devices. The time that the server adds to a taint doesn't matter."""
+    """Return True if a slice has these devices, apart from the time that the server adds to a taint."""
     return one.spec.pool.get("resourceSliceCount") == count and list(map(_bare, one.spec.devices or ())) == list(part)
 
 

@@ -1,8 +1,8 @@
 """The registration sockets in the kubelet's folder ``plugins_registry``, by which the kubelet finds DRA drivers.
 
-Each gateway has its own socket. Two serve at once during a roll (1.33 and later): the kubelet calls the one that registered
-last, and the end of one doesn't affect the other. The claims' API is on the same socket: a registration without an endpoint
-means that (operation_generator.go of the kubelet), so the gateway needn't know how the kubelet sees its paths.
+Each gateway has its own socket. During a rolling update two gateways serve (kubelet 1.33 and later): the kubelet calls the one
+that registered last, and the end of one doesn't affect the other. The registration names no endpoint, so the kubelet finds the
+claims' API on the same socket (operation_generator.go of the kubelet).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gateway.wires.unix import listens
 
 FOLDER: Final = "plugins_registry"
 FIRST_OVERLAP_MINOR: Final = 33
-"""The first kubelet (1.N) with which two processes may register a driver: in 1.32 the second breaks the first (run)."""
+"""The first kubelet (1.N) with which two processes may register one driver. In 1.32 the second breaks the first (run)."""
 CHECK_S: Final = 1.0
 """Seconds between two checks if another gateway has ended."""
 _NAME_CHARS: Final = 14
-"""Characters of a driver's name that are used: a path has at most 107 bytes, a driver's name 63."""
+"""Characters of a driver's name that a socket's name has: a path has at most 107 bytes, a driver's name 63."""
 _log = structlog.get_logger()
 
 
@@ -35,19 +35,19 @@ def path_of(folder: Path, driver: str, token: str) -> Path:
 
 
 def others(folder: Path, driver: str, token: str) -> list[Path]:
-    """Return the living sockets of other gateways for a driver."""
+    """Return the sockets on which other gateways serve a driver."""
     own = path_of(folder, driver, token)
     return [path for path in _all(folder, driver) if path != own and listens(path)]
 
 
 def newest(folder: Path, driver: str, token: str) -> Path | None:
-    """Return the newest living socket of another gateway, which the kubelet calls; None: there is none."""
+    """Return the newest socket on which another gateway serves a driver (the kubelet calls that one); None: there is none."""
     there = [(made, path) for path in others(folder, driver, token) if (made := _made(path)) is not None]
     return max(there)[1] if there else None
 
 
 def of_another(folder: Path, driver: str, token: Callable[[], str]) -> Path | None:
-    """Return the socket of the gateway whose token ``token`` returns; None if it isn't living."""
+    """Return the socket of the gateway whose token ``token`` returns; None if no process listens on it."""
     path = path_of(folder, driver, token())
     return path if listens(path) else None
 
@@ -60,7 +60,7 @@ async def until_alone(
     learned: asyncio.Event,
     decides: asyncio.Event,
 ) -> None:
-    """Wait until a driver may be registered: the kubelet prepares claims, and another gateway's registration wouldn't break.
+    """Wait until a driver may be registered: the kubelet prepares claims, and the registration breaks no other gateway's.
 
     ``learned`` is set once the kubelet's version is known, ``decides`` while this gateway leads.
     """
@@ -69,7 +69,7 @@ async def until_alone(
         lacking() or not decides.is_set() or others()
     ):
         if not told and minor is not None and not lacking():
-            reason = f"kubelet 1.{minor} takes one instance only: a second breaks the first"
+            reason = f"kubelet 1.{minor} allows one process per DRA driver: a second breaks the first"
             _log.info("the DRA driver is registered once this gateway leads", driver=driver, reason=reason)
             told = True
         with contextlib.suppress(TimeoutError):
@@ -107,7 +107,7 @@ def _all(folder: Path, driver: str) -> list[Path]:
 
 
 def _made(path: Path) -> tuple[int, str] | None:
-    """Return when a socket was made, and its name, which decides between two of the same time."""
+    """Return when a socket was made, and its name, which orders sockets of the same time."""
     try:
         return path.stat().st_mtime_ns, path.name
     except OSError:

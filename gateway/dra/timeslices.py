@@ -1,7 +1,7 @@
 """Time-slice intervals of GPUs: set for claims that ask for one, and put back when no such claim is left.
 
-The state file names a GPU before its interval is set, and until it was put back. So a gateway that starts after a crash knows
-which GPUs to put back.
+The state file names a GPU from before its interval is set until the default is set again. So after a crash the next gateway
+knows which GPUs to put back.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class TimeSlices:
     Args:
         ledger: has the claims, and remembers intervals.
         scribe: writes the ledger.
-        set_one: sets the interval of a GPU (UUID) in a thread, and returns why that failed. Without a GPU it returns why it
-            could set none.
+        set_one: sets the interval of a GPU (UUID), and returns why that failed. Without arguments, it returns why it could set
+            no interval. It blocks.
     """
 
     def __init__(self, ledger: Ledger, scribe: Scribe, set_one: Callable[..., str]) -> None:
@@ -61,7 +61,7 @@ class TimeSlices:
         return "; ".join(f"cannot set the time-slice interval of {uuid}: {reason}" for uuid, reason in failed.items())
 
     async def put_back(self) -> None:
-        """Set the default again for GPUs without such a claim. What fails is tried again by the next call."""
+        """Set the default again for GPUs that no claim sets an interval for. The next call tries failed GPUs again."""
         async with self._turn:
             left = self._ledger.time_slices.keys() - sliced(self._ledger.claims)
             failed = await self._set(dict.fromkeys(left, _DEFAULT))

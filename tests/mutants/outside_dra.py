@@ -341,7 +341,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "OD21",
         "an order against the annotation is taken",
         "gateway/dra/desk.py",
-        "        if self._wished in _ENDS - {to.value}:",
+        "        if self._wished in _TARGETS - {to.value}:",
         "        if self._wished in ():",
         _CROSSING,
     ),

@@ -7,7 +7,7 @@ import pytest
 from gateway.dra.rivals import OtherProcess
 
 DRIVER = "gpu.example.com"
-UNREGISTERED = "the API server has not said"
+UNREGISTERED = "the API server has not reported"
 
 
 @pytest.mark.parametrize(

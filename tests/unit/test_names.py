@@ -104,7 +104,7 @@ async def test_it_is_said_once_and_what_was_known_counts_while_nobody_answers() 
     assert changes[1] == ""
     told = [(one["log_level"], one["event"]) for one in said]
     assert told == [
-        ("error", "DRA offers GPUs to nobody new"),
-        ("info", "DRA offers GPUs to pods again"),
-        ("warning", "pods that ask by name wait"),
+        ("error", "DRA offers no GPUs to new claims"),
+        ("info", "DRA offers GPUs to new claims again"),
+        ("warning", "pods that ask for GPUs by resource name wait"),
     ]
