@@ -1,1 +1,1 @@
-"""Which of the gateways of a node leads: the one that holds the locks."""
+"""Which gateway of a node leads: the one that holds the locks."""

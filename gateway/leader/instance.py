@@ -32,9 +32,9 @@ _BORN = re.compile(rb"[0-9]{1,20}\n")
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _POD = "pod-"
 _MAX_PODS = 16
-"""Most pods whose arrival is remembered."""
+"""Most pods whose arrival on the node is remembered."""
 _MAX_PEERS = 512
-"""Most folders that are looked at. ``sweep`` removes those of dead gateways."""
+"""Most gateways' folders that are read. ``sweep`` removes those of dead gateways."""
 
 
 def socket_name(resource: str) -> str:
@@ -45,10 +45,10 @@ def socket_name(resource: str) -> str:
 
 
 def make_folder(folder: Path) -> str:
-    """Make the socket directory if only it is missing and it has a kubelet's name for it. Return why it can't be used, '' if it can.
+    """Make the socket directory if it is missing. Return why it can't be used, '' if it can.
 
-    A service of the host may start before the node's first kubelet. A folder with another name is not made: no kubelet would
-    use a folder that exists because of a typing error.
+    A service of the host may start before the node's first kubelet. Only the last folder of the path is made, and only under the
+    kubelet's name for it: otherwise a typing error would make a folder that no kubelet uses.
     """
     if folder.name == SOCKET_DIR.name:
         with contextlib.suppress(OSError):
@@ -67,7 +67,7 @@ def make_folder(folder: Path) -> str:
 
 
 def boot_ns() -> int:
-    """Return the boot clock in nanoseconds. It never jumps, and goes on while the machine sleeps."""
+    """Return the boot clock in nanoseconds. It never jumps, and runs on while the machine sleeps."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
@@ -82,7 +82,7 @@ class Instance:
 
     def __init__(self, socket_dir: Path, *, host_service: bool = False, pod_uid: str = "") -> None:
         self.age = Age(HOST_SERVICE_NS if host_service else boot_ns(), os.urandom(4).hex())
-        """When this gateway came to the node; from ``create`` on, when its pod came."""
+        """When this gateway started on the node; after ``create``, when its pod first did."""
         self._shared = socket_dir / FOLDER
         self.folder, self._unseen = self._shared / self.token, self._shared / f".{self.token}"
         self._pod = pod_uid if _UID.fullmatch(pod_uid) and not host_service else ""
@@ -98,7 +98,7 @@ class Instance:
         return self.folder / socket_name(resource)
 
     def create(self) -> None:
-        """Make the folder, and lock a file in it. It gets its final name once it is locked. May be called again after ``remove``.
+        """Make the folder, and lock a file in it; then give the folder its final name. May be called again after ``remove``.
 
         Raises:
             OSError: the socket directory is missing or not writable.
@@ -121,27 +121,27 @@ class Instance:
 
 
 def _born(shared: Path, pod: str, now_ns: int) -> int:
-    """Return when a pod came to the node: its first gateway writes that to a file. Return ``now_ns`` if the file can't be used."""
+    """Return when a pod's first gateway started, from the file that it wrote. Return ``now_ns`` if the file can't be used."""
     path = shared / f"{_POD}{pod}"
-    said = _said(path, now_ns)
-    if said is None:
-        others = sorted(shared.glob(f"{_POD}*"), key=lambda one: _said(one, now_ns) or 0)
+    born = _read_born(path, now_ns)
+    if born is None:
+        others = sorted(shared.glob(f"{_POD}*"), key=lambda one: _read_born(one, now_ns) or 0)
         for old in {path, *others[: 1 - _MAX_PODS]}:
             with contextlib.suppress(OSError):
                 old.unlink()
         with contextlib.suppress(OSError), path.open("x") as file:
             file.write(f"{now_ns}\n")
-        said = _said(path, now_ns)
-    return now_ns if said is None else said
+        born = _read_born(path, now_ns)
+    return now_ns if born is None else born
 
 
-def _said(path: Path, now_ns: int) -> int | None:
-    """Read when a pod came; None if the file can't be read or is from an earlier boot."""
+def _read_born(path: Path, now_ns: int) -> int | None:
+    """Read when a pod's first gateway started; None if the file can't be read or is from an earlier boot."""
     try:
-        said = read_plain(path, 32)
+        text = read_plain(path, 32)
     except (OSError, NotPlainError):
         return None
-    return int(said) if _BORN.fullmatch(said) and int(said) <= now_ns else None
+    return int(text) if _BORN.fullmatch(text) and int(text) <= now_ns else None
 
 
 def alive(socket_dir: Path) -> frozenset[str]:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from gateway.leader.instance import Instance
 
 ALLOCATES_END: Final = 2.0
-"""Seconds after a handover until the earlier leader has answered its last Allocate, and the kubelet has noted it."""
+"""Seconds after a handover until the earlier leader's last Allocate is answered, and in the kubelet's records."""
 PASSES: Final = 10.0
-"""Seconds for which a kubelet's call waits until a gateway leads."""
+"""Seconds for which a kubelet's call waits for a leader."""
 PASS_RETRY_S: Final = 0.05
 """Seconds between two tries to pass a call on."""
 _DECIDING: Final = (Stage.TAKING, Stage.LEADING, Stage.YIELDING)
@@ -41,7 +41,7 @@ _log = structlog.get_logger()
 
 
 class Leadership:
-    """Whether this gateway leads, and which other one does."""
+    """Knows if this gateway leads, and which other gateway does."""
 
     def __init__(self, settings: Settings, own: Instance, presence: Presence) -> None:
         self._settings, self._presence = settings, presence
@@ -50,15 +50,15 @@ class Leadership:
         self.changed = Signal()
         """Set when the stage changes, and when a lock is lost."""
         self.begun = False
-        """True if this gateway is done with its start: it leads, or stands by and could lead."""
+        """True if this gateway has started: it leads, or could lead as a standby."""
         self.waits_for_folder = ""
         """Why the socket directory, in which gateways find each other, can't be used; empty if it can."""
         self.lost = ""
-        """Why the locks no longer guard anything, until ``Handover`` has freed them."""
+        """Why the locks no longer guard anything; empty after ``Handover`` has freed them."""
         self.answering = 0
         """How many calls and orders are being answered."""
         self.leaves = self.ended = False
-        """``leaves``: this gateway yields and still answers calls. ``ended``: it answers none any more."""
+        """``leaves``: this gateway yields, and still answers calls. ``ended``: it answers no calls any more."""
         self.handed_over_at = -math.inf
         """When the kubelet's streams last ended for a handover (monotonic seconds)."""
 
@@ -161,8 +161,8 @@ class Leadership:
             self.answering -= 1
 
     def others_allocate_for(self) -> float:
-        """Return for how many seconds another gateway may still answer an Allocate; infinite if another one leads, or the kubelet is new."""
-        if self._settings.dra == "only":  # No gateway answers any.
+        """Return the seconds for which another gateway may still answer Allocates; infinite if another one leads or the kubelet is new."""
+        if self._settings.dra == "only":  # No gateway answers Allocates.
             return 0.0
         if kubelet_id(self._presence.socket) != self._presence.kubelet or not self.leads:
             return math.inf

@@ -1,8 +1,8 @@
 """The two locks of the leader.
 
-The first is in the gateways' folder below the kubelet's socket directory; it finds gateways with another state directory. The
-second is in the state directory, and guards the state file. The kernel frees both when their holder ends. A lock file that was
-replaced (``rm -rf``, an overlay) guards nothing. ``lost`` finds that out.
+The first is in the gateways' folder below the kubelet's socket directory, so gateways with different state directories share it.
+The second is in the state directory, and guards the state file. The kernel frees both when their holder ends. A lock file that
+was replaced (``rm -rf``, an overlay) guards nothing; ``lost`` detects that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_BYTES: Final = 8192
 
 
 class Signature(Struct, frozen=True):
-    """What the leader writes into the first lock: its token, and its state directory (device and inode, and path)."""
+    """The leader's entry in the first lock: its token, and its state directory (``state``: device and inode)."""
 
     token: str = ""
     state: str = ""
@@ -39,8 +39,8 @@ class Signature(Struct, frozen=True):
 class Locks:
     """Both locks. The leader holds the first; the gateway that writes the state file holds the second.
 
-    If the second can't be opened (the disk is full, read-only or hangs), no gateway can write the state file. Then the gateway
-    with the first lock leads without it (``unguarded`` is why), and locks the second as soon as it can.
+    If the second can't be opened (the disk is full, read-only or hangs), no gateway can write the state file. Then the holder of
+    the first lock leads, and locks the second as soon as it can. ``unguarded`` is the reason.
 
     Args:
         socket_dir: the kubelet's socket directory.
@@ -56,7 +56,7 @@ class Locks:
         self._opened = -1
         """The descriptor of the second lock, opened and not locked."""
         self.ready = False
-        """True if ``open`` was called, so that the second can be locked if the disk allows it."""
+        """True if ``open`` was called for the second lock."""
         self.unguarded = ""
         """Why the second can't be opened; empty if it can."""
 
@@ -152,7 +152,7 @@ class Locks:
             os.close(first)
 
     def close(self, *, last: bool) -> None:
-        """Free and close both. The ``last`` gateway of the node removes its lock from the kubelet's folder."""
+        """Free and close both. If this is the ``last`` gateway of the node, remove the first lock's file."""
         if self.held and last and not self.lost():
             with contextlib.suppress(OSError):
                 self._first.unlink()
@@ -176,14 +176,14 @@ class Locks:
         return f"{found.st_dev}:{found.st_ino}"
 
     def _forget(self) -> None:
-        """Close the second lock. Its name may be another file's now."""
+        """Close the second lock's file, because another file may have its name now."""
         self.ready = False
         if self._opened >= 0:
             os.close(self._opened)
             self._opened = -1
 
     def _sign(self) -> None:
-        """Write our name into the first lock, so that other gateways find the leader. If the disk is full, they only try the locks."""
+        """Write our token into the first lock, so that other gateways find the leader. Without it, they only try the locks."""
         said = msgspec.json.encode(Signature(self._token, self.state(), str(self._second.parent)))
         with contextlib.suppress(OSError):
             descriptor = os.open(self._first, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -17,7 +17,8 @@ from gateway.age import Age
 LOCK_POLL_S = 0.001
 """Seconds between two tries to take the locks while their holder dies or yields."""
 RETRY_S = 1.0
-"""Seconds between two tries while another gateway holds the locks. A gateway that could not lead waits for so much longer."""
+"""Seconds between two tries while another gateway holds the locks. If the leader ends, a gateway that could not lead also waits
+for so long before it tries."""
 HURRY_S = 2.0
 """Seconds for which the locks are tried every ``LOCK_POLL_S``."""
 ASK_S = 15.0
@@ -25,7 +26,7 @@ ASK_S = 15.0
 REPORT_S = 2.0
 """Seconds within which a new leader must report that it serves."""
 REFUSAL_S, REFUSAL_MAX_S = 30.0, 900.0
-"""Seconds for which the leader refuses to yield after a failed handover. They double with each failure in a row, up to the maximum."""
+"""Seconds for which the leader refuses to yield after a failed handover; doubled with each failure in a row, up to the maximum."""
 SUCCESS_AFTER_S = 600.0
 """Seconds after which a handover counts as a success. A kubelet also resets a container's crash back-off after this time."""
 STARTING = "it is still starting"
@@ -44,7 +45,7 @@ class Stage(Enum):
 
 
 class Able(Struct, frozen=True):
-    """This gateway could lead, or ``reason`` is why it couldn't."""
+    """This gateway could lead if ``reason`` is empty; otherwise ``reason`` is why it couldn't."""
 
     reason: str = ""
 
@@ -56,7 +57,8 @@ class Locked(Struct, frozen=True):
 class HeldElsewhere(Struct, frozen=True):
     """Another gateway holds the locks. ``leader`` is its age; None if it can't be reached, and ``why`` is the reason.
 
-    ``unable`` is why this gateway couldn't lead instead; None: nothing new is known. ``leaving``: the other one has ended or yielded.
+    ``unable`` is why this gateway couldn't lead instead; None if nothing new is known. ``leaving`` is True if the holder has ended or
+    yielded.
     """
 
     leader: Age | None = None
@@ -76,7 +78,7 @@ class LeaderYielded(Struct, frozen=True):
 
 
 class LeaderRefused(Struct, frozen=True):
-    """The leader doesn't yield for so many seconds."""
+    """The leader refuses to yield for so many seconds."""
 
     reason: str
     seconds: float = RETRY_S
@@ -102,7 +104,7 @@ class Invited(Struct, frozen=True):
 
 
 class Drained(Struct, frozen=True):
-    """All that was promised is on disk, or ``reason`` is why it isn't."""
+    """Everything that the leader promised is on disk if ``reason`` is empty; otherwise ``reason`` is why not."""
 
     reason: str = ""
 
@@ -112,13 +114,13 @@ class Serving(Struct, frozen=True):
 
 
 class Lost(Struct, frozen=True):
-    """Another file has the name of a lock."""
+    """A lock file was replaced by another file."""
 
     reason: str
 
 
 class AlarmRang(Struct, frozen=True):
-    """The time of ``SetAlarm`` is over, at ``now`` (monotonic seconds)."""
+    """The time of ``SetAlarm`` has passed, at ``now`` (monotonic seconds)."""
 
     now: float
 
@@ -162,15 +164,15 @@ class Lead(Struct, frozen=True):
 
 
 class Invite(Struct, frozen=True):
-    """Tell the standbys that this gateway yields to any that asks."""
+    """Tell the standbys that this gateway yields to the first one that asks."""
 
 
 class Drain(Struct, frozen=True):
-    """Prepare to yield: send nothing new, write what was promised."""
+    """Prepare to yield: send nothing new, and write everything that was promised to disk."""
 
 
 class Reply(Struct, frozen=True):
-    """Answer the gateway that asked: yes, or why this one doesn't yield for so many seconds."""
+    """Answer the gateway that asked: yes, or the reason why this gateway refuses to yield for so many seconds."""
 
     to: Age
     reason: str = ""
@@ -182,7 +184,7 @@ class Free(Struct, frozen=True):
 
 
 class Rest(Struct, frozen=True):
-    """Serve nothing any more, because ``by`` leads (None: none is known to)."""
+    """Stop serving, because ``by`` leads (None: the leader is unknown)."""
 
     by: Age | None
 
@@ -209,13 +211,13 @@ class State(Struct, frozen=True):
     refused: str = ""
     """Why the leader doesn't yield or can't be asked."""
     hurry: int = 0
-    """How many tries follow without a pause."""
+    """How many of the next tries follow every ``LOCK_POLL_S``."""
     left: str = ""
-    """The token of the last leader, if it ended or yielded: if it still holds the locks, they will be free in a moment."""
+    """The token of the last leader, if it ended or yielded. If it still holds the locks, they will be free in a moment."""
     yielded_at: float = 0.0
     """When this gateway yielded last (monotonic seconds)."""
     failed_handovers: int = 0
-    """How often in a row the gateway that it yielded to ended again."""
+    """How many handovers in a row failed: the gateway that it yielded to ended."""
     ending: bool = False
     """True if this gateway is about to end."""
 
@@ -336,7 +338,7 @@ def _gone(state: State, token: str) -> Step:
         return state, ()
     stage = state.stage if state.stage is Stage.YIELDED else _wait(state).stage
     state = replace(state, stage=stage, leader=None)
-    # A gateway that could not lead lets those that can try first, for a second.
+    # If this gateway could not lead, the others may try first, for a second.
     if state.unable and stage is not Stage.YIELDED:
         return replace(state, hurry=0), (SetAlarm(RETRY_S),)
     return replace(state, hurry=_HURRY, left=token), (Try(),)
@@ -362,7 +364,7 @@ def _asked(state: State, age: Age, now: float) -> Step:
     )
     if failed_handovers and (left := state.yielded_at + refusal_s(failed_handovers) - now) > 0:
         times = "once" if failed_handovers == 1 else f"{failed_handovers} times"
-        why = f"the leader yielded {times} to one that ended again, and yields next in {left:.0f} s: see why it ended"
+        why = f"the leader yielded {times} to a gateway that ended, and yields again in {left:.0f} s: see why it ended"
         return state, (Reply(age, why, left),)
     return replace(_to(state, Stage.YIELDING), other=age, yielded_at=now, failed_handovers=failed_handovers), (Drain(),)
 

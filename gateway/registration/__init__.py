@@ -1,1 +1,1 @@
-"""Registration of one resource with the kubelet: when, in which dialect, and what is served over it."""
+"""Registration of one resource with the kubelet: when, in which dialect, and what the resource's server answers."""

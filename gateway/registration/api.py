@@ -22,6 +22,7 @@ BOGUS_VERSION: Final = "probe"
 PROBE_RESOURCE: Final = "gateway.invalid/probe"
 """The resource name of the probe: kubelets count Registers by resource."""
 PROBE_DEADLINE_S: Final = 15.0
+"""Seconds for each Register of a probe."""
 _ONE_OF_EACH_SERVICE: Final = tuple({one.registration_service: one for one in reversed(DIALECTS)}.values())[::-1]
 
 
@@ -46,7 +47,7 @@ async def ask(socket: Path, deadline: float = PROBE_DEADLINE_S) -> Probed:
         answer = classify(code, details)
         answered = answer.kind is not AnswerKind.NO_ANSWER
         if answer.kind is AnswerKind.OTHER_VERSION:
-            named = answer.supported or _of_those_who_do_not_say(dialect.registration_service)
+            named = answer.supported or _unnamed(dialect.registration_service)
             known = [name for name in named if name in SPOKEN_BY]
             if known:
                 return Probed(known[0], SPOKEN_BY[known[0]], says[-1])
@@ -56,8 +57,8 @@ async def ask(socket: Path, deadline: float = PROBE_DEADLINE_S) -> Probed:
     return Probed(None, "unknown", "; ".join(says), answered)
 
 
-def _of_those_who_do_not_say(service: str) -> tuple[str, ...]:
-    """Return the dialects of a service whose kubelets don't name their version when they refuse."""
+def _unnamed(service: str) -> tuple[str, ...]:
+    """Return the dialects of a service whose kubelets don't name their version in a refusal."""
     return tuple(one.name for one in DIALECTS if one.registration_service == service and not one.names_itself)
 
 

@@ -1,7 +1,7 @@
 """The device list of one resource: its devices, its options, and its message in each dialect.
 
-A list is sent whole, but only its changed parts are encoded again, because the kubelet waits for it: one of 8,000 devices may
-be unhealthy. Encoded parts can be joined, because the message is one repeated field (protobuf: "Last One Wins",
+A list is always sent whole. Because the kubelet waits for it, only the parts with a changed device are encoded again. Encoded
+parts can be joined, because the message is one repeated field (protobuf: "Last One Wins",
 https://protobuf.dev/programming-guides/encoding/#last-one-wins).
 """
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from gateway.tally import Tally
 
 AT_ONCE = 10_000
-"""Longer lists are encoded in a thread: 65,000 devices would block the event loop for 0.1 s."""
+"""Most devices of a list that is encoded in the event loop. Longer lists are encoded in a thread: 65,000 devices take 0.1 s."""
 MAX_LIST_BYTES = 4 * 1024 * 1024
-"""Most bytes of a list. Kubelets from 1.10 on accept no longer message; 1.8 and 1.9 stall on one for seconds."""
+"""Most bytes of a list. Kubelets 1.10 and later refuse a longer message; 1.8 and 1.9 hang for seconds on one."""
 PART_DEVICES: Final = 256
-"""Devices in a part."""
+"""Devices in a part of a list."""
 Parts: TypeAlias = "Sequence[tuple[Sequence[Device], Wire]]"
 _log = structlog.get_logger()
 
@@ -38,7 +38,7 @@ _log = structlog.get_logger()
 class DeviceList:
     """The devices that are offered under one resource name.
 
-    ``grace``: PreStartContainer is refused, so that containers wait, until the backend has looked for their devices.
+    With ``grace``, the list asks for PreStartContainer until the backend has looked for the devices, so that containers wait.
     """
 
     def __init__(self, name: str, tally: Tally, *, grace: bool) -> None:
@@ -70,7 +70,7 @@ class DeviceList:
         return True
 
     def given_last(self, avoid: Sequence[str], request: PreferredRequest) -> Sequence[str]:
-        """Return the devices to give last: ``avoid``, then those that DRA will give back, then those that aren't listed."""
+        """Return the devices to give last: ``avoid``, then those that DRA will give back, then unlisted ones."""
         if len(request.must_include) >= request.size:  # There is nothing to choose.
             return ()
         foreign = [one for one in request.available if one not in self.entries]
@@ -87,8 +87,8 @@ class DeviceList:
             return None
         fits = _how_many_fit(dialect, self.devices, MAX_LIST_BYTES)
         return (
-            f"the list of {len(self.entries)} devices takes {size} bytes in {dialect.name}, and no kubelet is sent more than "
-            f"{MAX_LIST_BYTES} in one message: {fits} devices would fit. Announce fewer devices (fewer replicas), or shorten their IDs"
+            f"the list of {len(self.entries)} devices takes {size} bytes in {dialect.name}. A message may have "
+            f"{MAX_LIST_BYTES}: {fits} devices would fit. Announce fewer devices (fewer replicas), or shorten their IDs"
         )
 
     def wire(self, dialect: Dialect) -> Wire:
@@ -101,14 +101,14 @@ class DeviceList:
         return wire
 
     async def spell(self, dialect: Dialect) -> None:
-        """Encode the parts of a long list in a thread. ``wire`` then encodes only what changed meanwhile."""
+        """Encode the parts of a long list in a thread. After that, ``wire`` encodes only parts that changed meanwhile."""
         if dialect.name not in self._wires and len(self.devices) > AT_ONCE:
             known = self._parts.get(dialect.name, ())
             _, self._parts[dialect.name] = await asyncio.to_thread(spell, dialect, self.devices, known)
 
     @property
     def options(self) -> Options:
-        """The options for the kubelet; none until the source has looked."""
+        """The options for the kubelet; none until the source has reported its devices."""
         options = self._listing.options if self._listing is not None else Options()
         if self._grace and admission.awaits_pre_start(self.entries.values()):
             return replace(options, pre_start_required=True)
@@ -141,10 +141,7 @@ def _how_many_fit(dialect: Dialect, devices: Sequence[Device], limit: int) -> in
 
 
 def spell(dialect: Dialect, devices: Sequence[Device], before: Parts) -> tuple[Wire, Parts]:
-    """Encode a list. Return it, and its parts for the next call; parts that equal those of ``before`` are not encoded again.
-
-    The comparison is fast if the devices are the same objects.
-    """
+    """Encode a list; return it, and its parts for the next call. Parts that equal those of ``before`` are not encoded again."""
     parts: list[tuple[Sequence[Device], Wire]] = []
     for start in range(0, len(devices), PART_DEVICES):
         part = devices[start : start + PART_DEVICES]

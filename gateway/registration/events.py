@@ -33,7 +33,7 @@ class Timer(Enum):
 
 
 class KubeletUp(Struct, frozen=True):
-    """A kubelet.sock accepts connections. It is a new one, or (after a poll) perhaps the known one."""
+    """A kubelet.sock accepts connections. After a poll it may be the known kubelet."""
 
     kubelet: KubeletId
 
@@ -55,7 +55,7 @@ class Replied(Struct, frozen=True):
 
 
 class StreamOpened(Struct, frozen=True):
-    """A client called ListAndWatch. ``likely``: it may be a kubelet."""
+    """A client called ListAndWatch. ``likely`` is True if it may be a kubelet."""
 
     stream: int
     likely: bool = True
@@ -80,7 +80,7 @@ class NameLost(Struct, frozen=True):
 
 
 class Verified(Struct, frozen=True):
-    """The kubelet's records were read. ``held``: they have our list."""
+    """The kubelet's records were read. ``held`` is True if they have our list."""
 
     held: bool
 
@@ -90,13 +90,13 @@ class Lacking(Struct, frozen=True):
 
 
 class Withhold(Struct, frozen=True):
-    """The list is too large for the dialect: end the registration, and report why."""
+    """The list is too large for the dialect. The registration must end, and report the reason."""
 
     reason: str
 
 
 class Renew(Struct, frozen=True):
-    """The resource's options have changed: register again if the kubelet got others."""
+    """The resource's options have changed. Register again if the kubelet got other options."""
 
     reason: str
 

@@ -3,11 +3,11 @@
 Rules (each is a row in the tests; the kubelet's behaviour behind it is cited where the rule is applied):
 
 - A kubelet is new, and of unknown version, each time kubelet.sock is created: negotiate again, always.
-- Each kubelet start gets exactly one accepted Register. Never register while the kubelet has a stream of ours.
-- An accepted Register proves nothing (kubelets up to 1.24 answer before they connect): only ListAndWatch does.
+- After each kubelet start, exactly one Register is accepted. Never register while the kubelet has a stream of ours.
+- An accepted Register is no proof of a registration (kubelets up to 1.24 answer before they connect). ListAndWatch is.
 - The kubelet never reconnects. If its stream ends unasked, wait a little, then register once. Never register *at once*:
   kubelets 1.25 to 1.36 close the connection first, and disconnect the resource by name afterwards.
-- A stream proves little: if the kubelet's records don't have our list, register again.
+- A stream is no full proof. If the kubelet's records lack our list, register again.
 - Any process that reaches our socket may call ListAndWatch. The kubelet calls once for each Register. Any further caller is
   another process, so its call and its end don't affect the kubelet's stream.
 - Waiting is a state, not a sleep: this module asks for timers, and the registrar reports when they fire.
@@ -61,33 +61,33 @@ ERROR_WAIT_S = 0.05
 REFUSED_WAIT_S = 15.0
 """Seconds until a kubelet that speaks none of our versions is asked again. Its answer changes only with a restart."""
 MAX_WAIT_S = 10.0
+"""Most seconds of a doubled wait."""
 CALL_WAIT_S = 11.0
 """Seconds to wait for ListAndWatch after an accepted Register. The kubelet's dial time-out is 10 s, so two of its connections
 never race."""
 CONNECTED_CALL_WAIT_S = 2.0
-"""The same, if the kubelet connected before it answered (1.25 and later): after that a kubelet may never call (#127803)."""
+"""The same, if the kubelet connected before it answered (1.25 and later). Such a kubelet may never call (#127803)."""
 UNLIKELY_WAIT_S = 1.0
-"""Least seconds between the end of a stream that was probably not the kubelet's, and the next Register. The kubelet's own call
-may still come."""
+"""Least seconds from the end of a stream that was probably not the kubelet's to the next Register. The kubelet's own call may
+still come."""
 SETTLED_S = 10.0
 """If a stream lasts so many seconds, earlier cuts and errors are forgotten."""
 RENEW_WAIT_S = 1.0
 """Least seconds between two Registers for new options: each makes the devices unavailable for a moment."""
 VERIFY_AFTER_S = (0.1, 1.0, 330.0)
-"""Seconds after the start of a stream at which the kubelet's records are read. If the kubelet disconnects the resource between
-its connect and our first list, the resource looks registered, and vanishes after 5 minutes (read in 1.34.2)."""
+"""Seconds after the start of a stream at which the kubelet's records are read. If the kubelet drops the resource between its
+connection and our first list, the resource looks registered for 5 minutes, and vanishes then (read in 1.34.2)."""
 FIRST_READS = 2
 """How many of these reads decide if the registration is in force."""
 REREAD_S = 1.0
 """Seconds until the records are read again if there is evidence that the kubelet lost the resource."""
 HEAL_WAIT_S = 0.1
-"""Seconds between the end of a stream and the next Register, if the kubelet's records lack the resource: four times as long
-each time in a row. Kubelets 1.25 to 1.36 remove a lost resource late, and would remove a new registration with it."""
+"""If the kubelet's records lack the resource, seconds from the end of the stream to the next Register; four times as long after
+each such Register in a row. Kubelets 1.25 to 1.36 remove a lost resource late, and would remove a new registration with it."""
 QUICK_HEALS = 3
-"""How often in a row it registers again that soon. From then on it waits ``MAX_WAIT_S``, twice as long each time up to
-``MAX_HEALS``, and reports an error."""
+"""How many such Registers in a row use that wait. Later ones are errors: they wait ``MAX_WAIT_S``, doubled each time."""
 MAX_HEALS = 8
-"""The highest count in a row."""
+"""The Register in a row after which the wait is no longer doubled."""
 
 
 class State(Struct, frozen=True):
@@ -107,15 +107,15 @@ class State(Struct, frozen=True):
     accepted: str = ""
     """The dialect that a kubelet accepted last."""
     reached: bool = False
-    """True if the current Register was sent. Until then, a call belongs to an earlier Register."""
+    """True if the current Register was sent. Until then, a call answers an earlier Register."""
     told: KubeletId | None = None
-    """The kubelet of the last Register."""
+    """The kubelet that got the last Register."""
     stream: int | None = None
     """The stream that is treated as the kubelet's."""
     likely: bool = True
-    """True if the caller of ``stream`` may be a kubelet. Such a stream replaces one whose caller can't be."""
+    """True if the caller of ``stream`` may be a kubelet. If it can't be one, a likely stream replaces ``stream``."""
     others: frozenset[int] = frozenset()
-    """Other open streams whose callers may be a kubelet. A stream for an earlier Register may be the kubelet's."""
+    """Other open streams whose callers may be a kubelet: one of them may answer an earlier Register."""
     called: bool = False
     """True if the kubelet has called ListAndWatch since the last Register."""
     cuts: int = 0
@@ -124,7 +124,7 @@ class State(Struct, frozen=True):
     verified: int = 0
     """How many reads of ``VERIFY_AFTER_S`` were made for this stream."""
     stale: str = ""
-    """Why the last Register is out of date; empty if it is up to date."""
+    """Why the options of the last Register are out of date; empty if they are up to date."""
     renewed: bool = False
     """True if it was sent again for that reason within ``RENEW_WAIT_S``."""
     refused: bool = False
@@ -142,7 +142,7 @@ Step = tuple[State, tuple[Action, ...]]
 
 _HELD_BACK = frozenset({Phase.STANDBY, Phase.OUT, Phase.STOPPED})
 _UNASKED = frozenset({Phase.WAITING, Phase.ABSENT})
-"""Phases in which no Register waits for a call: a caller answers an earlier Register, or is no kubelet."""
+"""Phases in which no Register waits for a call. A caller answers an earlier Register then, or is no kubelet."""
 _NONE: frozenset[int] = frozenset()
 _CANCEL_ALL: tuple[Action, ...] = tuple(CancelTimer(timer) for timer in Timer)
 _QUIET: tuple[Action, ...] = tuple(CancelTimer(timer) for timer in Timer if timer is not Timer.RENEW)
@@ -205,7 +205,7 @@ def _kubelet_up(state: State, kubelet: KubeletId) -> Step:
 
 
 def _reached(state: State, kubelet: KubeletId) -> State:
-    """The Register goes to this kubelet. If it is new, it has refused nothing yet: start the negotiation again."""
+    """Note that the Register goes to this kubelet. A new kubelet has refused nothing yet, so start the negotiation again."""
     state = replace(state, reached=True, told=kubelet, stale="")
     if kubelet == state.kubelet:
         return state
@@ -218,7 +218,7 @@ def _offer(state: State) -> Step:
     """Send the next Register, or report that no dialect is left."""
     dialect = state.negotiation.offer
     if dialect is None:
-        # Only a new kubelet can change this. Ask again, slowly, in case a new one was missed.
+        # Only a new kubelet can change this. Try again, slowly, because the watch may have missed a new one.
         said, drop = negotiate.failure(state.negotiation), _drop(state)
         unfit = any(answer.kind is AnswerKind.UNFIT for _, answer in state.negotiation.refused)
         fresh = negotiate.begin(state.negotiation.choice, state.accepted or None)
@@ -246,7 +246,7 @@ def _offer(state: State) -> Step:
 
 
 def _drop(state: State) -> tuple[Action, ...]:
-    """Drop the stream and the socket's name: they belong to an earlier kubelet, or to one that refused us after it called."""
+    """Drop the stream and the socket's name. They belong to an earlier kubelet, or to one that called and then refused us."""
     ends: tuple[Action, ...] = (EndStreams(),) if state.stream is not None else ()
     return (*ends, UnlinkSocket(state.name)) if state.name else ends
 
@@ -274,7 +274,7 @@ def _replied(state: State, reply: Replied) -> Step:
             state = replace(state, phase=Phase.ABSENT, errors=errors)
             return state, (Report("info", "waiting for a kubelet", answer.details), SetTimer(Timer.RETRY, seconds))
         case AnswerKind.NO_ANSWER:
-            if state.stream is not None:  # It never answered, but it called, and that counts.
+            if state.stream is not None:  # It never answered Register, but it called, which proves more.
                 return _serving(replace(state, accepted=state.dialect))
             return _wait_after_error(state, Report("warning", "no answer to Register", answer.details))
         case AnswerKind.REPORTED:
@@ -300,7 +300,7 @@ def _stream_opened(state: State, stream: int, *, likely: bool) -> Step:
     early = state.phase is Phase.OFFERING and not state.reached
     if not likely and (early or state.stream is not None or state.phase in _UNASKED):
         return state, ()
-    if early and state.told != state.kubelet:  # The kubelet before calls late, for another dialect.
+    if early and state.told != state.kubelet:  # The earlier kubelet calls late, for another dialect.
         return state, (EndStreams(),)
     if state.stream is not None and state.likely:
         return replace(state, others=state.others | {stream}), ()
@@ -328,7 +328,7 @@ def _serving(state: State) -> Step:
 
 
 def _renew(state: State) -> Step:
-    """Register again because the options changed; later, if that was done a moment ago."""
+    """Register again because the options changed; but later, if that was done within ``RENEW_WAIT_S``."""
     if state.renewed:
         return state, ()
     cuts, report = state.cuts, Report("info", "registering anew", state.stale)
@@ -350,7 +350,7 @@ def _stream_ended(state: State, stream: int) -> Step:
 
 
 def _look_again(state: State) -> Step:
-    """Read the records once more, unless the reads for a new stream will follow anyway."""
+    """Read the records once more, unless the first reads of a new stream are still to come."""
     if state.phase is not Phase.SERVING or state.verified < FIRST_READS:
         return state, ()
     return replace(state, verified=FIRST_READS - 1), (SetTimer(Timer.VERIFY, REREAD_S),)

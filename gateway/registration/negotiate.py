@@ -32,9 +32,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
 SPOKEN_BY = {dialect.name: f"kubelet {span(dialect.kubelets)}" for dialect in DIALECTS}
 
 UNFIT = "UNFIT"
-"""Our own code, in addition to gRPC's: the Register was not sent, because the dialect can't carry the resource."""
+"""A status code of our own, next to gRPC's: the Register was not sent, because the dialect can't carry the resource."""
 NOBODY = "NOBODY"
-"""Our own code: the Register was not sent, because no process listens on kubelet.sock."""
+"""A status code of our own: the Register was not sent, because no process listens on kubelet.sock."""
 
 _DETAILS_CHARS = 2048
 _QUOTED = r'"([^"]{1,64})"'
@@ -67,10 +67,10 @@ class Answer(Struct, frozen=True):
 
 
 def classify(code: str, details: str) -> Answer:
-    """Return the meaning of a Register's gRPC status. ``code`` is gRPC's name for it, such as ``UNKNOWN``.
+    """Return the meaning of a Register's gRPC status. ``code`` is the status name, such as ``UNKNOWN``.
 
-    A plain Go error always arrives as UNKNOWN; only its text shows if the version was refused. The text of UNIMPLEMENTED differs between
-    gRPC libraries and is not read.
+    Kubelets refuse a version with UNKNOWN, and other things also, so its text decides. The text of UNIMPLEMENTED differs between gRPC
+    libraries and is not read.
     """
     details = details[:_DETAILS_CHARS]
     if code == "OK":
@@ -112,9 +112,9 @@ def begin(choice: str, last_accepted: str | None) -> Negotiation:
 
 
 def refuse(negotiation: Negotiation, answer: Answer) -> Negotiation:
-    """Remove the dialect on offer, which ``answer`` refused (OTHER_VERSION, NO_SERVICE or UNFIT).
+    """Remove the dialect on offer, because of the refusal ``answer`` (OTHER_VERSION, NO_SERVICE or UNFIT).
 
-    If the kubelet named its versions, only those dialects stay; perhaps none.
+    If the kubelet named its versions, only those dialects are left; perhaps none.
     """
     offered, *rest = negotiation.left
     if answer.supported:

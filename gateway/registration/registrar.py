@@ -40,26 +40,25 @@ if TYPE_CHECKING:
     from gateway.kubelet.watch import KubeletId
 
 REGISTER_DEADLINE_S = 15.0
-"""Seconds for one Register. Kubelets 1.25 and later connect back within it, for up to 10 s. 1.35 and later stop when our
-deadline passes."""
+"""Seconds for one Register. During it, kubelets 1.25 and later connect to us, for up to 10 s; 1.35 and later stop that at our
+deadline."""
 RECORDS_WAIT_S, RECORDS_WAIT_PER_DEVICE_S = 1.0, 0.001
-"""Seconds that a kubelet may take to record a list, and the seconds to add per device (a real 1.32 on a busy node needs 2.5 s
-for 5,000). Four times as long after each failure: sending the list again makes a slow kubelet slower."""
+"""Seconds that a kubelet may take to record a list, and the seconds to add per device. (A real 1.32 on a busy node needs 2.5 s
+for 5,000.) Four times as long after each failure, because a repeated list makes a slow kubelet slower."""
 RECORDED_S = 1.2
-"""Seconds after a stream starts until its list is in the kubelet's records for certain."""
+"""Seconds after the start of a stream until the kubelet's records certainly have its list."""
 
 CALL_FIRST_S = 0.002
-"""Seconds to wait after an accepted Register, because the kubelet's ListAndWatch arrives at the same time and should be handled
-first."""
+"""Seconds to wait after an accepted Register: the kubelet's ListAndWatch arrives at the same time, and should be handled first."""
 WARM_UP_S = 0.2
-"""Most seconds for the first connection to the kubelet, which is made only to be faster later."""
+"""Most seconds for the first connection to the kubelet, which only makes later ones faster."""
 
-# Without retries: otherwise gRPC sends a Register that a dying kubelet cut off to the next kubelet.
+# Without retries. Otherwise gRPC would send a Register to the next kubelet if the first one died during the call.
 _CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 SERVED = frozenset({Phase.SERVING, Phase.STANDBY})
 """Phases in which this gateway or another one serves the resource."""
 _AT_REST = SERVED | {Phase.OUT}
-"""The phases in which no Register will be sent soon."""
+"""Phases in which no Register will be sent soon."""
 _LEVELS = logging.getLevelNamesMapping()
 _log = structlog.get_logger()
 
@@ -81,7 +80,7 @@ async def warm_up(socket: Path) -> None:
 
 
 def spread(seconds: float) -> float:
-    """Return the seconds plus up to a quarter, at random: resources whose streams end together then don't register together."""
+    """Add up to a quarter to the seconds, at random, so that resources whose streams end together don't register together."""
     return seconds * (1 + os.urandom(1)[0] / 1024)
 
 
@@ -106,16 +105,16 @@ class Resource:
         self.stream_since: float | None = None
         """When the open stream was opened (monotonic seconds)."""
         self.since = time.monotonic()
-        """When the resource's serving state last changed: served here, left to another gateway, or neither (monotonic seconds)."""
+        """When the resource's serving state last changed: served here, by another gateway, or neither (monotonic seconds)."""
         self._without_since: float | None = None
-        """When the kubelet last had no stream of ours: it was found, or a stream ended. None while it has one."""
+        """Since when the kubelet has had no stream of ours: since it was found, or since the last stream ended. None while it has one."""
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._offer_task: asyncio.Task[None] | None = None
         self._last_report: events.Report | None = None
         self._tasks = Background(self._log)
         self._ahead: tuple[KubeletId, rpc.Channel] | None = None
-        """A channel to a kubelet for the next Register (``approach``). It isn't kept open, because an idle one would double the
-        gateway's context switches."""
+        """A channel to a kubelet for the next Register (``approach``). It is closed after that, because an idle channel would
+        double the gateway's context switches."""
 
     @property
     def name(self) -> str:
@@ -151,7 +150,7 @@ class Resource:
         asked = self.plugin.list.options
         self.plugin.publish(listing, entries)
         if self.plugin.list.options != asked and self.plugin.says_options:
-            self.feed(events.Renew("the resource asks other options of the kubelet than before"))
+            self.feed(events.Renew("the resource's options have changed"))
         if self.state.phase is Phase.OUT:  # The new list may fit.
             self.feed(events.Resume())
 
@@ -162,7 +161,7 @@ class Resource:
         self._ahead = kubelet, channel
 
     def _channel_to(self, kubelet: KubeletId) -> rpc.Channel:
-        """Return the channel that was made in advance; a new one if that leads to another kubelet."""
+        """Return the channel that was made in advance, or a new one if that channel leads to another kubelet."""
         if self._ahead is not None and self._ahead[0] == kubelet:
             (_, channel), self._ahead = self._ahead, None
             return channel
@@ -242,11 +241,11 @@ class Resource:
                 self._report(action)
 
     async def _offer(self, offer: events.SendRegister) -> None:
-        """Send one Register, and always pass its result to the state machine, which waits for it."""
+        """Send one Register. Always pass its result to the state machine, which waits for it."""
         try:
             code, details = await self._register(offer)
         except Exception as error:  # noqa: BLE001 - see above
-            self._log.exception("unexpected while registering")
+            self._log.exception("Register failed because of a defect in the gateway")
             code, details = "INTERNAL", repr(error)
         why = self.state.why  # The answer may change the cause of the next Register.
         self.feed(events.Replied(offer.attempt, code, details, connected=bool(self.plugin.asked_options)))
@@ -265,7 +264,7 @@ class Resource:
             await asyncio.sleep(wait)
         socket = self._node.presence.socket
         kubelet = kubelet_id(socket)
-        # If the socket is not this kubelet's any more, another kubelet came in between.
+        # The second look finds a kubelet that started in between.
         if kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet:
             return NOBODY, f"nobody takes connections on {socket}"
         own = self._node.own_socket(self.name)
@@ -296,8 +295,8 @@ class Resource:
         try:
             os.link(own, folder / name)
         except OSError as error:
-            # No hard links here (another mount, SELinux). Kubelets join the endpoint to their folder, so a path below it works,
-            # but it isn't new for each registration.
+            # No hard links here (another mount, SELinux). Kubelets join the endpoint to their folder, so a path below it works.
+            # But it is the same for each registration.
             self._log.warning("cannot link our socket: registering its own path", error=str(error))
             return str(own.relative_to(folder))
         return name
@@ -321,7 +320,7 @@ class Resource:
             self.feed(events.Verified(held))
 
     def looked(self, look: Look) -> None:
-        """Check the resource in a read of the kubelet's records that was made for the whole node."""
+        """Check the resource in the kubelet's records, which were read for the whole node."""
         allocatable, since = look.view.allocatable, self.stream_since
         if allocatable is None or since is None or look.at < since or allocatable.get(self.name):
             return

@@ -1,6 +1,6 @@
 """Read the requests of calls: a limited number at once, each within a time limit.
 
-For gRPC each call has a stream of requests, of which we read one. So we must limit the time and the number ourselves.
+For gRPC, each call has a stream of requests, and we read only the first. So gRPC limits neither time nor number for us.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 REQUEST_S = 5.0
 """Seconds from the start of a call within which its request must arrive."""
 MAX_READS = 8
-"""Requests that are read at once. gRPC holds back the others, except 64 KiB of each. Reading takes twice a request's size of
-memory."""
+"""Most requests that are read at once. gRPC buffers only 64 KiB of each other request. A request takes twice its size of memory
+while it is read."""
 QUEUED_REQUEST_S = 0.25
 """Seconds within which a request must arrive while other calls wait."""
 _LOOP_TURNS = 4
-"""Turns of the event loop before a late read is ended: if gRPC has the request already, the loop was late."""
+"""Turns of the event loop before a late read is ended: gRPC may have the request already, if the loop was late."""
 
 
 class Requests:

@@ -1,8 +1,8 @@
 """Serve one resource: answer the device plugin's gRPC calls in the dialect on offer.
 
-The server is bound once, in the gateway's own folder. A registration only links the bound socket under a new name. Calls arrive
-as bytes and are decoded by the dialect on offer, so nothing here depends on a version. A dialect is on offer from the moment
-when Register is *sent*, because kubelets 1.8 and 1.9 call back before Register returns.
+The server is bound once, in the gateway's own folder. A registration only links the bound socket under a new name. The dialect
+on offer decodes the calls, so nothing here depends on a version. A dialect is on offer from the moment when Register is *sent*,
+because kubelets 1.8 and 1.9 call before Register returns.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ if TYPE_CHECKING:
     _Answer = Callable[[Dialect, bytes, rpc.Call], Awaitable[bytes]]
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
-"""Most bytes of a request: gRPC's default, and so that of NVIDIA's plugin.
+"""Most bytes of a request: gRPC's default, and so the limit of NVIDIA's plugin.
 
-The largest is GetPreferredAllocation, which names every free device, and the devices of the pod's init containers a second
-time. Each takes 2 bytes more than its ID. So 10,000 devices fit twice if their IDs have 207 bytes, and 43,000 if they have 46
-(shared MIG devices). Once, every list fits: there a device takes 13 bytes more than its ID, and a list also has at most 4 MiB.
+The largest request is GetPreferredAllocation. It names every free device, and those of the pod's init containers twice. Each name
+takes 2 bytes more than the ID. So 10,000 devices fit twice if their IDs have 207 bytes, and 43,000 if they have 46 (shared MIG
+devices). Every list fits once: there a device takes 13 bytes more than its ID, and a list has at most 4 MiB also.
 """
 MAX_CALLS = 1024
-"""Calls of one server at once, including streams. gRPC refuses more."""
+"""Most open calls of one server, including streams. gRPC refuses more."""
 REFUSALS_PER_MINUTE = 20
-"""Refusals of one kind that are logged per minute, so that endless calls can't fill the disk."""
+"""Most refusals of one kind that are logged per minute, so that endless calls can't fill the disk."""
 NOTE_AFTER_S = 0.02
-"""Seconds after an Allocate until the given devices are noted, all together, so that the next Allocate doesn't wait. They are
-written within 100 ms all the same (``scribe.SOON``)."""
+"""Seconds after an Allocate until the given devices are noted, so that the next Allocate doesn't wait. They are on disk within
+100 ms (``scribe.SOON``)."""
 MAX_STREAMS = 32
-"""Most open ListAndWatch streams of a resource; more are refused. The kubelet has one, or two for a moment."""
+"""Most open ListAndWatch streams of a resource. The kubelet has one, or two for a moment."""
 _MAX_AGENTS = 16
 _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -83,24 +83,24 @@ class DeviceMemory(Protocol):
 
     @property
     def handed_out(self) -> Container[str]:
-        """The devices that were ever given to containers, as far as the gateway remembers."""
+        """The devices that containers were given at any time, as far as the gateway remembers."""
 
     @property
     def held(self) -> Container[str]:
-        """The devices that containers hold by the kubelet's records, as far as they are known."""
+        """The devices that containers hold, by the last known records of the kubelet."""
 
     @property
     def asked(self) -> AbstractContextManager[None]:
         """Prevents reads of the kubelet's records while an Allocate or GetPreferredAllocation is open."""
 
     async def chosen(self, request: PreferredRequest, choose: Callable[..., Awaitable[Sequence[str]]]) -> Sequence[str]:
-        """Return the devices to give last, the least bad ones first."""
+        """Let ``choose`` choose devices; tell it which ones to give last, the best of these first."""
 
     async def let_in(self) -> None:
         """Wait until the kubelet would admit a pod that gets a device."""
 
     async def require_free(self, device_ids: Iterable[str]) -> None:
-        """Raise RefusedError if a container holds one of these by the gateway's notes, although the kubelet offers it as free."""
+        """Raise RefusedError if the gateway remembers a container that holds one of these; the kubelet believes them free."""
 
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Note that containers were given devices: the dialect, and the devices of each container."""
@@ -120,7 +120,7 @@ class Leading(Protocol):
 
 
 class Node(Struct, frozen=True, kw_only=True):
-    """What a resource uses of the node and of its gateway."""
+    """The parts of the node and of the gateway that a resource uses."""
 
     settings: Settings
     source: DeviceSource
@@ -145,7 +145,7 @@ class Node(Struct, frozen=True, kw_only=True):
 
 
 class _Stream:
-    """One ListAndWatch stream: its caller, and if it has a new list to send."""
+    """One ListAndWatch stream: its caller, and whether a new list waits to be sent."""
 
     def __init__(self, user_agent: str | None, *, likely: bool) -> None:
         self.user_agent, self.likely = user_agent, likely
@@ -185,7 +185,7 @@ class DevicePlugin:
         self._requests = Requests()
         self._seldom = Seldom(REFUSALS_PER_MINUTE)
 
-    # What is on the list.
+    # The list.
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -202,7 +202,7 @@ class DevicePlugin:
         for stream in self._streams.values():
             stream.changed.set()
 
-    # Being served.
+    # The server.
 
     @property
     def level(self) -> Level | None:
@@ -215,7 +215,7 @@ class DevicePlugin:
         return any(stream.likely or number == self._heeded for number, stream in self._streams.items())
 
     async def bind(self, path: Path) -> None:
-        """Bind one more server on ``path`` (at most 107 bytes) and start it. Streams on earlier servers go on.
+        """Bind another server on ``path`` (at most 107 bytes), and start it. Streams on earlier servers continue.
 
         Raises:
             RuntimeError: gRPC can't bind the path.
@@ -232,7 +232,7 @@ class DevicePlugin:
             await asyncio.gather(*(server.stop(grace=0) for server in earlier))
 
     async def close(self) -> None:
-        """End the streams, then the servers. A server with an open stream would wait for its whole grace."""
+        """End the streams, then the servers. With an open stream, a server would wait for its whole grace period."""
         self.end_streams()
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.stop(grace=0.2) for server in servers))
@@ -279,7 +279,7 @@ class DevicePlugin:
         return {f"/{dialect.plugin_service}/{call}": method for call, method in calls.items()}
 
     def _answered(self, call: str, answer: _Answer, dialect: Dialect) -> Callable[[rpc.Call], Awaitable[bytes]]:
-        """Return the handler of a call. It answers if this gateway leads, else it passes the call on, and counts the call."""
+        """Return the handler of a call. It answers if this gateway leads, and passes the call on if not. It counts each call."""
 
         async def answered(context: rpc.Call) -> bytes:
             began, status, text = time.perf_counter(), rpc.Code.UNKNOWN, ""
@@ -343,7 +343,7 @@ class DevicePlugin:
             self._emit(StreamEnded(number))
 
     def _has_room(self, *, likely: bool) -> bool:
-        """Return True if one more stream is accepted. If it may be the kubelet's and there are too many, end the oldest of the others."""
+        """Return True if one more stream is accepted. If it may be the kubelet's, end the oldest other stream to make room."""
         if len(self._streams) < MAX_STREAMS:
             return True
         if not likely:
@@ -359,7 +359,7 @@ class DevicePlugin:
         if not containers:
             raise RefusedError(
                 Fault.INVALID_ARGUMENT,
-                f"no container in Allocate for {self.name}. Ask again with its device IDs",
+                f"Allocate for {self.name} names no container. Send the device IDs of a container",
             )
         known_level = level(dialect, self._evidence)
         answers: list[ContainerAnswer] = []
@@ -391,7 +391,7 @@ class DevicePlugin:
         return wire.data
 
     def note_handed_out(self) -> None:
-        """Note the given devices now, because holders are about to be read."""
+        """Note the given devices now. Call it before holders are read."""
         notes, self._notes = self._notes, []
         if notes:
             self._memory.hand_out((dialect, device_ids) for dialect, device_ids, _ in notes)
@@ -402,7 +402,7 @@ class DevicePlugin:
         """Raise RefusedError if a device's state forbids giving it now."""
         if admission.all_present(container.device_ids, self.list.entries):
             return
-        self.note_handed_out()  # Holders are about to be read.
+        self.note_handed_out()
         warnings = admission.judge(
             self.name,
             container.device_ids,

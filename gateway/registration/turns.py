@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHECKPOINT_WAIT_S: Final = 2.0
-"""Most seconds to wait until a kubelet has written its checkpoint after a list. A busy disk needs more than ``Dialect.spacing``
-(0.3 s seen)."""
+"""Most seconds to wait until a kubelet has written its checkpoint after a list. On a busy disk it takes longer than
+``Dialect.spacing`` (0.3 s seen)."""
 _CHECKPOINT_POLL_S: Final = 0.005
 """Seconds between two looks at the checkpoint."""
 
 
 class Turns:
-    """The turns of all resources of a node. Their kubelet writes them all to one checkpoint."""
+    """The turns of all resources of a node, because the kubelet writes one checkpoint for all of them."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
@@ -27,9 +27,9 @@ class Turns:
         self._written = True
 
     async def take(self, spacing: float, *, writes: bool) -> None:
-        """Wait for a turn, and take it for ``spacing`` seconds. ``writes``: the kubelet will write its checkpoint for certain.
+        """Wait for a turn, and take it for ``spacing`` seconds. ``writes`` is True if the kubelet will certainly write its checkpoint.
 
-        The next turn begins when this one has lasted its time and the kubelet has written, at most ``CHECKPOINT_WAIT_S`` later.
+        The next turn begins when this one has lasted ``spacing`` seconds and the kubelet has written, or after ``CHECKPOINT_WAIT_S``.
         """
         async with self._lock:
             now = time.monotonic()
