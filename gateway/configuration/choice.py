@@ -1,8 +1,8 @@
 """Choose one of several configuration files by the node's label, as NVIDIA's config-manager does.
 
-Label, default and fallback strategies have the same meaning (cmd/config-manager of k8s-device-plugin 0.20). NVIDIA's ends with an
-error if no file fits. Here the configuration before stays in force, also after a restart: the last label with a good configuration
-is remembered next to the state file.
+Label, default and fallback strategies have the same meaning (cmd/config-manager of k8s-device-plugin 0.20). If no file fits,
+NVIDIA's program ends with an error. The gateway keeps its last valid configuration, also after a restart: it remembers the last
+label with a valid configuration next to the state file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_BYTES: Final = 4096
 
 
 class ChoiceError(ConfigError):
-    """No file is chosen. Another label or another file may come later."""
+    """No file fits. Another label or another file may come later."""
 
     lasting = False
 

@@ -1,7 +1,7 @@
 """Turn the command line and the environment into settings.
 
-The command line wins over the environment, and the environment over the configuration file. Only the value that wins is judged.
-Flags are spelled as with Go: ``-x=true``, and a list by commas or by repetition (urfave/cli v2). Pure.
+The command line wins over the environment, and the environment over the configuration file. Only the value that wins is checked.
+Flags are spelled as in Go programs: ``-x=true``, and a list by commas or by repetition (urfave/cli v2). Pure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STRATEGY: Final = "device-list-strategy"
 _CDI: Final = "cdi-cri"
 _MAX_UNKNOWN: Final = 20
 _OF_A_SERVICE: Final = r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)"
-"""Variables that Kubernetes makes for Services ("Accessing the Service" of its documentation)."""
+"""The pattern of variables that Kubernetes sets for Services ("Accessing the Service" of its documentation)."""
 _BY_OPTION: Final[Mapping[str, Flag]] = {
     name: flag for flag in FLAGS if flag.option for name in (flag.name, *flag.aliases)
 }
@@ -34,8 +34,8 @@ _BY_OPTION: Final[Mapping[str, Flag]] = {
 def normalize_flags(arguments: Sequence[str], valued: Collection[str]) -> list[str]:
     """Return the arguments with the table's flags as ``--name=value``, up to a command's name.
 
-    Go's flag package allows one dash or two, and a switch has its value behind ``=``. NVIDIA's plugin reads ``--x false`` as ``--x``
-    and ignores the rest of the line. ``valued`` are the other options that have a value.
+    Go's flag package allows one dash or two, and the value of a switch follows ``=``. NVIDIA's plugin reads ``--x false`` as ``--x``
+    and ignores the rest of the line, so that is an error here. ``valued`` are the other options that have a value.
 
     Raises:
         ConfigError: a switch has its value in the next word.
@@ -57,7 +57,9 @@ def normalize_flags(arguments: Sequence[str], valued: Collection[str]) -> list[s
             done.append(f"--{name}={value}")
         elif flag.kind is FlagKind.SWITCH:
             if left and left[0] in TRUTH:
-                raise ConfigError(f"--{name} {left[0]}: a switch takes its value behind '='. Write --{name}={left[0]}")
+                raise ConfigError(
+                    f"--{name} {left[0]}: the value of a switch must follow '='. Write --{name}={left[0]}"
+                )
             done.append(f"--{name}=true")
         else:
             done.append(f"--{name}={left.popleft()}" if left else f"--{name}")
@@ -125,7 +127,7 @@ def make_policy(said: Mapping[str, Given], backend: str) -> Policy:
 
 
 def _values(said: Mapping[str, Given], into: type[Settings | Choice | Policy]) -> dict[str, Any]:
-    """Judge the settings of these fields, and return their values by field. A setting without a field is judged with the policy."""
+    """Check the settings of these fields, and return their values by field. A setting without a field is checked with the policy."""
     values = {}
     for flag in FLAGS:
         one, field = said.get(flag.name), flag.field
@@ -161,14 +163,14 @@ def _follow_kubelet_socket(said: MutableMapping[str, Given]) -> None:
 
 
 def inert(said: Mapping[str, Given]) -> list[str]:
-    """Return where the settings without an effect come from."""
+    """Return the sources of the settings that have no effect."""
     return [said[flag.name].source for flag in FLAGS if flag.inert and flag.name in said]
 
 
 def unknown_variables(environment: Mapping[str, str], commands: Iterable[str]) -> list[str]:
-    """Return a sentence for each variable that looks like a setting of the gateway and is none; never a value.
+    """Return a sentence, without the value, for each variable that looks like a setting of the gateway and is unknown.
 
-    It skips the variables that Kubernetes sets for a Service whose name begins with "gateway", and those of the options of
+    It skips variables that Kubernetes sets for a Service whose name begins with "gateway", and variables of options of
     ``commands``.
     """
     known = {name for flag in FLAGS for name in flag.variables}

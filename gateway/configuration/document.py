@@ -1,8 +1,8 @@
-"""Read a YAML text as Go's sigs.k8s.io/yaml does, which reads NVIDIA's configuration files: the same texts are accepted.
+"""Read a YAML text as Go's sigs.k8s.io/yaml does, because that reads NVIDIA's configuration files.
 
 Only the first document is read. If a key is given twice, the last one wins. Anchors, aliases and ``<<`` work, in the order in
 which they are written. Plain scalars are as in go-yaml v2 (its resolve.go): ``yes``, ``on`` and ``y`` are booleans, ``0o17``
-and ``017`` are 15, ``1:30`` is text. One text is accepted by Go and not by libyaml: a colon before a bracket, ``[a:]``.
+and ``017`` are 15, ``1:30`` is text. There is one difference: Go accepts a colon before a bracket, ``[a:]``, and libyaml doesn't.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read(content: bytes, name: str) -> YamlNode:
         ConfigError: it is not YAML, or too long, too deep or too large.
     """
     if len(content) > MAX_BYTES:
-        raise ConfigError(f"{name}: more than {MAX_BYTES} bytes. Leave out what is no configuration")
+        raise ConfigError(f"{name}: more than {MAX_BYTES} bytes. Is it the configuration file?")
     try:
         return yamltree.read(content, GO)
     except YamlError as error:

@@ -44,7 +44,7 @@ _NAMES: Final = {field: key for key, field in _FILE_ALONE.items()} | {flag.field
 
 
 class Setting(Struct, frozen=True, rename={"source": "from"}):
-    """One setting: its flag or key, its value as in JSON, and where it comes from: a flag, a variable, a line of the file."""
+    """One setting: its flag or key, its value as in JSON, and its source: a flag, a variable, a line of the file."""
 
     name: str
     value: Any
@@ -52,7 +52,7 @@ class Setting(Struct, frozen=True, rename={"source": "from"}):
 
 
 def _noted(one: Setting, field: str, backend: str) -> Setting:
-    """Return the setting, with a note if it was set and does nothing with this backend."""
+    """Return the setting, with a note if it was set and has no effect with this backend."""
     if one.source == DEFAULT or backend not in {"nvidia", "amd"} or field not in _others({backend}):
         return one
     return replace(one, source=f"{one.source} (no effect with --backend {backend})")
@@ -88,14 +88,14 @@ def _holder(settings: Settings, field: str) -> Settings | Policy | None:
 
 
 def _others(backends: Collection[str]) -> frozenset[str]:
-    """Return the fields of the policy that do nothing with these backends. A simulated node may have GPUs of any vendor."""
+    """Return the fields of the policy that have no effect with these backends. A simulated node may have GPUs of any vendor."""
     return frozenset().union(
         *(fields for name, fields in _OF_ONE_VENDOR.items() if not {name, "simulated"} & {*backends})
     )
 
 
 def idle(policy: Policy, source: DeviceSource) -> tuple[str, ...]:
-    """Return a sentence for each setting that does nothing on this node: it is another vendor's, or its pattern matches no GPU."""
+    """Return a sentence for each setting without an effect on this node: another vendor's, or with a pattern that matches no GPU."""
     plain, backends = Policy(), source.name.split("+")
     words, matched = " and ".join(backends), {pattern for one in source.unusable() for pattern in one.patterns}
     idle = [field for field in sorted(_others(backends)) if getattr(policy, field) != getattr(plain, field)]

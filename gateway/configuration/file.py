@@ -1,8 +1,9 @@
 """The configuration file of NVIDIA's device plugin, with our own keys under ``gateway:``.
 
-Whatever 0.20 accepts has the same meaning here (its api/config/v1, decoded by sigs.k8s.io/yaml and encoding/json). Keys of
-structures match in any case, keys of ``sharing.timeSlicing`` exactly, null means not given, types are strict. What 0.20 ignores is
-ignored here with a warning. What only 0.20 can do is refused, with the line. Pure but for ``read``.
+Every file that NVIDIA's plugin 0.20 accepts has the same meaning here (its api/config/v1, decoded by sigs.k8s.io/yaml and
+encoding/json). Keys may be in upper or lower case, except those of ``sharing.timeSlicing``. null means not given. Types are strict.
+Settings that 0.20 ignores are ignored with a warning. Settings that only 0.20 supports are refused, with the line. Pure, except
+``read``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ KeyPath = tuple[str, ...]
 
 
 class UnreadableConfigError(ConfigError):
-    """The file can't be read now, perhaps for a passing reason (no descriptor is left)."""
+    """The file can't be read now. The reason may pass (such as no free descriptor)."""
 
     lasting = False
 
@@ -44,8 +45,8 @@ class UnreadableConfigError(ConfigError):
 class File(Struct, frozen=True):
     """The content of a configuration file. ``given`` is by flag name; ``warnings`` are sentences for the file's author.
 
-    ``gpu_names`` and ``mig_names`` are pairs of a pattern (``*`` is anything) for products or MIG profiles and the resource
-    name for those that it matches; there are none unless ``honourResourceNames`` is set.
+    ``gpu_names`` and ``mig_names`` are pairs: a pattern for products or MIG profiles (``*`` matches any text), and the resource
+    name of those that match. They are empty unless ``honourResourceNames`` is set.
     """
 
     given: Mapping[str, Given] = field(default_factory=dict)
@@ -124,7 +125,7 @@ class _Reading:
         return File(self._given, slices, fail, globbed, bridging, gpu_names, mig_names, self._all_warnings())
 
     def _configuration(self, root: YamlNode) -> YamlNode:
-        """Refuse a file that is no configuration before an error quotes it: it may be a file of secrets."""
+        """Refuse a file that is no configuration, before an error quotes its content: it may contain secrets."""
         if root.value is None:
             return root
         if not isinstance(root.value, Mapping):
@@ -173,7 +174,7 @@ class _Reading:
             case (FlagKind.LIST, str(value)):
                 return (value,)
             case (FlagKind.NAMES, _):
-                return self._called(node, path, flag)
+                return self._name_list(node, path, flag)
             case (FlagKind.LIST, tuple()):
                 return self._texts(node, path)
             case (FlagKind.NUMBERS, tuple(items)):
@@ -181,8 +182,8 @@ class _Reading:
             case _:
                 raise self._expected(node, path, flag.kind.value)
 
-    def _called(self, node: YamlNode, path: KeyPath, flag: Flag) -> tuple[str, ...]:
-        """Read one name or a list of names, some of which may be numbers."""
+    def _name_list(self, node: YamlNode, path: KeyPath, flag: Flag) -> tuple[str, ...]:
+        """Read one name or a list of names. A name may be a number."""
         items = node.value if isinstance(node.value, tuple) else (node,)
         if not all(isinstance(item.value, str | int) and not isinstance(item.value, bool) for item in items):
             raise self._expected(node, path, flag.kind.value)
@@ -270,7 +271,7 @@ class _Reading:
         return name, Portion(some, replicas, shown)
 
     def _some(self, node: YamlNode, path: KeyPath) -> tuple[str, ...] | int | None:
-        """Read ``devices``: some by index and UUID, a count of the first ones, or all of them (None)."""
+        """Read ``devices``: a list of indexes and UUIDs, a count (the first ones), or all (None)."""
         match node.value:
             case "all":
                 return None
@@ -351,7 +352,7 @@ class _Reading:
     def _members(
         self, node: YamlNode | None, path: KeyPath, known: Sequence[str], *, fold: bool = True
     ) -> Mapping[str, YamlNode]:
-        """Return the known keys (of several spellings the last in the alphabet, as with Go); warn of the others."""
+        """Return the known keys; warn of the others. Of several spellings of a key, the last in the alphabet wins, as with Go."""
         if node is None or node.value is None:
             return {}
         if not isinstance(node.value, Mapping):
@@ -430,8 +431,8 @@ def _dotted(path: KeyPath) -> str:
 
 
 def nearest(path: KeyPath, known: Sequence[str]) -> str:
-    """Return the known key that may be meant: one of the same level, or a flag's of another level; '' for none."""
-    from difflib import get_close_matches  # noqa: PLC0415 - needed where a key is wrong, and nowhere else
+    """Return the known key that is probably meant, of the same level or of another one; '' for none."""
+    from difflib import get_close_matches  # noqa: PLC0415 - needed only for a wrong key
 
     key = path[-1].casefold()
     if len(key) > _KEY_CHARS:

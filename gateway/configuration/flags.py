@@ -413,7 +413,7 @@ FLAGS: Final = tuple(flag for group in GROUPS.values() for flag in group)
 
 
 def help_rows(flags: tuple[Flag, ...]) -> Iterator[tuple[str, str]]:
-    """Yield what ``--help`` says of each of these options that has an effect."""
+    """Yield the two columns of ``--help`` for each of these options that has an effect."""
     for flag in flags:
         if flag.option and not flag.inert:
             yield (

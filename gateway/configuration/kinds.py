@@ -1,6 +1,6 @@
-"""The declaration of a setting, and functions that check a value and convert it for the gateway. Pure.
+"""The declaration of a setting, and functions that check and convert a value. Pure.
 
-Each of them raises ValueError, with what is wrong and what is allowed.
+Each function raises ValueError; the message says what is wrong and what is allowed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from adapters.levels import minor_version
 from devices.policy import ListStrategy, Policy
 from gateway.configuration.settings import ConfigError, Given, Settings
 
-# What Go's strconv.ParseBool takes.
+# The words that Go's strconv.ParseBool accepts.
 TRUTH: Final[Mapping[str, bool]] = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(
     ("0", "f", "F", "FALSE", "false", "False"), False
 )
@@ -27,7 +27,7 @@ _HOOKS: Final = (
     "all, chmod, create-soname-symlinks, create-symlinks, disable-device-node-modification, enable-cuda-compat, "
     "update-application-profile, update-ldcache"
 )
-"""The CDI hooks of NVIDIA's Container Toolkit (pkg/nvcdi), also those that are never made here."""
+"""The CDI hooks of NVIDIA's Container Toolkit (pkg/nvcdi), including those that the gateway never uses."""
 _ADDRESS: Final = re.compile(r"(?:(?:(?P<host>[^\s:\[\]]*)|\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]):)?(?P<port>[0-9]{1,5})")
 _LOOPBACK: Final = "127.0.0.1"
 _DRIVER: Final = r"(?=.{1,63}\Z)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
@@ -49,8 +49,7 @@ class Flag(Struct, frozen=True):
     """One setting.
 
     ``key`` is its path in the configuration file. ``take`` converts a value of its kind for its field. A setting without
-    ``option`` is a variable or a key only. An ``inert`` one is accepted, because people have it in their files, and does
-    nothing here.
+    ``option`` is only a variable or a key. An ``inert`` setting is accepted and has no effect, because existing files have it.
     """
 
     name: str
@@ -58,7 +57,7 @@ class Flag(Struct, frozen=True):
     prefix: str = "GATEWAY_"
     """The prefix of its variable. The rest is the flag's name: ``--socket-dir`` is ``GATEWAY_SOCKET_DIR``."""
     named: tuple[str, ...] = ()
-    """Its variables, if they have other names. The first one that is set is used."""
+    """Its variables, if their names don't follow from the flag. The first one that is set is used."""
     key: tuple[str, ...] = ()
     sets: str = ""
     """The field that it sets, if that has another name than the flag."""
@@ -81,7 +80,7 @@ class Flag(Struct, frozen=True):
 
     @property
     def field(self) -> str:
-        """The field of ``Settings``, ``Choice`` or ``Policy`` that it sets; another word if it sets none."""
+        """The field of ``Settings``, ``Choice`` or ``Policy`` that it sets; if it sets none, no field has this name."""
         return self.sets or self.parameter
 
     @property
@@ -145,8 +144,8 @@ class Flag(Struct, frozen=True):
 
 
 def unknown(text: str, allowed: Iterable[str]) -> str:
-    """Return the error for a word that is not allowed, with the allowed words and the one that may be meant."""
-    from difflib import get_close_matches  # noqa: PLC0415 - needed where a word is wrong, and nowhere else
+    """Return the error for a word that is not allowed, with the allowed words and the one that is probably meant."""
+    from difflib import get_close_matches  # noqa: PLC0415 - needed only for a wrong word
 
     words = [*allowed]
     meant = "".join(f" (did you mean {near!r}?)" for near in get_close_matches(text, words, 1))
@@ -164,14 +163,14 @@ def written(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def driver(text: str) -> str:
-    """Return the AMD driver type, if it is supported; '' leaves it to the plugin."""
+    """Return the AMD driver type, if it is supported; '' means automatic detection."""
     if text not in {"", "container"}:
         raise ValueError(f"{unknown(text, ('container',))}. Only GPUs for containers are offered here")
     return text
 
 
 def channels(numbers: Sequence[int]) -> tuple[int, ...]:
-    """Return the IMEX channels, if they are none or the first one, as in NVIDIA's plugin."""
+    """Return the IMEX channels: none, or channel 0, as in NVIDIA's plugin."""
     if tuple(numbers) not in {(), (0,)}:
         raise ValueError(f"{list(numbers)!r:.80}: only IMEX channel 0 can be given to containers. Allowed: [] or [0]")
     return tuple(numbers)
@@ -185,12 +184,12 @@ def path(text: str) -> str:
 
 
 def root(text: str) -> str:
-    """Return a path from the root on."""
+    """Return an absolute path."""
     return posixpath.normpath("/" + path(text).strip("/"))
 
 
 def root_or_none(text: str) -> str:
-    """Return a path from the root on, or None."""
+    """Return an absolute path; '' if the text is empty."""
     return root(text) if text else ""
 
 
@@ -200,7 +199,7 @@ def path_or_default(text: str) -> str:
 
 
 def folder_or_none(text: str) -> str:
-    """Return an absolute path, or None."""
+    """Return a path that must be absolute; '' if the text is empty."""
     if text and not text.startswith("/"):
         raise ValueError(f"{path(text)!r:.80} is not an absolute path")
     return posixpath.normpath(path(text)) if text else ""
@@ -251,7 +250,7 @@ def address(text: str) -> tuple[str, int]:
 
 
 def taint_key(text: str) -> str:
-    """Return a taint's key, or None."""
+    """Return a taint's key; '' if the text is empty."""
     if not {*text}.isdisjoint("=: "):
         raise ValueError(
             f"{text!r:.80} is not a taint's key. Write it without value and effect, such as example.com/starting"
@@ -285,12 +284,12 @@ def patterns(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def hooks(texts: Sequence[str]) -> frozenset[str]:
-    """Return names of CDI hooks, also unknown ones of a later toolkit, as NVIDIA's plugin does; without empty ones."""
+    """Return names of CDI hooks. Unknown names are allowed, as in NVIDIA's plugin: a later toolkit may know them."""
     return frozenset(texts) - {""}
 
 
 def unknown_hooks(policy: Policy) -> list[str]:
-    """Return a sentence for each hook that should be left out and that this gateway doesn't know."""
+    """Return a sentence if a hook to leave out is unknown to this gateway."""
     strange = ", ".join(sorted(policy.cdi_disabled_hooks - {*_HOOKS.split(", ")}))
-    words = f"cdi-disable-hooks: {strange!r:.80} isn't known, and changes nothing: the known hooks are {_HOOKS}"
+    words = f"cdi-disable-hooks: {strange!r:.80} isn't known, and has no effect. The known hooks are {_HOOKS}"
     return [words] if strange else []

@@ -1,7 +1,7 @@
-"""Follow the configuration file: an edit or SIGHUP brings a new policy, and only the policy changes.
+"""Follow the configuration file: after an edit or SIGHUP, the gateway adopts the new policy. Nothing else changes.
 
-If the node's label chooses the file, another label is like an edit. If the file is wrong or gone, the last good one stays in force, and
-one error is logged. Backend, folders, addresses and all flags and variables need a restart.
+If the node's label chooses the file, another label is like an edit. If the file is invalid or missing, the last valid content stays in
+force, and one error is logged. Backend, folders, addresses and all flags and variables need a restart.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ class FileFate:
 
     def __init__(self) -> None:
         self.error = ""
-        """Why the file was rejected, so that the version before stays in force; empty if it wasn't."""
+        """Why the file was rejected (its last valid content stays in force); empty if it wasn't."""
         self.accepted_at: float | None = None
         """When the file was last accepted (monotonic seconds)."""
         self.path: Path | None = None
-        """The file, if it isn't the one of the start."""
-        self.policy: Policy | None = None  # where the file changed it since
+        """The current file, if the label has chosen one since the start."""
+        self.policy: Policy | None = None
+        """The current policy, if the file has changed it since the start."""
 
 
 async def follow(
@@ -51,7 +52,7 @@ async def follow(
     fate: FileFate,
     label: Label | None = None,
 ) -> None:
-    """Have ``source`` adopt each new policy, for ever, and keep ``fate`` up to date. ``label`` is the label that chooses the file.
+    """Let ``source`` adopt each new policy, and keep ``fate`` up to date. Never returns. ``label`` chooses the file.
 
     Without a file, SIGHUP only writes a line to the log.
     """
@@ -73,13 +74,15 @@ async def follow(
         current = _Current(settings, settings.config_file, source, fate)
         await _follow_file(settings.config_file, settings.state_dir, label, current, hangup)
     finally:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Where asyncio removes its handler, it ends what ends in order.
+        signal.signal(
+            signal.SIGHUP, signal.SIG_IGN
+        )  # Without a handler, SIGHUP would kill the process during its orderly end.
 
 
 async def _follow_file(
     file: Path, state_dir: Path, label: Label | None, current: _Current, hangup: asyncio.Event
 ) -> None:
-    """Follow the configuration file as it changes, and as the label and the folder from which it is chosen change."""
+    """Follow the configuration file, and with a ``label`` also the choice of the file."""
     from gateway.configuration import choice as choosing  # noqa: PLC0415 - only with a configuration file
 
     watch: FileWatch | None = None
@@ -118,7 +121,7 @@ async def _remember(choice: Choice, state_dir: Path, label: str) -> None:
 
 
 class _Current:
-    """The policy in force, and the text that it came from; without a ``path`` the empty text."""
+    """The policy in force, and the file's content that it came from (empty without a ``path``)."""
 
     def __init__(
         self,
@@ -135,30 +138,30 @@ class _Current:
         """Why the text was rejected; empty if it wasn't."""
 
     def choose_nothing(self, error: ConfigError, *, asked: bool) -> None:
-        """Keep the policy in force, because no file is chosen; ``asked`` logs the error again."""
+        """Note that no file is chosen; the policy stays in force. ``asked`` logs the error again."""
         if asked or str(error) != self._fate.error:
             self._reject(error)
 
     async def look(self, *, asked: bool) -> bool:
-        """Adopt the file as it is now, if it is good. Return False if it can't be read. ``asked`` logs the result."""
-        from gateway.configuration import file as config  # noqa: PLC0415 - who has no file needn't pay for YAML
+        """Adopt the file's content, if it is valid. Return False if it can't be read. ``asked`` logs the result."""
+        from gateway.configuration import file as config  # noqa: PLC0415 - without a file, no YAML is loaded
 
         settings, first = self._settings, self._content is None
         try:
             content = b"" if self.path is None else await asyncio.to_thread(config.read, self.path)
             if not content and self.path and self._content and not self._missed and not asked:
-                self._missed = 1  # Who writes in place empties it first: as below.
+                self._missed = 1  # A program that writes in place empties it first. See below.
                 return False
             self._missed, self._fate.path = 0, self.path
             if content == self._content and not asked:
-                self._fate.error = self.fault  # It may have been gone in between.
+                self._fate.error = self.fault  # The file may have been missing in between.
                 return True
             self._content, self.fault = content, ""
             file = await asyncio.to_thread(config.parse, content, str(self.path), strict=settings.strict_config)
             policy = config.policy(file, settings.given, settings.backend)
         except config.UnreadableConfigError as error:
             self._missed += 1
-            # NVIDIA's config-manager takes the file away before it puts another there: only the second time means something.
+            # NVIDIA's config-manager removes the file before it writes another, so only the second failure is an error.
             if asked or self._missed == 2:
                 self._reject(error)
             return False
@@ -181,7 +184,7 @@ class _Current:
             for warning in (*warnings, *unknown_hooks(policy)):
                 _log.warning("configuration", note=warning)
         if fixed:
-            _log.warning("configuration: this changes only when the gateway is started anew", settings=list(fixed))
+            _log.warning("configuration: these settings change only at a restart of the gateway", settings=list(fixed))
         if len(changed) > len(fixed):
             self._policy = self._fate.policy = replace(policy, **fixed)
             self._source.adopt(self._policy)

@@ -15,15 +15,15 @@ STATE_DIR = Path("/var/lib/device-plugin-gateway")
 
 
 class ConfigError(ValueError):
-    """A setting can't be used. The message says where it comes from, what is wrong and what to do.
+    """A setting can't be used. The message names its source, what is wrong and what to do.
 
     Args:
         message: the message.
-        options: the settings that it names by their options, such as ``state-dir``.
+        options: the other settings that the message names, such as ``state-dir``.
     """
 
     lasting = True
-    """True if it stays wrong until somebody corrects it."""
+    """True if only a person can correct it; False if it may pass by itself."""
 
     def __init__(self, message: str, *options: str) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class Settings(Struct, frozen=True):
     kubelet_minor: int | None = None
     """The kubelet's minor version (28 for 1.28), if the operator sets it."""
     startup_grace: float = 0.0
-    """Seconds after the start in which a missing device may still appear (docs/adr/0004)."""
+    """Seconds after a reboot for which containers wait for a late driver (docs/adr/0004)."""
     metrics_address: tuple[str, int] | None = None
     """Host and port of the metrics; None: no metrics."""
     metrics_device_ids: bool = False
@@ -72,7 +72,7 @@ class Settings(Struct, frozen=True):
     probe_address: tuple[str, int] | None = None
     """Host and port of the probes; None: no probes."""
     kubeconfig: Path | None = None
-    """How to reach the API server; None: by the pod's service account. The gateway connects only if a feature needs it."""
+    """The kubeconfig for the API server; None: the pod's service account is used. The gateway connects only if a feature needs it."""
     node_name: str = ""
     """The node's name at the API server."""
     startup_taint: str = ""
@@ -88,15 +88,15 @@ class Settings(Struct, frozen=True):
     dra_shares: str = "devices"
     """How claims get a shared GPU: each replica is one of the ``devices``, or claims ask for shares of its ``capacity``."""
     pod_uid: str = ""
-    """The UID of the gateway's pod (``POD_UID``, by the downward API): the gateways of one pod are of one age. Empty: in no pod."""
+    """The UID of the gateway's pod (``POD_UID``, by the downward API), because the gateways of one pod have one age; '' outside a pod."""
     host_service: bool = False
-    """True for the node's own service, to which the gateways of pods leave the resources."""
+    """True for the node's own service. Gateways in pods stand by for it."""
     policy: Policy = Policy()
     """The settings of devices."""
     config_file: Path | None = None
     """The configuration file, which can be edited while the gateway runs (``gateway.configuration.reload``)."""
     choice: Choice | None = None
-    """How the node's label chooses the configuration file; None: it doesn't."""
+    """How the node's label chooses the configuration file; None: no label chooses it."""
     node_label: str = ""
     """The value of the node's label at the start."""
     log_format: str = "auto"
@@ -104,7 +104,7 @@ class Settings(Struct, frozen=True):
     strict_config: bool = False
     """True if unknown keys of the configuration file are an error."""
     given: Mapping[str, Given] = field(default_factory=dict)
-    """The settings of devices that command line and environment make, by name: they win over each version of the file."""
+    """The settings of devices from the command line and the environment, by name. They win over each version of the file."""
 
     @property
     def pod_resources_socket(self) -> Path:

@@ -23,11 +23,11 @@ JUDGES: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     **cluster.CHECKS,
     **claims.CHECKS,
 }
-"""By code: returns what is wrong; empty if nothing is, or it can't be seen from here."""
+"""The checks by code. Each returns the fault; '' if there is none, or if it can't be seen from here."""
 
 
 class Check(Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of checks.yaml. ``title`` names the check that passed, ``fault`` the one that failed."""
+    """A row of checks.yaml. ``title`` is its text if it passes, ``fault`` if it fails. ``needs`` is the part of the snapshot that it reads."""
 
     code: str
     level: Literal["warning", "error"]
@@ -47,7 +47,7 @@ class Category(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CheckResult(Struct, frozen=True, omit_defaults=True):
-    """The result of one check. ``seen`` and the fields after it are empty if the check passed, or could not be made."""
+    """The result of one check. If the check passed or could not be made, ``seen`` and the fields after it are empty."""
 
     code: str
     category: str

@@ -9,7 +9,7 @@ from gateway.doctor.snapshot import Surveyed, joined, offered
 from gateway.sides.table import MOVING
 
 _LONG_S: Final = 3600.0
-"""Seconds after which a moving GPU is reported. A pod may hold it for days on purpose."""
+"""Seconds after which a GPU that is still moving is reported."""
 _GATED_MINORS: Final = range(32, 34)
 """Kubelets (1.N) that prepare claims only with a feature gate (advice.yaml has the source)."""
 _FIRST_DRA_MINOR: Final = 32
@@ -40,7 +40,7 @@ def _lowered(seen: Surveyed) -> str:
         return ""
     there = seen.own_node.allocatable
     return joined(
-        f"{name}: {count} healthy that the device plugin API has, the API server shows {there.get(name, 0)}"
+        f"{name}: the device plugin API has {count} healthy devices, the API server shows {there.get(name, 0)}"
         for name, count in offered(seen).items()
         if there.get(name, 0) < count
     )
@@ -75,15 +75,15 @@ def _no_registry(seen: Surveyed) -> str:
 
 
 def _untaken(seen: Surveyed) -> str:
-    """Return which drivers the kubelet did not accept. A driver without rights, or without the API server, has its own check."""
+    """Return the drivers that the kubelet did not accept. Missing rights and an unreachable API server have their own checks."""
     if _no_registry(seen) or _rights(seen):
         return ""
     minor = seen.release.minor if seen.release else 0
     why = "no kubelet registered it"
     if minor in _GATED_MINORS:
-        why += f". Kubelet 1.{minor} takes claims only with the feature gate DynamicResourceAllocation"
+        why += f". Kubelet 1.{minor} prepares claims only with the feature gate DynamicResourceAllocation"
     elif 0 < minor < _FIRST_DRA_MINOR:
-        why += f". Kubelet 1.{minor} takes no claims"
+        why += f". Kubelet 1.{minor} prepares no claims"
     return joined(
         f"{one.name}: {one.trouble or why}"
         for one in seen.dra

@@ -1,4 +1,4 @@
-"""Checks of what other components report about the node: DRA drivers, and the API server."""
+"""Checks of other components' reports about the node: DRA drivers, and the API server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _dra(seen: Surveyed) -> str:
         for driver, prefix in _DRIVERS.items()
         if driver in (seen.drivers or ()) and any(name.startswith(prefix) for name in names)
     )
-    return f"{', '.join(both)} is registered with the kubelet, beside {', '.join(sorted(names))}" if both else ""
+    return f"{', '.join(both)} is registered with the kubelet, next to {', '.join(sorted(names))}" if both else ""
 
 
 def _channels(seen: Surveyed) -> str:
@@ -41,7 +41,7 @@ def _dead(seen: Surveyed) -> str:
 
 
 def _unseen(seen: Surveyed) -> str:
-    # If GPUs may move, another check says more.
+    # If GPUs may move between the APIs, DPG0603 checks this.
     if seen.own_node is None or any(status.sides for status in seen.statuses):
         return ""
     missing = [

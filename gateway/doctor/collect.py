@@ -1,7 +1,7 @@
-"""Collect what ``gateway doctor`` checks: files, sockets, processes, NVML and the API server. Bounded, and it changes nothing.
+"""Collect the facts that ``gateway doctor`` checks: files, sockets and processes. Bounded; it changes nothing.
 
-``root`` is the host's file system: / on the host and in the gateway's own pod, /host in a debug container. What can't be seen
-from here is left out of the snapshot, and is no finding.
+``root`` is the host's file system: / on the host and in the gateway's own pod, /host in a debug container. Facts that can't be
+seen from here are None in the snapshot, and cause no finding.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def state_dir(path: Path) -> StateDir:
 
 
 def process(root: Path, pid: int) -> Process | None:
-    """Return what the kernel allows a gateway, by the process ID in its own namespace; None if it isn't visible."""
+    """Return a gateway's process and its limits; None if it isn't visible. ``pid`` is its ID in its own PID namespace."""
     found = next((folder for folder in _processes(root) if _is_gateway(folder, pid)), None)
     return None if found is None else _process(root, found)
 
@@ -179,12 +179,12 @@ def modules(root: Path) -> frozenset[str] | None:
 
 
 def nodes(root: Path, gpus_there: int, *, tried: bool) -> tuple[DeviceNodeSeen, ...] | None:
-    """Look at NVIDIA's device nodes, and (``tried``) open them as a program would; None if /dev can't be seen."""
+    """Look at NVIDIA's device nodes; with ``tried`` also open them, as a program would. None if /dev can't be seen."""
     dev = root / "dev"
     if not dev.is_dir():
         return None
     numbers = [name for name in names(dev, 4096) if re.fullmatch(r"nvidia\d+", name)]
-    # In a container without the capability "compute", only the module shows that the node exists on the host.
+    # In a container without the driver capability "compute", nvidia-uvm is missing even if the host has it.
     given = set(os.environ.get("NVIDIA_DRIVER_CAPABILITIES", "all").split(","))
     kept_from_us = not given & {"all", "compute"} and "nvidia-uvm" in _text(root / "proc/devices")
     common = ["nvidiactl", *(["nvidia-uvm"] if gpus_there and not kept_from_us else [])]
@@ -202,7 +202,7 @@ def kfd_gpus(root: Path) -> int | None:
 
 
 def cdi_files(root: Path) -> dict[str, str]:
-    """Read the CDI specifications of other programs; return what is wrong with each. The gateway repairs its own."""
+    """Read the CDI specifications of other programs; return the fault of each ('' for none). The gateway repairs its own."""
     return {
         f"/{folder}/{name}": _unsound(root, root / folder / name)
         for folder in ("etc/cdi", "run/cdi")
@@ -320,7 +320,7 @@ def _sees_host(root: Path) -> bool:
 
 
 def _claims(content: Any) -> tuple[str, ...]:
-    """Return the claims that a state file has as prepared, in words."""
+    """Return the prepared claims in a state file, in words."""
     rows = table(content, "claims").values()
     return tuple(
         f"{one.get('namespace')}/{one.get('name')} ({one.get('driver')})" for one in rows if isinstance(one, dict)
@@ -328,7 +328,7 @@ def _claims(content: Any) -> tuple[str, ...]:
 
 
 def _cgroup(root: Path, folder: Path) -> tuple[int | None, int]:
-    """Return how often a CPU limit throttled a process (None: it has no limit), and how often its group was killed for memory."""
+    """Return how often its CPU limit throttled a process (None: no limit), and how many processes of its cgroup were killed for memory."""
     path = re.search(r"^0::/(.*)$", _text(folder / "cgroup"), re.MULTILINE)
     if path is None:
         return None, 0

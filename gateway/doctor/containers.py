@@ -78,8 +78,8 @@ def _number_of(content: Mapping[str, Any]) -> int:
 def _containerd(path: str, text: str, version: tuple[int, ...], files: Sequence[Mapping[str, Any]]) -> Runtime:
     """Return the state of containerd's configuration with its imports.
 
-    Until 1.7, the last file's section of a plugin replaces earlier ones (containerd#5837), and CDI came with 1.7, off. From 2.0
-    on, sections are merged (containerd#9982), and CDI is on, whatever the version of the file (containerd#9621).
+    Up to 1.7, the last file's section of a plugin replaces earlier ones (containerd#5837). From 2.0 on, sections are merged
+    (containerd#9982). CDI came with 1.7, off by default; from 2.0 on, it is on by default (containerd#9621).
     """
     name = f"containerd {text or '.'.join(map(str, version)) or 'of an unknown version'}"
     if not version or not files:
@@ -100,7 +100,7 @@ def _containerd(path: str, text: str, version: tuple[int, ...], files: Sequence[
 
 
 def _crio(root: Path, path: str, text: str, files: Sequence[Mapping[str, Any]]) -> Runtime:
-    """Return the state of CRI-O's configuration with its drop-ins, which are merged. CDI came with 1.23, on. NVIDIA's hook needs no runtime."""
+    """Return the state of CRI-O's configuration, merged with its drop-ins. CDI is on from 1.23 on. NVIDIA's hook replaces a runtime."""
     name, version = f"CRI-O {text or 'of an unknown version'}", _version(text)
     if not version or not files:
         return Runtime(name, path if files else "", cdi=version >= _CRIO_HAS_CDI if version else None)
@@ -153,7 +153,7 @@ def _by_binary(root: Path) -> tuple[int, ...]:
 def _toml(path: Path) -> dict[str, Any] | None:
     with suppress(OSError, NotPlainError, ValueError):
         text = read_plain(path, MOST_BYTES).decode()
-        import tomllib  # noqa: PLC0415 - in a pod there is mostly nothing to read
+        import tomllib  # noqa: PLC0415 - a pod usually sees no such file
 
         return tomllib.loads(text)
     return None

@@ -18,10 +18,11 @@ _LEAST_INODES: Final = 64
 _LEAST_FILES: Final = 4096
 _NEARLY_FULL: Final = 0.9
 _LATE_S: Final = 0.1
-"""Seconds after a kubelet's start at which the API server shows the node without devices, if none were registered by then."""
+"""Seconds of lag from which the event loop is reported. If no device is registered 0.1 s after a kubelet's start, the API server
+shows none."""
 _DOUBLED: Final = drift.MismatchKind.DOUBLED.value
 _OLDEST_S: Final = 1_735_689_600.0
-"""2025. A correct clock can't show an earlier time."""
+"""The start of 2025 (Unix seconds). A correct clock can't show an earlier time."""
 _AHEAD_S: Final = 86_400.0
 _HANDS: Final = (TroubleKind.RESET_REQUIRED.value, TroubleKind.UNKNOWN.value)
 _CLOSED: Final = frozenset(
@@ -161,7 +162,7 @@ def _killed(seen: Surveyed) -> str:
 
 def _clock(seen: Surveyed) -> str:
     if seen.now < _OLDEST_S:
-        return f"it says {seen.now:.0f} seconds since 1970, which is before this program was made"
+        return f"the clock shows {seen.now:.0f} seconds since 1970, which is before this program was made"
     written = seen.state_dir.written
     if written is not None and written > seen.now + _AHEAD_S:
         return f"the state file was written {(written - seen.now) / 3600:.0f} hours in the future"
@@ -182,7 +183,7 @@ def _late(seen: Surveyed) -> str:
 
 
 def _resources(seen: Surveyed) -> Iterator[ResourceStatus]:
-    """Return the resources that a gateway serves or should serve. A standby knows less about them."""
+    """Return the resources of the leading gateways. A standby knows less about them."""
     for status in seen.statuses:
         yield from () if status.led_by else status.resources
 

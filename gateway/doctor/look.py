@@ -17,7 +17,7 @@ from gateway.wires.unix import listens
 
 
 class Places(Struct, frozen=True, kw_only=True):
-    """Where to look: ``root`` is the host's file system, the other paths are below it."""
+    """The paths to look at: ``root`` is the host's file system, the others are below it."""
 
     root: Path
     socket_dir: Path
@@ -32,10 +32,7 @@ def look(
     release: Callable[[str], Release | None],
     nvml: Callable[[], NvmlSeen | None] | None = None,
 ) -> Surveyed:
-    """Collect everything once. ``release`` returns what is known of a kubelet's version, ``nvml`` the state of NVIDIA's library.
-
-    Without ``nvml`` no device node is opened either: then the host's files are in a folder of this container.
-    """
+    """Collect everything once. ``release`` returns the facts about a kubelet's version, ``nvml`` the state of NVIDIA's library."""
     root = places.root
     gpus = collect.gpus(root)
     of_nvidia = sum(one.vendor == "0x10de" for one in gpus or ())

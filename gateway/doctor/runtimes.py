@@ -1,4 +1,4 @@
-"""Checks of the container runtime: NVIDIA's runtime, CDI, and what a daemon-reload removes."""
+"""Checks of the container runtime: NVIDIA's runtime, CDI, links to device nodes, and SELinux."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of the API server and of NVIDIA's library, by the gateway, or by ``gateway doctor`` if no gateway answers."""
+"""Ask the API server and NVIDIA's library for ``gateway doctor``. The gateway does so; without a gateway, the command itself."""
 
 from __future__ import annotations
 
@@ -39,15 +39,14 @@ async def meet(
 ) -> None:
     """Answer ``doctor`` for a gateway with this status.
 
-    It doesn't call NVML, because this process would then open GPUs that ``gateway release`` closed. The status has the state of
-    NVML.
+    It doesn't call NVML, because this process would then open GPUs that ``gateway release`` closed. The status has NVML's state.
     """
     cluster = await ask(settings.kubeconfig, settings.node_name, needed([status]))
     await connection.send(msgspec.to_builtins(Answered(cluster, backend)))
 
 
 async def ask(kubeconfig: Path | None, name: str, rights: Sequence[tuple[str, str, str]]) -> Cluster:
-    """Ask the API server for the node, the classes and our rights; empty if it can't be reached, or refuses."""
+    """Ask the API server for the node, the classes and our rights. Answers are missing if it can't be reached, or refuses."""
     try:
         found = access.find(kubeconfig)
     except access.AccessError:

@@ -1,4 +1,4 @@
-"""The result of one look at a node: plain values for the checks. None means that it can't be seen from here."""
+"""The result of one look at a node: plain values for the checks. None means that a fact can't be seen from here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.telling.status import GatewayStatus
 
 
 class SocketDir(Struct, frozen=True):
-    """The kubelet's folder for device plugins: the sockets in it, and those on which a process listens."""
+    """The kubelet's folder for device plugins: the names in it, and the sockets on which a process listens."""
 
     path: str
     state: Literal["there", "missing", "stale"] = "there"
@@ -34,13 +34,13 @@ class KubeletProcess(Struct, frozen=True):
 
 
 class Release(Struct, frozen=True):
-    """What is known of the kubelet's release: its minor version, and remarks in words."""
+    """The facts about the kubelet's release: its minor version, and remarks in words."""
 
     minor: int = 0
     unknown: str = ""
-    """Why it is unknown."""
+    """Why the release is unknown to this gateway; empty if it is known."""
     unkept: str = ""
-    """Why the next minor version can't read its checkpoint."""
+    """Why the next minor version can't read its checkpoint; empty if it can."""
     fixed: tuple[str, ...] = ()
     """Bugs that a later patch release fixes."""
 
@@ -57,11 +57,11 @@ class StateDir(Struct, frozen=True):
     claims: tuple[str, ...] = ()
     """The prepared ResourceClaims in it: ``namespace/name``, with the driver's name."""
     written: float | None = None
-    """When the state file was last written (Unix seconds by the clock of then)."""
+    """When the state file was last written (Unix seconds)."""
 
 
 class Process(Struct, frozen=True):
-    """What the kernel allows the gateway's process. ``capabilities`` is a mask (capability.h)."""
+    """The gateway's process and its limits. ``capabilities`` is a mask (capability.h)."""
 
     pid: int
     open_files: int | None = None
@@ -89,7 +89,7 @@ class NvmlSeen(Struct, frozen=True):
     """The state of NVIDIA's library.
 
     ``refused`` are the GPUs that it counts and can't open, by index, with the reason. ``told`` are the PCI addresses of the
-    others. ``lacking`` is the same in words, as a gateway reports it; then the number of ``gpus`` is None.
+    others. If a gateway reported the state, ``lacking`` has the missing GPUs in words instead, and ``gpus`` is None.
     """
 
     state: Literal["well", "missing", "mismatch", "failed", "silent"]
@@ -101,7 +101,7 @@ class NvmlSeen(Struct, frozen=True):
 
 
 class DeviceNodeSeen(Struct, frozen=True):
-    """A device node: if it exists, how opening it failed, and if /dev/char has a link to it."""
+    """A device node: whether it exists, whether opening it was refused, and whether /dev/char has a link to it."""
 
     path: str
     there: bool = True
@@ -112,8 +112,8 @@ class DeviceNodeSeen(Struct, frozen=True):
 class Runtime(Struct, frozen=True):
     """The container runtime and its configuration.
 
-    ``name`` has its version, as people write it: ``containerd 1.7.27``. ``nvidia``: it has NVIDIA's runtime; ``default``: that
-    is the default one. None: unknown for this version.
+    ``name`` includes the version: ``containerd 1.7.27``. ``nvidia`` is True if it has NVIDIA's runtime, ``default`` if that is the
+    default one. None: unknown for this version.
     """
 
     name: str
@@ -152,7 +152,7 @@ class Cluster(Struct, frozen=True):
 
 
 class Answered(Struct, frozen=True):
-    """The serving gateway's answer to ``doctor``: what needs libraries that it has loaded anyway, and its backend."""
+    """The serving gateway's answer to ``doctor``: the API server's answers, and the name of its backend."""
 
     cluster: Cluster = Cluster()
     backend: str = ""
@@ -173,7 +173,7 @@ class Told(Struct, frozen=True, kw_only=True):
 
 
 class Surveyed(Told, frozen=True, kw_only=True):
-    """Everything that was seen. Times are Unix seconds."""
+    """All facts about a node. Times are Unix seconds."""
 
     now: float
     socket_dir: SocketDir
@@ -199,15 +199,17 @@ class Surveyed(Told, frozen=True, kw_only=True):
     """DRA drivers that are registered with the kubelet."""
     node: ApiNode | None = None
     node_name: str = ""
-    """The name under which the node was asked for; ``node_missing``: the API server has no such node."""
+    """The name under which the node was asked for."""
     node_missing: bool = False
+    """True if the API server has no node of that name."""
     boot: str = ""
     """The kernel's ID of this boot."""
     numa_nodes: frozenset[int] | None = None
     """The NUMA nodes that the kernel has."""
     wsl: str = ""
-    """``wsl``: a file that only WSL2 has. ``jetson``: a file that only a Jetson has."""
+    """The path of a file that only WSL2 has; '' if there is none."""
     jetson: str = ""
+    """The path of a file that only a Jetson has; '' if there is none."""
     switches: int | None = None
     """Number of NVSwitches; None: the bus can't be seen."""
     fabric_manager: bool | None = None
@@ -264,7 +266,7 @@ class Surveyed(Told, frozen=True, kw_only=True):
 
     @property
     def elsewhere(self) -> bool:
-        """True if gateways live, and none of them has a control socket in this state directory."""
+        """True if gateways run, and none of them has a control socket in this state directory."""
         return bool(self.alive) and not self.statuses and not self.silent
 
 

@@ -13,7 +13,7 @@ _UNITS: Final = {
     "T": 10**12,
     "G": 10**9,
     "M": 10**6,
-    "k": 10**3,
+    "k": 1000,
 }
 _QUANTITY: Final = re.compile(r"([0-9]{1,18})([TGM]i?|Ki|k|)")
 

@@ -21,13 +21,13 @@ _log = structlog.get_logger()
 
 
 def tell(resource: str, before: Mapping[str, Entry], after: Mapping[str, Entry]) -> None:
-    """Log the differences between the lists ``before`` and ``after``, at most ``MAX_LINES`` devices."""
+    """Log the differences between the lists ``before`` and ``after``, for at most ``MAX_LINES`` devices."""
     untold = 0
     for number, (device_id, was, now) in enumerate(_changed(before, after)):
         if number >= MAX_LINES:
             untold += 1
             continue
-        # A device of another API is not unhealthy, though the kubelet's list says so.
+        # A device that DRA has is Unhealthy in the kubelet's list, but nothing is wrong with it.
         worse = now is not None and now.device.health is not Health.HEALTHY and now.state not in AWAY
         (_log.warning if worse else _log.info)(
             "device changed",

@@ -1,4 +1,4 @@
-"""Gather what is known of a gateway at one moment, for its status. Imported when a gateway is first asked."""
+"""Gather the facts about a gateway at one moment, for its status. Imported when the status is first asked for."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def taken(gateway: Subject, build: status.Build, *, few: bool) -> Callable[[], status.GatewayStatus]:
-    """Take what is known now. Return a function that makes the document of it; that may run in a thread.
+    """Gather the facts now. Return a function that makes the status document from them; it may run in a thread.
 
-    ``few``: with rows for at most ``status.FEW`` devices per resource, else for each.
+    With ``few``, the document has rows for at most ``status.FEW`` devices per resource, otherwise for each device.
     """
     now, leader = time.monotonic(), gateway.lead.led_by
     last, since, config, drivers = (
@@ -93,7 +93,7 @@ def _resource(gateway: Subject, resource: Resource, verdict: Verdict) -> status.
 
 
 def _others(gateway: Subject, resource: Resource) -> frozenset[str]:
-    """Return the devices that the kubelet would give although no gateway serves the resource: another plugin does."""
+    """Return the devices that the kubelet would give although no gateway serves the resource, because another plugin does."""
     last = gateway.holdings.beliefs.last
     if last is None or resource.state.phase in SERVED or last.at < resource.since:
         return frozenset()

@@ -1,7 +1,7 @@
 """The GPUs' gauges for Prometheus, under the names of NVIDIA's DCGM exporter, with the pods that hold them.
 
-Imported only with ``--gpu-metrics``. A thread of its own reads the drivers. A scrape that finds them slow gets their last
-readings, or none.
+Imported only with ``--gpu-metrics``. A separate thread reads the drivers. If a driver is slow, a scrape gets the last readings, or
+none.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
     from gateway.wires.http import Answer, Handler
 
 WAIT_S: Final = 0.1
-"""Seconds for which a scrape waits for the drivers."""
+"""Most seconds for which a scrape waits for the drivers."""
 LAST_READINGS_S: Final = 60.0
 """Seconds for which the last readings are used while the drivers don't answer."""
 FRESH_S: Final = 1.0
 """Seconds for which one reading answers all scrapes."""
 HOLDERS_S: Final = 10.0
-"""Seconds after which the kubelet is asked for the holders again, for the next scrape."""
+"""If the known holders are older than so many seconds, a scrape causes a new read for the next scrape."""
 _HUNG_S: Final = 10.0
+"""Seconds without an answer after which a driver counts as hung."""
 
 FAMILIES: Final[Mapping[str, tuple[str, str]]] = {
     "DCGM_FI_DEV_GPU_UTIL": ("busy", "GPU utilization (in %)."),
@@ -61,7 +62,7 @@ _log = structlog.get_logger()
 
 
 class Sampler:
-    """Calls ``read``, which blocks, in a thread of its own, one call at a time."""
+    """Calls ``read`` in a separate thread, because it blocks; one call at a time."""
 
     def __init__(self, read: Callable[[], Sequence[Reading]]) -> None:
         self._read = read
@@ -73,7 +74,7 @@ class Sampler:
         self._started = self._told = False
 
     async def latest(self) -> Sequence[Reading]:
-        """Return the readings of now, or the last ones; empty if they are too old."""
+        """Return current readings, or the last ones if the drivers are slow; empty if those are too old."""
         now, loop = time.monotonic(), asyncio.get_running_loop()
         if now - self._at < FRESH_S:
             return self._last
@@ -104,7 +105,7 @@ class Sampler:
             asked = self._orders.get()
             try:
                 found = self._read()
-            except Exception as error:  # noqa: BLE001 - whatever a backend does, the thread stays
+            except Exception as error:  # noqa: BLE001 - no backend's error may end the thread
                 if _seldom.tell(repr(error)) is not None:
                     _log.error(
                         "the GPUs' gauges can't be read", reason=repr(error), advice="this is a defect of the backend"
@@ -134,7 +135,7 @@ class _Gauges(Collector):
             yield family
 
     def _rows(self, it: Reading) -> Iterator[Sequence[str]]:
-        """Return the labels of each sample: one per container that holds the GPU, or one without labels of a pod."""
+        """Yield the labels of each sample: one sample per container that holds the GPU, or one without a pod's labels."""
         gpu, _, instance = it.index.partition(":")
         profile, number = (it.profile, instance) if it.profile else ("", "")
         own = (gpu, it.uuid, _bus_id(it.pci), f"nvidia{it.minor}", it.product, self._host, profile, number)
@@ -150,7 +151,7 @@ def text(readings: Sequence[Reading], holders: Mapping[str, Sequence[Holder]], h
 
 
 def holders(held: Iterable[Mapping[str, str] | None]) -> dict[str, list[Holder]]:
-    """Return the containers that hold each GPU, by its ID; ``held`` are the holders (``namespace/pod/container``) by resource and device."""
+    """Return the containers that hold each GPU, by its ID; ``held`` has, per resource, the holder of each device (``namespace/pod/container``)."""
     found: dict[str, dict[Holder, None]] = {}
     for devices in held:
         for device_id, name in (devices or {}).items():

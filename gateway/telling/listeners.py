@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     _Document = Callable[[bool], Callable[[], status.GatewayStatus]]
 
 LISTEN_RETRY_S = 5.0
-"""Seconds until an address in use, or a control socket that can't be made, is tried again."""
+"""Seconds until the next try, if an address is in use or the control socket can't be made."""
 _log = structlog.get_logger()
 
 
 class Listeners:
-    """The listeners of one gateway that its settings switch on; ``token`` names the control socket."""
+    """The listeners that a gateway's settings switch on; ``token`` names the control socket."""
 
     def __init__(self, settings: Settings, token: str, tasks: Tasks) -> None:
         self._settings, self._token, self._tasks = settings, token, tasks
@@ -61,7 +61,7 @@ class Listeners:
     def open_metrics(self, document: _Document, gateway: Subject) -> None:
         """Serve metrics, if they are switched on."""
         if self._settings.metrics_address is not None:
-            from gateway.telling import metrics  # noqa: PLC0415 - its imports are paid only where metrics are wanted
+            from gateway.telling import metrics  # noqa: PLC0415 - its imports cost memory
 
             told = metrics.Metrics(document, gateway.tally, device_ids=self._settings.metrics_device_ids)
             routes: dict[str, http.Handler] = {"/metrics": told.answer}
@@ -81,7 +81,7 @@ class Listeners:
             self._tasks.spawn("probes", answer)
 
     async def _answer(self, what: str, address: tuple[str, int], routes: Mapping[str, http.Handler]) -> None:
-        """Answer HTTP requests. Never returns. An address in use is tried again."""
+        """Answer HTTP requests. Never returns. If the address is in use, try again."""
         from gateway.wires import http  # noqa: PLC0415 - as above
 
         host, port = address

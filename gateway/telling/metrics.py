@@ -1,8 +1,8 @@
 """The metrics for Prometheus, from the status document and the tally. Imported only with ``--metrics-address``.
 
-Each scrape gets a new document, unless one was made just before. Labels are bounded: devices are counted by state. Only devices
-that are not healthy are named, at most ``status.FEW`` per resource, unless ``--metrics-device-ids`` asks for all. Counters for
-alerts begin at 0, so that their first event is an increase.
+Each scrape gets a new document, unless one was made just before. The number of samples is bounded: devices are counted by state,
+and at most ``status.FEW`` unhealthy ones per resource have their own sample, unless ``--metrics-device-ids`` asks for all. Counters
+for alerts begin at 0, so that their first event is an increase.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ FAMILIES: Final[Mapping[str, Family]] = {family.name: family for family in _FAMI
 class Metrics(Collector):
     """All metrics of one gateway. With ``device_ids`` each device has its own sample.
 
-    ``document`` takes what is known now, with rows for a few devices if it is called with True. It returns a function that
-    makes the status document, in any thread.
+    ``document`` gathers the facts now, with rows for a few devices if it is called with True. It returns a function that makes the
+    status document in any thread.
     """
 
     def __init__(
@@ -186,11 +186,11 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def take(self) -> None:
-        """Collect the data for the next text. Call it on the event loop; the rest may run in a thread."""
+        """Collect the data for the next text. Call it on the event loop; ``exposition`` may run in a thread."""
         self._taken = self._document(not self._device_ids), copy.deepcopy(self._tally)
 
     def exposition(self) -> bytes:
-        """Return the collected data in Prometheus' text format. With a sample for each of 10 000 devices it takes 0.2 s."""
+        """Return the collected data in Prometheus' text format. With samples for 10 000 devices it takes 0.2 s."""
         return generate_latest(self._registry)
 
     async def answer(self) -> Answer:
@@ -295,7 +295,7 @@ def _gauges_of(resource: ResourceStatus, *, device_ids: bool) -> Iterator[tuple[
 
 
 def _counters(status: GatewayStatus, counted: tally.Tally) -> dict[str, Mapping[tuple[str, ...], int]]:
-    """Return the counters of the tally. Those of each resource begin at 0."""
+    """Return the counters of the tally. Counters of a resource begin at 0."""
     names = [resource.name for resource in status.resources]
     bridged = {(resource.name,): resource.behind for resource in status.resources if resource.behind is not None}
     return {

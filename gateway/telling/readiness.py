@@ -1,8 +1,8 @@
-"""Readiness: has this gateway done its part? Pure: from the verdict on each resource to lines for people.
+"""Readiness: does this gateway do its work? From the verdict on each resource, it makes the lines of ``/readyz``. Pure.
 
-A gateway that isn't ready stops a rolling update and raises alerts. So it is unready only if it fails towards a running
-kubelet, or can't carry out its configuration. A new gateway could change nothing about missing or unhealthy devices, a failed
-backend, a missing kubelet or another leader, so the lines only report them.
+A gateway that isn't ready stops a rolling update and raises alerts. So it is unready only if a running kubelet doesn't get its
+resources, or if it can't carry out its configuration. Missing or unhealthy devices, a failed backend, a missing kubelet and another
+leader are only reported: a new gateway could not change them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from devices.source import Hindrance
 
 CALL_BACK_S: Final = 10.0
-"""Seconds for which a resource may lack the kubelet's stream after the kubelet's records had it: a kubelet may call back for ten."""
+"""Seconds for which a confirmed resource may be without the kubelet's stream: a kubelet may take so long to call back."""
 _MAX_LINES: Final = 32
 _LINE_CHARS: Final = 400
 
@@ -38,7 +38,7 @@ class ResourceStanding(Struct, frozen=True, kw_only=True):
 
 
 class LeaderSeen(Struct, frozen=True):
-    """The name of the other gateway that leads. ``to_take_over``: this gateway should take over from it, and couldn't."""
+    """The other gateway that leads. ``to_take_over`` is True if this gateway should take over from it, and couldn't."""
 
     name: str
     to_take_over: bool = False
@@ -50,7 +50,7 @@ class LeaderSeen(Struct, frozen=True):
 
 
 class Readiness(Struct, frozen=True):
-    """``ready``: the gateway has done its part. ``lines`` are the reasons, for people."""
+    """The answer to ``/readyz``: whether the gateway is ready, and the reasons for people."""
 
     ready: bool
     lines: tuple[str, ...]
@@ -88,7 +88,7 @@ def judge(
     if not any(one.devices for one in resources):
         return Readiness(not held_up, tuple(_bounded([*lines, "no devices"])))
     if leader is not None:
-        # Otherwise an update would end a leader and leave a gateway that can't lead.
+        # If it were ready, a rolling update would end the leader and keep a gateway that can't lead.
         waits = leader.to_take_over and kubelet_s is not None
         troubles = [f"{one.name}: {one.trouble}" for one in resources if one.trouble and waits]
         return Readiness(not held_up and not waits, tuple(_bounded([*lines, leader.words, *troubles])))
@@ -128,6 +128,6 @@ def _resource(it: ResourceStanding) -> tuple[bool, str]:
 
 
 def _bounded(lines: Sequence[str]) -> list[str]:
-    """Return printable lines, cut to a length and a number: a kubelet's message may contain anything."""
+    """Return printable lines, shortened and limited in number, because a kubelet's message may contain anything."""
     shown = [printable(line[:_LINE_CHARS]) for line in lines[:_MAX_LINES]]
     return [*shown, f"{len(lines) - len(shown)} more"] if len(lines) > len(shown) else shown

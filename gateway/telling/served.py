@@ -30,7 +30,7 @@ class VerdictState(StrEnum):
     WAITING = "waiting"
     """It is not served yet. The gateway goes on trying."""
     REFUSED = "refused"
-    """Only another kubelet, or another list of devices, can change it."""
+    """It is not served, and only another kubelet or another list of devices can change that."""
 
 
 class Reason(StrEnum):
@@ -63,7 +63,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a resource is served, for ``since_s`` seconds (null: unknown).
 
     ``state`` is served, standby (another gateway serves it), waiting (the gateway goes on trying) or refused (only another kubelet or
-    another list of devices helps). ``reason`` is why, in a word for programs. ``why`` says it to people, and is empty if all is as it should be.
+    another list of devices helps). ``reason`` is why, in a word for programs. ``why`` is the same for people; empty if nothing is wrong.
     """
 
     state: str = VerdictState.WAITING
@@ -88,9 +88,9 @@ def verdict(
     Args:
         phase: the phase of its registration.
         refused: True if the kubelet refused the last Register.
-        checked: what the last look into the kubelet's records found; None: there was none.
+        checked: what the last read of the kubelet's records found; None: they were not read yet.
         trouble: the last error of the registration.
-        since_s: seconds since its serving state changed: served, left to another gateway, or neither.
+        since_s: seconds since its serving state changed: served here, by another gateway, or neither.
         kubelet_s: seconds since the running kubelet was found; None: none runs.
         leader: the other gateway that leads; empty if none does.
         driver: the DRA driver that offers its devices instead of the device plugin API.

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A DRA driver of the gateway, with the number of ``devices`` that it offers and of ``claims`` that have some.
 
-    ``registered``: a kubelet accepted it, or dropped it, ``since_s`` ago (null: neither yet). ``trouble`` is why a kubelet
+    ``registered`` is true while a kubelet accepts it; that changed ``since_s`` ago (null: never). ``trouble`` is why a kubelet
     refused it. ``unpublished`` is why its ResourceSlices aren't up to date; empty if they are. ``rival`` names another process
-    with the driver's name, and what is waited for. ``refused`` are the claims that were refused in the last two minutes, with
-    the reasons.
+    with the driver's name, and what the gateway waits for. ``refused`` are the claims that were refused in the last two minutes,
+    with the reasons.
     """
 
     name: str
@@ -36,10 +36,9 @@ class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
 class SideStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A physical GPU, if both APIs are served (``--dra on``).
 
-    ``side`` is the API that gives it (``plugin``, ``dra``), or its way between them (``to-dra``, ``to-plugin``, ``reclaimed``).
-    ``foreign``: another DRA driver on this node offers it. ``holder`` is the pod or claim that holds it (null: none, or
-    unknown), ``words`` is what it waits for. It has been moving for ``moving_s``, as far as this process knows (null: it isn't
-    moving).
+    ``side`` is the API that gives it (``plugin``, ``dra``), the move that it makes (``to-dra``, ``to-plugin``, ``reclaimed``), or
+    ``foreign`` if another DRA driver on this node offers it. ``holder`` is the pod or claim that holds it (null: none, or
+    unknown), ``words`` is what the move waits for. It has been moving for ``moving_s`` at least (null: it isn't moving).
     """
 
     id: str
@@ -52,8 +51,8 @@ class SideStatus(msgspec.Struct, frozen=True, kw_only=True):
 class ByNameStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong for pods that ask by name for GPUs of DRA's; usually empty.
 
-    ``overlooked`` is why they would run without their GPU. While it is set, DRA offers its GPUs to no new claim. ``waiting``
-    are the resources for which they wait, because no DeviceClass names them any more.
+    ``overlooked`` is why they would run without their GPU. While it is set, DRA offers its GPUs to no new claim. ``waiting`` names
+    the resources for which such pods wait, because no DeviceClass names them any more.
     """
 
     overlooked: str = ""

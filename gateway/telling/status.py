@@ -1,7 +1,7 @@
 """The status document: what one gateway knows of itself, its kubelet and its devices, at one moment. Pure.
 
 ``gateway status`` prints it, the metrics are read from it, and the control socket answers with it; ``gateway.telling.gathered``
-collects the facts. The format only grows. Times are ages in seconds (fields in ``_s``), by a clock that never jumps.
+collects the facts. Fields are added, never removed. Times are ages in seconds (fields in ``_s``), by a clock that never jumps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SCHEMA = 2
 """Rises when a field changes its meaning or goes away."""
 FEW = 32
-"""Of up to this many devices all are shown. Of more, at most as many of those that need attention."""
+"""A resource with at most so many devices shows all of them. A larger one shows at most so many, those that need attention."""
 
 
 # The document.
@@ -59,7 +59,7 @@ class KubeletStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordsStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The kubelet's records, which say who holds which device: their source, and the age of the last look."""
+    """The kubelet's records of which container holds which device: their source, and the age of the last read."""
 
     source: Literal["pod-resources", "checkpoint", "none"] = "none"
     age_s: float | None = None
@@ -68,10 +68,11 @@ class RecordsStatus(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One device.
 
-    ``health`` is what the gateway reports to the kubelet. ``state`` is one of ``devices.life.states``, and ``reason`` says why. ``kind`` is
+    ``health`` is what the gateway reports to the kubelet. ``state`` is one of ``devices.life.states``, and ``reason`` is why. ``kind`` is
     what ends its trouble. ``cause`` is a ``devices.model.LibraryFault`` if the driver's library can't be used. ``holder`` is the pod or
-    claim that holds it (null: none, or the kubelet's records can't be read). ``by_claim``: a ResourceClaim holds it. ``drift`` lists the
-    kinds of mismatch with the kubelet's records. ``stranger`` names another DRA driver that offers it on this node, so that ours doesn't.
+    claim that holds it (null: none, or the kubelet's records can't be read). ``by_claim`` is true if a ResourceClaim holds it. ``drift``
+    lists the kinds of mismatch with the kubelet's records. ``stranger`` names another DRA driver that offers it on this node; then ours
+    doesn't.
     """
 
     id: str
@@ -106,19 +107,19 @@ class MismatchStatus(msgspec.Struct, frozen=True, kw_only=True):
 class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One resource. ``behind`` is its plugin behind the bridge, null if it is the gateway's own.
 
-    ``verdict`` says if it is served: readiness, the node's condition, the metrics and ``gateway doctor`` read it. ``phase`` is
-    that of its registration. ``api`` is what the kubelet speaks, ``kubelets`` are the versions that fit the evidence.
+    ``verdict`` is whether it is served: readiness, the node's condition, the metrics and ``gateway doctor`` read it. ``phase`` is
+    that of its registration. ``api`` is the kubelet's API version, ``kubelets`` are the kubelet versions that fit the evidence.
     ``stream_s`` is the age of the kubelet's open stream, null without one. ``trouble`` is the last error of the registration,
     while it isn't served.
 
     ``registrations`` counts the accepted ones by cause, ``last_gap_s`` is the last restart gap, ``calls`` counts answered calls
-    by name and status. ``checked`` is what the last look into the kubelet's records found of the registration: held, lacking,
-    unknown, or empty.
+    by name and status. ``checked`` is whether the kubelet's records had the registration when last read: held, lacking, unknown,
+    or empty.
 
-    ``listed`` counts the devices on the list, ``healthy`` the healthy ones. ``allocatable`` counts what the kubelet gives by
-    its records; if they can't be read, the healthy devices while they are served. ``held`` counts the listed devices with a
-    holder, ``free`` the allocatable ones without; null if unknown. ``devices`` has all devices, or those that need attention,
-    as was asked for.
+    ``listed`` counts the devices on the list, ``healthy`` the healthy ones. ``allocatable`` counts the devices that the kubelet
+    can give by its records; if they can't be read, the healthy devices while they are served. ``held`` counts the listed devices
+    with a holder, ``free`` the allocatable ones without; null if unknown. ``devices`` has all devices, or only those that need
+    attention.
     """
 
     name: str
@@ -146,8 +147,8 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration file.
 
-    It was last valid ``accepted_s`` ago (null: not yet). ``error`` is why it was rejected since; then its last valid content
-    stays in force.
+    It was last accepted ``accepted_s`` ago (null: never). ``error`` is why its content was rejected since then; the last accepted
+    content stays in force.
     """
 
     path: str
@@ -158,12 +159,12 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway.
 
-    ``host_service``: it is the node's own service, not a pod. ``led_by`` is the token of the gateway that leads instead of it;
-    ``led_by_host_service``: that one is the node's own service. ``waits_for`` is what its start waits for, ``crossing`` why the
-    node's annotation ``device-plugin-gateway.io/move-to`` isn't followed; both are usually empty. ``by_name`` is what is wrong
-    for pods that ask by name, ``lag_s`` the worst lag of its event loop in the last minute or two, ``list_strategies`` how
-    containers get their GPUs. ``unusable`` are the GPUs that no resource lists. ``warnings`` are the settings that do nothing
-    on this node.
+    ``host_service`` is true if it is the node's own service, not a pod. ``led_by`` is the token of the gateway that leads instead
+    of it; ``led_by_host_service`` is true if that one is the node's own service. ``waits_for`` is what its start waits for,
+    ``crossing`` why the node's annotation ``device-plugin-gateway.io/move-to`` isn't followed; both are usually empty. ``by_name``
+    is what is wrong for pods that ask by resource name, ``lag_s`` the worst lag of its event loop in the last minute or two,
+    ``list_strategies`` how containers get their GPUs. ``unusable`` are the GPUs that no resource lists. ``warnings`` are the
+    settings that do nothing on this node.
     """
 
     schema: int = SCHEMA
@@ -223,10 +224,10 @@ class ResourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The devices that are prepared for ResourceClaims."""
     drift: Sequence[Finding] = ()
     others: AbstractSet[str] = frozenset()
-    """The devices that the kubelet would give while it has no stream of ours: another plugin serves the resource."""
+    """The devices that the kubelet would give although it has no stream of ours, because another plugin serves the resource."""
     behind: source.Behind | None = None
     strangers: Mapping[str, str] = {}
-    """Another DRA driver that also offers a device, in words, by device ID."""
+    """By device ID: another DRA driver that also offers the device, in words."""
 
 
 def configuration(path: str, fate: FileFate, now: float) -> Configuration | None:
@@ -238,8 +239,8 @@ def configuration(path: str, fate: FileFate, now: float) -> Configuration | None
 
 @cache
 def build() -> Build:
-    """Look the versions up, once: they never change in a process."""
-    from importlib import metadata  # noqa: PLC0415 - 0.7 MiB that only a gateway which is asked should pay
+    """Return the versions of the gateway and its libraries."""
+    from importlib import metadata  # noqa: PLC0415 - 0.7 MiB, needed only for the status
 
     return Build(
         gateway=VERSION,
@@ -250,9 +251,9 @@ def build() -> Build:
 
 
 def resource(facts: ResourceFacts, tally: Tally, now: float, *, few: bool = False) -> ResourceStatus:
-    """Return the status of a resource at ``now`` (monotonic seconds), with a row for each device, or for a ``few``.
+    """Return the status of a resource at ``now`` (monotonic seconds), with a row for each device, or for a ``few`` of them.
 
-    It may be called in a thread while the tally goes on counting.
+    A thread may call it while the event loop changes the tally.
     """
     serving = facts.state.phase is Phase.SERVING
     entries = facts.entries
@@ -292,7 +293,7 @@ def resource(facts: ResourceFacts, tally: Tally, now: float, *, few: bool = Fals
 
 
 def _corrected(healthy: AbstractSet[str], drift: Iterable[Finding]) -> AbstractSet[str]:
-    """Return what the kubelet would give: the devices that we list as healthy, corrected by the mismatches with its records."""
+    """Return the devices that the kubelet can give: our healthy ones, corrected by the mismatches with its records."""
     by_kind = {finding.kind: finding.device_ids for finding in drift}
     return (healthy - {*by_kind.get(MismatchKind.WITHHELD, ())}) | {*by_kind.get(MismatchKind.SURPLUS, ())}
 
@@ -338,5 +339,5 @@ def age(moment: float, now: float) -> float:
 
 
 def age_or_none(moment: float | None, now: float) -> float | None:
-    """Return the same; None for no moment."""
+    """Return how many seconds ago a moment was; None for None."""
     return None if moment is None else age(moment, now)

@@ -15,7 +15,7 @@ _MAX_NAMED: Final = 4
 
 
 def unserved(statuses: Iterable[GatewayStatus]) -> dict[str, str]:
-    """Return why each resource with devices is not served by any of these gateways, by name."""
+    """Return, by name, each resource that has devices and that none of these gateways serves, with the reason."""
     resources = [one for status in statuses for one in status.resources]
     served = {one.name for one in resources if one.verdict.state == VerdictState.SERVED}
     return {
@@ -26,10 +26,10 @@ def unserved(statuses: Iterable[GatewayStatus]) -> dict[str, str]:
 
 
 def unschedulable(one: ResourceStatus) -> int:
-    """Return how many free devices the scheduler can't give away: it counts allocatable minus requested.
+    """Return how many free devices the scheduler can't use: it counts allocatable devices minus requested ones.
 
-    A pod that holds a device which is not allocatable (cordoned, unhealthy) still requests one (kubernetes#92592). A pod that holds
-    it by a claim requests none.
+    A pod still requests one device if the device that it holds is no longer allocatable (cordoned, unhealthy; kubernetes#92592). A
+    pod that holds a device by a claim requests none.
     """
     if not one.held or not one.free:
         return 0
@@ -38,7 +38,7 @@ def unschedulable(one: ResourceStatus) -> int:
 
 
 def unschedulable_words(one: ResourceStatus) -> str:
-    """Return for people why free devices can't be scheduled, and what to do; empty if all can."""
+    """Return, for people, why free devices can't be scheduled, and what to do; empty if all can."""
     if not (count := unschedulable(one)):
         return ""
     free = "1 free device" if count == 1 else f"{count} free devices"

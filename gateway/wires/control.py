@@ -1,11 +1,10 @@
 """The control socket, by which the node's commands and other gateways talk to this one.
 
-It is a Unix socket in the state directory, ``<token>.sock``, with JSON objects both ways, one a line, such as
+It is a Unix socket in the state directory, ``<token>.sock``. Both ends send JSON objects, one per line, such as
 ``{"v": 1, "op": ...}``. The first message's ``op`` chooses a handler, which may answer at once, or keep the connection
-for further messages. The format only grows: unknown fields are ignored, and an unknown op is answered with an error.
+for further messages. New fields may be added: unknown fields are ignored, and an unknown op is answered with an error.
 
-Only our own user and root may connect, whatever the file's mode (SO_PEERCRED). Even so, the lengths of
-messages, the number of connections and all waits are bounded.
+Only our own user and root may connect, whatever the file's mode (SO_PEERCRED). Messages, connections and waits are bounded also.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ VERSION: Final = 1
 MAX_REQUEST_BYTES: Final = 64 * 1024
 """Most bytes of a line that a gateway reads."""
 MAX_REPLY_BYTES: Final = 16 * 1024 * 1024
-"""Most bytes of a line that it sends: the status of 10,000 devices takes a third of it."""
+"""Most bytes of a line that a gateway sends: the status of 10,000 devices takes a third of that."""
 PIECE_BYTES: Final = 1024 * 1024
-"""Most bytes that are written at once: what the socket doesn't take is copied, and 16 MiB would block the event loop for 25 ms."""
+"""Most bytes that are written at once: asyncio copies the unsent rest, and 16 MiB would block the event loop for 25 ms."""
 MAX_CONNECTIONS: Final = 16
 IDLE_S: Final = 5.0
 """Seconds for which a connection may be open without a request."""
 WRITE_S: Final = 5.0
 """Seconds within which the other end must read a message."""
 REMOVE_S: Final = 1.0
-"""Seconds within which the socket's file must be removed at the end; else it stays."""
+"""Seconds within which the socket's file must be removed at the end; after that it stays."""
 MAX_PATH_BYTES: Final = 107
 """Most bytes of a Unix socket's path (Linux, unix(7))."""
 _MAX_SOCKETS: Final = 64
@@ -71,7 +70,7 @@ class ControlConnection:
         """Send one message; ``v`` is added.
 
         Raises:
-            ControlError: the other end is gone or doesn't read (the connection is closed), or the message is too long.
+            ControlError: the message is too long, or the other end is gone or doesn't read; then the connection is closed.
         """
         line = _JSON.encode_lines([{**message, "v": VERSION}])
         if len(line) > MAX_REPLY_BYTES:
@@ -88,7 +87,7 @@ class ControlConnection:
             raise ControlError(f"the partner did not take a message of {len(line)} bytes: {_why(error)}") from error
 
     async def receive(self) -> dict[str, Any] | None:
-        """Return the next message; None if the other end is gone, or sent something else (the connection is closed)."""
+        """Return the next message. If the other end is gone, or sent no message, close the connection and return None."""
         try:
             line = await self._reader.readline()
         except (OSError, ValueError):  # ValueError: longer than the limit.
@@ -99,11 +98,11 @@ class ControlConnection:
         return message
 
     def close(self) -> None:
-        """Close this end after what was sent. Another task's ``receive`` returns None."""
+        """Close this end once all sent messages are out. Another task's ``receive`` returns None."""
         self._writer.close()
 
     async def finish(self) -> None:
-        """Close, and wait until what was sent is out, at most ``WRITE_S``."""
+        """Close, and wait until all sent messages are out, at most ``WRITE_S`` seconds."""
         self.close()
         try:
             with contextlib.suppress(OSError):
@@ -131,7 +130,7 @@ class ControlServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Make the socket and answer on it. It gets its name once only we can write to it and it listens.
+        """Make the socket, and answer on it. It gets its final name once it listens and only our user can write to it.
 
         Raises:
             ControlError: it can't be made. The gateway works without it, but commands don't reach it.
@@ -211,7 +210,7 @@ class ControlServer:
                 await self._handler(request)(connection, request)
             except ControlError as error:
                 await connection.send({"error": str(error)})
-            except Exception:  # noqa: BLE001 - one request's defect is no other's
+            except Exception:  # noqa: BLE001 - a defect in one request must not end others
                 _log.exception("a control request failed", op=str(request.get("op"))[:64])
                 await connection.send({"error": "the gateway failed at this; its log says how"})
 
@@ -325,7 +324,7 @@ def _named_as_ours(state_dir: Path) -> list[Path]:
 
 
 def _sweep(state_dir: Path) -> None:
-    """Remove the sockets of dead gateways. A socket that is being made is hidden, and doesn't listen for a moment."""
+    """Remove the sockets of dead gateways. A new socket is hidden, and doesn't listen for a moment, so it stays."""
     for path in _named_as_ours(state_dir):
         with contextlib.suppress(OSError):
             found = path.stat(follow_symlinks=False)

@@ -1,10 +1,9 @@
 """A small HTTP listener for metrics and probes: GET and HEAD on a few fixed paths.
 
-Every client may be hostile. So a request has at most ``MAX_REQUEST_BYTES`` bytes, each step takes at most ``STEP_S``, and a connection
-has one request. At most ``MAX_CONNECTIONS`` are open: one more closes the oldest one that was answered or sent nothing, so that no
-client keeps a probe away. No answer in progress is lost. One turn of the event loop accepts a bounded number of connections. Under a
-flood the listener rests for as long as it works, so that the kubelet's calls get their time. A request's content is never kept or
-sent back.
+Every client may be hostile. So requests are short, each step has a time limit, and a connection has one request. If too many are
+open, a new one closes the oldest one that was answered or sent nothing, so that no client keeps a probe away. An answer in progress
+is never lost. Under a flood the listener rests for as long as it worked, so that the kubelet's calls get their time. A request's
+content is never kept or sent back.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from gateway.wires.log import Seldom
 MAX_REQUEST_BYTES: Final = 8 * 1024
 """The most bytes of a request's first line and headers, together."""
 STEP_S: Final = 5.0
-"""Seconds for each of: the request to arrive, the answer to be made, the client to receive it."""
+"""Seconds for each step: the request arrives, the answer is made, the client receives it."""
 MAX_CONNECTIONS: Final = 256
-"""Open connections. At 10 000 new ones a second each has 25 ms for its request before it is ended."""
+"""Most open connections. At 10 000 new ones a second, each has 25 ms for its request before it is closed."""
 ACCEPTS_PER_TURN: Final = 64
-"""Connections that one turn of the event loop accepts."""
+"""Most connections that are accepted in one turn of the event loop."""
 ACCEPT_RETRY_S: Final = 1.0
 """Seconds until the next accept if the kernel gave no descriptor."""
 _BACKLOG: Final = 2048
-"""Connections that wait in the kernel. It drops the SYN of one more, which comes again after a second, the default time-out of a probe.
-A longer queue would be too late also: a busy node answers 4 000 in a second."""
+"""Most connections that wait in the kernel. It drops the SYN of further ones; their clients try again after a second, the default
+time-out of a probe. A longer queue would not help: a busy node answers 4 000 a second."""
 _RECEIVE_BYTES, _SEND_BYTES = MAX_REQUEST_BYTES, 64 * 1024
-"""Bytes of the kernel's buffers for each connection (it doubles both), so that those that wait fit into the pod's memory limit."""
+"""Bytes of the kernel's buffers of a connection (it doubles both). All waiting connections must fit into the pod's memory limit."""
 _MAX_DROPPED_REQUESTS: Final = 16
-"""How many times ``MAX_REQUEST_BYTES`` bytes of a request that is too large are read and dropped."""
+"""If a request is too large, so many times ``MAX_REQUEST_BYTES`` of it are read and dropped."""
 TEXT: Final = "text/plain; charset=utf-8"
 
 Answer = tuple[HTTPStatus, str, bytes]
@@ -47,7 +46,7 @@ Answer = tuple[HTTPStatus, str, bytes]
 _Encoded = tuple[bytes, bytes]
 """An answer as bytes: head and body."""
 Handler = Callable[[], Answer | Awaitable[Answer]]
-"""Returns the answer, or an awaitable. Without an await an answer costs half as much, so under a flood the next client waits half as long."""
+"""Returns the answer, or an awaitable of it. A direct answer costs half as much time, which matters under a flood."""
 
 _REQUEST = re.compile(rb"(?P<method>[!#$%&'*+.^_`|~0-9A-Za-z-]+) (?P<target>[!-~]+) HTTP/1\.(?P<minor>[01])")
 """RFC 9112, section 3. A target is a path (origin form), or a whole URL (absolute form)."""
@@ -59,7 +58,7 @@ _log = structlog.get_logger()
 
 
 class _Stage(IntEnum):
-    """The stage of a connection. If there are too many, the oldest one in the lowest stage is closed."""
+    """The stage of a connection. If too many are open, the oldest one in the lowest stage is closed."""
 
     SENT = 0
     """Its answer was sent. The client should close it."""
@@ -78,7 +77,7 @@ class _Connection:
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket, self.fd = connection, connection.fileno()
-        """asyncio gets the descriptor: with a socket it formats both addresses into an exception each time."""
+        """asyncio gets the descriptor, not the socket: with a socket it formats both addresses each time, which costs time."""
         self.stage = _Stage.WAITING
         self.since = 0.0
         """When it entered its stage, in the event loop's time."""
@@ -120,7 +119,7 @@ class HttpServer:
         self._loop = asyncio.get_running_loop()
         bound = await self._loop.create_server(
             asyncio.Protocol, self._host or None, self._port, start_serving=False
-        )  # It resolves names. asyncio's own accept takes up to a hundred at once, whatever they cost.
+        )  # Only to resolve names: asyncio's own accept takes up to a hundred connections at once.
         try:
             self._listeners = [one.dup() for one in bound.sockets]
         finally:
@@ -128,7 +127,7 @@ class HttpServer:
         try:
             for listener in self._listeners:
                 listener.settimeout(0)
-                with contextlib.suppress(OSError):  # The kernel holds silent connections back, as far as it has room.
+                with contextlib.suppress(OSError):  # The kernel holds silent connections back, while it has room.
                     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1)
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
@@ -156,9 +155,9 @@ class HttpServer:
     # Each of these runs within one turn of the event loop.
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept up to ``ACCEPTS_PER_TURN`` connections. After so many, rest for the processor time that they took.
+        """Accept up to ``ACCEPTS_PER_TURN`` connections. If there were so many, rest for the processor time that they took.
 
-        Wall-clock time would also count what a busy node gave to other processes.
+        Wall-clock time would include the time of other processes on a busy node.
         """
         began = time.thread_time()
         for _ in range(ACCEPTS_PER_TURN):
@@ -183,7 +182,7 @@ class HttpServer:
         self._loop.call_later(seconds, again)
 
     def _take(self, accepted: socket.socket) -> None:
-        """Add a connection. If there are too many, close the oldest one in the lowest stage, or refuse this one if all are being answered."""
+        """Add a connection. If there are too many, close the oldest one in the lowest stage; if all are being answered, refuse this one."""
         if len(self._open) >= MAX_CONNECTIONS:
             least = next(stage for stage in _Stage if self._by_stage[stage])
             if least is _Stage.ANSWERING:
@@ -207,7 +206,7 @@ class HttpServer:
             self._sweeping = self._loop.call_later(STEP_S, self._sweep)
 
     def _sweep(self) -> None:
-        """Close the connections whose time has ended. One timer for all makes a connection a third cheaper."""
+        """Close the connections whose time is up. One timer for all of them saves a third of a connection's cost."""
         now, timed = self._loop.time(), [self._by_stage[stage] for stage in _Stage if stage is not _Stage.ANSWERING]
         for those in timed:
             for connection in list(those):
@@ -256,7 +255,7 @@ class HttpServer:
             self._loop.add_writer(connection.fd, self._writable, connection)
 
     def _writable(self, connection: _Connection) -> None:
-        """Send the rest, then close. If the client sent more than a request, it must close: the kernel drops the answer if unread bytes are left."""
+        """Send the rest, then close. If the client sent more than a request, let it close first: closing with unread bytes drops the answer."""
         rest = connection.rest
         try:
             sent = connection.socket.sendmsg(rest)

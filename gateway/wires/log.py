@@ -1,4 +1,4 @@
-"""The gateway's log: structured lines, for people on a terminal, else as JSON."""
+"""The gateway's log: structured lines, readable on a terminal, otherwise as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def printable(text: str) -> str:
-    """Replace each character that controls a terminal by a question mark: control characters, DEL, U+009B, and those that change direction."""
+    """Replace each character that could control a terminal with a question mark: control characters, and those that change direction."""
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
@@ -32,7 +32,7 @@ def printable_lines(text: str) -> str:
 
 
 def escaped(document: str) -> str:
-    """Escape the characters that ``printable`` replaces in a JSON document. They are within texts only, so its meaning stays."""
+    """Escape, in a JSON document, the characters that ``printable`` replaces. They occur only in texts, so the meaning stays."""
     lines = document.split("\n")
     return "\n".join(
         line if line.isprintable() else "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
@@ -46,7 +46,7 @@ class Seldom:
     def __init__(self, times: int = 1, seconds: float = 60.0) -> None:
         self._times, self._seconds = times, seconds
         self._kinds: dict[str, tuple[float, int, int]] = {}
-        """By kind: when the count began (monotonic seconds), how often it came, and how many were left out before."""
+        """By kind: when the count began (monotonic seconds), the lines since then, and the lines left out since the last logged one."""
 
     @property
     def kinds(self) -> Collection[str]:
@@ -54,7 +54,7 @@ class Seldom:
         return self._kinds.keys()
 
     def tell(self, kind: str) -> int | None:
-        """Return None if this one must not be logged, else how many were left out since the last one that was."""
+        """Return None if this line must not be logged; otherwise how many lines were left out since the last logged one."""
         now = time.monotonic()
         since, came, untold = self._kinds.get(kind, (now, 0, 0))
         if now - since >= self._seconds:
@@ -67,12 +67,12 @@ class Seldom:
 
 
 def wants_colour() -> bool:
-    """Return True if a terminal may be written to in colours: not if NO_COLOR is set (https://no-color.org), or it is a dumb terminal."""
+    """Return True if a terminal may get colours: NO_COLOR is not set (https://no-color.org), and it is no dumb terminal."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def configure(log_format: str, level: str) -> None:
-    """Log to standard error. ``auto``: for people if that is a terminal, else JSON lines."""
+    """Log to standard error. ``auto`` means readable lines on a terminal, otherwise JSON lines."""
     readable = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     shared: list[Processor] = [
         structlog.processors.add_log_level,
@@ -96,7 +96,7 @@ def configure(log_format: str, level: str) -> None:
     )
 
 
-class _Others:
+class _LibraryOutput:
     """Standard error for libraries that write to it. Each line becomes a line of the log."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -115,17 +115,17 @@ class _Others:
 def _standard_error() -> TextIO:
     """Return the original standard error, for the log itself."""
     stream: object = sys.stderr
-    return cast("TextIO", stream.stream if isinstance(stream, _Others) else stream)
+    return cast("TextIO", stream.stream if isinstance(stream, _LibraryOutput) else stream)
 
 
 def log_what_others_write() -> None:
-    """If the log is JSON, turn what libraries write to standard error into log lines, such as gRPC's tracebacks."""
+    """If the log is JSON, turn libraries' output on standard error, such as gRPC's tracebacks, into log lines."""
     if isinstance(structlog.get_config()["processors"][-1], structlog.processors.JSONRenderer):
-        sys.stderr = cast("TextIO", _Others(sys.stderr))
+        sys.stderr = cast("TextIO", _LibraryOutput(sys.stderr))
 
 
 def _spelled(event: object, **_: object) -> str:
-    """Return a line as JSON, four times as fast as ``json.dumps``. Unknown types are shown as Python shows them."""
+    """Return a line as JSON, four times as fast as ``json.dumps``. Unknown types are written as their ``repr``."""
     try:
         return escaped(msgspec.json.encode(event, enc_hook=repr).decode())
     except UnicodeEncodeError:  # A file name that isn't UTF-8.

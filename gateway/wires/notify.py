@@ -1,7 +1,7 @@
 """Reports to a service manager (sd_notify(3)) that the gateway is ready, that its event loop runs, and that it ends.
 
-A host service is ordered before the kubelet, so that the kubelet waits until it is ready. A manager asks for this by
-NOTIFY_SOCKET and WATCHDOG_USEC in the environment.
+A host service starts before the kubelet, and the kubelet waits until it is ready. A manager asks for these reports by NOTIFY_SOCKET
+and WATCHDOG_USEC in the environment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALIVE: Final = "WATCHDOG=1"
 STOPPING: Final = "STOPPING=1"
 _MICROSECONDS: Final = r"0*[1-9][0-9]{0,14}"
 _MIN_PERIOD_S: Final = 0.05
-"""Least seconds between two signs of life."""
+"""Least seconds between two reports that the event loop runs."""
 
 
 def tell(word: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -35,7 +35,7 @@ def tell(word: str, environment: Mapping[str, str] = os.environ) -> None:
 
 
 def watchdog(environment: Mapping[str, str] = os.environ) -> float | None:
-    """Return the seconds between two signs of life: half of what the manager wants; None if it wants none."""
+    """Return the seconds between two reports that the event loop runs: half the manager's limit; None if it set none."""
     microseconds, process = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
     if not re.fullmatch(_MICROSECONDS, microseconds) or process not in {"", str(os.getpid())}:
         return None
@@ -43,7 +43,7 @@ def watchdog(environment: Mapping[str, str] = os.environ) -> float | None:
 
 
 async def keep_alive(seconds: float) -> None:
-    """Send a sign of life every ``seconds``. Never returns; it stops when the event loop hangs."""
+    """Report every ``seconds`` that the event loop runs. Never returns."""
     while True:
         tell(ALIVE)
         await asyncio.sleep(seconds)

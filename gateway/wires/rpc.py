@@ -241,10 +241,10 @@ def _whole(batch: Awaitable[_T]) -> asyncio.Future[_T]:
 
 
 def _let_go(handler: Callable[[Call], Awaitable[_T]]) -> Callable[[object, _Context], Awaitable[_T]]:
-    """Free a call as soon as it was refused.
+    """Return the handler, and free each refused call at once.
 
-    gRPC keeps the error with the call, and the error's traceback keeps the functions that hold the call. Only the garbage
-    collector would free them, and it doesn't count the up to 4 MiB of a request that gRPC holds for each.
+    gRPC keeps the error with the call, and the error's traceback keeps the functions that hold the call. The garbage collector
+    would free them late, because it doesn't count gRPC's memory for the request, up to 4 MiB.
     """
 
     async def handled(_requests: object, context: _Context) -> _T:
@@ -273,11 +273,11 @@ class _Driven(Generic[_T]):
                 self.end.set_result(done.value)
         except asyncio.CancelledError:
             self.end.cancel()
-        except Exception as error:  # noqa: BLE001 - whatever it is, who waits is told
+        except Exception as error:  # noqa: BLE001 - the waiting task gets any error
             if not self.end.done():
                 self.end.set_exception(error)
         else:
-            if waits_for is None:  # For its next step only.
+            if waits_for is None:  # A bare yield: continue in the next turn.
                 asyncio.get_running_loop().call_soon(self._go_on)
             else:
                 waits_for.add_done_callback(self._go_on)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def listens(path: Path) -> bool:
-    """Return True if a process listens on a Unix socket. False if no file descriptor is left to find out: callers try again."""
+    """Return True if a process listens on a Unix socket. False also if no file descriptor is left: callers try again."""
     return connect_error(path) is None
 
 

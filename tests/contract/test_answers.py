@@ -286,7 +286,7 @@ async def test_the_drivers_root_of_the_start_counts_until_the_next_one(node: Nod
     one = await node.served(4, "--backend", "nvidia", "--config-file", str(file))
     file.write_text(text.format("/nowhere") + "\ngateway: {excludeDevices: [0]}")
     await node.allocatable_is(3)
-    assert one.said("configuration: this changes only when the gateway is started anew")
+    assert one.said("configuration: these settings change only at a restart of the gateway")
     for path in nvidia.cdi.iterdir():
         path.unlink()
     await node.pass_time(40)

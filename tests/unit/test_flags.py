@@ -190,7 +190,7 @@ def test_lists(given: list[Settings], arguments: list[str], variables: dict[str,
         pytest.param(
             "all,of-tomorrow",
             {"all", "of-tomorrow"},
-            ["'of-tomorrow' isn't known, and changes nothing: the known hooks are all"],
+            ["'of-tomorrow' isn't known, and has no effect. The known hooks are all"],
             id="one of a later toolkit, or none",
         ),
     ],
