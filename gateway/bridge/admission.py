@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from gateway.bridge.plugin import Bridged
 
 RIVAL_ENDS_S: Final = 1.0
-"""Seconds for which a second plugin of a resource waits for the end of the first one's stream, before it is refused."""
+"""Seconds for which a second plugin of a resource waits for the first one to end its stream. After that it is refused."""
 REGISTERS_PER_MINUTE = 600
-"""Most Registers of one resource in a minute."""
+"""Most Registers of one resource per minute."""
 
 _log = structlog.get_logger()
 
@@ -39,7 +39,7 @@ class Admission:
     Args:
         plugins: the accepted plugins, by the resource that they registered; new ones are added.
         made: makes the ``Bridged`` of a resource.
-        occupied: returns who already offers the resource under its name for the kubelet; empty if none does.
+        occupied: returns which other source or plugin has the resource's name for the kubelet; '' if none has.
         durable: waits until the plugins' file is on disk.
     """
 
@@ -52,7 +52,7 @@ class Admission:
     ) -> None:
         self._plugins, self._made, self._occupied, self._durable = plugins, made, occupied, durable
         self.allow: Sequence[str] = ()
-        """Patterns of the resources that an operator allows here (``bridge.allow``); none: all are allowed."""
+        """Patterns of the resources that may register (``bridge.allow``); if empty, all may."""
         self._seldom = Seldom(times=REGISTERS_PER_MINUTE)
         self._closing: asyncio.Future[None] | None = None
 
@@ -91,7 +91,7 @@ class Admission:
             await peer.ask_options()
             await self._require_no_rival(resource, path)
             self._require_socket(path, resource)
-            self._require_room(resource)  # Last, because many may register at once.
+            self._require_room(resource)  # The last check, because many plugins may register at once.
         except AwayError as error:
             raise RefusedError(
                 Fault.UNAVAILABLE, f"failed to dial device plugin: {error}: serve the socket before registering it"
@@ -119,7 +119,7 @@ class Admission:
         for name, one in self._plugins.items():
             if name == resource or one.peer is None or one.peer.identity != found:
                 continue
-            if one.registered_on != found:  # It was connected to by its old name, and another plugin answered.
+            if one.registered_on != found:  # The bridge reconnected by an old socket name, and another plugin answered.
                 one.give_way(f"its socket is {resource}'s now")
             else:
                 raise RefusedError(
@@ -128,10 +128,7 @@ class Admission:
                 )
 
     async def _require_no_rival(self, resource: str, path: Path) -> None:
-        """Refuse a second plugin for a resource while the first one lives. A plugin that restarted is no second plugin.
-
-        If several register at once, as when kubelet.sock appears, each checks this last.
-        """
+        """Refuse a second plugin for a resource while the first one lives. A restarted plugin is no second plugin."""
         dead = None
         while (one := self._plugins.get(resource)) is not None:
             peer = one.peer
@@ -141,13 +138,13 @@ class Admission:
             if peer is one.peer and not peer.ended.is_set() and await peer.answers():
                 raise RefusedError(
                     Fault.ALREADY_EXISTS,
-                    f"{resource} is offered by the plugin on {peer.path.name}, which lives: end that one first, or give one of "
+                    f"{resource} is offered by the plugin on {peer.path.name}, which still runs: end that one first, or give one of "
                     "them another resource name",
                 )
             dead = peer
 
     def _require_room(self, resource: str) -> None:
-        """Refuse one more resource if there are too many. First drop a resource whose plugin went and has no devices announced."""
+        """Refuse one more resource if there are too many, unless one can be dropped: its plugin is away and it offers no devices."""
         if resource in self._plugins or len(self._plugins) < judge.MAX_PLUGINS:
             return
         now = time.monotonic()

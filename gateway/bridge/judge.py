@@ -1,7 +1,7 @@
 """Check what plugins send to the bridge. Pure functions: each returns the reason of a refusal, or None.
 
-A plugin may be broken or hostile, so everything from it is bounded and checked before it is kept. A reason says what is wrong
-and what to do.
+A plugin may be broken or hostile, so its messages are bounded, and checked before they are used. A reason says what is wrong and
+what to do.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MAX_PLUGINS: Final = 128
 MAX_DEVICES: Final = 20_000
 """Most devices of one plugin. The kubelet's limit of 4 MiB per list is 43,000 devices with IDs of 80 bytes."""
 MAX_DEVICES_IN_ALL: Final = 60_000
-"""Most devices of all plugins together. A list beyond that is refused, and the plugin's last one stays."""
+"""Most devices of all plugins together. A list that exceeds this is refused, and the plugin's last list stays in force."""
 MAX_REPEATED_BYTES: Final = 16 * 1024
 """Most bytes of an answer that is remembered."""
 MAX_ID_CHARS: Final = 253
 """Most characters of a device ID. The API's comment says 63, but no kubelet checks that."""
 MAX_PARTS: Final = 4096
-"""Most variables, mounts, device nodes, annotations and CDI names of one answer, added up."""
+"""Most variables, mounts, device nodes, annotations and CDI names of one answer, together."""
 MAX_ANSWER_BYTES: Final = 1024 * 1024
 """Most bytes of one answer to Allocate."""
 _MAX_PATH_BYTES: Final = 107
@@ -88,7 +88,7 @@ def info_error(info: PluginInfo) -> str | None:
 
 
 def endpoint_of(info: PluginInfo, found: str) -> tuple[str, str]:
-    """Return the bridge's folder and the socket's name in it for a plugin that was found in plugins_registry.
+    """Return the name of the bridge's folder and of the socket in it, for a plugin that was found in plugins_registry.
 
     ``GetInfo`` returns a path as the plugin sees it, usually ``/var/lib/kubelet/plugins_registry/x.sock``; only its last two
     parts matter. ``found`` is the name of the socket that was asked.
@@ -101,9 +101,9 @@ def endpoint_of(info: PluginInfo, found: str) -> tuple[str, str]:
 
 
 def list_error(devices: Sequence[Device], others: int = 0) -> str | None:
-    """Return why a list is refused. It is refused as a whole, because a part of it would remove devices that exist.
+    """Return why a list is refused; None if it isn't. ``others`` is how many devices the other plugins have.
 
-    ``others`` is how many devices the other plugins have.
+    A list is refused as a whole, because a part of it would remove devices that exist.
     """
     if len(devices) > MAX_DEVICES:
         return f"too many devices on a list ({len(devices)}). Allowed: {MAX_DEVICES}. Announce fewer"
@@ -134,7 +134,7 @@ def placed(resource: str, device: Device) -> Device:
 
 
 def numa_nodes(found: Iterable[int]) -> tuple[int, ...]:
-    """Return the NUMA nodes that can exist. With a wrong one the kubelet could not align a pod, and would refuse it."""
+    """Return the NUMA nodes that can exist. If a device had another one, the kubelet might refuse its pod."""
     return tuple(node for node in found if 0 <= node < _MOST_NUMA_NODES)
 
 

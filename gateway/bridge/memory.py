@@ -1,7 +1,7 @@
-"""The plugins that the bridge knew before its restart: where each was served, and what it last reported.
+"""The plugins that the bridge knew before its restart: the socket of each, and its last report.
 
-One JSON file in the state directory. Nothing depends on it: if it can't be read, the plugins register again, and the state file
-has their device IDs until then. A damaged file is put aside.
+They are in one JSON file in the state directory. The bridge works without it: the plugins register again, and the state file has
+their device IDs until then. A damaged file is put aside.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_BYTES: Final = 32 * 1024 * 1024
 SAVE_PERIOD_S: Final = 1.0
 """Seconds between two writes."""
 SAVE_SOON_S: Final = 0.01
-"""The same, if a Register waits for the write."""
+"""Seconds between two writes if a Register waits for the second one."""
 SAVE_WAIT_S: Final = 2.0
 """Most seconds that a Register, or the end of the gateway, waits for a slow disk."""
 PluginFolder = Literal["device-plugins", "plugins_registry"]
@@ -43,7 +43,7 @@ _log = structlog.get_logger()
 
 
 class DeviceRow(Struct, frozen=True):
-    """A device: its ID, if it was healthy, and its NUMA nodes."""
+    """A device: its ID, whether it was healthy, and its NUMA nodes."""
 
     id: _Name
     well: bool
@@ -58,10 +58,10 @@ class EarlierAnswer(Struct, frozen=True):
 
 
 class Plugin(Struct, frozen=True, rename={"folder": "door"}):
-    """A resource: where its plugin was served, its dialect, options, devices and responses.
+    """A resource and its plugin: folder and name of its socket, its dialect, options, devices and responses.
 
-    ``away_since`` is in Unix seconds, None if it was there. ``socket`` is the one that it registered. ``listed``: it has sent its
-    first list.
+    ``away_since`` is in Unix seconds, None if the plugin was connected. ``socket`` is the one that it registered. ``listed`` is True
+    if it has sent its first list.
     """
 
     resource: _Name
@@ -86,7 +86,7 @@ class SavedPlugins(Struct, frozen=True):
 
 
 def written(folder: Path) -> object:
-    """Return the identity of the last write; None if it is unknown. Blocks."""
+    """Return what identifies the file's current version; None if it is unknown. Blocks."""
     try:
         found = (folder / NAME).stat()
     except OSError:
@@ -95,7 +95,7 @@ def written(folder: Path) -> object:
 
 
 def load(folder: Path, *, aside: bool = True) -> tuple[tuple[Plugin, ...], str]:
-    """Read the plugins, and return what was wrong with the file (empty: nothing). Then put it ``aside``, if wanted. Blocks."""
+    """Read the plugins; return them, and the file's fault ('' for none). With ``aside``, put a damaged file aside. Blocks."""
     path = folder / NAME
     try:
         content = read_plain(path, _MAX_BYTES)
@@ -115,9 +115,9 @@ def load(folder: Path, *, aside: bool = True) -> tuple[tuple[Plugin, ...], str]:
 
 
 def save(folder: Path, plugins: tuple[Plugin, ...]) -> None:
-    """Replace the file: a crash leaves the old one or the new one. Blocks.
+    """Replace the file: after a crash, either the old or the new one is there. Blocks.
 
-    If it would be too large to be read again, it has no responses: plugins can be asked again.
+    If the file would be too large to be read, the responses are left out.
 
     Raises:
         OSError: it can't be written.
@@ -129,7 +129,7 @@ def save(folder: Path, plugins: tuple[Plugin, ...]) -> None:
 
 
 class PluginsFile:
-    """Writes the plugins when they changed, because some register only once, and the gateway may be killed.
+    """Writes the plugins' file after each change, because some plugins register only once, and the gateway may be killed.
 
     Args:
         state_dir: the folder of the file.
@@ -139,14 +139,14 @@ class PluginsFile:
     def __init__(self, state_dir: Path, remembered: Callable[[], tuple[Plugin, ...]]) -> None:
         self._state_dir, self._remembered = state_dir, remembered
         self._unsaved, self._urgent, self._saved = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        """Set if there is something to write, if a caller waits for it, and when the next write has ended."""
+        """Set if there is something to write; if a caller waits for the write; and when the next write has ended."""
 
     def changed(self) -> None:
-        """Have the plugins written soon."""
+        """Write the plugins soon."""
         self._unsaved.set()
 
     async def durable(self) -> None:
-        """Wait until the plugins as of now are written: a plugin that is registered may not register again."""
+        """Wait until the current plugins are on disk, at most ``SAVE_WAIT_S``: a registered plugin may not register again."""
         saved = self._saved
         self._unsaved.set()
         self._urgent.set()
@@ -166,7 +166,7 @@ class PluginsFile:
                 failed = ""
             except OSError as error:
                 if str(error) != failed:
-                    _log.error("what plugins said can't be written down for the next start", reason=str(error))
+                    _log.error("the plugins' file can't be written for the next start", reason=str(error))
                 failed = str(error)
             saved.set()
             await asyncio.sleep(SAVE_SOON_S)

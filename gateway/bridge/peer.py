@@ -1,8 +1,8 @@
 """Calls a plugin's server as a kubelet would: in the plugin's dialect, each call bounded.
 
-One object is one registration: its connection and its one ListAndWatch, which we never end while the plugin lives. Of 20
-plugins, 15 read one channel in every handler, so a second call would leave a handler behind that swallows the next health
-update.
+One object is one registration: its connection and its one ListAndWatch, which we never end while the plugin lives. In 15 of 20
+known plugins all handlers of ListAndWatch read one Go channel. A second call would leave a handler behind, and that handler would
+swallow the next health update.
 """
 
 from __future__ import annotations
@@ -29,32 +29,34 @@ if TYPE_CHECKING:
     from devices.model import ContainerAnswer, Device, PreferredRequest
 
 DIAL_S: Final = 10.0
-"""Seconds to connect: every kubelet from 1.10 on allows as many."""
+"""Seconds to connect: kubelets 1.10 and later allow as many."""
 OPTIONS_S: Final = 5.0
+"""Seconds for GetDevicePluginOptions."""
 PREFERRED_S: Final = 10.0
 """Seconds for GetPreferredAllocation."""
 PRE_START_S: Final = 28.0
 """Seconds for PreStartContainer. The kubelet waits for 30."""
 STREAM_END_S: Final = 0.25
-"""Seconds within which the stream ends if the connection broke during a call."""
+"""If the connection breaks during a call, seconds within which the stream ends also."""
 MAX_LIST_BYTES: Final = 4 * 1024 * 1024
 """Most bytes of a message from a plugin, as for every kubelet from 1.10 on."""
 BURST_LISTS: Final = 8
+"""Lists that a plugin may send without a pause."""
 LIST_PERIOD_S: Final = 0.2
-"""Seconds per list after ``BURST_LISTS`` came without a pause."""
+"""Least seconds between the further lists."""
 READ_BYTES_PER_S: Final = 20e6
-"""Most bytes per second that are read of lists."""
+"""Most bytes of lists that are read per second."""
 READ_PERIOD_S: Final = 0.001
-"""Least seconds per list, also for a small one, so that endless lists don't keep the gateway busy. Doubled for each list in a
-row that was replaced before it was used, up to 16 times: hundreds may wait in the stream, and the last one matters."""
+"""Least seconds between two reads of lists, so that endless small lists don't keep the gateway busy. Doubled for each list in a row
+that a newer one replaced before it was used, up to 16 times as long."""
 CPU_SHARE: Final = 0.1
-"""Most of one CPU for the lists of all plugins together."""
+"""Most of one CPU that the lists of all plugins may take together."""
 OWED_REST_S: Final = 10.0
-"""Seconds of rest that a plugin may owe. So its first list of 10,000 devices and three more are read at once."""
+"""Seconds of rest that a plugin may owe. So its first list of 10,000 devices and three more are read without a wait."""
 SEND_FACTOR: Final = 5.0
 SEND_S: Final = 0.004
-"""A list takes this many times its reading time until the kubelet has it (10,000 new devices: 55 of 270 ms), plus ``SEND_S``
-seconds."""
+"""Until the kubelet has a list, it takes ``SEND_FACTOR`` times the time to read it (10,000 new devices: 270 ms, 55 of them to read
+it), plus ``SEND_S`` seconds."""
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_LIST_BYTES),
     ("grpc.max_metadata_size", 8 * 1024),
@@ -64,14 +66,14 @@ _OPTIONS: Final = (
     ("grpc.enable_retries", 0),
     # Some HTTP/2 libraries refuse a bare path as authority, which kubelets before 1.26 send.
     ("grpc.default_authority", "localhost"),
-    # Some plugins check the caller by it: only a kubelet's stream counts.
+    # Some plugins check by it whether the caller is a kubelet.
     ("grpc.primary_user_agent", "grpc-go/{}.{}.{}".format(*GRPC_GO[max(GRPC_GO)][1])),
 )
 _EMPTY: Final = b""
 
 
 class AwayError(Exception):
-    """The plugin is gone, or hangs (``hangs``). The message says how that was seen."""
+    """The plugin is gone, or hangs (``hangs``). The message names the evidence."""
 
     def __init__(self, message: str, *, hangs: bool = False) -> None:
         super().__init__(message)
@@ -91,7 +93,7 @@ class Listener(Protocol):
         """Count the CPU time that a list took."""
 
     def is_old(self, peer: Peer, data: bytes) -> bool:
-        """Return True if a message equals the last one, of any registration, so that it can be skipped."""
+        """Return True if a message equals the last one of any registration: it can be skipped."""
 
     def listed(self, devices: tuple[Device, ...]) -> None:
         """Take a list that was checked."""
@@ -121,7 +123,7 @@ class Peer:
         self._place = place
         self._known: Known = {}
         self.identity = socket_id(path)
-        """The socket that it was connected to last."""
+        """The socket of the last connection."""
         self.ended = asyncio.Event()
         """Set when its stream has ended, or the registration is given up."""
         self.lists = 0
@@ -141,7 +143,7 @@ class Peer:
                 await self._channel.ready()
         except TimeoutError:
             await self.close()
-            raise AwayError(f"nobody takes connections on {self.path.name}") from None
+            raise AwayError(f"no process takes connections on {self.path.name}") from None
         self.identity = socket_id(self.path)
 
     async def close(self) -> None:
@@ -150,7 +152,7 @@ class Peer:
         await self._channel.close()
 
     async def leave(self) -> None:
-        """Close the connection when its calls are answered. A call that is cut off would be made a second time."""
+        """Close the connection once its calls are answered. A call that is cut off would be repeated."""
         self.ended.set()
         try:
             while self._calls:
@@ -160,9 +162,9 @@ class Peer:
             await self.close()
 
     async def ask_options(self) -> None:
-        """Ask for its options. If it lacks that call, or the call fails, those in its Register stay.
+        """Ask for its options. If it lacks that call, or the call fails, the options in its Register stay.
 
-        An option is in force if either has it: kubelets before 1.25 go by Register, later ones by this call.
+        An option is in force if Register or this call has it: kubelets before 1.25 use Register, later ones this call.
         """
         if self.dialect.plugin_service != "v1beta1.DevicePlugin":
             return
@@ -176,7 +178,7 @@ class Peer:
         )
 
     async def answers(self, seconds: float = 1.0) -> bool:
-        """Return True if its server answers at all within so many seconds."""
+        """Return True if its server gives any answer within so many seconds."""
         try:
             await self._call("GetDevicePluginOptions", _EMPTY, seconds)
         except AwayError:
@@ -299,28 +301,28 @@ def _unfit(what: str) -> RefusedError:
 
 
 class ListPace:
-    """Tells when a plugin's next list may be read, so that lists take at most ``CPU_SHARE`` of a CPU. A plugin that sends little never waits.
+    """Decides when a plugin's next list may be read, so that lists take at most ``CPU_SHARE`` of a CPU. Few lists never wait.
 
     Times are in monotonic seconds.
     """
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
-        """Until when each plugin rests for the lists that were read."""
+        """Until when each plugin must rest for its lists that were read."""
 
     def rests(self, resource: str, now: float) -> float:
         """Return the seconds until its next list may be read; 0 or less: now."""
         return self._until.get(resource, now) - OWED_REST_S - now
 
     def spent(self, resource: str, seconds: float, now: float) -> None:
-        """Count CPU time that was spent on one of its lists. Plugins that rest share the limit."""
+        """Count CPU time that was spent on one of its lists. Plugins that rest at the same time share the limit."""
         resting = {one: until for one, until in self._until.items() if until > now}
         rest = (SEND_FACTOR * seconds + SEND_S) / CPU_SHARE * len({*resting, resource})
         self._until = {**resting, resource: resting.get(resource, now) + rest}
 
 
 class _Newest:
-    """Reads a stream and keeps its last list: each list is whole, so a newer one replaces one that was not used yet.
+    """Reads a stream and keeps its last list: each list is complete, so it replaces an unused earlier one.
 
     ``rests`` returns the seconds until the next list may be used.
     """
@@ -329,7 +331,7 @@ class _Newest:
         self._rests = rests
         self._data: bytes | None = None
         self._replaced = 0
-        """How many lists in a row were replaced."""
+        """How many lists in a row were replaced before they were used."""
         self._changed, self._ended = asyncio.Event(), asyncio.Event()
         self._room, self._at = float(BURST_LISTS), time.monotonic()
 

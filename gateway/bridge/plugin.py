@@ -1,6 +1,6 @@
 """One bridged resource: the plugin that serves it, and its last list.
 
-``shield`` decides what is announced while the plugin is away. This module reads its streams, reconnects, and passes calls on.
+``shield`` decides which devices are announced while the plugin is away. This module reads its streams, reconnects, and passes calls on.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ EMPTY_LIST_WAIT_S: Final = 1.0
 RECONNECT_S: Final = 1.0
 """Seconds to connect to a plugin by its old socket name."""
 REDIAL_S, REDIAL_MAX_S = 3.0, 30.0
-"""Seconds until a plugin that went is connected to by its old socket name, at first and at most."""
+"""Seconds until the gateway tries to reconnect to a plugin by its old socket name: at first, and at most."""
 MAX_OLD_STREAMS: Final = 3
-"""Most earlier registrations whose streams are left open."""
+"""Most earlier registrations of a plugin whose streams stay open."""
 KEPT_PREFIX: Final = ".kept-"
-"""Prefix of the second name of a plugin's socket."""
+"""Prefix of the second name that the gateway gives to a plugin's socket."""
 FIRST_LIST_S: Final = 2.0
-"""Seconds that calls wait for the first list of a plugin that came back. After that, its earlier list counts."""
+"""Seconds that calls wait for the first list of a returned plugin. After that, its earlier list is used."""
 PROBE_PERIOD_S: Final = 5.0
 """Seconds between two checks of a plugin that hangs."""
 ALLOCATE_S: Final = 30.0
@@ -116,13 +116,13 @@ class Bridged:
         """The digest of the last message of any registration."""
 
     def registration(self, path: Path, dialect: Dialect, options: Options) -> Peer:
-        """Return the connection of a new registration."""
+        """Return a new connection to a plugin."""
         return Peer(path, dialect, options, partial(judge.placed, self.resource))
 
-    # What it says.
+    # Its lists.
 
     def follow(self, peer: Peer, *, called: bool = False) -> None:
-        """Use a new registration: of a Register, or (``called``) made by us. The earlier stream stays open until the plugin ends it."""
+        """Use a new registration: from a Register, or (``called``) from our reconnection. The earlier stream stays until the plugin ends it."""
         if not called:
             self.registered_on = peer.identity
         self._stop_recovery()
@@ -136,7 +136,7 @@ class Bridged:
         self.path, self.api = peer.path, peer.dialect.name
         self.word = replace(
             self.word, options=peer.options
-        )  # Here, because its list may equal the last one, and is skipped then.
+        )  # Here, because a list that equals the last one is skipped.
         self._changed()
         self.registrations += 1
         if self.word.away_since is not None:
@@ -171,7 +171,7 @@ class Bridged:
         self._pace.spent(self.resource, seconds, time.monotonic())
 
     def is_old(self, peer: Peer, data: bytes) -> bool:
-        """Return True if the message equals the last one, as some plugins send again and again, or comes from a replaced server."""
+        """Return True if the message equals the last one (some plugins repeat their list), or comes from a replaced server."""
         if peer is self._hung:
             self._woke(peer)
         if peer is not self.peer and (self.peer is None or peer.identity != self.peer.identity):
@@ -202,14 +202,14 @@ class Bridged:
         self._changed()
 
     def spoilt(self, peer: Peer, reason: str) -> None:
-        """Report a list that was refused; the last one stays. The same list is checked again, because other plugins may have fewer devices by then."""
+        """Report a refused list; the last one stays. If the plugin sends it again, it is checked again: other plugins may have fewer devices."""
         told, self.trouble, self._last = self.trouble, f"a list was refused, and the last one stays: {reason}", b""
         self._heard.set()
         if self.trouble != told and (more := self._seldom.tell("spoilt")) is not None:
             self._log.error("a plugin's list is refused", endpoint=peer.path.name, reason=reason, more_before=more)
 
     def keep(self) -> Path | None:
-        """Give a living plugin's socket a second name, because its first name is about to be removed; None if it has no socket.
+        """Give the socket of a running plugin a second name, because its first name is about to be removed. Return it; None on failure.
 
         Some plugins register only once. Without the second name, a later gateway could not connect to them.
         """
@@ -229,7 +229,7 @@ class Bridged:
         return kept
 
     def recall(self, path: Path, row: memory.Plugin) -> None:
-        """Take over what was remembered of it. A plugin that was away still is, since the same time."""
+        """Restore the plugin from its row in the file. A plugin that was away is still away, since the same time."""
         listed = (Device(one.id, Health.HEALTHY if one.well else Health.UNHEALTHY, one.numa) for one in row.devices)
         devices = tuple(judge.placed(row.resource, one) for one in listed) if row.listed else None
         # The file has Unix times, the shield monotonic ones.
@@ -272,7 +272,7 @@ class Bridged:
         """The name of its socket."""
         return self.path.name.removeprefix(KEPT_PREFIX) if self.path is not None else ""
 
-    # That it is away, and what brings it back.
+    # Its absence and return.
 
     def went(self, why: str, hung: Peer | None = None) -> None:
         """Note that the plugin is away: shield its devices, and try to reconnect."""
@@ -291,7 +291,7 @@ class Bridged:
         self._recovery = self._tasks.start(self._recover())
 
     def _woke(self, peer: Peer) -> None:
-        """Note that a plugin that hung answers again: its registration and its last list are in force again."""
+        """Note that a hung plugin answers again. Its registration and its last list are in force again."""
         self._stop_recovery()
         self.peer, self._hung = peer, None
         self._back.set()
@@ -309,7 +309,7 @@ class Bridged:
             self._emptied = None
 
     async def _recover(self) -> None:
-        """Check a plugin that hangs, or reconnect to one that went by its old socket name, less and less often.
+        """Check a hung plugin, or reconnect to an absent one by its old socket name, less and less often.
 
         Kubelets never reconnect, but some plugins never register twice.
         """
@@ -371,7 +371,7 @@ class Bridged:
     # The calls. While the plugin is away, they wait as long as its devices are shielded.
 
     async def allocate(self, request: ContainerRequest) -> ContainerAnswer:
-        """Let the plugin answer. It gets one call at a time, in order, because some plugins look for *the* pod that is waiting.
+        """Let the plugin answer. It gets one call at a time, in order, because some plugins search for the one waiting pod.
 
         Raises:
             RefusedError: the plugin refused, in its words; UNAVAILABLE if it is away for too long, DEADLINE_EXCEEDED if it
@@ -442,10 +442,10 @@ class Bridged:
                 return
 
     async def _knows(self, device_ids: Collection[str], peer: Peer) -> bool:
-        """Return True if the plugin may be asked for these devices; False if it went meanwhile.
+        """Return True if the plugin may be asked for these devices; False if it ended meanwhile.
 
-        A call that waited for the plugin has devices of its earlier list. The plugin may have lost one of them, and for an
-        unknown ID it may answer anything, or crash.
+        A call that waited for the plugin names devices of the earlier list. The plugin may have lost one of them, and an unknown ID
+        may crash it.
 
         Raises:
             RefusedError: the plugin lacks some of the devices.
@@ -462,7 +462,7 @@ class Bridged:
             raise RefusedError(
                 Fault.NOT_FOUND,
                 f"the plugin of {self.resource} came back without {min(unlisted)!r}. Look at the plugin's "
-                "log; the kubelet has been told",
+                "log. The kubelet has the new list",
             )
         return True
 
@@ -481,7 +481,7 @@ class Bridged:
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._back.wait()
-        except TimeoutError:  # Don't ask the event: another call may have cleared it already.
+        except TimeoutError:  # Don't check the event: another call may have cleared it.
             raise RefusedError(
                 Fault.UNAVAILABLE,
                 f"the plugin of {self.resource} is away ({self.word.why or 'never heard of'}). Look at "
@@ -489,7 +489,7 @@ class Bridged:
             ) from None
 
     async def _let_down(self, peer: Peer, error: AwayError) -> None:
-        """Handle a call that got no answer, because the connection broke or the plugin hangs. Return if the call should be tried again.
+        """Handle a call without an answer: the connection broke, or the plugin hangs. It returns if the call should be repeated.
 
         Raises:
             RefusedError: the plugin hangs.
@@ -497,7 +497,7 @@ class Bridged:
         if error.hangs and await peer.answers():
             raise RefusedError(
                 Fault.DEADLINE_EXCEEDED,
-                f"the plugin of {self.resource} lives, but {error}: look at its log, or give it longer (bridge.deadlines)",
+                f"the plugin of {self.resource} runs, but {error}: look at its log, or set a longer limit (bridge.deadlines)",
             )
         if peer is not self.peer:  # It registered again meanwhile.
             return
@@ -523,6 +523,6 @@ class Bridged:
 
 
 def _there(path: Path | None, kept: str) -> Path | None:
-    """Return a plugin's socket under either of its names. A gateway that was killed may have given it the second name without writing that down."""
+    """Return a plugin's socket under its first or second name. A killed gateway may have set the second name without writing it to the file."""
     names = () if path is None else (path, path.with_name(kept))
     return next((one for one in names if socket_id(one) is not None), None)

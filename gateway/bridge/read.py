@@ -1,7 +1,7 @@
 """Decode a plugin's list, of which usually only one device has changed since the last list. Pure.
 
-In every dialect a list consists of its devices only: one message after another under field 1, so each is itself a list of one
-device. A device with the same bytes as before is not decoded again.
+In every dialect a list has one repeated field, its devices, so the bytes of one device are a valid list of one device. A device with
+the same bytes as before is not decoded again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 Known = Mapping[bytes, "Device"]
 """The devices of the last list, by their bytes."""
 _DEVICE: Final = 0x0A
+"""The first byte of a device: field 1, a message."""
 _MORE: Final = 0x80
+"""The bit that marks each byte of a length except the last one."""
 _LENGTH_BYTES: Final = 3
 """Most bytes of an encoded length: 2 MiB is too long for a device."""
 

@@ -1,9 +1,9 @@
-"""Decide what the kubelet sees of a plugin's devices while the plugin is away. Pure.
+"""Decide how the kubelet sees a plugin's devices while the plugin is away. Pure.
 
 A plugin that restarts, crashes, is upgraded or hangs has not lost its devices. So for ``grace`` seconds they stay as the plugin
-last reported them. After that they are Unhealthy, because their health is unknown. They are not absent, because the kubelet
-would forget who holds absent devices. After ``withdraw`` seconds they are no longer offered. A device that a container holds
-stays on the list until the container ends, as for any withdrawn device (``devices.life``).
+last reported them. After that they are Unhealthy, because their health is unknown. They stay listed, because the kubelet would
+forget the holders of absent devices. After ``withdraw`` seconds they are no longer offered. A device that a container holds stays
+on the list until the container ends, as any withdrawn device does (``devices.life``).
 
 Times are seconds of one clock that never jumps.
 """
@@ -33,9 +33,9 @@ class Cover(Enum):
 
 
 class Word(Struct, frozen=True):
-    """What a plugin reported last, and whether it is there.
+    """The last report of a plugin, and whether the plugin is connected.
 
-    ``devices`` is None if it never sent a list. ``away_since`` is when it went (None: it is there), and ``why`` the reason.
+    ``devices`` is None if it never sent a list. ``away_since`` is since when it is away (None: it isn't), and ``why`` the reason.
     ``uncovered`` is when it came back, if that was after the grace. ``mended`` are the devices that were Unhealthy before and
     are Healthy now.
     """
@@ -74,12 +74,12 @@ def changes_at(word: Word, limits: Limits, now: float) -> float | None:
 
 
 def left(word: Word, limits: Limits, now: float) -> float:
-    """Return how many seconds a call without a plugin may still wait. A plugin that isn't known to be away goes now."""
+    """Return how many seconds a call may wait for the plugin to return."""
     return limits.grace if word.away_since is None else max(0.0, word.away_since + limits.grace - now)
 
 
 def went(word: Word, why: str, now: float) -> Word:
-    """Return the word of a plugin that is away now. If it was away before, it still is since then."""
+    """Return the word of a plugin that is away now. If it was away already, ``away_since`` stays."""
     since = now if word.away_since is None else word.away_since
     return replace(word, away_since=since, why=why, uncovered=None)
 
@@ -98,10 +98,10 @@ def came(word: Word, devices: tuple[Device, ...], limits: Limits, now: float) ->
 
 
 def listing(word: Word, limits: Limits, now: float) -> Listing | None:
-    """Return what is announced of a plugin's resource; None: nothing.
+    """Return the list that is announced for a plugin's resource; None if it is not announced.
 
-    A device has the health that the plugin reports, at once. Devices that were Unhealthy often are not held back, as the
-    gateway's own are.
+    A change of health that the plugin reports is announced at once. The gateway's own devices are held back if they were Unhealthy
+    often; a plugin's are not.
     """
     if word.devices is None:
         return None

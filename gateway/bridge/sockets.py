@@ -1,10 +1,10 @@
 """The sockets on which plugins register: ``device-plugins/kubelet.sock``, and the sockets in ``plugins_registry/``.
 
-Both folders are below ``--bridge DIR``. Every user who can write there can register, so no socket is opened in a folder that
-other users than root (or this process's own) can write to.
+Both folders are below ``--bridge DIR``. Every user who can write there can register devices. So no socket is opened in a folder
+that users other than root (or this process's own) can write to.
 
-Sockets are opened as a kubelet does it: the sockets of earlier plugins are removed, then kubelet.sock is unlinked and bound,
-never renamed, because some plugins wait until it goes. That makes every plugin register again, so it is done only when this
+Sockets are opened as a kubelet does it: the sockets of earlier plugins are removed, then kubelet.sock is unlinked and bound. It is
+never renamed, because some plugins wait until it is removed. That makes every plugin register again, so it is done only when this
 gateway begins to lead, or when the folder or the socket was removed.
 """
 
@@ -42,12 +42,13 @@ if TYPE_CHECKING:
 LOOK_PERIOD_S: Final = 1.0
 """Seconds between two looks at the folders. A kubelet looks at plugins_registry as often."""
 GET_INFO_S: Final = 1.0
+"""Seconds for an answer to GetInfo, as in a kubelet."""
 NOTIFY_S: Final = 5.0
-"""Seconds for which a kubelet waits for an answer to GetInfo and to the notification."""
+"""Seconds for an answer to the notification, as in a kubelet."""
 MAX_SOCKETS: Final = 128
 """Most sockets in plugins_registry that are looked at."""
 ASK_AGAIN_S: Final = 30.0
-"""Seconds until a socket is asked again that gave no answer or was refused."""
+"""Seconds until a socket that gave no answer or was refused is asked again."""
 MAX_CONNECTIONS: Final = 256
 MAX_CALLS: Final = 512
 _LIMITS: Final = (
@@ -84,8 +85,8 @@ def folder_error(folder: Path) -> str:
         return f"{folder} is no folder. Remove it"
     if found.st_uid not in {0, os.geteuid()} or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return (
-            f"{folder} can be written to by others than root (owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}), and "
-            f"whoever can may register devices: chown root {folder} && chmod 0750 {folder}"
+            f"{folder} can be written to by users other than root (owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}), so "
+            f"they could register devices: chown root {folder} && chmod 0750 {folder}"
         )
     return ""
 
@@ -151,7 +152,7 @@ class Sockets:
         _log.info("plugins can register here", socket=str(self.socket), registry=str(self.folder / REGISTRY))
 
     def sweep(self) -> None:
-        """Remove the sockets of earlier plugins, as a kubelet does when it starts: some plugins register again when that happens."""
+        """Remove the sockets of earlier plugins, as a starting kubelet does. Some plugins register again then."""
         spared = {path.name for path in self._spared()}
         with os.scandir(self.folder / REGISTRATION) as entries:
             found = [entry.path for entry in entries if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)]
@@ -189,7 +190,7 @@ def _understood(service: str, data: bytes) -> tuple[Dialect, Registration]:
 
     Raises:
         MalformedError: it is not a Register.
-        RefusedError: UNKNOWN, the version is unknown; in a kubelet's words, because plugins look for them.
+        RefusedError: UNKNOWN, the version is unknown. The text is a kubelet's, because plugins check it.
     """
     spoken = _VERSIONS[service]
     said = spoken[0].decode_register(data)
@@ -294,7 +295,7 @@ class Registry:
 
 
 def _sockets(folder: Path) -> dict[str, SocketId]:
-    """Return the first sockets in a folder, by name. A name with a dot in front is not ready yet, as for a kubelet."""
+    """Return the first sockets in a folder, by name. As for a kubelet, a name that begins with a dot is not ready yet."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if not entry.name.startswith("."))[:MAX_SOCKETS]

@@ -1,7 +1,7 @@
-"""The bridge as a ``DeviceSource``: it lists the devices of other vendors' plugins, whichever API they speak.
+"""The bridge as a ``DeviceSource``: it lists the devices of other vendors' plugins, for any version of the plugin API.
 
-For a plugin it is a kubelet (``sockets``, ``peer``). For the gateway it is a source that never loses a device because a plugin
-went (``shield``, ``plugin``). It is imported only with ``--bridge``.
+To a plugin it looks like a kubelet (``sockets``, ``peer``). To the gateway it is a source that keeps its devices while a plugin is
+away (``shield``, ``plugin``). It is imported only with ``--bridge``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gateway.bridge.plugin import ALLOCATE_S, Bridged
 from gateway.bridge.sockets import LOOK_PERIOD_S, Sockets
 
 FIRST_CALLS_S: Final = 2.0
-"""Seconds for which remembered plugins may answer before the socket is opened, which makes every plugin register again."""
+"""Seconds that remembered plugins have to answer. After that the socket is opened, which makes every plugin register again."""
 
 _log = structlog.get_logger()
 
@@ -64,7 +64,7 @@ class Bridge(DeviceSource):
         self._admission = Admission(self.plugins, self._bridged, self._occupied, self._keeper.durable)
         self._sockets = Sockets(folder, self._admission, self._kept)
         self._news, self._told = asyncio.Event(), asyncio.Event()
-        """``_news``: there is something to announce. ``_told``: the next inventory was taken."""
+        """``_news`` is set if there is something to announce, ``_told`` once the next inventory was taken."""
         self._told.set()
         self._leads = False
         """True if this gateway leads."""
@@ -72,7 +72,7 @@ class Bridge(DeviceSource):
         """True if the running tasks are a leader's, False if a standby's; None: none run."""
         self._tasks: list[asyncio.Future[Any]] = []
         self._written: object = None
-        """Identifies the version of the plugins' file that was read last."""
+        """What identifies the version of the plugins' file that was read last."""
         self._hinders = ""
         self.adopt(policy)
 
@@ -86,10 +86,10 @@ class Bridge(DeviceSource):
         """True if plugins can register."""
         return self._sockets.is_open
 
-    # What is announced.
+    # The inventory.
 
     async def watch(self) -> AsyncGenerator[Inventory]:
-        """Yield the remembered devices, and the inventory again after each change."""
+        """Yield the remembered devices; after each change, yield the inventory again."""
         told = asyncio.Event()
         try:
             while True:
@@ -118,7 +118,7 @@ class Bridge(DeviceSource):
             self._told.set()
 
     async def lead(self) -> None:
-        """Let plugins register here. Return once the devices that the earlier leader wrote are announced."""
+        """Let plugins register here. Return once the devices from the earlier leader's file are announced."""
         await self._become(leads=True)
 
     async def rest(self) -> None:
@@ -144,7 +144,7 @@ class Bridge(DeviceSource):
         self._began = leads
 
     async def _close(self) -> None:
-        """Close all plugins. If this gateway led, write what is remembered of them."""
+        """Close all plugins. If this gateway led, write the plugins' file."""
         led, self._began, self._hinders = self._began, None, ""
         tasks, self._tasks = self._tasks, []
         try:
@@ -166,7 +166,7 @@ class Bridge(DeviceSource):
         return {name: listing for name, listing in shown if listing is not None}
 
     def _until_change(self) -> float | None:
-        """Return the seconds until the shield's result changes by itself; None: never."""
+        """Return the seconds until the state of a plugin's devices changes by itself; None: never."""
         now = time.monotonic()
         moments = [shield.changes_at(one.word, one.limits, now) for one in self.plugins.values()]
         first = min((moment for moment in moments if moment is not None), default=None)
@@ -181,16 +181,16 @@ class Bridge(DeviceSource):
         return next((one for name, one in self.plugins.items() if self._shown(name) == shown), None)
 
     def _occupied(self, resource: str) -> str:
-        """Return who else offers the name under which a plugin's resource is shown; empty: no other source or plugin.
+        """Return which other source or plugin has the name under which a plugin's resource is shown; '' if none has.
 
-        That can be true when a plugin registers, and also later: after an edit of the configuration, or at a start.
+        It can happen when a plugin registers, and also after an edit of the configuration or at a start.
         """
         shown = self._shown(resource)
         if self._taken(shown):
             return f"{shown} is offered by this gateway itself: give one of them another name (bridge.rename), or end the plugin"
         other = self._of(shown)
         if other is not None and other.resource != resource:
-            return f"{shown} is the name of what {other.endpoint} offers as {other.resource}: give one of them another name (bridge.rename)"
+            return f"{shown} is also the name of {other.resource} of {other.endpoint}: give one of them another name (bridge.rename)"
         return ""
 
     # The sockets and the memory.
@@ -207,7 +207,7 @@ class Bridge(DeviceSource):
         self._written = await asyncio.to_thread(memory.written, self._state_dir)
         rows, problem = await asyncio.to_thread(memory.load, self._state_dir, aside=leads)
         if problem and leads:
-            _log.warning("what was remembered of plugins can't be read", reason=problem)
+            _log.warning("the plugins' file can't be read", reason=problem)
         known = {
             one.resource: one for one in rows if judge.resource_error(one.resource, self._policy.bridging.allow) is None
         }
@@ -271,7 +271,7 @@ class Bridge(DeviceSource):
     # The calls.
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:  # noqa: ARG002
-        """Let the plugin answer. The kubelet's dialect drops or refuses what it can't carry."""
+        """Let the plugin answer. The kubelet's dialect drops or refuses fields that it can't carry."""
         return await self._asked_of(resource).allocate(request)
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
@@ -288,7 +288,7 @@ class Bridge(DeviceSource):
             raise unclaimed(resource)
         return one
 
-    # What else a source is asked.
+    # The other methods of a source.
 
     def fate(self, resource: str, device_id: str) -> Fate:  # noqa: ARG002 - the protocol's
         """Return WITHDRAWN for a device that its plugin no longer lists, or whose plugin never came back."""
@@ -302,7 +302,7 @@ class Bridge(DeviceSource):
         return self._of(resource) is not None
 
     def hindrances(self) -> tuple[Hindrance, ...]:
-        """Return what keeps plugins from registering, and what is wrong with each plugin."""
+        """Return why plugins can't register, and the faults of plugins."""
         found = [Hindrance(self.name, self._hinders)] if self._hinders else []
         for name, one in self.plugins.items():
             stands = shield.cover(one.word, one.limits, time.monotonic())

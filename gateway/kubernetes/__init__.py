@@ -1,4 +1,4 @@
-"""The Kubernetes API server as a partner: a thin client, and what goes by it. Imported where a feature needs it, and nowhere else.
+"""The Kubernetes API server: a thin client, and the features that use it. Imported only for such a feature.
 
-Nothing that serves the kubelet waits for anything in here.
+The kubelet is served without waiting for anything in this package.
 """

@@ -33,7 +33,7 @@ class AccessError(Exception):
 
 
 class Access(Struct, frozen=True):
-    """How to reach an API server. A path is a file that is read again; bytes are the content itself."""
+    """How to reach an API server. A path is a file that is read at each use; bytes are the content itself."""
 
     host: str
     port: int
@@ -134,7 +134,7 @@ class _Kubeconfig(Struct, rename={"current": "current-context"}):
 
 
 def kubeconfig(path: Path) -> Access:
-    """Read the current context of a kubeconfig: a token, a token file or a client certificate, but no credential programs.
+    """Read the current context of a kubeconfig. Supported are a token, a token file and a client certificate, but no credential programs.
 
     Raises:
         AccessError: it can't be read or used.
@@ -177,13 +177,13 @@ def kubeconfig(path: Path) -> Access:
     )
     if not access.token and not access.certificate:
         raise AccessError(
-            f"{path}: no token, tokenFile or client-certificate. Write one; programs and plugins that make one are not run here"
+            f"{path}: no token, tokenFile or client-certificate. Write one. The gateway runs no credential plugins (exec)"
         )
     return access
 
 
 def find(kubeconfig_path: Path | None) -> Access:
-    """Use the kubeconfig if one is named, else the pod's environment.
+    """Use the kubeconfig if one is named, otherwise the pod's environment.
 
     Raises:
         AccessError: as ``kubeconfig`` and ``in_cluster`` do.

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from gateway.kubernetes.node import NodeObject
 
 SETTLE_S: Final = 0.5
-"""Seconds after the API server shows a lower number until devices are withheld, because the scheduler may not have seen it yet."""
+"""Seconds from when the API server shows a lower number until devices are withheld: the scheduler sees the number later."""
 CHECK_S: Final = 0.05
-"""Seconds between two checks of that, doubled each time, because all nodes of a fleet may check at once."""
+"""Seconds between two checks of the API server's number, doubled each time: all nodes of a fleet may check at once."""
 MAX_CHECKS_S: Final = 5.0
 """Most seconds for these checks."""
 KUBELET_REPORTS_S: Final = 10.0
 """Seconds after which the kubelet has reported its devices to the API server itself."""
 KUBELET_SEES_S: Final = 0.15
-"""Seconds until a kubelet has seen a new number, and the most seconds for which a number is set for it."""
+"""Seconds until a kubelet has seen a new number, and for which a higher number is set for it."""
 LEAVE_WAIT_S: Final = 6.0
-"""Seconds for which a leader delays its yielding, so that no pod that asks by name is bound or admitted meanwhile."""
+"""Most seconds for which a leader waits before it yields, so that no pod that asks by resource name is bound or admitted meanwhile."""
 _log = structlog.get_logger()
 
 
@@ -39,9 +39,9 @@ class Allocatable:
 
     Args:
         api: the API server.
-        node: the node's path there.
+        node: the node's path at the API server.
         arriving: returns True if pods that ask for some of these resources are bound to the node and not admitted yet.
-        counted: returns how many devices of a resource the kubelet counts for pods; 0 if none of the pods has a claim for it.
+        counted: returns how many devices of a resource the kubelet counts for pods; 0 if no pod has a claim for it.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Allocatable:
         """The resources with a lower number that the scheduler may not have seen yet."""
         self._told_at = 0.0
         self.turn = asyncio.Lock()
-        """Held from a read of the table of sides until the number was set."""
+        """Hold it from a read of the table of sides until the number is set."""
         self._backoff = Backoff()
         self._own: NodeObject | None = None
         """The node, as the API server shows it."""
         self.came: float | None = None
-        """Since when (monotonic seconds) devices have changed without the API server showing it."""
+        """When devices came back that the API server doesn't show yet (monotonic seconds); None: it shows all."""
 
     async def tell(self, counts: Mapping[str, int]) -> None:
         """Set how many devices there are, by resource.
@@ -76,8 +76,8 @@ class Allocatable:
         """Set the number of the devices that stay, before others are withheld.
 
         The kubelet would do so within 10 s, and pods that are bound meanwhile fail (run). Returns when the scheduler has seen
-        it and the kubelet has admitted earlier pods, at the latest after ``MAX_CHECKS_S``. If the kubelet overwrites the number
-        meanwhile, it is set again.
+        the number and the kubelet has admitted earlier pods, at the latest after ``MAX_CHECKS_S``. If the kubelet overwrites the
+        number meanwhile, it is set again.
 
         Raises:
             KubernetesError: it failed, or the pods can't be read.
@@ -104,13 +104,13 @@ class Allocatable:
                     return
                 wait *= 2
             await asyncio.sleep(min(wait, ends - now))
-        _log.info("pods that were given to the node may find no device", waited_s=MAX_CHECKS_S)
+        _log.info("pods that were bound to the node may get no device", waited_s=MAX_CHECKS_S)
 
     async def let_in(self, resource: str) -> None:
-        """Before a pod is given a device, wait until the kubelet would admit it although a lower number was set.
+        """Before a pod is given a device, make sure that the kubelet admits it, although a lower number was set.
 
-        The pod was bound before the scheduler saw that number. The kubelet checks it against the API server's number once
-        Allocate is answered. So the number that the kubelet counts is set for a moment; it lets the scheduler bind no further
+        The pod was bound before the scheduler saw that number. Once Allocate is answered, the kubelet checks the pod against the
+        API server's number. So the number that the kubelet counts is set for a moment. With it, the scheduler binds no further
         pods.
         """
         if resource in self._lowers:
@@ -122,7 +122,7 @@ class Allocatable:
                         await asyncio.sleep(KUBELET_SEES_S)
 
     async def leave(self, stay: Mapping[str, Collection[str]]) -> None:
-        """Set the number to 0 while no gateway is registered, because pods that ask by name would fail then. No other number is set afterwards."""
+        """Set the number to 0, because pods that ask by resource name would fail while no gateway is registered. It is the last change."""
         if any(stay.values()):
             with contextlib.suppress(KubernetesError, TimeoutError):
                 async with asyncio.timeout(LEAVE_WAIT_S):
@@ -130,10 +130,10 @@ class Allocatable:
                     await self.lower(dict.fromkeys(stay, ()))
 
     async def admitted(self, stay: Collection[str], seconds: float) -> None:
-        """Wait until the kubelet has admitted the pods that are bound to the node and ask for these resources; at most so many seconds.
+        """Wait, at most so many seconds, until the kubelet has admitted the pods that are bound to the node and ask for these resources.
 
-        The kubelet counts pods that have DRA's GPUs by name against the API server's allocatable. If that is lowered first, the
-        kubelet fails the other pods (``OutOfnvidia.com/gpu``, run on 1.37).
+        The kubelet counts pods that have DRA's GPUs by resource name against the API server's allocatable. If that were lowered
+        first, the kubelet would fail the other pods (``OutOfnvidia.com/gpu``, run on 1.37).
         """
         with contextlib.suppress(KubernetesError, TimeoutError):
             async with asyncio.timeout(seconds):
@@ -151,17 +151,17 @@ class Allocatable:
         self._own = own
 
     async def hold_back(self, stay: Mapping[str, Collection[str]]) -> None:
-        """Set the number of the devices that stay if the API server shows more: a starting kubelet reports all devices for its admissions."""
+        """If the API server shows more devices than those that stay, lower the number again: a starting kubelet reports all devices."""
         async with self.turn:
             counts = {name: len(ids) for name, ids in stay.items()}
             if self._shows_more(counts) and self._backoff.due(counts, time.monotonic()):
                 try:
                     await self.tell(counts)
                 except KubernetesError as error:
-                    _log.info("pods may still come for GPUs that go to DRA", reason=str(error))
+                    _log.info("pods may still be bound for GPUs that move to DRA", reason=str(error))
 
     async def catch_up(self, last: Look | None, stays: Callable[[], Mapping[str, Collection[str]]]) -> None:
-        """Set the number again as soon as the kubelet would give new devices: those of the list for pods, and no others."""
+        """Raise the number as soon as the kubelet can give the devices that came back, and only these."""
         if (came := self.came) is None:
             return
         async with self.turn:
@@ -174,7 +174,7 @@ class Allocatable:
                 try:
                     await self.tell({name: len(ids) for name, ids in there.items()})
                 except KubernetesError as error:
-                    _log.info("the kubelet tells the API server of GPUs that came back", reason=str(error))
+                    _log.info("only the kubelet reports GPUs that came back to the API server", reason=str(error))
             elif time.monotonic() - came < KUBELET_REPORTS_S:
                 return
             if self.came == came:

@@ -1,7 +1,7 @@
 """A client of the API server, bounded in bytes and time.
 
-A connection is kept for half a minute for the next request. Only a request that failed because an idle connection ended is
-tried again here; other retries are the caller's. ``watch`` has the requests that don't end.
+A connection is kept for half a minute for the next request. A request that fails because the kept connection had ended is tried
+once more. All other retries are the caller's. ``watch`` makes the requests that don't end.
 """
 
 from __future__ import annotations
@@ -33,24 +33,26 @@ Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 REQUEST_S: Final = 10.0
 """Most seconds for a request, with its connection and its whole answer."""
 CONNECT_S: Final = 3.0
-"""Most seconds of that for the connection."""
+"""Most of these seconds for the connection."""
 MAX_BYTES: Final = 4 * 1024 * 1024
-"""Most bytes of an answer, or of one event of a watch. An object has at most 1.5 MiB (etcd). If a page of a list is larger,
-smaller pages are asked for."""
+"""Most bytes of an answer, or of one event of a watch. An object has at most 1.5 MiB (etcd). If a page of a list is larger, the
+client asks for smaller pages."""
 PAGE_OBJECTS: Final = 100
 """Objects in one page of a list."""
 MAX_PAGES: Final = 2_000
-"""Most pages of a list. A list with more is refused, and so is one that exceeds the next two limits."""
+"""Most pages of a list. A longer list is refused."""
 MAX_OBJECTS: Final = 20_000
+"""Most objects of a list. A longer list is refused."""
 MAX_LIST_BYTES: Final = 64 * 1024 * 1024
-"""Most bytes of the objects of a list."""
+"""Most bytes of the objects of a list. A longer list is refused."""
 MAX_PARTS: Final = 50_000
-"""Most objects and lists within one object, and a quarter of its quotation marks: a ResourceSlice has 10,000, and to decode
-them takes the event loop some 0.03 s. A thread would not help, because msgspec holds the interpreter's lock."""
+"""Most JSON objects and lists within one object, and a quarter of its most quotation marks. A ResourceSlice has 10,000. Decoding so
+many takes the event loop some 0.03 s; a thread would not help, because msgspec holds the interpreter's lock."""
 _TEXT: Final = re.compile(rb'"[^"]*"')
 MAX_REQUESTS: Final = 8
-"""Requests at once, without watches; the next one waits."""
+"""Most requests at once, without watches; the next one waits."""
 _KEEP_S: Final = 30.0
+"""Seconds for which an idle connection is kept."""
 _ERROR_CHARS: Final = 400
 _REASON_CHARS: Final = 80
 
@@ -68,7 +70,7 @@ class KubernetesError(Exception):
     """A request failed.
 
     ``status`` is the HTTP status of the answer, 0 without one. ``reason`` is Kubernetes' word for it (``Conflict``,
-    ``Expired``). ``retry_after`` are the seconds that the server asks to wait. ``away``: the server was not reached.
+    ``Expired``). ``retry_after`` are the seconds that the server asks to wait. ``away`` is True if the server was not reached.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class Client:
         """Get one object; ``kind`` is a msgspec type with the fields to read (or ``dict[str, Any]``).
 
         Raises:
-            KubernetesError: as every method here: there was no answer, an error, or an unexpected answer.
+            KubernetesError: there was no answer, an error, or an unexpected answer. Every method here raises it.
         """
         return decoded(await self._ask("GET", path, seconds=seconds), kind, f"GET {path}")
 
@@ -191,7 +193,7 @@ class Client:
         await self._ask("PATCH", target(path, {"fieldManager": self._manager}), body, how.value, seconds=REQUEST_S)
 
     async def apply(self, path: str, body: Body, kind: type[T], *, dry_run: bool = False) -> T:
-        """Make an object what ``body`` says (server-side apply, by force); return it as the server has it then.
+        """Apply ``body`` (server-side apply, by force); return the resulting object.
 
         With ``dry_run`` the server changes nothing, and returns the result that it would have.
         """
@@ -211,7 +213,7 @@ class Client:
 
     @asynccontextmanager
     async def stream(self, path: str, *, seconds: float = REQUEST_S) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-        """Open a request whose answer goes on, for ``watch``; ``seconds`` is for its head. The body is not limited here."""
+        """Open a request with an endless answer, for ``watch``; ``seconds`` limits the wait for its head, not for its body."""
         connection = None
         try:
             async with _within(seconds, f"GET {path}"):
@@ -234,7 +236,7 @@ class Client:
         what = f"{method} {path}"
         try:
             async with _within(seconds, what), self._turn:
-                # An object that was created a moment ago must not be created again because an old connection broke.
+                # Never repeat a POST after an old connection broke: the object may exist already.
                 if method != "POST" and (kept := self._take_kept()) is not None:
                     try:
                         return await self._exchange(kept, method, path, content, kind)
@@ -316,7 +318,7 @@ def decoded(text: bytes, kind: type[T], what: str) -> T:
     Raises:
         KubernetesError: it is something else, or larger than any object.
     """
-    if _has_more(text):  # A text may also contain them, and any user may annotate a pod or a claim.
+    if _has_more(text):  # Count again without texts: users' annotations may contain brackets.
         bare = text.replace(rb"\\", b"").replace(rb"\"", b"")
         if bare.count(b'"') > 4 * MAX_PARTS or _has_more(_TEXT.sub(b"", bare)):
             raise KubernetesError(what, 0, f"an object has too many parts. Allowed: {MAX_PARTS}")

@@ -1,4 +1,4 @@
-"""Cordons by an annotation of the node, for operators without a shell there. They last as long as they are in the annotation."""
+"""Cordons by an annotation of the node, for operators without a shell there. They last as long as the annotation names them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 ANNOTATION: Final = orders.CORDON_ANNOTATION
 _REASON: Final = f"by the node's annotation {ANNOTATION}"
 LOOK_S: Final = 2.0
-"""Seconds between two checks if this gateway leads, and has the cordons of the annotation."""
+"""Seconds between two checks that the leader has the cordons of the annotation."""
 _log = structlog.get_logger()
 
 
 class AnnotatedCordons:
-    """Keeps the cordons that the annotation names, in addition to those of commands. Without the API server, the last known ones stay."""
+    """Keeps the cordons that the annotation names, in addition to those by commands. Without the API server, the last known ones stay."""
 
     def __init__(self, gateway: Subject) -> None:
         self._gateway = gateway
@@ -75,7 +75,7 @@ class AnnotatedCordons:
         return wanted - cordons.keys(), frozenset(one for one in cordons if cordons[one].annotated) - wanted
 
     def hindrances(self) -> list[Hindrance]:
-        """Return what of the annotation can't be followed."""
+        """Return the parts of the annotation that can't be followed, with the reasons."""
         place, resources = self._gateway.source.place, self._gateway.resources.values()
         missing = [
             one

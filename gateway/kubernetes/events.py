@@ -1,6 +1,6 @@
-"""Limit and build the node's events about its devices. Pure, except the queue's own state.
+"""Build the node's events about its devices, and limit their number. Pure, except the queue's own state.
 
-A shared or flapping GPU causes one event, not hundreds. All replicas of a GPU count as this GPU. The same event of a GPU is
+A shared or flapping GPU causes one event, not hundreds: events of replicas count as events of their GPU, and the same event is
 repeated after ``REPEAT_AFTER_S`` seconds at the earliest. ``BURST`` and ``REFILL_S`` limit all events together.
 """
 
@@ -94,7 +94,7 @@ class Queue:
         self._told: dict[tuple[str, str], float] = {}
 
     def add(self, news: News, now: float) -> bool:
-        """Add an event, unless it was sent lately, or there are too many."""
+        """Add an event. Return False, and count it as dropped, if it was sent lately or there are too many."""
         key = (news.reason, news.subject)
         self._tokens = min(float(BURST), self._tokens + (now - self._at) / REFILL_S)
         self._at = now
@@ -111,7 +111,7 @@ class Queue:
 
 
 def body(news: News, node: str, token: str) -> Mapping[str, Any]:
-    """Return the event's object; ``token`` is the gateway's. Its UID is the node's name, by which kubectl finds events of nodes."""
+    """Return the event's object; ``token`` is the gateway's. ``involvedObject.uid`` is the node's name: kubectl finds events of nodes by it."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(news.at))
     return {
         "apiVersion": "v1",

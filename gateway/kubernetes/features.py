@@ -26,8 +26,8 @@ _log = structlog.get_logger()
 class Features:
     """All of these features of one gateway.
 
-    ``label`` is the node's label that chooses the configuration file; None if no label does. ``cordons`` is also fed by the DRA
-    drivers.
+    ``label`` is the node's label that chooses the configuration file; None if no label does. ``cordons`` follows the node's
+    annotation; with DRA, the DRA drivers' watch of the node updates it.
     """
 
     def __init__(self, gateway: Subject) -> None:
@@ -49,9 +49,9 @@ class Features:
                     api.close()
             except AccessError as error:
                 _log.error("the API server can't be asked", reason=str(error), retry_s=RESTART_S)
-            except Exception:  # noqa: BLE001 - what serves the kubelet goes on, whatever this is
+            except Exception:  # noqa: BLE001 - no defect in here may stop the service for the kubelet
                 _log.exception(
-                    "the API server isn't asked because of a defect in the gateway: beginning again", retry_s=RESTART_S
+                    "features that use the API server failed because of a defect: restarting them", retry_s=RESTART_S
                 )
             await asyncio.sleep(RESTART_S)
 

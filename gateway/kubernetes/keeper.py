@@ -1,6 +1,6 @@
-"""Keeps the node's condition, its start-up taint and its events up to date at the API server. It checks now and then.
+"""Keeps the node's condition, its start-up taint and its events up to date at the API server.
 
-Nothing here is urgent. A write that fails is made later, with the state of then.
+Nothing here is urgent. After a failed write, the state at the time of the next try is written.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 LOOK_S: Final = 2.0
 """Seconds between two checks."""
 _UNTELLABLE: Final = frozenset({400, 404, 409, 413, 422})
-"""Errors that no later try would change."""
+"""HTTP statuses after which an event is dropped: a later try would fail also."""
 UNREADY_S = 10.0
-"""Seconds for which a node may be unready until that is written: a kubelet's restart should not show."""
+"""Seconds for which a node must be unready before that is written, so that a kubelet's restart doesn't show."""
 
 _log = structlog.get_logger()
 
@@ -56,7 +56,7 @@ class Keeper:
         self._wrote = False
 
     async def run(self) -> None:
-        """Keep them up to date. Never returns. A step that isn't allowed doesn't affect the others."""
+        """Keep them up to date. Never returns. A failed step doesn't affect the others."""
         changed = asyncio.Event()
         self._own.told.append(lambda _: changed.set())
         while True:
@@ -79,7 +79,7 @@ class Keeper:
             yield self._untaint
 
     async def _attempt(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Take a step, but not too soon after it failed."""
+        """Take a step, unless it failed a moment ago."""
         retries, fault, due = self._failed.get(step.__name__, (watch.Retries(), "", 0.0))
         if time.monotonic() < due:
             return
@@ -99,7 +99,7 @@ class Keeper:
             self._failed.pop(step.__name__, None)
 
     def _verdict(self, own: NodeObject, *, was: bool) -> NodeReadiness | None:
-        """Judge; None where another gateway serves, and says so."""
+        """Return the verdict on the node; None if another gateway leads, because that one writes it."""
         if self._gateway.lead.led_by is not None:
             return None
         standings = list(self._standings())
@@ -133,7 +133,7 @@ class Keeper:
             _log.info("start-up taint removed", key=key)
 
     def _counts(self, verdict: NodeReadiness, *, was: bool) -> bool:
-        """Return True if the verdict should be written: unreadiness only after it has lasted for a while."""
+        """Return True if the verdict should be written; unreadiness only if it has lasted for ``UNREADY_S``."""
         now = time.monotonic()
         if verdict.ready:
             self._unready_since = None

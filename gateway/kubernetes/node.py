@@ -1,4 +1,4 @@
-"""The node's own object at the API server: one watch for all features that need it."""
+"""The gateway's node at the API server: one watch for all features that need it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NodeMetadata(Struct, frozen=True):
 
 
 class Taint(Struct, frozen=True, omit_defaults=True):
-    """A taint with all its fields: a patch of the list would drop those that it lacks."""
+    """A taint with all its fields: a patch of the list would drop fields that are missing here."""
 
     key: str
     effect: str
@@ -124,7 +124,7 @@ async def label(settings: Settings, name: str, seconds: float) -> str:
 
 
 class OwnNode:
-    """Watches the node, and calls ``told`` with each change. ``last`` is None until the node is known; a deleted node stays as it was."""
+    """Watches the node, and calls each function in ``told`` after each change. ``last`` is None until the node is known; a deletion doesn't change it."""
 
     def __init__(self, api: Client, settings: Settings) -> None:
         self.watch = Watch(api, NODES, NodeObject, name=settings.node_name)

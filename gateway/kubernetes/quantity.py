@@ -5,16 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_UNITS: Final = {
-    "Ti": 1 << 40,
-    "Gi": 1 << 30,
-    "Mi": 1 << 20,
-    "Ki": 1 << 10,
-    "T": 10**12,
-    "G": 10**9,
-    "M": 10**6,
-    "k": 1000,
-}
+_UNITS: Final = {"Ti": 2**40, "Gi": 2**30, "Mi": 2**20, "Ki": 2**10, "T": 10**12, "G": 10**9, "M": 10**6, "k": 10**3}
 _QUANTITY: Final = re.compile(r"([0-9]{1,18})([TGM]i?|Ki|k|)")
 
 

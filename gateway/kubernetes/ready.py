@@ -1,8 +1,8 @@
-"""Decide if the node is ready for GPU pods, and what to write about it to the API server. Pure.
+"""Decide if the node is ready for GPU pods, and make the patches of its condition and its taints. Pure.
 
 The node is ready if each resource with devices is registered, the kubelet's records have it, and the API server shows as many
-allocatable devices as are healthy. Autoscalers wait for the condition, or until the start-up taint goes, so they add no second
-node while this one is nearly ready (NVIDIA/gpu-operator#2573, NVIDIA/k8s-device-plugin#1746).
+allocatable devices as are healthy. Autoscalers wait for the condition, or until the start-up taint is removed. So they add no
+second node while this one is nearly ready (NVIDIA/gpu-operator#2573, NVIDIA/k8s-device-plugin#1746).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MESSAGE_CHARS: Final = 1024
 
 
 class NodeResource(Struct, frozen=True):
-    """A resource: its devices, how many are healthy, and if it is served. ``withheld``: healthy devices that the kubelet would not give."""
+    """A resource: the numbers of its devices and healthy devices, and its verdict. ``withheld`` counts healthy devices that the kubelet doesn't give."""
 
     name: str
     devices: int
@@ -46,7 +46,7 @@ class NodeReadiness(Struct, frozen=True):
 
     @property
     def ready(self) -> bool:
-        """Whether it is."""
+        """True if the node is ready."""
         return self.reason == READY
 
 
@@ -56,7 +56,7 @@ def judge(resources: Sequence[NodeResource], node: NodeObject, *, hindrance: str
     Args:
         resources: all resources of the gateway.
         node: the node, as the API server has it.
-        hindrance: why a source can't report its devices; empty: it can.
+        hindrance: why a source can't report its devices; '' if all can.
         was: True if the node was ready. The kubelet reports a change up to ten seconds late, so a ready node stays
             ready while some of a resource's devices are allocatable.
     """

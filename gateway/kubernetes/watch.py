@@ -1,4 +1,4 @@
-"""Watch objects: first all of them, then each change, without end, also while the server is away.
+"""Watch objects: yield first all of them, then each change. A watch never ends, even while the server is away.
 
 A watch continues from the last resource version that it knows. If the server no longer has that version (410 Gone), or a change
 can't be read, all objects are listed again. A slow reader slows the server down; nothing is queued here.
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RETRY_S, AWAY_MAX_S, BUSY_MAX_S = 0.2, 3.0, 30.0
-"""Seconds until the next try: at first, at most without an answer (a server that is back is found soon), and at most after an
-error answer."""
+"""Seconds until the next try: at first; at most if the server doesn't answer, so that its return is noticed soon; and at most after
+an error answer."""
 REPEAT_S, REPEAT_MAX_S = 0.1, 2.0
-"""Seconds until the same request is made again, at first and at most."""
+"""Seconds until the same request is repeated: at first, and at most."""
 WATCH_S = 300
-"""Seconds after which the server should end a watch; then another one starts."""
+"""Seconds after which the server ends a watch. Then the next watch starts."""
 WATCH_GRACE_S = 30
-"""Further seconds after which the watch is ended here."""
+"""Seconds after ``WATCH_S`` until the client ends a watch that the server didn't end."""
 HEAD_S = client.REQUEST_S
-"""Seconds until a watch must have begun."""
+"""Seconds for the head of a watch's answer."""
 _GONE: Final = 410
 
 _log = structlog.get_logger()
@@ -78,9 +78,9 @@ class _Error(Struct):
 
 
 def pause(error: KubernetesError | None, failures: int, chance: float) -> float:
-    """Return how many seconds to wait after so many failures in a row; ``chance`` is from 0 to 1. Pure.
+    """Return how many seconds to wait after so many failures in a row; ``chance`` is a random number from 0 to 1. Pure.
 
-    If the server asks for a pause, the wait is a little longer, so that not all nodes come back at once.
+    If the server asks for a pause, the wait is a random bit longer, so that not all nodes try at once.
     """
     if error is not None and error.retry_after:
         return min(error.retry_after, BUSY_MAX_S) * (1 + chance / 2)
@@ -90,7 +90,7 @@ def pause(error: KubernetesError | None, failures: int, chance: float) -> float:
 
 
 class Retries:
-    """Counts failures in a row. Failures while the server was away don't count once it answers again."""
+    """Counts failures in a row. The count starts again when the server goes away or comes back."""
 
     def __init__(self) -> None:
         self._failures, self._away = 0, False
@@ -104,7 +104,7 @@ class Retries:
         return seconds
 
     def worked(self) -> None:
-        """Start to count again."""
+        """Note a success: the count starts again."""
         self._failures = 0
 
     @property
@@ -114,14 +114,14 @@ class Retries:
 
 
 class Backoff:
-    """Limits repetition: the same thing half as often each time, down to once in ``REPEAT_MAX_S`` seconds. Pure."""
+    """Limits repetition of an action: each wait is twice as long, up to ``REPEAT_MAX_S`` seconds. Pure."""
 
     def __init__(self) -> None:
         self._about: object = None
         self._wait = self._at = 0.0
 
     def due(self, about: object, now: float) -> bool:
-        """Return True if it is time (monotonic seconds); always True for another thing than before."""
+        """Return True if the action is due at ``now`` (monotonic seconds). It is always due if ``about`` differs from the last call."""
         if about != self._about:
             self._about, self._wait, self._at = about, REPEAT_S, now
         if now < self._at:
@@ -137,7 +137,7 @@ class Watch(Generic[T]):
         api: the client.
         path: the collection's path; empty if ``moved`` returns it.
         kind: a msgspec type with the fields to read.
-        name: the name of the one object, which is got by name, so that the right to list isn't needed. Empty: all objects.
+        name: the name of the one object to watch; '' for all objects. One object needs only the right to get it, not to list.
         fields: a field selector.
         moved: returns the collection's new path if the old one no longer exists; may raise a ``KubernetesError``.
     """
@@ -208,7 +208,7 @@ class Watch(Generic[T]):
                     try:
                         change = self._change(client.decoded(line, _Event, f"GET {self._path}"))
                     except KubernetesError as error:
-                        if not error.status:  # It can't be read. It would come again, or be left out.
+                        if not error.status:  # The event can't be read, so list all objects again.
                             self._version = ""
                         raise
                     self._retries.worked()

@@ -1,6 +1,6 @@
-"""One HTTP/1.1 connection to the API server, in the event loop, so that a server that hangs holds no thread.
+"""One HTTP/1.1 connection to the API server, in the event loop, so that a server that hangs blocks no thread.
 
-h11 parses the answers, with their lengths, chunks and partial headers. Callers limit the bytes.
+h11 parses the answers. Callers limit their size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gateway.kubernetes.access import Access
 
 _READ_BYTES: Final = 16 * 1024
-"""Bytes that are read at once. Larger pieces would hold up the event loop for more than a few milliseconds."""
+"""Most bytes that are read at once. Larger pieces would block the event loop for more than a few milliseconds."""
 _PIECES_PER_TURN: Final = 64
 """Pieces of data that are handled in one turn of the event loop."""
 _MAX_HINTS: Final = 8
@@ -71,7 +71,7 @@ class Connection:
                     address, access.port, ssl=tls, server_hostname=access.server_name or access.host, limit=_READ_BYTES
                 )
                 break
-            except OSError as error:  # of which TLS's are
+            except OSError as error:  # TLS errors also are OSErrors.
                 problem = error
         else:
             raise ServerAwayError(f"no connection to {access.host}:{access.port}: {problem}") from problem
@@ -102,7 +102,7 @@ class Connection:
                     raise NoAnswerError("the connection ended before an answer came")
         except (OSError, h11.ProtocolError) as error:
             raise NoAnswerError(f"no answer: {error!r}") from error
-        raise NoAnswerError(f"no answer came, only {_MAX_HINTS} hints that one will come")
+        raise NoAnswerError(f"no answer came, only {_MAX_HINTS} informational ones (HTTP 1xx)")
 
     async def body(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer's body as it comes.
@@ -141,7 +141,7 @@ class Connection:
 
 
 _resolver: Final = ThreadPoolExecutor(1, thread_name_prefix="resolve")
-"""A thread of its own, so that a resolver that hangs doesn't hold the threads that write the state file."""
+"""A separate thread, because a resolver that hangs must not block the threads that write the state file."""
 
 
 async def _addresses(host: str) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Find pods that ask by resource name for GPUs that DRA gives: they would run without a GPU, or wait. Pure.
+"""Find out if pods that ask by resource name for DRA's GPUs would run without a GPU, or wait. Pure.
 
 If a DeviceClass names a resource and the node has none of it in allocatable, the scheduler makes a claim for such a pod,
 whatever the kubelet's version. A kubelet before 1.36 then runs the pod without its GPU and without an error (run on 1.32).
@@ -12,7 +12,7 @@ from typing import Final
 from gateway.sides.side import Side
 
 FIRST_BY_NAME_MINOR: Final = 36
-"""The first kubelet (1.N) that gives DRA's devices to pods that ask by name (DRAExtendedResource, on by default)."""
+"""The first kubelet (1.N) that gives DRA's devices to pods that ask by resource name (DRAExtendedResource, on by default)."""
 _NOT_GIVEN: Final = frozenset({Side.PLUGIN, Side.FOREIGN})
 _WITHOUT_PLUGIN: Final = frozenset({Side.DRA, Side.TO_DRA})
 
@@ -20,10 +20,10 @@ _WITHOUT_PLUGIN: Final = frozenset({Side.DRA, Side.TO_DRA})
 def overlooked(
     resources: Collection[str], kubelet: int | None, classes: Mapping[str, str] | None, unsaid: str = ""
 ) -> str:
-    """Return why pods that ask by name for these resources would run without their GPU; '' if none would.
+    """Return why pods that ask by these resource names would run without their GPU; '' if no pod would.
 
     Args:
-        resources: the resources of which DRA has GPUs, or will have.
+        resources: the resources with GPUs that are DRA's, or will be.
         kubelet: the minor version of the node's kubelet; None: unknown.
         classes: the resource that each DeviceClass names ('' for none); None: unknown.
         unsaid: why ``classes`` is unknown.
@@ -43,17 +43,17 @@ def overlooked(
 
 
 def of_dra(sides: Mapping[str, Collection[Side]]) -> frozenset[str]:
-    """Return the resources that have GPUs which are DRA's or on their way to or from it."""
+    """Return the resources with a GPU that is DRA's, or moves to or from DRA."""
     return frozenset(name for name, found in sides.items() if not _NOT_GIVEN.issuperset(found))
 
 
 def waiting(sides: Mapping[str, Collection[Side]], classes: Mapping[str, str] | None, asked: Collection[str]) -> str:
-    """Return the resources for which pods that ask by name wait, because no DeviceClass names them any more; '' if none.
+    """Return why pods that ask by resource name wait: no DeviceClass names the resource any more; '' if none wait.
 
     Args:
-        sides: the sides of each resource's boards. If one is the device plugin API's, that API serves such pods.
+        sides: the sides of each resource's boards. If the device plugin API has one of them, it serves such pods.
         classes: as for ``overlooked``.
-        asked: the resources that a class named, or that pods got by name. For others only claims may be wanted.
+        asked: the resources that a class has named, or that pods got by name. Users of other resources may want claims only.
     """
     if classes is None:
         return ""

@@ -1,4 +1,4 @@
-"""To which API a board belongs: all that the state file says of it, also in a gateway without DRA, which needs no more of the table."""
+"""The API to which a board belongs. It is in the state file, so a gateway without DRA reads it also."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from enum import Enum
 
 
 class Side(Enum):
-    """Where a board is. The values stand in the state file."""
+    """The side of a board. The values are those of the state file."""
 
     PLUGIN = "plugin"
-    """The device plugin API gives it away."""
+    """The device plugin API may give it."""
     TO_DRA = "to-dra"
-    """On its way: who holds it keeps it, nobody else gets it by either API."""
+    """It moves to DRA: its holder keeps it, and neither API gives it to others."""
     DRA = "dra"
-    """DRA gives it away."""
+    """DRA may give it."""
     TO_PLUGIN = "to-plugin"
-    """On its way back: claims that were allocated get it, the scheduler is to allocate it to no other."""
+    """It moves back to the device plugin API: claims to which it is allocated still get it, new claims don't."""
     RECLAIMED = "reclaimed"
-    """Called back from the device plugin API for a claim that was allocated by a ResourceSlice of before."""
+    """It moves from the device plugin API to a claim to which the scheduler allocated it from an old ResourceSlice."""
     FOREIGN = "foreign"
-    """Another DRA driver's ResourceSlices on this node offer it: who holds it keeps it, nobody else gets it here by either API."""
+    """Another DRA driver on this node offers it: its holder keeps it, and neither API of the gateway gives it to others."""

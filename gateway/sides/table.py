@@ -1,7 +1,7 @@
 """Decide which API may give a board, and when a board moves from one API to the other. Pure.
 
-A board is a physical GPU with all its partitions and replicas. It has one side at a time. A change of side is on disk before it
-is in force, and in force before either API hears of it, so that a crash at any point leaves one side.
+A board is a physical GPU with all its partitions and replicas. It has one side at a time. A change of side is first written to
+disk, then in force, and only then shown to either API. So after a crash at any point it has one side.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gateway.sides.side import Side
 
 
 class BoardHolders(Struct, frozen=True):
-    """What is known of a board's holders.
+    """The known holders of a board.
 
-    ``pod`` is the container that holds it by the device plugin API: '' for none; None if unknown since the list withheld it.
-    ``claim`` is the claim it is prepared for ('' for none). ``allocated`` is the claim it is allocated to at the API server;
-    None if unknown since the ResourceSlice stopped offering it. It is also '' if a pod by name had it and ended, because no
-    other pod uses such a claim. ``foreign`` is another DRA driver that has it. ``unsaid`` is why the claims at the API server
-    are unknown.
+    ``pod`` is the container that holds it by the device plugin API: '' for none; None if that was not read since the list
+    withheld the board. ``claim`` is the claim for which it is prepared ('' for none). ``allocated`` is the claim to which it is
+    allocated at the API server: '' for none; None if that was not read since the ResourceSlice stopped offering it. If a pod got
+    the board by resource name and has ended, ``allocated`` is '', because no other pod uses its claim. ``foreign`` is another DRA
+    driver that has the board. ``unsaid`` is why the claims at the API server are unknown.
     """
 
     pod: str | None = None
@@ -34,15 +34,15 @@ class BoardHolders(Struct, frozen=True):
 
     @property
     def is_held_up(self) -> bool:
-        """True if it is held, or its holders are unknown: looking again soon would not help."""
+        """True if the board has a holder, or its claims are unknown."""
         return bool(self.pod or self.claim or self.allocated or self.unsaid)
 
 
 class BoardStatus(Struct, frozen=True):
-    """Where a board is, for people: its holder ('' for none or unknown), and what it waits for.
+    """The side of a board, for people: its holder ('' for none or unknown), and what it waits for.
 
-    ``since`` is when it began to move (monotonic seconds), or when this process started; None if it doesn't move. ``then`` is
-    the side that an order in question would give it; ``words`` is about that order.
+    ``since`` is when it began to move, or when this process started (monotonic seconds); None if it doesn't move. In a dry run,
+    ``then`` is the side that the order would give it, and ``words`` describes the order's effect.
     """
 
     board: str
@@ -58,14 +58,15 @@ class Offered(Enum):
 
     NOT = "not"
     LEAVING = "leaving"
-    """Offered to no new claim."""
+    """Only claims to which they are allocated get them."""
     FREE = "free"
+    """New claims may get them."""
 
 
 ANNOTATION: Final = "device-plugin-gateway.io/move-to"
-"""A node's annotation: the side (dra or plugin) to which all its boards go while it is there."""
+"""A node's annotation. Its value is the side (dra or plugin) to which all boards move while the annotation exists."""
 _THEIRS: Final = "foreign:"
-"""Prefix of the rows that say that another driver has a board."""
+"""Prefix of the rows that note that another driver has a board."""
 _ORDERS: Final[Mapping[tuple[Side, Side], Side]] = {
     (Side.PLUGIN, Side.DRA): Side.TO_DRA,
     (Side.TO_PLUGIN, Side.DRA): Side.DRA,
@@ -75,19 +76,19 @@ _ORDERS: Final[Mapping[tuple[Side, Side], Side]] = {
 }
 _OF_DRA: Final = frozenset({Side.DRA, Side.TO_PLUGIN})
 UNPREPARED_S: Final = 2.0
-"""Seconds after which a pod whose claim is not prepared waits for the kubelet to ask again, which it does after 60 to 90 s. If
-the pod has ended, its claim is gone by then."""
+"""If a claim is not prepared after so many seconds, its pod waits for the kubelet's next try, 60 to 90 s later. (The claim of an
+ended pod is deleted sooner.)"""
 _GONE: Final = frozenset({State.ELSEWHERE}) | COUNTED
-"""States of a device in the device plugin API's list that keep it from being given."""
+"""States in the device plugin API's list of devices that the kubelet can't give."""
 MOVING: Final = frozenset({Side.TO_DRA, Side.TO_PLUGIN, Side.RECLAIMED})
 """Sides of boards that move."""
 
 
 def actual(side: Side, *, claimed: bool) -> Side:
-    """Return where a board is: a board that is prepared for a claim is DRA's, whatever the table says.
+    """Return the actual side of a board: if it is prepared for a claim, it is DRA's, whatever the table says.
 
-    The table can differ after ``--dra only``, which keeps none, or if Prepare was answered while the board's return was
-    written.
+    The table can differ after ``--dra only``, which keeps no table, or if Prepare was answered while the board's return was
+    being written.
     """
     if not claimed or side in _OF_DRA:
         return side
@@ -100,17 +101,17 @@ def ordered(side: Side, to: Side, foreign: str = "") -> Side:
 
 
 def missed(side: Side, seen: BoardHolders) -> Side:
-    """Return the side of a board after a claim asks for it: it is called back from the device plugin API if no pod holds it."""
+    """Return the side of a board when a claim asks for it. If the device plugin API has it and no pod holds it, DRA reclaims it."""
     return Side.RECLAIMED if side is Side.PLUGIN and seen.pod == "" and not seen.foreign else _here(side, seen.foreign)
 
 
 def moved(side: Side, seen: BoardHolders) -> Side:
-    """Return the side of a moving or foreign board, given its holders. It is the same if the board must wait."""
+    """Return the next side of a moving or foreign board with these holders. If it must wait, that is its current side."""
     return _here(_moved(side, seen), seen.foreign)
 
 
 def moves(side: Side, foreign: str) -> bool:
-    """Return True if a board's holders must be looked up: it moves, or must be withheld from or given back by another driver."""
+    """Return True if a board's side may change: it moves, or another driver begins or ends to offer it."""
     return side in MOVING or side is (Side.PLUGIN if foreign else Side.FOREIGN)
 
 
@@ -140,9 +141,9 @@ def looked_at(side: Side, seen: BoardHolders, *, misses: bool) -> Side:
 
 
 def remembered(known: Mapping[str, Side], foreign: Mapping[str, str]) -> dict[str, Side | None]:
-    """Return the rows to change so that the table says which boards other drivers have; ``foreign`` is the other driver by board.
+    """Return the rows to change, so that the table notes which boards other drivers have; ``foreign`` is the other driver by board.
 
-    The rows outlive those drivers' slices, which vanish for a moment when kubelet and gateway start, while their claims stay.
+    The rows are needed because those drivers' slices vanish for a moment when kubelet and gateway start, while their claims stay.
     """
     rows = {f"{_THEIRS}{board}": Side.FOREIGN if words else None for board, words in foreign.items()}
     return {row: side for row, side in rows.items() if known.get(row) is not side}
@@ -156,12 +157,12 @@ def theirs(known: Mapping[str, Side]) -> list[str]:
 def listed(
     side: Side, *, named: bool = False, claimed: bool = False, before: State | None = None, admits: bool = False
 ) -> State | None:
-    """Return the state that covers a device in the device plugin API's list; None for none.
+    """Return the state that covers a device in the device plugin API's list; None if no state does.
 
-    The scheduler counts a pod that asked by name against the list, whichever API gave its device. While a board moves back, the
-    list must include the devices of such pods, or as many others stay unused (run on 1.37). The device stays listed until the
-    board is back, because the next pod comes as soon as the last one ended, and a kubelet without a healthy device fails it for
-    good. So does a kubelet that starts with a pod whose container ended, or that was given the device meanwhile (run on 1.36,
+    The scheduler counts a pod that asked by resource name against the list, even if DRA gave its device. So while a board moves
+    back, the list must include the devices of such pods; otherwise as many others stay unused (run on 1.37). The device stays
+    listed until the board is back: the next pod is bound as soon as the last one has ended, and a kubelet without a healthy device
+    fails it for good. A restarted kubelet also fails a pod whose container has ended, if the device is not listed (run on 1.36,
     1.37).
 
     Args:
@@ -181,11 +182,11 @@ def listed(
 
 
 def late(since: Mapping[str, float], counted: Mapping[str, State], now: float) -> frozenset[str]:
-    """Return the devices that pods by name wait for, so that the list must count them.
+    """Return the devices for which pods that asked by resource name wait; the list must count them.
 
     Args:
-        since: since when a claim of such a pod has had each device and was not prepared (monotonic seconds).
-        counted: the state of each device that the list counts ahead of time. A returning device was prepared, and its pod has ended.
+        since: for each device, since when a claim of such a pod has it and is not prepared (monotonic seconds).
+        counted: the state of each device that the list counts ahead of time. The pod of a returning device has ended.
         now: monotonic seconds.
     """
     return frozenset(
@@ -199,7 +200,7 @@ def offered(side: Side, shown: State | None, pod: str | None, foreign: str = "")
     Args:
         side: the side of the board.
         shown: the state that covers it in the list that the device plugin API serves now.
-        pod: as in ``BoardHolders``. A starting gateway looks before it offers: the earlier one may have died between the disk and the
+        pod: as in ``BoardHolders``. A starting gateway must read it first: the earlier gateway may have ended before it changed its
             list.
         foreign: as in ``BoardHolders``.
     """
@@ -209,7 +210,7 @@ def offered(side: Side, shown: State | None, pod: str | None, foreign: str = "")
 
 
 def words(side: Side, seen: BoardHolders) -> str:
-    """Return where a board is and what it waits for, for people."""
+    """Return the side of a board and what it waits for, for people."""
     match side:
         case Side.PLUGIN:
             return "offered by the device plugin API; `gateway move --to dra` moves it"

@@ -379,7 +379,7 @@ REFUSED: Sequence[tuple[str, str, str]] = (
     (OTHER, LEFT, "failed to dial"),
     (OTHER, "played.sock", f"serves {NIC} already"),
     (OTHER, ALIAS, f"serves {NIC} already"),
-    (NIC, "", "on played.sock, which lives"),
+    (NIC, "", "on played.sock, which still runs"),
 )
 
 

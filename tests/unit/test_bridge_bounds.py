@@ -127,4 +127,4 @@ async def test_who_ends_while_it_rests_is_not_read() -> None:
 def test_a_folder_is_roots_or_ones_own(owner: int, *, ours: bool) -> None:
     found = SimpleNamespace(st_mode=stat.S_IFDIR | 0o750, st_uid=owner)
     one: Any = SimpleNamespace(mkdir=lambda **_: None, stat=lambda **_: found)
-    assert ("can be written to by others" in folder_error(one)) is not ours
+    assert ("can be written to by users other" in folder_error(one)) is not ours
