@@ -1,8 +1,8 @@
 """The alpha dialects of kubelet 1.8 (``0.1``) and 1.9 (``v1alpha2``): two calls, one container in each Allocate, no options, no NUMA nodes.
 
-They differ only in the answer to Allocate. v1alpha2's messages encode the rest, which is the same on the wire for both. A call
-that they lack is encoded as an empty message, with its field among the lost ones. PreStartContainer is refused instead, because
-a pod would start without its device.
+They differ only in the answer to Allocate. The other messages are the same on the wire, so both use v1alpha2's. A call that
+they lack is encoded as an empty message, and its field is in ``Wire.lost``. PreStartContainer is refused instead, because a pod
+would start without its device.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Alpha(Struct, eq=False):
         spelling.parse(pb.Empty, data, self.name)
         return ()
 
-    def encode_pre_start_request(self, device_ids: Sequence[str]) -> Wire:  # noqa: ARG002  it can carry none of them
+    def encode_pre_start_request(self, device_ids: Sequence[str]) -> Wire:  # noqa: ARG002 - the call doesn't exist
         return Wire(b"", dialect.left_out(self, [Field.PRE_START]))
 
     def decode_pre_start_request(self, data: bytes) -> tuple[str, ...]:
@@ -191,9 +191,10 @@ V0_1: Dialect = Alpha(
 )
 """Kubelet 1.8: Allocate answers with one spec for each device ID.
 
-Neither side notices the form of 1.9, which has the same service name (kubernetes#53031): here it is silently empty.
+The answer of 1.9 has another form under the same service name (kubernetes#53031): this kubelet would read it as empty.
 """
-# At each list and after each Allocate, 1.9 writes its checkpoint in place without a lock. Two writes at once break it, and after
-# the next start the kubelet gives held devices away. 1.8 writes only after Allocate, one pod at a time. 1.10 renames into place.
+# At each list and after each Allocate, 1.9 writes its checkpoint in place without a lock. Two writes at once break the file, and
+# after its next start the kubelet gives held devices to other pods. 1.8 writes only after Allocate, for one pod at a time. 1.10
+# replaces the file by a rename.
 V1ALPHA2: Dialect = Alpha("v1alpha2", Level(9, 9), _spell_flat, _read_flat, pb.DESCRIPTOR, spacing=0.02)
-"""Kubelet 1.9: the answer to Allocate is that of its one container."""
+"""Kubelet 1.9: the answer to Allocate is for one container."""

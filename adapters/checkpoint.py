@@ -1,9 +1,8 @@
 """Read ``kubelet_internal_checkpoint``, the kubelet's record of its pods' devices, in every format from 1.8 to today.
 
-It is read only to learn who holds what, and what was registered. So the checksum isn't verified: it is a hash over a dump with
-the kubelet's Go types, and tells the kubelet which file not to start from. A file that the kubelet refuses is still useful
-here. Types and sizes are checked, because the file comes from outside. Fields that aren't needed (the plugins' answers) aren't
-decoded.
+It is read only for the containers that hold devices, and for the registered resources. The checksum isn't verified: it is a
+hash over a dump with the kubelet's Go types, and a file that the kubelet rejects is still useful here. Types and sizes are
+checked, because the file comes from outside. Fields that aren't needed (the plugins' answers) aren't decoded.
 
 The formats, by kubelet (read in 1.8 to 1.37, and seen on real ones):
 
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
 MAX_BYTES = 16 * 1024 * 1024
 """Most bytes of the file. 10,000 devices with the answers of 500 containers are about 4 MiB."""
 _MAX_STRINGS = 500_000
-"""Most strings in it (10,000 devices, each on eight NUMA nodes, are 200,000): each string of two bytes takes fifty more in memory."""
+"""Most strings in the file: a short string takes 50 bytes more in memory. 10,000 devices on eight NUMA nodes each have 200,000."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=253)]
-"""Most characters of a pod's or container's name, as in Kubernetes: each of its devices repeats the name."""
+"""The name of a pod or container. The limit is Kubernetes' own, in characters; each device repeats the name."""
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -43,7 +42,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """The content of a checkpoint. It may be old: a kubelet forgets ended pods late, and writes that later still."""
+    """The content of a checkpoint. It may be old: a kubelet forgets ended pods late, and writes the file even later."""
 
     held: tuple[Held, ...] = ()
     registered: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)
@@ -69,14 +68,14 @@ class _Entry(msgspec.Struct):
 
 
 class _Data(msgspec.Struct):
-    """1.9 and 1.10, and within ``_Whole``."""
+    """The whole file in 1.9 and 1.10; later the part ``Data`` of ``_Whole``."""
 
     entries: list[_Entry] | msgspec.UnsetType | None = msgspec.field(name="PodDeviceEntries", default=msgspec.UNSET)
     registered: dict[str, list[str] | None] | None = msgspec.field(name="RegisteredDevices", default=None)
 
 
 class _Whole(_Data):
-    """A checkpoint of any format: the key that is present shows which."""
+    """A checkpoint of any format: its keys show the format."""
 
     devices: list[_Device] | msgspec.UnsetType | None = msgspec.field(name="Entries", default=msgspec.UNSET)
     data: _Data | msgspec.UnsetType = msgspec.field(name="Data", default=msgspec.UNSET)
@@ -86,7 +85,7 @@ def read(content: bytes) -> Checkpoint:
     """Decode a checkpoint of any format; unknown fields are ignored.
 
     Raises:
-        MalformedError: it isn't a checkpoint (a kubelet 1.9 may be writing it), or is larger than any kubelet's.
+        MalformedError: it isn't a checkpoint (a kubelet 1.9 may be writing it), or it is too large.
     """
     if len(content) > MAX_BYTES or content.count(b'"') > 2 * _MAX_STRINGS:
         raise MalformedError(

@@ -1,9 +1,9 @@
 """A dialect: a version string, two gRPC services, an encoding of each message, and what it can't carry.
 
 A dialect only encodes and decodes. It works in both directions, because the gateway is a device plugin for the kubelet,
-and a kubelet for other plugins. What it can't carry is declared: each ``Field`` of the model has a ``Fidelity``. For a
-dialect that grew over time (v1beta1: kubelet 1.10 to today), a rule also has the kubelet version from which it is in
-force. ``docs/dialects.md`` is generated from these rules.
+and a kubelet for other plugins. Each ``Field`` of the model has a ``Fidelity``, which declares whether the dialect can carry it.
+For a dialect that got new fields over time (v1beta1: kubelet 1.10 to today), a rule also has the kubelet version from which it
+is in force. ``docs/dialects.md`` is generated from these rules.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Fidelity(Enum):
 
 
 class Rule(Struct, frozen=True):
-    """``verdict`` is in force for kubelet 1.``since`` and later (None: all that speak the dialect), ``before`` for earlier ones."""
+    """``verdict`` is in force for kubelet 1.``since`` and later (None: for all that speak the dialect), ``before`` for earlier ones."""
 
     verdict: Fidelity
     since: int | None = None
@@ -115,15 +115,15 @@ class Dialect(Protocol):
     rules: Mapping[Field, Rule]
     """What happens to each field; every ``Field`` has a row."""
     spacing: float
-    """Least seconds between two lists or answers to Allocate, of any resource; 0: none. If not 0, the kubelet writes its
-    checkpoint in place without a lock, and the next list also waits until the last one was written."""
+    """Fewest seconds between two lists or answers to Allocate, of any resource; 0: no limit. If not 0, the kubelet writes its
+    checkpoint in place without a lock. Then the next list also waits until the checkpoint has the last one."""
     asks_again: bool
     """True if the kubelet calls Allocate again for the same devices each time a container with them starts (only 1.8)."""
     writes_late: bool
-    """True if the kubelet has no checkpoint before the first container with devices starts (only 1.8). Then only what Allocate
-    gave is held."""
+    """True if the kubelet has no checkpoint before the first container with devices starts (only 1.8). Until then, only devices
+    given by Allocate are held."""
     names_itself: bool
-    """True if a kubelet that refuses another version names its own (all but 1.8)."""
+    """True if the kubelet's refusal of another version has its own version (all but 1.8)."""
     schema: FileDescriptor
     """The messages and services generated from ``protos/``."""
 

@@ -1,11 +1,11 @@
-"""Find the kubelet versions that fit the evidence of a connection. Pure; in doubt it is the older version.
+"""Find the kubelet versions that fit the evidence of a connection; in doubt, the older ones. Pure.
 
-A dialect that grew over time doesn't tell how much of it the kubelet knows. Evidence is the gRPC library in its ``user-agent``,
-and whether it asks for the options before the list. Assuming too old a kubelet costs a refused request; too new, a container
-without its devices. So evidence narrows the level and never raises an error, the older side wins a contradiction, and
-``--kubelet-version`` overrides all.
+A dialect got new fields over time, but doesn't show which of them a kubelet knows. Evidence is the gRPC library in the kubelet's
+``user-agent``, and whether the kubelet asks for the options before the list. If we assume a too old kubelet, a request may be
+refused. If we assume a too new one, a container may start without its devices. So if evidence conflicts, the older version is
+used, and never an error raised. ``--kubelet-version`` overrides all evidence.
 
-A vendor's build of a kubelet may have a later grpc-go than the release; then use that option.
+A vendor's build of a kubelet may have a later grpc-go than the release. Then set that flag.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 GrpcGo: TypeAlias = tuple[int, int, int]
 
-# Read from the go.mod (1.10: Godeps) of the first and the last release of each minor version; 1.11 to 1.13, from what their
-# device managers are built with. A minor version that isn't here lies between its neighbours: it only rises.
+# Read from the go.mod (1.10: Godeps) of the first and the last release of each minor version; for 1.11 to 1.13, from the builds
+# of their device managers. A minor version that isn't here lies between its neighbours, because grpc-go's version only rises.
 GRPC_GO: Mapping[int, tuple[GrpcGo, GrpcGo]] = {
     10: ((1, 7, 5), (1, 7, 5)),
     11: ((1, 7, 5), (1, 7, 5)),
@@ -60,7 +60,7 @@ GRPC_GO: Mapping[int, tuple[GrpcGo, GrpcGo]] = {
 """The lowest and the highest grpc-go in the releases of kubelet 1.N, by N."""
 
 OPTIONS_FIRST_MINOR = 25
-"""From kubelet 1.25 on, Register makes the kubelet call GetDevicePluginOptions before ListAndWatch; earlier ones never do."""
+"""From kubelet 1.25 on, the kubelet calls GetDevicePluginOptions between Register and ListAndWatch; earlier ones never do."""
 
 _USER_AGENT = re.compile(r"(?:^|\s)grpc-go/(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?!\d)")
 _USER_AGENT_CHARS = 256
@@ -73,7 +73,7 @@ class Evidence(Struct, frozen=True):
     user_agent: str | None = None
     """The ``user-agent`` of the kubelet's calls."""
     options_called_before_list: bool | None = None
-    """True if it asked for the options between our Register and ListAndWatch. What the kubelet's plugin watcher asks is no
+    """True if it asked for the options between our Register and ListAndWatch. Calls of the kubelet's plugin watcher are no
     evidence."""
     pinned: int | None = None
     """The minor version in ``--kubelet-version``, which overrides all evidence."""
@@ -101,10 +101,9 @@ def may_be_kubelet(user_agent: str | None) -> bool:
 
 
 def by_user_agent(user_agent: str) -> Level:
-    """Return the kubelets that fit a ``user-agent`` such as ``grpc-go/1.58.3``; that of another library (a proxy's) is no evidence.
+    """Return the kubelets that fit a ``user-agent`` such as ``grpc-go/1.58.3``. Another library's (a proxy's) is no evidence.
 
-    A version between two rows may be that of any kubelet of its neighbours; a version after all rows is the newest kubelet's or
-    a later one's.
+    A version between two rows fits the kubelets of both rows. A version after all rows fits the newest kubelet and later ones.
     """
     match = _USER_AGENT.search(user_agent[:_USER_AGENT_CHARS])
     if match is None:
@@ -131,7 +130,7 @@ def minor_version(text: str) -> int:
 
 
 def _both(one: Level, other: Level) -> Level:
-    """Intersect two levels; where they contradict each other, the older one holds."""
+    """Return the intersection of two levels; if they have none, the older level."""
     older, newer = sorted((one, other), key=lambda level: level.low)
     if older.high is None:
         return newer
@@ -142,7 +141,7 @@ def _both(one: Level, other: Level) -> Level:
 
 
 def _within(bounds: Level, found: Level) -> Level:
-    """Keep a level within ``bounds``: Register was accepted, so the kubelet is one of those, whatever else it shows."""
+    """Limit a level to ``bounds``: the kubelet accepted Register, so it must speak this dialect."""
 
     def inside(minor: int) -> int:
         at_least = max(minor, bounds.low)

@@ -39,7 +39,7 @@ def _require_bounded(data: bytes) -> None:
 
 
 def decode_allocatable(data: bytes) -> dict[str, frozenset[str]]:
-    """Return the device IDs that the kubelet counts as allocatable, by resource name. Held devices are among them.
+    """Return the device IDs that the kubelet counts as allocatable, by resource name, including held devices.
 
     Raises:
         MalformedError: it is not an AllocatableResourcesResponse.

@@ -1,4 +1,4 @@
-"""All dialects, newest first: an unknown kubelet is tried in this order. A new API version is one line."""
+"""All dialects, newest first; with an unknown kubelet they are tried in this order. To add an API version, add one line."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Which hardware a device ID stands for, and whether a device may be given while that hardware is in use. Pure.
 
 A kubelet counts IDs, and one GPU may have several: after an edit of the configuration (shared or not, another name, MIG or
-not), under a resource of another plugin, in a ResourceSlice. So lists and Prepare ask ``may_give`` with the ``Hold``s of the
-node. IDs that one source offers together, such as replicas, don't conflict: the operator wants that.
+not), under a resource of another plugin, in a ResourceSlice. So lists and Prepare ask ``may_give``, which checks the ``Hold``s
+of the node. Replicas of one device, which a source offers together, don't conflict: the operator shares it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Place(Struct, frozen=True):
 
 
 class Hold(Struct, frozen=True):
-    """Hardware that is held: under which resource and ID, where it is, and by whom in words.
+    """Hardware that is held: its resource and device ID, its place, and the holder in words.
 
-    ``offer``: nobody holds it, but the kubelet may give it. ``alone``: not even its other replicas may be given.
+    ``offer``: it is not held yet, but the kubelet may give it at any time. ``alone``: its other replicas may not be given either.
     """
 
     resource: str
@@ -47,7 +47,7 @@ class Hold(Struct, frozen=True):
 
 def held(resource: str, device_id: str, place: Place, holder: str | None, *, alone: bool = False) -> Hold:
     """Return the hold of a device; ``holder`` None: unknown."""
-    by = f" by {holder:.160}" if holder is not None else "; who holds it can't be seen now, so it may be free"
+    by = f" by {holder:.160}" if holder is not None else "; its holder is unknown now, so it may be free"
     return Hold(resource, device_id, place, f"still held as {resource} {device_id}{by}", alone=alone)
 
 
@@ -113,6 +113,6 @@ def withheld(holds: Iterable[Hold], devices: Iterable[Device], held: Container[s
 
 
 def are_shared(*device_ids: str) -> bool:
-    """Return True if all IDs are replicas of one device, which containers share because the operator wants it."""
+    """Return True if all IDs are replicas of one device."""
     shared = {unshared(device_id) for device_id in device_ids}
     return len(shared) == 1 and shared.isdisjoint(device_ids)

@@ -49,7 +49,7 @@ Answers: TypeAlias = Mapping[str, Answer]
 
 
 class DeviceHealth(Struct, frozen=True):
-    """The health of a device. ``well`` None: unknown. ``at`` is when that was found (Unix seconds), ``words`` is why."""
+    """The health of a device: ``well`` (None: unknown), checked at ``at`` (Unix seconds), with the reason in ``words``."""
 
     pool: str
     device: str

@@ -109,7 +109,7 @@ class Combined:
         await self._asked_of(resource, device_ids).prepare(resource, device_ids)
 
     def fate(self, resource: str, device_id: str) -> Fate:
-        """Ask the source that listed the resource. If none did in this process, it counts as withdrawn only if all sources say so."""
+        """Ask the source that listed the resource. If none has in this process, ask all: LOST wins, and is the default."""
         if resource in self._owners:
             return self._owners[resource].fate(resource, device_id)
         fates = {source.fate(resource, device_id) for source in self._sources} - {Fate.UNKNOWN}
@@ -166,7 +166,7 @@ class Combined:
         return [one for source in self._sources for one in source.readings()]
 
     async def lead(self) -> None:
-        """Let every source lead, and wait until the resulting inventories were taken."""
+        """Tell every source to lead, and wait until the consumer of ``watch`` has processed the resulting inventory."""
         before = dict(self._said)
         await asyncio.gather(*(source.lead() for source in self._sources))
         if any(said is not before.get(source) for source, said in self._said.items()):
@@ -175,7 +175,7 @@ class Combined:
             await told.wait()
 
     async def rest(self) -> None:
-        """Let every source stand by."""
+        """Tell every source that this gateway no longer leads."""
         await asyncio.gather(*(source.rest() for source in self._sources))
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:
@@ -250,14 +250,18 @@ class Combined:
         )
 
     def _owner(self, resource: str) -> DeviceSource | None:
-        """Return the source of a resource: the one that listed it, else one that claims its name and hasn't reported; None: there is none."""
+        """Return the source that listed a resource, else one that claims its name, preferably one that hasn't reported yet."""
         if resource in self._owners:
             return self._owners[resource]
         claim = [source for source in self._sources if source.claims(resource)]
         return next((source for source in claim if source not in self._said), claim[0] if claim else None)
 
     def _asked_of(self, resource: str, device_ids: Collection[str] = ()) -> DeviceSource:
-        """Return the resource's source; if it has none any more, the source that has all these devices."""
+        """Return the resource's source; if it has none any more, the source that has all these devices.
+
+        Raises:
+            RefusedError: NOT_FOUND, there is neither.
+        """
         having = (one for one in self._sources if device_ids and None not in map(one.place, device_ids))
         owner = self._owner(resource) or next(having, None)
         if owner is None:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _POLL_S: Final = 5.0
+"""Seconds between two polls beside inotify."""
 _POLL_ALONE_S: Final = 1.0
+"""Seconds between two polls without inotify."""
 # Without CREATE: a file that was just created is still empty, and CLOSE_WRITE follows.
 _MASK: Final[int] = (
     inotify.CLOSE_WRITE | inotify.MOVED_TO | inotify.DELETE | inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.ONLYDIR
@@ -43,7 +45,7 @@ class NotPlainError(ValueError):
 
 
 def read_plain(path: Path, most: int, *, follow: bool = True) -> bytes:
-    """Read a plain file, at most ``most`` bytes plus one, which shows that it is larger. A FIFO can't block it.
+    """Read a plain file, at most ``most`` + 1 bytes: a result of ``most`` + 1 shows that it is larger. A FIFO can't block it.
 
     Raises:
         OSError: it can't be read now, or it is a link and ``follow`` is False.
@@ -59,7 +61,7 @@ def read_plain(path: Path, most: int, *, follow: bool = True) -> bytes:
 def replace(
     path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True, check: Callable[[], None] = lambda: None
 ) -> os.stat_result:
-    """Replace a file atomically: after a crash either the old or the new one is there. It blocks: call it in a thread.
+    """Replace a file atomically: after a crash either the old or the new file is there. It blocks: call it in a thread.
 
     A link is replaced, not followed. The draft is next to the file, ``.NAME.XXXXXXXX.new``, which container runtimes don't
     read; ``sweep`` removes drafts that a crash left.
@@ -72,10 +74,10 @@ def replace(
         check: called right before the replacement; if it raises, the old file stays.
 
     Returns:
-        What identifies this version of the file.
+        The new file's status, which identifies this version.
 
     Raises:
-        OSError: it can't be written. The old file is there; if only the folder couldn't be flushed, the new one.
+        OSError: it can't be written. The old file stays; if only the flush of the folder failed, the new file is there.
     """
     draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -105,7 +107,7 @@ def replace(
 
 
 def sweep(folder: Path, name: str = "*") -> None:
-    """Remove the drafts of a file that crashes left. A young draft may be in use by another process, and stays."""
+    """Remove the drafts of a file that crashes left. Keep young drafts, because another process may be writing them."""
     with contextlib.suppress(OSError):
         for draft in folder.glob(f".{name}.????????.new"):
             info = draft.lstat()
@@ -153,7 +155,7 @@ class FileWatch:
                 one.cancel()
 
     def look_again(self) -> None:
-        """Let ``changed_or`` return in a second in any case, because the content could not be read."""
+        """Make ``changed_or`` return within a second, because the content could not be read."""
         self._loop.call_later(_POLL_ALONE_S, self._changed.set)
 
     def _attach(self) -> None:
@@ -182,7 +184,7 @@ class FileWatch:
         gone = False
         for event in self._inotify.read():
             gone = gone or bool(event.mask & _FOLDER_GONE)
-            # Names that begin with ".." are the links by which the kubelet replaces a volume's files.
+            # To replace a volume's files, the kubelet moves links whose names begin with "..".
             if event.mask & inotify.Q_OVERFLOW or event.name == self._path.name or event.name.startswith(".."):
                 self._changed.set()
         if gone:
@@ -191,7 +193,7 @@ class FileWatch:
 
 
 def _fingerprint(path: Path) -> tuple[int, int, int, int] | None:
-    """Return what differs between two versions of a file, without reading them; None without a file."""
+    """Return a value that differs between two versions of a file, without reading it; None if there is no file."""
     try:
         status = path.stat()
     except OSError:

@@ -1,8 +1,8 @@
 """Devices that are described by path globs (``Policy.globbed``): FPGAs, NICs, InfiniBand, ``/dev/fuse``.
 
 Such a device is a file. Its path is the device ID (``/dev/fuse``, or ``/dev/fuse::3`` if it is offered several times). The
-device is healthy while the file exists, and lost when the file vanishes. A container gets the device node. Files are looked for
-every ``POLL_S`` seconds, as other plugins of this kind do, because no event covers all of them.
+device is healthy while the file exists, and lost when the file vanishes. A container gets the device node. The source searches
+for files every ``POLL_S`` seconds, as other plugins of this kind do, because no event covers all changes.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ from devices.replicas import MARK, unshared
 from devices.source import DeviceSource, Facts, Fate, Inventory, Listing, check_choice, chosen, not_carried
 
 POLL_S: Final = 5.0
-"""Seconds between two looks."""
+"""Seconds between two searches for files."""
 MOST_FILES: Final = 1024
 """Most files of one rule that are offered, the first ones by path."""
 MOST_PATTERNS: Final = 32
+"""Most paths of one rule, with the shared ones."""
 MOST_TIMES: Final = 1000
 """The largest ``Globbed.count``."""
 MOST_DEVICES: Final = 10_000
@@ -82,17 +83,17 @@ def rule_error(rule: Globbed, taken: Container[str] = frozenset()) -> str | None
                 "'..' and '**', such as /dev/infiniband/uverbs*"
             )
     if not 1 <= rule.count <= MOST_TIMES:
-        return f"{rule.resource} has the count {rule.count}. Allowed: 1 to {MOST_TIMES}, for how many may share a file"
+        return f"{rule.resource} has the count {rule.count}. Allowed: 1 to {MOST_TIMES} (how many containers may share a file)"
     if not rule.permissions or sorted(set(rule.permissions) & set("rwm")) != sorted(rule.permissions):
         return f"{rule.resource} has the permissions {rule.permissions[:16]!r}. Allowed: r, w and m, each once; rw is usual"
     return None
 
 
 class GenericSource(DeviceSource):
-    """Devices that are files. They are never held open, so there is nothing to release.
+    """Devices that are files. The source never keeps them open, so it has nothing to release.
 
-    Character and block devices count, and links to these. A folder counts if a path names it without wildcards: a container
-    gets all devices in it. A ``shared`` file is no device.
+    Character and block devices are offered, and links to these. So is a folder that a rule names without wildcards: a
+    container gets all devices in it. A ``shared`` file isn't offered.
 
     Args:
         policy: the operator's settings; its rules have no ``rule_error``.
@@ -132,7 +133,7 @@ class GenericSource(DeviceSource):
                     await self._adopted.wait()
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
-        """Return the device nodes, each once, with those that every container of the resource gets.
+        """Return the device nodes of the requested devices, and the rule's shared ones, each once.
 
         Raises:
             RefusedError: FAILED_PRECONDITION, if the kubelet's API can't carry device nodes, or the rule was removed.
@@ -152,7 +153,7 @@ class GenericSource(DeviceSource):
         return ContainerAnswer(device_nodes=tuple(DeviceNode(path, path, rule.permissions) for path in nodes))
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
-        """Choose devices on the fewest NUMA nodes, there of as many files as possible, and the least used files first.
+        """Choose devices on the fewest NUMA nodes. On these, choose as many different files as possible, least used first.
 
         Raises:
             RefusedError: INVALID_ARGUMENT, no choice meets the request.
@@ -161,7 +162,7 @@ class GenericSource(DeviceSource):
         return await chosen(request, lambda: _preferred(request, seen))
 
     def fate(self, resource: str, device_id: str) -> Fate:
-        """Return LOST for a file that vanished, WITHDRAWN if no rule describes it. Only this source has IDs that begin with /dev/."""
+        """Return LOST for a file that vanished, WITHDRAWN if no rule describes it, UNKNOWN if the ID isn't a path below /dev."""
         if not device_id.startswith(_DEV):
             return Fate.UNKNOWN
         rule = self._rules.get(resource)
@@ -221,7 +222,7 @@ def _most(rule: Globbed) -> int:
 
 
 def _files(patterns: Iterable[str], root: Path) -> list[str]:
-    """Return the host's paths that match and can be given to a container, in order; of each pattern the first ones."""
+    """Return the host's paths that match and can be given to a container, sorted, at most ``MOST_FILES`` for each pattern."""
     found: set[str] = set()
     for pattern in patterns:
         matches = (f"/{path.relative_to(root)}" for path in root.glob(pattern[1:]))
@@ -243,7 +244,7 @@ def _fits(path: str, root: Path, *, folder: bool) -> bool:
 
 
 def _numa_nodes(path: str, root: Path) -> tuple[int, ...]:
-    """Return the NUMA node of the device of a node (Documentation/ABI/testing/sysfs-bus-pci: -1 if unknown)."""
+    """Return the NUMA node of a device file's hardware (Documentation/ABI/testing/sysfs-bus-pci: -1 if unknown)."""
     try:
         status = (root / path[1:]).stat()
         kind = "block" if stat.S_ISBLK(status.st_mode) else "char"

@@ -1,7 +1,7 @@
 """inotify(7): the kernel reports changes of the names in a folder.
 
-It uses the C library that this process has already. Packages search it with ``ctypes.util``, which runs ldconfig and imports
-tempfile, random and all compression modules: 15 ms of a start of 300.
+It uses the C library that this process has loaded already. Packages for inotify search it with ``ctypes.util``, which runs
+ldconfig and imports tempfile, random and all compression modules: 15 ms of 300 ms to start.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The neutral model of the device plugin API: everything that any version of it can express, as frozen values.
 
 A device source answers with these values, and each dialect (``adapters``) declares which of them it can carry. Nothing here
-depends on a wire format, a kubelet version or a kind of hardware.
-
-Mappings in these values are never changed after construction.
+depends on a wire format, a kubelet version or a kind of hardware. Mappings in these values never change after construction.
 """
 
 from __future__ import annotations
@@ -22,16 +20,16 @@ class Health(Enum):
 
 
 class TroubleKind(Enum):
-    """What it takes to end a device's trouble. The values are shown to people."""
+    """What is needed to end a device's trouble. The values are shown to people."""
 
     APPLICATION = "application"
-    """Nothing: a program on it failed, and the device is healthy."""
+    """Nothing: a program that used the device failed, and the device is healthy."""
     RESTART_APP = "restart-app"
-    """The end of the programs that use it; the backend reports when it is healthy."""
+    """All programs that use the device must end. The backend reports when it is healthy."""
     RESET_REQUIRED = "reset-required"
-    """A reset, a reboot or a new load of the driver."""
+    """A reset of the device, a reboot, or a reload of the driver."""
     UNKNOWN = "unknown"
-    """Unknown: perhaps any of these."""
+    """Perhaps any of these."""
 
     @classmethod
     def named(cls, word: str) -> TroubleKind:
@@ -50,9 +48,9 @@ class LibraryFault(StrEnum):
 
 
 class Trouble(Struct, frozen=True, gc=False):
-    """What is wrong with a device: in words for a person, and what it takes to end it.
+    """What is wrong with a device: ``reason`` in words for a person, and ``kind``, what is needed to end it.
 
-    ``code`` is what the vendor's DRA driver calls it (``xid=79``, ``gpu-lost``), and is empty if it has no name for it. ``cause`` is a
+    ``code`` is the vendor's DRA driver's name for it (``xid=79``, ``gpu-lost``), empty if it has none. ``cause`` is a
     ``LibraryFault`` if the driver's library can't be used, else empty.
     """
 
@@ -77,7 +75,7 @@ class Device(Struct, frozen=True, gc=False):
 
 
 class Options(Struct, frozen=True):
-    """What the device plugin asks of the kubelet, in Register and in GetDevicePluginOptions."""
+    """Which optional calls the kubelet should make; sent in Register and GetDevicePluginOptions."""
 
     pre_start_required: bool = False
     preferred_allocation: bool = False
@@ -109,7 +107,7 @@ class DeviceNode(Struct, frozen=True):
 
 
 class ContainerRequest(Struct, frozen=True):
-    """The devices that one container is to get."""
+    """The devices that one container needs."""
 
     device_ids: tuple[str, ...]
 
@@ -125,7 +123,7 @@ class ContainerAnswer(Struct, frozen=True):
 
 
 class PreferredRequest(Struct, frozen=True):
-    """A choice of ``size`` of the ``available`` devices for one container; ``must_include`` are among the chosen."""
+    """A request to choose ``size`` of the ``available`` devices for one container, including all of ``must_include``."""
 
     available: tuple[str, ...]
     must_include: tuple[str, ...]
@@ -151,10 +149,10 @@ class Field(Enum):
 
 
 class Sayable(Struct, frozen=True):
-    """The fields that reach the kubelet; each request of a device source has them.
+    """The fields that reach the kubelet. A device source gets them with each request.
 
-    ``said`` certainly arrive. ``unsure`` may be dropped silently, because the kubelet's version isn't known, so an answer must
-    not depend on them alone. Other fields don't arrive.
+    ``said`` certainly arrive. ``unsure`` may be dropped silently by a kubelet of unknown version, so an answer must not depend on
+    them alone. Other fields don't arrive.
     """
 
     said: frozenset[Field]

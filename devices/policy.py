@@ -1,8 +1,8 @@
 """The operator's settings about devices: how they are named, shared, given to containers and checked.
 
-Only values, made from flags, variables and the configuration file (``gateway.configuration.settings``), and made again when
-that file changes. Names and meanings are those of NVIDIA's and AMD's device plugins, because people bring their configurations
-along.
+They are plain values. ``gateway.configuration.settings`` makes them from flags, variables and the configuration file, and
+again when that file changes. Names and meanings are those of NVIDIA's and AMD's device plugins, so that their configurations
+work here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class MigStrategy(Enum):
     """How MIG instances are offered (``MIG_STRATEGY``)."""
 
     NONE = "none"
-    """Not at all: GPUs are offered whole."""
+    """Not at all: only whole GPUs are offered."""
     SINGLE = "single"
-    """As GPUs, under the GPUs' name: all instances of the node are alike."""
+    """As GPUs, under the GPUs' resource name; all instances of the node must have one profile."""
     MIXED = "mixed"
-    """By profile, each under its own name: ``nvidia.com/mig-1g.5gb``."""
+    """Each profile under its own resource name: ``nvidia.com/mig-1g.5gb``."""
 
 
 class Naming(Enum):
@@ -50,7 +50,7 @@ CDI_STRATEGIES: Final = frozenset({ListStrategy.CDI_ANNOTATIONS, ListStrategy.CD
 
 
 class IdStrategy(Enum):
-    """How a container's GPUs are named to it (``DEVICE_ID_STRATEGY``). Device IDs are UUIDs either way."""
+    """How a container's environment names its GPUs (``DEVICE_ID_STRATEGY``). Device IDs are always UUIDs."""
 
     UUID = "uuid"
     INDEX = "index"
@@ -87,7 +87,7 @@ class Recovery(Enum):
 class Portion(Struct, frozen=True):
     """Some devices of a time-sliced resource: each is offered ``replicas`` times (at least 2), as ``shown_as``.
 
-    ``devices`` names them by index (``2``; ``0:1`` for a MIG instance) or UUID; a number means the first so many.
+    ``devices`` names them by index (``2``; ``0:1`` for a MIG instance) or UUID. If it is a number n, it means the first n.
     """
 
     devices: tuple[str, ...] | int
@@ -98,8 +98,8 @@ class Portion(Struct, frozen=True):
 class Slices(Struct, frozen=True):
     """A time-sliced resource: each of its devices is offered ``replicas`` times (at least 2), as ``shown_as``.
 
-    The first of ``portions`` that names a device is in force for it instead. With portions, ``replicas`` may be 0: the rest is
-    unshared.
+    For a device that ``portions`` name, the first such portion is in force instead. With portions, ``replicas`` may be 0: the
+    other devices are unshared.
     """
 
     replicas: int
@@ -127,11 +127,11 @@ class Globbed(Struct, frozen=True):
 
 
 class Bridging(Struct, frozen=True):
-    """Settings for single resources of other vendors' plugins (``--bridge``), by patterns of their names (``*`` is anything).
+    """Settings for resources of other vendors' plugins (``--bridge``), by patterns of their names (``*`` is anything).
 
-    ``allow`` are those that may register (none: all). ``repeat`` are those whose Allocate may get an earlier answer for the
-    same devices while the plugin is away. ``deadlines`` are the seconds for an Allocate (the first pattern that matches).
-    ``renames`` are other names for resources.
+    ``allow`` are the resources that may register (none: all). ``repeat`` are resources for which the gateway may repeat an
+    earlier answer for the same devices while the plugin is away. ``deadlines`` are the seconds for an Allocate (the first
+    pattern that matches). ``renames`` are other names for resources.
     """
 
     allow: tuple[str, ...] = ()
@@ -152,8 +152,8 @@ class Policy(Struct, frozen=True):
     ``enabled_health_checks`` are the words of ``DP_DISABLE_HEALTHCHECKS`` and ``DP_ENABLE_HEALTHCHECKS``.
     ``cdi_disabled_hooks`` are the hooks that the CDI specification lacks; ``all`` means all.
 
-    ``gpu_names`` and ``mig_names`` are pairs of a pattern (``*`` is anything) for NVIDIA's products or MIG profiles, and a
-    resource name. The first pattern that matches is in force; if none does, the GPU isn't offered. Empty: the usual names.
+    ``gpu_names`` and ``mig_names`` are pairs: a pattern (``*`` is anything) of NVIDIA's products or MIG profiles, and a resource
+    name. The first pattern that matches is in force; if none matches, the GPU isn't offered. Empty: the usual names.
     ``excluded`` are patterns of GPUs to leave out: UUIDs, indexes, PCI addresses or products. ``node_features``: write the
     labels of GPU Feature Discovery for Node Feature Discovery.
 

@@ -34,6 +34,7 @@ from devices.policy import Policy
 RETRY_S: Final = 5.0
 """Seconds until a source that failed is started again."""
 _CHOSEN_AT_ONCE: Final = 1000
+"""Most devices among which the event loop itself chooses."""
 _log = structlog.get_logger()
 
 
@@ -45,10 +46,10 @@ class Listing(Struct, frozen=True, dict=True):
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     """What is wrong, by device ID. Its kind decides if the device is unhealthy; without a trouble, ``Device.health`` does."""
     recovered: frozenset[str] = frozenset()
-    """IDs that were reset after any trouble they had: what was remembered of it ends."""
+    """IDs that were reset since their last trouble: remembered troubles of them end."""
     released: frozenset[str] = frozenset()
-    """IDs that can't be looked at now, because an operator or a reset needs them unused. No new container gets one, and their
-    last known state stays. They needn't be in ``devices``."""
+    """IDs that the backend has closed, because an operator or a reset needs them unused. No new container gets one, and their
+    last known state stays. They may be missing in ``devices``."""
 
     @cached_property
     def by_id(self) -> Mapping[str, Device]:
@@ -57,7 +58,7 @@ class Listing(Struct, frozen=True, dict=True):
 
 
 Inventory = Mapping[str, Listing]
-"""Everything the node has, by resource name. It is whole, unless it is a ``Partial``: what isn't in it doesn't exist."""
+"""All devices of the node, by resource name. Unless it is a ``Partial``, other devices don't exist."""
 
 
 class Partial(dict[str, Listing]):
@@ -88,7 +89,7 @@ NOT_TOLD: Final = "it has not reported its devices yet"
 class Hindrance(Struct, frozen=True):
     """Why a source can't report its devices, or can't offer some of them.
 
-    ``held_up``: it can't do what the configuration says, so that an update must not go on to the next node. ``cause`` is a
+    ``held_up``: the source can't apply the configuration, so a rolling update must not go on to the next node. ``cause`` is a
     ``devices.model.LibraryFault`` if a driver's library can't be used, else empty.
     """
 
@@ -99,7 +100,7 @@ class Hindrance(Struct, frozen=True):
 
 
 class Unusable(Struct, frozen=True):
-    """A GPU that the driver or the kernel has and that no resource lists, and the reason.
+    """A GPU that the driver or the kernel reports but no resource lists, with the reason.
 
     ``index`` is its index on the node, ``pci`` its address, ``id`` its UUID; each is '' if unknown. ``excluded``: a setting
     leaves it out, so nothing is wrong with it. ``patterns`` are those of ``--exclude-devices`` that name it. ``cause`` is a
@@ -166,7 +167,7 @@ def check_choice(request: PreferredRequest) -> None:
 
 
 async def chosen(request: PreferredRequest, choose: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
-    """Return a choice. Among many devices it takes longer than a few milliseconds, so it is made in a thread."""
+    """Return the result of ``choose``. Among many devices it takes longer than a few milliseconds, so a thread runs it."""
     return choose() if len(request.available) <= _CHOSEN_AT_ONCE else await asyncio.to_thread(choose)
 
 
@@ -174,13 +175,13 @@ class Fate(Enum):
     """Why a device isn't listed any more. The values are shown to people."""
 
     LOST = "lost"
-    """The hardware vanished, and nobody asked for that."""
+    """The hardware vanished by itself."""
     WITHDRAWN = "withdrawn"
-    """An operator wanted that (configuration, partitions, replicas, another name), or other hardware took its place."""
+    """An operator's change removed it (configuration, partitions, replicas, another name), or other hardware replaced it."""
     EXCLUDED = "excluded"
     """Withdrawn by the setting ``--exclude-devices``."""
     UNKNOWN = "unknown"
-    """Unknown: this source never had the device. It counts as lost."""
+    """This source never had the device. It is treated as lost."""
 
 
 class Facts(Struct, frozen=True):
@@ -229,11 +230,12 @@ class Reading(Struct, frozen=True):
 
 
 class Behind(Struct, frozen=True, rename={"folder": "door"}):
-    """The plugin behind the bridge that a resource is of.
+    """The plugin behind the bridge that offers a resource.
 
-    ``resource`` is its own name for it, ``endpoint`` its socket in that folder, ``api`` its dialect. It has been in ``state``
-    for ``state_s``: ``live``, or away and ``shielded``, ``unhealthy`` or ``withdrawn``, with the ``reason`` in words.
-    ``registrations`` and ``absences`` are counts; ``repeated`` counts answers that were given again in its place.
+    ``resource`` is the plugin's own name for the resource, ``folder`` the folder in which it registered, ``endpoint`` its
+    socket there, ``api`` its dialect. ``state`` is ``live``, or, while the plugin is away, ``shielded``, ``unhealthy`` or
+    ``withdrawn``; ``state_s`` is how long, in seconds. ``registrations`` and ``absences`` are counts; ``repeated`` counts
+    earlier answers that were given again while the plugin was away.
     """
 
     resource: str
@@ -270,7 +272,7 @@ class DeviceSource(Protocol):
     name: str
 
     def watch(self) -> AsyncGenerator[Inventory]:
-        """Yield the inventory once it is known, and a whole one again after each change; without end.
+        """Yield the whole inventory once it is known, and again after each change. Never ends by itself.
 
         It is closed (``aclose``) when it is no longer needed, and then frees what it holds. If it can't see its hardware now (a
         driver still loads), it yields nothing and keeps trying. An end, or any other exception, is a defect that the gateway
@@ -302,7 +304,10 @@ class DeviceSource(Protocol):
         """Return why a device of ``resource`` isn't in the last inventory. Must not block, and never raises."""
 
     def claims(self, resource: str) -> bool:
-        """Return True if it lists the resource, or could by its name and the settings. Must not block, and never raises."""
+        """Return True if it lists the resource, or may list it later by the name and the settings.
+
+        Must not block, and never raises.
+        """
 
     def source_of(self, resource: str) -> str:  # noqa: ARG002 - for one that has several beneath it
         """Return the name of the source that has a resource's devices. Must not block, and never raises."""
@@ -324,7 +329,7 @@ class DeviceSource(Protocol):
         return lambda _: Facts()
 
     def behind(self, resource: str) -> Behind | None:  # noqa: ARG002 - as above
-        """Return the other plugin that a resource is of; None: it is this source's own. Must not block, and never raises."""
+        """Return the other plugin that offers a resource; None: it is this source's own. Must not block, and never raises."""
         return None
 
     def place(self, device_id: str) -> Place | None:  # noqa: ARG002 - as above
@@ -377,7 +382,7 @@ async def hear(source: DeviceSource, take: Callable[[Inventory], Awaitable[None]
                 await take(inventory)
     except GiveUpError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a source does, all devices stay
+    except Exception as error:  # noqa: BLE001 - a source's defect must not remove devices
         _log.exception("a device source failed: its last inventory stays", source=source.name, retry_s=RETRY_S)
         return f"it failed ({error!r}): its last inventory stays in force"
     _log.error("a device source ended, which it must not: it is started again", source=source.name, retry_s=RETRY_S)

@@ -29,7 +29,7 @@ class YamlError(ValueError):
 
 
 class Language(Struct, frozen=True):
-    """What may be written, and what it means."""
+    """What a text may contain, and what a scalar means. ``levels`` and ``values`` are the most of each."""
 
     scalar: Callable[[yaml.ScalarEvent], Plain]
     levels: int

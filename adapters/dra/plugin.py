@@ -1,7 +1,7 @@
 """The DRAPlugin API, by which a kubelet prepares claims: v1 (1.34 and later) and v1beta1 (1.32 and later).
 
-Only v1 can carry the share of a device; else they are equal. Every kubelet from 1.32 on accepts a list of both services and
-uses the newest that it knows.
+They differ in one field: only v1 can carry the share of a device. Every kubelet from 1.32 on accepts a list of both services,
+and uses the newest that it knows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UID: Final = re.compile(r"[A-Za-z0-9-]{1,63}", re.ASCII)
 
 
 class UnsayableShareError(ValueError):
-    """This kubelet's API can't carry a share of a device, and without it the claim would get the whole device."""
+    """This kubelet's API can't carry a share of a device. Without it, the claim would get the whole device."""
 
 
 class PluginApi(Struct, frozen=True):
@@ -123,4 +123,4 @@ def _named(claim: ClaimName) -> ClaimName:
 V1: Final = PluginApi("v1", v1_pb2, carries_share=True)
 V1BETA1: Final = PluginApi("v1beta1", v1beta1_pb2, carries_share=False)
 APIS: Final = (V1, V1BETA1)
-"""The versions, newest first. A new one is one line."""
+"""The versions, newest first."""

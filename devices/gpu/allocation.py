@@ -1,8 +1,8 @@
 """Choose GPUs for a container, if the kubelet asks (GetPreferredAllocation, kubelet 1.19 and later).
 
-Whole GPUs are chosen near each other, partitions on few GPUs, replicas of shared GPUs on the least used ones. Each is one
-question: how many devices from which GPU? This module asks it and turns the answer into device IDs; ``selection`` finds the
-GPUs. docs/preferred-allocation.md has the order of importance. The same question always has the same answer.
+Whole GPUs are chosen near each other, partitions on few GPUs, replicas of shared GPUs on the least used ones. ``selection``
+finds the GPUs; this module decides how many devices to take from each, and returns their IDs. docs/preferred-allocation.md has
+the order of importance. Equal requests always get equal answers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def preferred(
 ) -> tuple[str, ...]:
     """Choose exactly ``request.size`` of the available devices, in the order of their indices.
 
-    Devices that must be included are chosen. Devices that ``gpus`` (by UUID) lacks or has as unhealthy come last: the kubelet
-    asks with the list it had, which may be older than ours. GPUs with an unknown NUMA node count as one node. It takes some 20
-    ms at most, for a few of 10,000 devices or for the links of 64 GPUs.
+    Devices that must be included are chosen. Devices that are unhealthy or missing in ``gpus`` (by UUID) are chosen last: the
+    kubelet's list may be older than ours. GPUs with an unknown NUMA node are treated as one node. It takes at most some 20 ms,
+    for a few of 10,000 devices or for the links of 64 GPUs.
 
     Raises:
         RefusedError: INVALID_ARGUMENT, no choice meets the request: the size is below 1, an ID is given twice, a device
@@ -52,9 +52,9 @@ def preferred(
 def _chosen(
     free: int, sound: Mapping[str, list[str]], opened: AbstractSet[str], gpus: Mapping[str, GPU], sharing: Sharing
 ) -> list[str]:
-    """Choose ``free`` of the ``sound`` devices, by UUID, for a container that gets some of the ``opened`` GPUs anyway.
+    """Choose ``free`` of the ``sound`` devices (by UUID) for a container that must get devices of the ``opened`` GPUs.
 
-    Partitions count for their physical GPU, and replicas for the device that they share.
+    Partitions are grouped by their physical GPU, replicas by the device that they share.
     """
     shared = any(len(ids) > 1 or ids[0] != uuid for uuid, ids in sound.items())
     first: dict[str, GPU] = {}
@@ -76,9 +76,9 @@ def _chosen(
 
 
 def _packed(free: int, gpus: Sequence[GPU], room: Sequence[int], used: set[int]) -> list[int]:
-    """Return how many devices to take from each GPU, at most its ``room``: few GPUs, the fullest used up first.
+    """Return how many devices to take from each GPU, at most its ``room``: from few GPUs, first those with the least room.
 
-    The container is on the ``used`` ones already (indexes into ``gpus``).
+    ``used`` are the indexes of GPUs that the container gets anyway.
     """
     fresh = [place for place in range(len(gpus)) if place not in used]
     fresh_room = [room[place] for place in fresh]
@@ -99,7 +99,7 @@ def _spread(free: int, gpus: Sequence[GPU], room: Sequence[int], used: set[int])
     Every GPU has the same number of replicas, so the one with the most room is the least used. Taking one at a time from that
     GPU is optimal.
     """
-    # The lowest level to which all can be lowered.
+    # The lowest level to which every GPU's room can be lowered.
     low = bisect_left(range(max(room, default=0)), -free, key=lambda level: -sum(max(left - level, 0) for left in room))
     taken = [max(left - low, 0) for left in room]
     free -= sum(taken)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class NodeTraits(Struct, frozen=True):
-    """What an answer needs to know of the node.
+    """Facts about the node that answers need.
 
-    ``extras`` are CDI names of what containers get with GPUs. ``specifications`` are the CDI specifications, and
-    ``without_cdi`` is why there are none ('' if there are).
+    ``extras`` are CDI names of further devices that each container with a GPU gets. ``specifications`` are the CDI
+    specifications; ``without_cdi`` is why there are none ('' if there are).
     """
 
     sight: Sight = Sight(())
@@ -32,16 +32,16 @@ class NodeTraits(Struct, frozen=True):
 
 
 class Asked:
-    """A request, and what its answer needs.
+    """A request, and everything that its answer needs.
 
     Args:
         resource: the resource name of the request.
         device_ids: UUIDs, or replicas of them.
-        gpus: the GPUs of the resource, by UUID. A device that isn't in it can still be named: until the first
-            inventory, the gateway serves the devices that it announced before.
+        gpus: the GPUs of the resource, by UUID. Until the first inventory, requested devices may be missing here: the
+            gateway serves the devices that it announced before.
         policy: the operator's settings.
         sayable: the fields that reach this kubelet.
-        around: what else is on the node.
+        around: facts about the node.
         token: a new UUID (version 4), which makes the key of an annotation unique.
     """
 
@@ -65,26 +65,26 @@ class Asked:
         return next((gpu.resource for gpu in self.known if gpu.resource), self.resource)
 
     def require_known(self, what: str) -> None:
-        """Refuse if a GPU hasn't been seen yet, and more than its name is needed.
+        """Check that all GPUs have been seen, because ``what`` of each is needed.
 
         Raises:
-            RefusedError: FAILED_PRECONDITION.
+            RefusedError: FAILED_PRECONDITION, a GPU hasn't.
         """
         unknown = [uuid for uuid in self.uuids if uuid not in self.gpus]
         if unknown:
             raise RefusedError(
                 Fault.FAILED_PRECONDITION,
                 f"{self.resource}: the {what} of {', '.join(unknown[:4])} is not known, because the "
-                "gateway has not looked at that GPU yet. See in the log if its driver is loaded, and "
+                "gateway has not checked that GPU yet. See in the log if its driver is loaded, and "
                 "start the container again",
             )
 
 
 def visible_devices(asked: Asked, variable: str) -> ContainerAnswer:
-    """Return the GPUs in the variable that a vendor's runtime reads, in the order of their indices, with their device nodes.
+    """Return the variable with the GPUs that a vendor's runtime reads, in the order of their indices, and their device nodes.
 
     Raises:
-        RefusedError: this kubelet can't carry what the container needs, so it would start without its GPUs.
+        RefusedError: this kubelet's API lacks a field for them, so the container would start without its GPUs.
     """
     nodes = dict.fromkeys(path for gpu in asked.known for path in gpu.device_nodes)
     needed = {Field.ENVS} | ({Field.DEVICE_NODES} if nodes else set())

@@ -16,13 +16,13 @@ from devices.source import Hindrance, Unusable
 
 
 class Sight(Struct, frozen=True):
-    """All GPUs of a node as one look found them. It is whole: a GPU that isn't in it doesn't exist.
+    """All GPUs of a node at one moment. It is complete: a GPU that isn't in it doesn't exist.
 
     ``gpus`` has the physical GPUs, each followed by its partitions. GPUs (UUIDs) in ``recovered`` were reset since they became
-    unhealthy. Those in ``released`` can't be looked at now, and needn't be in ``gpus``. Those in ``withdrawn`` were removed on
+    unhealthy. GPUs in ``released`` are closed now, and may be missing in ``gpus``. GPUs in ``withdrawn`` were removed on
     purpose. ``control_nodes`` are the existing device nodes that every container with a GPU needs. ``resources`` are names that
     are offered even without a GPU. ``driver`` is the driver's version, '' if unknown. ``unusable`` are GPUs that the driver or
-    the kernel has and that aren't in ``gpus``. ``missing`` are device nodes that don't exist, without which programs fail.
+    the kernel reports but that aren't in ``gpus``. ``missing`` are device nodes that programs need and that don't exist.
     ``imex``: containers get IMEX channel 0.
     """
 
@@ -45,14 +45,14 @@ class Backend(Protocol):
 
     @property
     def hindrance(self) -> Hindrance | None:
-        """Why it sees no hardware yet, or doesn't use its profile; None if nothing is wrong. Must not block."""
+        """Why it sees no hardware yet, or can't use its profile; None if nothing is wrong. Must not block."""
 
     def watch(self) -> AsyncGenerator[Sight]:
-        """Yield what exists once it is known, and a whole ``Sight`` again after each change; without end.
+        """Yield the whole ``Sight`` once it is known, and again after each change. Never ends by itself.
 
         It is closed (``aclose``) when it is no longer needed, and then frees its threads, handles and files. If it can't see
-        its hardware yet (a driver still loads), it yields nothing and keeps trying. If it no longer can, it yields what it last
-        saw, with troubles.
+        its hardware yet (a driver still loads), it yields nothing and keeps trying. If it can't see it any more, it yields the
+        last GPUs, each with a trouble.
 
         Raises:
             GiveUpError: this process can't go on. The message is for a person.

@@ -14,7 +14,7 @@ Specification: TypeAlias = dict[str, Any]
 """A CDI specification, as in its JSON file."""
 
 MAX_GONE: Final = 256
-"""Most devices that stay in a specification after they went: a node has fewer pods."""
+"""Most devices that stay in a specification after they have gone: a node has fewer pods."""
 ALL: Final = "all"
 """The device that stands for all devices of a kind."""
 
@@ -23,7 +23,7 @@ ALL: Final = "all"
 _KIND: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?")
 _DEVICE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _NEWEST: Final = (1, 1, 0)
-"""The newest version of a specification. A runtime refuses a whole file with a later version, or with a wrong or repeated name."""
+"""The newest supported version. A runtime rejects a whole file if it has a later version, or a wrong or repeated name."""
 _VERSION: Final = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}")
 
 
@@ -79,9 +79,9 @@ def qualified(device: str, kind: str) -> str:
 
 
 def with_gone(new: Specification, old: object) -> Specification:
-    """Return ``new`` with the devices that only ``old`` has, the last ``MAX_GONE`` of them; ``old`` is whatever a file has.
+    """Return ``new`` and the last ``MAX_GONE`` devices that only ``old`` has; ``old`` is a file's content, unchecked.
 
-    A container that was given a device by this name can restart only while the name exists. No new container gets it.
+    A container that got a device by such a name can restart only while the name exists. No new container gets it.
     """
     if not isinstance(old, dict) or old.get("kind") != new["kind"] or not isinstance(old.get("devices"), list):
         return new
@@ -125,7 +125,7 @@ def expanded(names: Iterable[str], specs: Iterable[Specification]) -> ContainerA
 
 
 def _is_device(found: object) -> bool:
-    """Return True if a runtime can read this device. It refuses a whole file with one that it can't read."""
+    """Return True if a runtime can read this device. If it can't, it rejects the whole file."""
     try:
         msgspec.convert(found, _Device)
     except msgspec.ValidationError:

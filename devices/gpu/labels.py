@@ -1,7 +1,7 @@
 """Write a node's labels to a file, from which Node Feature Discovery (NFD) labels the node.
 
 NFD's worker reads every file of a folder, except hidden and large ones, and removes labels that are in no file any more
-(source/local/local.go of 0.18). So the file is replaced atomically, and removed when the labels aren't wanted.
+(source/local/local.go of 0.18). So the file is replaced atomically, and removed when the setting is off.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _log = structlog.get_logger()
 
 
 class FeatureFile:
-    """The file with the labels, which the leader keeps. It blocks: call it in a thread. ``labels`` makes the labels of what a backend sees."""
+    """The file with the labels, which the leader writes. It blocks: call it in a thread. ``labels`` makes the labels of a ``Sight``."""
 
     def __init__(self, labels: Callable[[Sight, Policy], Mapping[str, str]], path: Path = PATH) -> None:
         self._labels, self._path = labels, path
         self._written = b""
         self._as: tuple[int, int] | None = None
-        """What identifies the file's version that this gateway wrote; None: it wrote none."""
+        """The inode and time (ns) of the file that this gateway wrote; None: it wrote none."""
         self.trouble = ""
         """Why the file isn't up to date; empty if it is."""
 
     def keep(self, sight: Sight, policy: Policy) -> None:
-        """Write the labels if the setting wants them and they differ; else remove the file."""
+        """Write the labels if they changed. If the setting is off, remove the file."""
         try:
             if not policy.node_features:
                 self._path.unlink(missing_ok=True)

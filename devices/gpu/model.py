@@ -57,19 +57,20 @@ class GPU(Struct, frozen=True):
     """A physical GPU, or a partition of one: a MIG instance, an AMD partition.
 
     ``index`` is its index on the node now, ``minor`` the number of its device node; both from 0. ``numa_node`` None: unknown.
-    ``trouble`` is what is wrong with it. ``device_nodes`` are host paths that a container needs for it, the same inside and
-    outside. ``spec_nodes`` are those that it gets only if an operator wants that (``PASS_DEVICE_SPECS``), because the vendor's
-    container runtime adds them otherwise. ``cdi_name`` is its fully qualified CDI name ('' if it has none). ``pre_start``: it
-    must be prepared each time a container starts with it. ``parent`` is the UUID of the GPU that a partition is on ('' for a
-    physical GPU). ``links`` lead to other physical GPUs; one that only the other GPU names also counts.
+    ``trouble`` is what is wrong with it; ``lacks`` is what a partition lacks, so that no container can use it ('' if it is
+    complete). ``device_nodes`` are host paths that a container needs for it, the same inside and outside. ``spec_nodes`` are
+    further paths, which a container gets only with ``PASS_DEVICE_SPECS``; otherwise the vendor's container runtime adds them.
+    ``cdi_name`` is its fully qualified CDI name ('' if it has none). ``pre_start``: it must be prepared each time a container
+    starts with it. ``parent`` is the UUID of the GPU that a partition is on ('' for a physical GPU). ``links`` lead to other
+    physical GPUs; a link that only the other GPU lists is also used.
 
     ``resource`` is the name under which a whole GPU of its kind is offered (``nvidia.com/gpu``), also for a partition.
-    ``profile`` is a partition's kind in the vendor's words (``1g.5gb``, ``cpx_nps4``). ``partitioned``: a physical GPU is used
-    for partitions, even if it has none; ``partitionable``: it could be. ``place`` is the vendor's index if that is no plain
-    number (``0:2``: MIG). ``slot`` is a partition's place in the hardware, '' if unknown. ``product`` and ``pci``
+    ``profile`` is a partition's kind in the vendor's words (``1g.5gb``, ``cpx_nps4``). ``partitioned``: a physical GPU is in the
+    mode for partitions, even if it has none now; ``partitionable``: it has such a mode. ``place`` is the vendor's index if that
+    is not a number (``0:2``: MIG). ``slot`` is a partition's place in the hardware, '' if unknown. ``product`` and ``pci``
     (``0000:07:00.0``) are for people, and show that a GPU was replaced. ``memory`` is in bytes, 0 if unknown. ``traits`` are
-    further properties for claims, in the vendor's words, ``capacities`` further quantities. ``clique`` names the GPUs of
-    several nodes whose memory it can reach, '' for none.
+    further properties for claims, in the vendor's words, ``capacities`` further quantities. ``clique`` is the name of a group of
+    GPUs on several nodes that can read each other's memory, '' for none.
     """
 
     uuid: str
@@ -104,29 +105,29 @@ class GPU(Struct, frozen=True):
 
     @property
     def health(self) -> Health:
-        """Whether a container can use it: in spite of a trouble that is only an application's, it can."""
+        """Healthy without a trouble, or if the trouble is only an application's."""
         well = self.trouble is None or self.trouble.kind is TroubleKind.APPLICATION
         return Health.HEALTHY if well else Health.UNHEALTHY
 
     def named_by(self, strategy: IdStrategy) -> str:
-        """Say how containers know it: by its UUID, or by its place on the node (``2``; ``0:2`` for a MIG instance)."""
+        """Return its name in a container's environment: its UUID, or its index on the node (``2``; ``0:2`` for a MIG instance)."""
         return self.uuid if strategy is IdStrategy.UUID else self.place or str(self.index)
 
 
 def found(device_id: str, gpus: Mapping[str, GPU]) -> GPU | None:
-    """Find the GPU in ``gpus`` (by UUID) that a device ID means: by its UUID, or as one of its replicas, ``<uuid>::<n>``."""
+    """Return the GPU in ``gpus`` (by UUID) of a device ID, which is a UUID or a replica's ID, ``<uuid>::<n>``."""
     return gpus.get(unshared(device_id, gpus))
 
 
 def in_order(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> list[str]:
-    """Sort device IDs by their GPU's index; those of no GPU in ``gpus`` (by UUID) come last, by ID.
+    """Sort device IDs by their GPU's index in ``gpus`` (by UUID); other IDs come last, by ID.
 
-    The kubelet hands IDs over in random order: a set. Whoever shows them on puts them in this one.
+    The kubelet sends IDs in random order (a Go map). Containers and people see them in this order.
     """
 
     def place(device_id: str) -> float:
         gpu = found(device_id, gpus)
         return float("inf") if gpu is None else gpu.index
 
-    ids = sorted(device_ids)  # Texts alone are sorted four times as fast as pairs, during which nothing else runs.
+    ids = sorted(device_ids)  # Two sorts: Python sorts strings four times as fast as pairs.
     return sorted(ids, key=place) if len(ids) > 1 else ids

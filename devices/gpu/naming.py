@@ -1,4 +1,4 @@
-"""Under which resource name each GPU and partition is offered, by its vendor's rules, and which a setting leaves out. Pure."""
+"""The resource name of each GPU and partition by its vendor's rules, and the GPUs that a setting leaves out. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NamingError(ValueError):
 def named(gpus: Iterable[GPU], policy: Policy, vendors: Sequence[Vendor]) -> dict[str, tuple[GPU, ...]]:
     """Group GPUs and partitions by the resource names under which they are offered; leave out the others.
 
-    A GPU's trouble is also its partitions'. A GPU that is offered whole has the worst trouble of itself and its partitions.
+    A partition also has its GPU's trouble. A GPU that is offered whole has the worst trouble of itself and its partitions.
 
     Raises:
         NamingError: the policy needs equal GPUs of a vendor, and they differ.
@@ -43,7 +43,7 @@ def named(gpus: Iterable[GPU], policy: Policy, vendors: Sequence[Vendor]) -> dic
 
 
 def as_they_are(before: Mapping[str, GPU], gpus: Sequence[GPU], left_out: Collection[str]) -> dict[str, GPU]:
-    """Return what was offered before and isn't left out, by UUID, with its state now. What is gone is unhealthy."""
+    """Return the GPUs that were offered before and aren't left out, by UUID, with their state now. Gone ones are unhealthy."""
     now, around = {gpu.uuid: gpu for gpu in gpus}, _by_board(gpus)
     gone = Trouble("it is gone: the GPU was partitioned, or its partitions were changed")
     return {
@@ -68,7 +68,7 @@ def _by_board(gpus: Iterable[GPU]) -> dict[str, list[GPU]]:
 
 
 def _judged(gpu: GPU, around: Iterable[GPU]) -> GPU:
-    """Return a GPU or partition with the worst trouble of itself, its GPU and its partitions; ``around`` are all of one GPU."""
+    """Return a GPU or partition with the worst trouble of itself, its GPU and its partitions; ``around`` has all of these."""
     troubles = [one.trouble for one in around if not gpu.parent or one.uuid in {gpu.uuid, gpu.parent}]
     if gpu.lacks:
         troubles.append(Trouble(gpu.lacks))
@@ -77,7 +77,7 @@ def _judged(gpu: GPU, around: Iterable[GPU]) -> GPU:
 
 
 def claimed(resource: str, backend: str, policy: Policy, vendors: Iterable[Vendor]) -> bool:
-    """Return True if a backend's GPUs could be offered under this name. A backend without a vendor could offer any name, except path rules'."""
+    """Return True if a backend's GPUs could have this resource name. Without a vendor, any name but those of path rules could be."""
     if any(rule.resource == resource for rule in policy.globbed):
         return False
     vendor = next((one for one in vendors if one.name == backend), PLAIN)
@@ -88,7 +88,7 @@ def claimed(resource: str, backend: str, policy: Policy, vendors: Iterable[Vendo
 
 
 def also_left_out(found: Iterable[Unusable], patterns: Collection[str]) -> Iterable[Unusable]:
-    """Mark unusable GPUs that an operator leaves out anyway."""
+    """Yield the unusable GPUs; mark those that a setting leaves out."""
     for one in found:
         index = int(one.index) if one.index.isdecimal() else -1
         named = patterns_of(GPU(one.id, index, -1, pci=one.pci), patterns)
@@ -96,13 +96,13 @@ def also_left_out(found: Iterable[Unusable], patterns: Collection[str]) -> Itera
 
 
 def as_left_out(gpu: Unusable, patterns: tuple[str, ...]) -> Unusable:
-    """Return a GPU that these patterns leave out."""
+    """Return the GPU, marked as left out by these patterns."""
     reason = f"the setting exclude-devices names it ({', '.join(patterns)})"
     return replace(gpu, reason=reason, excluded=True, patterns=patterns)
 
 
 def left_out(gpus: Iterable[GPU], patterns: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the patterns that leave out each GPU or partition, by UUID. A GPU's patterns also hold for its partitions."""
+    """Return the patterns that leave out each GPU or partition, by UUID. A GPU's patterns also leave out its partitions."""
     by_board: dict[str, tuple[str, ...]] = {}
     found = {}
     for gpu in gpus if patterns else ():

@@ -1,11 +1,11 @@
 """Find the GPUs that are nearest to each other: the search of preferred allocation.
 
-``select`` minimises, in this order: the distances, the pairs on two NUMA nodes, what is left of the GPUs, the distances among
-the others, and the indices (docs/preferred-allocation.md explains each). It tries sets in the order of their indices, and skips
-sets whose lower bound is worse than the best set so far.
+``select`` minimises, in this order: the distances between chosen GPUs, the pairs on two NUMA nodes, the devices left free on
+chosen GPUs, the distances among the other GPUs, and the indices (docs/preferred-allocation.md explains each). It tries sets in
+the order of their indices, and skips sets whose lower bound is worse than the best set so far.
 
-Up to 16 GPUs (65,536 sets), the result is optimal. For more GPUs, the number of steps is limited, not the time, so that the same
-question has the same answer on every machine.
+For up to 16 GPUs (65,536 sets), the result is optimal. For more GPUs, the number of steps is limited. It isn't the time, so that
+equal requests get equal answers on every machine.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from msgspec import Struct
 from devices.gpu.model import FARTHEST, GPU
 
 EXACT_GPUS: Final = 16
-"""Among at most so many GPUs, the choice is optimal."""
+"""Most GPUs for which the choice is optimal."""
 LINKED_GPUS: Final = 64
-"""Among more GPUs, links are ignored."""
+"""Most GPUs for which links are used."""
 _STEPS: Final = 8_192  # Divided by the number of GPUs, because each step takes longer with more GPUs.
 _EXCHANGES: Final = 256
 _MOST_NODES: Final = 8
-"""If no links are known, every way to use at most so many NUMA nodes (two CPUs in four parts each) is tried."""
+"""Most NUMA nodes (two CPUs in four parts each) of which every combination is tried if no links are known."""
 _PAIRS: Final = LINKED_GPUS * LINKED_GPUS
 """Larger than the number of pairs of GPUs, so that one difference in distance outweighs all pairs on two NUMA nodes."""
 
@@ -55,7 +55,7 @@ def select(
 
 
 def _differ(gpus: Sequence[GPU]) -> bool:
-    """Return True if some of them can be nearer to each other than others."""
+    """Return True if the distances between these GPUs can differ."""
     return any(gpu.links for gpu in gpus) or len({gpu.board for gpu in gpus}) < len(gpus)
 
 
@@ -152,7 +152,7 @@ class _Search:
     def _promising(self, part: _Part, start: int, rest: Sequence[int], left: int) -> bool:
         """Return True if ``left`` of ``rest`` may have enough room, and may be better than the best choice so far.
 
-        At best each would have its nearest GPUs as the ``left - 1`` others.
+        The bound assumes for each GPU that the ``left - 1`` others are its nearest.
         """
         if part.missing > left and sum(sorted([self._room[place] for place in rest])[-left:]) < part.missing:
             return False
@@ -209,7 +209,7 @@ class _Search:
 
 
 def _distances(rows: Sequence[GPU], columns: Sequence[GPU]) -> list[list[int]]:
-    """Return the distances of ``rows``, which are among ``columns``, to these, times ``_PAIRS``: 0 on one board, else of the nearest link."""
+    """Return the distances of each of ``rows`` to each of ``columns``, times ``_PAIRS``. GPUs on one board have 0."""
     boards = [gpu.board for gpu in columns]
     places = {board: place for place, board in enumerate(dict.fromkeys(boards))}
     table = [[FARTHEST * _PAIRS] * len(places) for _ in places]
@@ -228,9 +228,9 @@ def _distances(rows: Sequence[GPU], columns: Sequence[GPU]) -> list[list[int]]:
 def _nearest_nodes(count: int, gpus: Sequence[GPU], opened: Mapping[int | None, int]) -> list[int]:
     """Choose ``count`` GPUs with the most pairs on one NUMA node; return their indexes, ascending.
 
-    ``opened`` is how many GPUs the container has on each node already. The more it has on a node, the more pairs another one
-    adds. So in the best choices each node, except one, is used up or not used. All such choices are tried. Of more than
-    ``_MOST_NODES`` nodes, those are used up first that add the most pairs.
+    ``opened`` is how many GPUs the container has on each node already. The more it has on a node, the more pairs each further
+    GPU there adds. So in the best choices, all nodes but one are used completely or not at all. All such choices are tried. If
+    there are more than ``_MOST_NODES`` nodes, the nodes that add the most pairs are used first.
     """
     there: dict[int | None, list[int]] = {}
     for place, gpu in enumerate(gpus):
@@ -256,7 +256,7 @@ class _NumaNode(Struct, frozen=True):
 
 
 def _ways_to_use(count: int, nodes: Sequence[_NumaNode]) -> Iterator[tuple[int, list[list[int]]]]:
-    """Yield each way to use up some nodes and a part of at most one more, for ``count`` GPUs, with the number of pairs."""
+    """Yield each choice of ``count`` GPUs that uses some nodes completely and at most one partly, with its number of pairs."""
     for full in chain.from_iterable(combinations(nodes, number) for number in range(len(nodes) + 1)):
         rest = count - sum(len(node.places) for node in full)
         pairs = sum(node.pairs(len(node.places)) for node in full)

@@ -29,7 +29,7 @@ MOST_DEVICES: Final = 100_000
 class NamedGPUs(Struct, frozen=True):
     """The GPUs of one resource name, by UUID, each offered ``replicas`` times (0: unshared).
 
-    ``own`` has the number for those that are offered another number of times.
+    ``own`` has the number for GPUs that differ, by UUID.
     """
 
     gpus: Mapping[str, GPU]
@@ -69,7 +69,7 @@ def could_be(gpu: GPU, device_id: str, resource: str, slices: Slices) -> bool:
     """Return True if a GPU, present or not, could be offered as ``device_id`` of ``resource``, its shown name."""
     ways: list[Slices | Portion] = [slices]
     for portion in slices.portions:
-        if isinstance(portion.devices, int):  # Which GPUs are the first is known only if all are present.
+        if isinstance(portion.devices, int):  # "The first n" depends on which GPUs are present, so it is possible.
             ways.append(portion)
         elif _names(portion.devices, gpu):
             ways[:1] = [portion]
@@ -80,7 +80,7 @@ def could_be(gpu: GPU, device_id: str, resource: str, slices: Slices) -> bool:
 def unlisted(
     source: str, gpus: Sequence[GPU], offers: Iterable[NamedGPUs], left_out: Mapping[str, tuple[str, ...]]
 ) -> Iterator[Unusable]:
-    """Yield each GPU that is offered under no name, with the reason: a setting names it, it has no partitions, or no pattern names it."""
+    """Yield each GPU that is offered under no name, with the reason: left out by a setting, no partitions, or no pattern matches."""
     for gpu in gpus:
         if gpu.uuid in left_out and gpu.parent not in left_out:
             yield naming.as_left_out(
@@ -101,7 +101,7 @@ def unlisted(
 
 
 def _portioned(gpus: Sequence[GPU], slices: Slices) -> dict[str, NamedGPUs]:
-    """Return what a resource offers, by the names that it is shown as. A name without a GPU is there only if it is the only one."""
+    """Return what a resource offers, by shown name. If it has no GPU, the result has one name without GPUs."""
     if not slices.portions:
         return {slices.shown_as: NamedGPUs({gpu.uuid: gpu for gpu in gpus}, slices.replicas)}
     first = [gpu.uuid for gpu in sorted(gpus, key=lambda gpu: gpu.index)]

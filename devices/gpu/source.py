@@ -1,7 +1,7 @@
-"""The GPU model as a ``DeviceSource``: names, shares, chooses and gives what a backend sees, as the policy says.
+"""The ``DeviceSource`` of a backend's GPUs: names, shares, chooses and gives them by the operator's policy.
 
-It combines the pure modules that are the same for every vendor: ``naming`` (which resource), ``sharing`` (how often),
-``allocation`` (which GPU), ``vendor`` (how a container gets it). The backend only finds and watches hardware.
+The pure modules for this are the same for every vendor: ``naming`` (which resource), ``sharing`` (how often), ``allocation``
+(which GPU), ``vendor`` (how a container gets it). The backend only finds and watches hardware.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from devices.gpu.labels import FeatureFile
 
 _CDI_CHECK_S: Final = 30.0
-"""Seconds between two checks of what a CDI specification needs apart from GPUs: /dev/dri fills when DRM's driver is loaded, for
-example."""
+"""Seconds between two checks of the files in a CDI specification, because some appear late: those in /dev/dri with DRM's
+driver."""
 _MAX_REMEMBERED: Final = 4096
-"""Most GPUs and partitions that are remembered after they went: each new MIG layout has new UUIDs."""
+"""Most GPUs and partitions that are remembered, present or gone: each new MIG layout has new UUIDs."""
 _UNNAMED: Final = "devices can't be named"
 _MISSING: Final = "missing, so CUDA programs in containers fail: create the device nodes (nvidia-modprobe -c 0 -u)"
 _MAX_ANSWERS: Final = 1024
@@ -60,9 +60,9 @@ _log = structlog.get_logger()
 class GPUSource(DeviceSource):
     """The GPUs of one backend; ``vendors`` are the vendors of its GPUs.
 
-    While the devices of the node can't be named under the policy, the earlier list stays, with the present health, and the
-    reason is logged. ``survey`` finds out in a thread what answers by CDI need apart from GPUs, and writes it. ``tell`` passes
-    new settings to the backend. ``features`` makes the file of the node's labels; None: there is none.
+    While the policy has no valid name for the node's devices, the earlier list stays, with the present health, and the reason
+    is logged. ``survey`` finds the driver's files in a thread and writes the CDI specifications. ``tell`` passes new settings
+    to the backend. ``features`` makes the file of the node's labels; None: there is none.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class GPUSource(DeviceSource):
         self._unnamed = ""
         self._unusable: tuple[Unusable, ...] = ()
         self._answered: dict[tuple[str, tuple[str, ...], Sayable], ContainerAnswer] = {}
-        """Answers that were given. They stay the same while their input does."""
+        """Earlier answers, which are valid while ``_answered_from`` is the same."""
         self._answered_from: tuple[Mapping[str, NamedGPUs], Policy, NodeTraits] = (self._offers, policy, self._around)
 
     async def watch(self) -> AsyncGenerator[Inventory]:
-        """Yield the inventory, and again after each change of what the backend sees or the settings say.
+        """Yield the inventory, and again after each change of the backend's GPUs or the settings.
 
         Raises:
-            GiveUpError: the backend can't go on. With ``fail_on_init_error`` also: at first the node's devices can't be
+            GiveUpError: the backend can't go on. With ``fail_on_init_error`` also: at the start, the node's devices can't be
                 named, or none of its GPUs can be used.
         """
         following, told = asyncio.ensure_future(self._follow()), False
@@ -132,8 +132,8 @@ class GPUSource(DeviceSource):
         """Return how a container gets these GPUs, by the policy's strategies.
 
         Raises:
-            RefusedError: this kubelet can't carry that, a partition lacks what a container needs, or NOT_FOUND: this
-                source has neither the resource nor a device of it.
+            RefusedError: this kubelet's API lacks a field for it, a partition lacks a part, or NOT_FOUND: this source has
+                neither the resource nor a device of it.
         """
         offer = self._offers.get(resource)
         if offer is None and not (
@@ -196,7 +196,7 @@ class GPUSource(DeviceSource):
             return Fate.EXCLUDED
         if uuid in there or uuid in sight.withdrawn or (sight.resources and offer is None):
             return Fate.WITHDRAWN
-        if known is None:  # From an earlier process. Partitions of GPUs that can't be looked at are unknown.
+        if known is None:  # From an earlier process. If a GPU can't be read, its partitions are unknown.
             looked_at = bool(sight.gpus) and all(one.excluded for one in sight.unusable)
             repartitioned = looked_at and any(one.was_repartitioned(uuid, sight.gpus) for one in self._vendors)
             return Fate.WITHDRAWN if repartitioned else Fate.UNKNOWN
@@ -215,7 +215,7 @@ class GPUSource(DeviceSource):
         return None if known is None else Place(known.board)
 
     def claims(self, resource: str) -> bool:
-        """Return True if it is offered, or the vendor's GPUs could be under this name. Simulated GPUs have their own names."""
+        """Return True if it is offered, or the vendor's GPUs could have this name. Simulated GPUs have their own names."""
         if resource in self._offers:
             return True
         if self._sight is not None and self._sight.resources and self._inventory is not None:
@@ -229,7 +229,7 @@ class GPUSource(DeviceSource):
         return (*found, Hindrance(self.name, trouble)) if trouble else tuple(found)
 
     def _own_hindrances(self) -> list[Hindrance]:
-        """Return one hindrance per unusable GPU. They hold up an update only if no GPU can be used."""
+        """Return one hindrance for each unusable GPU. They hold up a rolling update only if no GPU can be used."""
         if self._unnamed:
             return [Hindrance(self.name, f"{_UNNAMED}: {self._unnamed}", held_up=self._inventory is None)]
         none = not any(offer.gpus for offer in self._offers.values())
@@ -277,7 +277,7 @@ class GPUSource(DeviceSource):
         return await self._handled(self._backend.acquire, device_ids)
 
     async def _handled(self, do: Callable[[Collection[str]], Awaitable[None]], named: Collection[str]) -> list[str]:
-        """Do it with the GPUs of the named devices (none means all); return the IDs of all devices on them."""
+        """Call ``do`` with the GPUs of the named devices (none means all); return the IDs of all devices on them."""
         wanted = frozenset(named)
         boards = {gpu.board for offer, gpu in self._offered() if not wanted.isdisjoint(offer.ids(gpu.uuid))}
         if boards or not named:
@@ -340,10 +340,10 @@ class GPUSource(DeviceSource):
         self._news.set()
 
     async def _survey(self) -> None:
-        """Find out what answers need apart from GPUs, and write it, before the GPUs are listed."""
+        """Find the driver's files for CDI and write the specifications, before the GPUs are listed."""
         sight, policy = self._sight, self._policy
         if self._inventory is None or sight is None or not (sight.gpus or self._known):
-            return  # Without the driver, what was written before stays.
+            return  # Without the driver, the earlier specifications stay.
         if self._survey_cdi is None or not policy.list_strategies & CDI_STRATEGIES:
             self._around = NodeTraits(sight)
             return
@@ -373,7 +373,7 @@ class GPUSource(DeviceSource):
 
 
 def _completed(sight: Sight, before: Sequence[GPU], known: Mapping[str, GPU]) -> Sight:
-    """Add what was seen before: GPUs that can't be looked at now, and products that can't be read now."""
+    """Add released GPUs, and products that can't be read now, as they were seen before."""
     there = {gpu.uuid for gpu in sight.gpus}
     kept = [gpu for gpu in before if gpu.board in sight.released and gpu.uuid not in there]
     gpus = (
@@ -399,7 +399,7 @@ def _check_complete(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> None:
 
 
 def _regained(offer: NamedGPUs, sight: Sight) -> frozenset[str]:
-    """Return the GPUs, offered whole, on which a partition was reset. Its trouble was also theirs."""
+    """Return the GPUs, offered whole, on which a partition was reset: they had its trouble, too."""
     return frozenset(gpu.parent for gpu in sight.gpus if gpu.uuid in sight.recovered and gpu.parent in offer.gpus)
 
 

@@ -50,12 +50,12 @@ class Vendor:
         """Return how a container gets these GPUs (by their device nodes).
 
         Raises:
-            RefusedError: it would start without a GPU.
+            RefusedError: the container would start without a GPU.
         """
         return by_nodes(asked)
 
     def again(self, asked: Asked) -> ContainerAnswer:
-        """Return a second answer, without CDI, for GPUs whose CDI names may not arrive.
+        """Return an answer without CDI, which is sent with CDI names that a kubelet may drop.
 
         Raises:
             RefusedError: this kubelet can't carry it.
@@ -78,9 +78,9 @@ def answer(asked: Asked, device_ids: Collection[str], vendors: Sequence[Vendor])
     """Return how a container gets these devices: GPUs in the order of their indices, each once.
 
     Raises:
-        RefusedError: INVALID_ARGUMENT, more than one replica is asked for, and the operator wants that refused;
-            FAILED_PRECONDITION, the container would start without a GPU, because this kubelet can't carry what brings
-            it, or that isn't known yet.
+        RefusedError: INVALID_ARGUMENT, more than one replica is requested, and ``fail_requests_greater_than_one`` is set.
+            FAILED_PRECONDITION, the container would start without a GPU: this kubelet's API lacks the fields for it, or the GPU
+            is not known yet.
     """
     alone = asked.policy.fail_requests_greater_than_one
     if alone and len(device_ids) > 1 and any(is_replica(one, asked.gpus) for one in device_ids):
@@ -96,10 +96,10 @@ def answer(asked: Asked, device_ids: Collection[str], vendors: Sequence[Vendor])
 
 
 def _by_own_names(asked: Asked, names: tuple[str, ...], vendor: Vendor) -> ContainerAnswer:
-    """Return the answer for GPUs that have CDI names of their own. If the names may not arrive, their content is sent as well.
+    """Return the answer for GPUs with CDI names of their own. If a kubelet may drop the names, add the device nodes.
 
     Raises:
-        RefusedError: CDI names can't arrive, and nothing else brings what they stand for.
+        RefusedError: this kubelet's API has no CDI names.
     """
     if Field.CDI_DEVICES in asked.sayable.said:
         return ContainerAnswer(cdi_devices=names)

@@ -38,11 +38,11 @@ def judge(
 
     Args:
         resource: the resource name, for the messages.
-        device_ids: what the container asks for.
+        device_ids: the devices that the container asks for.
         entries: the list as it was last sent, by device ID.
         now: monotonic seconds.
-        handed_out: for a kubelet that asks again at each start of a container (1.8), the devices that were given
-            before: a refusal would end a running pod. Empty for any other kubelet.
+        handed_out: the devices that were given before, for a kubelet that asks again at each start of a container (1.8): a
+            refusal would end a running pod. Empty for any other kubelet.
         held: the devices that containers hold by the kubelet's records, as far as they are known.
 
     Returns:
@@ -74,7 +74,7 @@ def judge(
         elif entry.device.id in held and row.held:
             why = "a container holds it"
         elif row.lenient and entry.since is not None and now - entry.since < JUST_TURNED_S:
-            why = "it turned just now and the kubelet may not know yet"
+            why = "its state changed just now and the kubelet may not know yet"
         else:
             raise RefusedError(row.allocate, f"a container cannot use this device: {known}. {row.way_out}")
         warnings.append(f"{known}; served all the same, because {why}: {row.way_out}")

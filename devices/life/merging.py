@@ -1,4 +1,4 @@
-"""Merge what a source sees now with what was announced, ordered, held and unhealthy before. Pure.
+"""Merge a source's inventory with what is remembered: announced devices, orders, holders and lasting troubles. Pure.
 
 Times are arguments, and so is everything that is remembered.
 """
@@ -20,8 +20,8 @@ FIRST_DISCOVERY_S: Final = 300.0
 """Most seconds until the first inventory: enough to build a driver while the node boots, and as long as the kubelet waits for
 the plugin of a resource it remembers (endpointStopGracePeriod, 1.10 and later)."""
 HELD_UNKNOWN_S: Final = 600.0
-"""Seconds for which a withdrawn device stays listed while its holders are unknown. A kubelet that is replaced is back within
-minutes; if its records can never be read, the device must vanish at some time."""
+"""Seconds for which a withdrawn device stays listed while its holders are unknown. An upgraded kubelet is back within minutes.
+If its records stay unreadable, the device must still leave the list."""
 LOST_FORGOTTEN_S: Final = 30 * 86_400.0
 """Seconds for which a lost device without a holder stays listed: a repair by the vendor takes weeks."""
 
@@ -30,7 +30,7 @@ _STICKY: Final = (TroubleKind.RESET_REQUIRED, TroubleKind.UNKNOWN)
 
 
 class Sticky(Struct, frozen=True, gc=False):
-    """A trouble that must be remembered: since when (Unix seconds), and the node's boot."""
+    """A trouble that must be remembered; ``at`` is when it began (Unix seconds), ``boot_id`` the boot of the node then."""
 
     trouble: Trouble
     at: float
@@ -41,10 +41,10 @@ class Known(Struct, frozen=True):
     """What is known of a resource's devices in addition to the inventory; all by device ID.
 
     ``announced`` are all devices that a kubelet ever got, as it last got them. ``cordons`` are an operator's, with their
-    reasons. ``withheld`` are listed devices whose hardware is in use under another ID, with the reasons. ``away`` are those
-    that are another API's, or go there (``AWAY``). ``sticky`` are remembered troubles of any boot; ``boot_id`` is this boot.
-    ``held`` are the devices that containers hold by the kubelet's records; None: unknown now. ``fates`` say why the backend no
-    longer lists a device (default LOST), and ``lost_since`` since when it has been lost (Unix seconds).
+    reasons. ``withheld`` are listed devices whose hardware is in use under another ID, with the reasons. ``away`` are the
+    devices in a state of ``AWAY``, each with its reason. ``sticky`` are remembered troubles of any boot; ``boot_id`` is this
+    boot. ``held`` are the devices that containers hold by the kubelet's records; None: unknown now. ``fates`` has why the
+    backend no longer lists a device (default LOST), and ``lost_since`` when it was lost (Unix seconds).
     """
 
     announced: Mapping[str, Device]
@@ -61,8 +61,8 @@ class Known(Struct, frozen=True):
 class Clock(Struct, frozen=True):
     """One moment by two clocks, and the start of this process.
 
-    ``now`` and ``started`` are monotonic seconds; ``unix`` is for what outlives the process. If the wall clock jumps, a lost
-    device without a holder may be forgotten too early, and nothing worse.
+    ``now`` and ``started`` are monotonic seconds. ``unix`` is for times that are on the disk. If the wall clock jumps, the
+    worst result is that a lost device without a holder is forgotten too early.
     """
 
     now: float
@@ -71,11 +71,11 @@ class Clock(Struct, frozen=True):
 
 
 class Merged(Struct, frozen=True):
-    """The list to send, and what must be remembered of it.
+    """The list to send, and what to remember.
 
     ``entries`` are the listed devices in the backend's order, then the others by ID. ``new`` are those that no kubelet ever
-    got, ``dropped`` are announced IDs to forget. ``sticky`` and ``lost_since`` replace those of ``Known``. At ``again_at``
-    (monotonic seconds; None: never) the merge has another result.
+    got, ``dropped`` are announced IDs to forget. ``sticky`` and ``lost_since`` replace those of ``Known``. ``again_at`` is when
+    the result changes by itself (monotonic seconds; None: never).
     """
 
     entries: tuple[Entry, ...]
@@ -214,9 +214,9 @@ def _remembered(known: Known, listing: Listing | None, seen: Mapping[str, Device
 def _is_settled(
     shown: Entry, device: Device, row: Sticky | None, trouble: Trouble | None, covers: Iterable[tuple[State, str, str]]
 ) -> bool:
-    """Return True if a device without other news has the same entry as before, which no clock can change.
+    """Return True if a device's entry is the same as before, and doesn't change with time.
 
-    Nearly all devices do, so the result for the others isn't delayed by thousands of decisions.
+    This is a shortcut: nearly all of thousands of devices are settled.
     """
     for state, what, reason in reversed([*covers]):
         covered = shown.beneath
@@ -233,7 +233,7 @@ def _is_settled(
 
 
 def _covered(told: Device | None, last: Entry | None) -> Entry | None:
-    """Return the entry that stays while the device isn't looked at; None if there was none."""
+    """Return the entry that stays while the device is released; None if there was none."""
     if last is not None:
         return last.beneath if last.state is State.RELEASED else last
     return None if told is None else Entry(told, State.NOT_LOOKED_YET, "announced before a restart")
@@ -276,10 +276,10 @@ def _miss(
         if row is not None:
             return _still(row, spells)
         if clock.now < limit:
-            reason = "known from before a restart, and not looked at since"
+            reason = "known from before a restart, and not checked since"
             return _Found(State.NOT_LOOKED_YET, reason, until=limit)
         return _Found(
-            State.UNHEALTHY, f"nobody could look at it within {patience:.0f} s of the start: the gateway's log says why"
+            State.UNHEALTHY, f"not checked within {patience:.0f} s of the gateway's start; its log has the reason"
         )
     free = known.held is not None and device_id not in known.held
     fate = known.fates.get(device_id)
@@ -291,7 +291,7 @@ def _miss(
             return _Found(State.WITHDRAWN, f"{gone}, but a container holds it", spells=spells)
         waits = None if last is None or last.state is not State.WITHDRAWN else last.until
         until = clock.now + HELD_UNKNOWN_S if waits is None else waits
-        reason = f"{gone}, and who holds it can't be seen now"
+        reason = f"{gone}, and its holder is unknown now"
         return _Found(State.WITHDRAWN, reason, until=until, spells=spells, free=clock.now >= until)
     if grace and clock.now < limit and row is None and (last is None or last.state is State.NOT_LOOKED_YET):
         return _Found(State.NOT_LOOKED_YET, "announced before a restart, and not found yet", until=limit)
@@ -307,7 +307,7 @@ def _still(row: Sticky, spells: Spells) -> _Found:
 
 def _lasting(row: Sticky) -> str:
     reason = row.trouble.reason or "the backend gave no reason"
-    return f"{reason}; until it is reset, the node reboots, or somebody says `gateway forget`"
+    return f"{reason}; until it is reset, the node reboots, or you run `gateway forget`"
 
 
 def _over(reason: str, what: str, beneath: Entry) -> str:

@@ -1,8 +1,9 @@
 """The states of a device, and what follows from each, in one table.
 
 Healthy and Unhealthy are not enough. A device may be missing after a reboot, unhealthy, lost, or no longer offered. All of
-these are "not Healthy", but need different lists: if a device is Unhealthy too early, the kubelet fails pods for good, and if
-it is missing, the kubelet gives its successor away. So each device has a state, and only the table says what follows from it.
+these are "not Healthy", but need different lists. If a device is listed as Unhealthy too early, the kubelet fails pods for
+good. If it is missing from the list, the kubelet forgets its holder and may give its hardware to another pod. So each device
+has a state, and only the table says what follows from it.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ class State(Enum):
 COUNTED: Final = frozenset({State.LENT, State.RETURNING})
 """States of devices that DRA will give back. The kubelet counts them already, because the scheduler never stopped counting them."""
 AWAY: Final = frozenset({State.LEAVING, State.ELSEWHERE}) | COUNTED
-"""States of devices that are another API's, or go there."""
+"""States of devices that another API gives, or that move there or back."""
 COVERS: Final = frozenset({State.CORDONED, State.WITHHELD}) | AWAY
-"""States that cover another state."""
+"""States that cover another state: that one is in force again when they end."""
 
 
 class Consequence(Struct, frozen=True):
     """What follows from a state.
 
-    ``health`` is what the list has (None: what it had before). ``allocate`` is how Allocate refuses the device (None: it
-    doesn't). ``lenient``: it is given with a warning if the kubelet couldn't know the state yet. ``held``: it is given if a
-    container holds it already. ``pre_start`` is how PreStartContainer refuses it (None: the backend decides). ``listed`` and
-    ``kept`` are for a device without a holder: it is on the list; its ID stays remembered over restarts. ``way_out`` tells a
-    person what to do.
+    ``health`` is the health on the list (None: as before). ``allocate`` is the status with which Allocate refuses the device
+    (None: it gives it). ``lenient``: Allocate gives it with a warning if the kubelet couldn't know the state yet. ``held``:
+    Allocate gives it if a container holds it already. ``pre_start`` is the status with which PreStartContainer refuses it
+    (None: the backend decides). ``listed``: it is listed even without a holder. ``kept``: its ID is remembered over restarts
+    even without a holder. ``way_out`` tells a person what to do.
     """
 
     health: Health | None = Health.UNHEALTHY
@@ -63,82 +64,84 @@ class Consequence(Struct, frozen=True):
 
 TABLE: Final[Mapping[State, Consequence]] = {
     State.PRESENT: Consequence(Health.HEALTHY, allocate=None),
-    # The state file knows its ID; the first inventory decides. It is given, because a refused admission would be final, while a
-    # refused pre-start is tried again.
+    # The state file has its ID; the first inventory decides. Allocate gives it, because a refused Allocate fails the pod for
+    # good. PreStartContainer refuses it, because the kubelet tries that again.
     State.NOT_LOOKED_YET: Consequence(
         None, allocate=None, pre_start=Fault.FAILED_PRECONDITION, way_out="the kubelet tries again"
     ),
     State.UNHEALTHY: Consequence(
         lenient=True,
-        way_out="start the pod anew so that it gets another device, and repair this one",
+        way_out="restart the pod so that it gets another device, and repair this one",
     ),
     # It stays listed while a container may hold it: otherwise the kubelet would forget the holder.
     State.LOST: Consequence(
-        way_out="start the pod anew so that it gets another device, and check this one's seat, power and driver",
+        way_out="restart the pod so that it gets another device, and check this one's slot, power and driver",
     ),
-    # An operator wanted it gone, so it stays only for a container that holds it.
+    # An operator removed it, so it stays only for a container that holds it.
     State.WITHDRAWN: Consequence(
         allocate=Fault.NOT_FOUND,
         held=True,
         listed=False,
         kept=False,
-        way_out="start the pod anew so that it gets another device; this one is no longer offered under this name",
+        way_out="restart the pod so that it gets another device; this one is no longer offered under this name",
     ),
     # For its holders, the state beneath decides.
     State.CORDONED: Consequence(
         held=True,
-        way_out="start the pod anew so that it gets another device, or lift the cordon",
+        way_out="restart the pod so that it gets another device, or lift the cordon",
     ),
     # Its hardware is in use under another ID (``devices.boards``). For its holders, the state beneath decides.
     State.WITHHELD: Consequence(
         held=True,
-        way_out="it is offered again when that container has ended; or take the change of the configuration back",
+        way_out="wait until that container has ended, or undo the change of the configuration",
     ),
-    # It goes to DRA when no container holds it. For its holders, the state beneath decides.
+    # It moves to DRA when no container holds it. For its holders, the state beneath decides.
     State.LEAVING: Consequence(
         held=True,
-        way_out="start the pod anew so that it gets another device, or ask by a ResourceClaim",
+        way_out="restart the pod so that it gets another device, or request it by a ResourceClaim",
     ),
     # DRA gives it. No container holds it by this API, even if the kubelet's checkpoint still names pods that ended.
     State.ELSEWHERE: Consequence(
-        way_out="start the pod anew so that it gets another device, or ask by a ResourceClaim; `gateway move --to plugin` brings it back",
+        way_out="restart the pod so that it gets another device, or request it by a ResourceClaim; `gateway move --to plugin` moves it back",
     ),
-    # A pod that asked by name has it by DRA, and the scheduler counts that pod with those of this API: so the list counts its
-    # device. It is given last, and Allocate doesn't wait for it: a kubelet that is asked for its records meanwhile (pod-resources List)
-    # forgets what it was about to give, and gave it to two pods (run on 1.37; UpdateAllocatedDevices of devicemanager/manager.go).
+    # A pod that asked by resource name has it by DRA. The scheduler counts that pod for this API, so the list counts its device
+    # as healthy. It is given last. Allocate doesn't wait for it: if a kubelet is asked for its records during Allocate
+    # (pod-resources List), it forgets what it was about to give. It then gave the device to two pods (run on 1.37;
+    # UpdateAllocatedDevices of devicemanager/manager.go).
     State.LENT: Consequence(
         Health.HEALTHY,
-        way_out="start the pod anew; it comes back from DRA when the pod has ended that has it",
+        way_out="restart the pod; DRA gives the device back when the pod that holds it has ended",
     ),
-    # That pod has ended, and the device is here in a moment. The next pod may be on its way to the kubelet.
+    # That pod has ended, and DRA gives the device back within moments. The kubelet may already ask for it for the next pod.
     State.RETURNING: Consequence(
         Health.HEALTHY,
-        way_out="start the pod anew; it comes back from DRA as soon as the API server says that no claim has it",
+        way_out="restart the pod; DRA gives the device back as soon as the API server reports that no claim holds it",
     ),
-    # Somebody is about to reset or partition it. Unhealthy also while a container holds it: the moment that one ends, the
-    # kubelet would give it to the next. What it covers stays as it was seen last, and decides for those who hold it.
+    # It will be reset or partitioned. It is Unhealthy even while a container holds it: otherwise the kubelet would give it to
+    # the next pod when that container ends. For its holders, the state that it covers decides, as seen last.
     State.RELEASED: Consequence(
         held=True,
-        way_out="start the pod anew so that it gets another device; after the reset say `gateway acquire`",
+        way_out="restart the pod so that it gets another device; after the reset run `gateway acquire`",
     ),
 }
 SPELLS: Final = 3
-"""From so many spells of illness in a row on, a device that is well again is held back. An error and its repetition are
-everyday; a third is a habit."""
+"""From this count of spells in a row (times a device became unhealthy), it stays Unhealthy for a while after it recovered. One
+or two are common; a third shows a lasting fault."""
 STEADY_S: Final = 600.0
-"""How long a device must have been well, in seconds, for its earlier spells to be forgotten: a job that makes it ill again
-has mostly done so by then."""
+"""Seconds for which a device must stay healthy on the list, until its earlier spells are forgotten. A job that makes it
+unhealthy again has usually done so by then."""
 HOLD_S: Final = 60.0
-"""How long it must first be well to be let back after that many spells, in seconds; each further spell doubles it."""
+"""Seconds for which a device must be healthy before it is listed as Healthy after ``SPELLS`` spells. Each further spell doubles
+it."""
 HOLD_MAX_S: Final = 3600.0
-"""The most of it: a device that is well for an hour deserves another try."""
+"""Most seconds of that wait."""
 
 
 class Spells(Struct, frozen=True, gc=False):
-    """How often in a row a device fell ill, and when the last time ended.
+    """How often in a row a device became unhealthy, and when it last recovered. A restart of the gateway forgets both.
 
-    ``count`` is the number of spells between which it was never well for long; ``ended`` the moment from which it has been
-    well (monotonic seconds; None: it is ill, or never was). Of this process only: a restart forgets them.
+    ``count`` is the number of spells without ``STEADY_S`` of health between them. ``ended`` is when the last one ended
+    (monotonic seconds; None: the device is unhealthy, or never was).
     """
 
     count: int = 0

@@ -683,7 +683,7 @@ async def test_where_nvml_would_open_a_released_gpu_it_stays_closed(node: Node) 
     await node.pass_time(20)
     assert nvidia.calls() == calls  # Whoever is told that it is done may reset the GPU at once.
     reasons = {device["id"]: device["reason"] for device in (await one.status())["resources"][0]["devices"]}
-    assert "it opens /dev/nvidia0 unasked, so it stays closed" in reasons[nvidia.uuids[1]]
+    assert "NVML opens /dev/nvidia0 by itself, so it stays closed" in reasons[nvidia.uuids[1]]
     calls = nvidia.calls()
     await one.order("release", ids=[nvidia.uuids[1]])
     await one.order("acquire", ids=[nvidia.uuids[1]])

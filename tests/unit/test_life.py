@@ -71,8 +71,8 @@ RESET, RIDDLE, RESTART = (
     [
         (TroubleKind.APPLICATION, State.PRESENT, "hot", False),
         (TroubleKind.RESTART_APP, State.UNHEALTHY, "hot", False),
-        (TroubleKind.RESET_REQUIRED, State.UNHEALTHY, "hot; until it is reset, the node reboots, or somebody says", True),
-        (TroubleKind.UNKNOWN, State.UNHEALTHY, "hot; until it is reset, the node reboots, or somebody says", True),
+        (TroubleKind.RESET_REQUIRED, State.UNHEALTHY, "hot; until it is reset, the node reboots, or you run", True),
+        (TroubleKind.UNKNOWN, State.UNHEALTHY, "hot; until it is reset, the node reboots, or you run", True),
     ],
 )  # fmt: skip
 def test_the_kind_of_a_trouble_decides(

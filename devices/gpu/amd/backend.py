@@ -1,8 +1,8 @@
 """AMD's GPUs and their partitions, read from sysfs as by AMD's own device plugin.
 
-The driver's folders have the GPUs. KFD's topology has which of them compute, which partition is on which GPU, and their links.
-sysfs reports no changes, so a thread reads it every few seconds; a read may hang with the driver. ``gpus`` interprets a tree,
-``read`` only reads it. docs/amd.md has the rules. Their sources are ROCm/k8s-device-plugin (internal/pkg/amdgpu/amdgpu.go) and
+The driver's folders list the GPUs. KFD's topology shows which of them compute, which partition is on which GPU, and their links.
+sysfs reports no changes, so a thread reads it every few seconds; a read may hang with the driver. ``read`` reads the tree, and
+``gpus`` interprets it. docs/amd.md has the rules. Their sources are ROCm/k8s-device-plugin (internal/pkg/amdgpu/amdgpu.go) and
 Linux (drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
 """
 
@@ -44,8 +44,9 @@ _CONTROL_NODES: Final = ("/dev/kfd",)
 
 _UNBOUND: Final = "the kernel has no driver for it: its log (dmesg) says why"
 _EVERY_S: Final = 5.0
+"""Seconds between two reads of sysfs."""
 _PATIENCE_S: Final = 10.0
-"""Seconds for one look, which takes some milliseconds."""
+"""Most seconds for one read, which usually takes some milliseconds."""
 
 
 _log = structlog.get_logger()
@@ -73,7 +74,7 @@ class AmdBackend:
 
     @property
     def hindrance(self) -> Hindrance | None:
-        """Why no GPU, or not every part of them, can be seen; None if all can."""
+        """Why GPUs or partitions can't be seen; None if all can."""
         return Hindrance(self.name, self._hindrance) if self._hindrance else None
 
     async def watch(self) -> AsyncGenerator[Sight]:
@@ -95,22 +96,22 @@ class AmdBackend:
         return gauges(self._sys, [gpu for gpu in self._seen or () if gpu.board not in released])
 
     async def release(self, uuids: Collection[str]) -> None:
-        """Leave these GPUs out from now on. Nothing must be closed: between two looks no file is open."""
+        """Leave these GPUs out from now on. There is nothing to close: between two reads no file is open."""
         self._released |= frozenset(uuids or {gpu.board for gpu in self._seen or ()})
         self._asked.set()
 
     async def acquire(self, uuids: Collection[str]) -> None:
-        """Use these GPUs again, and look at once."""
+        """Use these GPUs again, and read sysfs at once."""
         self._released -= frozenset(uuids or self._released)
         self._asked.set()
 
     async def _look(self) -> Sight | None:
-        """Return what exists now; None until a look succeeds."""
+        """Return the present GPUs; None while the driver has hung since the start."""
         try:
             tree = await self._read()
         except AbsentError as error:
             self._hinder(str(error))
-            if self._seen is None:  # A missing driver is a result. A driver that hangs is none.
+            if self._seen is None:  # Without a driver, there are no GPUs. While it hangs, they are unknown.
                 return None if isinstance(error, HangsError) else Sight(())
             return await self._shown(replace(gpu, trouble=Trouble(str(error))) for gpu in self._seen)
         self._hinder(overlooked(tree))
@@ -141,10 +142,11 @@ class AmdBackend:
         )
 
     async def _read(self) -> Tree:
-        """Read the tree in a thread that doesn't delay the end of the process. While it hangs, no second one is started.
+        """Read the tree in a daemon thread, so that a hanging driver can't delay the end of the process. At most one runs.
 
         Raises:
-            AbsentError: there is no tree; as a ``HangsError``: the thread hangs.
+            AbsentError: there is no tree.
+            HangsError: the thread hangs.
         """
         if self._reading is None:
             self._reading = _in_thread(lambda: read(self._sys, self._topology))
@@ -204,10 +206,10 @@ def overlooked(tree: Tree) -> str:
 
 
 def steadied(now: Sequence[GPU], before: Sequence[GPU]) -> tuple[GPU, ...]:
-    """Keep what was seen ``before`` of the GPUs that have a trouble now.
+    """Return the GPUs of ``now``; for GPUs with a trouble now, return their state ``before`` with this trouble.
 
-    While a GPU can't be read, its partitions and its name are unknown. A missing partition of a GPU with the same mode has a
-    trouble, and so does a GPU whose mode is missing.
+    The reason: while a GPU can't be read, its partitions and its name are unknown. Also add a trouble to a GPU that lost its
+    mode, and to missing partitions of a GPU whose mode is the same.
     """
     known = {gpu.uuid: gpu for gpu in before}
     wholes = {gpu.uuid: _still_moded(gpu, known.get(gpu.uuid)) for gpu in now if not gpu.parent}
@@ -254,18 +256,18 @@ def _profile(entry: DriverEntry) -> str:
 
 
 def _like(entry: DriverEntry, wholes: Iterable[DriverEntry]) -> list[DriverEntry]:
-    """Return the other GPUs of its product whose partition mode is known."""
+    """Return the other GPUs of the same product whose partition mode is known."""
     return [one for one in wholes if one.id != entry.id and one.product == entry.product and _profile(one)]
 
 
 def _usual(entry: DriverEntry, wholes: Iterable[DriverEntry], troubles: Mapping[str, Trouble | None]) -> str:
-    """Return the mode of the healthy GPUs of its product, which a GPU with a trouble is listed with; '' if they differ."""
+    """Return the mode of the healthy GPUs of the same product, '' if they differ. A GPU with a trouble is listed with it."""
     profiles = {_profile(one) for one in _like(entry, wholes) if troubles[one.id] is None}
     return profiles.pop() if len(profiles) == 1 else ""
 
 
 def _doubt(entry: DriverEntry, partitions: Mapping[str, object], wholes: Sequence[DriverEntry]) -> Trouble | None:
-    """Return the trouble of a GPU that may be partitioned although a file with its mode is missing: other GPUs have neither file."""
+    """Return a trouble if a GPU may be partitioned but a file with its mode is missing. GPUs without modes have neither file."""
     missing = [name for name, mode in ((COMPUTE, entry.compute), (MEMORY, entry.memory)) if not mode]
     if not missing or not (len(missing) == 1 or entry.id in partitions or _like(entry, wholes)):
         return None

@@ -1,8 +1,8 @@
 """The health of GPUs by AMD's metrics exporter, on nodes where it runs.
 
-Its gRPC method lists them, on a socket of its own (ROCm/k8s-device-plugin, internal/pkg/exporter). Only the word "unhealthy"
-counts: for some devices the exporter has no data, which is no trouble (its #195). The answer is read without the exporter's
-.proto file, because only two of its strings are needed.
+A gRPC method on the exporter's own socket lists the devices (ROCm/k8s-device-plugin, internal/pkg/exporter). Only the state
+"unhealthy" is used: for some devices the exporter has no data, which is not a trouble (its #195). The answer is decoded without
+the exporter's .proto file, because only two of its strings are needed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ _STATE, _HEALTH, _DEVICE = 1, 3, 5
 """Field numbers: GPUStateResponse.GPUState, GPUState.Health, GPUState.Device (metricssvc.proto)."""
 
 _EVERY_S: Final = 30.0
-"""The exporter reads the GPUs every 30 s, and AMD's plugin asks as often."""
+"""Seconds between two calls: the exporter reads the GPUs every 30 s, and AMD's plugin asks as often."""
 _KEPT_S: Final = 300.0
-"""Enough for a new exporter to replace an old one."""
+"""Seconds for which an answer is used, enough for a new exporter to replace an old one."""
 _DEADLINE_S: Final = 2.0
+"""Most seconds for one call."""
 _LENGTH_DELIMITED: Final = 2
 """The wire type of strings and messages (https://protobuf.dev/programming-guides/encoding/)."""
 
@@ -43,7 +44,7 @@ _log = structlog.get_logger()
 
 
 class Exporter:
-    """Asks the exporter, at most every 30 s, and keeps its last answer for 5 minutes while it doesn't answer.
+    """Asks the exporter at most every 30 s. While it is silent, its last answer is used for 5 minutes.
 
     ``socket`` is its socket, which may not exist.
     """

@@ -1,4 +1,4 @@
-"""Read AMD's GPUs from sysfs, as plain values. Sizes are bounded, and a tree that changes meanwhile is read again."""
+"""Read AMD's GPUs from sysfs, as plain values. Sizes are bounded, and a tree that changes during a read is read again."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ class KfdLink(NamedTuple):
 
 
 class KfdNode(Struct, frozen=True):
-    """A node of KFD's topology that computes. ``location`` is bus << 8 | device << 3 | function, or partition.
+    """A node of KFD's topology that computes. ``location`` is bus << 8 | device << 3 | function (or partition number).
 
-    ``simds`` are its SIMD units, ``per_cu`` those of one compute unit, ``memory`` is in bytes. 0: unknown.
+    ``simds`` is the number of its SIMD units, ``per_cu`` the number for one compute unit, ``memory`` is in bytes; 0: unknown.
     """
 
     number: int
@@ -96,7 +96,7 @@ class KfdNode(Struct, frozen=True):
 class Topology(Struct, frozen=True):
     """KFD's nodes, and a ``key`` that changes with them. ``problem`` is why some could not be read.
 
-    ``unbound`` are the PCI addresses of AMD's GPUs that had no driver then.
+    ``unbound`` are the PCI addresses of AMD's GPUs without a driver.
     """
 
     key: tuple[object, ...] = ()
@@ -187,7 +187,7 @@ def _unbound(root: Path, bound: Collection[str]) -> tuple[str, ...]:
 
 
 def _mode(path: Path) -> tuple[str, str]:
-    """Read a partition mode, in lower case; return '' and why if the file has none. A GPU without partitions has no file."""
+    """Return a partition mode in lower case and '', or '' and the problem. A GPU without partitions has no such file."""
     modes, example = _MODES[path.name]
     text, problem = _optional(path)
     if not problem and not modes.fullmatch(text.lower()) and (text or path.exists()):
@@ -196,9 +196,9 @@ def _mode(path: Path) -> tuple[str, str]:
 
 
 def _key(kfd: Path, whole: Iterable[DriverEntry]) -> tuple[object, ...]:
-    """Return what changes whenever KFD's topology does; empty if the kernel has no generation.
+    """Return a key that changes whenever KFD's topology does; empty if the kernel has no generation number.
 
-    The generation starts again when the driver is loaded, so the inode is also in it.
+    The number starts again when the driver is loaded, so the key also has the inode.
     """
     generation, _ = _optional(kfd / "generation_id")
     try:
@@ -209,7 +209,7 @@ def _key(kfd: Path, whole: Iterable[DriverEntry]) -> tuple[object, ...]:
 
 
 def _nodes(folder: Path, renders: Collection[int | None]) -> tuple[tuple[KfdNode, ...], str]:
-    """Return the nodes that compute, with the links of those with one of these render minors; and why some can't be read."""
+    """Return the nodes that compute, and why some can't be read. Nodes with one of these render minors have their links."""
     nodes: list[KfdNode] = []
     names = _names(folder, _NUMBER)
     problem = "" if names else f"{folder} has no nodes"

@@ -20,7 +20,7 @@ NEEDED: Final = frozenset({"/dev/nvidiactl", UVM})
 """The device nodes without which no CUDA program runs (seen with driver 580: cuInit fails with 100 and 999)."""
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
 _MOUNTED: Final = "/var/run/nvidia-container-devices"
-_SAID_BY: Final[Mapping[ListStrategy, frozenset[Field]]] = {
+_FIELDS: Final[Mapping[ListStrategy, frozenset[Field]]] = {
     ListStrategy.ENVVAR: frozenset({Field.ENVS}),
     ListStrategy.VOLUME_MOUNTS: frozenset({Field.ENVS, Field.MOUNTS}),
     ListStrategy.CDI_ANNOTATIONS: frozenset({Field.ANNOTATIONS}),
@@ -30,7 +30,7 @@ _EXPANDED: Final = frozenset({Field.ENVS, Field.MOUNTS, Field.DEVICE_NODES})
 
 
 def by_strategies(asked: Asked) -> ContainerAnswer:
-    """Return the answer for NVIDIA's GPUs by each strategy that this kubelet can carry; at least one must arrive for certain."""
+    """Return the answer for NVIDIA's GPUs by each strategy that this kubelet's API supports. At least one must arrive for certain."""
     policy = asked.policy
     certain, by_cdi = _ways(policy.list_strategies, asked.sayable, with_cdi=not asked.around.without_cdi)
     if not certain:
@@ -53,19 +53,19 @@ def _ways(
 ) -> tuple[frozenset[ListStrategy], frozenset[ListStrategy]]:
     """Return the strategies that arrive for certain, and those with CDI names that may arrive."""
     chosen = strategies if with_cdi else strategies - CDI_STRATEGIES
-    certain = frozenset(one for one in chosen if _SAID_BY[one] <= sayable.said)
-    by_cdi = frozenset(one for one in chosen & CDI_STRATEGIES if _SAID_BY[one] <= sayable.said | sayable.unsure)
+    certain = frozenset(one for one in chosen if _FIELDS[one] <= sayable.said)
+    by_cdi = frozenset(one for one in chosen & CDI_STRATEGIES if _FIELDS[one] <= sayable.said | sayable.unsure)
     return certain, by_cdi
 
 
 def _fallback(asked: Asked) -> ContainerAnswer:
-    """Return an answer without CDI, if the operator allows one.
+    """Return the answer by ``--cdi-fallback``.
 
     Raises:
-        RefusedError: the operator doesn't, or this kubelet can't carry that either.
+        RefusedError: the setting forbids one, or this kubelet's API lacks the fields for it.
     """
     policy, around, said = asked.policy, asked.around, asked.sayable.said
-    fields = {field for one in policy.list_strategies for field in _SAID_BY[one]} - said
+    fields = {field for one in policy.list_strategies for field in _FIELDS[one]} - said
     why = f"{not_carried(asked.resource, fields)}, or another DEVICE_LIST_STRATEGY, or --cdi-fallback"
     if around.without_cdi:
         why = f"a container gets {asked.resource} by CDI, but there is no CDI specification: {around.without_cdi}"
@@ -84,7 +84,7 @@ def _fallback(asked: Asked) -> ContainerAnswer:
 
 
 def _in_environment(asked: Asked, strategies: Collection[ListStrategy]) -> ContainerAnswer:
-    """Name GPUs and the IMEX channel by mounts, else in variables: only an administrator can mount (NVIDIA's accept-…-as-volume-mounts)."""
+    """Name GPUs and the IMEX channel by mounts, else in variables. Pods can set variables, but not these mounts."""
     names, imex = _names(asked), asked.around.sight.imex
     if ListStrategy.VOLUME_MOUNTS in strategies:
         mounts = tuple(Mount(f"{_MOUNTED}/{name}", "/dev/null") for name in (*names, *(["imex/0"] if imex else [])))
@@ -95,7 +95,7 @@ def _in_environment(asked: Asked, strategies: Collection[ListStrategy]) -> Conta
 
 
 def _with_modes(said: ContainerAnswer, policy: Policy) -> ContainerAnswer:
-    """Ask the NVIDIA runtime, if it is used, for the operator's further features."""
+    """Add the variables by which the NVIDIA runtime adds GDRCopy, GDS and MOFED, if the policy has them."""
     if not (said.envs and (policy.gdrcopy or policy.gds or policy.mofed)):
         return said
     wanted = {"NVIDIA_GDRCOPY": policy.gdrcopy, "NVIDIA_GDS": policy.gds, "NVIDIA_MOFED": policy.mofed}
@@ -103,7 +103,7 @@ def _with_modes(said: ContainerAnswer, policy: Policy) -> ContainerAnswer:
 
 
 def _with_nodes(said: ContainerAnswer, asked: Asked) -> ContainerAnswer:
-    """Pass the device nodes that every GPU needs, and those that the operator wants passed."""
+    """Add the device nodes that every GPU needs, and with ``pass_device_specs`` the further ones."""
     policy = asked.policy
     always = [DeviceNode(path, path) for gpu in asked.known for path in gpu.device_nodes]
     if not always and not policy.pass_device_specs:
@@ -121,10 +121,10 @@ def _with_nodes(said: ContainerAnswer, asked: Asked) -> ContainerAnswer:
 
 
 def _require_nodes(asked: Asked) -> None:
-    """Refuse if a device node is missing without which every CUDA program in the container would fail.
+    """Check that the device nodes that every CUDA program needs exist.
 
     Raises:
-        RefusedError: FAILED_PRECONDITION.
+        RefusedError: FAILED_PRECONDITION, one is missing.
     """
     needed = {path for gpu in asked.known for path in gpu.spec_nodes} | NEEDED
     if missing := [path for path in asked.around.sight.missing if path in needed]:

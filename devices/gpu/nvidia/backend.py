@@ -1,6 +1,6 @@
 """NVIDIA's GPUs and MIG instances, found and watched through NVML.
 
-Two threads (``watch``) call NVML, and pass on what they find. Here ``devices.gpu.nvidia.health`` judges it, on the event loop.
+Two threads (``watch``) call NVML and pass on their results. On the event loop, ``devices.gpu.nvidia.health`` judges them.
 """
 
 from __future__ import annotations
@@ -52,14 +52,15 @@ _log = structlog.get_logger()
 class NvidiaBackend:
     """A ``Backend`` over NVML.
 
-    A GPU that fails stays as it was, with its trouble, and doesn't affect others. While NVML can't be used, the last known
-    state stays; if the driver isn't loaded, all GPUs are unhealthy. While any GPU is released, new GPUs aren't found.
+    If a GPU fails, its last known state stays, with a trouble; other GPUs aren't affected. While NVML can't be used, the last
+    known state of all GPUs stays; if the driver isn't loaded, all are unhealthy. While any GPU is released, new GPUs aren't
+    found.
 
     A call that hangs makes only its GPU unhealthy; errors of the others still arrive, and the watch can still be closed. The
-    thread of such a call can't be ended: it goes when the call returns, or with the process.
+    thread of such a call ends when the call returns, or with the process.
 
     Args:
-        policy: is a first failure final, and which errors count? ``judge_by`` changes the latter.
+        policy: the operator's settings; ``judge_by`` changes them.
         library: NVML's name, or its path.
         sys: where this process sees ``/sys``.
         proc: where it sees ``/proc``.
@@ -97,7 +98,7 @@ class NvidiaBackend:
 
     @property
     def hindrance(self) -> Hindrance | None:
-        """Why no GPU was seen yet. Once GPUs were seen, their troubles say what is wrong."""
+        """Why no GPU was seen yet, or why containers get no IMEX channel. Once GPUs were seen, their troubles have the rest."""
         if self._scan is not None:
             lacks = self._lacks_channel(self._scan) and not self._policy.imex_required
             return Hindrance(self.name, _NO_CHANNEL) if lacks else None
@@ -113,8 +114,8 @@ class NvidiaBackend:
         """Yield what exists, and again after each change.
 
         Raises:
-            GiveUpError: status 1, the first attempt failed and ``fail_on_init_error`` makes that final; status 75, the
-                library has not fitted the driver for ``GRACE_S``, and only a new container can get another library.
+            GiveUpError: status 1, the first attempt failed and ``fail_on_init_error`` makes that final. Status 75, the
+                library has been of another release than the driver for ``GRACE_S``; only a new container gets another library.
         """
         nvml = Nvml(self._library)
         looker = Looker(nvml, self._node, self._let, self._guests, lambda news: self._take(looker, news))
@@ -150,7 +151,7 @@ class NvidiaBackend:
         await self._renew()
 
     async def acquire(self, uuids: Collection[str]) -> None:
-        """Use these GPUs again (none means all). They are healthy unless the next look shows otherwise.
+        """Use these GPUs again (none means all), and remove their troubles. The next look may find troubles again.
 
         Raises:
             TimeoutError: NVML hangs.
@@ -222,7 +223,7 @@ class NvidiaBackend:
         self._news.set()
 
     def _tell(self, news: Happened) -> None:
-        """Log an error, but not each of many equal ones."""
+        """Log an error, unless an equal one was logged within ``_LOGGED_AGAIN_S``."""
         key = news.event.uuid, news.event.xid
         if news.at < self._logged.get(key, -_LOGGED_AGAIN_S) + _LOGGED_AGAIN_S:
             return
@@ -244,7 +245,7 @@ class NvidiaBackend:
         )
 
     def _mind(self, looker: Looker, now: float) -> None:
-        """Handle what only time shows: a call that hangs, a first attempt that failed, a grace that ended.
+        """Handle a call that hangs, a first attempt that failed, and the end of the grace for another release.
 
         Raises:
             GiveUpError: see ``watch``.
@@ -265,13 +266,13 @@ class NvidiaBackend:
             raise GiveUpError(words)
         if self._mismatch_since is not None and now >= self._mismatch_since + GRACE_S:
             raise GiveUpError(
-                f"the driver was upgraded beneath this container, whose libraries are of the release before "
+                f"the driver was upgraded while this container ran, so its libraries are of the release before "
                 f"({self._down}): restart it, so that it gets the new ones",
                 status=75,
             )
 
     def _patience(self, now: float) -> float:
-        """Return the seconds until something changes by itself."""
+        """Return the seconds until the next change that only time brings."""
         due = [now + HANG_S]
         if (rests := health.rests_at(self._health, self._policy.health_recovery)) is not None:
             due.append(rests)
@@ -284,10 +285,7 @@ class NvidiaBackend:
         return self._let.uuids | {gpu.board for gpu in every}
 
     def _sight(self) -> Sight | None:
-        """Return what exists and its troubles; None: no look succeeded yet.
-
-        A driver that isn't loaded counts as a look: there is no GPU to give.
-        """
+        """Return the GPUs with their troubles; None: no look succeeded yet. If the driver isn't loaded, there are no GPUs."""
         if self._scan is None:
             unloaded = self._down is not None and isinstance(self._down, NotLoadedError)
             return Sight(()) if unloaded else None
@@ -327,11 +325,11 @@ def _checks(policy: Policy) -> Checks:
 
 
 def _gauges(library: str, guests: Guests, gpus: Sequence[GPU]) -> Sequence[Reading]:
-    """Read the gauges of these GPUs and MIG devices, as far as possible, next to the threads that watch them. It blocks.
+    """Read the gauges of these GPUs and MIG devices; leave out those that can't be read. It blocks.
 
-    NVML is opened and closed for each reading. That costs little, because the looking thread holds it open. While that thread has
-    it closed (GPUs are released, the driver is being replaced), nothing is read. Several threads may call the library (NVML API
-    reference, "thread safe").
+    NVML is opened and closed for each reading. That costs little, because the looking thread keeps it open. While that thread
+    has closed it (GPUs are released, the driver is being replaced), nothing is read. Several threads may call the library at the
+    same time (NVML API reference, "thread safe").
     """
     found: list[Reading] = []
     with guests.let_in() as welcome:

@@ -1,8 +1,8 @@
 """The CDI specifications for containers with NVIDIA's GPUs: nodes, driver files, hooks. Pure; ``survey`` has them written.
 
 Kinds and names are those of NVIDIA's device plugin (internal/cdi/cdi.go of 0.20, which uses nvcdi of the NVIDIA Container
-Toolkit), because the kubelet still uses answers from before the plugin was replaced. The content is also nvcdi's (pkg/nvcdi of
-1.20).
+Toolkit), because the kubelet still uses answers of the plugin that was here before. The content also follows nvcdi (pkg/nvcdi
+of 1.20).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VENDOR: Final = "k8s.device-plugin.nvidia.com"
 CLASS: Final = "gpu"
 _READ_ONLY: Final = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 _WRITABLE: Final = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
-"""For sockets: otherwise a container in the container could not use them."""
+"""Mount options of sockets: a nested container could not use read-only ones."""
 # Otherwise the NVIDIA runtime would add GPUs of its own choice.
 _VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
 _CUDA: Final = "libcuda.so."
@@ -32,7 +32,7 @@ _LINK: Final = "create-symlinks"
 
 
 class Extra(Enum):
-    """What a container gets in addition to its GPUs, if an operator wants it. The values are the CDI classes."""
+    """Further devices that a container gets with its GPUs, by setting. The values are the CDI classes."""
 
     GDRCOPY = "gdrcopy"
     GDS = "gds"
@@ -47,7 +47,7 @@ class Symlink(Struct, frozen=True):
 
 
 class Drawing(Struct, frozen=True):
-    """What a container needs to draw on a GPU: DRM's device nodes, as containers find them, and the links that name them by PCI address."""
+    """The files that a container needs to draw on a GPU: DRM's device nodes, and links to them by PCI address."""
 
     nodes: tuple[str, ...]
     links: tuple[Symlink, ...] = ()
@@ -90,7 +90,7 @@ def extras(policy: Policy, driver: DriverFiles) -> tuple[Extra, ...]:
 def specifications(
     gpus: Iterable[GPU], control_nodes: Sequence[str], policy: Policy, driver: DriverFiles, *, imex: bool = False
 ) -> tuple[Specification, ...]:
-    """Return the specifications: of GPUs with their partitions, if there are any, of each extra, and of IMEX channel 0.
+    """Return the specifications: of the GPUs and partitions (if any), of each extra, and of IMEX channel 0 (if ``imex``).
 
     A GPU without a valid CDI name (``qualified``) is left out.
     """
@@ -157,7 +157,7 @@ def _device(gpus: Sequence[GPU], policy: Policy, driver: DriverFiles) -> Specifi
         nodes=list({node["path"]: node for node in nodes}.values()),
         hooks=_calls(policy, {_LINK: links} if links else {}),
     )
-    return edits or {"env": [_VOID]}  # CDI refuses a device without any.
+    return edits or {"env": [_VOID]}  # CDI rejects a device without edits.
 
 
 def _own_nodes(gpu: GPU, policy: Policy) -> list[dict[str, str]]:

@@ -1,9 +1,9 @@
 """Find the files of NVIDIA's driver that containers need: libraries, programs, firmware, sockets, files for graphics.
 
-They are searched in the folders of the distributions, below the root in which this process sees the driver, as by nvcdi of the
-NVIDIA Container Toolkit (pkg/nvcdi/driver-nvml.go, pkg/lookup/library.go, internal/discover/graphics.go and symlinks.go,
-internal/platform-support/dgpu of 1.20), without the loader's cache. Symbolic links are followed inside that root only, because
-they are the driver container's.
+The search uses the distributions' folders, below the root in which this process sees the driver. It follows nvcdi of the NVIDIA
+Container Toolkit (pkg/nvcdi/driver-nvml.go, pkg/lookup/library.go, internal/discover/graphics.go and symlinks.go,
+internal/platform-support/dgpu of 1.20), but doesn't use the loader's cache. Symbolic links are followed inside that root only,
+because they belong to the driver's container.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SOCKETS: Final = (
     ("/run/nvidia-fabricmanager/socket", "/var/run/nvidia-fabricmanager/socket"),
     ("/tmp/nvidia-mps",),  # noqa: S108 - a path of the host, not ours
 )
-"""Of each row, the first one that exists."""
+"""Only the first path of each row that exists is used."""
 _OWN_VERSION: Final = (
     "libnvidia-egl-gbm.so.*.*", "libnvidia-egl-wayland.so.*.*", "libnvidia-egl-wayland2.so.*.*",
     "libnvidia-egl-xcb.so.*.*", "libnvidia-egl-xlib.so.*.*", "libnvidia-nvvm70.so.*",
@@ -62,7 +62,7 @@ _XORG_BELOW: Final = (
     "nvidia/xorg", "xorg/modules/drivers", "xorg/modules/extensions", "xorg/modules/updates/drivers",
     "xorg/modules/updates/extensions",
 )  # fmt: skip
-"""In the folders of libraries."""
+"""Folders of X.Org modules below the libraries' folders."""
 _CONFIG_FOLDERS: Final = ("/etc", "/usr/local/share", "/usr/share")
 _CONFIGS: Final = (
     "glvnd/egl_vendor.d/10_nvidia.json", "egl/egl_external_platform.d/15_nvidia_gbm.json",
@@ -70,13 +70,13 @@ _CONFIGS: Final = (
     "egl/egl_external_platform.d/20_nvidia_xcb.json", "egl/egl_external_platform.d/20_nvidia_xlib.json",
     "nvidia/nvoptix.bin", "X11/xorg.conf.d/10-nvidia.conf", "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
 )  # fmt: skip
-"""Containers find them below /usr/share, wherever they are on the node."""
+"""Configuration files. Containers get them below /usr/share, wherever they are on the node."""
 _OPENCL: Final = "OpenCL/vendors/nvidia.icd"
 _VULKAN: Final = (
     "vulkan/icd.d/nvidia_icd.json", "vulkan/icd.d/nvidia_layers.json", "vulkan/implicit_layer.d/nvidia_layers.json",
     f"vulkan/icd.d/nvidia_icd.{os.uname().machine}.json",
 )  # fmt: skip
-"""Containers find them, and OpenCL's, below /etc."""
+"""Vulkan's files. Containers get them, and OpenCL's, below /etc."""
 _LINKS: Final = {
     "libcuda.so": ("libcuda.so", "libcuda.so.1"),
     "libGLX_nvidia.so": ("libGLX_indirect.so.0", ""),
@@ -85,7 +85,7 @@ _LINKS: Final = {
     "libnvidia-vulkan-producer.so": ("libnvidia-vulkan-producer.so", ""),
     "libglxserver_nvidia.so": ("libglxserver_nvidia.so", ""),
 }
-"""Links that programs need and that the loader's cache doesn't make: by library, the link and its target ('': the library itself)."""
+"""Links that programs need and that ldconfig doesn't make. By library: the link and its target ('': the library itself)."""
 _NODES: Final = {
     Extra.GDRCOPY: (("/dev", "gdrdrv"),),
     Extra.GDS: (("/dev", "nvidia-fs*"),),
@@ -95,7 +95,7 @@ _MOUNTS: Final = {Extra.GDS: ("/run/udev", "/etc/cufile.json")}
 _FIRMWARE: Final = re.compile(r"(?:gsp|ucodes).*\.bin")
 _MAX_ENTRIES: Final = 20_000
 _MAX_LINKS: Final = 40
-"""As many as Linux follows in one path."""
+"""Most links in one path, as in Linux."""
 
 
 class DriverFilesError(Exception):
@@ -152,7 +152,7 @@ class _Tree:
         self._host = host.rstrip("/")
 
     def resolve(self, path: str) -> str | None:
-        """Follow all links of a path, as a process with this root would; None if they lead nowhere."""
+        """Follow all links of a path, as a process with this root would; None if a target doesn't exist."""
         rest = [part for part in path.split("/") if part][::-1]
         done: list[str] = []
         links = 0

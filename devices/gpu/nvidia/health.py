@@ -1,8 +1,8 @@
-"""The health of GPUs by NVIDIA's driver, and what it takes for a GPU to be healthy again.
+"""The health of GPUs by NVIDIA's driver, and when a GPU is healthy again.
 
 The driver reports errors by number (Xid), and states (a row to be remapped, a wanted recovery). Both are judged here. An
-application's error leaves a GPU healthy. Others make it, or one partition of it, unhealthy until time has passed, or until
-there is evidence of a reset that is *newer* than the trouble. Pure: a state, and functions that return the next one.
+application's error leaves a GPU healthy. Other errors make the GPU, or one partition, unhealthy until some time has passed, or
+until there is evidence of a reset that is *newer* than the trouble. Pure: a state, and functions that return the next one.
 
 Sources: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, as of October 2025), its GPU
 memory error management (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt), and for ignored Xids and their settings
@@ -22,8 +22,8 @@ from devices.model import Trouble, TroubleKind
 from devices.policy import Recovery
 
 QUIET_S: Final = 60.0
-"""Seconds after the last error that only needs its application restarted until a GPU is healthy again. The application has
-usually ended by then; one that fails again makes the GPU unhealthy again (damped in ``devices.life``)."""
+"""Seconds from the last RESTART_APP error until the GPU is healthy again. Its application has usually ended by then. A further
+error makes the GPU unhealthy again; ``devices.life`` damps the repetition."""
 _MOST_CAUSES: Final = 32
 """Most causes that are kept of one GPU or partition, the latest ones."""
 _MOST_GONE: Final = 256
@@ -99,7 +99,7 @@ _ACTIONS: Final[Mapping[int, tuple[str, TroubleKind]]] = {
     6: ("a bus reset", TroubleKind.RESET_REQUIRED),
     7: ("a reboot of the system", TroubleKind.RESET_REQUIRED),
 }
-"""The recovery that the driver wants (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, nvml.h); 0 is none."""
+"""The recovery action that the driver requests (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, nvml.h); 0 is none."""
 
 
 class Checks(Struct, frozen=True):
@@ -144,7 +144,7 @@ def _listed(text: str) -> tuple[frozenset[int], tuple[str, ...]]:
 
 
 def judged(xid: int, checks: Checks) -> Trouble:
-    """Return the trouble of an Xid. An ignored one is an application's; one that is enabled by name never is."""
+    """Return the trouble of an Xid. If the Xid is ignored, it is an application's; if it is enabled by name, it never is."""
     action, words = _XIDS.get(xid, ("", ""))
     kind = _KINDS.get(action, TroubleKind.UNKNOWN)
     ignored = checks.ignores(xid)
@@ -171,10 +171,10 @@ class Event(Struct, frozen=True):
 class Looked(Struct, frozen=True):
     """The result of a look at one physical GPU, begun at ``at`` (monotonic seconds).
 
-    ``failed`` is why it could not be looked at; then other fields are unused. ``lost``: it needs a reset to answer again.
-    ``partitions`` are UUIDs by GPU and compute instance. ``remap_pending``: memory is replaced at the next reset;
-    ``remap_failed``: that failed. ``action``: the recovery that the driver wants (a value of nvmlDeviceGpuRecoveryAction_t).
-    None: not reported.
+    ``failed`` is why the look failed; then the other fields are unused. ``lost``: the GPU needs a reset to answer again.
+    ``partitions`` are UUIDs by GPU and compute instance. ``remap_pending``: the next reset remaps a row of memory.
+    ``remap_failed``: a remap failed. ``action``: the recovery that the driver requests (a value of
+    nvmlDeviceGpuRecoveryAction_t). None: not reported.
     """
 
     at: float
@@ -187,7 +187,7 @@ class Looked(Struct, frozen=True):
 
 
 class Ill(Struct, frozen=True):
-    """A trouble, since when it is known (monotonic seconds), and its Xid (None: none)."""
+    """A trouble, known since ``at`` (monotonic seconds), with its Xid (None: none)."""
 
     trouble: Trouble
     at: float
@@ -205,7 +205,7 @@ class NodeHealth(Struct, frozen=True):
     recovered: frozenset[str] = frozenset()
 
     def trouble(self, *uuids: str) -> Trouble | None:
-        """Return the worst trouble of these UUIDs, such as a partition and its GPU; of equal ones the latest."""
+        """Return the worst trouble of these UUIDs, such as a partition and its GPU; the latest of equally bad ones."""
         ills = [ill for uuid in uuids for ill in self.ills.get(uuid, {}).values()]
         worst = max(ills, key=lambda ill: (_SEVERITY.index(ill.trouble.kind), ill.at), default=None)
         return None if worst is None else worst.trouble
@@ -214,7 +214,7 @@ class NodeHealth(Struct, frozen=True):
 def event(health: NodeHealth, happened: Event, checks: Checks, now: float) -> NodeHealth:
     """Add an error: to the partition if the driver names a known one, else to the whole GPU.
 
-    An Xid of a GPU instance is one of all its compute instances. An application's error changes nothing.
+    An Xid of a GPU instance affects all its compute instances. An application's error changes nothing.
     """
     if happened.xid is None:
         ecc = Trouble("a double bit ECC error", TroubleKind.RESET_REQUIRED)
@@ -247,12 +247,12 @@ def looked(
     reloaded: float | None = None,
     released: Collection[str] = (),
 ) -> NodeHealth:
-    """Add a look, begun at ``now``, at all GPUs (by UUID) except those ``released``. Any other GPU that it lacks is gone.
+    """Add a look, begun at ``now``, at all GPUs (by UUID) except those ``released``. Any other GPU missing in it is gone.
 
-    A trouble that only a reset ends has ended if this look shows a reset since the look before. Then everything that was known
-    by *that* look ends; later troubles stay, because they may be newer than the reset. Evidence of a reset: a GPU that was lost
-    or gone answers again, a wanted reset isn't wanted any more, a pending remap isn't pending any more. A new load of the
-    driver ends everything from before ``reloaded``, when NVML was closed (None: there was none).
+    If this look shows a reset since the look before, all troubles known at the look before have ended. Later troubles stay,
+    because they may be newer than the reset. Evidence of a reset: a GPU that was lost or gone answers again, the driver no
+    longer requests a reset, or a remap is no longer pending. A reload of the driver ends all troubles from before ``reloaded``,
+    the moment when NVML was closed (None: no reload).
     """
     ills: dict[str, Mapping[str, Ill]] = dict(health.ills)
     recovered = set(health.recovered)
@@ -285,7 +285,7 @@ def looked(
 
 
 def rested(health: NodeHealth, now: float, recovery: Recovery) -> NodeHealth:
-    """Remove errors that only needed their application restarted, and are ``QUIET_S`` old."""
+    """Remove RESTART_APP errors that are ``QUIET_S`` old."""
     if recovery is Recovery.OFF:
         return health
     ills = {
@@ -346,7 +346,7 @@ def _was_reset(before: Looked, look: Looked) -> bool:
 
 
 def _states(causes: Mapping[str, Ill], look: Looked, checks: Checks, recovery: Recovery) -> Mapping[str, Ill]:
-    """Add the states that a look found. A state that ended is removed, unless recovery is off."""
+    """Add the states that a look found. Remove states that have ended, unless recovery is off."""
     states: dict[str, Trouble | None] = {"unreachable": look.failed}
     if look.failed is None:
         states |= {"action": None, "failed remap": None, "remap": None}
@@ -357,7 +357,7 @@ def _states(causes: Mapping[str, Ill], look: Looked, checks: Checks, recovery: R
         if look.remap_failed and not checks.none:
             states["failed remap"] = Trouble("a broken row of its memory could not be replaced", TroubleKind.UNKNOWN)
         if look.remap_pending and not checks.none:
-            # NVIDIA's memory error management allows new programs on it: the page is out of use already.
+            # New programs may use the GPU: the broken page is out of use already (NVIDIA's memory error management).
             states["remap"] = Trouble("broken memory is replaced at its next reset", TroubleKind.APPLICATION)
     now = dict(causes)
     for cause, trouble in states.items():

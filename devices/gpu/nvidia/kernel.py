@@ -45,7 +45,7 @@ class KernelFacts(Struct, frozen=True):
         return any((dev / IMEX_CHANNEL.removeprefix("/dev/")).exists() for dev in (self.root / "dev", self.dev))
 
     def load(self) -> int | None:
-        """Return what differs with each load of the driver: sysfs makes its folder again; None if unknown."""
+        """Return a number that differs for each load of the driver (the inode of its folder in sysfs); None if unknown."""
         try:
             return (self.sys / "module/nvidia").stat().st_ino
         except OSError:
@@ -93,7 +93,7 @@ class KernelFacts(Struct, frozen=True):
         return ". The driver is loaded, but /dev/nvidiactl is missing: create it (nvidia-modprobe -c 0 -u)"
 
     def missing(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Return the missing device nodes without which CUDA programs fail: of these, and of those that every GPU needs."""
+        """Return the missing device nodes: of ``nodes``, and of those that every CUDA program needs."""
         gone = [path for path in {*NEEDED, *nodes} if not (self.dev / path.removeprefix("/dev/")).exists()]
         if self.without_uvm and "nvidia-uvm" in read(self.proc / "devices", 1 << 16):
             gone = [path for path in gone if path != UVM]
@@ -105,7 +105,7 @@ class KernelFacts(Struct, frozen=True):
         return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
 
     def excluded(self, plugged: Iterable[str]) -> frozenset[str]:
-        """Return the GPUs that the driver's parameter NVreg_ExcludedGpus leaves out: NVML never has them."""
+        """Return the GPUs that the driver's parameter NVreg_ExcludedGpus leaves out; NVML doesn't list them."""
         return frozenset(pci for pci in plugged if self._said(pci).get("GPU Excluded") == "Yes")
 
     def capabilities(self) -> Mapping[str, int]:
@@ -114,7 +114,7 @@ class KernelFacts(Struct, frozen=True):
         return {line.partition(" ")[0]: int(minor[0]) for line in lines if (minor := _MINOR.search(line))}
 
     def capability(self, path: str) -> int | None:
-        """Return the minor of one, if there is no such table; ``path`` has the same form."""
+        """Return the minor of one capability node, for drivers without the table of ``capabilities``; ``path`` is as there."""
         gpu, _, rest = path.partition("/")
         lines = read(self.proc / "driver/nvidia/capabilities" / gpu / "mig" / rest, 4096).splitlines()
         minors = [_MINOR.search(line) for line in lines if line.startswith("DeviceFileMinor:")]

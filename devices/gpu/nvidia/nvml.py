@@ -75,7 +75,7 @@ class DeniedError(NvmlError):
 
 
 class GoneError(NvmlError):
-    """It doesn't exist, or no longer: its handle is refused."""
+    """The GPU doesn't exist, or no longer: NVML refuses its handle."""
 
 
 class Nvml:
@@ -211,7 +211,7 @@ class Nvml:
         return bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
 
     def instances(self, gpu: GPU) -> Mapping[tuple[int, int], GPU]:
-        """Return the MIG devices of a GPU, by GPU and compute instance, without those that vanish meanwhile.
+        """Return the MIG devices of a GPU, by GPU and compute instance, without those that vanish during the call.
 
         Raises:
             NvmlError: some may be missing.
@@ -430,7 +430,7 @@ def _said(text: str) -> str:
 
 
 def _extra(name: str, *args: Any) -> Any:
-    """Make a call whose result is only descriptive; None if it fails for any reason."""
+    """Make a call whose result is only for people; return None if it fails for any reason."""
     try:
         return _ask(name, *args)
     except NvmlError:
@@ -438,7 +438,7 @@ def _extra(name: str, *args: Any) -> Any:
 
 
 def _optional(name: str, *args: Any) -> Any:
-    """Make a call that not every driver or GPU supports or allows; None if it doesn't."""
+    """Make a call; return None if the driver or GPU doesn't support or allow it."""
     try:
         return _ask(name, *args)
     except (UnsupportedError, DeniedError):

@@ -1,7 +1,7 @@
-"""One look at all GPUs by an open NVML: their state, their partitions, their connections, and what can't be looked at.
+"""One look at all GPUs by an open NVML: their state, their partitions, their connections, and the GPUs that can't be read.
 
-It runs in the looking thread (``watch``). A GPU that fails stays as it was last, with the reason as its trouble. A GPU that was
-never seen is ``Unusable``, with the reason. So every GPU that NVML or the kernel's driver has is listed somewhere.
+It runs in the looking thread (``watch``). If a GPU fails, its last known state stays, with the reason as its trouble. If it was
+never seen, it is ``Unusable``, with the reason. So every GPU that NVML or the kernel's driver reports is listed somewhere.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from devices.source import Unusable
 
 _VENDOR: Final = "nvidia"
 _DISPLAYS: Final = frozenset({"DGX Display", "NVIDIA DGX Display"})
-"""Products that only drive a screen, and aren't offered, as in NVIDIA's plugin (New, pkg/nvlib/device of NVIDIA/go-nvlib)."""
+"""Products that only drive a screen. They aren't offered, as in NVIDIA's plugin (New, pkg/nvlib/device of NVIDIA/go-nvlib)."""
 _DENIED: Final = ". Run the gateway privileged, or for MIG with SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all"
 
 
 class Scan(Struct, frozen=True):
     """The result of one look, begun at ``at``, at all GPUs except those in ``let``.
 
-    ``reloaded``: the driver was loaded again since the look before, and NVML was closed then (None: it wasn't). In ``sight``,
-    no GPU has a trouble, ``recovered`` and ``released`` are missing, and ``imex`` means that IMEX channel 0 exists.
+    ``at`` and ``reloaded`` are monotonic seconds. ``reloaded`` is when NVML was closed, if the driver was loaded again since the
+    look before (None: it wasn't). In ``sight``, no GPU has a trouble, ``recovered`` and ``released`` are missing, and ``imex``
+    means that IMEX channel 0 exists.
     """
 
     at: float
@@ -45,9 +46,9 @@ class Scan(Struct, frozen=True):
 
 
 class Seat(Struct, frozen=True):
-    """A GPU that NVML counts, or (``index`` None) that only the kernel's driver has; '' if unknown.
+    """A GPU that NVML counts, or (``index`` None) that only the kernel's driver reports. '' means unknown.
 
-    ``error`` is why it can't be looked at.
+    ``error`` is why it can't be read.
     """
 
     index: int | None = None
@@ -77,7 +78,7 @@ class Session(Struct):
 
 
 class Busy:
-    """The step that a thread is at, and since when (monotonic seconds): a call of NVML may hang there."""
+    """The present step of a thread and its start (monotonic seconds), because a call of NVML may hang in it."""
 
     def __init__(self) -> None:
         self.at: tuple[float, str] | None = None
@@ -105,7 +106,7 @@ class Scanner:
         """Look at every GPU, except those in ``let``.
 
         Raises:
-            NvmlError: no GPU can be looked at now.
+            NvmlError: no GPU can be read now.
         """
         at = time.monotonic()
         seats = self.seats(let)
@@ -142,7 +143,7 @@ class Scanner:
     def _look_at_all(
         self, session: Session, seats: Iterable[Seat], at: float
     ) -> tuple[dict[str, tuple[GPU, ...]], dict[str, Looked], list[Seat]]:
-        """Look at each GPU; return the GPUs with their partitions, the looks, and the GPUs that can't be looked at."""
+        """Look at each GPU; return the GPUs with their partitions, the looks, and the GPUs that can't be read."""
         known: dict[str, tuple[GPU, ...]] = {}
         looks: dict[str, Looked] = {}
         unseen: list[Seat] = []
@@ -180,9 +181,9 @@ class Scanner:
         return seats
 
     def _named(self, unseen: Sequence[Seat], session: Session, seats: Sequence[Seat], let: Let) -> Iterator[Seat]:
-        """Identify the GPUs that can't be looked at, by the addresses that only the kernel's driver has.
+        """Identify the GPUs that can't be read, by the PCI addresses that the kernel's driver reports and NVML doesn't.
 
-        The kernel knows a GPU's UUID from when it still answered. An index identifies a GPU only while the bus doesn't change.
+        The kernel has the UUID from the time when the GPU answered. An index identifies a GPU only while the bus doesn't change.
         """
         at = {gpu.pci: gpu.uuid for gpu, *_ in self._known.values()}
         here = {gpu.uuid: gpu.pci for gpu, *_ in self._known.values()}
@@ -264,14 +265,14 @@ class Scanner:
         return replace(instance, lacks=lacks, spec_nodes=(*instance.spec_nodes, *nodes))
 
     def _links(self, session: Session, gpu: GPU, known: Collection[str]) -> tuple[Link, ...]:
-        """Return the connections of a GPU to the others, in their order. For a GPU that this session hasn't seen yet, they are the earlier ones."""
+        """Return the connections of a GPU, in the order of ``known``. For GPUs that this session hasn't seen, keep the earlier ones."""
         before = self._known.get(gpu.uuid, (gpu,))[0].links
         kept = {link.peer: link for link in before if link.peer not in session.links}
         links = kept | {link.peer: link for link in session.links.get(gpu.uuid, gpu.links)}
         return tuple(links[peer] for peer in known if peer in links)
 
     def _link(self, session: Session) -> None:
-        """Find how GPUs reach each other, once for each set of them."""
+        """Find how GPUs are connected, once for each set of GPUs."""
         uuids = list(session.boards)
         if session.links.keys() == set(uuids):
             return
@@ -281,7 +282,7 @@ class Scanner:
             lanes[uuid] = self._nvml.lanes(uuid)
         links: dict[str, list[Link]] = {uuid: [] for uuid in uuids}
         for uuid, other in combinations(uuids, 2):
-            # By NVLinks from one to the other, directly or over switches, which reach every GPU on them; else over PCIe.
+            # NVLinks lead directly to the other GPU, or to switches, which reach every GPU. Without NVLinks, PCIe is used.
             count = lanes[uuid].get(session.boards[other].pci, 0) + min(lanes[uuid].get("", 0), lanes[other].get("", 0))
             self._busy.on(uuid)
             way = Way.NVLINK if count else self._nvml.way(uuid, other)
@@ -292,12 +293,12 @@ class Scanner:
 
 
 def addressed(unseen: Sequence[Seat], free: Sequence[str], uncounted: Callable[[str], NvmlError]) -> list[Seat]:
-    """Give GPUs that can't tell their PCI address one of those that are left. NVML counts in the order of the bus.
+    """Assign the remaining PCI addresses to GPUs that don't report theirs. NVML's indexes are in the order of the bus.
 
     Args:
-        unseen: the GPUs that can't be looked at, by index.
-        free: the addresses, in order, of which the kernel's driver has a GPU and no GPU in NVML is known.
-        uncounted: says why NVML doesn't count the GPU at an address.
+        unseen: the GPUs that can't be read, by index.
+        free: the addresses, in order, at which the kernel's driver reports a GPU that isn't known from NVML.
+        uncounted: returns why NVML doesn't count the GPU at an address.
     """
     nameless = [one for one in unseen if not one.pci]
     if len(free) < len(nameless):  # The kernel doesn't show them all, so they can't be assigned.
@@ -310,7 +311,7 @@ def addressed(unseen: Sequence[Seat], free: Sequence[str], uncounted: Callable[[
 
 
 def _failed(error: NvmlError) -> tuple[Trouble, bool]:
-    """Return the trouble of a failed look, and True if the GPU is lost."""
+    """Return the trouble after a failed look, and True if the GPU is lost."""
     if isinstance(error, LostError):
         return Trouble(f"it doesn't answer any more: {error}", TroubleKind.RESET_REQUIRED, "gpu-lost"), True
     hint = _DENIED if isinstance(error, DeniedError) else ""

@@ -1,4 +1,4 @@
-"""Write the CDI specifications of NVIDIA's GPUs, and collect what answers need apart from GPUs. Imported only with a CDI strategy.
+"""Write the CDI specifications of NVIDIA's GPUs, and collect the facts that answers need. Imported only with a CDI strategy.
 
 Container runtimes read a file whenever it changes, so a file is replaced atomically, and only if its content differs.
 """
@@ -34,11 +34,11 @@ def keep(
     driver: DriverFiles | None = None,
     folder: Path = FOLDER,
 ) -> NodeTraits:
-    """Write the specifications that the policy needs, and return what answers need. It blocks: call it in a thread.
+    """Write the specifications that the policy needs, and return the facts for answers. It blocks: call it in a thread.
 
     Args:
-        sight: the GPUs. Left out are other vendors' GPUs, those that lack what a container needs, and those with a CDI
-            name of their own, because another program writes their specification.
+        sight: the GPUs. Other vendors' GPUs, incomplete partitions (``lacks``), and GPUs with a CDI name of their own are left
+            out; another program writes the specification of the last.
         policy: without a CDI strategy nothing is written.
         driver: the driver's files, if they are known (a simulated node); None to search them.
         folder: the folder of the specifications.

@@ -1,9 +1,9 @@
 """The two threads that call NVML, which blocks and sometimes hangs.
 
-One thread opens NVML, looks at all GPUs every few seconds, and closes it. The other waits for errors, which count at once. Both
-pass plain values to the event loop. Neither holds up the other, the loop, or its end.
+One thread opens NVML, looks at all GPUs every few seconds, and closes it. The other waits for errors and passes them on at once.
+Both pass plain values to the event loop. Neither can delay the other, the loop, or the end of the process.
 
-An *open* NVML keeps its GPUs, handles and event registrations. So after a change (a driver was loaded again, a GPU was plugged
+An *open* NVML keeps its GPUs, handles and event registrations. So after a change (the driver was loaded again, a GPU was plugged
 in, reset or released) it is closed and opened again.
 """
 
@@ -35,13 +35,13 @@ from devices.gpu.nvidia.nvml import (
 from devices.gpu.nvidia.scan import Busy, Let, Scan, Scanner, Session
 
 HANG_S: Final = 10.0
-"""Seconds after which a call hangs."""
+"""Seconds after which a call is treated as hanging."""
 GRACE_S: Final = 600.0
-"""Seconds for which a library that doesn't fit the driver is tolerated."""
+"""Seconds for which a library of another release than the driver is tolerated."""
 _POLL_S: Final = 5.0
 """Seconds between two looks."""
 _WAIT_S: Final = 2.0
-"""Seconds of one wait of NVML for errors, and so the longest that closing it takes."""
+"""Seconds of one wait of NVML for errors. Closing NVML takes at most as long."""
 _LEAVE_S: Final = 0.25
 """Seconds for which the end of the watch waits for the threads."""
 _AGAIN_S, _AGAIN_MAX_S = 0.5, 30.0
@@ -49,20 +49,20 @@ _AGAIN_S, _AGAIN_MAX_S = 0.5, 30.0
 _LOST_S, _LOST_MAX_S = 5.0, 600.0
 """The same for a lost GPU."""
 _AFTER_S: Final = 0.05
-"""Seconds between an error and the look that it causes: the error itself is passed on first."""
+"""Seconds between an error and the look that it triggers, so that the error is passed on first."""
 _SPACING_S: Final = 0.5
-"""Least seconds between two looks, however many errors cause one."""
+"""Fewest seconds between two looks, even if many errors arrive."""
 _MOST_LEFT: Final = 256
-"""Most errors that are passed on after NVML should be closed, so that they can't keep it open."""
+"""Most errors that are passed on after the order to close NVML, so that a flood can't keep it open."""
 _GUEST_S: Final = 2.0
-"""Seconds for which the watching thread waits for a reading of the gauges. A longer one hangs."""
+"""Most seconds for which closing NVML waits for a reading of the gauges."""
 
 
 _log = structlog.get_logger()
 
 
 class Happened(Struct, frozen=True):
-    """An error came at that moment (monotonic seconds)."""
+    """An error that arrived at ``at`` (monotonic seconds)."""
 
     event: Event
     at: float
@@ -73,7 +73,11 @@ News = Scan | NvmlError | Happened | Exception
 
 
 class _Command(Struct, frozen=True):
-    """An order to the looking thread: end, release (and report when it is done), open NVML again because it is ``broken``, or just look."""
+    """An order to the looking thread. Without fields, it means: look now.
+
+    ``end``: end both threads. ``let``: release these GPUs, and set ``done`` to True, or to False if NVML hangs. ``broken``: open
+    NVML again if the session with this stop event still lasts, because of ``reason``.
+    """
 
     end: bool = False
     let: Let | None = None
@@ -83,9 +87,9 @@ class _Command(Struct, frozen=True):
 
 
 class Guests:
-    """Other users of NVML in this process: one reading at a time, and only while the watching thread has it open.
+    """Readings of the gauges, which use NVML next to the looking thread: one at a time, and only while that thread has it open.
 
-    That thread unloads the library only while no reading uses it.
+    The looking thread unloads the library only while no reading uses it.
     """
 
     def __init__(self) -> None:
@@ -142,7 +146,7 @@ class Looker:
         threading.Thread(target=self._run, name="nvml-look", daemon=True).start()
 
     def look(self) -> None:
-        """Look soon."""
+        """Order a look."""
         self._commands.put(_Command())
 
     async def renew(self, let: Let) -> None:
@@ -159,7 +163,7 @@ class Looker:
             raise TimeoutError("NVML cannot be closed, because a call of it hangs. Look at the GPU that it hangs on")
 
     async def end(self) -> None:
-        """End both threads. What takes longer than ``_LEAVE_S`` ends later."""
+        """End both threads; wait at most ``_LEAVE_S``."""
         self._commands.put(_Command(end=True))
         await asyncio.wait({asyncio.wrap_future(self._ended)}, timeout=_LEAVE_S)
 
@@ -195,8 +199,8 @@ class Looker:
                     self._let = command.let
                     closed = self._close()
                     if closed and self._let.uuids and not self._let.all and not self._stays_closed():
-                        with contextlib.suppress(NvmlError):  # The look shows it.
-                            self._open()  # Before it is reported as done, because the GPU is reset then.
+                        with contextlib.suppress(NvmlError):  # The next look reports it.
+                            self._open()  # Before ``done``: after it, the GPU is reset.
                     if command.done is not None:
                         command.done.set_result(closed)
                 elif command.broken is not None:
@@ -256,13 +260,13 @@ class Looker:
         self._post(error)
 
     def _stays_closed(self) -> str:
-        """Return why NVML can't be open while these GPUs are released; '' if it can.
+        """Return why NVML must stay closed while these GPUs are released; '' if it may be open.
 
-        With driver 580, nvmlInit opens the node of a machine's only GPU (seen on an H100), which prevents a reset.
+        With driver 580, nvmlInit opens the device node of a machine's only GPU (seen on an H100), which prevents a reset.
         """
         nodes = [f"/dev/nvidia{minor}" for minor in sorted(self._scanner.minors(self._let) & self._opens_anyway)]
         return (
-            f"it opens {', '.join(nodes)} unasked, so it stays closed, and sees no GPU, until that one is acquired "
+            f"NVML opens {', '.join(nodes)} by itself, so it stays closed, and no GPU can be checked, until that GPU is acquired "
             "(gateway acquire)"
             if nodes
             else ""
@@ -312,7 +316,7 @@ class Looker:
         return session
 
     def _hear_all(self) -> tuple[frozenset[str], bool]:
-        """Listen to every GPU that may be used; return those that need no other try, and if any reports errors."""
+        """Listen to every GPU that may be used. Return those that need no further try, and True if any reports errors."""
         heard, told = set(), False
         for uuid in (seat.uuid for seat in self._scanner.seats(self._let) if seat.error is None):
             try:
@@ -328,7 +332,7 @@ class Looker:
         return frozenset(heard), told
 
     def _listen(self, stop: threading.Event) -> None:
-        """Pass on errors until told to stop, then those that came before that (the listening thread)."""
+        """Pass on errors until ``stop`` is set, then the errors from before that. It runs in the listening thread."""
         left = _MOST_LEFT
         while left:
             stopping = stop.is_set()

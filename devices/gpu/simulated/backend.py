@@ -1,4 +1,4 @@
-"""The simulated backend: the GPUs of a node are described in a profile, and change when somebody edits it.
+"""The simulated backend: a profile describes the GPUs of a node, and they change when a person edits it.
 
 It is for trying the gateway without a GPU, and for tests.
 """
@@ -44,7 +44,7 @@ _log = structlog.get_logger()
 class SimulatedBackend:
     """A ``Backend`` over a profile: a shipped one, which stays as it is, or a file that people edit.
 
-    A profile that is wrong or missing is logged as "profile rejected", and is a ``hindrance``. The GPUs stay as they were.
+    If the profile is wrong or missing, the GPUs stay as before, "profile rejected" is logged, and ``hindrance`` has the reason.
 
     Args:
         profile: its name or path.
@@ -95,12 +95,12 @@ class SimulatedBackend:
                 self._news.clear()
 
     async def release(self, uuids: Collection[str]) -> None:
-        """Report these GPUs as released."""
+        """Report these GPUs (none means all) as released."""
         self._released |= frozenset(uuids) or frozenset(gpu.board for gpu in self._sight().gpus)
         self._news.set()
 
     async def acquire(self, uuids: Collection[str]) -> None:
-        """Report these GPUs as they are again."""
+        """Report these GPUs (none means all) as the profile describes them again."""
         self._released -= frozenset(uuids) or self._released
         self._news.set()
 
@@ -115,7 +115,7 @@ class SimulatedBackend:
         )
 
     def _look(self) -> None:
-        """Read the profile, and use it if it can be used."""
+        """Read the profile; use it if it is valid."""
         try:
             content = read(self._path)
             if content == self._content:

@@ -17,7 +17,7 @@ from devices.model import TroubleKind
 from devices.yamltree import Language, Plain, YamlError
 
 MAX_NODE: Final = 1023
-"""Linux numbers at most 1024 NUMA nodes (CONFIG_NODES_SHIFT)."""
+"""The highest number of a NUMA node: Linux has at most 1024 (CONFIG_NODES_SHIFT)."""
 
 
 _WORDS: Final[Mapping[str, bool | None]] = {"": None, "~": None, "null": None, "true": True, "false": False}
@@ -28,7 +28,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "resources": "Write resource names, and beneath each 'gpus:' and, where wanted, 'numa:', 'unhealthy:', 'recovered:', "
     "'released:', 'withdrawn:', 'cdi:', 'pre_start:', 'links:', 'partitions:', 'mig:', 'product:' and 'memory:'",
     "gpus": "Write how many, such as 'gpus: 8', or a list with uuid, numa, health, reason and device_nodes of each",
-    "numa": f"Write the number of a NUMA node, 0 to {MAX_NODE}, for each GPU, or null for no known place",
+    "numa": f"Write the number of a NUMA node, 0 to {MAX_NODE}, for each GPU, or null if it is unknown",
     "unhealthy": "Write index or UUID and the reason in 1 to 256 characters, such as '3: fell off the bus', or as "
     "'3: {reason: fell off the bus, kind: reset-required}'",
     "kind": f"Write {', '.join(kind.value for kind in TroubleKind)}",

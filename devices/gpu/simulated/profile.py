@@ -64,7 +64,7 @@ _Some = Annotated[tuple[int | str, ...], msgspec.Meta(max_length=MAX_GPUS)] | No
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What a profile describes under one resource name: its GPUs by index, without the withdrawn ones, and UUIDs as in ``Sight``."""
+    """The part of a profile under one resource name: its GPUs by index, without withdrawn ones, and sets of UUIDs as in ``Sight``."""
 
     gpus: tuple[GPU, ...]
     recovered: frozenset[str] = frozenset()
