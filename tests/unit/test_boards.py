@@ -72,5 +72,5 @@ def test_what_is_withheld(offered: str, had: str, held: Sequence[str], withheld:
 
 def test_a_hold_says_who_has_what() -> None:
     assert boards.held(GPUS, "U0", Place("U0"), "ns/pod/main").words == "still held as nvidia.com/gpu U0 by ns/pod/main"
-    assert "can't be seen now" in boards.held(GPUS, "U0", Place("U0"), None).words
+    assert "its holder is unknown now" in boards.held(GPUS, "U0", Place("U0"), None).words
     assert len(boards.held(GPUS, "U0", Place("U0"), "x" * 999).words) < 300
