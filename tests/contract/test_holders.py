@@ -389,7 +389,7 @@ async def test_while_nobody_can_say_who_has_a_gpu_it_has_no_new_name_for_ten_min
     await node.until(lambda: node.capacity(OTHER) == 2, "the new name")
     await node.pass_time(570)
     assert node.allocatable(OTHER) == 0
-    assert "can't be seen now" in (await reasons(one, OTHER))["GPU-0"]
+    assert "its holder is unknown now" in (await reasons(one, OTHER))["GPU-0"]
     await node.allocatable_is(2, OTHER, 60)
 
 
