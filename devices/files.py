@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _POLL_S: Final = 5.0
-"""Seconds between two polls beside inotify."""
+"""Seconds between two polls in addition to inotify."""
 _POLL_ALONE_S: Final = 1.0
 """Seconds between two polls without inotify."""
 # Without CREATE: a file that was just created is still empty, and CLOSE_WRITE follows.

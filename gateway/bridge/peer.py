@@ -178,7 +178,7 @@ class Peer:
         )
 
     async def answers(self, seconds: float = 1.0) -> bool:
-        """Return True if its server gives any answer within so many seconds."""
+        """Return True if its server gives any answer within ``seconds``."""
         try:
             await self._call("GetDevicePluginOptions", _EMPTY, seconds)
         except AwayError:

@@ -442,7 +442,7 @@ class Bridged:
                 return
 
     async def _knows(self, device_ids: Collection[str], peer: Peer) -> bool:
-        """Return True if the plugin may be asked for these devices; False if it ended meanwhile.
+        """Return True if the plugin may be asked for these devices; False if it ended during the wait.
 
         A call that waited for the plugin names devices of the earlier list. The plugin may have lost one of them, and an unknown ID
         may crash it.
@@ -499,7 +499,7 @@ class Bridged:
                 Fault.DEADLINE_EXCEEDED,
                 f"the plugin of {self.resource} runs, but {error}: look at its log, or set a longer limit (bridge.deadlines)",
             )
-        if peer is not self.peer:  # It registered again meanwhile.
+        if peer is not self.peer:  # It has registered again since.
             return
         if not error.hangs:
             self.went(str(error))

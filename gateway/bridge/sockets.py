@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from gateway.kubelet.watch import SocketId
 
 LOOK_PERIOD_S: Final = 1.0
-"""Seconds between two looks at the folders. A kubelet looks at plugins_registry as often."""
+"""Seconds between two reads of the folders. A kubelet reads plugins_registry as often."""
 GET_INFO_S: Final = 1.0
 """Seconds for an answer to GetInfo, as in a kubelet."""
 NOTIFY_S: Final = 5.0
 """Seconds for an answer to the notification, as in a kubelet."""
 MAX_SOCKETS: Final = 128
-"""Most sockets in plugins_registry that are looked at."""
+"""Most sockets in plugins_registry that are asked."""
 ASK_AGAIN_S: Final = 30.0
 """Seconds until a socket that gave no answer or was refused is asked again."""
 MAX_CONNECTIONS: Final = 256

@@ -359,7 +359,7 @@ def _processes(root: Path) -> Iterator[Path]:
 
 
 def names(folder: Path, most: int = _MOST_NAMES) -> Iterable[str]:
-    """Return at most so many names in a folder; none if it can't be read."""
+    """Return the first ``most`` names in a folder; none if it can't be read."""
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry, _ in zip(entries, range(most), strict=False)]

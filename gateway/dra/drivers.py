@@ -102,7 +102,7 @@ class Drivers:
         self._why_not: dict[str, dict[str, str]] = {}
         self._holdings, self._ended_pods = inside.holdings, EndedPods(inside.holdings)
         self.crossing: Crossing | None = None
-        """The table of sides, if the device plugin API is served as well."""
+        """The table of sides, if the device plugin API is also served."""
         self._orders: CrossingOrders | None = None
         self.alone = settings.dra == "only"
         if settings.dra == "on":

@@ -104,7 +104,7 @@ class Withheld(Struct, frozen=True):
 
 
 class Owner(Protocol):
-    """Decides which devices DRA may offer, if the device plugin API is served as well."""
+    """Decides which devices DRA may offer, if the device plugin API is also served."""
 
     def offered(self, entry: Entry) -> Offered:
         """Return how DRA offers a device."""

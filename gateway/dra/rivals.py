@@ -41,7 +41,7 @@ LOOK_SELDOM_S: Final = 5.0
 INFO_S: Final = 1.0
 """Seconds within which a socket must answer GetInfo."""
 MOST_SOCKETS: Final = 256
-"""Most sockets in the kubelet's folder that are looked at, the first ones by name."""
+"""Most sockets in the kubelet's folder that are asked, the first ones by name."""
 DRA_PLUGIN: Final = "DRAPlugin"
 """The type that a DRA driver announces."""
 

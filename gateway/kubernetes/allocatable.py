@@ -30,7 +30,7 @@ KUBELET_REPORTS_S: Final = 10.0
 KUBELET_SEES_S: Final = 0.15
 """Seconds until a kubelet has seen a new number, and for which a higher number is set for it."""
 LEAVE_WAIT_S: Final = 6.0
-"""Most seconds for which a leader waits before it yields, so that no pod that asks by resource name is bound or admitted meanwhile."""
+"""Most seconds for which a leader waits before it yields, until no pod that asks by resource name is being bound or admitted."""
 _log = structlog.get_logger()
 
 
@@ -75,7 +75,7 @@ class Allocatable:
     async def lower(self, stay: Mapping[str, Collection[str]]) -> None:
         """Set the number of the devices that stay, before others are withheld.
 
-        The kubelet would do so within 10 s, and pods that are bound meanwhile fail (run). Returns when the scheduler has seen
+        The kubelet would do so within 10 s, but pods that are bound before that fail (run). Returns when the scheduler has seen
         the number and the kubelet has admitted earlier pods, at the latest after ``MAX_CHECKS_S``. If the kubelet overwrites the
         number meanwhile, it is set again.
 
@@ -130,7 +130,7 @@ class Allocatable:
                     await self.lower(dict.fromkeys(stay, ()))
 
     async def admitted(self, stay: Collection[str], seconds: float) -> None:
-        """Wait, at most so many seconds, until the kubelet has admitted the pods that are bound to the node and ask for these resources.
+        """Wait until the kubelet has admitted the pods that are bound to the node and ask for these resources, or the time ends.
 
         The kubelet counts pods that have DRA's GPUs by resource name against the API server's allocatable. If that were lowered
         first, the kubelet would fail the other pods (``OutOfnvidia.com/gpu``, run on 1.37).

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 PATH: Final = "/api/v1/namespaces/default/events"
 """Nodes have no namespace, so their events are in ``default``."""
 REPEAT_AFTER_S: Final = 300.0
+"""Fewest seconds between two equal events."""
 BURST: Final = 10
 REFILL_S: Final = 60.0
 """At most ``BURST`` events at once. After that, one every ``REFILL_S`` seconds."""
 MAX_WAITING: Final = 20
 """Most events that wait while the API server is away. The newest are kept."""
 _MAX_REMEMBERED: Final = 1000
+"""Most events of which the time is remembered."""
 _MESSAGE_CHARS: Final = 1024
 _BAD_STATES: Final = frozenset({State.UNHEALTHY, State.LOST})
 _COMPONENT: Final = "device-plugin-gateway"

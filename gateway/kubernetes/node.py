@@ -102,7 +102,7 @@ def path(settings: Settings) -> str:
 
 
 async def label(settings: Settings, name: str, seconds: float) -> str:
-    """Return the value of a label of the node, empty if it has none; try for so many seconds.
+    """Return the value of a label of the node, empty if it has none; after errors, try again until ``seconds`` have passed.
 
     Raises:
         AccessError: the API server can't be configured.
@@ -124,7 +124,10 @@ async def label(settings: Settings, name: str, seconds: float) -> str:
 
 
 class OwnNode:
-    """Watches the node, and calls each function in ``told`` after each change. ``last`` is None until the node is known; a deletion doesn't change it."""
+    """Watches the node, and calls each function in ``told`` after each change.
+
+    ``last`` is the node as last seen, also after its deletion; None until it is known.
+    """
 
     def __init__(self, api: Client, settings: Settings) -> None:
         self.watch = Watch(api, NODES, NodeObject, name=settings.node_name)
@@ -132,7 +135,7 @@ class OwnNode:
         self.told: list[Callable[[NodeObject], None]] = []
 
     async def run(self) -> None:
-        """Watch it. Never returns."""
+        """Watch the node. Never returns."""
         async with contextlib.aclosing(self.watch.changes()) as changes:
             async for change in changes:
                 if change.kind is not ChangeKind.DELETED and change.objects:

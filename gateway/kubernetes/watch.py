@@ -78,7 +78,7 @@ class _Error(Struct):
 
 
 def pause(error: KubernetesError | None, failures: int, chance: float) -> float:
-    """Return how many seconds to wait after so many failures in a row; ``chance`` is a random number from 0 to 1. Pure.
+    """Return the seconds to wait after a number of failures in a row; ``chance`` is a random number from 0 to 1. Pure.
 
     If the server asks for a pause, the wait is a random bit longer, so that not all nodes try at once.
     """
@@ -248,7 +248,7 @@ class Watch(Generic[T]):
 
 
 async def _lines(parts: AsyncGenerator[bytes, None], seconds: float) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of an answer, for so many seconds in all."""
+    """Yield the lines of an answer until it ends or ``seconds`` have passed."""
     rest, ends = bytearray(), asyncio.get_running_loop().time() + seconds
     while True:
         try:

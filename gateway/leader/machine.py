@@ -78,7 +78,7 @@ class LeaderYielded(Struct, frozen=True):
 
 
 class LeaderRefused(Struct, frozen=True):
-    """The leader refuses to yield for so many seconds."""
+    """The leader refuses to yield for this number of seconds."""
 
     reason: str
     seconds: float = RETRY_S
@@ -172,7 +172,7 @@ class Drain(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True):
-    """Answer the gateway that asked: yes, or the reason why this gateway refuses to yield for so many seconds."""
+    """Answer the gateway that asked: yes, or the reason why this gateway refuses to yield, and for how many seconds."""
 
     to: Age
     reason: str = ""
@@ -190,7 +190,7 @@ class Rest(Struct, frozen=True):
 
 
 class SetAlarm(Struct, frozen=True):
-    """Send ``AlarmRang`` after so many seconds; None: there is nothing to wait for."""
+    """Send ``AlarmRang`` after this number of seconds; None: cancel it."""
 
     seconds: float | None
 
@@ -234,7 +234,7 @@ def start(own: Age) -> State:
 
 
 def refusal_s(failed_handovers: int) -> float:
-    """Return for how many seconds the leader refuses to yield after so many failed handovers in a row."""
+    """Return for how many seconds the leader refuses to yield, by the number of failed handovers in a row."""
     return min(REFUSAL_S * 2.0 ** min(failed_handovers - 1, 20), REFUSAL_MAX_S) if failed_handovers else 0.0
 
 

@@ -101,7 +101,7 @@ class DeviceList:
         return wire
 
     async def spell(self, dialect: Dialect) -> None:
-        """Encode the parts of a long list in a thread. After that, ``wire`` encodes only parts that changed meanwhile."""
+        """Encode the parts of a long list in a thread. After that, ``wire`` encodes only parts that have changed since."""
         if dialect.name not in self._wires and len(self.devices) > AT_ONCE:
             known = self._parts.get(dialect.name, ())
             _, self._parts[dialect.name] = await asyncio.to_thread(spell, dialect, self.devices, known)

@@ -71,7 +71,7 @@ UNLIKELY_WAIT_S = 1.0
 """Least seconds from the end of a stream that was probably not the kubelet's to the next Register. The kubelet's own call may
 still come."""
 SETTLED_S = 10.0
-"""If a stream lasts so many seconds, earlier cuts and errors are forgotten."""
+"""Seconds that a stream must last until earlier cuts and errors are forgotten."""
 RENEW_WAIT_S = 1.0
 """Least seconds between two Registers for new options: each makes the devices unavailable for a moment."""
 VERIFY_AFTER_S = (0.1, 1.0, 330.0)

@@ -266,7 +266,7 @@ class Resource:
         kubelet = kubelet_id(socket)
         # The second look finds a kubelet that started in between.
         if kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet:
-            return NOBODY, f"nobody takes connections on {socket}"
+            return NOBODY, f"no process accepts connections on {socket}"
         own = self._node.own_socket(self.name)
         if not own.is_socket():
             return NOBODY, f"our own socket {own} is gone: the folder was replaced"
@@ -302,9 +302,9 @@ class Resource:
         return name
 
     async def _verify(self) -> None:
-        """Read the kubelet's records, if possible; again if the list changed meanwhile.
+        """Read the kubelet's records, if possible; again if the list changed during the read.
 
-        If the stream changes meanwhile, the result is dropped: the new stream gets its own read.
+        If the stream changed during the read, the result is dropped: the new stream gets its own read.
         """
         stream, listed, held = self.state.stream, None, None
         pod_resources = self._node.settings.pod_resources_socket

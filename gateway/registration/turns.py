@@ -13,7 +13,7 @@ CHECKPOINT_WAIT_S: Final = 2.0
 """Most seconds to wait until a kubelet has written its checkpoint after a list. On a busy disk it takes longer than
 ``Dialect.spacing`` (0.3 s seen)."""
 _CHECKPOINT_POLL_S: Final = 0.005
-"""Seconds between two looks at the checkpoint."""
+"""Seconds between two reads of the checkpoint."""
 
 
 class Turns:

@@ -76,8 +76,8 @@ _ORDERS: Final[Mapping[tuple[Side, Side], Side]] = {
 }
 _OF_DRA: Final = frozenset({Side.DRA, Side.TO_PLUGIN})
 UNPREPARED_S: Final = 2.0
-"""If a claim is not prepared after so many seconds, its pod waits for the kubelet's next try, 60 to 90 s later. (The claim of an
-ended pod is deleted sooner.)"""
+"""Seconds within which a claim must be prepared. If it isn't, its pod waits for the kubelet's next try, 60 to 90 s later. (The
+claim of an ended pod is deleted sooner.)"""
 _GONE: Final = frozenset({State.ELSEWHERE}) | COUNTED
 """States in the device plugin API's list of devices that the kubelet can't give."""
 MOVING: Final = frozenset({Side.TO_DRA, Side.TO_PLUGIN, Side.RECLAIMED})

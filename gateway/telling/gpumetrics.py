@@ -37,7 +37,7 @@ LAST_READINGS_S: Final = 60.0
 FRESH_S: Final = 1.0
 """Seconds for which one reading answers all scrapes."""
 HOLDERS_S: Final = 10.0
-"""If the known holders are older than so many seconds, a scrape causes a new read for the next scrape."""
+"""Seconds after which known holders are old: a scrape then causes a new read for the next scrape."""
 _HUNG_S: Final = 10.0
 """Seconds without an answer after which a driver counts as hung."""
 

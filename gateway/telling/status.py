@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SCHEMA = 2
 """Rises when a field changes its meaning or goes away."""
 FEW = 32
-"""A resource with at most so many devices shows all of them. A larger one shows at most so many, those that need attention."""
+"""Most devices that a resource shows. If it has more, it shows those that need attention."""
 
 
 # The document.

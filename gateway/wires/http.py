@@ -38,7 +38,7 @@ time-out of a probe. A longer queue would not help: a busy node answers 4 000 a 
 _RECEIVE_BYTES, _SEND_BYTES = MAX_REQUEST_BYTES, 64 * 1024
 """Bytes of the kernel's buffers of a connection (it doubles both). All waiting connections must fit into the pod's memory limit."""
 _MAX_DROPPED_REQUESTS: Final = 16
-"""If a request is too large, so many times ``MAX_REQUEST_BYTES`` of it are read and dropped."""
+"""Most bytes of a too large request that are read and dropped, as a multiple of ``MAX_REQUEST_BYTES``."""
 TEXT: Final = "text/plain; charset=utf-8"
 
 Answer = tuple[HTTPStatus, str, bytes]
@@ -155,7 +155,7 @@ class HttpServer:
     # Each of these runs within one turn of the event loop.
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept up to ``ACCEPTS_PER_TURN`` connections. If there were so many, rest for the processor time that they took.
+        """Accept up to ``ACCEPTS_PER_TURN`` connections. If that limit is reached, rest for the processor time that they took.
 
         Wall-clock time would include the time of other processes on a busy node.
         """

@@ -16,7 +16,7 @@ def listens(path: Path) -> bool:
 
 
 def connect_error(path: Path) -> OSError | None:
-    """Connect to a Unix socket; return why that failed. Does not block: a full backlog counts as listening."""
+    """Connect to a Unix socket; return why that failed. Does not block: a full backlog is treated as listening."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(0)

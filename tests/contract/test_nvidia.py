@@ -449,7 +449,7 @@ async def test_a_node_is_ready_if_one_of_its_gpus_can_be_used(node: Node, failin
         final = nvidia.gateway()
         await node.until(lambda: not final.alive, "its end")
         assert final.process.ended.result() == 1
-        assert "can't be used: it can't be looked at" in str(final.process.log)
+        assert "can't be used: it can't be read" in str(final.process.log)
     one = nvidia.gateway(FAIL_ON_INIT_ERROR="false")
     await node.pass_time(30)
     assert node.allocatable() == usable

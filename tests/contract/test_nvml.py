@@ -643,7 +643,7 @@ async def test_a_released_gpu_is_not_touched_and_the_others_are_heard(node: Node
     await node.pass_time(30)
     assert node.allocatable() == 1
     assert (await one.states())[released] == "released"
-    assert "can't be looked at" not in str(await one.status())
+    assert "can't be read" not in str(await one.status())
     nvidia.event(3, 79)
     await node.allocatable_is(0)
     nvidia.world.rules.clear()

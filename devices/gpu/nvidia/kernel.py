@@ -63,7 +63,7 @@ class KernelFacts(Struct, frozen=True):
         found = set()
         with contextlib.suppress(OSError):
             for link in (self.proc / "self/fd").iterdir():
-                with contextlib.suppress(OSError):  # It was closed meanwhile.
+                with contextlib.suppress(OSError):  # It has been closed since.
                     if node := _NODE.search(str(link.readlink())):
                         found.add(int(node[1]))
         return frozenset(found)

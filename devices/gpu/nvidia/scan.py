@@ -113,7 +113,7 @@ class Scanner:
         known, looks, unseen = self._look_at_all(session, seats, at)
         unusable = list(self._displays.values())
         for seat in self._named(unseen, session, seats, let):
-            error = seat.error or NvmlError("it can't be looked at")
+            error = seat.error or NvmlError("it can't be read")
             index = "" if seat.index is None else str(seat.index)
             if seat.uuid in self._known and seat.index is not None:
                 known[seat.uuid], looks[seat.uuid] = self._known[seat.uuid], Looked(at, *_failed(error))
@@ -315,4 +315,4 @@ def _failed(error: NvmlError) -> tuple[Trouble, bool]:
     if isinstance(error, LostError):
         return Trouble(f"it doesn't answer any more: {error}", TroubleKind.RESET_REQUIRED, "gpu-lost"), True
     hint = _DENIED if isinstance(error, DeniedError) else ""
-    return Trouble(f"it can't be looked at: {error}{hint}", TroubleKind.RESTART_APP), False
+    return Trouble(f"it can't be read: {error}{hint}", TroubleKind.RESTART_APP), False
