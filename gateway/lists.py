@@ -19,7 +19,6 @@ from devices.source import Fate, Listing, listed
 from gateway.kubelet import beliefs
 from gateway.kubelet.view import Outdated
 from gateway.memory import claimed
-from gateway.memory.ledger import boot_id
 from gateway.registration import events
 from gateway.registration.devicelist import AT_ONCE
 from gateway.registration.registrar import Resource, any_registers
@@ -100,7 +99,7 @@ class Lists:
         self._took = 0.0
         self.lock = asyncio.Lock()
         """Held while the lists, or the sockets behind them, change."""
-        self._boot_id, self._outdated = boot_id(), Outdated()
+        self._outdated = Outdated()
         self._again: asyncio.TimerHandle | None = None
 
     async def update(self) -> None:
@@ -266,7 +265,7 @@ class Lists:
         gone = frozenset() if listing is None else announced.keys() - listing.by_id.keys()
         return merging.Known(
             announced,
-            boot_id=self._boot_id,
+            boot_id=self._ledger.boot_id,
             cordons={device_id: cordon.reason for device_id, cordon in self._ledger.cordons.items()},
             sticky={**_ill_before(listing, announced, self._ledger), **self._ledger.sticky(name)},
             held=None if (holders := self._holdings.holders(name)) is None else holders.keys(),

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from devices import boards
 from devices.model import Health
 from devices.source import Fate, Hindrance
-from gateway.memory.ledger import boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ class Unseen:
     """Devices that the state file has as usable, and that this gateway doesn't see."""
 
     def __init__(self, ledger: Ledger, source: DeviceSource) -> None:
-        self._ledger, self._source, self._boot_id = ledger, source, boot_id()
+        self._ledger, self._source = ledger, source
         self.names: Mapping[str, str] = {}
         """The resources of which no usable device is seen, with the name of their source."""
         self.none_before = False
@@ -52,7 +51,7 @@ class Unseen:
         healthy = {source.source_of(name) for name in inventory or () if next(seen(inventory, name), "")}
         usable = {
             name: self._usable(name, inventory)
-            for name in (ledger.resources() if ledger.served_in_boot in {"", self._boot_id} else ())
+            for name in (ledger.resources() if ledger.served_in_boot in {"", ledger.boot_id} else ())
             # If a source has healthy devices and doesn't know the name, a setting withdrew it.
             if source.source_of(name) not in self._sighted and (source.claims(name) or not healthy)
         }

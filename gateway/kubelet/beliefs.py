@@ -85,7 +85,7 @@ class Owners(Protocol):
 class Beliefs:
     """The kubelet's records, as of the last look.
 
-    ``looked`` is called after each look, on the event loop; ``noted`` if rows of ``owners`` changed.
+    ``looked`` is called after each look, on the event loop. It has the changed rows of ``owners`` written.
     """
 
     def __init__(
@@ -94,11 +94,10 @@ class Beliefs:
         checkpoint: Path,
         lead: Deciding,
         owners: Owners,
-        noted: Callable[[], None],
         looked: Callable[[Look], None],
     ) -> None:
         self.pod_resources, self._checkpoint, self._looked = pod_resources, checkpoint, looked
-        self._lead, self._owners, self._noted = lead, owners, noted
+        self._lead, self._owners = lead, owners
         self.last: Look | None = None
         self.known: Look | None = None
         """The last look that found holders."""
@@ -226,10 +225,6 @@ class Beliefs:
         """Return the devices to give last, the least bad ones first."""
         return self._drift(resource).avoid(time.monotonic(), self._owners.earlier(resource).keys())
 
-    def earlier(self, resource: str) -> dict[str, str]:
-        """Return the earlier kubelet's pods that may still use a device, for people, by device ID."""
-        return {device_id: earlier.words(holders) for device_id, holders in self._owners.earlier(resource).items()}
-
     def forgotten_as(self, device_id: str) -> list[str]:
         """Return the resource names under which an earlier kubelet's pod may still use a device."""
         return [name for name in self._owners.named() if device_id in self._owners.earlier(name)]
@@ -250,50 +245,23 @@ class Beliefs:
         is_doubtful = not self._owners.earlier(resource).keys().isdisjoint(device_ids)
         self.look_within(AFTER_DOUBLED if is_doubtful else AFTER_ALLOCATE)
 
-    def restarted(self, since: float, *, is_other: bool) -> None:
-        """Note a new kubelet.
-
-        Args:
-            since: when its socket was created (Unix seconds).
-            is_other: True if it is another one than that whose holders the state file has.
-        """
+    def restarted(self, since: float) -> None:
+        """Note a new kubelet, whose socket was created at ``since`` (Unix seconds)."""
         self._noticed_at, self._found = time.monotonic(), kubelet_view.raw(self._checkpoint)
-        self._was_undecided, self._absences = self._is_compared(), Absences()
+        self._since, self._was_undecided, self._absences = since, self._is_compared(), Absences()
         self._drifts = {name: one.restarted(self._noticed_at) for name, one in self._drifts.items()}
-        if is_other:
-            self._question(since)
-        self._since = since
-        self._compare_again()
         self.look_within(AFTER_START)
 
-    def took_over(self, since: float, *, is_other: bool) -> None:
-        """Go on with the rows that another process wrote. The arguments are those of ``restarted``."""
-        if is_other:
-            self._question(since)
-        if self._is_compared():
-            self._compare_again()
-            self.look_within(AFTER_START)
-
-    def _question(self, since: float) -> None:
-        """Put all holders in question, because a kubelet started at ``since``."""
-        last = self.known if self.known is not None and self.known.unix >= self._since else None
-        view, at = (None, 0.0) if last is None else (last.view, last.unix)
-        if at >= since:  # That look showed the records of the new kubelet: it kept what they name.
-            view = kubelet_view.View()
-        for name in self._owners.named():
-            rows = earlier.restarted(name, self._owners.earlier(name), self._owners.handed_out(name), view, at)
-            self._set_earlier(name, rows)
-
-    def _set_earlier(self, resource: str, rows: Rows) -> None:
-        if self._owners.set_earlier(resource, rows):
-            self._noted()
-
-    def _compare_again(self) -> None:
+    def compare(self) -> None:
+        """Compare the holders in question with the kubelet's checkpoints, then look."""
+        if not self._is_compared():
+            return
         if self._comparing is not None:
             self._comparing.cancel()
         if self._found is not None and self._found[0]:  # Without a checkpoint, the kubelet began with empty records.
             self._own, self.waits_for_own = None, True
             self._comparing = asyncio.ensure_future(self._compare_with_files(*self._found))
+        self.look_within(AFTER_START)
 
     async def _compare_with_files(self, content: bytes, found: kubelet_view.FileId) -> None:
         """Compare the holders before a kubelet's start with the checkpoint that it found, then with the first that it writes."""
@@ -346,25 +314,18 @@ class Beliefs:
         a resource only after it registers again. If the kubelet before it may have lost the holders of an even earlier one, only
         those prove it.
         """
-        rows = {name: self._owners.earlier(name) for name in self._owners.named()}
-        asked = {name: known for name, known in rows.items() if earlier.in_question(known)}
-        older = any(one.older for known in asked.values() for one in earlier.in_question(known).values())
+        asked = {name: rows for name in self._owners.named() if earlier.in_question(rows := self._owners.earlier(name))}
+        written = {name: record.written.get(name, {}) for name in asked}
+        older = any(one.older for rows in asked.values() for one in earlier.in_question(rows).values())
         same = any(
-            earlier.is_in(known, self._owners.handed_out(name), record.written.get(name, {}), older=older)
-            for name, known in asked.items()
+            earlier.is_in(rows, self._owners.handed_out(name), written[name], older=older)
+            for name, rows in asked.items()
         )
-        kept: dict[str, Rows]
-        if own and same:
-            kept = {name: earlier.forgotten(known) for name, known in asked.items()}
-        elif not own and (same or self._is_continued_by(record)):
-            kept = {
-                name: earlier.with_first_checkpoint(known, record.written.get(name, {}))
-                for name, known in asked.items()
-            }
-        else:
+        if not (same or (not own and self._is_continued_by(record))):
             return
-        for name, known in kept.items():
-            self._set_earlier(name, known)
+        for name, rows in asked.items():
+            left = earlier.forgotten(rows) if own else earlier.with_first_checkpoint(rows, written[name])
+            self._owners.set_earlier(name, left)
         self._tell()
 
     def _compare_with_look(self, view: kubelet_view.View, at: float) -> None:
@@ -375,7 +336,9 @@ class Beliefs:
         settled = at - self._noticed_at >= WRITTEN_AFTER
         for name, known in rows.items():
             given = self._owners.handed_out(name)
-            self._set_earlier(name, earlier.looked(name, known, given, view, self._absences, at, settled=settled))
+            self._owners.set_earlier(
+                name, earlier.looked(name, known, given, view, self._absences, at, settled=settled)
+            )
 
     def _is_continued_by(self, record: kubelet_view.Record) -> bool:
         known = self.known.view.file if self.known is not None else None
@@ -387,7 +350,7 @@ class Beliefs:
         """Note that an operator cleared a device: only holders that the kubelet knows use it."""
         for name in self.forgotten_as(device_id):
             rows = self._owners.earlier(name)
-            self._set_earlier(name, {one: holders for one, holders in rows.items() if one != device_id})
+            self._owners.set_earlier(name, {one: holders for one, holders in rows.items() if one != device_id})
         self._tell()
 
     def _tell(self) -> None:

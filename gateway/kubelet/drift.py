@@ -140,7 +140,9 @@ def forgotten(
         holders: the holders by the kubelet's records.
     """
     lost = earlier.forgotten(rows)
-    twice = {one: now for one, now in earlier.doubled(rows, given, holders) if not is_replica(one)} if lost else {}
+    twice = (
+        {one: now for one, now in earlier.doubled(rows, given, holders).items() if not is_replica(one)} if lost else {}
+    )
     if twice:
         yield _finding(
             resource,

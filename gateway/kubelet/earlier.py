@@ -18,7 +18,7 @@ Without List, only the node's reboot shows that a pod is gone. No device stays f
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -132,22 +132,16 @@ def pods(rows: Rows) -> frozenset[str]:
 # At a kubelet's start.
 
 
-def restarted(resource: str, rows: Rows, given: Mapping[str, HandedOut], last: View | None, at: float) -> Rows:
-    """Put the holders in question, because another kubelet started.
+def restarted(rows: Rows, given: Mapping[str, HandedOut]) -> Rows:
+    """Put all holders in question, because another kubelet started.
 
     Args:
-        resource: the resource name.
         rows: the earlier holders until now.
-        given: the devices that were given.
-        last: the ended kubelet's records, as of the last look; None: there was no look.
-        at: when that look began (Unix seconds).
+        given: the devices that are held, and since when.
     """
-    before = None if last is None else _shown(resource, last)
     asked = {device_id: replace(one, older=True) for device_id, one in in_question(rows).items()}
     for device_id, row in given.items():
-        known = asked.get(device_id)
-        is_held = before is None or device_id in before or row.at > at - RECORDED_WITHIN
-        if is_held if known is None else known.at != row.at or (before is not None and device_id in before):
+        if device_id not in asked or asked[device_id].at != row.at:
             asked[device_id] = Earlier(row.names, row.at)
     return _with(forgotten(rows), asked)
 
@@ -237,34 +231,23 @@ def looked(
     )
 
 
-def doubled(rows: Rows, given: Mapping[str, HandedOut], holders: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the devices that the kubelet forgot and gave to another pod since, and that pod for people.
+def doubled(rows: Rows, given: Mapping[str, HandedOut], holders: Mapping[str, str]) -> dict[str, str]:
+    """Return the devices that the kubelet forgot and gave to another pod since, and that pod for people.
 
     Args:
         rows: the earlier holders.
         given: the devices that are held, and since when.
         holders: the holders by the kubelet's records.
     """
-    for device_id, earlier in forgotten(rows).items():
-        if device_id in holders:
-            yield device_id, f"{holders[device_id]!r:.160}"
-        elif all(_is_given_since(given, device_id, one) for one in earlier):
-            yield device_id, "a pod that was given it just now"
+    lost = forgotten(rows)
+    again = [one for one, earlier in lost.items() if all(_is_given_since(given, one, who) for who in earlier)]
+    named = {one: f"{holders[one]!r:.160}" for one in lost if one in holders}
+    return dict.fromkeys(again, "a pod that was given it just now") | named
 
 
 def _with(lost: Mapping[str, tuple[Earlier, ...]], asked: Mapping[str, Earlier]) -> Rows:
     found = {device_id: earlier for device_id, earlier in lost.items() if earlier}
     return found | {device_id: (*found.get(device_id, ()), one) for device_id, one in asked.items()}
-
-
-def _shown(resource: str, view: View) -> frozenset[str]:
-    """Return the devices of a resource that a look shows as held.
-
-    The checkpoint names also pods that ended long ago, so it counts only if List may lack pods, or can't be read.
-    """
-    held = frozenset((view.held or {}).get(resource, {}))
-    heard = view.pods is not None and _has_api_server_pods(view.pods)
-    return held if heard else held.union((view.written or {}).get(resource, {}))
 
 
 def _is_given_since(given: Mapping[str, HandedOut], device_id: str, one: Earlier) -> bool:

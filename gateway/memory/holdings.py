@@ -13,12 +13,12 @@ from adapters.registry import DIALECTS
 from devices import boards
 from devices.life.merging import HELD_UNKNOWN_S
 from devices.model import Device
-from gateway.kubelet import beliefs, earlier
+from gateway.kubelet import earlier
+from gateway.kubelet.beliefs import AFTER_START
 from gateway.kubelet.earlier import RECORDED_WITHIN
 from gateway.kubelet.view import View
 from gateway.kubelet.watch import kubelet_id
 from gateway.memory.claimed import holding
-from gateway.memory.ledger import boot_id
 from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ class Holdings:
     ) -> None:
         self.ledger, self.scribe, self.beliefs, self.presence = ledger, scribe, beliefs, presence
         self._source, self._resources = source, resources
-        self._boot_id = boot_id()
         self.let_in: Callable[[str], Awaitable[None]] | None = None
         """Waits until the kubelet would admit a pod that gets a device of a resource; None without DRA."""
         self.ended: frozenset[str] = frozenset()
@@ -107,8 +106,8 @@ class Holdings:
         if look.view.source != "pod-resources" or look.view.written is not None:
             return True
         since, kubelet = self.presence.since, kubelet_id(self.presence.socket)
-        found = since is not None and look.at - since >= beliefs.AFTER_START
-        return found or (kubelet is not None and look.unix - kubelet.mtime_ns / 1e9 >= beliefs.AFTER_START)
+        found = since is not None and look.at - since >= AFTER_START
+        return found or (kubelet is not None and look.unix - kubelet.mtime_ns / 1e9 >= AFTER_START)
 
     # Holds on hardware, under any name.
 
@@ -218,7 +217,7 @@ class Holdings:
         return {**found, **dict.fromkeys(known.view.holders(resource))}
 
     def _earlier(self, resource: str) -> dict[str, str]:
-        return {one: _FORGOTTEN.format(who) for one, who in self.beliefs.earlier(resource).items()}
+        return {one: _FORGOTTEN.format(earlier.words(who)) for one, who in self.ledger.earlier(resource).items()}
 
     def _given_out(self) -> Mapping[str, frozenset[str]]:
         """Return the devices that the kubelet may give, by resource. Before 1.23 only its checkpoint has them (from 1.9 on)."""
@@ -247,7 +246,6 @@ class Holdings:
             self._whole = look
         if self.beliefs.waits_for_own or look.view.held is None:
             return  # The kubelet may have lost its records: the state file keeps the holders until its checkpoint shows that.
-        news = False
         for name in {**self._resources, **dict.fromkeys(self.ledger.named()), **dict.fromkeys(look.view.held)}:
             holders: Collection[str] = look.view.holders(name)
             resource = self._resources.get(name)
@@ -257,31 +255,31 @@ class Holdings:
                 holders = [one for one in holders if self._source.place(one) is not None]
             # A holder from before the kubelet's start may still hold it. The next gateway must know that.
             rows, asked = self.ledger.handed_out(name), earlier.in_question(self.ledger.earlier(name))
-            who = {one: rows[one].names for one in asked if one in rows}
-            who |= {one: look.view.names_of(name, one) for one in holders}
-            news = self.ledger.rebuild_handed_out(name, who, look.unix - RECORDED_WITHIN, time.time()) or news
-        if news:
-            self.scribe.soon()
+            names = {one: rows[one].names for one in asked if one in rows}
+            names |= {one: look.view.names_of(name, one) for one in holders}
+            self.ledger.rebuild_handed_out(name, names, look.unix - RECORDED_WITHIN, time.time())
+        self.scribe.soon()
 
     def kubelet_started(self, kubelet: KubeletId) -> None:
-        """Note a new kubelet: its records show which of the holders until now it knows."""
+        """Note a new kubelet."""
         for name in self._resources:
             self.note(name)  # It was given before this kubelet started.
-        self.beliefs.restarted(kubelet.mtime_ns / 1e9, is_other=self._is_other(kubelet))
+        self.beliefs.restarted(kubelet.mtime_ns / 1e9)
+        self._question(kubelet)
 
     def check_kubelet(self) -> None:
         """Go on with the rows that the state file has: they may be from before the kubelet's start."""
         if (kubelet := self.presence.kubelet or kubelet_id(self.presence.socket)) is not None:
-            self.beliefs.took_over(kubelet.mtime_ns / 1e9, is_other=self._is_other(kubelet))
+            self._question(kubelet)
 
-    def _is_other(self, kubelet: KubeletId) -> bool:
-        """Note the kubelet in the state file. Return True if that had another one, of the same boot."""
-        before = self.ledger.kubelet
-        boot, _, _ = before.partition(" ")
-        if not self.ledger.set_kubelet(f"{self._boot_id} {kubelet.device}:{kubelet.inode}:{kubelet.mtime_ns}"):
-            return False
-        self.scribe.soon()
-        return bool(before) and boot == self._boot_id
+    def _question(self, kubelet: KubeletId) -> None:
+        """Put all holders in question if the state file has them from another kubelet of this boot."""
+        ledger, before = self.ledger, self.ledger.kubelet
+        if ledger.set_kubelet(f"{ledger.boot_id} {kubelet.device}:{kubelet.inode}:{kubelet.mtime_ns}"):
+            for name in ledger.named() if before.partition(" ")[0] == ledger.boot_id else ():
+                ledger.set_earlier(name, earlier.restarted(ledger.earlier(name), ledger.handed_out(name)))
+            self.scribe.soon()
+        self.beliefs.compare()
 
     def accepted(self, dialect: str) -> None:
         """Note the dialect that the kubelet accepted, for the next start."""

@@ -49,7 +49,7 @@ from gateway.memory.witness import Witness, generation_of
 from gateway.sides.side import Side
 
 Guard: TypeAlias = Callable[[], contextlib.AbstractContextManager[Callable[[], None]]]
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 class LedgerSnapshot(msgspec.Struct, frozen=True):
@@ -66,20 +66,12 @@ def unguarded() -> contextlib.AbstractContextManager[Callable[[], None]]:
     return contextlib.nullcontext(lambda: None)
 
 
-def boot_id() -> str:
-    """Return the kernel's ID of this boot; empty if it can't be read."""
-    try:
-        return _BOOT_ID.read_text().strip()[:MAX_TEXT]
-    except (OSError, ValueError):
-        return ""
-
-
 class Ledger:
     """The ledger in memory, over one file. It belongs to one thread, except ``save``, which may run in any."""
 
     def __init__(self, state_dir: Path, socket_dir: Path | None = None) -> None:
-        self._boot_id = boot_id()
-        self.path, self._witness = state_dir / "ledger.json", Witness(socket_dir, self._boot_id)
+        self.boot_id = _boot_id()
+        self.path, self._witness = state_dir / "ledger.json", Witness(socket_dir, self.boot_id)
         self.aside = ""
         """The name of the last file that was put aside."""
         self.exposure = ""
@@ -328,7 +320,7 @@ class Ledger:
         """Set the rows of a resource to what the kubelet's records showed at ``at`` (Unix seconds). Return True if one is new.
 
         Rows of later Allocates stay, and so do those of devices that are still held. A holder has no names if a device may be held
-        and the records don't show the holder. If the row of a device without a holder is from after ``now``, the clock was set back
+        and the records don't show the holder. A name that the records lack now stays: only List shows that its pod is gone. If the row of a device without a holder is from after ``now``, the clock was set back
         since: its time becomes ``now``, or the device would be held until the clock is there again.
         """
         known = self.handed_out(resource)
@@ -338,18 +330,18 @@ class Ledger:
         news = {
             device_id: replace(row, names=names)
             for device_id, names in sorted(holders.items())
-            if (row := known.get(device_id, unknown)) is unknown or (row.at < at and row.names != names)
+            if (row := known.get(device_id, unknown)) is unknown or (row.at < at and not {*names} <= {*row.names})
         }
         news |= {one: replace(row, at=now) for one, row in known.items() if row.at > now and one not in holders}
         return self._set_handed_out(resource, news) or dropped
 
     def _set_handed_out(self, resource: str, rows: Mapping[str, HandedOut]) -> bool:
-        return self._tables.note(resource, "handed_out", rows, _given_of, row_of)
+        return self._tables.note(resource, "handed_out", rows, lambda _, row: msgspec.convert(row, HandedOut), row_of)
 
     def earlier(self, resource: str) -> Rows:
         """Return the holders from before the kubelet's start in this boot, by device ID."""
         rows = self._tables.whole(dict[str, EarlierHolders], "resources", resource, "earlier")
-        return {device_id: tuple(row.holders) for device_id, row in rows.items() if row.boot_id == self._boot_id}
+        return {device_id: tuple(row.holders) for device_id, row in rows.items() if row.boot_id == self.boot_id}
 
     def set_earlier(self, resource: str, rows: Rows) -> bool:
         """Set all holders of a resource from before the kubelet's start. Return True if one is new."""
@@ -357,7 +349,7 @@ class Ledger:
             resource,
             "earlier",
             {
-                device_id: {"boot_id": self._boot_id, "holders": [row_of(one) for one in holders]}
+                device_id: {"boot_id": self.boot_id, "holders": [row_of(one) for one in holders]}
                 for device_id, holders in rows.items()
             },
         )
@@ -372,8 +364,12 @@ class Ledger:
         return f"it was put aside as {self.aside}, and what is sound of it is used"
 
 
-def _given_of(_: str, row: Content) -> HandedOut:
-    return msgspec.convert(row, HandedOut)
+def _boot_id() -> str:
+    """Return the kernel's ID of this boot; empty if it can't be read."""
+    try:
+        return _BOOT_FILE.read_text().strip()[:MAX_TEXT]
+    except (OSError, ValueError):
+        return ""
 
 
 def _require_size(data: bytes) -> None:

@@ -36,7 +36,7 @@ class History:
     def __init__(self, held: str = "", pods: tuple[Earlier, ...] = ()) -> None:
         self.rows = Ledger(Path("nowhere"))
         self.rows.set_earlier(R, {"a": pods} if pods else {})
-        self.absences, self.last, self.at, self.started = Absences(), View(), 0.0, -WRITTEN_AFTER
+        self.absences, self.last, self.started = Absences(), View(), -WRITTEN_AFTER
         if held:
             self.look(seen(held), 99)
 
@@ -50,20 +50,15 @@ class History:
         settled = at - self.started >= WRITTEN_AFTER
         self.rows.set_earlier(R, earlier.looked(R, rows, given, view, self.absences, at, settled=settled))
         if view.held is not None:
-            self.last, self.at = view, at
+            self.last = view
             asked = earlier.in_question(self.rows.earlier(R))
             held = {one: given[one].names for one in asked if one in given}
             held |= {one: view.names_of(R, one) for one in view.holders(R)}
             self.rows.rebuild_handed_out(R, held, at - RECORDED_WITHIN, at)
         return self
 
-    def restarted(self, at: float, *, seen_already: bool = False) -> History:
-        """Another kubelet starts; ``seen_already``: the last look was one into its records."""
-        last = self.last if self.started <= self.at else None
-        if seen_already:
-            last = View()
-        rows = earlier.restarted(R, self.rows.earlier(R), self.rows.handed_out(R), last, self.at)
-        self.rows.set_earlier(R, rows)
+    def restarted(self, at: float) -> History:
+        self.rows.set_earlier(R, earlier.restarted(self.rows.earlier(R), self.rows.handed_out(R)))
         self.absences, self.started = Absences(), at
         return self
 
@@ -138,7 +133,7 @@ def start() -> History:
         pytest.param(History("ab").restarted(100).look(seen(""), 101), {MismatchKind.FORGOTTEN: "ab"}, id="the kubelet names none of them"),
         pytest.param(History("ab").look(seen(None, None), 99.5).restarted(100).look(seen(""), 101), {MismatchKind.FORGOTTEN: "ab"}, id="and its records could not be read at the last look before"),
         pytest.param(start().look(seen("", None), 101), {}, id="the checkpoint can't be read: that says nothing"),
-        pytest.param(History("ab").restarted(100, seen_already=True).look(seen(""), 101), {}, id="seen of this kubelet, before we knew of it"),
+        pytest.param(History().look(seen("ab", "ab"), 99).look(seen("", "ab", pods="xy"), 99.5).restarted(100).look(seen("", pods="xy"), 101).look(seen("", pods="xy"), 140), {}, id="ended, and only the checkpoint of the kubelet before still named them"),
         pytest.param(start().look(seen("", pods="xy"), 101).restarted(102).look(seen("", pods=""), 103), {MismatchKind.FORGOTTEN: "ab"}, id="one more kubelet, before that was known"),
         pytest.param(start().look(seen("", "ab", pods=""), 101).look(seen("", "ab", pods=""), 110).restarted(120).look(seen(""), 121), {MismatchKind.FORGOTTEN: "ab"}, id="one that kept its records and never reached the API server, then one that lost them"),
         pytest.param(start().look(seen("", pods="xy"), 101).look(seen("", pods="xy"), 110), {}, id="drained before: no word of it"),

@@ -113,7 +113,7 @@ def test_a_write_that_changes_no_owner_leaves_the_second_file_alone(node: Node) 
 def test_it_counts_in_its_boot_and_any_write_in_another_one_has_the_file_known_again(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(module, "_boot_id", lambda: "another boot")
     node.path.write_bytes(node.older)
     assert node.started().claims == {"one": ONE}  # No container of before lives.
     node.path.write_bytes(node.newest)
@@ -134,7 +134,7 @@ def test_where_nothing_is_said_of_owners_or_no_boot_is_named_there_is_no_second_
     one.cordon("GPU-a", HUMS)
     assert "generation" not in json.loads(write(one).path.read_bytes())
     assert not node.second.exists()
-    monkeypatch.setattr(module, "boot_id", lambda: "")
+    monkeypatch.setattr(module, "_boot_id", lambda: "")
     one = node.gateway()
     one.set_claim("one", ONE)
     write(one)
