@@ -19,8 +19,8 @@ from gateway.configuration import reload
 from gateway.folder import Folder
 from gateway.following import Follower
 from gateway.handover import Handover
-from gateway.kubelet.beliefs import Beliefs
 from gateway.kubelet.presence import Presence
+from gateway.kubelet.reader import RecordsReader
 from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
 from gateway.leader import instance
 from gateway.leader.leadership import Leadership
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from devices.source import DeviceSource, Hindrance
     from gateway.configuration.settings import Settings
-    from gateway.kubelet.beliefs import Look
+    from gateway.kubelet.reader import Look
     from gateway.kubernetes.features import Features
     from gateway.registration.registrar import Resource
 
@@ -71,10 +71,10 @@ class Gateway:
         self._lead = Leadership(settings, self._instance, self._presence)
         self._ledger = Ledger(settings.state_dir, settings.socket_dir)
         self._scribe = Scribe(self._ledger, lambda: self._lead.writes, self._lead.locks.writing)
-        records = settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
-        self._beliefs = Beliefs(*records, self._lead, self._ledger, self._looked)
+        places = settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
+        self._reader = RecordsReader(*places, self._lead, self._ledger, self._looked)
         self._resources: dict[str, Resource] = {}
-        kept = self._ledger, self._scribe, self._beliefs, self._presence
+        kept = self._ledger, self._scribe, self._reader, self._presence
         self._holdings = Holdings(*kept, source, self._resources)
         node = Node(
             settings=settings,
@@ -86,7 +86,7 @@ class Gateway:
             memory=partial(Memory, self._holdings),
             accepted=self._holdings.accepted,
             presence=self._presence,
-            beliefs=self._beliefs,
+            reader=self._reader,
             lead=self._lead,
             moved=Signal(),
         )
@@ -144,7 +144,7 @@ class Gateway:
         self._listeners.open_probes(self._subject)
         await self._folder.wait(self._say_waiting)
         await self._listeners.close_control()
-        self._beliefs.look_within(0)
+        self._reader.look_within(0)
         if removed := instance.sweep(self._settings.socket_dir):
             _log.info("removed what dead gateways left", folders=removed)
         self._instance.create()
@@ -187,7 +187,7 @@ class Gateway:
             resource.feed(events.Stop())
         await self._tasks.close()
         self._lists.close()
-        await asyncio.gather(*(resource.close() for resource in self._resources.values()), self._beliefs.close())
+        await asyncio.gather(*(resource.close() for resource in self._resources.values()), self._reader.close())
         self._presence.close()
         await self._listeners.close_control()
         self._scribe.close()

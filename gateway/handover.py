@@ -139,7 +139,7 @@ class Handover:
     ) -> None:
         self._settings, self._instance, self._lead, self._holdings = settings, own, lead, holdings
         self._source, self._resources, self._lists, self._moved, self._tasks = source, resources, lists, moved, tasks
-        self._presence, self._scribe, self._beliefs = holdings.presence, holdings.scribe, holdings.beliefs
+        self._presence, self._scribe, self._reader = holdings.presence, holdings.scribe, holdings.reader
         self.drivers: RenewedDrivers | None = None
         """The DRA drivers, if DRA is on."""
         self.settled = asyncio.Event()
@@ -512,7 +512,7 @@ class Handover:
             resource.feed(events.Resume(waited))
             if self._presence.kubelet is not None and resource.state.kubelet is None:
                 resource.feed(events.KubeletUp(self._presence.kubelet))
-        self._beliefs.look_within(ALLOCATES_END)
+        self._reader.look_within(ALLOCATES_END)
         if self._holdings.ledger.pending:  # Changes that it saw while it stood by.
             self._scribe.soon()
 

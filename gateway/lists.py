@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from devices import boards
 from devices.life import merging, states
 from devices.source import Fate, Listing, listed
-from gateway.kubelet import beliefs
-from gateway.kubelet.view import Outdated
+from gateway.kubelet import reader
+from gateway.kubelet.records import Outdated
 from gateway.memory import claimed
 from gateway.registration import events
 from gateway.registration.devicelist import AT_ONCE
@@ -85,7 +85,7 @@ class Lists:
     ) -> None:
         self._settings, self._source, self._lead, self._node = settings, source, lead, node
         self._ledger, self._scribe = holdings.ledger, holdings.scribe
-        self._beliefs, self._presence, self._holdings = holdings.beliefs, holdings.presence, holdings
+        self._reader, self._presence, self._holdings = holdings.reader, holdings.presence, holdings
         self._resources, self._tasks, self._started = resources, tasks, started
         self.drivers: RenewedDrivers | None = None
         """The DRA drivers, if DRA is on. They offer the devices that these lists leave to them."""
@@ -123,8 +123,8 @@ class Lists:
         listings: dict[str, Listing | None] = dict.fromkeys(known)
         if inventory is not None:
             listings |= _told(inventory, (*known, *inventory), self._ledger, self._source)
-            if self._beliefs.last is None and self._has_unheard_of(inventory):
-                await self._beliefs.look()  # A container may hold them under other IDs.
+            if self._reader.last is None and self._has_unheard_of(inventory):
+                await self._reader.look()  # A container may hold them under other IDs.
         illnesses = {name: self._ledger.sticky(name) for name in listings}
         given, asked = self._given(), self._asked(listings, clock)
         merged = await _merged_apart(asked)
@@ -172,7 +172,7 @@ class Lists:
             changes.tell(name, shown[name], self._resources[name].entries)
         await asyncio.sleep(0)
         for name in merged if self._settings.dra != "only" else ():
-            self._beliefs.listed(name, self._resources[name].plugin.devices)
+            self._reader.listed(name, self._resources[name].plugin.devices)
         self._took = time.monotonic() - began
         self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
         self._look_for(known_holds)
@@ -243,10 +243,10 @@ class Lists:
         """Leave out holds that have ended. While a kubelet restarts, other plugins' earlier offers stay, though its records lack them."""
         if not any(hold.offer for hold in (*holds, *self._holds)):
             return holds
-        last, since = self._beliefs.last, self._presence.since
-        if last is None or last.view.allocatable is None:
+        last, since = self._reader.last, self._presence.since
+        if last is None or last.records.allocatable is None:
             holds = [hold for hold in holds if not hold.offer]
-        if last is not None and since is not None and last.at - since >= beliefs.AFTER_START:
+        if last is not None and since is not None and last.at - since >= reader.AFTER_START:
             return holds
         found = {(hold.resource, hold.device_id) for hold in holds}
         served = {resource.name for resource in self._resources.values() if resource.plugin.streaming}
@@ -286,7 +286,7 @@ class Lists:
     def _look_for(self, known: frozenset[tuple[str, str]]) -> None:
         """Schedule a read of the kubelet's records while a device waits for the end of a hold; at once if a hold is not in ``known``."""
         if self._holds:
-            self._beliefs.look_within(self._rest(HOLDERS_AGAIN) if self._held_ids() <= known else 0)
+            self._reader.look_within(self._rest(HOLDERS_AGAIN) if self._held_ids() <= known else 0)
 
     def _rest(self, seconds: float) -> float:
         return max(seconds, PART * self._took)  # Most of the time is for calls.
@@ -311,7 +311,7 @@ class Lists:
                     await self._announce(name, self._resources[name].plugin.devices)
                 await self._scribe.durable()
         if self._holds:
-            self._beliefs.look_within(HANDED_OVER_LOOK)
+            self._reader.look_within(HANDED_OVER_LOOK)
         else:
             self.update_again([time.monotonic() + HANDED_OVER_LOOK])
 
@@ -346,16 +346,16 @@ class Lists:
         self._changed()
         if waiting:
             if self.registering:
-                self._beliefs.look_within(HANDED_OVER_LOOK)
+                self._reader.look_within(HANDED_OVER_LOOK)
                 return
             self._tasks.background(self.update())
-            self._beliefs.look_within(self._rest(HOLDERS_AGAIN if self._holds else LOOK_AGAIN))
-            if (last := self._beliefs.last) is not None and self._outdated.is_due(last.view, last.at):
+            self._reader.look_within(self._rest(HOLDERS_AGAIN if self._holds else LOOK_AGAIN))
+            if (last := self._reader.last) is not None and self._outdated.is_due(last.records, last.at):
                 served = [one.plugin for one in self._resources.values() if one.plugin.streaming]
                 for plugin in sorted(served, key=lambda one: len(one.devices))[:1]:
                     plugin.send_again()
         elif self._settings.metrics_address is not None:
-            self._beliefs.look_within(LOOK_FOR_METRICS)
+            self._reader.look_within(LOOK_FOR_METRICS)
 
     def _refresh(self) -> None:
         if self.registering:

@@ -136,7 +136,7 @@ class Crossing:
         self.allocatable, self._presence, self._first = allocatable, holdings.presence, first
         self._admits = False
         """True if the list also has what moves to DRA, because a kubelet starts and admits its pods again."""
-        self._holdings, self._beliefs = holdings, holdings.beliefs
+        self._holdings, self._reader = holdings, holdings.reader
         self._ledger, self._scribe = holdings.ledger, holdings.scribe
         self._resources, self._ask, self._update = resources, allocated, update
         self._sides: dict[str, Side] = {}
@@ -315,8 +315,8 @@ class Crossing:
         moving = {one for one in there if table.moves(self.side(one), self.strangers.of(one))}
         if not moving and not missed and self.allocatable.came is None:
             return WAIT_S if self.strangers.went else 0.0
-        await self._beliefs.look()
-        await self.allocatable.catch_up(since_served(self._resources(), self._beliefs.last), self.stays)
+        await self._reader.look()
+        await self.allocatable.catch_up(since_served(self._resources(), self._reader.last), self.stays)
         asked: Allocated | None = Allocated()
         coming = {one for one in moving if self.side(one) is Side.TO_PLUGIN and not self._claim(one)}
         if (
@@ -371,15 +371,15 @@ class Crossing:
 
     def _pod(self, board: str, devices: Sequence[tuple[str, Entry]]) -> str | None:
         """Return the container that holds a device of a board, empty for none; None if unknown since the list withheld the board."""
-        last, side = self._beliefs.last, self.side(board)
-        if not devices or last is None or last.view.source != "pod-resources" or last.view.allocatable is None:
+        last, side = self._reader.last, self.side(board)
+        if not devices or last is None or last.records.source != "pod-resources" or last.records.allocatable is None:
             return None
         if side is not Side.PLUGIN and (board not in self._withheld_since or last.at <= self._withheld_since[board]):
             return None
         there = [(name, one.device.id) for name, one in devices]
         holder = self._holdings.holder_of(there)
         # Until the kubelet has the list that withholds it, the kubelet may give it.
-        gives = side is not Side.PLUGIN and any(one in last.view.allocatable.get(name, ()) for name, one in there)
+        gives = side is not Side.PLUGIN and any(one in last.records.allocatable.get(name, ()) for name, one in there)
         return None if holder == "" and gives else holder
 
     async def _put(self, news: Mapping[str, Side], of: Mapping[str, Side] | None = None) -> None:

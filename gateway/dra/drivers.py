@@ -211,7 +211,7 @@ class Drivers:
         self._boards |= {(one.driver, one.name): one.board for one in withheld}
         offers, why_not = offer.by_driver(found, withheld, self._offers)
         if self.decides.is_set() and any(not one.lasts for one in withheld):
-            self._holdings.beliefs.look_within(_LOOK_AGAIN)
+            self._holdings.reader.look_within(_LOOK_AGAIN)
         if (offers, why_not) == (self._offers, self._why_not):
             return
         if why_not != self._why_not:
@@ -287,7 +287,7 @@ class Drivers:
     async def run(self) -> None:
         """Offer and prepare devices. Never returns."""
         self.update()
-        self._holdings.beliefs.look_within(0)
+        self._holdings.reader.look_within(0)
 
         def is_known() -> bool:
             return self.crossing is not None and self.crossing.is_known
@@ -323,7 +323,7 @@ class Drivers:
             )
             group.create_task(self._publisher.watch())
             await listed()
-            await self._holdings.beliefs.look()  # A standby's last look may be old.
+            await self._holdings.reader.look()  # A standby's last look may be old.
             if self._orders is not None:
                 await self._orders.names.looked.wait()
             self._publisher.changed()

@@ -22,8 +22,8 @@ from gateway.tasks import first_of
 if TYPE_CHECKING:
     from devices.life.states import Entry
     from gateway.dra.claims import Allocated
-    from gateway.kubelet.beliefs import Look
     from gateway.kubelet.presence import Presence
+    from gateway.kubelet.reader import Look
     from gateway.kubernetes.client import Client
     from gateway.memory.holdings import Holdings
     from gateway.registration.registrar import Resource
@@ -130,10 +130,10 @@ class EndedPods:
 
     def looked(self, resources: Iterable[str]) -> None:
         """Note the pods that only the checkpoint names, by the last look."""
-        last = self._holdings.beliefs.last
-        if last is None or last.view.held is None:
+        last = self._holdings.reader.last
+        if last is None or last.records.held is None:
             return
-        self._doubted = frozenset().union(*(last.view.only_written(name).values() for name in resources))
+        self._doubted = frozenset().union(*(last.records.only_written(name).values() for name in resources))
         if self._doubted - self._holdings.ended:
             self._doubt.set()
         if self._doubted - self._known:

@@ -28,7 +28,7 @@ from gateway.kubelet import earlier
 
 if TYPE_CHECKING:
     from gateway.kubelet.earlier import HandedOut, Rows
-    from gateway.kubelet.view import View
+    from gateway.kubelet.records import Records
 
 RECORDED_AFTER = 1.0
 """Seconds that a kubelet may take to record a list. After that, its records are compared."""
@@ -90,15 +90,15 @@ class Drift(Struct, frozen=True):
         """Note a new kubelet, which has to record our list."""
         return replace(self, _to_record=now)
 
-    def looked(self, view: View, now: float, *, ours: bool = True) -> Drift:
+    def looked(self, records: Records, now: float, *, ours: bool = True) -> Drift:
         """Compare the kubelet's records with our list.
 
         Args:
-            view: the kubelet's records, read while it had our list.
+            records: the kubelet's records, read while it had our list.
             now: when the look began.
             ours: True if the kubelet has this gateway's list. Another gateway's list is not compared.
         """
-        return replace(self, differs=tuple(self._compared(view, now)) if ours else ())
+        return replace(self, differs=tuple(self._compared(records, now)) if ours else ())
 
     # Results.
 
@@ -111,15 +111,15 @@ class Drift(Struct, frozen=True):
         ill = {device_id for device_id, since in self._ill.items() if now - since < ILL_FOR} - doubtful - bad
         return (*sorted(ill), *sorted(doubtful), *sorted(bad))
 
-    def _compared(self, view: View, now: float) -> Iterator[Finding]:
+    def _compared(self, records: Records, now: float) -> Iterator[Finding]:
         if self._listed is None:
             return
-        held = (view.held or {}).get(self.resource, {})
+        held = (records.held or {}).get(self.resource, {})
         if unlisted := held.keys() - self._listed:
             yield _finding(self.resource, MismatchKind.UNLISTED, unlisted, lambda one: f" (held by {held[one]!r:.160})")
-        if view.allocatable is None or now - self._to_record < RECORDED_AFTER:
+        if records.allocatable is None or now - self._to_record < RECORDED_AFTER:
             return
-        healthy, allocatable = self._listed - self._unwell, view.allocatable.get(self.resource, frozenset())
+        healthy, allocatable = self._listed - self._unwell, records.allocatable.get(self.resource, frozenset())
         for kind, differing in (
             (MismatchKind.WITHHELD, healthy - allocatable),
             (MismatchKind.SURPLUS, allocatable - healthy),

@@ -26,7 +26,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 if TYPE_CHECKING:
-    from gateway.kubelet.view import View
+    from gateway.kubelet.records import Records
 
 WRITTEN_AFTER = 5.0
 """Seconds after a kubelet's start until it has written its own checkpoint, with the first list that it records."""
@@ -45,7 +45,7 @@ class HandedOut(Struct, frozen=True):
     """A device that Allocate gave to a container, or that the kubelet's records show as held.
 
     ``dialect`` is empty if only the records show it. ``at`` is when it was given, in Unix seconds: another time is another
-    Allocate. ``names`` are the holder's names by the records (``View.names_of``), none until they were read. ``counted``: the
+    Allocate. ``names`` are the holder's names by the records (``Records.names_of``), none until they were read. ``counted``: the
     kubelet is known to count the device as in use (``gateway.memory.again``).
     """
 
@@ -178,7 +178,7 @@ def looked(
     resource: str,
     rows: Rows,
     given: Mapping[str, HandedOut],
-    view: View,
+    records: Records,
     absences: Absences,
     now: float,
     *,
@@ -190,23 +190,23 @@ def looked(
         resource: the resource name.
         rows: the earlier holders until now.
         given: the devices that are held, and since when.
-        view: the kubelet's records.
+        records: the kubelet's records.
         absences: the pods that the kubelet's List lacks, with this look.
         now: when the look began (monotonic seconds).
         settled: True if the kubelet has written its own checkpoint for certain (``WRITTEN_AFTER``).
     """
     left: dict[str, Earlier] = {}
     lost = forgotten(rows)
-    holders = view.holders(resource)
+    holders = records.holders(resource)
     # Both the checkpoint and List are needed: after a start, List lacks pods that the kubelet hasn't heard of yet.
-    known = view.held is not None and view.written is not None
+    known = records.held is not None and records.written is not None
     for device_id, one in in_question(rows).items():
         again = _is_given_since(given, device_id, one)
         if not known:
             left[device_id] = one
         # The kubelet remembers a device that is held and was not given since its start. Then the holder that our last look
         # found has ended.
-        elif device_id in holders and (not again or _is_held_by(resource, device_id, one, view)):
+        elif device_id in holders and (not again or _is_held_by(resource, device_id, one, records)):
             if not settled:
                 left[device_id] = one
         # The pod has ended if it stays absent.
@@ -222,8 +222,8 @@ def looked(
             device_id: tuple(
                 one
                 for one in earlier
-                if not _is_held_by(resource, device_id, one, view)
-                and not (view.pods is not None and absences.is_gone(one, now))
+                if not _is_held_by(resource, device_id, one, records)
+                and not (records.pods is not None and absences.is_gone(one, now))
             )
             for device_id, earlier in lost.items()
         },
@@ -255,9 +255,9 @@ def _is_given_since(given: Mapping[str, HandedOut], device_id: str, one: Earlier
     return device_id in given and given[device_id].at != one.at
 
 
-def _is_held_by(resource: str, device_id: str, one: Earlier, view: View) -> bool:
+def _is_held_by(resource: str, device_id: str, one: Earlier, records: Records) -> bool:
     """Return True if the records name an earlier holder's pod for a device (a pod has several containers)."""
-    names = view.names_of(resource, device_id)
+    names = records.names_of(resource, device_id)
     if _are_named(names) and _are_named(one.names):
         names = names[:1]  # List is newer than the checkpoint.
     return any(name.rpartition("/")[0] in one.pods for name in names)

@@ -15,7 +15,7 @@ from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.kubernetes.watch import REPEAT_MAX_S, Backoff
 
 if TYPE_CHECKING:
-    from gateway.kubelet.beliefs import Look
+    from gateway.kubelet.reader import Look
     from gateway.kubernetes.client import Client
     from gateway.kubernetes.node import NodeObject
 
@@ -169,7 +169,7 @@ class Allocatable:
             if (
                 last is not None
                 and last.at > came
-                and all((last.view.allocatable or {}).get(name, frozenset()) == ids for name, ids in there.items())
+                and all((last.records.allocatable or {}).get(name, frozenset()) == ids for name, ids in there.items())
             ):
                 try:
                     await self.tell({name: len(ids) for name, ids in there.items()})

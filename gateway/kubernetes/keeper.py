@@ -104,7 +104,7 @@ class Keeper:
             return None
         standings = list(self._standings())
         if any(one.withheld or ready.allocatable(own, one.name) < one.healthy for one in standings):
-            self._gateway.holdings.beliefs.look_within(
+            self._gateway.holdings.reader.look_within(
                 LOOK_S
             )  # The kubelet may be late, or another plugin may serve the resource.
         return ready.judge(standings, own, hindrance=self._hindrance(), was=was)
@@ -146,7 +146,7 @@ class Keeper:
         for resource in self._gateway.resources.values():
             entries = resource.entries
             healthy = {one for one, entry in entries.items() if entry.device.health is Health.HEALTHY}
-            findings = self._gateway.holdings.beliefs.findings(resource.name)
+            findings = self._gateway.holdings.reader.findings(resource.name)
             yield ready.NodeResource(
                 resource.name,
                 len(entries),
@@ -169,7 +169,7 @@ class Keeper:
             if self._gateway.lead.led_by is not None:
                 self._entries.pop(name, None)
                 continue
-            findings = self._gateway.holdings.beliefs.findings(name)
+            findings = self._gateway.holdings.reader.findings(name)
             if (before := self._entries.get(name)) is not None:  # The state at the start is no event.
                 for news in events.of_devices(name, before, entries, unix):
                     self._queue.add(news, now)

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from devices.model import Fault, RefusedError
-from gateway.kubelet import view
+from gateway.kubelet import records
 from gateway.kubelet.earlier import RECORDED_WITHIN
 from gateway.wires.unix import listens
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 
     from devices.model import PreferredRequest
-    from gateway.kubelet.beliefs import Look
     from gateway.kubelet.earlier import HandedOut
+    from gateway.kubelet.reader import Look
     from gateway.memory.holdings import Holdings
 
 MOST_PODS: Final = 8
@@ -43,8 +43,8 @@ def holders(resource: str, given: Mapping[str, HandedOut], look: Look | None) ->
         given: when each device was given, and its holder as far as a look showed it.
         look: the last look into the kubelet's records.
     """
-    listed = look if look is not None and look.view.source == "pod-resources" else None
-    held = {} if listed is None else (listed.view.held or {}).get(resource, {})
+    listed = look if look is not None and look.records.source == "pod-resources" else None
+    held = {} if listed is None else (listed.records.held or {}).get(resource, {})
     found = {}
     for one, row in given.items():
         if listed is None or listed.unix < row.at:
@@ -121,7 +121,7 @@ class Memory:
 
     def __init__(self, holdings: Holdings, resource: str) -> None:
         self._holdings, self._resource = holdings, resource
-        self.asked, self._pod_resources = holdings.beliefs.asked, holdings.beliefs.pod_resources
+        self.asked, self._pod_resources = holdings.reader.asked, holdings.reader.pod_resources
         self._socket = os.fspath(self._pod_resources)
 
     @property
@@ -140,7 +140,7 @@ class Memory:
         The worst are devices that a container holds although the kubelet considers them as free. The kubelet can be asked now: it sets
         nothing aside before it has the response, so List makes it forget nothing.
         """
-        avoid, held = self._holdings.beliefs.avoid(self._resource), frozenset(request.must_include)
+        avoid, held = self._holdings.reader.avoid(self._resource), frozenset(request.must_include)
         chosen = await choose(avoid)
         self._holdings.note(self._resource)
         self._count(request)
@@ -186,13 +186,13 @@ class Memory:
 
     async def _held_still(self, rows: Mapping[str, HandedOut]) -> Mapping[str, str] | None:
         """Return which of these devices are held, and the holders, as the kubelet reports now; None if it does not answer."""
-        given = holders(self._resource, rows, self._holdings.beliefs.last)
+        given = holders(self._resource, rows, self._holdings.reader.last)
         if not given or not listens(self._pod_resources):
             return {}
         names = pods(given.values())
-        found = await view.held_by(self._pod_resources, names) if names else None
+        found = await records.held_by(self._pod_resources, names) if names else None
         if found is None:
-            found = await view.held(self._pod_resources)
+            found = await records.held(self._pod_resources)
         if found is None:
             return None
         held = {one: holder for one, holder in found.get(self._resource, {}).items() if one in given}
@@ -209,4 +209,4 @@ class Memory:
         for dialect, device_ids in together.items():
             self._holdings.ledger.hand_out(self._resource, device_ids, dialect, time.time())
         self._holdings.scribe.soon()
-        self._holdings.beliefs.allocated(self._resource, [*chain.from_iterable(together.values())])
+        self._holdings.reader.allocated(self._resource, [*chain.from_iterable(together.values())])

@@ -14,9 +14,9 @@ from devices import boards
 from devices.life.merging import HELD_UNKNOWN_S
 from devices.model import Device
 from gateway.kubelet import earlier
-from gateway.kubelet.beliefs import AFTER_START
 from gateway.kubelet.earlier import RECORDED_WITHIN
-from gateway.kubelet.view import View
+from gateway.kubelet.reader import AFTER_START
+from gateway.kubelet.records import Records
 from gateway.kubelet.watch import kubelet_id
 from gateway.memory.claimed import holding
 from gateway.registration.events import Phase
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from devices.boards import Hold, Place
     from devices.source import DeviceSource
-    from gateway.kubelet.beliefs import Beliefs, Look
     from gateway.kubelet.presence import Presence
+    from gateway.kubelet.reader import Look, RecordsReader
     from gateway.kubelet.watch import KubeletId
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
@@ -45,12 +45,12 @@ class Holdings:
         self,
         ledger: Ledger,
         scribe: Scribe,
-        beliefs: Beliefs,
+        reader: RecordsReader,
         presence: Presence,
         source: DeviceSource,
         resources: Mapping[str, Resource],
     ) -> None:
-        self.ledger, self.scribe, self.beliefs, self.presence = ledger, scribe, beliefs, presence
+        self.ledger, self.scribe, self.reader, self.presence = ledger, scribe, reader, presence
         self._source, self._resources = source, resources
         self.let_in: Callable[[str], Awaitable[None]] | None = None
         """Waits until the kubelet would admit a pod that gets a device of a resource; None without DRA."""
@@ -63,11 +63,11 @@ class Holdings:
 
     def recorded(self, resource: str, look: Look | None = None) -> dict[str, str] | None:
         """Return the holders by a look (the last one if None), by device ID; None if the kubelet's records could not be read."""
-        look = look or self.beliefs.last
-        if look is None or look.view.held is None:
+        look = look or self.reader.last
+        if look is None or look.records.held is None:
             return None
-        over = self.ended and {one for one, uid in look.view.only_written(resource).items() if uid in self.ended}
-        holders = look.view.holders(resource)
+        over = self.ended and {one for one, uid in look.records.only_written(resource).items() if uid in self.ended}
+        holders = look.records.holders(resource)
         return {one: who for one, who in holders.items() if one not in over} if over else holders
 
     def holders(self, resource: str, *, forgotten: bool = True, look: Look | None = None) -> dict[str, str] | None:
@@ -76,11 +76,13 @@ class Holdings:
         ``forgotten``: include the holders that the kubelet forgot. It may give their devices to other pods. ``look``: the look to use;
         None for the last one.
         """
-        look = look or self.beliefs.last
+        look = look or self.reader.last
         if look is None:
             return None
         holders = self.recorded(resource, look) if look is self._whole else None
-        unwritten = look.view.unwritten and any(one.writes_late for one in DIALECTS if one.name == self.ledger.accepted)
+        unwritten = look.records.unwritten and any(
+            one.writes_late for one in DIALECTS if one.name == self.ledger.accepted
+        )
         if holders is None and not unwritten:
             return None
         self.note(resource)
@@ -103,7 +105,7 @@ class Holdings:
 
     def _knows_its_pods(self, look: Look) -> bool:
         """Return True if the look shows all holders: the kubelet knew its pods by then, or its checkpoint could be read."""
-        if look.view.source != "pod-resources" or look.view.written is not None:
+        if look.records.source != "pod-resources" or look.records.written is not None:
             return True
         since, kubelet = self.presence.since, kubelet_id(self.presence.socket)
         found = since is not None and look.at - since >= AFTER_START
@@ -117,11 +119,11 @@ class Holdings:
         These are the holds of containers, and the devices that the kubelet may give to its next pods. While the kubelet's records
         can't be read, use the last ones. None: they never could be read.
         """
-        look = self._whole or self.beliefs.last
+        look = self._whole or self.reader.last
         holders = self.holders(resource, look=look)
         if holders is None or look is None:
             return None
-        offered = (look.view.allocatable or {}).get(resource, frozenset())
+        offered = (look.records.allocatable or {}).get(resource, frozenset())
         place = {one.id: boards.place_of(one) for one in devices}
         held = [boards.held(resource, one, place[one], who or None) for one, who in holders.items() if one in place]
         return held + [boards.offered(resource, one, place[one]) for one in offered - holders.keys() if one in place]
@@ -149,7 +151,7 @@ class Holdings:
         held: list[Hold] = []
         offers: list[Hold] = []
         given_out = self._given_out()
-        known = self.beliefs.known.view if self.beliefs.known is not None else View()
+        known = self.reader.known.records if self.reader.known is not None else Records()
         for name in sorted({*(known.held or ()), *(known.written or ()), *given_out, *offered, *self.ledger.named()}):
             announced, holders, ours = self.ledger.announced(name), self._last_holders(name), offered.get(name)
             free = given_out.get(name, frozenset()) - holders.keys() if ours is None else frozenset()
@@ -210,19 +212,19 @@ class Holdings:
         """Return the holders; while the records can't be read, those of the last look, for ``HELD_UNKNOWN_S``."""
         if (holders := self.holders(resource)) is not None:
             return holders
-        last, known = self.beliefs.last, self.beliefs.known
+        last, known = self.reader.last, self.reader.known
         found = self._earlier(resource)
         if last is None or known is None or last.at - known.at >= HELD_UNKNOWN_S:
             return found
-        return {**found, **dict.fromkeys(known.view.holders(resource))}
+        return {**found, **dict.fromkeys(known.records.holders(resource))}
 
     def _earlier(self, resource: str) -> dict[str, str]:
         return {one: _FORGOTTEN.format(earlier.words(who)) for one, who in self.ledger.earlier(resource).items()}
 
     def _given_out(self) -> Mapping[str, frozenset[str]]:
         """Return the devices that the kubelet may give, by resource. Before 1.23 only its checkpoint has them (from 1.9 on)."""
-        view = self.beliefs.last.view if self.beliefs.last is not None else View()
-        return (view.registered if view.allocatable is None else view.allocatable) or {}
+        records = self.reader.last.records if self.reader.last is not None else Records()
+        return (records.registered if records.allocatable is None else records.allocatable) or {}
 
     def _place(self, device: Device) -> Place:
         """Return the place of a device that isn't on offer here. A partition that isn't seen may be anywhere on its GPU."""
@@ -242,12 +244,12 @@ class Holdings:
 
     def looked(self, look: Look) -> None:
         """Note a look into the kubelet's records: update what the state file has as given."""
-        if look.view.held is not None and self._knows_its_pods(look):
+        if look.records.held is not None and self._knows_its_pods(look):
             self._whole = look
-        if self.beliefs.waits_for_own or look.view.held is None:
+        if self.reader.waits_for_own or look.records.held is None:
             return  # The kubelet may have lost its records: the state file keeps the holders until its checkpoint shows that.
-        for name in {**self._resources, **dict.fromkeys(self.ledger.named()), **dict.fromkeys(look.view.held)}:
-            holders: Collection[str] = look.view.holders(name)
+        for name in {**self._resources, **dict.fromkeys(self.ledger.named()), **dict.fromkeys(look.records.held)}:
+            holders: Collection[str] = look.records.holders(name)
             resource = self._resources.get(name)
             if resource is not None and resource.state.phase is not Phase.SERVING:
                 continue
@@ -256,7 +258,7 @@ class Holdings:
             # A holder from before the kubelet's start may still hold it. The next gateway must know that.
             rows, asked = self.ledger.handed_out(name), earlier.in_question(self.ledger.earlier(name))
             names = {one: rows[one].names for one in asked if one in rows}
-            names |= {one: look.view.names_of(name, one) for one in holders}
+            names |= {one: look.records.names_of(name, one) for one in holders}
             self.ledger.rebuild_handed_out(name, names, look.unix - RECORDED_WITHIN, time.time())
         self.scribe.soon()
 
@@ -264,7 +266,7 @@ class Holdings:
         """Note a new kubelet."""
         for name in self._resources:
             self.note(name)  # It was given before this kubelet started.
-        self.beliefs.restarted(kubelet.mtime_ns / 1e9)
+        self.reader.restarted(kubelet.mtime_ns / 1e9)
         self._question(kubelet)
 
     def check_kubelet(self) -> None:
@@ -279,7 +281,7 @@ class Holdings:
             for name in ledger.named() if before.partition(" ")[0] == ledger.boot_id else ():
                 ledger.set_earlier(name, earlier.restarted(ledger.earlier(name), ledger.handed_out(name)))
             self.scribe.soon()
-        self.beliefs.compare()
+        self.reader.compare()
 
     def accepted(self, dialect: str) -> None:
         """Note the dialect that the kubelet accepted, for the next start."""

@@ -18,7 +18,7 @@ import structlog
 from adapters.dialect import UnsayableError
 from adapters.registry import by_name
 from devices.model import Health, Registration
-from gateway.kubelet import view as kubelet_view
+from gateway.kubelet import records as kubelet_records
 from gateway.kubelet.watch import kubelet_id
 from gateway.registration import events
 from gateway.registration import machine as registration
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from devices.life import states
     from devices.source import Listing
-    from gateway.kubelet.beliefs import Look
+    from gateway.kubelet.reader import Look
     from gateway.kubelet.watch import KubeletId
 
 REGISTER_DEADLINE_S = 15.0
@@ -182,7 +182,7 @@ class Resource:
             if not {before.phase, self.state.phase}.isdisjoint(SERVED):
                 self.since = time.monotonic()
             if self.state.phase is Phase.SERVING:
-                self._node.beliefs.look_within(RECORDED_S)
+                self._node.reader.look_within(RECORDED_S)
         self._keep_time(before, event)
         for action in actions:
             self._act(action)
@@ -311,7 +311,7 @@ class Resource:
         while listed != self.plugin.devices:
             listed = self.plugin.devices
             patience = (RECORDS_WAIT_S + len(listed) * RECORDS_WAIT_PER_DEVICE_S) * 4.0**self.state.heals
-            held = await kubelet_view.holds(pod_resources, self.name, listed, patience)
+            held = await kubelet_records.holds(pod_resources, self.name, listed, patience)
             if self.state.stream != stream:
                 return
         self.checked = Confirmation.UNKNOWN if held is None else Confirmation.HELD if held else Confirmation.LACKING
@@ -321,7 +321,7 @@ class Resource:
 
     def looked(self, look: Look) -> None:
         """Check the resource in the kubelet's records, which were read for the whole node."""
-        allocatable, since = look.view.allocatable, self.stream_since
+        allocatable, since = look.records.allocatable, self.stream_since
         if allocatable is None or since is None or look.at < since or allocatable.get(self.name):
             return
         if any(device.health is Health.HEALTHY for device in self.plugin.devices):

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest
     from devices.source import DeviceSource, Listing
     from gateway.configuration.settings import Settings
-    from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
+    from gateway.kubelet.reader import RecordsReader
     from gateway.registration.events import Event
     from gateway.registration.turns import Turns
     from gateway.tally import Tally
@@ -136,7 +136,7 @@ class Node(Struct, frozen=True, kw_only=True):
     """Remembers the dialect that the kubelet accepted."""
     presence: Presence
     """The kubelet that listens."""
-    beliefs: Beliefs
+    reader: RecordsReader
     """The kubelet's records."""
     lead: Leading
     """Who leads on the node."""

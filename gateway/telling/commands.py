@@ -87,9 +87,9 @@ class Commands:
 
     async def _look(self) -> None:
         """Read the kubelet's records, if the last look is too old."""
-        last = self._gateway.holdings.beliefs.last
+        last = self._gateway.holdings.reader.last
         if last is None or time.monotonic() - last.at > FRESH:
-            await self._gateway.holdings.beliefs.look()
+            await self._gateway.holdings.reader.look()
 
     async def _devices(self, connection: ControlConnection, _request: dict[str, Any]) -> None:
         """Send the status, and the facts of each device. Replicas have one entry, under the ID of their device."""
@@ -126,7 +126,7 @@ class Commands:
                 f"the driver did not answer within {orders.HANDLE_TIME:g} s: the log says what hangs; try again, or restart "
                 "the gateway"
             ) from error
-        await self._gateway.holdings.beliefs.look()  # To learn the holders of devices that were just given.
+        await self._gateway.holdings.reader.look()  # To learn the holders of devices that were just given.
         names = list(self._gateway.resources)
         concerned, known = dict.fromkeys(handled), [self._gateway.holdings.recorded(name) for name in names]
         _log.info("order", op=request["op"], devices=[*concerned][:_MOST_TOLD], count=len(concerned))
@@ -145,14 +145,14 @@ class Commands:
     async def _order(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         order = orders.order(request)
         if order.op == "forget":
-            await self._gateway.holdings.beliefs.look()  # To learn the holders of devices that were just given.
+            await self._gateway.holdings.reader.look()  # To learn the holders of devices that were just given.
         before = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources.values()}
         found = [(name, entry) for name, entry in before.items() if entry is not None]
         cordoned = order.device_id in self._gateway.holdings.ledger.cordons
         resources = [name for name, _ in found]
         if order.op == "forget":
             # It may have been held under a name that this gateway doesn't offer.
-            forgotten = self._gateway.holdings.beliefs.forgotten_as(order.device_id)
+            forgotten = self._gateway.holdings.reader.forgotten_as(order.device_id)
             resources += [name for name in forgotten if name not in resources]
         if not resources and not (cordoned and order.op == "uncordon") and not self._gateway.lead.waits_for:
             raise ControlError(f"no device here is called {order.device_id!r}: `gateway devices` lists them")
@@ -169,7 +169,7 @@ class Commands:
                 f"done, but it will be forgotten when the gateway restarts: {self._gateway.holdings.scribe.state.error}"
             )
         if order.op == "cordon":
-            await self._gateway.holdings.beliefs.look()  # So that the operator sees the holder.
+            await self._gateway.holdings.reader.look()  # So that the operator sees the holder.
         now = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources.values()}
         outcome = OrderOutcome(
             changed,
@@ -222,10 +222,10 @@ class Commands:
         gone = state in {State.LOST, State.WITHDRAWN, State.NOT_LOOKED_YET}
         if gone and holder is not None:
             if forgotten:  # An earlier holder is gone; the present one stays.
-                gateway.holdings.beliefs.forget(device_id)
+                gateway.holdings.reader.forget(device_id)
                 return True
             raise ControlError(f"{device_id} of {resource} is held by {holder}: end that pod first")
-        gateway.holdings.beliefs.forget(device_id)
+        gateway.holdings.reader.forget(device_id)
         if one is not None:
             one.plugin.list.forget(device_id)
         gateway.holdings.ledger.set_sticky(resource, sticky)
@@ -239,7 +239,7 @@ class Commands:
         return not remembered and self._state(device_id, resource) in _HERE
 
     def _is_forgotten(self, device_id: str, resource: str) -> bool:
-        return resource in self._gateway.holdings.beliefs.forgotten_as(device_id)
+        return resource in self._gateway.holdings.reader.forgotten_as(device_id)
 
     def _state(self, device_id: str, resource: str) -> State | None:
         """Return a device's state, or the one below a cordon or another API's; None if it isn't on the list."""

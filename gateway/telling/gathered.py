@@ -28,7 +28,7 @@ def taken(gateway: Subject, build: status.Build, *, few: bool) -> Callable[[], s
     """
     now, leader = time.monotonic(), gateway.lead.led_by
     last, since, config, drivers = (
-        gateway.holdings.beliefs.last,
+        gateway.holdings.reader.last,
         gateway.holdings.presence.since,
         gateway.config,
         gateway.drivers(),
@@ -49,7 +49,7 @@ def taken(gateway: Subject, build: status.Build, *, few: bool) -> Callable[[], s
         led_by_host_service=leader is not None and leader.host_service,
         waits_for=gateway.lead.waits_for,
         kubelet=status.KubeletStatus(present=since is not None, age_s=status.age_or_none(since, now)),
-        books=status.RecordsStatus(source=last.view.source, age_s=status.age(last.at, now))
+        books=status.RecordsStatus(source=last.records.source, age_s=status.age(last.at, now))
         if last
         else status.RecordsStatus(),
         ledger=gateway.holdings.scribe.state,
@@ -86,7 +86,7 @@ def _resource(gateway: Subject, resource: Resource, verdict: Verdict) -> status.
         checked=resource.checked,
         holders=gateway.holdings.named(name),
         claimed=holding(gateway.holdings.ledger.claims, name).keys(),
-        drift=gateway.holdings.beliefs.findings(name),
+        drift=gateway.holdings.reader.findings(name),
         others=_others(gateway, resource),
         behind=gateway.source.behind(name),
     )
@@ -94,10 +94,10 @@ def _resource(gateway: Subject, resource: Resource, verdict: Verdict) -> status.
 
 def _others(gateway: Subject, resource: Resource) -> frozenset[str]:
     """Return the devices that the kubelet would give although no gateway serves the resource, because another plugin does."""
-    last = gateway.holdings.beliefs.last
+    last = gateway.holdings.reader.last
     if last is None or resource.state.phase in SERVED or last.at < resource.since:
         return frozenset()
-    return (last.view.allocatable or {}).get(resource.name, frozenset())
+    return (last.records.allocatable or {}).get(resource.name, frozenset())
 
 
 def _strangers(gateway: Subject, resource: Resource) -> Callable[[], dict[str, str]]:

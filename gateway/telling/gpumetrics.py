@@ -167,9 +167,9 @@ def added(gateway: Subject, answer: Callable[[], Awaitable[Answer]]) -> Handler:
 
     async def both() -> Answer:
         (status, kind, body), readings = await asyncio.gather(answer(), sampler.latest())
-        last = gateway.holdings.beliefs.last
+        last = gateway.holdings.reader.last
         if last is not None and time.monotonic() - last.at > HOLDERS_S:
-            gateway.holdings.beliefs.look_within(0)
+            gateway.holdings.reader.look_within(0)
         held = [gateway.holdings.recorded(resource.name) for resource in gateway.resources.values()]
         return status, kind, body + await asyncio.to_thread(lambda: text(readings, holders(held), host))
 

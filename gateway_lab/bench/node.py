@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from gateway.kubelet import view as kubelet_view
+from gateway.kubelet import records as kubelet_records
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.wires.unix import listens
 from gateway_lab.gatewayproc import GatewayProcess, gateway_command
@@ -139,8 +139,8 @@ class Node:
 
     async def allocatable(self, resource: str = RESOURCE) -> list[str] | None:
         """Ask the kubelet which devices of a resource it would give out; None where it can't be asked (before 1.23)."""
-        view = await kubelet_view.look(self.root / "pod-resources" / "kubelet.sock", self.root / "none")
-        return None if view.allocatable is None else sorted(view.allocatable.get(resource, ()))
+        records = await kubelet_records.look(self.root / "pod-resources" / "kubelet.sock", self.root / "none")
+        return None if records.allocatable is None else sorted(records.allocatable.get(resource, ()))
 
 
 async def settled(kubelet: Kubelet, resource: str, count: int) -> int:

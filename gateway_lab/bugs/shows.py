@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import grpc
 
 from devices.model import Device
-from gateway.kubelet import view
+from gateway.kubelet import records
 from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
 from gateway_lab.kubelets.behaviour import behaviour
 from gateway_lab.kubelets.kubelet import Demand, Kubelet, KubeletError, Running
@@ -98,7 +98,7 @@ class Stage:
 
     async def read_records(self) -> None:
         """Read the kubelet's pod-resources API, as an exporter of metrics does; nothing where there is none."""
-        await view.look(self._directory.parent / "pod-resources" / KUBELET_SOCKET, self._directory / "none")
+        await records.look(self._directory.parent / "pod-resources" / KUBELET_SOCKET, self._directory / "none")
 
     async def doubled(self) -> str:
         """Name a device that two pods hold by the kubelet's own records; empty where none is."""

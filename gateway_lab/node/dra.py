@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 import yaml
 
-from gateway.kubelet.view import look
+from gateway.kubelet.records import look
 from gateway.leader.machine import Stage
 from gateway.wires import control
 from gateway.wires.unix import listens

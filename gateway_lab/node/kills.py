@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.kubelet.view import look
+from gateway.kubelet.records import look
 from gateway.leader.machine import Stage
 from gateway_lab.bench.measure import Report, describe, document, line, others, spread
 from gateway_lab.bench.standby import BOTH, MEDIAN_MS, SLOW, WORST_MS
@@ -292,8 +292,8 @@ class Killing:
 
     async def _agrees(self) -> bool:
         folder = self._node.plugins
-        view = await look(folder.parent / "pod-resources" / "kubelet.sock", folder / "kubelet_internal_checkpoint")
-        return len((view.allocatable or {}).get(RESOURCE, ())) == GPUS
+        records = await look(folder.parent / "pod-resources" / "kubelet.sock", folder / "kubelet_internal_checkpoint")
+        return len((records.allocatable or {}).get(RESOURCE, ())) == GPUS
 
 
 async def run(times: int, images: Sequence[Path], *, slow_look: bool, shared: bool) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.kubelet.view import View, look
+from gateway.kubelet.records import Records, look
 from gateway_lab.node import Node, pods
 from gateway_lab.node.api import Api, ApiError
 from gateway_lab.node.installed import DEVICES, GPUS, Installed
@@ -87,7 +87,7 @@ class Stage:
     installed: Installed | None = None
     records: list[NodeSeen] = field(default_factory=list)
     """The history of what is allocatable by the kubelet's own records, as far as they could be asked."""
-    view: View = field(default_factory=View)
+    last_records: Records = field(default_factory=Records)
 
     @property
     def plugin(self) -> Installed:
@@ -170,7 +170,7 @@ class Stage:
     def standing(self) -> dict[str, Standing]:
         """Look at the pods that run now, by kind."""
         held: dict[str, set[str]] = {}
-        for device_id, holder in (self.view.held or {}).get(RESOURCE, {}).items():
+        for device_id, holder in (self.last_records.held or {}).get(RESOURCE, {}).items():
             held.setdefault(holder, set()).add(device_id)
         found = {}
         for kind in KINDS:
@@ -311,10 +311,12 @@ class Stage:
         """Look into the kubelet's records for ever."""
         folder: Path = self.node.plugins
         while True:
-            view = await look(folder.parent / "pod-resources" / "kubelet.sock", folder / "kubelet_internal_checkpoint")
-            if view.allocatable is not None and view.source == "pod-resources":
-                self.view = view
-                counts = {RESOURCE: len(view.allocatable.get(RESOURCE, ()))}
+            records = await look(
+                folder.parent / "pod-resources" / "kubelet.sock", folder / "kubelet_internal_checkpoint"
+            )
+            if records.allocatable is not None and records.source == "pod-resources":
+                self.last_records = records
+                counts = {RESOURCE: len(records.allocatable.get(RESOURCE, ()))}
                 if not self.records or self.records[-1].allocatable != counts:
                     self.records.append(NodeSeen(time.monotonic_ns(), counts, counts, "", ""))
             await asyncio.sleep(LOOK_SECONDS)

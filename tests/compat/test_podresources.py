@@ -17,7 +17,7 @@ from adapters import podresources
 from adapters.levels import minor_version
 from devices.model import Device, Health
 from gateway.cli import status
-from gateway.kubelet.view import holds, look
+from gateway.kubelet.records import holds, look
 from gateway_lab.kubelets.build import available, built
 from gateway_lab.trials.scenarios import RESOURCE, Node, device_ids, node
 from gateway_lab.waiting import until
@@ -99,10 +99,10 @@ async def test_it_tells_who_holds_what(version: str) -> None:
     async with served(version) as made:
         await made.run_pods()
         held = {one: f"default/{pod.pod}/{pod.container}" for pod in made.held for one in pod.device_ids}
-        view = await look(socket(made), made.kubelet_dir / "kubelet_internal_checkpoint")
-        assert view.source == ("checkpoint" if minor_version(version) < 16 else "pod-resources")
-        assert set(view.holders(RESOURCE)) == set(held)
-        assert view.allocatable == (None if minor_version(version) < 24 else {RESOURCE: healthy(made)})
+        records = await look(socket(made), made.kubelet_dir / "kubelet_internal_checkpoint")
+        assert records.source == ("checkpoint" if minor_version(version) < 16 else "pod-resources")
+        assert set(records.holders(RESOURCE)) == set(held)
+        assert records.allocatable == (None if minor_version(version) < 24 else {RESOURCE: healthy(made)})
         for first, method in ((16, podresources.LIST_V1ALPHA1), (20, podresources.LIST)):
             if first <= minor_version(version):
                 listed = podresources.decode_list(await ask(made, method))

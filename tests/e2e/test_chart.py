@@ -131,7 +131,7 @@ def ready(found: Object) -> bool:
 
 def shared(stage: Stage) -> bool:
     """Whether the kubelet's own records have replicas."""
-    return any("::" in one for one in (stage.view.allocatable or {}).get(RESOURCE, ()))
+    return any("::" in one for one in (stage.last_records.allocatable or {}).get(RESOURCE, ()))
 
 
 async def served_shared(stage: Stage, *, yes: bool, seconds: float) -> float:
@@ -247,7 +247,7 @@ async def changed(stage: Stage) -> None:
 
 def free(stage: Stage) -> str:
     """Give a GPU that no pod holds."""
-    return next(uuid for uuid in IDS if uuid not in (stage.view.held or {}).get(RESOURCE, {}))
+    return next(uuid for uuid in IDS if uuid not in (stage.last_records.held or {}).get(RESOURCE, {}))
 
 
 # A roll first: right after an installation the DaemonSet controller has other reasons to look again, and must not forget.

@@ -541,7 +541,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "OD35",
         "the kubelet's checkpoint says who holds a GPU",
         "gateway/dra/crossing.py",
-        '        if not devices or last is None or last.view.source != "pod-resources" or last.view.allocatable is None:\n',
+        '        if not devices or last is None or last.records.source != "pod-resources" or last.records.allocatable is None:\n',
         "        if not devices or last is None:\n",
         f"{_ORDERS}::test_nothing_moves_while_nobody_says_what_pods_have",
     ),

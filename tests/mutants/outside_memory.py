@@ -245,8 +245,8 @@ MUTANTS = (
         "OM2",
         "lists aren't looked at again for those that wait",
         "gateway/lists.py",
-        "            self._tasks.background(self.update())\n            self._beliefs",
-        "            self._beliefs",
+        "            self._tasks.background(self.update())\n            self._reader",
+        "            self._reader",
         f"{_RECORDS}::test_a_lost_gpu_is_remembered_for_thirty_days_after_its_last_pod",
     ),
     Mutant(
@@ -260,7 +260,7 @@ MUTANTS = (
     Mutant(
         "OM2",
         "an API that fails is taken for one that lists nothing",
-        "gateway/kubelet/view.py",
+        "gateway/kubelet/records.py",
         "        if error.code is not rpc.Code.UNIMPLEMENTED:\n            return None",
         "        if error.code is not rpc.Code.UNIMPLEMENTED:\n            return podresources.Listed({}, frozenset())",
         f"{_RECORDS}::test_while_nobody_can_say_who_has_a_withdrawn_gpu_it_stays_for_ten_minutes",
@@ -268,7 +268,7 @@ MUTANTS = (
     Mutant(
         "OM2",
         "the API of before 1.20 isn't asked",
-        "gateway/kubelet/view.py",
+        "gateway/kubelet/records.py",
         "    with contextlib.suppress(rpc.CallError, MalformedError):\n        return await _ask(channel, podresources.LIST_V1ALPHA1, podresources.decode_list)\n    return None",
         "    return None",
         f"{_RECORDS}::test_a_withdrawn_gpu_stays_listed_while_a_pod_has_it",
@@ -276,7 +276,7 @@ MUTANTS = (
     Mutant(
         "OM2",
         "the checkpoint isn't read beside List",
-        "gateway/kubelet/view.py",
+        "gateway/kubelet/records.py",
         "            found = await asyncio.to_thread(read_record, checkpoint_file)",
         "            found = await asyncio.to_thread(read_record, checkpoint_file.parent)",
         f"{_RECORDS}::test_a_lost_gpu_is_remembered_for_thirty_days_after_its_last_pod",
@@ -284,7 +284,7 @@ MUTANTS = (
     Mutant(
         "OM2",
         "a checkpoint that names pods that ended is waited for",
-        "gateway/kubelet/view.py",
+        "gateway/kubelet/records.py",
         "        if not any(only_written.values()):",
         "        if any(only_written.values()):",
         f"{_RECORDS}::test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_old_one",
@@ -372,15 +372,15 @@ MUTANTS = (
     Mutant(
         "OM3",
         "a new kubelet's memory isn't compared",
-        "gateway/kubelet/beliefs.py",
-        "                self._compare_with_look(view, at)\n",
+        "gateway/kubelet/reader.py",
+        "                self._compare_with_look(records, at)\n",
         "",
         f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_ended",
     ),
     Mutant(
         "OM3",
         "an operator's word about a forgotten device does nothing",
-        "gateway/kubelet/beliefs.py",
+        "gateway/kubelet/reader.py",
         "{one: holders for one, holders in rows.items() if one != device_id}",
         "rows",
         f"{_RECORDS}::test_a_gpu_in_two_pods_is_told_until_an_operator_has_looked_after_it",
@@ -660,7 +660,7 @@ MUTANTS = (
     Mutant(
         "OM3",
         "a kubelet that could not read its checkpoint has lost nothing",
-        "gateway/kubelet/beliefs.py",
+        "gateway/kubelet/reader.py",
         "        if not (same or (not own and",
         "        if not (same or own or (not own and",
         f"{_RECORDS}::test_an_older_checkpoint_that_is_put_back_shows_no_pod_s_end",
@@ -668,7 +668,7 @@ MUTANTS = (
     Mutant(
         "OM3",
         "an older checkpoint that was put back is whole",
-        "gateway/kubelet/beliefs.py",
+        "gateway/kubelet/reader.py",
         " or (known is not None and known.written_ns > record.file.written_ns)",
         "",
         f"{_RECORDS}::test_an_older_checkpoint_that_is_put_back_shows_no_pod_s_end",
@@ -676,7 +676,7 @@ MUTANTS = (
     Mutant(
         "OM3",
         "the gateway looks while an Allocate is open, and so makes the kubelet forget",
-        "gateway/kubelet/beliefs.py",
+        "gateway/kubelet/reader.py",
         "        if self.asked.lately():\n",
         "        if False:\n",
         f"{_RECORDS}::test_while_the_kubelet_asks_for_devices_it_is_not_asked_for_a_list_of_pods",

@@ -14,7 +14,7 @@ RULES = {
     "K10": "a checkpoint that names pods which ended is written anew, so that no GPU waits for them for ever",
 }
 
-_VIEW = "tests/unit/test_kubelet_view.py"
+_VIEW = "tests/unit/test_kubelet_records.py"
 _EARLIER = "tests/unit/test_earlier.py"
 _CHECKPOINT = "tests/unit/test_checkpoint_reader.py"
 _OUTDATED = "tests/unit/test_outdated.py"
@@ -40,15 +40,15 @@ MUTANTS = (
     Mutant(
         "K2",
         "what only the checkpoint names is dropped",
-        "gateway/kubelet/view.py",
-        'return View(listed.held, found.written, allocatable, "pod-resources", listed.pods, *record)',
-        'return View(listed.held, {}, allocatable, "pod-resources", listed.pods, *record)',
+        "gateway/kubelet/records.py",
+        'return Records(listed.held, found.written, allocatable, "pod-resources", listed.pods, *record)',
+        'return Records(listed.held, {}, allocatable, "pod-resources", listed.pods, *record)',
         "tests/contract/test_records.py::test_an_older_checkpoint_that_is_put_back_shows_no_pod_s_end",
     ),
     Mutant(
         "K3",
         "v1alpha1 is asked after any failure",
-        "gateway/kubelet/view.py",
+        "gateway/kubelet/records.py",
         "if error.code is not rpc.Code.UNIMPLEMENTED:",
         "if error.code is rpc.Code.OK:",
         f"{_VIEW}::test_a_look",
@@ -56,7 +56,7 @@ MUTANTS = (
     Mutant(
         "K4",
         "a rate limit ends the look",
-        "gateway/kubelet/view.py",
+        "gateway/kubelet/records.py",
         '"rate limit" in error.details',
         '"rate limit" in ""',
         _VIEW,
@@ -65,7 +65,7 @@ MUTANTS = (
         "K5",
         "records that can't be read for a moment take all that was seen with them",
         "gateway/kubelet/earlier.py",
-        "    known = view.held is not None and view.written is not None",
+        "    known = records.held is not None and records.written is not None",
         "    known = True",
         f"{_EARLIER}::test_what_happens_right_after_a_start",
     ),
@@ -88,7 +88,7 @@ MUTANTS = (
     Mutant(
         "K10",
         "a list is sent again with each look",
-        "gateway/kubelet/view.py",
+        "gateway/kubelet/records.py",
         "if seen == self._seen and now < self._at + SEND_AGAIN_S:",
         "if False:",
         _OUTDATED,
@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "K10",
         "a list is sent again once",
-        "gateway/kubelet/view.py",
+        "gateway/kubelet/records.py",
         "if seen == self._seen and now < self._at + SEND_AGAIN_S:",
         "if seen == self._seen:",
         _OUTDATED,
@@ -104,8 +104,8 @@ MUTANTS = (
     Mutant(
         "K10",
         "a pod that went isn't noticed",
-        "gateway/kubelet/view.py",
-        "seen = only_written, view.pods",
+        "gateway/kubelet/records.py",
+        "seen = only_written, records.pods",
         "seen = only_written",
         _OUTDATED,
     ),

@@ -259,10 +259,10 @@ MUTANTS = (
     Mutant(
         "T3",
         "ill devices count as held",
-        "gateway/kubelet/view.py",
+        "gateway/kubelet/records.py",
         "frozenset(device.id for device in devices if device.health is Health.HEALTHY)",
         "frozenset(device.id for device in devices)",
-        "tests/unit/test_kubelet_view.py",
+        "tests/unit/test_kubelet_records.py",
     ),
     Mutant(
         "T5",

@@ -12,7 +12,7 @@ from typing import Any
 from devices.model import Device
 from devices.policy import Policy
 from gateway.bridge.source import Bridge
-from gateway.kubelet import view
+from gateway.kubelet import records
 from gateway_lab.gatewayproc import GatewayProcess, gateway_command
 from gateway_lab.kubelets.kubelet import Kubelet, KubeletError
 from gateway_lab.plugins.played import PlayedPlugin
@@ -66,7 +66,7 @@ async def play_forgotten_in_flight(
             waiting = asyncio.create_task(kubelet.admit("pod-b", NIC, 1))
             await until(lambda: len(played.allocated) == 2, GUARD_S)
             await kubelet.remove("pod-a")
-            await view.held(folder / "k" / "pod-resources" / "kubelet.sock")
+            await records.held(folder / "k" / "pod-resources" / "kubelet.sock")
             played.free.set()
             await waiting
             came = []

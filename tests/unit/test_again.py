@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from devices.model import Fault, PreferredRequest
-from gateway.kubelet.beliefs import Look
 from gateway.kubelet.earlier import RECORDED_WITHIN, HandedOut
-from gateway.kubelet.view import View
+from gateway.kubelet.reader import Look
+from gateway.kubelet.records import Records
 from gateway.memory import again
 from gateway.memory.again import MOST_PODS
 
@@ -19,7 +19,7 @@ AT = 1000.0
 
 def look(held: Mapping[str, str], after: float, source: str = "pod-resources") -> Look:
     """A look so long after the device was given."""
-    return Look(View({GPU: held}, {}, source=source), 0.0, AT + after)  # type: ignore[arg-type]  # one of its words
+    return Look(Records({GPU: held}, {}, source=source), 0.0, AT + after)  # type: ignore[arg-type]  # one of its words
 
 
 @pytest.mark.parametrize(

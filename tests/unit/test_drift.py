@@ -16,7 +16,7 @@ from gateway.kubelet.drift import (
     MismatchKind,
     steer,
 )
-from gateway.kubelet.view import View
+from gateway.kubelet.records import Records
 
 R = "nvidia.com/gpu"
 
@@ -33,13 +33,13 @@ def seen(
     *,
     by: str = "",
     pods: str | None = None,
-) -> View:
+) -> Records:
     """A look: who holds what by List and by the checkpoint (``by`` one pod, or by one for each device); which pods there are."""
 
     def holders(ids: str | None, name: str) -> Mapping[str, Mapping[str, str]] | None:
         return None if ids is None else {R: {device_id: name.format(by or device_id) for device_id in ids}}
 
-    return View(
+    return Records(
         holders(held, "ns/pod-{}/main"),
         holders(written, "uid-{}/main"),
         None if allocatable is None else {R: frozenset(allocatable)},
@@ -52,7 +52,7 @@ def found(drift: Drift) -> dict[MismatchKind, str]:
 
 
 @pytest.mark.parametrize(
-    ("listed", "view", "differs"),
+    ("listed", "records", "differs"),
     [
         pytest.param("abC", seen("a", allocatable="ab"), {}, id="as it should be"),
         pytest.param("ab", seen("ay"), {MismatchKind.UNLISTED: "y"}, id="held and not listed"),
@@ -63,8 +63,8 @@ def found(drift: Drift) -> dict[MismatchKind, str]:
         pytest.param("ab", seen(allocatable=None), {}, id="a kubelet that can't say"),
     ],
 )
-def test_what_differs(listed: str, view: View, differs: dict[MismatchKind, str]) -> None:
-    assert found(Drift(R).listed(devices(listed), 0).looked(view, RECORDED_AFTER)) == differs
+def test_what_differs(listed: str, records: Records, differs: dict[MismatchKind, str]) -> None:
+    assert found(Drift(R).listed(devices(listed), 0).looked(records, RECORDED_AFTER)) == differs
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_kubelet_takes_a_moment_to_record(drift: Drift, differs: dict[Mismatch
 def test_words_stay_short() -> None:
     """Names from outside can be of any length, and hold anything."""
     long = "x" * 10_000 + "\n"
-    drift = Drift(R).listed(devices("a"), 0).looked(View({R: {long: long}}, {}), 10)
+    drift = Drift(R).listed(devices("a"), 0).looked(Records({R: {long: long}}, {}), 10)
     assert len(drift.differs[0].words) < 500
     assert "\n" not in drift.differs[0].words
 
@@ -100,7 +100,7 @@ def test_words_are_made_of_what_is_named_alone() -> None:
             made.append(self)
             return "'a holder'"
 
-    Drift(R).listed(devices("a"), 0).looked(View({R: {str(one): Holder() for one in range(10)}}, {}), 10)
+    Drift(R).listed(devices("a"), 0).looked(Records({R: {str(one): Holder() for one in range(10)}}, {}), 10)
     assert len(made) == 3
 
 

@@ -11,19 +11,19 @@ import pytest
 from gateway.kubelet import drift, earlier
 from gateway.kubelet.drift import MismatchKind
 from gateway.kubelet.earlier import GONE_AFTER, MOST_EARLIER, RECORDED_WITHIN, WRITTEN_AFTER, Absences, Earlier
-from gateway.kubelet.view import View
+from gateway.kubelet.records import Records
 from gateway.memory.ledger import Ledger
 
 R = "nvidia.com/gpu"
 
 
-def seen(held: str | None = None, written: str | None = "", *, by: str = "", pods: str | None = None) -> View:
+def seen(held: str | None = None, written: str | None = "", *, by: str = "", pods: str | None = None) -> Records:
     """A look: who holds what by List and by the checkpoint (``by`` one pod, or by one for each device); which pods there are."""
 
     def holders(ids: str | None, name: str) -> Mapping[str, Mapping[str, str]] | None:
         return None if ids is None else {R: {device_id: name.format(by or device_id) for device_id in ids}}
 
-    return View(
+    return Records(
         holders(held, "ns/pod-{}/main"),
         holders(written, "uid-{}/main"),
         pods=None if pods is None else frozenset(f"ns/pod-{name}" for name in pods),
@@ -36,7 +36,7 @@ class History:
     def __init__(self, held: str = "", pods: tuple[Earlier, ...] = ()) -> None:
         self.rows = Ledger(Path("nowhere"))
         self.rows.set_earlier(R, {"a": pods} if pods else {})
-        self.absences, self.last, self.started = Absences(), View(), -WRITTEN_AFTER
+        self.absences, self.last, self.started = Absences(), Records(), -WRITTEN_AFTER
         if held:
             self.look(seen(held), 99)
 
@@ -44,16 +44,16 @@ class History:
         self.rows.hand_out(R, [device_id], "v1beta1", at)
         return self
 
-    def look(self, view: View, at: float) -> History:
+    def look(self, records: Records, at: float) -> History:
         rows, given = self.rows.earlier(R), self.rows.handed_out(R)
-        self.absences = self.absences.looked(earlier.pods(rows), view.pods, at)
+        self.absences = self.absences.looked(earlier.pods(rows), records.pods, at)
         settled = at - self.started >= WRITTEN_AFTER
-        self.rows.set_earlier(R, earlier.looked(R, rows, given, view, self.absences, at, settled=settled))
-        if view.held is not None:
-            self.last = view
+        self.rows.set_earlier(R, earlier.looked(R, rows, given, records, self.absences, at, settled=settled))
+        if records.held is not None:
+            self.last = records
             asked = earlier.in_question(self.rows.earlier(R))
             held = {one: given[one].names for one in asked if one in given}
-            held |= {one: view.names_of(R, one) for one in view.holders(R)}
+            held |= {one: records.names_of(R, one) for one in records.holders(R)}
             self.rows.rebuild_handed_out(R, held, at - RECORDED_WITHIN, at)
         return self
 
@@ -174,17 +174,17 @@ def test_lost_again_and_again_stays_bounded() -> None:
 )  # fmt: skip
 def test_whose_device_it_is(before: tuple[str, ...], after: tuple[str | None, ...], same: bool) -> None:
     listed, written = (*after, None)[:2]
-    records = View({R: {"a": listed}} if listed else {}, {R: {"a": written}} if written else {})
+    records = Records({R: {"a": listed}} if listed else {}, {R: {"a": written}} if written else {})
     history = History(pods=(Earlier(before, 0.0, forgotten=True),)).look(records, 100)
     assert bool(history.forgotten) is not same
 
 
-@pytest.mark.parametrize("view", [None, seen(None, None)], ids=["no look since", "a look that knew nothing"])
-def test_who_was_given_it_since_the_last_look_is_unknown(view: View | None) -> None:
+@pytest.mark.parametrize("records", [None, seen(None, None)], ids=["no look since", "a look that knew nothing"])
+def test_who_was_given_it_since_the_last_look_is_unknown(records: Records | None) -> None:
     """Who had it at that look has ended."""
     history = History().look(seen("a"), 9).allocated("a", 9.5)
-    if view is not None:
-        history.look(view, 10)
+    if records is not None:
+        history.look(records, 10)
     assert history.restarted(11).look(seen(""), 12).forgotten["a"] == (Earlier((), 9.5, forgotten=True),)
 
 
@@ -243,7 +243,7 @@ class World:
     def look(self) -> None:
         known = {*self.has} if self.heard else set()
         self.history.look(
-            View(
+            Records(
                 {R: {one: f"ns/pod-{pod}/main" for one, pod in self.records.items() if pod in known}},
                 {R: {one: f"uid-{pod}/main" for one, pod in self.records.items()}},
                 pods=frozenset(f"ns/pod-{pod}" for pod in known)

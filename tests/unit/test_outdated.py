@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gateway.kubelet.view import SEND_AGAIN_S, Outdated, View
+from gateway.kubelet.records import SEND_AGAIN_S, Outdated, Records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,8 +15,8 @@ GPU = "nvidia.com/gpu"
 A, B = ("default/a",), ("default/b",)
 
 
-def seen(written: dict[str, str], pods: Sequence[str], source: str = "pod-resources") -> View:
-    return View(held={}, written={GPU: written}, source=source, pods=frozenset(pods))  # type: ignore[arg-type]
+def seen(written: dict[str, str], pods: Sequence[str], source: str = "pod-resources") -> Records:
+    return Records(held={}, written={GPU: written}, source=source, pods=frozenset(pods))  # type: ignore[arg-type]
 
 
 ENDED = seen({"U0": "uid-a/main"}, ())
@@ -25,7 +25,7 @@ ENDED = seen({"U0": "uid-a/main"}, ())
 SENT_AGAIN = {
     "a pod that only the checkpoint names": ([(0, ENDED)], [True]),
     "the checkpoint names nobody else": ([(0, seen({}, A))], [False]),
-    "there is no checkpoint": ([(0, View(held={}, source="pod-resources"))], [False]),
+    "there is no checkpoint": ([(0, Records(held={}, source="pod-resources"))], [False]),
     "a kubelet without List": ([(0, seen({"U0": "uid-a/main"}, (), "checkpoint"))], [False]),
     "it was just sent": ([(0, ENDED), (2, ENDED)], [True, False]),
     "it names them still": ([(0, ENDED), (SEND_AGAIN_S, ENDED)], [True, True]),
@@ -35,6 +35,6 @@ SENT_AGAIN = {
 
 
 @pytest.mark.parametrize(("looks", "due"), SENT_AGAIN.values(), ids=SENT_AGAIN)
-def test_when_a_list_is_sent_once_more(looks: Sequence[tuple[float, View]], due: Sequence[bool]) -> None:
+def test_when_a_list_is_sent_once_more(looks: Sequence[tuple[float, Records]], due: Sequence[bool]) -> None:
     outdated = Outdated()
-    assert [outdated.is_due(view, now) for now, view in looks] == [*due]
+    assert [outdated.is_due(records, now) for now, records in looks] == [*due]

@@ -19,7 +19,7 @@ from gateway.configuration import choice
 from gateway.configuration import file as configuration
 from gateway.configuration.settings import Choice, ConfigError
 from gateway.dra import cdi
-from gateway.kubelet import view
+from gateway.kubelet import records
 from gateway.kubernetes import access
 from gateway.memory import file as ledger
 from gateway.memory import witness
@@ -36,7 +36,7 @@ READERS: Final[dict[str, tuple[str, Callable[[Path], object]]]] = {
     "the ledger": ("ledger.json", ledger.read),
     "the bridge's memory": (plugins.NAME, lambda path: plugins.load(path.parent)),
     "the remembered label": (choice.MEMORY, lambda path: choice.remembered(Choice(path, "x/y"), path.parent)),
-    "the kubelet's checkpoint": ("kubelet_internal_checkpoint", view.read_record),
+    "the kubelet's checkpoint": ("kubelet_internal_checkpoint", records.read_record),
     "a claim's specification": (cdi.path_of("d", "u", Path()).name, _specify),
     "the configuration": ("config.yaml", configuration.read),
     "the second file of claims": (os.fspath(witness.PATH), lambda path: witness.Witness(path.parents[1], "b")._read()),

@@ -15,8 +15,8 @@ from adapters import checkpoint, podresources
 from adapters.dialect import MalformedError
 from adapters.pb.podresources import v1_pb2 as pb
 from devices.model import Device, Health
-from gateway.kubelet import view as kubelet_view
-from gateway.kubelet.view import View
+from gateway.kubelet import records as kubelet_records
+from gateway.kubelet.records import Records
 
 GPU = "nvidia.com/gpu"
 DEVICES = [Device("a"), Device("b"), Device("ill", Health.UNHEALTHY)]
@@ -58,11 +58,11 @@ async def kubelet(folder: Path) -> AsyncIterator[Kubelet]:
 async def test_one_answer_is_decoded_at_a_time(kubelet: Kubelet, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is no longer waited for would go on beside the next."""
     kubelet.answers[podresources.GET_ALLOCATABLE] = [recorded(GPU, "a", "b")]
-    monkeypatch.setattr(kubelet_view, "_DEADLINE", 0.2)
-    with kubelet_view._decoding:
-        assert await kubelet_view.holds(folder / "k.sock", GPU, DEVICES) is None
-        assert (await kubelet_view.look(folder / "k.sock", folder / "checkpoint")).allocatable is None
-    assert await kubelet_view.holds(folder / "k.sock", GPU, DEVICES)
+    monkeypatch.setattr(kubelet_records, "_DEADLINE", 0.2)
+    with kubelet_records._decoding:
+        assert await kubelet_records.holds(folder / "k.sock", GPU, DEVICES) is None
+        assert (await kubelet_records.look(folder / "k.sock", folder / "checkpoint")).allocatable is None
+    assert await kubelet_records.holds(folder / "k.sock", GPU, DEVICES)
 
 
 def recorded(resource: str, *ids: str) -> bytes:
@@ -98,44 +98,46 @@ BY_NAME, BY_UID = {"a": "ns/p/c"}, {"a": "uid/c"}
 
 
 @pytest.mark.parametrize(
-    ("answers", "file", "view"),
+    ("answers", "file", "records"),
     [
-        pytest.param({LIST: listed(p="a"), ALLOCATABLE: recorded(GPU, "a", "b")}, written(uid="a"), View({GPU: BY_NAME}, {GPU: BY_UID}, {GPU: frozenset("ab")}, "pod-resources"), id="today's kubelet"),
-        pytest.param({LIST: listed(p="a")}, written(uid="a", old="z"), View({GPU: BY_NAME}, {GPU: BY_UID | {"z": "old/c"}}, source="pod-resources"), id="1.20, and a pod that ended or an init container"),
-        pytest.param({ALPHA: listed(p="a")}, written(uid="a"), View({GPU: BY_NAME}, {GPU: BY_UID}, source="pod-resources"), id="1.15: v1alpha1"),
-        pytest.param({}, written(uid="a"), View({GPU: BY_UID}, {GPU: BY_UID}, source="checkpoint"), id="1.14: the checkpoint alone"),
-        pytest.param({LIST: OFF, ALPHA: listed(p="a")}, written(uid="a"), View({GPU: BY_UID}, {GPU: BY_UID}, source="checkpoint"), id="v1 fails: v1alpha1 isn't asked"),
-        pytest.param({LIST: b"\xff\xff"}, written(uid="a"), View({GPU: BY_UID}, {GPU: BY_UID}, source="checkpoint"), id="no such message"),
-        pytest.param({LIST: listed(p="a"), ALLOCATABLE: OFF}, b"", View({GPU: BY_NAME}, None, source="pod-resources"), id="the file is about to be written"),
-        pytest.param({LIST: listed(p="a")}, b" " * (checkpoint.MAX_BYTES + 1), View({GPU: BY_NAME}, None, source="pod-resources"), id="the file is too large"),
-        pytest.param({LIST: TOO_OFTEN}, b"", View(), id="nothing can be known"),
-        pytest.param({LIST: listed()}, written(), View({}, {}, source="pod-resources"), id="nobody holds anything"),
+        pytest.param({LIST: listed(p="a"), ALLOCATABLE: recorded(GPU, "a", "b")}, written(uid="a"), Records({GPU: BY_NAME}, {GPU: BY_UID}, {GPU: frozenset("ab")}, "pod-resources"), id="today's kubelet"),
+        pytest.param({LIST: listed(p="a")}, written(uid="a", old="z"), Records({GPU: BY_NAME}, {GPU: BY_UID | {"z": "old/c"}}, source="pod-resources"), id="1.20, and a pod that ended or an init container"),
+        pytest.param({ALPHA: listed(p="a")}, written(uid="a"), Records({GPU: BY_NAME}, {GPU: BY_UID}, source="pod-resources"), id="1.15: v1alpha1"),
+        pytest.param({}, written(uid="a"), Records({GPU: BY_UID}, {GPU: BY_UID}, source="checkpoint"), id="1.14: the checkpoint alone"),
+        pytest.param({LIST: OFF, ALPHA: listed(p="a")}, written(uid="a"), Records({GPU: BY_UID}, {GPU: BY_UID}, source="checkpoint"), id="v1 fails: v1alpha1 isn't asked"),
+        pytest.param({LIST: b"\xff\xff"}, written(uid="a"), Records({GPU: BY_UID}, {GPU: BY_UID}, source="checkpoint"), id="no such message"),
+        pytest.param({LIST: listed(p="a"), ALLOCATABLE: OFF}, b"", Records({GPU: BY_NAME}, None, source="pod-resources"), id="the file is about to be written"),
+        pytest.param({LIST: listed(p="a")}, b" " * (checkpoint.MAX_BYTES + 1), Records({GPU: BY_NAME}, None, source="pod-resources"), id="the file is too large"),
+        pytest.param({LIST: TOO_OFTEN}, b"", Records(), id="nothing can be known"),
+        pytest.param({LIST: listed()}, written(), Records({}, {}, source="pod-resources"), id="nobody holds anything"),
     ],
 )  # fmt: skip
-async def test_a_look(folder: Path, kubelet: Kubelet, answers: Mapping[str, Answer], file: bytes, view: View) -> None:
+async def test_a_look(
+    folder: Path, kubelet: Kubelet, answers: Mapping[str, Answer], file: bytes, records: Records
+) -> None:
     kubelet.answers = {method: [answer] for method, answer in answers.items()}
     (folder / "checkpoint").write_bytes(file)
-    found = await kubelet_view.look(folder / "k.sock", folder / "checkpoint")
-    assert replace(found, pods=None, file=None) == view
-    assert found.pods == (None if found.source != "pod-resources" else frozenset({"ns/p"} if view.held else ()))
+    found = await kubelet_records.look(folder / "k.sock", folder / "checkpoint")
+    assert replace(found, pods=None, file=None) == records
+    assert found.pods == (None if found.source != "pod-resources" else frozenset({"ns/p"} if records.held else ()))
 
 
 async def test_list_is_asked_again_when_everyone_asks_too_often(folder: Path, kubelet: Kubelet) -> None:
     kubelet.answers[LIST] = [TOO_OFTEN, TOO_OFTEN, listed(p="a")]
-    assert (await kubelet_view.look(folder / "k.sock", folder / "none")).held == {GPU: BY_NAME}
+    assert (await kubelet_records.look(folder / "k.sock", folder / "none")).held == {GPU: BY_NAME}
 
 
-def by_list(held: Mapping[str, str], written: Mapping[str, str] | None) -> View:
+def by_list(held: Mapping[str, str], written: Mapping[str, str] | None) -> Records:
     records = None if written is None else {GPU: written}
-    return View({GPU: held}, records, None, "pod-resources", frozenset())
+    return Records({GPU: held}, records, None, "pod-resources", frozenset())
 
 
-def by_checkpoint(**written: str) -> View:
-    return View({GPU: written}, {GPU: written}, None, "checkpoint")
+def by_checkpoint(**written: str) -> Records:
+    return Records({GPU: written}, {GPU: written}, None, "checkpoint")
 
 
 @pytest.mark.parametrize(
-    ("listed", "view", "held"),
+    ("listed", "records", "held"),
     [
         pytest.param(by_list({"a": "ns/p/c"}, {"a": "uid/c"}), by_checkpoint(a="uid/c"), {"a": "ns/p/c"}, id="as then"),
         pytest.param(by_list({"a": "ns/p/c"}, {"a": "uid/c"}), by_checkpoint(a="new/c"), {"a": "new/c"}, id="another pod since"),
@@ -146,17 +148,17 @@ def by_checkpoint(**written: str) -> View:
         pytest.param(by_list({"a": "ns/p/c"}, {"a": "uid/c"}), by_list({}, {"a": "uid/c"}), {}, id="there is one now"),
     ],
 )  # fmt: skip
-def test_without_a_list_the_last_one_counts(listed: View | None, view: View, held: Mapping[str, str]) -> None:
-    named = view.named_as(listed)
+def test_without_a_list_the_last_one_counts(listed: Records | None, records: Records, held: Mapping[str, str]) -> None:
+    named = records.named_as(listed)
     assert (named.held or {})[GPU] == held
-    assert named.source == view.source
+    assert named.source == records.source
 
 
 async def test_all_that_a_container_holds_has_one_text(folder: Path) -> None:
     """A file of 4 MB can name half a million devices, and two names of 253 characters that each of them repeats."""
     entry = {"PodUID": "u", "ContainerName": "c", "ResourceName": GPU, "DeviceIDs": ["a", "b"]}
     (folder / "checkpoint").write_text(json.dumps({"PodDeviceEntries": [entry]}))
-    held = (await kubelet_view.look(folder / "none.sock", folder / "checkpoint")).held
+    held = (await kubelet_records.look(folder / "none.sock", folder / "checkpoint")).held
     assert held is not None
     assert held[GPU]["a"] is held[GPU]["b"]
 
@@ -171,5 +173,5 @@ async def test_of_a_file_that_is_too_large_no_more_is_read(folder: Path, monkeyp
     monkeypatch.setattr(checkpoint, "read", refuse)
     monkeypatch.setattr(checkpoint, "MAX_BYTES", 10)
     (folder / "checkpoint").write_bytes(written(uid="a"))
-    assert await kubelet_view.look(folder / "none.sock", folder / "checkpoint") == View()
+    assert await kubelet_records.look(folder / "none.sock", folder / "checkpoint") == Records()
     assert [len(data) for data in read] == [11]

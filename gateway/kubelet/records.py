@@ -67,7 +67,7 @@ class FileId(Struct, frozen=True):
 _NO_FILE = FileId(0, 0)
 
 
-class Record(Struct, frozen=True):
+class CheckpointRecords(Struct, frozen=True):
     """The content of one checkpoint: the holders, the healthy devices (None: kubelet 1.8 doesn't write them), and the file's version."""
 
     written: Holders
@@ -75,7 +75,7 @@ class Record(Struct, frozen=True):
     file: FileId
 
 
-class View(Struct, frozen=True):
+class Records(Struct, frozen=True):
     """The result of one look; None for what is unknown. A holder is a text, by resource name and device ID."""
 
     held: Holders | None = None
@@ -113,8 +113,8 @@ class View(Struct, frozen=True):
         held = (self.held or {}).get(resource, {})
         return {one: holder.partition("/")[0] for one, holder in found.items() if one not in held}
 
-    def named_as(self, earlier: View | None) -> View:
-        """If only the checkpoint could be read, return the view with an earlier one's names for holders that have not changed.
+    def named_as(self, earlier: Records | None) -> Records:
+        """If only the checkpoint could be read, return them with the names of earlier records for the same holders.
 
         The checkpoint has only UIDs, by which no later List shows that a pod is gone, and it names pods that have ended.
         """
@@ -165,13 +165,13 @@ class OpenAllocates:
             await asyncio.sleep(max(self._ended + _NOTED - time.monotonic(), 0))
 
 
-async def look(pod_resources: Path, checkpoint_file: Path, *, lists: bool = True) -> View:
+async def look(pod_resources: Path, checkpoint_file: Path, *, lists: bool = True) -> Records:
     """Read the kubelet's pod-resources API and its checkpoint.
 
     The API is v1, or v1alpha1 on kubelets before 1.20. List makes a kubelet free what ended pods held, so it is called only if
     ``lists``.
     """
-    found: Record | None = None
+    found: CheckpointRecords | None = None
     missing = False
     listed: podresources.Listed | None = None
     allocatable: dict[str, frozenset[str]] | None = None
@@ -186,12 +186,12 @@ async def look(pod_resources: Path, checkpoint_file: Path, *, lists: bool = True
                 allocatable = await _allocatable(channel)
     if listed is None:
         if found is None:
-            return View(allocatable=allocatable, unwritten=missing)
-        return View(found.written, found.written, allocatable, "checkpoint", None, found.registered, found.file)
+            return Records(allocatable=allocatable, unwritten=missing)
+        return Records(found.written, found.written, allocatable, "checkpoint", None, found.registered, found.file)
     if found is None:
-        return View(listed.held, None, allocatable, "pod-resources", listed.pods)
+        return Records(listed.held, None, allocatable, "pod-resources", listed.pods)
     record = found.registered, found.file
-    return View(listed.held, found.written, allocatable, "pod-resources", listed.pods, *record)
+    return Records(listed.held, found.written, allocatable, "pod-resources", listed.pods, *record)
 
 
 async def held_by(pod_resources: Path, pods: Iterable[str]) -> Holders | None:
@@ -340,7 +340,7 @@ def raw(path: Path) -> tuple[bytes, FileId]:
     return content, file_id
 
 
-def decoded(content: bytes, file: FileId) -> Record | None:
+def decoded(content: bytes, file: FileId) -> CheckpointRecords | None:
     """Decode a checkpoint's bytes; None if they are malformed. Call it in a thread."""
     with contextlib.suppress(MalformedError):
         return _record(_alone(checkpoint.read, content), file)
@@ -371,19 +371,19 @@ def _opener(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
-def read_record(path: Path) -> Record | None:
+def read_record(path: Path) -> CheckpointRecords | None:
     """Read the current checkpoint; None if it can't be read. Call it in a thread, because a disk may be slow."""
     found, file = _checkpoint(path)
     return None if found is None else _record(found, file)
 
 
-def _record(found: checkpoint.Checkpoint, file: FileId) -> Record:
+def _record(found: checkpoint.Checkpoint, file: FileId) -> CheckpointRecords:
     holders: dict[str, dict[str, str]] = {}
     for held in found.held:
         holder = f"{held.pod_uid}/{held.container}"  # One text for all devices of a container.
         for device_id in held.device_ids:
             holders.setdefault(held.resource, {}).setdefault(device_id, holder)
-    return Record(holders, found.registered or None, file)
+    return CheckpointRecords(holders, found.registered or None, file)
 
 
 class Outdated:
@@ -398,12 +398,12 @@ class Outdated:
         self._seen: object = None
         self._at = -math.inf
 
-    def is_due(self, view: View, now: float) -> bool:
+    def is_due(self, records: Records, now: float) -> bool:
         """Return True if a list should be sent once more, after a look at ``now`` (monotonic seconds)."""
-        only_written = {name: view.only_written(name) for name in view.written or {}}
+        only_written = {name: records.only_written(name) for name in records.written or {}}
         if not any(only_written.values()):
             return False
-        seen = only_written, view.pods
+        seen = only_written, records.pods
         if seen == self._seen and now < self._at + SEND_AGAIN_S:
             return False
         self._seen, self._at = seen, now

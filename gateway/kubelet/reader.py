@@ -1,6 +1,6 @@
 """Read the kubelet's records at the right times, and keep the result: who holds what, and how it differs from our lists.
 
-A look (``view``) follows each event that the records should show, and repeats while a change is awaited; it takes about a
+A look (``records.look``) follows each event that the records should show, and repeats while a change is awaited; it takes about a
 millisecond. The result is compared with our lists (``drift``), and with the holders from before the kubelet's start, which
 the state file has (``earlier``). Each change is logged once.
 """
@@ -17,7 +17,7 @@ import structlog
 from msgspec import Struct
 
 from gateway.kubelet import drift, earlier
-from gateway.kubelet import view as kubelet_view
+from gateway.kubelet import records as kubelet_records
 from gateway.kubelet.earlier import WRITTEN_AFTER, Absences
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _log = structlog.get_logger()
 class Look(Struct, frozen=True):
     """The result of one look, and when it began (monotonic and Unix seconds)."""
 
-    view: kubelet_view.View
+    records: kubelet_records.Records
     at: float
     unix: float
 
@@ -66,7 +66,7 @@ class Deciding(Protocol):
         """Return for how many seconds List must not be called, because another gateway may be answering an Allocate."""
 
 
-class Owners(Protocol):
+class HolderRows(Protocol):
     """Who was given which device: the state file's rows."""
 
     def named(self) -> Sequence[str]:
@@ -82,10 +82,10 @@ class Owners(Protocol):
         """Set all holders from before the kubelet's start. Return True if one is new."""
 
 
-class Beliefs:
+class RecordsReader:
     """The kubelet's records, as of the last look.
 
-    ``looked`` is called after each look, on the event loop. It has the changed rows of ``owners`` written.
+    ``looked`` is called after each look, on the event loop. It writes the changed ``rows`` to disk.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Beliefs:
         pod_resources: Path,
         checkpoint: Path,
         lead: Deciding,
-        owners: Owners,
+        rows: HolderRows,
         looked: Callable[[Look], None],
     ) -> None:
         self.pod_resources, self._checkpoint, self._looked = pod_resources, checkpoint, looked
-        self._lead, self._owners = lead, owners
+        self._lead, self._rows = lead, rows
         self.last: Look | None = None
         self.known: Look | None = None
         """The last look that found holders."""
@@ -109,13 +109,13 @@ class Beliefs:
         self._looking: asyncio.Task[None] | None = None
         self._is_awaited = False
         """True if a caller awaits the look in progress, so that it isn't cancelled."""
-        self.asked = kubelet_view.OpenAllocates(self._drop)
+        self.asked = kubelet_records.OpenAllocates(self._drop)
         """The open Allocates, which delay looks."""
         self._is_quiet = False
         """True if the last look did not call List."""
         self._comparing: asyncio.Task[None] | None = None
         """The task that reads the checkpoint until the last started kubelet has written its own."""
-        self._found: tuple[bytes, kubelet_view.FileId] | None = None
+        self._found: tuple[bytes, kubelet_records.FileId] | None = None
         """The checkpoint when the last kubelet's socket appeared; None: no kubelet was there yet."""
         self._was_undecided = False
         """True if the kubelet before it ended before its checkpoint showed if it had lost its records."""
@@ -127,7 +127,7 @@ class Beliefs:
         """True until the last kubelet's first own checkpoint was compared."""
         self._judging = asyncio.Lock()
         """Held while a checkpoint is compared: first the one that the kubelet found, then its own."""
-        self._own: tuple[bytes, kubelet_view.FileId] | None = None
+        self._own: tuple[bytes, kubelet_records.FileId] | None = None
         """The first checkpoint that the last kubelet wrote."""
         self._allocated_at = -AFTER_ALLOCATE
         """When the last Allocate was answered (monotonic seconds)."""
@@ -144,7 +144,7 @@ class Beliefs:
         self._timer = asyncio.get_running_loop().call_at(due, self._on_time)
 
     async def look(self) -> None:
-        """Look now, or wait for the look in progress. It is bounded as ``view.look`` is.
+        """Look now, or wait for the look in progress. It is bounded as ``records.look`` is.
 
         While an Allocate is open, and until the kubelet has noted its answer, the look is delayed, by at most ``WHILE_ASKED``
         seconds.
@@ -190,22 +190,22 @@ class Beliefs:
             # List makes the kubelet free what ended pods held. Its first checkpoint should still have that.
             quiet_for = self._lead.others_allocate_for()
             self._is_quiet = self.waits_for_own or quiet_for > 0
-            records = self.pod_resources, self._checkpoint
-            view = await kubelet_view.look(*records, lists=not self._is_quiet)
-            view = view.named_as(None if self.known is None else self.known.view)
-            self.last = look = Look(view, at, unix)
-            self.known = look if view.held is not None else self.known
+            places = self.pod_resources, self._checkpoint
+            records = await kubelet_records.look(*places, lists=not self._is_quiet)
+            records = records.named_as(None if self.known is None else self.known.records)
+            self.last = look = Look(records, at, unix)
+            self.known = look if records.held is not None else self.known
             if not self.waits_for_own:
                 for name, known in self._drifts.items():
-                    self._drifts[name] = known.looked(view, at, ours=self._lead.leads)
-                self._compare_with_look(view, at)
+                    self._drifts[name] = known.looked(records, at, ours=self._lead.leads)
+                self._compare_with_look(records, at)
             self._looked(self.last)
             self._tell()
             if 0 < quiet_for < math.inf:
                 self.look_within(quiet_for)
             if at - self._allocated_at < AFTER_ALLOCATE:  # This look was too early for the last Allocate.
                 self.look_within(AFTER_ALLOCATE)
-            if any(self._owners.earlier(name) for name in self._owners.named()):
+            if any(self._rows.earlier(name) for name in self._rows.named()):
                 self.look_within(WHILE_FORGOTTEN)
         finally:
             if self._looking is asyncio.current_task():
@@ -215,19 +215,19 @@ class Beliefs:
 
     def findings(self, resource: str) -> tuple[Finding, ...]:
         """Return how the kubelet's records differ from ours, one finding per kind."""
-        differs, rows = self._drift(resource).differs, self._owners.earlier(resource)
+        differs, rows = self._drift(resource).differs, self._rows.earlier(resource)
         if not rows:
             return differs
-        holders = self.known.view.holders(resource) if self.known is not None else {}
-        return (*drift.forgotten(resource, rows, self._owners.handed_out(resource), holders), *differs)
+        holders = self.known.records.holders(resource) if self.known is not None else {}
+        return (*drift.forgotten(resource, rows, self._rows.handed_out(resource), holders), *differs)
 
     def avoid(self, resource: str) -> tuple[str, ...]:
         """Return the devices to give last, the least bad ones first."""
-        return self._drift(resource).avoid(time.monotonic(), self._owners.earlier(resource).keys())
+        return self._drift(resource).avoid(time.monotonic(), self._rows.earlier(resource).keys())
 
     def forgotten_as(self, device_id: str) -> list[str]:
         """Return the resource names under which an earlier kubelet's pod may still use a device."""
-        return [name for name in self._owners.named() if device_id in self._owners.earlier(name)]
+        return [name for name in self._rows.named() if device_id in self._rows.earlier(name)]
 
     def _drift(self, resource: str) -> Drift:
         return self._drifts.get(resource) or drift.Drift(resource)
@@ -242,19 +242,19 @@ class Beliefs:
         """Note an answered Allocate."""
         self._allocated_at = time.monotonic()
         self._tell()
-        is_doubtful = not self._owners.earlier(resource).keys().isdisjoint(device_ids)
+        is_doubtful = not self._rows.earlier(resource).keys().isdisjoint(device_ids)
         self.look_within(AFTER_DOUBLED if is_doubtful else AFTER_ALLOCATE)
 
     def restarted(self, since: float) -> None:
         """Note a new kubelet, whose socket was created at ``since`` (Unix seconds)."""
-        self._noticed_at, self._found = time.monotonic(), kubelet_view.raw(self._checkpoint)
-        self._since, self._was_undecided, self._absences = since, self._is_compared(), Absences()
+        self._noticed_at, self._found = time.monotonic(), kubelet_records.raw(self._checkpoint)
+        self._since, self._was_undecided, self._absences = since, self._any_in_question(), Absences()
         self._drifts = {name: one.restarted(self._noticed_at) for name, one in self._drifts.items()}
         self.look_within(AFTER_START)
 
     def compare(self) -> None:
         """Compare the holders in question with the kubelet's checkpoints, then look."""
-        if not self._is_compared():
+        if not self._any_in_question():
             return
         if self._comparing is not None:
             self._comparing.cancel()
@@ -263,24 +263,24 @@ class Beliefs:
             self._comparing = asyncio.ensure_future(self._compare_with_files(*self._found))
         self.look_within(AFTER_START)
 
-    async def _compare_with_files(self, content: bytes, found: kubelet_view.FileId) -> None:
+    async def _compare_with_files(self, content: bytes, found: kubelet_records.FileId) -> None:
         """Compare the holders before a kubelet's start with the checkpoint that it found, then with the first that it writes."""
         try:
             own = found.written_ns >= self._since * 1e9
             async with self._judging:
-                record = await asyncio.to_thread(kubelet_view.decoded, content, found)
+                record = await asyncio.to_thread(kubelet_records.decoded, content, found)
                 if record is not None:
                     self._compare(record, own=own)
             ends = time.monotonic() + AFTER_START
             # If the found checkpoint can't be decoded, the kubelet couldn't read it either: its records are lost.
-            while record is not None and not own and self._is_compared() and time.monotonic() < ends:
+            while record is not None and not own and self._any_in_question() and time.monotonic() < ends:
                 await asyncio.sleep(COMPARE_EVERY)
                 await self._compare_with_own()
                 if not self.waits_for_own:
                     break
         finally:
             self.waits_for_own = self._comparing is not asyncio.current_task()
-        if self._is_quiet or self._is_compared():
+        if self._is_quiet or self._any_in_question():
             self.look_within(0)
 
     async def _compare_with_own(self) -> None:
@@ -289,24 +289,24 @@ class Beliefs:
             self._read_own()
             if self._own is None:
                 return
-            first = await asyncio.to_thread(kubelet_view.decoded, *self._own)
+            first = await asyncio.to_thread(kubelet_records.decoded, *self._own)
             if first is None:
                 self._own = None
                 return
             self._compare(first, own=True)
             self.waits_for_own = False
 
-    def _is_compared(self) -> bool:
-        return any(earlier.in_question(self._owners.earlier(name)) for name in self._owners.named())
+    def _any_in_question(self) -> bool:
+        return any(earlier.in_question(self._rows.earlier(name)) for name in self._rows.named())
 
     def _read_own(self) -> None:
         """Read the kubelet's own first checkpoint, once it is written."""
         if not self.waits_for_own or self._own is not None or self._found is None:
             return
-        if kubelet_view.file_id(self._checkpoint) != self._found[1]:
-            self._own = kubelet_view.raw(self._checkpoint)
+        if kubelet_records.file_id(self._checkpoint) != self._found[1]:
+            self._own = kubelet_records.raw(self._checkpoint)
 
-    def _compare(self, record: kubelet_view.Record, *, own: bool) -> None:
+    def _compare(self, record: kubelet_records.CheckpointRecords, *, own: bool) -> None:
         """Find out by a checkpoint which holders from before the kubelet's start have ended.
 
         If the checkpoint names one of these holders, the kubelet kept its records. The same holds for the checkpoint that it
@@ -314,48 +314,47 @@ class Beliefs:
         a resource only after it registers again. If the kubelet before it may have lost the holders of an even earlier one, only
         those prove it.
         """
-        asked = {name: rows for name in self._owners.named() if earlier.in_question(rows := self._owners.earlier(name))}
+        asked = {name: rows for name in self._rows.named() if earlier.in_question(rows := self._rows.earlier(name))}
         written = {name: record.written.get(name, {}) for name in asked}
         older = any(one.older for rows in asked.values() for one in earlier.in_question(rows).values())
         same = any(
-            earlier.is_in(rows, self._owners.handed_out(name), written[name], older=older)
-            for name, rows in asked.items()
+            earlier.is_in(rows, self._rows.handed_out(name), written[name], older=older) for name, rows in asked.items()
         )
         if not (same or (not own and self._is_continued_by(record))):
             return
         for name, rows in asked.items():
             left = earlier.forgotten(rows) if own else earlier.with_first_checkpoint(rows, written[name])
-            self._owners.set_earlier(name, left)
+            self._rows.set_earlier(name, left)
         self._tell()
 
-    def _compare_with_look(self, view: kubelet_view.View, at: float) -> None:
+    def _compare_with_look(self, records: kubelet_records.Records, at: float) -> None:
         """Find out by a look which holders from before the kubelet's start have ended, and which the kubelet forgot."""
-        rows = {name: known for name in self._owners.named() if (known := self._owners.earlier(name))}
+        rows = {name: known for name in self._rows.named() if (known := self._rows.earlier(name))}
         asked = frozenset[str]().union(*(earlier.pods(known) for known in rows.values()))
-        self._absences = self._absences.looked(asked, view.pods, at)
+        self._absences = self._absences.looked(asked, records.pods, at)
         settled = at - self._noticed_at >= WRITTEN_AFTER
         for name, known in rows.items():
-            given = self._owners.handed_out(name)
-            self._owners.set_earlier(
-                name, earlier.looked(name, known, given, view, self._absences, at, settled=settled)
+            given = self._rows.handed_out(name)
+            self._rows.set_earlier(
+                name, earlier.looked(name, known, given, records, self._absences, at, settled=settled)
             )
 
-    def _is_continued_by(self, record: kubelet_view.Record) -> bool:
-        known = self.known.view.file if self.known is not None else None
+    def _is_continued_by(self, record: kubelet_records.CheckpointRecords) -> bool:
+        known = self.known.records.file if self.known is not None else None
         if self._was_undecided or (known is not None and known.written_ns > record.file.written_ns):
             return False
-        return record.registered is None or not record.registered.keys().isdisjoint(self._owners.named())
+        return record.registered is None or not record.registered.keys().isdisjoint(self._rows.named())
 
     def forget(self, device_id: str) -> None:
         """Note that an operator cleared a device: only holders that the kubelet knows use it."""
         for name in self.forgotten_as(device_id):
-            rows = self._owners.earlier(name)
-            self._owners.set_earlier(name, {one: holders for one, holders in rows.items() if one != device_id})
+            rows = self._rows.earlier(name)
+            self._rows.set_earlier(name, {one: holders for one, holders in rows.items() if one != device_id})
         self._tell()
 
     def _tell(self) -> None:
         """Log the differences that are new, and those that are over."""
-        for resource in dict.fromkeys((*self._drifts, *self._owners.named(), *self._told)):
+        for resource in dict.fromkeys((*self._drifts, *self._rows.named(), *self._told)):
             before, findings = self._told.get(resource, ()), self.findings(resource)
             if findings == before:
                 continue
