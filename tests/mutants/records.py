@@ -73,9 +73,9 @@ MUTANTS = (
         "K5",
         "of several starts only the last counts",
         "gateway/kubelet/earlier.py",
-        "    asked = {device_id: replace(one, older=True) for device_id, one in in_question(rows).items()}",
-        "    asked = dict[str, Earlier]()",
-        f"{_EARLIER}::test_what_happens_right_after_a_start",
+        "            asked[device_id] = Earlier(row.names, row.at)\n    return _with(forgotten(rows), asked)",
+        "            asked[device_id] = Earlier(row.names, row.at)\n    return _with({}, asked)",
+        f"{_EARLIER}::test_a_pod_is_gone_when_list_shows_it",
     ),
     Mutant(
         "K8",
