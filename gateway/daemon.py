@@ -19,9 +19,9 @@ from gateway.configuration import reload
 from gateway.folder import Folder
 from gateway.following import Follower
 from gateway.handover import Handover
+from gateway.kubelet.identity import CHECKPOINT, KUBELET_SOCKET
 from gateway.kubelet.presence import Presence
 from gateway.kubelet.reader import RecordsReader
-from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
 from gateway.leader import instance
 from gateway.leader.leadership import Leadership
 from gateway.lists import Lists

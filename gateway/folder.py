@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from devices import inotify
-from gateway.kubelet.watch import KUBELET_SOCKET, folder_id, is_pinned, kubelet_id
+from gateway.kubelet.identity import KUBELET_SOCKET, folder_id, is_deleted, kubelet_id
 from gateway.leader import instance
 from gateway.registration import events
 from gateway.registration.events import Phase
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gateway.configuration.settings import Settings
-    from gateway.kubelet.watch import KubeletId
+    from gateway.kubelet.identity import KubeletId
     from gateway.leader.instance import Instance
     from gateway.leader.leadership import Leadership
     from gateway.memory.holdings import Holdings
@@ -135,7 +135,7 @@ class Folder:
             self._presence.check()
 
     def _replaced(self) -> None:
-        if is_pinned(self._settings.socket_dir):
+        if is_deleted(self._settings.socket_dir):
             _log.error(
                 "the socket directory was replaced, and this mount still shows the deleted one",
                 folder=str(self._settings.socket_dir),

@@ -12,7 +12,7 @@ import structlog
 
 from adapters.registry import by_name
 from gateway.age import TOKEN, Age, plausible
-from gateway.kubelet.watch import kubelet_id
+from gateway.kubelet.identity import kubelet_id
 from gateway.leader import machine
 from gateway.leader.instance import boot_ns
 from gateway.leader.leadership import ALLOCATES_END, PASSES
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from devices.source import DeviceSource
     from gateway.configuration.settings import Settings
     from gateway.dra.drivers import RenewedDrivers
+    from gateway.kubelet.identity import KubeletId
     from gateway.kubelet.presence import Presence
-    from gateway.kubelet.watch import KubeletId
     from gateway.leader.instance import Instance
     from gateway.leader.leadership import Leadership
     from gateway.lists import Lists

@@ -79,7 +79,7 @@ async def follow(directory: Path) -> None:
     """Register with each kubelet that comes, for ever. A kubelet empties its directory: folders stay."""
     # What the plain yardstick doesn't need, it doesn't pay for.
     from devices import inotify  # noqa: PLC0415
-    from gateway.kubelet.watch import KUBELET_SOCKET  # noqa: PLC0415
+    from gateway.kubelet.identity import KUBELET_SOCKET  # noqa: PLC0415
     from gateway.wires.unix import listens  # noqa: PLC0415
 
     own = directory / "trivial"

@@ -12,7 +12,7 @@ from devices.model import Fault, RefusedError
 from gateway.bridge import judge, shield
 from gateway.bridge.judge import REGISTRY
 from gateway.bridge.peer import AwayError
-from gateway.kubelet.watch import socket_id
+from gateway.kubelet.identity import socket_id
 from gateway.tasks import first_of
 from gateway.wires.log import Seldom
 

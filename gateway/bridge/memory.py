@@ -21,7 +21,7 @@ from adapters.registry import DIALECTS
 from devices.files import NotPlainError, read_plain, replace
 from devices.model import ContainerAnswer
 from gateway.bridge.judge import MAX_DEVICES, MAX_PLUGINS
-from gateway.kubelet.watch import SocketId
+from gateway.kubelet.identity import SocketId
 from gateway.tasks import first_of
 
 NAME: Final = "bridge.json"

@@ -17,7 +17,7 @@ from adapters.spelling import require_bounded
 from devices.model import ContainerRequest, Fault, Options, RefusedError
 from gateway.bridge import judge
 from gateway.bridge.read import Known, read
-from gateway.kubelet.watch import socket_id
+from gateway.kubelet.identity import socket_id
 from gateway.tasks import first_of
 from gateway.wires import rpc
 

@@ -21,7 +21,7 @@ from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Heal
 from gateway.bridge import judge, memory, shield
 from gateway.bridge.memory import DeviceRow
 from gateway.bridge.peer import PRE_START_S, AwayError, ListPace, Peer
-from gateway.kubelet.watch import socket_id
+from gateway.kubelet.identity import socket_id
 from gateway.tasks import Background
 from gateway.wires.log import Seldom
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from devices.model import PreferredRequest
     from gateway.bridge.memory import Api, PluginFolder
     from gateway.bridge.shield import Limits, Word
-    from gateway.kubelet.watch import SocketId
+    from gateway.kubelet.identity import SocketId
 
 EMPTY_LIST_WAIT_S: Final = 1.0
 """Seconds for which an empty list is held back: a plugin that stops may send one before it ends its stream."""

@@ -25,7 +25,7 @@ from adapters.registry import DIALECTS
 from devices.model import Fault, Options, RefusedError
 from gateway.bridge import judge
 from gateway.bridge.judge import REGISTRATION, REGISTRY
-from gateway.kubelet.watch import socket_id
+from gateway.kubelet.identity import socket_id
 from gateway.wires import rpc
 from gateway.wires.log import Seldom
 from gateway.wires.unix import listens
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from adapters.dialect import Dialect
     from devices.model import Registration
     from gateway.bridge.admission import Admission
-    from gateway.kubelet.watch import SocketId
+    from gateway.kubelet.identity import SocketId
 
 LOOK_PERIOD_S: Final = 1.0
 """Seconds between two reads of the folders. A kubelet reads plugins_registry as often."""

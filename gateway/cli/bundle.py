@@ -22,7 +22,7 @@ from gateway.cli.doctor import below, seen
 from gateway.configuration.settings import ConfigError
 from gateway.doctor import checks
 from gateway.doctor.snapshot import Surveyed
-from gateway.kubelet.watch import CHECKPOINT
+from gateway.kubelet.identity import CHECKPOINT
 from gateway.telling import status
 
 _EXAMPLES = """

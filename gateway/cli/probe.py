@@ -46,7 +46,7 @@ def probe(*, socket_dir: Path, output: str) -> None:
     It changes nothing in the kubelet, but leaves a trace: the kubelet logs the refused registration and counts it in
     its metric device_plugin_registration_total, under the resource gateway.invalid/probe.
     """
-    from gateway.kubelet.watch import KUBELET_SOCKET
+    from gateway.kubelet.identity import KUBELET_SOCKET
     from gateway.registration.api import Probed, ask
     from gateway.wires.unix import connect_error
 

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from gateway.doctor import collect, containers
 from gateway.doctor.snapshot import Cluster, NvmlSeen, Release, Surveyed, Told
-from gateway.kubelet.watch import CHECKPOINT
+from gateway.kubelet.identity import CHECKPOINT
 from gateway.leader import instance
 from gateway.wires.unix import listens
 

@@ -23,7 +23,7 @@ from adapters import pluginregistration
 from adapters.dialect import MalformedError
 from gateway.dra.claims import ResourceClaim
 from gateway.dra.sockets import is_gateways
-from gateway.kubelet.watch import SocketId, socket_id
+from gateway.kubelet.identity import SocketId, socket_id
 from gateway.kubernetes.client import KubernetesError
 from gateway.tasks import Signal, first_of
 from gateway.wires import rpc

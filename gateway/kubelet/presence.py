@@ -13,7 +13,7 @@ from gateway.wires.unix import listens
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gateway.kubelet.watch import KubeletId
+    from gateway.kubelet.identity import KubeletId
 
 REMIND_EVERY: Final = 60.0
 """Seconds between two log lines while the gateway waits for a kubelet."""

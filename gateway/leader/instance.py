@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from devices.files import NotPlainError, read_plain
 from gateway.age import HOST_SERVICE_NS, TOKEN, Age
 from gateway.configuration.settings import SOCKET_DIR
-from gateway.kubelet.watch import folder_id
+from gateway.kubelet.identity import folder_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

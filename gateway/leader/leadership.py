@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from devices.model import Fault, RefusedError
-from gateway.kubelet.watch import kubelet_id
+from gateway.kubelet.identity import kubelet_id
 from gateway.leader import machine
 from gateway.leader.instance import FOLDER, socket_name
 from gateway.leader.locks import Locks

@@ -15,9 +15,9 @@ from devices.life.merging import HELD_UNKNOWN_S
 from devices.model import Device
 from gateway.kubelet import earlier
 from gateway.kubelet.earlier import RECORDED_WITHIN
+from gateway.kubelet.identity import kubelet_id
 from gateway.kubelet.reader import AFTER_START
 from gateway.kubelet.records import Records
-from gateway.kubelet.watch import kubelet_id
 from gateway.memory.claimed import holding
 from gateway.registration.events import Phase
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from devices.boards import Hold, Place
     from devices.source import DeviceSource
+    from gateway.kubelet.identity import KubeletId
     from gateway.kubelet.presence import Presence
     from gateway.kubelet.reader import Look, RecordsReader
-    from gateway.kubelet.watch import KubeletId
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource

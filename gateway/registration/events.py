@@ -6,7 +6,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from gateway.kubelet.watch import KubeletId
+from gateway.kubelet.identity import KubeletId
 
 
 class Phase(Enum):

@@ -18,7 +18,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.kubelet.watch import KubeletId
+from gateway.kubelet.identity import KubeletId
 from gateway.registration import negotiate
 from gateway.registration.events import (
     Action,

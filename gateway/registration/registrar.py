@@ -19,7 +19,7 @@ from adapters.dialect import UnsayableError
 from adapters.registry import by_name
 from devices.model import Health, Registration
 from gateway.kubelet import records as kubelet_records
-from gateway.kubelet.watch import kubelet_id
+from gateway.kubelet.identity import kubelet_id
 from gateway.registration import events
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase, Timer
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from devices.life import states
     from devices.source import Listing
+    from gateway.kubelet.identity import KubeletId
     from gateway.kubelet.reader import Look
-    from gateway.kubelet.watch import KubeletId
 
 REGISTER_DEADLINE_S = 15.0
 """Seconds for one Register. During it, kubelets 1.25 and later connect to us, for up to 10 s; 1.35 and later stop that at our

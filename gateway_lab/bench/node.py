@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from gateway.kubelet import records as kubelet_records
-from gateway.kubelet.watch import KUBELET_SOCKET
+from gateway.kubelet.identity import KUBELET_SOCKET
 from gateway.wires.unix import listens
 from gateway_lab.gatewayproc import GatewayProcess, gateway_command
 from gateway_lab.kubelets import build

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gateway.kubelet.watch import KUBELET_SOCKET
+from gateway.kubelet.identity import KUBELET_SOCKET
 from gateway.wires.unix import listens
 from gateway_lab.bench.measure import Report, counted, line, others, percentile, spread
 from gateway_lab.bench.node import EMULATED, GPUS, RESOURCE, Node

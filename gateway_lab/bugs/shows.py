@@ -13,7 +13,7 @@ import grpc
 
 from devices.model import Device
 from gateway.kubelet import records
-from gateway.kubelet.watch import CHECKPOINT, KUBELET_SOCKET
+from gateway.kubelet.identity import CHECKPOINT, KUBELET_SOCKET
 from gateway_lab.kubelets.behaviour import behaviour
 from gateway_lab.kubelets.kubelet import Demand, Kubelet, KubeletError, Running
 from gateway_lab.plugins.played import PlayedPlugin

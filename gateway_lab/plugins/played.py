@@ -21,7 +21,7 @@ from adapters.dialect import Dialect, Level
 from adapters.pluginregistration import PluginInfo
 from adapters.registry import by_name
 from devices.model import ContainerAnswer, ContainerRequest, Device, Options, Registration
-from gateway.kubelet.watch import KUBELET_SOCKET
+from gateway.kubelet.identity import KUBELET_SOCKET
 from gateway.wires.rpc import target
 
 Context = grpc.aio.ServicerContext[bytes, bytes]

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from adapters.registry import DIALECTS, by_name
-from gateway.kubelet.watch import KubeletId
+from gateway.kubelet.identity import KubeletId
 from gateway.registration import events, negotiate
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase, Timer

@@ -30,7 +30,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gateway.handover import HANGS, LIVES
-from gateway.kubelet.watch import KUBELET_SOCKET
+from gateway.kubelet.identity import KUBELET_SOCKET
 from gateway.wires.unix import listens
 from gateway_lab.bench.footprint import footprint
 from gateway_lab.gatewayproc import BEGUN, LINES, GatewayError, GatewayProcess, gateway_command

@@ -22,7 +22,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from adapters.pb.v1beta1 import v1beta1_pb2
 from devices import inotify
-from gateway.kubelet.watch import KUBELET_SOCKET, socket_id
+from gateway.kubelet.identity import KUBELET_SOCKET, socket_id
 from gateway.wires.unix import listens
 from gateway_lab.wire.calls import Call, Reader, WireError
 

@@ -219,7 +219,7 @@ MUTANTS = (
     Mutant(
         "F3",
         "the change time is ignored",
-        "gateway/kubelet/watch.py",
+        "gateway/kubelet/identity.py",
         "found.st_mtime_ns) if stat.S_ISSOCK",
         "0) if stat.S_ISSOCK",
         "tests/unit/test_watch.py::test_a_new_socket_with_the_old_inode_is_another_kubelet",
@@ -243,7 +243,7 @@ MUTANTS = (
     Mutant(
         "F5",
         "a deleted folder goes unnoticed",
-        "gateway/kubelet/watch.py",
+        "gateway/kubelet/identity.py",
         "found.st_nlink == 0)",
         "False)",
         "tests/unit/test_watch.py::test_a_deleted_folder_that_is_still_held_is_pinned",

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.handover import Ability
-from gateway.kubelet.watch import KUBELET_SOCKET, kubelet_id
+from gateway.kubelet.identity import KUBELET_SOCKET, kubelet_id
 from gateway.registration.api import Probed
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.dra import records
+from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.presence import Presence
-from gateway.kubelet.watch import KubeletId
 
 
 @pytest.mark.parametrize(

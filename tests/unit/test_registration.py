@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.kubelet import watch
+from gateway.kubelet import identity
 from gateway.registration import events as e
 from gateway.registration import machine as r
 from gateway.registration.events import Phase, Timer
 
-K1 = watch.KubeletId(1, 10, 100)
-K2 = watch.KubeletId(1, 10, 200)  # a new socket, the old inode number again
+K1 = identity.KubeletId(1, 10, 100)
+K2 = identity.KubeletId(1, 10, 200)  # a new socket, the old inode number again
 
 
 def play(events: Sequence[e.Event], choice: str = "auto", last: str = "v1beta1") -> tuple[r.State, list[e.Action]]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import tally
-from gateway.kubelet.watch import KubeletId
+from gateway.kubelet.identity import KubeletId
 from gateway.registration import machine as registration
 from gateway.registration.events import (
     Event,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.kubelet.watch import is_pinned, kubelet_id
+from gateway.kubelet.identity import is_deleted, kubelet_id
 from gateway.wires.unix import listens
 
 
@@ -87,7 +87,7 @@ def test_a_deleted_folder_that_is_still_held_is_pinned(folder: Path) -> None:
     held = os.open(folder, os.O_RDONLY)
     try:
         shutil.rmtree(folder)
-        assert is_pinned(Path(f"/proc/self/fd/{held}"))
+        assert is_deleted(Path(f"/proc/self/fd/{held}"))
     finally:
         os.close(held)
-    assert not is_pinned(folder.parent)
+    assert not is_deleted(folder.parent)

@@ -1,4 +1,4 @@
-"""Identify kubelets and socket directories by inode and creation time, because a new one has the old one's name."""
+"""Detect a new kubelet or a new socket directory by its inode and creation time, because the path stays the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SocketId: TypeAlias = tuple[int, int, int]
 
 
 class KubeletId(Struct, frozen=True):
-    """One creation of kubelet.sock.
+    """The identity of one kubelet.sock. A restarted kubelet creates a new one.
 
     A new socket may get the old inode number, so the creation time is part of the identity. Nothing changes a socket's mtime
     afterwards: a new mode, owner, label or link changes only ctime.
@@ -36,7 +36,7 @@ def kubelet_id(path: Path) -> KubeletId | None:
 
 
 def socket_id(path: Path) -> SocketId | None:
-    """Return the identity of a socket, which differs from a later socket's of the same name; None if there is no socket.
+    """Return the identity of a socket; None if there is no socket. A new socket at the same path has another identity.
 
     The kernel may reuse an inode number at once, so the creation time is part of it. A chmod, a link or another SELinux label
     changes only ctime.
@@ -49,7 +49,7 @@ def socket_id(path: Path) -> SocketId | None:
 
 
 def folder_id(folder: Path) -> tuple[int, int, bool] | None:
-    """Return the identity of a folder, and True if it was deleted (see ``is_pinned``); None if there is no folder."""
+    """Return a folder's device, its inode, and True if it was deleted; None if there is no folder."""
     try:
         found = folder.stat()
     except OSError:
@@ -57,7 +57,7 @@ def folder_id(folder: Path) -> tuple[int, int, bool] | None:
     return (found.st_dev, found.st_ino, found.st_nlink == 0) if stat.S_ISDIR(found.st_mode) else None
 
 
-def is_pinned(folder: Path) -> bool:
-    """Return True if the folder was deleted but our mount still shows it. A container can't see its successor."""
+def is_deleted(folder: Path) -> bool:
+    """Return True if the folder was deleted but our mount still shows it. The container can't see a new folder at that path."""
     found = folder_id(folder)
     return found is not None and found[2]
