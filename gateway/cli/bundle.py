@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from devices.files import NotPlainError, read_plain
-from gateway.cli import advice, places, run
+from gateway.cli import advice, common, run
 from gateway.cli.doctor import below, seen
 from gateway.configuration.settings import ConfigError
 from gateway.doctor import checks
@@ -48,8 +48,8 @@ _BEARER: Final = re.compile(r"(?i)(bearer )[^\s\"']+")
 
 
 @click.command("support-bundle", cls=run.Settled, epilog=_EXAMPLES)
-@places.state_dir
-@places.host_root
+@common.state_dir
+@common.host_root
 @click.option(
     "--output", metavar="FILE", help="Where to write it; -: to standard output.  [default: a name with the time]"
 )

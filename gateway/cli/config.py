@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from gateway.cli import places, run
+from gateway.cli import common, run
 from gateway.cli.page import print_json
 from gateway.configuration.settings import ConfigError
 from gateway.wires import log as observe
@@ -27,7 +27,7 @@ def config() -> None:
 
 
 @config.command(cls=run.Settled, epilog=_EXAMPLES)
-@places.output("a list of objects with name, value and from")
+@common.output("a list of objects with name, value and from")
 @click.pass_context
 def show(ctx: click.Context, /, *, output: str, **_: Any) -> None:
     """Show each setting, and where it comes from.

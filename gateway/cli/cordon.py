@@ -18,7 +18,7 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.cli import asking, places
+from gateway.cli import asking, common
 from gateway.cli.devices import look, rows
 from gateway.cli.page import print_json
 from gateway.configuration.settings import STATE_DIR
@@ -65,8 +65,8 @@ Examples:
 def _on_a_device(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command what all three have."""
     for option in (
-        places.output("one object with op, id, gateways, and `ledger`, the state file"),
-        places.state_dir,
+        common.output("one object with op, id, gateways, and `ledger`, the state file"),
+        common.state_dir,
         click.argument("device_id", metavar="ID"),
     ):
         command = option(command)

@@ -16,7 +16,7 @@ import msgspec
 
 from devices.replicas import unshared
 from devices.source import Facts
-from gateway.cli import asking, devicemap, places
+from gateway.cli import asking, common, devicemap
 from gateway.cli.devicemap import Row
 from gateway.cli.page import columns, print_json
 from gateway.cli.status import _colour, _remarks
@@ -78,11 +78,11 @@ def look(state_dir: Path) -> tuple[list[NodeDevices], dict[Path, str]]:
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("names", metavar="[RESOURCE|ID]...", nargs=-1)
-@places.output("one object (docs/devices.md has its keys)", wide="a line for each replica of a shared device")
+@common.output("one object (docs/devices.md has its keys)", wide="a line for each replica of a shared device")
 @click.option(
     "--map", "as_map", is_flag=True, help="Draw GPUs by NUMA node, their holders, and the links between them."
 )
-@places.state_dir
+@common.state_dir
 def devices(*, names: tuple[str, ...], output: str, as_map: bool, state_dir: Path) -> None:
     """Show this node's devices: what they are, how they do, and who holds them.
 

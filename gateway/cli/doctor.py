@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from adapters.levels import minor_version
-from gateway.cli import advice, asking, places, run
+from gateway.cli import advice, asking, common, run
 from gateway.cli.page import columns, count, print_json
 from gateway.cli.status import look as ask
 from gateway.configuration.settings import SOCKET_DIR, ConfigError
@@ -46,10 +46,10 @@ _NARROWEST: Final = 50
 
 
 @click.command(cls=run.Settled, epilog=_EXAMPLES)
-@places.state_dir
-@places.host_root
+@common.state_dir
+@common.host_root
 @click.option("--ignore", multiple=True, metavar="CODE", help="Leave a check out. Can be repeated.")
-@places.output("one document")
+@common.output("one document")
 @click.pass_context
 def doctor(
     ctx: click.Context, /, *, state_dir: Path, host_root: Path, ignore: Sequence[str], output: str, **_: Any

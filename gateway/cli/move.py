@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.cli import asking, places
+from gateway.cli import asking, common
 from gateway.cli.devices import look, resolve_devices
 from gateway.cli.options import Words
 from gateway.cli.page import print_json
@@ -39,8 +39,8 @@ Exit status: 0 where the gateway took the order, or would take it (--dry-run); 1
 @click.command(epilog=_EXAMPLES)
 @click.option("--to", type=Words(("dra", "plugin")), required=True, help="The API that is to give them away.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; say where they are, and what they would wait for.")
-@places.output("one object: `boards`, each with id, side, then and words; `refused`")
-@places.state_dir
+@common.output("one object: `boards`, each with id, side, then and words; `refused`")
+@common.state_dir
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 def move(*, to: str, dry_run: bool, output: str, state_dir: Path, ids: tuple[str, ...]) -> None:
     """Move GPUs to the other API: those that are named, or all.

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import click
 
-from gateway.cli import places
+from gateway.cli import common
 from gateway.cli.page import Page, columns, count, print_json
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ _WHEN: Final = {
     help="The kubelet to go to, newer or older; or dra: the GPUs go to claims, the kubelets stay.",
 )
 @click.option("--direct", is_flag=True, help="In one jump, rather than one minor version at a time.")
-@places.output("one document, with the source of each statement", html="with --nodes, a page with a timeline")
+@common.output("one document, with the source of each statement", html="with --nodes, a page with a timeline")
 def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool, output: str) -> None:
     """Say what a GPU node goes through when its kubelet becomes another version, hop by hop.
 

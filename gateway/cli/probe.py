@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 from msgspec.structs import asdict
 
-from gateway.cli import places
+from gateway.cli import common
 from gateway.cli.options import Strict
 from gateway.cli.page import print_json
 from gateway.configuration.settings import SOCKET_DIR
@@ -39,7 +39,7 @@ Exit status: 0 if the gateway speaks the kubelet's API, otherwise 1.
     show_default=True,
     help="The kubelet's device plugin directory, with kubelet.sock in it.",
 )
-@places.output("one object with api, kubelets, says and socket")
+@common.output("one object with api, kubelets, says and socket")
 def probe(*, socket_dir: Path, output: str) -> None:
     """Ask a kubelet which device plugin API it speaks.
 

@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 import click
 
 from devices.replicas import unshared
-from gateway.cli import asking, places
+from gateway.cli import asking, common
 from gateway.cli.devices import ANSWER_TIME, look, resolve_devices, times
 from gateway.cli.page import print_json
 from gateway.telling import orders
@@ -42,8 +42,8 @@ Examples:
 def _on_devices(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command what both have."""
     for option in (
-        places.state_dir,
-        places.output("one object with op, ids and gateways"),
+        common.state_dir,
+        common.output("one object with op, ids and gateways"),
         click.option("--all", "every", is_flag=True, help="Every device of this node."),
         click.argument("names", metavar="[ID]...", nargs=-1),
     ):

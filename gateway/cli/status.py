@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 import click
 import msgspec
 
-from gateway.cli import asking, places
+from gateway.cli import asking, common
 from gateway.cli.page import columns, count, print_json
 from gateway.tally import Confirmation
 from gateway.telling.served import Reason, VerdictState
@@ -93,8 +93,8 @@ async def look(state_dir: Path, *, few: bool = False) -> Answers:
 
 
 @click.command(epilog=_EXAMPLES)
-@places.state_dir
-@places.output("one document (its schema: docs/status.schema.json)", wide="all devices, however many")
+@common.state_dir
+@common.output("one document (its schema: docs/status.schema.json)", wide="all devices, however many")
 @click.option("--watch", is_flag=True, help=f"Look again every {_EVERY:g} seconds, until Ctrl-C.")
 @click.option(
     "--check", is_flag=True, help="Say in a line and by the exit status whether the node's devices are served."

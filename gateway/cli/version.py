@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
-from gateway.cli import places
+from gateway.cli import common
 from gateway.cli.page import print_json
 
 _EXAMPLES = """
@@ -18,7 +18,7 @@ Examples:
 
 
 @click.command(epilog=_EXAMPLES)
-@places.output("one object with gateway, python, grpcio and protobuf", wide="all of these")
+@common.output("one object with gateway, python, grpcio and protobuf", wide="all of these")
 def version(*, output: str) -> None:
     """Print the version of this command, which is that of its gateway."""
     from gateway.telling.status import build

@@ -16,7 +16,7 @@ from gateway.configuration.settings import STATE_DIR
 def output(
     json: str, wide: str = "the same as table", **more: str
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command ``-o`` as kubectl has it, and ``--json``; it gets ``output``: ``json``, ``wide``, ``table``, or one of ``more``."""
+    """Return a decorator that adds ``-o`` and ``--json``. The command gets ``output``: ``table``, ``wide``, ``json`` or a key of ``more``."""
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -38,7 +38,7 @@ state_dir = click.option(
     type=click.Path(path_type=Path, readable=False),
     default=STATE_DIR,
     show_default=True,
-    help="The gateways' state directory, with their control sockets in it.",
+    help="The gateways' state directory. It has their control sockets.",
 )
 host_root = click.option(
     "--host-root",
@@ -46,5 +46,5 @@ host_root = click.option(
     type=click.Path(path_type=Path),
     default=Path("/"),
     show_default=True,
-    help="Where the host's file system is.",
+    help="The path at which the host's file system is mounted.",
 )
