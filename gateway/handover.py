@@ -15,7 +15,7 @@ from gateway.age import TOKEN, Age, plausible
 from gateway.kubelet.identity import kubelet_id
 from gateway.leader import machine
 from gateway.leader.instance import boot_ns
-from gateway.leader.leadership import ALLOCATES_END, PASSES
+from gateway.leader.leadership import LAST_ALLOCATE_S, LEADER_WAIT_S
 from gateway.leader.machine import Stage
 from gateway.memory.scribe import PATIENCE
 from gateway.registration import events
@@ -170,7 +170,7 @@ class Handover:
         self._tasks.spawn("locks", self._let_go())
         while True:
             faulthandler.dump_traceback_later(HANGS, exit=True)
-            if self._lead.leads and self._lead.guards():
+            if self._lead.leads and self._lead.check_locks():
                 await self._lock_state_directory()
                 self._end_unless_served()
             else:
@@ -263,14 +263,14 @@ class Handover:
         """Return a handler that passes an order on to the leader, unless this gateway leads."""
 
         async def met(connection: ControlConnection, request: dict[str, Any]) -> None:
-            ends = time.monotonic() + PASSES
+            ends = time.monotonic() + LEADER_WAIT_S
             while not self._lead.answers and self._lead.led_by is None and time.monotonic() < ends:
                 await self._lead.changed.within(ends - time.monotonic())
             if self._lead.answers:
-                with self._lead.one_more():
+                with self._lead.count_call():
                     return await handler(connection, request)
             if (leader := self._lead.led_by) is None:
-                raise ControlError(f"no gateway leads on this node within {PASSES:g} s: give the order again")
+                raise ControlError(f"no gateway leads on this node within {LEADER_WAIT_S:g} s: give the order again")
             path = control.socket_path(self._settings.state_dir, leader.token)
             answer = await control.ask(path, request, ORDER)
             await self._read_state_file()
@@ -331,13 +331,13 @@ class Handover:
 
     def _act(self, action: machine.Action) -> None:
         match action:
-            case machine.Try():
+            case machine.TryLocks():
                 self._try()
             case machine.Ask():
                 self._tell(self._lead.other, {"ask": True})
             case machine.Withdraw():
                 self._tell(self._lead.other, {"ask": False})
-            case machine.Take():
+            case machine.PrepareLists():
                 self._tasks.background(self._take())
             case machine.Lead():
                 self._register()
@@ -350,7 +350,7 @@ class Handover:
                 self._tell(to.token, {"no": reason, "again_s": seconds} if reason else {"yours": True})
             case machine.Free():
                 self._locks.free()
-            case machine.Rest(by):
+            case machine.StopServing(by):
                 self._feed_all(events.StandBy())
                 self._tasks.background(self._parts_stand_by())  # In the background: the locks may be lost already.
                 for token in self._links.keys() - {"" if by is None else by.token}:
@@ -431,7 +431,7 @@ class Handover:
             while (said := await link.receive()) is not None:
                 match said:
                     case {"ask": True}:
-                        self._feed(machine.RoomWanted(age, time.monotonic()))
+                        self._feed(machine.LeadWanted(age, time.monotonic()))
                     case {"yours": True}:
                         self._before = age.token
                         self._feed(machine.LeaderYielded())
@@ -512,7 +512,7 @@ class Handover:
             resource.feed(events.Resume(waited))
             if self._presence.kubelet is not None and resource.state.kubelet is None:
                 resource.feed(events.KubeletUp(self._presence.kubelet))
-        self._reader.look_within(ALLOCATES_END)
+        self._reader.look_within(LAST_ALLOCATE_S)
         if self._holdings.ledger.pending:  # Changes that it saw while it stood by.
             self._scribe.soon()
 

@@ -1,4 +1,4 @@
-"""Who leads on this node. The parts that serve resources read it; only ``gateway.handover`` changes it."""
+"""Who leads on this node. Only ``gateway.handover`` changes this state; all other modules read it."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from gateway.kubelet.presence import Presence
     from gateway.leader.instance import Instance
 
-ALLOCATES_END: Final = 2.0
-"""Seconds after a handover until the earlier leader's last Allocate is answered, and in the kubelet's records."""
-PASSES: Final = 10.0
+LAST_ALLOCATE_S: Final = 2.0
+"""Seconds after a handover until the kubelet's records have the earlier leader's last Allocate."""
+LEADER_WAIT_S: Final = 10.0
 """Seconds for which a kubelet's call waits for a leader."""
 PASS_RETRY_S: Final = 0.05
-"""Seconds between two tries to pass a call on."""
+"""Seconds between two tries to forward a call to the leader."""
 _DECIDING: Final = (Stage.TAKING, Stage.LEADING, Stage.YIELDING)
-_UNASKED: Final = frozenset({Fault.UNAVAILABLE, Fault.CANCELLED, Fault.DEADLINE_EXCEEDED})
-_FAULTS: Final = {rpc.code(fault.value): fault for fault in Fault if fault not in _UNASKED}
-"""The codes of a leader's refusal. Any other code means that the leader did not get the call."""
+_NOT_DELIVERED: Final = frozenset({Fault.UNAVAILABLE, Fault.CANCELLED, Fault.DEADLINE_EXCEEDED})
+_FAULTS: Final = {rpc.code(fault.value): fault for fault in Fault if fault not in _NOT_DELIVERED}
+"""The codes of a leader's refusal. With any other code, the leader may not have got the call."""
 _log = structlog.get_logger()
 
 
 class Leadership:
-    """Knows if this gateway leads, and which other gateway does."""
+    """Whether this gateway leads, or which other gateway does."""
 
     def __init__(self, settings: Settings, own: Instance, presence: Presence) -> None:
         self._settings, self._presence = settings, presence
@@ -50,11 +50,11 @@ class Leadership:
         self.changed = Signal()
         """Set when the stage changes, and when a lock is lost."""
         self.begun = False
-        """True if this gateway has started: it leads, or could lead as a standby."""
+        """True if this gateway has started: it leads, or is a standby that could lead."""
         self.waits_for_folder = ""
         """Why the socket directory, in which gateways find each other, can't be used; empty if it can."""
         self.lost = ""
-        """Why the locks no longer guard anything; empty after ``Handover`` has freed them."""
+        """Why the locks are no longer valid; empty once ``Handover`` has freed them."""
         self.answering = 0
         """How many calls and orders are being answered."""
         self.leaves = self.ended = False
@@ -89,17 +89,17 @@ class Leadership:
 
     @property
     def passes_to(self) -> str:
-        """The token of the gateway to which calls are passed on; empty if this one answers them, or none is known."""
+        """The token of the gateway that gets our calls; empty if this gateway answers them, or none is known."""
         return "" if self.leads else self.other
 
     @property
     def other(self) -> str:
-        """The token of the gateway that leads, or to which this one yields; empty if there is none."""
+        """The token of the leader, or of the gateway that this one yields to; empty if there is none."""
         one = self.state.leader or self.state.other
         return "" if one is None else one.token
 
     @property
-    def could(self) -> bool:
+    def could_lead(self) -> bool:
         """True if this gateway stands by, and would lead if the leader ended."""
         return self.state.stage is Stage.STANDBY
 
@@ -118,8 +118,8 @@ class Leadership:
         why = self.state.refused or self.state.unable
         return self.waits_for_folder or (f"{who}: {why}" if why else who)
 
-    def guards(self) -> bool:
-        """Return True if our locks still have their names. If they don't, this gateway stops leading."""
+    def check_locks(self) -> bool:
+        """Return True if our lock files were not replaced. If one was, this gateway stops leading."""
         if not self.lost and (reason := self.locks.lost()):
             _log.error("not leading any more: a lock was replaced", reason=reason)
             self.lost = reason
@@ -128,7 +128,7 @@ class Leadership:
 
     def register_at(self) -> float:
         """Return when a Register may be sent (monotonic seconds); infinite without the locks."""
-        return 0.0 if self.guards() and self.leads else math.inf
+        return 0.0 if self.check_locks() and self.leads else math.inf
 
     async def passed(self, call: str, dialect: Dialect, resource: str, request: bytes) -> bytes | None:
         """Return the leader's response to a kubelet's call; None if this gateway leads and must answer.
@@ -136,23 +136,23 @@ class Leadership:
         Raises:
             RefusedError: the leader refuses, or no gateway leads.
         """
-        ends = time.monotonic() + PASSES
+        ends = time.monotonic() + LEADER_WAIT_S
         while time.monotonic() < ends:
-            if self.answers and self.guards():
+            if self.answers and self.check_locks():
                 return None
             if (other := self.other) and self.state.stage is not Stage.YIELDING:
                 path = self._settings.socket_dir / FOLDER / other / socket_name(resource)
                 try:
                     async with rpc.Channel(path) as channel:
-                        return await channel.call(f"/{dialect.plugin_service}/{call}", request, seconds=PASSES)
+                        return await channel.call(f"/{dialect.plugin_service}/{call}", request, seconds=LEADER_WAIT_S)
                 except rpc.CallError as error:
                     if error.code in _FAULTS:
                         raise RefusedError(_FAULTS[error.code], error.details) from None
             await self.changed.within(PASS_RETRY_S)
-        raise RefusedError(Fault.UNAVAILABLE, f"no gateway led on this node within {PASSES:g} s. Ask again")
+        raise RefusedError(Fault.UNAVAILABLE, f"no gateway led on this node within {LEADER_WAIT_S:g} s. Ask again")
 
     @contextmanager
-    def one_more(self) -> Iterator[None]:
+    def count_call(self) -> Iterator[None]:
         """Count a call, or an order, while it is being answered."""
         self.answering += 1
         try:
@@ -161,9 +161,9 @@ class Leadership:
             self.answering -= 1
 
     def others_allocate_for(self) -> float:
-        """Return the seconds for which another gateway may still answer Allocates; infinite if another one leads or the kubelet is new."""
+        """Return for how many seconds another gateway may still answer Allocate calls; infinite if another one leads or the kubelet is new."""
         if self._settings.dra == "only":  # No gateway answers Allocates.
             return 0.0
         if kubelet_id(self._presence.socket) != self._presence.kubelet or not self.leads:
             return math.inf
-        return max(self.handed_over_at + ALLOCATES_END - time.monotonic(), 0.0)
+        return max(self.handed_over_at + LAST_ALLOCATE_S - time.monotonic(), 0.0)

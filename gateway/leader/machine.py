@@ -1,8 +1,8 @@
 """Decide if this gateway leads on its node, as a pure state machine: events in, the next state and actions out.
 
 The gateway that holds the locks leads. All others stand by, connected to the leader's control socket. The newest asks it to yield as
-soon as it could lead itself. Age is the pod's, so that a restarted container doesn't ask a gateway of its own pod.
-Waiting is a state, not a sleep: ``SetAlarm`` asks for an ``AlarmRang``, and each step replaces the wait before.
+soon as it could lead itself. The age is the pod's, so a restarted container doesn't ask a gateway of its own pod.
+This module never sleeps: after ``SetAlarm`` it gets ``AlarmRang``. A new ``SetAlarm`` replaces the one before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOCK_POLL_S = 0.001
 """Seconds between two tries to take the locks while their holder dies or yields."""
 RETRY_S = 1.0
 """Seconds between two tries while another gateway holds the locks. If the leader ends, a gateway that could not lead also waits
-for so long before it tries."""
+this long before it tries."""
 HURRY_S = 2.0
 """Seconds for which the locks are tried every ``LOCK_POLL_S``."""
 ASK_S = 15.0
@@ -33,7 +33,7 @@ STARTING = "it is still starting"
 
 
 class Stage(Enum):
-    """A gateway's part on its node. The values are for people."""
+    """A gateway's state in the handover. The values are shown to people."""
 
     PREPARING = "preparing"
     STANDBY = "standing by"
@@ -55,9 +55,9 @@ class Locked(Struct, frozen=True):
 
 
 class HeldElsewhere(Struct, frozen=True):
-    """Another gateway holds the locks. ``leader`` is its age; None if it can't be reached, and ``why`` is the reason.
+    """Another gateway holds the locks. ``leader`` is its age. If it can't be reached, ``leader`` is None and ``why`` is the reason.
 
-    ``unable`` is why this gateway couldn't lead instead; None if nothing new is known. ``leaving`` is True if the holder has ended or
+    ``unable`` is why this gateway couldn't lead (None: unchanged). ``leaving`` is True if the holder has ended or
     yielded.
     """
 
@@ -88,7 +88,7 @@ class ListsReady(Struct, frozen=True):
     """The state file is read, and the lists are ready."""
 
 
-class RoomWanted(Struct, frozen=True):
+class LeadWanted(Struct, frozen=True):
     """Another gateway asks to lead, at ``now`` (monotonic seconds)."""
 
     age: Age
@@ -133,7 +133,7 @@ Event = (
     | LeaderYielded
     | LeaderRefused
     | ListsReady
-    | RoomWanted
+    | LeadWanted
     | Ending
     | Invited
     | Drained
@@ -143,7 +143,7 @@ Event = (
 )
 
 
-class Try(Struct, frozen=True):
+class TryLocks(Struct, frozen=True):
     """Try to take the locks."""
 
 
@@ -155,7 +155,7 @@ class Withdraw(Struct, frozen=True):
     """No longer ask the leader to yield."""
 
 
-class Take(Struct, frozen=True):
+class PrepareLists(Struct, frozen=True):
     """Read the state file, and make the lists ready."""
 
 
@@ -172,7 +172,7 @@ class Drain(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True):
-    """Answer the gateway that asked: yes, or the reason why this gateway refuses to yield, and for how many seconds."""
+    """Answer the gateway ``to``: this gateway yields, or refuses for this ``reason`` and number of seconds."""
 
     to: Age
     reason: str = ""
@@ -183,7 +183,7 @@ class Free(Struct, frozen=True):
     """Free the locks."""
 
 
-class Rest(Struct, frozen=True):
+class StopServing(Struct, frozen=True):
     """Stop serving, because ``by`` leads (None: the leader is unknown)."""
 
     by: Age | None
@@ -195,11 +195,11 @@ class SetAlarm(Struct, frozen=True):
     seconds: float | None
 
 
-Action = Try | Ask | Withdraw | Take | Lead | Invite | Drain | Reply | Free | Rest | SetAlarm
+Action = TryLocks | Ask | Withdraw | PrepareLists | Lead | Invite | Drain | Reply | Free | StopServing | SetAlarm
 
 
 class State(Struct, frozen=True):
-    """What this gateway knows of who leads."""
+    """What this gateway knows about the leader."""
 
     own: Age
     stage: Stage = Stage.PREPARING
@@ -211,7 +211,7 @@ class State(Struct, frozen=True):
     refused: str = ""
     """Why the leader doesn't yield or can't be asked."""
     hurry: int = 0
-    """How many of the next tries follow every ``LOCK_POLL_S``."""
+    """The number of tries left that wait only ``LOCK_POLL_S``."""
     left: str = ""
     """The token of the last leader, if it ended or yielded. If it still holds the locks, they will be free in a moment."""
     yielded_at: float = 0.0
@@ -239,27 +239,27 @@ def refusal_s(failed_handovers: int) -> float:
 
 
 def step(state: State, event: Event) -> Step:
-    """Return the next state and the actions. Total: every event is used or ignored in every stage."""
+    """Return the next state and the actions. Every event is allowed in every stage; some are ignored."""
     match event:
         case Able(reason):
             return _able(state, reason)
         case Locked() if state.stage in _LEADS:
             return state, ()
         case Locked():
-            return _to(state, Stage.TAKING), (SetAlarm(None), Take())
+            return _to(state, Stage.TAKING), (SetAlarm(None), PrepareLists())
         case HeldElsewhere():
             return _held(state, event)
         case Gone(token):
             return _gone(state, token)
         case LeaderYielded() if state.stage is Stage.ASKING:
             left = "" if state.leader is None else state.leader.token
-            return replace(_to(state, Stage.TAKING), hurry=_HURRY, left=left), (Try(),)
+            return replace(_to(state, Stage.TAKING), hurry=_HURRY, left=left), (TryLocks(),)
         case LeaderRefused(reason, seconds) if state.stage is Stage.ASKING:
             return replace(_wait(state), refused=reason), (SetAlarm(max(seconds, RETRY_S)),)
         case ListsReady() if state.stage is Stage.TAKING:
             return replace(_to(state, Stage.LEADING), leader=None, refused="", other=None), (Lead(),)
-        case RoomWanted(age, now):
-            return _asked(state, age, now)
+        case LeadWanted(age, now):
+            return _asked_to_yield(state, age, now)
         case Ending() if state.stage is Stage.LEADING:
             return replace(state, ending=True), (Invite(),)
         case Ending() if state.stage is Stage.ASKING:
@@ -273,12 +273,12 @@ def step(state: State, event: Event) -> Step:
                 return _abort_handover(state), (Reply(state.other, reason, RETRY_S), Lead())
             return _to(state, Stage.YIELDED), (Reply(state.other), Free(), SetAlarm(REPORT_S))
         case Serving() if state.stage is Stage.YIELDED:
-            return replace(_wait(state), leader=state.other), (Rest(state.other), SetAlarm(None))
+            return replace(_wait(state), leader=state.other), (StopServing(state.other), SetAlarm(None))
         case Lost() if state.stage in {*_LEADS, Stage.TAKING}:
             state = replace(_wait(state), leader=None, other=None)
-            return state, (Rest(None), Free(), SetAlarm(RETRY_S))
+            return state, (StopServing(None), Free(), SetAlarm(RETRY_S))
         case AlarmRang():
-            return _waited(state)
+            return _alarm_rang(state)
         case _:
             return state, ()
 
@@ -300,7 +300,7 @@ def _able(state: State, reason: str) -> Step:
     state = _wait(state)
     if state.hurry or reason == before or (reason and before != STARTING):
         return state, ()
-    return _ask_or_stay(state) if state.leader is not None else (state, (Try(),))
+    return _ask_or_stay(state) if state.leader is not None else (state, (TryLocks(),))
 
 
 def _ask_or_stay(state: State) -> Step:
@@ -317,10 +317,10 @@ def _held(state: State, event: HeldElsewhere) -> Step:
         return replace(state, hurry=state.hurry - 1), (SetAlarm(LOCK_POLL_S),)
     rest: tuple[Action, ...] = ()
     if state.stage is Stage.YIELDED:
-        # Our streams go on until the new leader serves or ends.
+        # Keep the kubelet's streams until the new leader serves or ends.
         if event.leader is None or event.leader == state.other:
             return state, (SetAlarm(REPORT_S),)
-        rest = (Rest(event.leader),)
+        rest = (StopServing(event.leader),)
     if event.unable is not None:
         state = replace(state, unable=event.unable)
     state = replace(_wait(state), leader=event.leader, refused=event.why)
@@ -341,7 +341,7 @@ def _gone(state: State, token: str) -> Step:
     # If this gateway could not lead, the others may try first, for a second.
     if state.unable and stage is not Stage.YIELDED:
         return replace(state, hurry=0), (SetAlarm(RETRY_S),)
-    return replace(state, hurry=_HURRY, left=token), (Try(),)
+    return replace(state, hurry=_HURRY, left=token), (TryLocks(),)
 
 
 def _abort_handover(state: State) -> State:
@@ -352,24 +352,24 @@ def _abort_handover(state: State) -> State:
     )
 
 
-def _asked(state: State, age: Age, now: float) -> Step:
+def _asked_to_yield(state: State, age: Age, now: float) -> Step:
     if state.stage is not Stage.LEADING:
         return state, (Reply(age, STARTING, RETRY_S),)
     if state.ending:
         return replace(_to(state, Stage.YIELDING), other=age), (Drain(),)
     if not age.is_newer_than(state.own):
-        return state, (Reply(age, "the gateway that leads is as new", SUCCESS_AFTER_S),)
+        return state, (Reply(age, "the leader is not older than this gateway", SUCCESS_AFTER_S),)
     failed_handovers = (
         state.failed_handovers + 1 if state.yielded_at and now - state.yielded_at < SUCCESS_AFTER_S else 0
     )
     if failed_handovers and (left := state.yielded_at + refusal_s(failed_handovers) - now) > 0:
         times = "once" if failed_handovers == 1 else f"{failed_handovers} times"
-        why = f"the leader yielded {times} to a gateway that ended, and yields again in {left:.0f} s: see why it ended"
+        why = f"the leader yielded {times} to a gateway that then ended. It yields again in {left:.0f} s. See that gateway's log"
         return state, (Reply(age, why, left),)
     return replace(_to(state, Stage.YIELDING), other=age, yielded_at=now, failed_handovers=failed_handovers), (Drain(),)
 
 
-def _waited(state: State) -> Step:
+def _alarm_rang(state: State) -> Step:
     match state.stage:
         case Stage.ASKING:  # The leader hangs. Its end frees the locks.
             refused = f"the gateway that leads did not answer within {ASK_S:g} s"
@@ -377,6 +377,6 @@ def _waited(state: State) -> Step:
         case Stage.PREPARING | Stage.STANDBY if state.leader is not None:
             return _ask_or_stay(state)
         case Stage.PREPARING | Stage.STANDBY | Stage.TAKING | Stage.YIELDED:
-            return state, (Try(),)
+            return state, (TryLocks(),)
         case _:
             return state, ()

@@ -115,7 +115,7 @@ class Leading(Protocol):
     async def passed(self, call: str, dialect: Dialect, resource: str, request: bytes) -> bytes | None:
         """Return the leader's response to a call; None if this gateway leads and must answer."""
 
-    def one_more(self) -> AbstractContextManager[None]:
+    def count_call(self) -> AbstractContextManager[None]:
         """Count a call while it is being answered."""
 
 
@@ -287,7 +287,7 @@ class DevicePlugin:
                 request = await self._requests.read(context)
                 wire = await self._lead.passed(call, dialect, self.name, request)
                 if wire is None:
-                    with self._lead.one_more():
+                    with self._lead.count_call():
                         wire = await answer(dialect, request, context)
                 status = rpc.Code.OK
             except RefusedError as refused:

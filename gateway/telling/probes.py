@@ -61,5 +61,5 @@ def _leader(gateway: Subject) -> readiness.LeaderSeen | None:
     one = gateway.lead.led_by
     if one is None:
         return None
-    to_take_over = not one.is_newer_than(gateway.instance.age) and not gateway.lead.could
+    to_take_over = not one.is_newer_than(gateway.instance.age) and not gateway.lead.could_lead
     return readiness.LeaderSeen(leader_name(one), to_take_over=to_take_over)

@@ -77,11 +77,11 @@ def done(world: World, number: int, action: machine.Action) -> World:
     one = world.gateways[number]
     assert one is not None
     match action:
-        case machine.Try():
+        case machine.TryLocks():
             return tried(world, number, one)
         case machine.Ask() | machine.Withdraw() if one.state.leader is not None:
             return sent(world, number, int(one.state.leader.token, 16), action)
-        case machine.Take():
+        case machine.PrepareLists():
             return put(world, number, replace(one, takes=True))
         case machine.Invite():
             for other in range(len(world.gateways)):
@@ -95,7 +95,7 @@ def done(world: World, number: int, action: machine.Action) -> World:
             )
         case machine.Free():
             return replace(world, lock=-1 if world.lock == number else world.lock)
-        case machine.Rest(by):
+        case machine.StopServing(by):
             for other in range(len(world.gateways)):
                 if by is None or other != int(by.token, 16):
                     world = sent(world, number, other, machine.Gone(born(number).token))
@@ -138,7 +138,7 @@ def moves(world: World) -> Iterator[tuple[bool, World]]:
         match message:
             case machine.Ask():
                 for now in (SOON, LATER):
-                    yield False, fed(left, target, machine.RoomWanted(born(source), now))
+                    yield False, fed(left, target, machine.LeadWanted(born(source), now))
             case machine.Withdraw():
                 yield False, fed(left, target, machine.Gone(born(source).token))
             case _:

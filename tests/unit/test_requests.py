@@ -77,7 +77,7 @@ class _Leads:
     async def passed(self, *_: object) -> bytes | None:
         return None
 
-    def one_more(self) -> AbstractContextManager[None]:
+    def count_call(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
