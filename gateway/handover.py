@@ -474,7 +474,7 @@ class Handover:
         lists = self._lists
         try:
             news = await self._let_parts_decide() or lists.only_remembered or lists.unremembered()
-            ready = not news and lists.based_on == self._holdings.ledger.beside_lists()
+            ready = not news and lists.based_on == self._holdings.ledger.list_inputs()
             await (lists.announce() if ready else lists.update())
         except Exception:  # noqa: BLE001 - no other gateway serves, and the last lists are better than none
             _log.exception("the lists could not be brought up to date: serving the last ones", retry_s=UPDATE_AGAIN)

@@ -116,7 +116,7 @@ class Lists:
         self.inventory, known_holds = inventory, self._held_ids()
         clock = merging.Clock(began := time.monotonic(), time.time(), self._started)
         self.unseen.look(inventory)
-        self.based_on = self._ledger.beside_lists()
+        self.based_on = self._ledger.list_inputs()
         # The leader may have withdrawn what this gateway listed while it stood by.
         served = (name for name, one in self._resources.items() if one.entries)
         known = tuple(dict.fromkeys((*self._ledger.resources(), *served)))

@@ -44,7 +44,7 @@ from gateway.memory.rows import (
     illness_row,
     row_of,
 )
-from gateway.memory.tables import Tables, beside_lists, laid_over
+from gateway.memory.tables import Tables, list_inputs, merged
 from gateway.memory.witness import Witness, generation_of
 from gateway.sides.side import Side
 
@@ -118,7 +118,7 @@ class Ledger:
         if found is None:
             return
         content = found.content
-        self._tables.replace(laid_over(content, self._tables.content) if found.complaint else content)
+        self._tables.replace(merged(content, self._tables.content) if found.complaint else content)
         self.served_in_boot = self.served_in_boot or self.kubelet.partition(" ")[0]
         self._base, self._saved = None if found.complaint else found.identity, self._tables.revision
         if found.complaint:
@@ -134,7 +134,7 @@ class Ledger:
             tables.content["generation"] = generation
         tables.touched.clear()
         claims = dict(tables.content.get("claims", {}))
-        return LedgerSnapshot(file.encode(tables.spelled()), tables.revision, generation, claims)
+        return LedgerSnapshot(file.encode(tables.encoded()), tables.revision, generation, claims)
 
     def save(self, snapshot: LedgerSnapshot, guard: Guard = unguarded) -> file.Identity:
         """Replace the file, durably. Blocks: about 0.4 ms on a good disk.
@@ -185,9 +185,9 @@ class Ledger:
         """Return all devices that were announced for a resource, by ID, with their last state."""
         return self._tables.read(resource, "announced", device_of)
 
-    def beside_lists(self) -> bytes:
-        """Return, encoded, everything that the merge of a list depends on except the announced devices."""
-        return beside_lists(self._tables.content)
+    def list_inputs(self) -> bytes:
+        """Return all stored state that a device list depends on, except the announced devices."""
+        return list_inputs(self._tables.content)
 
     def resources(self) -> tuple[str, ...]:
         """Return the resource names with announced devices."""
@@ -237,7 +237,7 @@ class Ledger:
     @property
     def cordons(self) -> Mapping[str, Cordon]:
         """The cordons by device ID. A cordon is in force for each resource with the device."""
-        return self._tables.whole(dict[str, Cordon], "cordons")
+        return self._tables.decoded(dict[str, Cordon], "cordons")
 
     def cordon(self, device_id: str, cordon: Cordon) -> None:
         """Note a cordon. It replaces an earlier one."""
@@ -250,7 +250,7 @@ class Ledger:
     @property
     def claims(self) -> Mapping[str, Claimed]:
         """The prepared ResourceClaims, by ``dra.claims.key``."""
-        return self._tables.whole(dict[str, Claimed], "claims")
+        return self._tables.decoded(dict[str, Claimed], "claims")
 
     def set_claim(self, uid: str, row: Claimed | None) -> None:
         """Note what is prepared for a claim (None: nothing). It must be durable before the kubelet gets the response."""
@@ -259,7 +259,7 @@ class Ledger:
     @property
     def time_slices(self) -> Mapping[str, str]:
         """The time-slice intervals that are set or will be set, until they are put back, by the UUID of the GPU."""
-        return self._tables.whole(dict[str, str], "time_slices")
+        return self._tables.decoded(dict[str, str], "time_slices")
 
     def set_time_slice(self, uuid: str, interval: str | None) -> None:
         """Note the time-slice interval of a GPU (None: the default). It must be durable before the interval is set."""
@@ -268,7 +268,7 @@ class Ledger:
     @property
     def sides(self) -> Mapping[str, Side]:
         """The sides of boards, by name. The row of '' is that of all boards without one."""
-        return self._tables.whole(dict[str, Side], "sides")
+        return self._tables.decoded(dict[str, Side], "sides")
 
     def set_side(self, board: str, side: Side | None) -> None:
         """Note the side of a board (None: as boards without a row). It must be durable before it is in force."""
@@ -303,7 +303,7 @@ class Ledger:
 
     def handed_out(self, resource: str) -> Mapping[str, HandedOut]:
         """Return what Allocate gave, by device ID. It is no proof: a crash may lose rows, and no call reports that a device is free."""
-        return self._tables.whole(dict[str, HandedOut], "resources", resource, "handed_out")
+        return self._tables.decoded(dict[str, HandedOut], "resources", resource, "handed_out")
 
     def hand_out(self, resource: str, device_ids: Iterable[str], dialect: str, at: float) -> None:
         """Note an Allocate that was answered, at ``at`` (Unix seconds)."""
@@ -340,7 +340,7 @@ class Ledger:
 
     def earlier(self, resource: str) -> Rows:
         """Return the holders from before the kubelet's start in this boot, by device ID."""
-        rows = self._tables.whole(dict[str, EarlierHolders], "resources", resource, "earlier")
+        rows = self._tables.decoded(dict[str, EarlierHolders], "resources", resource, "earlier")
         return {device_id: tuple(row.holders) for device_id, row in rows.items() if row.boot_id == self.boot_id}
 
     def set_earlier(self, resource: str, rows: Rows) -> bool:

@@ -1,4 +1,4 @@
-"""The content of the state file in memory: tables of rows by resource and device. Pure."""
+"""The content of the state file in memory: tables of rows by resource and device. Does no I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from gateway.memory.rows import Content
 
 Changes: TypeAlias = dict[tuple[str, ...], Any]
-"""By place in the file: the new fields of a row, a value, or None to remove the row."""
+"""New values by path in the file: fields of a row, another value, or None to remove the row."""
 _V = TypeVar("_V")
 
 
@@ -24,41 +24,41 @@ class Tables:
         self.revision = 0
         """A number that grows with each change."""
         self._values: dict[tuple[str, ...], Any] = {}
-        """Decoded tables, by place. They are needed for each event of a device, and may have thousands of rows."""
-        self._spelled: dict[tuple[str, ...], msgspec.Raw] = {}
-        """Encoded tables, by place. Most writes change a row of one table, and to encode the others takes 1.5 to 3 ms."""
+        """Cache of decoded tables, by path: each device event needs them, and they may have thousands of rows."""
+        self._encoded: dict[tuple[str, ...], msgspec.Raw] = {}
+        """Cache of encoded tables, by path: most writes change only one table, and to encode all takes 1.5 to 3 ms."""
 
     def replace(self, content: Content) -> None:
-        """Use another content, such as that of the file."""
+        """Replace the content, for instance with the file's."""
         self.content = content
         self._values.clear()
-        self._spelled.clear()
+        self._encoded.clear()
 
-    def spelled(self) -> Content:
+    def encoded(self) -> Content:
         """Return the content with each resource's tables encoded as JSON."""
         resources = self.content.get("resources", {})
         if not resources:
             return self.content
-        return self.content | {"resources": {name: self._spell(name, tables) for name, tables in resources.items()}}
+        return self.content | {"resources": {name: self._encode(name, tables) for name, tables in resources.items()}}
 
-    def _spell(self, resource: str, tables: Content) -> dict[str, msgspec.Raw]:
+    def _encode(self, resource: str, tables: Content) -> dict[str, msgspec.Raw]:
         for table in tables:
             place = ("resources", resource, table)
-            if place not in self._spelled:
-                self._spelled[place] = msgspec.Raw(msgspec.json.encode(tables[table]))
-        return {table: self._spelled["resources", resource, table] for table in tables}
+            if place not in self._encoded:
+                self._encoded[place] = msgspec.Raw(msgspec.json.encode(tables[table]))
+        return {table: self._encoded["resources", resource, table] for table in tables}
 
     def rows(self, resource: str, table: str, among: Iterable[str] | None = None) -> dict[str, Content]:
-        """Return the rows of a table as they are in the file; if ``among`` is given, only those of these devices."""
+        """Return the undecoded rows of a table; if ``among`` is given, only the rows of these devices."""
         rows: dict[str, Content] = self.content.get("resources", {}).get(resource, {}).get(table, {})
         return rows if among is None else {one: rows[one] for one in among if one in rows}
 
-    def whole(self, kind: type[_V], *place: str) -> _V:
-        """Return the table at a place in the content, such as ``claims``, as a value of ``kind``. It must not be changed."""
+    def decoded(self, kind: type[_V], *place: str) -> _V:
+        """Return the table at a path, such as ``claims``, decoded as ``kind``. Don't change it."""
         return self._value(place, lambda rows: msgspec.convert(rows, kind))
 
     def read(self, resource: str, table: str, value: Callable[[str, Content], _V]) -> Mapping[str, _V]:
-        """Return a resource's table as values, by device ID. It must not be changed."""
+        """Return a resource's table, decoded, by device ID. Don't change it."""
         place = ("resources", resource, table)
         return self._value(place, lambda rows: {device_id: value(device_id, row) for device_id, row in rows.items()})
 
@@ -78,7 +78,7 @@ class Tables:
         value: Callable[[str, Content], _V],
         row: Callable[[_V], Content],
     ) -> bool:
-        """Put values into a table. Return True if one is new. Values that are there already cost almost nothing."""
+        """Put decoded values into a table. Return True if that changes any. Unchanged values cost almost nothing."""
         known = self.read(resource, table, value)
         news = {at: one for at, one in values.items() if known.get(at) is not one and known.get(at) != one}
         if not news:
@@ -88,7 +88,7 @@ class Tables:
         return changed
 
     def put(self, resource: str, table: str, rows: Mapping[str, Content]) -> bool:
-        """Put rows into a table; fields that they lack stay. Return True if one is new."""
+        """Merge rows into a table; other fields of a row stay. Return True if that changes any."""
         known = self.rows(resource, table)
         return self.change(
             {
@@ -99,7 +99,7 @@ class Tables:
         )
 
     def put_value(self, field: str, value: str) -> bool:
-        """Set a text field of the file. Return True if it is new."""
+        """Set a text field of the file. Return True if that changes it."""
         return self.content.get(field, "") != value and self.change({(field,): value})
 
     def set(self, resource: str, table: str, rows: Mapping[str, Content]) -> bool:
@@ -113,18 +113,18 @@ class Tables:
         return self.change({("resources", resource, table, device_id): None for device_id in gone})
 
     def change(self, changes: Changes) -> bool:
-        """Make changes. Return True if there are any."""
+        """Apply changes. Return False if there are none."""
         self.touched |= {at[0] for at in changes}
         self.revision += len(changes)
         apply(self.content, changes)
         for place in {at[:-1] for at in changes}:
             self._values.pop(place, None)
-            self._spelled.pop(place, None)
+            self._encoded.pop(place, None)
         return bool(changes)
 
 
 def apply(content: Content, changes: Changes) -> Content:
-    """Make changes in ``content``. Fields that they don't name stay; objects that become empty are removed."""
+    """Apply changes to ``content``. Unnamed fields stay; objects that become empty are removed."""
     by_table: dict[tuple[str, ...], Content] = {}
     for at, row in changes.items():
         by_table.setdefault(at[:-1], {})[at[-1]] = row
@@ -146,8 +146,8 @@ def apply(content: Content, changes: Changes) -> Content:
     return content
 
 
-def beside_lists(content: Content) -> bytes:
-    """Encode everything that the merge of a list depends on, except the announced devices."""
+def list_inputs(content: Content) -> bytes:
+    """Encode all stored state that device lists depend on, except the announced devices."""
     rest = [content.get(name) or {} for name in ("cordons", "claims", "sides")]
     resources = content.get("resources", {}).items()
     kept = {
@@ -156,10 +156,10 @@ def beside_lists(content: Content) -> bytes:
     return msgspec.json.encode((rest, {name: tables for name, tables in kept.items() if tables}), order="sorted")
 
 
-def laid_over(under: Content, over: Content) -> Content:
-    """Merge what is in memory over the sound part of a damaged file."""
-    merged = under | over
+def merged(under: Content, over: Content) -> Content:
+    """Merge the readable part of a damaged file (``under``) with the memory's content (``over``), which wins."""
+    both = under | over
     for key in under.keys() & over.keys():
         if isinstance(under[key], dict) and isinstance(over[key], dict):
-            merged[key] = laid_over(under[key], over[key])
-    return merged
+            both[key] = merged(under[key], over[key])
+    return both
