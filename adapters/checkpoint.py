@@ -1,14 +1,14 @@
 """Read ``kubelet_internal_checkpoint``, the kubelet's record of its pods' devices, in every format from 1.8 to today.
 
-It is read only for the containers that hold devices, and for the registered resources. The checksum isn't verified: it is a
-hash over a dump with the kubelet's Go types, and a file that the kubelet rejects is still useful here. Types and sizes are
-checked, because the file comes from outside. Fields that aren't needed (the plugins' answers) aren't decoded.
+The gateway needs only the devices of each container, and the registered resources. The checksum isn't verified: it is a hash
+over a dump with the kubelet's Go types, and a file that the kubelet rejects is still useful here. Types and sizes are checked,
+because the file comes from outside. Fields that aren't needed (the plugins' answers) aren't decoded.
 
-The formats, by kubelet (read in 1.8 to 1.37, and seen on real ones):
+The formats, by kubelet version (from the source of 1.8 to 1.37, checked on real kubelets):
 
 - 1.8: ``Entries``, one for each device
-- 1.9, 1.10: ``PodDeviceEntries`` and ``RegisteredDevices``, bare
-- 1.11 to 1.19: the same as ``Data``, next to a ``Checksum``
+- 1.9, 1.10: ``PodDeviceEntries`` and ``RegisteredDevices`` at the top level
+- 1.11 to 1.19: the same two inside ``Data``, next to a ``Checksum``
 - 1.20 and later: ``DeviceIDs`` is a map from NUMA node to list
 """
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_BYTES = 16 * 1024 * 1024
-"""Most bytes of the file. 10,000 devices with the answers of 500 containers are about 4 MiB."""
+"""Maximum size of the file in bytes. 10,000 devices with the answers of 500 containers are about 4 MiB."""
 _MAX_STRINGS = 500_000
-"""Most strings in the file: a short string takes 50 bytes more in memory. 10,000 devices on eight NUMA nodes each have 200,000."""
+"""Maximum of strings in the file, because each takes 50 more bytes in memory. 10,000 devices, each on 8 NUMA nodes, need 200,000."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=253)]
-"""The name of a pod or container. The limit is Kubernetes' own, in characters; each device repeats the name."""
+"""The name of a pod or container. Kubernetes allows 253 characters."""
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -68,13 +68,13 @@ class _Entry(msgspec.Struct):
 
 
 class _Data(msgspec.Struct):
-    """The whole file in 1.9 and 1.10; later the part ``Data`` of ``_Whole``."""
+    """The whole file in 1.9 and 1.10; its field ``Data`` in later versions."""
 
     entries: list[_Entry] | msgspec.UnsetType | None = msgspec.field(name="PodDeviceEntries", default=msgspec.UNSET)
     registered: dict[str, list[str] | None] | None = msgspec.field(name="RegisteredDevices", default=None)
 
 
-class _Whole(_Data):
+class _File(_Data):
     """A checkpoint of any format: its keys show the format."""
 
     devices: list[_Device] | msgspec.UnsetType | None = msgspec.field(name="Entries", default=msgspec.UNSET)
@@ -85,7 +85,7 @@ def read(content: bytes) -> Checkpoint:
     """Decode a checkpoint of any format; unknown fields are ignored.
 
     Raises:
-        MalformedError: it isn't a checkpoint (a kubelet 1.9 may be writing it), or it is too large.
+        MalformedError: the file isn't a checkpoint, or is too large. Kubelet 1.9 may still be writing it.
     """
     if len(content) > MAX_BYTES or content.count(b'"') > 2 * _MAX_STRINGS:
         raise MalformedError(
@@ -93,11 +93,11 @@ def read(content: bytes) -> Checkpoint:
             f"{_MAX_STRINGS} strings. Is this file the kubelet's?"
         )
     try:
-        whole = msgspec.json.decode(content, type=_Whole)
+        whole = msgspec.json.decode(content, type=_File)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise MalformedError(f"not a kubelet's checkpoint: {error}") from error
     if whole.devices is not msgspec.UNSET:
-        return Checkpoint(_gathered(whole.devices or []))
+        return Checkpoint(_by_container(whole.devices or []))
     data = whole if whole.data is msgspec.UNSET else whole.data
     if data.entries is msgspec.UNSET:
         raise MalformedError("not a kubelet's checkpoint: it has none of Entries, PodDeviceEntries, Data")
@@ -108,7 +108,7 @@ def read(content: bytes) -> Checkpoint:
     return Checkpoint(held, {resource: frozenset(ids or ()) for resource, ids in (data.registered or {}).items()})
 
 
-def _gathered(devices: list[_Device]) -> tuple[Held, ...]:
+def _by_container(devices: list[_Device]) -> tuple[Held, ...]:
     held: dict[tuple[str, str, str], set[str]] = {}
     for device in devices:
         held.setdefault((device.pod_uid, device.container, device.resource), set()).add(device.device_id)

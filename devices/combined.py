@@ -17,7 +17,7 @@ from devices.boards import Place
 from devices.model import ContainerAnswer, ContainerRequest, PreferredRequest, Sayable
 from devices.policy import Policy
 from devices.source import (
-    NOT_TOLD,
+    NOT_REPORTED,
     RETRY_S,
     Behind,
     DeviceSource,
@@ -30,8 +30,8 @@ from devices.source import (
     Partial,
     Reading,
     Unusable,
-    hear,
-    unclaimed,
+    follow,
+    not_offered,
 )
 
 RETRY_MAX_S: Final = 60.0
@@ -134,7 +134,7 @@ class Combined:
             if source in self._troubles:
                 found.append(Hindrance(source.name, self._troubles[source], held_up=source in self._given_up))
             elif source not in self._said and not own:
-                found.append(Hindrance(source.name, NOT_TOLD))
+                found.append(Hindrance(source.name, NOT_REPORTED))
             found += own
         return (*found, *(Hindrance(name, self._shadowed(name, resource)) for resource, name in sorted(self._rivals)))
 
@@ -200,7 +200,7 @@ class Combined:
         while True:
             wait = RETRY_S
             try:
-                self._troubles[source] = await hear(source, take)
+                self._troubles[source] = await follow(source, take)
             except GiveUpError as error:
                 wait, pause = pause, min(2 * pause, RETRY_MAX_S)
                 self._given_up[source] = error
@@ -265,7 +265,7 @@ class Combined:
         having = (one for one in self._sources if device_ids and None not in map(one.place, device_ids))
         owner = self._owner(resource) or next(having, None)
         if owner is None:
-            raise unclaimed(resource)
+            raise not_offered(resource)
         return owner
 
     def _having(self, device_ids: Collection[str]) -> Sequence[DeviceSource]:

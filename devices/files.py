@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 _POLL_S: Final = 5.0
 """Seconds between two polls in addition to inotify."""
-_POLL_ALONE_S: Final = 1.0
+_FAST_POLL_S: Final = 1.0
 """Seconds between two polls without inotify."""
 # Without CREATE: a file that was just created is still empty, and CLOSE_WRITE follows.
 _MASK: Final[int] = (
     inotify.CLOSE_WRITE | inotify.MOVED_TO | inotify.DELETE | inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.ONLYDIR
 )
 _DRAFT: Final = re.compile(r"\..+\.[0-9a-f]{8}\.new", re.ASCII)
-_IN_THE_MAKING_NS: Final = 60_000_000_000
+_YOUNG_DRAFT_NS: Final = 60_000_000_000
 """Nanoseconds for which a draft may be in use by another process."""
 _FOLDER_GONE: Final[int] = inotify.MOVE_SELF | inotify.IGNORED
 
@@ -41,11 +41,11 @@ _log = structlog.get_logger()
 
 
 class NotPlainError(ValueError):
-    """The name is that of a folder, a FIFO or the like."""
+    """The path is a folder, a FIFO or another special file."""
 
 
-def read_plain(path: Path, most: int, *, follow: bool = True) -> bytes:
-    """Read a plain file, at most ``most`` + 1 bytes: a result of ``most`` + 1 shows that it is larger. A FIFO can't block it.
+def read_plain(path: Path, limit: int, *, follow: bool = True) -> bytes:
+    """Read a plain file; never block on a FIFO. If the file has more than ``limit`` bytes, return ``limit`` + 1 bytes.
 
     Raises:
         OSError: it can't be read now, or it is a link and ``follow`` is False.
@@ -55,7 +55,7 @@ def read_plain(path: Path, most: int, *, follow: bool = True) -> bytes:
     with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise NotPlainError(f"{path} is not a plain file")
-        return file.read(most + 1)
+        return file.read(limit + 1)
 
 
 def replace(
@@ -69,7 +69,7 @@ def replace(
     Args:
         path: the file.
         data: its content.
-        mode: its permissions, whatever this process's umask.
+        mode: its permissions. The umask is ignored.
         durable: flush the file and its folder to the disk before returning.
         check: called right before the replacement; if it raises, the old file stays.
 
@@ -89,8 +89,8 @@ def replace(
         if durable:
             os.fsync(descriptor)
         check()
-        os.replace(draft, path)  # noqa: PTH105 - beside the other calls of one write
-        written = os.fstat(descriptor)  # A rename changes the ctime, so only now.
+        os.replace(draft, path)  # noqa: PTH105 - like the other os calls here
+        written = os.fstat(descriptor)  # Not earlier: a rename changes the ctime.
     except OSError:
         with contextlib.suppress(OSError):
             draft.unlink()
@@ -107,17 +107,17 @@ def replace(
 
 
 def sweep(folder: Path, name: str = "*") -> None:
-    """Remove the drafts of a file that crashes left. Keep young drafts, because another process may be writing them."""
+    """Remove drafts that a crash left behind. Keep young drafts, because another process may be writing them."""
     with contextlib.suppress(OSError):
         for draft in folder.glob(f".{name}.????????.new"):
             info = draft.lstat()
             ours = _DRAFT.fullmatch(draft.name) and stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid()
-            if ours and time.time_ns() - info.st_mtime_ns > _IN_THE_MAKING_NS:
+            if ours and time.time_ns() - info.st_mtime_ns > _YOUNG_DRAFT_NS:
                 draft.unlink()
 
 
 class FileWatch:
-    """A watch on one file: a context manager of the running event loop.
+    """A watch on one file, as a context manager in the running event loop.
 
     Enter it before the first read, so that no change is missed.
     """
@@ -126,7 +126,7 @@ class FileWatch:
         self._path = path
         self._inotify: Any = None
         self._changed = asyncio.Event()
-        self._told_polling = False
+        self._polling_logged = False
 
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -142,7 +142,7 @@ class FileWatch:
         waiting = [asyncio.ensure_future(event.wait()) for event in (self._changed, order)]
         try:
             while True:
-                poll = _POLL_ALONE_S if self._inotify is None else _POLL_S
+                poll = _FAST_POLL_S if self._inotify is None else _POLL_S
                 done, _ = await asyncio.wait(waiting, timeout=poll, return_when=asyncio.FIRST_COMPLETED)
                 if not done and self._inotify is None:
                     self._attach()
@@ -156,7 +156,7 @@ class FileWatch:
 
     def look_again(self) -> None:
         """Make ``changed_or`` return within a second, because the content could not be read."""
-        self._loop.call_later(_POLL_ALONE_S, self._changed.set)
+        self._loop.call_later(_FAST_POLL_S, self._changed.set)
 
     def _attach(self) -> None:
         try:
@@ -167,9 +167,9 @@ class FileWatch:
                 watch.close()
                 raise
         except OSError as error:  # No inotify instance or watch is left for this user, or the folder doesn't exist.
-            if not self._told_polling:
-                self._told_polling = True
-                _log.warning("file watched by polling", path=str(self._path), seconds=_POLL_ALONE_S, reason=str(error))
+            if not self._polling_logged:
+                self._polling_logged = True
+                _log.warning("file watched by polling", path=str(self._path), seconds=_FAST_POLL_S, reason=str(error))
             return
         self._loop.add_reader(watch.fileno(), self._read)
         self._inotify = watch

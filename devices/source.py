@@ -1,7 +1,7 @@
 """The interface of device sources: every kind of hardware, real or simulated, implements it.
 
 NVIDIA's NVML, AMD's sysfs, a simulated node and other vendors' plugins behind the bridge all fit it. A source yields whole
-inventories, as ListAndWatch does, and answers the kubelet's calls. It knows no dialect and no kubelet.
+inventories, as ListAndWatch does, and answers the kubelet's calls. It knows nothing of kubelets and their API versions.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from devices.policy import Policy
 
 RETRY_S: Final = 5.0
 """Seconds until a source that failed is started again."""
-_CHOSEN_AT_ONCE: Final = 1000
-"""Most devices among which the event loop itself chooses."""
+_MAX_CHOICE_IN_LOOP: Final = 1000
+"""With more available devices, a thread chooses, so that the event loop isn't blocked."""
 _log = structlog.get_logger()
 
 
@@ -44,12 +44,12 @@ class Listing(Struct, frozen=True, dict=True):
     devices: tuple[Device, ...]
     options: Options = Options()
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
-    """What is wrong, by device ID. Its kind decides if the device is unhealthy; without a trouble, ``Device.health`` does."""
+    """What is wrong, by device ID. The trouble's kind decides if the device is unhealthy. Without one, ``Device.health`` decides."""
     recovered: frozenset[str] = frozenset()
-    """IDs that were reset since their last trouble: remembered troubles of them end."""
+    """IDs of devices that were reset since their last trouble. Their remembered troubles end."""
     released: frozenset[str] = frozenset()
-    """IDs that the backend has closed, because an operator or a reset needs them unused. No new container gets one, and their
-    last known state stays. They may be missing in ``devices``."""
+    """IDs of devices that an operator released, for instance for a reset. New containers don't get them, and their last known
+    state stays. They may be missing in ``devices``."""
 
     @cached_property
     def by_id(self) -> Mapping[str, Device]:
@@ -58,21 +58,21 @@ class Listing(Struct, frozen=True, dict=True):
 
 
 Inventory = Mapping[str, Listing]
-"""All devices of the node, by resource name. Unless it is a ``Partial``, other devices don't exist."""
+"""All devices of the node, by resource name. It is complete, except if it is a ``Partial``."""
 
 
 class Partial(dict[str, Listing]):
     """The inventory of several sources, some of which haven't reported their devices yet.
 
-    ``awaits`` returns True if one of these may still list a resource that isn't in it.
+    ``awaits`` returns True if a source that hasn't reported yet may list this resource.
     """
 
-    def __init__(self, told: Mapping[str, Listing], awaits: Callable[[str], bool]) -> None:
-        super().__init__(told)
+    def __init__(self, listings: Mapping[str, Listing], awaits: Callable[[str], bool]) -> None:
+        super().__init__(listings)
         self.awaits = awaits
 
 
-_GONE: Final = Listing(())
+_EMPTY: Final = Listing(())
 
 
 def listed(inventory: Inventory, resource: str) -> Listing | None:
@@ -80,10 +80,10 @@ def listed(inventory: Inventory, resource: str) -> Listing | None:
     listing = inventory.get(resource)
     if listing is not None:
         return listing
-    return None if isinstance(inventory, Partial) and inventory.awaits(resource) else _GONE
+    return None if isinstance(inventory, Partial) and inventory.awaits(resource) else _EMPTY
 
 
-NOT_TOLD: Final = "it has not reported its devices yet"
+NOT_REPORTED: Final = "it has not reported its devices yet"
 
 
 class Hindrance(Struct, frozen=True):
@@ -103,7 +103,7 @@ class Unusable(Struct, frozen=True):
     """A GPU that the driver or the kernel reports but no resource lists, with the reason.
 
     ``index`` is its index on the node, ``pci`` its address, ``id`` its UUID; each is '' if unknown. ``excluded``: a setting
-    leaves it out, so nothing is wrong with it. ``patterns`` are those of ``--exclude-devices`` that name it. ``cause`` is a
+    leaves it out, so nothing is wrong with it. ``patterns`` are the patterns of ``--exclude-devices`` that match it. ``cause`` is a
     ``devices.model.LibraryFault`` if the driver's library can't read the GPU, else empty.
     """
 
@@ -123,22 +123,22 @@ class Unusable(Struct, frozen=True):
         return f"GPU {first}" + (f" ({', '.join(others)})" if others else "")
 
 
-def unclaimed(resource: str) -> RefusedError:
-    """Return the refusal of a call for a resource that no source claims."""
+def not_offered(resource: str) -> RefusedError:
+    """Return the error of a call for a resource that no source offers."""
     return RefusedError(
         Fault.NOT_FOUND,
         f"no source of devices on this node offers {resource} under the present configuration. "
-        "Start the pod again with a name that the node offers, or put back what the "
-        "configuration had for it",
+        "Create the pod again with a resource that the node offers, or restore the "
+        "configuration that offered this one",
     )
 
 
 def not_carried(resource: str, fields: Iterable[Field]) -> RefusedError:
-    """Return the refusal for fields that may not reach this kubelet."""
+    """Return the error if this kubelet may ignore fields of a response."""
     return RefusedError(
         Fault.FAILED_PRECONDITION,
         f"a container gets {resource} by {', '.join(sorted(field.value for field in fields))}, which may not reach this kubelet, "
-        "so the container would start without its device. Use a kubelet or an API version that has them",
+        "so the container would start without its device. Use a kubelet or an API version that supports these fields",
     )
 
 
@@ -146,7 +146,7 @@ def check_choice(request: PreferredRequest) -> None:
     """Check that a request for a choice of devices can be met.
 
     Raises:
-        RefusedError: INVALID_ARGUMENT, it can't.
+        RefusedError: the request is invalid (INVALID_ARGUMENT).
     """
     available, must = frozenset(request.available), frozenset(request.must_include)
     strangers = must - available
@@ -167,8 +167,8 @@ def check_choice(request: PreferredRequest) -> None:
 
 
 async def chosen(request: PreferredRequest, choose: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the result of ``choose``. Among many devices it takes longer than a few milliseconds, so a thread runs it."""
-    return choose() if len(request.available) <= _CHOSEN_AT_ONCE else await asyncio.to_thread(choose)
+    """Return the result of ``choose``. If there are many devices, run it in a thread."""
+    return choose() if len(request.available) <= _MAX_CHOICE_IN_LOOP else await asyncio.to_thread(choose)
 
 
 class Fate(Enum):
@@ -185,10 +185,10 @@ class Fate(Enum):
 
 
 class Facts(Struct, frozen=True):
-    """Facts of a device for people; '' and empty if unknown or none.
+    """Facts of a device, for display. Unknown ones are empty.
 
-    ``index`` is the vendor's index on the node, ``parent`` the ID of the device that it is part of, ``profile`` the kind of
-    part. ``links`` are its connections to other devices, by index (``{"1": "nvlink x4"}``). ``minor`` is the number of its
+    ``index`` is the vendor's index on the node, ``parent`` the ID of the device that it is part of, ``profile`` a
+    partition's profile. ``links`` are its connections to other devices, by index (``{"1": "nvlink x4"}``). ``minor`` is the number of its
     GPU's device node, ``driver`` the driver's version, ``memory`` in bytes (0: unknown), ``traits`` and ``capacities`` other
     properties. ``slot`` is a partition's place in the hardware (MIG: profile number and first memory slice, ``19-4``).
     """
@@ -230,12 +230,12 @@ class Reading(Struct, frozen=True):
 
 
 class Behind(Struct, frozen=True, rename={"folder": "door"}):
-    """The plugin behind the bridge that offers a resource.
+    """The other vendor's plugin that offers a resource through the bridge.
 
     ``resource`` is the plugin's own name for the resource, ``folder`` the folder in which it registered, ``endpoint`` its
-    socket there, ``api`` its dialect. ``state`` is ``live``, or, while the plugin is away, ``shielded``, ``unhealthy`` or
-    ``withdrawn``; ``state_s`` is how long, in seconds. ``registrations`` and ``absences`` are counts; ``repeated`` counts
-    earlier answers that were given again while the plugin was away.
+    socket there, ``api`` its API version. ``state`` is ``live``; while the plugin is away it is ``shielded``, ``unhealthy``
+    or ``withdrawn``. ``state_s`` is the seconds in this state. ``registrations`` and ``absences`` are counts; ``repeated`` counts
+    remembered responses that were given while the plugin was away.
     """
 
     resource: str
@@ -290,7 +290,7 @@ class DeviceSource(Protocol):
         """
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
-        """Choose ``request.size`` of the available devices, those that must be included among them."""
+        """Choose ``request.size`` of the available devices, including all of ``must_include``."""
 
     async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:  # noqa: ARG002 - for those that need it
         """Prepare devices right before a container starts (PreStartContainer; the kubelet waits 30 s).
@@ -304,12 +304,12 @@ class DeviceSource(Protocol):
         """Return why a device of ``resource`` isn't in the last inventory. Must not block, and never raises."""
 
     def claims(self, resource: str) -> bool:
-        """Return True if it lists the resource, or may list it later by the name and the settings.
+        """Return True if this source lists the resource, or may list it later.
 
         Must not block, and never raises.
         """
 
-    def source_of(self, resource: str) -> str:  # noqa: ARG002 - for one that has several beneath it
+    def source_of(self, resource: str) -> str:  # noqa: ARG002 - for combined sources
         """Return the name of the source that has a resource's devices. Must not block, and never raises."""
         return self.name
 
@@ -329,7 +329,7 @@ class DeviceSource(Protocol):
         return lambda _: Facts()
 
     def behind(self, resource: str) -> Behind | None:  # noqa: ARG002 - as above
-        """Return the other plugin that offers a resource; None: it is this source's own. Must not block, and never raises."""
+        """Return the vendor's plugin that offers a resource; None if this source offers it itself. Must not block, and never raises."""
         return None
 
     def place(self, device_id: str) -> Place | None:  # noqa: ARG002 - as above
@@ -350,15 +350,15 @@ class DeviceSource(Protocol):
         """Use new settings: ``watch`` yields the result. Must not block, and never raises."""
 
     async def lead(self) -> None:
-        """Note that this gateway leads from now on. Inventories after the return are whole."""
+        """Note that this gateway leads from now on. Inventories after the return are complete."""
         return
 
     async def rest(self) -> None:
-        """Note that this gateway no longer leads. After the return, another gateway may use what this one had open."""
+        """Note that this gateway no longer leads. After the return, another gateway may open the hardware."""
         return
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - as above
-        """Release the hardware of these devices (none means all), so that it can be reset or partitioned.
+        """Close the hardware of these devices (all if none is given), so that it can be reset or partitioned.
 
         They stay listed, and are ``released`` until ``acquire``. Returns the IDs of all devices on the same hardware, so
         possibly more.
@@ -366,11 +366,11 @@ class DeviceSource(Protocol):
         return ()
 
     async def acquire(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - as above
-        """Use the hardware of these devices again (none means all); return the IDs of all devices on it."""
+        """Open the hardware of these devices again (all if none is given); return the IDs of all devices on it."""
         return ()
 
 
-async def hear(source: DeviceSource, take: Callable[[Inventory], Awaitable[None]]) -> str:
+async def follow(source: DeviceSource, take: Callable[[Inventory], Awaitable[None]]) -> str:
     """Run a source until it ends or fails; return what happened, for people. The caller starts it again.
 
     Raises:
@@ -385,5 +385,5 @@ async def hear(source: DeviceSource, take: Callable[[Inventory], Awaitable[None]
     except Exception as error:  # noqa: BLE001 - a source's defect must not remove devices
         _log.exception("a device source failed: its last inventory stays", source=source.name, retry_s=RETRY_S)
         return f"it failed ({error!r}): its last inventory stays in force"
-    _log.error("a device source ended, which it must not: it is started again", source=source.name, retry_s=RETRY_S)
-    return "it ended, which it must not: it is started again"
+    _log.error("a device source ended unexpectedly: starting it again", source=source.name, retry_s=RETRY_S)
+    return "it ended unexpectedly: starting it again"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from devices.source import NOT_TOLD, RETRY_S, GiveUpError, Hindrance, Partial, hear
+from devices.source import NOT_REPORTED, RETRY_S, GiveUpError, Hindrance, Partial, follow
 from gateway.configuration import effective
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Follower:
     def __init__(self, settings: Settings, config: FileFate, source: DeviceSource, lists: Lists, tasks: Tasks) -> None:
         self._settings, self._config, self._source, self._lists, self._tasks = settings, config, source, lists, tasks
         self._warned: tuple[str, ...] = ()
-        self.trouble = NOT_TOLD
+        self.trouble = NOT_REPORTED
         """Why the source reports no devices; empty if it does."""
 
     async def run(self, first: asyncio.Event) -> None:
@@ -42,7 +42,7 @@ class Follower:
 
         while True:
             try:
-                self.trouble = await hear(self._source, take)
+                self.trouble = await follow(self._source, take)
             except GiveUpError as error:
                 _log.error("giving up", reason=str(error), status=error.status)
                 self._tasks.end(error.status)
@@ -60,6 +60,6 @@ class Follower:
     def hindrances(self) -> tuple[Hindrance, ...]:
         """Return why the sources can't report devices, or can't offer some of them."""
         told = self._source.hindrances()
-        if not self.trouble or (told and self.trouble == NOT_TOLD):
+        if not self.trouble or (told and self.trouble == NOT_REPORTED):
             return told
         return (Hindrance(self._source.name, self.trouble), *told)

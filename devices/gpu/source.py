@@ -38,7 +38,7 @@ from devices.source import (
     Reading,
     Unusable,
     chosen,
-    unclaimed,
+    not_offered,
 )
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class GPUSource(DeviceSource):
         if offer is None and not (
             self.claims(resource) or any(unshared(one, self._known) in self._known for one in request.device_ids)
         ):
-            raise unclaimed(resource)
+            raise not_offered(resource)
         rests_on = (self._offers, self._policy, self._around)
         if any(map(is_not, rests_on, self._answered_from)) or len(self._answered) >= _MAX_ANSWERS:
             self._answered_from = rests_on

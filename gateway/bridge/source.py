@@ -23,7 +23,7 @@ from devices.model import (
     Sayable,
 )
 from devices.policy import Policy
-from devices.source import Behind, DeviceSource, Facts, Fate, Hindrance, Inventory, unclaimed
+from devices.source import Behind, DeviceSource, Facts, Fate, Hindrance, Inventory, not_offered
 from gateway.bridge import judge, memory, shield
 from gateway.bridge.admission import Admission
 from gateway.bridge.judge import REGISTRATION
@@ -285,7 +285,7 @@ class Bridge(DeviceSource):
     def _asked_of(self, resource: str) -> Bridged:
         one = self._of(resource)
         if one is None:
-            raise unclaimed(resource)
+            raise not_offered(resource)
         return one
 
     # The other methods of a source.
