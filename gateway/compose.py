@@ -143,9 +143,9 @@ def _features() -> FeatureFile:
 
 def _survey(sight: Sight, policy: Policy, *, simulated: bool = False) -> NodeTraits:
     from devices.gpu.nvidia.cdi import DriverFiles  # Paid only where an operator chose CDI.
-    from devices.gpu.nvidia.survey import keep
+    from devices.gpu.nvidia.cdifiles import write_all
 
-    return keep(sight, policy, driver=DriverFiles(()) if simulated else None)
+    return write_all(sight, policy, driver=DriverFiles(()) if simulated else None)
 
 
 _MAKERS: Final[Mapping[str, Callable[[Settings], DeviceSource]]] = {

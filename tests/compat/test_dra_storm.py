@@ -71,8 +71,8 @@ ENDS = 90.0
 """Seconds for all that is under way to end, and for all GPUs to get to one side."""
 # CDI specifications go where any user may write.
 _RUN = (
-    "import sys, pathlib; from devices.gpu.nvidia import survey; from gateway.dra import cdi; "
-    "survey.keep.__kwdefaults__['folder'] = cdi.FOLDER = pathlib.Path(sys.argv.pop(1)); from gateway.__main__ import main; main()"
+    "import sys, pathlib; from devices.gpu.nvidia import cdifiles; from gateway.dra import cdi; "
+    "cdifiles.write_all.__kwdefaults__['folder'] = cdi.FOLDER = pathlib.Path(sys.argv.pop(1)); from gateway.__main__ import main; main()"
 )
 
 

@@ -238,4 +238,6 @@ def _replace_grpc(moved: clock.Clock) -> None:
 def _move_cdi(folder: Path) -> None:
     """Have CDI files in a folder of the row's own instead of /var/run/cdi."""
     clock.patches.setattr("gateway.dra.cdi.FOLDER", folder)
-    clock.patches.setitem(importlib.import_module("devices.gpu.nvidia.survey").keep.__kwdefaults__, "folder", folder)
+    clock.patches.setitem(
+        importlib.import_module("devices.gpu.nvidia.cdifiles").write_all.__kwdefaults__, "folder", folder
+    )

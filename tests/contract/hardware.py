@@ -43,7 +43,7 @@ class Host:
         for folder in (self.sys, self.proc, self.dev, self.cdi, self.driver):
             folder.mkdir(parents=True, exist_ok=True)
         _by_default("devices.gpu.nvidia.backend", "NvidiaBackend.__init__", sys=self.sys, proc=self.proc, dev=self.dev)
-        _by_default("devices.gpu.nvidia.survey", "keep", folder=self.cdi)
+        _by_default("devices.gpu.nvidia.cdifiles", "write_all", folder=self.cdi)
         self.features = self.root / "features.d" / "device-plugin-gateway"
         self.features.parent.mkdir(exist_ok=True)
         _by_default("devices.gpu.labels", "FeatureFile.__init__", path=self.features)

@@ -18,7 +18,7 @@ from adapters.dra import plugin
 from adapters.dra.plugin import PluginApi
 from devices.claims import ClaimName
 from devices.gpu.nvidia.cdi import DriverFiles
-from devices.gpu.nvidia.survey import keep
+from devices.gpu.nvidia.cdifiles import write_all
 from devices.gpu.simulated.backend import VENDORS, SimulatedBackend
 from devices.gpu.source import GPUSource
 from devices.policy import ListStrategy, Policy
@@ -97,7 +97,7 @@ class Place:
             dra=dra,
             node_name="n1",
         )
-        survey = partial(keep, driver=DriverFiles(()), folder=self.folder / "cdi")
+        survey = partial(write_all, driver=DriverFiles(()), folder=self.folder / "cdi")
         source = GPUSource(SimulatedBackend(str(self.profile)), policy, VENDORS, survey)
         return Gateway(settings, source)
 

@@ -18,15 +18,15 @@ from devices.gpu import cdi
 from devices.gpu.cdi import Specification, with_gone
 from devices.gpu.model import GPU
 from devices.gpu.nvidia.cdi import (
-    Drawing,
     DriverFiles,
     Extra,
+    GraphicsFiles,
     Symlink,
     qualified,
     specifications,
 )
+from devices.gpu.nvidia.cdifiles import CDIFileError, path_of, write
 from devices.gpu.nvidia.driverfiles import DriverFilesError, find
-from devices.gpu.nvidia.survey import CDIFileError, path_of, write
 from devices.model import Mount
 from devices.policy import IdStrategy, Policy
 
@@ -125,7 +125,7 @@ def test_hooks_that_are_disabled(off: tuple[str, ...], left: list[list[str]]) ->
 )
 def test_containers_get_what_they_draw_with(changes: dict[str, str], draws: bool) -> None:
     path = f"/dev/dri/by-path/pci-{PCI}-card"
-    driver = DriverFiles((), drawing={PCI: Drawing(("/dev/dri/card1",), (Symlink(path, "../card1"),))})
+    driver = DriverFiles((), graphics={PCI: GraphicsFiles(("/dev/dri/card1",), (Symlink(path, "../card1"),))})
     gpu = replace(GPU("GPU-x", 0, 0, pci=PCI, spec_nodes=("/dev/nvidia0",)), **changes)
     (spec,) = specifications([gpu, GPU("GPU-y", 1, 1)], (), Policy(driver_root="/run/driver"), driver)
     one, _, every = (device["containerEdits"] for device in spec["devices"])
@@ -451,12 +451,12 @@ def test_a_gpu_has_the_nodes_that_it_draws_with(root: Path) -> None:
         put(root, f"/dev/dri/{name}")
     link(root, f"/dev/dri/by-path/pci-{PCI}-card", "../card1")
     link(root, f"/dev/dri/by-path/pci-{PCI}-render", "../card0")
-    drawing = Drawing(
+    drawing = GraphicsFiles(
         ("/dev/dri/card1", "/dev/dri/renderD128"), (Symlink(f"/dev/dri/by-path/pci-{PCI}-card", "../card1"),)
     )
-    assert look(root).drawing == {PCI: drawing}
+    assert look(root).graphics == {PCI: drawing}
     (root / f"dev/dri/by-path/pci-{PCI}-card").unlink()
-    assert look(root).drawing == {PCI: Drawing(drawing.nodes)}
+    assert look(root).graphics == {PCI: GraphicsFiles(drawing.nodes)}
 
 
 @pytest.mark.parametrize("version", ["", "550", "../../etc", "550.54.15\n", "*", "550.54.15/x"])

@@ -1,8 +1,7 @@
-"""The CDI specifications for containers with NVIDIA's GPUs: nodes, driver files, hooks. Pure; ``survey`` has them written.
+"""The CDI specifications for containers with NVIDIA's GPUs: nodes, driver files, hooks. ``cdifiles`` writes them.
 
-Kinds and names are those of NVIDIA's device plugin (internal/cdi/cdi.go of 0.20, which uses nvcdi of the NVIDIA Container
-Toolkit), because the kubelet still uses answers of the plugin that was here before. The content also follows nvcdi (pkg/nvcdi
-of 1.20).
+Kinds and names are the same as in NVIDIA's device plugin (internal/cdi/cdi.go of 0.20, which uses nvcdi of the NVIDIA Container
+Toolkit): after a change from that plugin, running pods still use its names. The content also follows nvcdi (pkg/nvcdi of 1.20).
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ VENDOR: Final = "k8s.device-plugin.nvidia.com"
 CLASS: Final = "gpu"
 _READ_ONLY: Final = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 _WRITABLE: Final = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
-"""Mount options of sockets: a nested container could not use read-only ones."""
-# Otherwise the NVIDIA runtime would add GPUs of its own choice.
-_VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
+"""Mount options of sockets. A nested container can't use a socket that is mounted read-only."""
+# Without this variable, the NVIDIA runtime would add GPUs of its own choice.
+_NO_RUNTIME_GPUS: Final = "NVIDIA_VISIBLE_DEVICES=void"
 _CUDA: Final = "libcuda.so."
-_LINK: Final = "create-symlinks"
+_LINK_HOOK: Final = "create-symlinks"
 
 
 class Extra(Enum):
@@ -46,7 +45,7 @@ class Symlink(Struct, frozen=True):
     target: str
 
 
-class Drawing(Struct, frozen=True):
+class GraphicsFiles(Struct, frozen=True):
     """The files that a container needs to draw on a GPU: DRM's device nodes, and links to them by PCI address."""
 
     nodes: tuple[str, ...]
@@ -56,8 +55,8 @@ class Drawing(Struct, frozen=True):
 class DriverFiles(Struct, frozen=True):
     """The files of the driver that a container needs, as paths of the host and of the container.
 
-    ``others`` are programs, firmware, sockets and files for graphics. ``nodes`` (paths below the dev root) and ``mounts`` exist
-    for each ``Extra`` that the node has, ``drawing`` for each GPU that can draw, by PCI address.
+    ``others`` are programs, firmware, sockets and files for graphics. ``nodes`` (paths below the dev root) and ``mounts``
+    are the files of each ``Extra`` on the node. ``graphics`` has the files of each GPU that can draw, by PCI address.
     """
 
     libraries: tuple[Mount, ...]
@@ -65,7 +64,7 @@ class DriverFiles(Struct, frozen=True):
     links: tuple[Symlink, ...] = ()
     nodes: Mapping[Extra, tuple[str, ...]] = field(default_factory=dict)
     mounts: Mapping[Extra, tuple[Mount, ...]] = field(default_factory=dict)
-    drawing: Mapping[str, Drawing] = field(default_factory=dict)
+    graphics: Mapping[str, GraphicsFiles] = field(default_factory=dict)
 
 
 def qualified(device: str, of: str = CLASS) -> str:
@@ -82,7 +81,7 @@ IMEX_CLASS: Final = "imex-channel"
 
 
 def extras(policy: Policy, driver: DriverFiles) -> tuple[Extra, ...]:
-    """Return the wanted extras that the node has: NVIDIA's plugin doesn't name others (AdditionalDevices)."""
+    """Return the extras that are set and exist on the node, as NVIDIA's plugin does (AdditionalDevices)."""
     wanted = {Extra.GDRCOPY: policy.gdrcopy, Extra.GDS: policy.gds, Extra.MOFED: policy.mofed}
     return tuple(extra for extra in Extra if wanted[extra] and driver.nodes.get(extra))
 
@@ -90,7 +89,7 @@ def extras(policy: Policy, driver: DriverFiles) -> tuple[Extra, ...]:
 def specifications(
     gpus: Iterable[GPU], control_nodes: Sequence[str], policy: Policy, driver: DriverFiles, *, imex: bool = False
 ) -> tuple[Specification, ...]:
-    """Return the specifications: of the GPUs and partitions (if any), of each extra, and of IMEX channel 0 (if ``imex``).
+    """Return one specification for the GPUs and partitions, one for each extra, and one for IMEX channel 0 if ``imex``.
 
     A GPU without a valid CDI name (``qualified``) is left out.
     """
@@ -100,7 +99,7 @@ def specifications(
         devices = {name: _device((gpu,), policy, driver) for name, gpu in named.items()}
         devices[ALL] = _device(tuple(named.values()), policy, driver)
         common = _edits(
-            env=[*_libcuda(driver), _VOID],
+            env=[*_libcuda(driver), _NO_RUNTIME_GPUS],
             nodes=_nodes(control_nodes, policy),
             mounts=(*driver.libraries, *driver.others),
             hooks=_hooks(policy, driver) if driver.libraries else (),
@@ -144,20 +143,20 @@ def _edits(
 
 
 def _device(gpus: Sequence[GPU], policy: Policy, driver: DriverFiles) -> Specification:
-    """Return the device of these GPUs. A MIG instance can draw only if its profile says so (newNvmlMigDiscoverer of nvcdi)."""
+    """Return one CDI device that has these GPUs. A MIG instance can draw only if its profile says so (newNvmlMigDiscoverer of nvcdi)."""
     draw = [
-        driver.drawing[gpu.pci]
+        driver.graphics[gpu.pci]
         for gpu in gpus
-        if gpu.pci in driver.drawing and (not gpu.parent or gpu.profile.endswith("+gfx"))
+        if gpu.pci in driver.graphics and (not gpu.parent or gpu.profile.endswith("+gfx"))
     ]
     nodes = [node for gpu in gpus for node in _own_nodes(gpu, policy)]
     nodes += _nodes((path for one in draw for path in one.nodes), policy)
-    links = _words(dict.fromkeys(link for one in draw for link in one.links))
+    links = _link_arguments(dict.fromkeys(link for one in draw for link in one.links))
     edits = _edits(
         nodes=list({node["path"]: node for node in nodes}.values()),
-        hooks=_calls(policy, {_LINK: links} if links else {}),
+        hooks=_hook_list(policy, {_LINK_HOOK: links} if links else {}),
     )
-    return edits or {"env": [_VOID]}  # CDI rejects a device without edits.
+    return edits or {"env": [_NO_RUNTIME_GPUS]}  # CDI rejects a device without edits.
 
 
 def _own_nodes(gpu: GPU, policy: Policy) -> list[dict[str, str]]:
@@ -177,26 +176,26 @@ def _hooks(policy: Policy, driver: DriverFiles) -> list[Specification]:
     They make links, set up CUDA's forward compatibility by the host's version, add the libraries to the loader's cache, keep
     the driver from making device nodes, and limit EGL and Vulkan to the container's GPUs.
     """
-    links = _words(driver.links)
+    links = _link_arguments(driver.links)
     folders = dict.fromkeys(str(PurePosixPath(library.container_path).parent) for library in driver.libraries)
     version = next((library.name.removeprefix(_CUDA) for library in _cuda(driver)), "")
     calls = {
-        _LINK: links,
+        _LINK_HOOK: links,
         "enable-cuda-compat": [f"--host-driver-version={version}"] if version else [],
         "update-ldcache": [word for folder in folders for word in ("--folder", folder)],
         "disable-device-node-modification": [],
         "update-application-profile": [],
     }
     if not links:
-        del calls[_LINK]
-    return _calls(policy, calls)
+        del calls[_LINK_HOOK]
+    return _hook_list(policy, calls)
 
 
-def _words(links: Iterable[Symlink]) -> list[str]:
+def _link_arguments(links: Iterable[Symlink]) -> list[str]:
     return [word for link in links for word in ("--link", f"{link.target}::{link.path}")]
 
 
-def _calls(policy: Policy, calls: Mapping[str, Sequence[str]]) -> list[Specification]:
+def _hook_list(policy: Policy, calls: Mapping[str, Sequence[str]]) -> list[Specification]:
     program, off = policy.cdi_hook_path, policy.cdi_disabled_hooks
     name = PurePosixPath(program).name
     begin = [name, "hook"] if name == "nvidia-ctk" else [name]

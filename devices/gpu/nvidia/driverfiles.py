@@ -20,7 +20,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from devices.gpu.nvidia.cdi import Drawing, DriverFiles, Extra, Symlink
+from devices.gpu.nvidia.cdi import DriverFiles, Extra, GraphicsFiles, Symlink
 from devices.gpu.nvidia.kernel import read
 from devices.model import Mount
 from devices.policy import Policy
@@ -140,7 +140,7 @@ def find(
         others=(*graphics, *_others(tree, version, sys)),
         nodes={extra: tuple(_nodes(dev, places)) for extra, places in _NODES.items()},
         mounts={extra: tuple(_named(tree, paths)) for extra, paths in _MOUNTS.items()},
-        drawing={pci: drawing for pci in gpus if (drawing := _drawing(dev, sys, pci)).nodes},
+        graphics={pci: one for pci in gpus if (one := _drawing(dev, sys, pci)).nodes},
     )
 
 
@@ -287,7 +287,7 @@ def _nodes(tree: _Tree, places: Iterable[tuple[str, str]]) -> Iterator[str]:
                 yield f"{folder}/{name}"
 
 
-def _drawing(dev: _Tree, sys: Path, pci: str) -> Drawing:
+def _drawing(dev: _Tree, sys: Path, pci: str) -> GraphicsFiles:
     """Return DRM's nodes of a GPU, and udev's links to them."""
     names = _Tree(str(sys), "").entries(f"/bus/pci/devices/{pci}/drm")
     nodes = tuple(_nodes(dev, (("/dev/dri", name) for name in names)))
@@ -296,4 +296,4 @@ def _drawing(dev: _Tree, sys: Path, pci: str) -> Drawing:
         with contextlib.suppress(OSError):
             if dev.resolve(path) in nodes:
                 links.append(Symlink(path, str(Path(dev.seen(path)).readlink())))
-    return Drawing(nodes, tuple(links))
+    return GraphicsFiles(nodes, tuple(links))

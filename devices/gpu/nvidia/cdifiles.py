@@ -1,6 +1,6 @@
-"""Write the CDI specifications of NVIDIA's GPUs, and collect the facts that answers need. Imported only with a CDI strategy.
+"""Write the CDI specifications of NVIDIA's GPUs, and return what Allocate responses need. Imported only with a CDI strategy.
 
-Container runtimes read a file whenever it changes, so a file is replaced atomically, and only if its content differs.
+Container runtimes read each file when it changes. So files are replaced atomically, and only if their content differs.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from devices.gpu.nvidia.vendor import PREFIX
 from devices.policy import CDI_STRATEGIES, Policy
 
 FOLDER: Final = Path("/var/run/cdi")
-_MOST_BYTES: Final = 8 * 2**20
+_MAX_BYTES: Final = 8 * 2**20
 
 
 class CDIFileError(Exception):
     """A specification can't be written. The message says what is wrong and what to do."""
 
 
-def keep(
+def write_all(
     sight: Sight,
     policy: Policy,
     *,
     driver: DriverFiles | None = None,
     folder: Path = FOLDER,
 ) -> NodeTraits:
-    """Write the specifications that the policy needs, and return the facts for answers. It blocks: call it in a thread.
+    """Write the specifications that the policy needs, and return what Allocate responses need. It blocks: call it in a thread.
 
     Args:
-        sight: the GPUs. Other vendors' GPUs, incomplete partitions (``lacks``), and GPUs with a CDI name of their own are left
-            out; another program writes the specification of the last.
+        sight: the GPUs. Other vendors' GPUs and incomplete partitions (``lacks``) are left out. GPUs with a ``cdi_name`` are also
+            left out, because another program writes their specification.
         policy: without a CDI strategy nothing is written.
-        driver: the driver's files, if they are known (a simulated node); None to search them.
-        folder: the folder of the specifications.
+        driver: the driver's files, if they are known (a simulated node); None: search for them.
+        folder: the folder for the specifications.
     """
     gpus = [one for one in sight.gpus if one.resource.startswith(PREFIX) and not one.cdi_name and not one.lacks]
     if not gpus or not policy.list_strategies & CDI_STRATEGIES:
         return NodeTraits(sight)
-    # A host service has no mount, and sees the driver's root at its path on the host.
+    # A host service has no container mount: it uses the path on the host.
     root = "" if Path(policy.container_driver_root).is_dir() else policy.driver_root
     try:
         driver = driver or find(policy, sight.driver, root, {gpu.pci for gpu in gpus if gpu.pci})
@@ -71,7 +71,7 @@ def write(specification: Specification, folder: Path = FOLDER) -> bool:
     Devices that only the file has stay in it (``cdi.with_gone``). Other programs' files are never changed.
 
     Raises:
-        CDIFileError: it can't be written, or its path has another kind of devices.
+        CDIFileError: the file can't be written, or it belongs to another program.
     """
     path = path_of(specification, folder)
     try:
@@ -80,7 +80,7 @@ def write(specification: Specification, folder: Path = FOLDER) -> bool:
         old = _parsed(content)
         if isinstance(old, dict) and old.get("kind", specification["kind"]) != specification["kind"]:
             raise CDIFileError(
-                f"{path} has CDI devices of the kind {str(old['kind'])[:80]!r}, not "
+                f"{path} has CDI devices of kind {str(old['kind'])[:80]!r}, not "
                 f"{specification['kind']}, so another program wrote it. Move it away"
             )
         new = (json.dumps(with_gone(specification, old), indent=1) + "\n").encode()
@@ -99,10 +99,10 @@ def write(specification: Specification, folder: Path = FOLDER) -> bool:
 def _read(path: Path) -> bytes | None:
     """Read a file; None if it doesn't exist or can't be a specification."""
     try:
-        content = files.read_plain(path, _MOST_BYTES, follow=False)
+        content = files.read_plain(path, _MAX_BYTES, follow=False)
     except (OSError, ValueError):
         return None
-    return content if len(content) <= _MOST_BYTES else None
+    return content if len(content) <= _MAX_BYTES else None
 
 
 def _parsed(content: bytes | None) -> object:
