@@ -18,7 +18,7 @@ from gateway.dra.offer import Ailment, Offer
 from gateway.dra.parameters import Config, intervals
 from gateway.dra.slices import SHARES, TAINTS
 from gateway.kubernetes import quantity
-from gateway.memory.claimed import Claimed, ClaimedDevice, given, holds
+from gateway.memory.claimed import Claimed, ClaimedDevice, held_devices, holds
 
 MAX_DEVICES: Final = 32
 """Most devices of a claim (AllocationResultsMaxSize of k8s.io/api/resource/v1)."""
@@ -245,7 +245,7 @@ def granted(
         return Refused(
             f"Cannot use the parameters of claim {asked} or its DeviceClass: {sliced.reason}. Then delete the pod and its claim"
         )
-    given, held = list[tuple[Result, Offer, str]](), [*holds(others, besides=asked.uid)]
+    given, held = list[tuple[Result, Offer, str]](), [*holds(others, except_uid=asked.uid)]
     for result in results:
         offer = offers.get(result.device)
         if offer is None:
@@ -357,8 +357,8 @@ def kept(row: Claimed, before: Claimed | None) -> Claimed:
 def prepared(row: Claimed, pool: str, names: Mapping[str, Sequence[str]]) -> tuple[Prepared, ...]:
     """Return the answer to the kubelet for a claim; ``names`` are the CDI names by device."""
     return tuple(
-        Prepared(tuple(device.requests), pool, device.name, tuple(names[device.part_name]), device.share)
-        for device in {device.part_name: device for device in current(row)}.values()
+        Prepared(tuple(device.requests), pool, device.name, tuple(names[device.share_name]), device.share)
+        for device in {device.share_name: device for device in current(row)}.values()
     )
 
 
@@ -369,7 +369,7 @@ def by_resource(row: Claimed) -> Iterable[tuple[ClaimedDevice, ...]]:
     """
     together: dict[tuple[str, tuple[str, ...]], dict[str, ClaimedDevice]] = {}
     for device in current(row):
-        together.setdefault((device.resource, tuple(device.requests)), {}).setdefault(device.part_name, device)
+        together.setdefault((device.resource, tuple(device.requests)), {}).setdefault(device.share_name, device)
     return (tuple(devices.values()) for devices in together.values())
 
 
@@ -434,7 +434,7 @@ def got_by_name(
 
     A claim for shares that isn't prepared yet (not in ``rows``) counts as so many of the device's free shares.
     """
-    held, found = {one.device_id for _, _, one in given(rows)}, set[str]()
+    held, found = {one.device_id for _, _, one in held_devices(rows)}, set[str]()
     for claim in claims:
         for one in claim.results if claim.by_name else ():
             offer = offers.get(one.driver, {}).get(one.device)
@@ -450,6 +450,6 @@ def got_by_name(
 def by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], frozenset[str]]:
     """Return the holder of each prepared board, and the devices that are prepared for pods that ask by resource name."""
     names: dict[str, str] = {}
-    for _, row, one in given(rows):
+    for _, row, one in held_devices(rows):
         names.setdefault(one.board, row.words)
-    return names, frozenset(one.device_id for _, row, one in given(rows) if row.by_name)
+    return names, frozenset(one.device_id for _, row, one in held_devices(rows) if row.by_name)

@@ -18,8 +18,8 @@ from devices import boards
 from devices.life.states import AWAY, COUNTED, Entry, State
 from devices.model import Health
 from gateway.dra.claims import Allocated, allocated_to, by_board
+from gateway.dra.pods import boards_with, look_if_served, starts
 from gateway.dra.publisher import LINGERS
-from gateway.dra.records import boards_with, since_served, starts
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Backoff
 from gateway.sides import table
@@ -29,7 +29,7 @@ from gateway.sides.table import BoardHolders, BoardStatus, Offered
 if TYPE_CHECKING:
     from devices.claims import ClaimName
     from devices.model import Device
-    from gateway.dra.records import AskedClaims
+    from gateway.dra.pods import AskedClaims
     from gateway.kubernetes.allocatable import Allocatable
     from gateway.memory.claimed import Claimed
     from gateway.memory.holdings import Holdings
@@ -316,7 +316,7 @@ class Crossing:
         if not moving and not missed and self.allocatable.came is None:
             return WAIT_S if self.strangers.went else 0.0
         await self._reader.look()
-        await self.allocatable.catch_up(since_served(self._resources(), self._reader.last), self.stays)
+        await self.allocatable.catch_up(look_if_served(self._resources(), self._reader.last), self.stays)
         asked: Allocated | None = Allocated()
         coming = {one for one in moving if self.side(one) is Side.TO_PLUGIN and not self._claim(one)}
         if (

@@ -1,7 +1,7 @@
 """The claims of one driver: prepare and unprepare them, with their CDI specifications.
 
-The state file is written before the kubelet gets an answer. ``claims`` decides what may be given. No other task runs between
-that decision and its note in the ledger, so two claims never get the same device.
+The state file is written before the kubelet gets an answer. The module ``claims`` decides which devices a claim gets.
+No other task runs between that decision and its entry in the ledger, so two claims never get the same device.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ if TYPE_CHECKING:
 CLAIM_WAIT_S: Final = 38.0
 """Seconds for which a claim may wait. The kubelet's call ends after 45."""
 RETRY_S: Final = 0.5
-"""Seconds between two questions to an API server that doesn't answer, and between two checks of a waiting claim."""
+"""Seconds between two requests to an API server that doesn't respond, and between two checks of a waiting claim."""
 REREAD_S: Final = 1.0
-"""Seconds within which the API server must report whether a prepared claim was allocated again. After that, the kubelet gets the
+"""Timeout in seconds for reading a prepared claim, which may have been allocated again. After that, the kubelet gets the
 prepared devices."""
 LISTS_UPDATE_S: Final = 0.03
-"""Seconds after a claim got devices until the lists are updated. An update at once would delay the kubelet's answer by a third
-(run)."""
+"""Seconds from the preparation of a claim to the update of the device lists. An update at once would delay the response to the
+kubelet by a third (measured)."""
 ENDED_CLAIMS_PERIOD_S: Final = 300.0
 """Seconds between two searches for prepared claims that the API server no longer has."""
-_ASKED_AGAIN_S: Final = 90.0 + CLAIM_WAIT_S
-"""Seconds within which a kubelet has asked again for a refused claim: it asks after 60 to 90 (run on 1.37)."""
+_KUBELET_RETRY_S: Final = 90.0 + CLAIM_WAIT_S
+"""Seconds within which a kubelet retries a refused claim: it waits 60 to 90 s (measured on 1.37)."""
 _MAX_REFUSED: Final = 16
 _NOBODY_LEADS: Final = Refused(
     "no gateway leads on this node now. `gateway status` and the gateways' logs show why. The kubelet asks again"
 )
-_SAYABLE: Final = Sayable(frozenset(Field))
-"""A CDI specification can carry everything that an answer to Allocate can."""
+_ALL_FIELDS: Final = Sayable(frozenset(Field))
+"""A CDI specification can carry every field of an Allocate response."""
 
 _log = structlog.get_logger()
 
@@ -70,7 +70,7 @@ class Stock(Protocol):
 
     @property
     def news(self) -> asyncio.Event:
-        """The event of the next change. Get it before you read the offers, then wait for it."""
+        """An event that the next change sets. Get it before you read the offers, then wait for it."""
         ...
 
     def missed(self, driver: str, names: Iterable[str]) -> None:
@@ -82,9 +82,9 @@ class Stock(Protocol):
         ...
 
     async def given_back(self, claim: ClaimName, had: Collection[str]) -> None:
-        """Give devices (by ID) back to the device plugin API. A pod got them by resource name.
+        """Give devices (by ID) that a pod got by resource name back to the device plugin API.
 
-        The kubelet reports that a pod ended once its claims are unprepared.
+        Called when the kubelet unprepares the claim, because it reports the pod's end only after that.
         """
         ...
 
@@ -105,8 +105,8 @@ class ClaimsOf:
         name: the driver's name.
         node: the name of the node and of its pool.
         stock: what the node offers.
-        source: says how a container gets a device.
-        ledger: remembers claims.
+        source: returns how a container gets a device.
+        ledger: keeps the prepared claims.
         scribe: writes the ledger.
         read: reads a claim from the API server.
         slices: sets time-slice intervals.
@@ -156,7 +156,7 @@ class ClaimsOf:
             before = self._ledger.claims.get(key)
             if another := claims.another(claim, before):
                 return another
-            row = await self._take(claim, before, deadline)
+            row = await self._allocate(claim, before, deadline)
             if isinstance(row, Refused):
                 return row
             answers: Mapping[str, ContainerAnswer] = {}
@@ -174,15 +174,15 @@ class ClaimsOf:
                 return Refused(written)
             if not durable:
                 return Refused(
-                    "it could not be written down, so after a crash another pod might get its devices: see the gateway's log for "
-                    f"what is wrong with {self._ledger.path.parent}"
+                    f"cannot save the claim in {self._ledger.path.parent}, so after a crash another pod might get its devices. "
+                    "The gateway's log shows the reason"
                 )
             if unset := await self._slices.set(row):
                 if row is not before:
                     self._forget(key, before)
                 await self._slices.put_back()
                 return Refused(unset)
-            return self._told(claim.uid, row, answers)
+            return self._response(claim.uid, row, answers)
 
     async def unprepare(self, claim: ClaimName) -> Refused | None:
         """Unprepare a claim. Return None once that is on disk, also if the claim wasn't prepared."""
@@ -199,8 +199,7 @@ class ClaimsOf:
             await self._slices.put_back()
             if not await self._scribe.durable():
                 return Refused(
-                    "it could not be written down that its devices are free: see the gateway's log for what is wrong with "
-                    f"{self._ledger.path.parent}"
+                    f"cannot save in {self._ledger.path.parent} that its devices are free. The gateway's log shows the reason"
                 )
             if row is not None and row.by_name:
                 await self._stock.given_back(claim, [one.device_id for one in row.devices])
@@ -220,11 +219,11 @@ class ClaimsOf:
 
     @property
     def news(self) -> asyncio.Event:
-        """The event of the next change of devices. Get it before you read the devices, then wait for it."""
+        """An event that the next change of devices sets. Get it before you read the devices, then wait for it."""
         return self._stock.news
 
     def answered(self, claim: ClaimName, refused: str) -> None:
-        """Note why a claim was not prepared or unprepared; '' if it was."""
+        """Record the result of a prepare or unprepare call: the error, or ''."""
         self._refused.pop(claim.uid, None)
         if refused:
             self._refused[claim.uid] = time.monotonic(), f"claim {claim}: {refused}"
@@ -234,7 +233,7 @@ class ClaimsOf:
     @property
     def refused(self) -> tuple[str, ...]:
         """The claims that were refused and that the kubelet still asks for, with the reasons."""
-        since = time.monotonic() - _ASKED_AGAIN_S
+        since = time.monotonic() - _KUBELET_RETRY_S
         return tuple(words for at, words in self._refused.values() if at >= since)
 
     def registered(self, reason: str) -> None:
@@ -281,7 +280,7 @@ class ClaimsOf:
             self._forget(claims.key(self.name, uid))
 
     async def answers(self, row: Claimed) -> dict[str, ContainerAnswer]:
-        """Return how a container gets each device of a claim, by ``part_name``.
+        """Return how a container gets each device of a claim, by ``share_name``.
 
         Raises:
             RefusedError: it can't get them.
@@ -289,10 +288,10 @@ class ClaimsOf:
         found: dict[str, ContainerAnswer] = {}
         for group in claims.by_resource(row):
             for device in group:
-                found[device.part_name] = await self._answer((device,))
-            if len(group) > 1 and any(found[device.part_name].envs for device in group):
+                found[device.share_name] = await self._answer((device,))
+            if len(group) > 1 and any(found[device.share_name].envs for device in group):
                 envs = (await self._answer(group)).envs
-                found |= {device.part_name: replace(found[device.part_name], envs=envs) for device in group}
+                found |= {device.share_name: replace(found[device.share_name], envs=envs) for device in group}
         return found
 
     @property
@@ -310,8 +309,8 @@ class ClaimsOf:
                 return durable
             await asyncio.sleep(RETRY_S)
 
-    async def _take(self, claim: ClaimName, before: Claimed | None, deadline: float) -> Claimed | Refused:
-        """Give a claim its allocated devices as soon as possible; ``before`` is what was prepared for it."""
+    async def _allocate(self, claim: ClaimName, before: Claimed | None, deadline: float) -> Claimed | Refused:
+        """Give a claim its allocated devices, waiting until they are free. ``before``: its devices that are already prepared."""
         try:
             async with asyncio.timeout(None if before is None else REREAD_S):
                 found = await self._found(claim, deadline if before is None else 0.0)
@@ -347,7 +346,7 @@ class ClaimsOf:
             await first_of(news, self._unprepared, seconds=min(left, RETRY_S))
 
     async def _of_another_process(self, claim: ClaimName) -> str:
-        """Return the other process on the node that may have prepared this claim, in words; '' if no such process runs."""
+        """Return which other process on the node may have prepared this claim, for display; '' if no such process runs."""
         if not (socket := await self._rival.lives()):
             return ""
         try:
@@ -375,7 +374,7 @@ class ClaimsOf:
 
     async def _answer(self, devices: Sequence[ClaimedDevice]) -> ContainerAnswer:
         ids = tuple(device.device_id for device in devices)
-        return await self._source.answer(devices[0].resource, ContainerRequest(ids), _SAYABLE)
+        return await self._source.answer(devices[0].resource, ContainerRequest(ids), _ALL_FIELDS)
 
     async def _specify(self, uid: str, answers: Mapping[str, ContainerAnswer]) -> str:
         """Write a claim's CDI specification; return why that failed, '' on success."""
@@ -388,7 +387,7 @@ class ClaimsOf:
             return f"cannot write the claim's CDI specification into {self._folder}: {error.strerror}. Make it writable"
         return ""
 
-    def _told(self, uid: str, row: Claimed, answers: Mapping[str, ContainerAnswer]) -> tuple[Prepared, ...]:
+    def _response(self, uid: str, row: Claimed, answers: Mapping[str, ContainerAnswer]) -> tuple[Prepared, ...]:
         names = {device: cdi.names(self.name, uid, device, answer) for device, answer in answers.items()}
         return claims.prepared(row, self._node, names)
 
@@ -409,9 +408,9 @@ async def forget_ended_claims(
     is_away: Callable[[float], bool],
     slices: TimeSlices,
 ) -> None:
-    """Forget prepared claims that the API server has lacked in two checks in a row, and put back their time slices.
+    """Forget prepared claims that two checks in a row didn't find in the API server, and reset their time slices.
 
-    Forget none while the kubelet ``is_away``, or shortly after that: the kubelet may not have ended their pods yet.
+    Forget none while the kubelet ``is_away`` or has just started: it may not have ended their pods yet.
     """
     missing: set[tuple[str, str]] = set()
     while True:
@@ -422,17 +421,17 @@ async def forget_ended_claims(
         before, missing = missing, set()
         for driver, of in list(drivers.items()):
             for uid, row in of.rows().items():
-                if await _is_over(read, ClaimName(row.namespace, row.name, uid)):
+                if await _is_gone(read, ClaimName(row.namespace, row.name, uid)):
                     missing.add((driver, uid))
-            over = [uid for uid in of.rows() if (driver, uid) in missing & before]
-            if over:
-                _log.warning("forgetting claims that were deleted and not unprepared", driver=driver, uids=over)
-                of.drop(over)
+            gone = [uid for uid in of.rows() if (driver, uid) in missing & before]
+            if gone:
+                _log.warning("forgetting claims that were deleted and not unprepared", driver=driver, uids=gone)
+                of.drop(gone)
                 await of.restore()
         await slices.put_back()
 
 
-async def _is_over(read: Callable[[ClaimName], Awaitable[ResourceClaim]], claim: ClaimName) -> bool:
+async def _is_gone(read: Callable[[ClaimName], Awaitable[ResourceClaim]], claim: ClaimName) -> bool:
     try:
         return (await read(claim)).metadata.uid != claim.uid
     except KubernetesError as error:

@@ -25,8 +25,8 @@ from gateway.dra.crossing import Crossing
 from gateway.dra.desk import FIRST, CrossingOrders, Names, leave, not_taken, too_old
 from gateway.dra.driver import ClaimsOf, forget_ended_claims
 from gateway.dra.offer import first_said
+from gateway.dra.pods import AskedClaims, EndedPods, awaits_admission, is_away, pods_of, requested, until_registered
 from gateway.dra.publisher import Current, Publisher, api_path
-from gateway.dra.records import AskedClaims, EndedPods, arriving, counted, is_away, pods_of, until_listed
 from gateway.dra.rivals import Announced, Rival
 from gateway.dra.service import Service, serve
 from gateway.dra.timeslices import TimeSlices
@@ -106,7 +106,7 @@ class Drivers:
         self._orders: CrossingOrders | None = None
         self.alone = settings.dra == "only"
         if settings.dra == "on":
-            asks = partial(arriving, self._pods), partial(counted, self._pods)
+            asks = partial(awaits_admission, self._pods), partial(requested, self._pods)
             allocatable = Allocatable(self._api, path(settings), *asks)
             ask = AskedClaims(self._allocated, lambda: self._foreign({}) is not None)
             self.crossing = Crossing(inside.holdings, inside.resources, ask, inside.update, allocatable, inside.first)
@@ -292,7 +292,7 @@ class Drivers:
         def is_known() -> bool:
             return self.crossing is not None and self.crossing.is_known
 
-        listed, later = partial(until_listed, self.decides, self._inside.resources, is_known), []
+        listed, later = partial(until_registered, self.decides, self._inside.resources, is_known), []
         work = [forget_ended_claims(self._drivers, self._read, partial(is_away, self._holdings.presence), self._slices)]
         own = OwnNode(self._api, self._settings)
         own.told += self._inside.told
@@ -303,7 +303,7 @@ class Drivers:
             later += [self._orders.follow(), self._orders.names.run()]
         # If one of these tasks ends, that is a defect, and ends the gateway.
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._ended_pods.mind(self._pods, self._pods_ended))
+            group.create_task(self._ended_pods.watch(self._pods, self._pods_ended))
             _ = [group.create_task(after(self.decides.wait, one)) for one in work]
             _ = [group.create_task(after(listed, one)) for one in later]
             owner = await self._learn()
@@ -441,10 +441,10 @@ class Drivers:
         self._tasks.background(after(self.decides.wait, claims.restore()))
         others = partial(sockets.others, self._registry, driver, token)
         kubelet = (lambda: self._kubelet), (lambda: self.lacking), self._learned
-        await sockets.until_alone(driver, others, *kubelet, self.decides)
+        await sockets.until_may_register(driver, others, *kubelet, self.decides)
         if swept := await asyncio.to_thread(sockets.sweep, self._registry, driver):
             _log.info("removed sockets that dead gateways left", sockets=swept)
-        elsewhere = partial(sockets.of_another, self._registry, driver, inside.passes_to)
+        elsewhere = partial(sockets.listening_path, self._registry, driver, inside.passes_to)
         while True:
             await rival.until(lambda: not rival.unregistered(claims.prepared))
             service = await serve(lambda: Service(claims, elsewhere), sockets.path_of(self._registry, driver, token))

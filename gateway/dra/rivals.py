@@ -22,7 +22,7 @@ from msgspec import Struct
 from adapters import pluginregistration
 from adapters.dialect import MalformedError
 from gateway.dra.claims import ResourceClaim
-from gateway.dra.sockets import is_gateways
+from gateway.dra.sockets import is_socket_path
 from gateway.kubelet.identity import SocketId, socket_id
 from gateway.kubernetes.client import KubernetesError
 from gateway.tasks import Signal, first_of
@@ -137,7 +137,7 @@ class Announced:
         found = []
         for path in _sockets(self._registry):
             id_ = socket_id(path)
-            if id_ is None or is_gateways(path, self._registry, driver):
+            if id_ is None or is_socket_path(path, self._registry, driver):
                 continue
             if self._known.get((str(path), id_), driver) == driver and listens(path):
                 found.append((path, id_))

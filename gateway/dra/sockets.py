@@ -1,8 +1,8 @@
 """The registration sockets in the kubelet's folder ``plugins_registry``, by which the kubelet finds DRA drivers.
 
 Each gateway has its own socket. During a rolling update two gateways serve (kubelet 1.33 and later): the kubelet calls the one
-that registered last, and the end of one doesn't affect the other. The registration names no endpoint, so the kubelet finds the
-claims' API on the same socket (operation_generator.go of the kubelet).
+that registered last, and the end of one doesn't affect the other. The registration names no endpoint, so the kubelet calls
+the DRA API on the same socket (operation_generator.go of the kubelet).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gateway.wires.unix import listens
 
 FOLDER: Final = "plugins_registry"
 FIRST_OVERLAP_MINOR: Final = 33
-"""The first kubelet (1.N) with which two processes may register one driver. In 1.32 the second breaks the first (run)."""
+"""The first kubelet (1.N) with which two processes may register one driver. In 1.32 the second process breaks the first (measured)."""
 CHECK_S: Final = 1.0
 """Seconds between two checks if another gateway has ended."""
 _NAME_CHARS: Final = 14
-"""Characters of a driver's name that a socket's name has: a path has at most 107 bytes, a driver's name 63."""
+"""Characters of the driver's name in a socket's name. A socket's path may have 107 bytes, a driver's name alone 63."""
 _log = structlog.get_logger()
 
 
@@ -42,17 +42,17 @@ def others(folder: Path, driver: str, token: str) -> list[Path]:
 
 def newest(folder: Path, driver: str, token: str) -> Path | None:
     """Return the newest socket on which another gateway serves a driver (the kubelet calls that one); None: there is none."""
-    there = [(made, path) for path in others(folder, driver, token) if (made := _made(path)) is not None]
+    there = [(key, path) for path in others(folder, driver, token) if (key := _sort_key(path)) is not None]
     return max(there)[1] if there else None
 
 
-def of_another(folder: Path, driver: str, token: Callable[[], str]) -> Path | None:
-    """Return the socket of the gateway whose token ``token`` returns; None if no process listens on it."""
+def listening_path(folder: Path, driver: str, token: Callable[[], str]) -> Path | None:
+    """Return the socket of the gateway with this token; None if no process listens on it."""
     path = path_of(folder, driver, token())
     return path if listens(path) else None
 
 
-async def until_alone(
+async def until_may_register(
     driver: str,
     others: Callable[[], Sequence[Path]],
     kubelet: Callable[[], int | None],
@@ -60,9 +60,9 @@ async def until_alone(
     learned: asyncio.Event,
     decides: asyncio.Event,
 ) -> None:
-    """Wait until a driver may be registered: the kubelet prepares claims, and the registration breaks no other gateway's.
+    """Wait until the driver may be registered: with an old kubelet, the registration would break another gateway's.
 
-    ``learned`` is set once the kubelet's version is known, ``decides`` while this gateway leads.
+    ``learned``: the kubelet's version is known. ``decides``: this gateway leads. ``lacking`` returns why the kubelet can't use DRA.
     """
     told = False
     while ((minor := kubelet()) is None or minor < FIRST_OVERLAP_MINOR) and (
@@ -78,7 +78,7 @@ async def until_alone(
                 await (asyncio.sleep(CHECK_S) if news.is_set() else news.wait())
 
 
-def is_gateways(path: Path, folder: Path, driver: str) -> bool:
+def is_socket_path(path: Path, folder: Path, driver: str) -> bool:
     """Return True if a gateway uses this path for the driver's socket."""
     token = path.name.removeprefix(f"{_stem(driver)}-").removesuffix(".sock")
     return TOKEN.fullmatch(token) is not None and path == path_of(folder, driver, token)
@@ -102,12 +102,12 @@ def _stem(driver: str) -> str:
 
 def _all(folder: Path, driver: str) -> list[Path]:
     with contextlib.suppress(OSError):
-        return [path for path in folder.glob(f"{_stem(driver)}-*.sock") if is_gateways(path, folder, driver)]
+        return [path for path in folder.glob(f"{_stem(driver)}-*.sock") if is_socket_path(path, folder, driver)]
     return []
 
 
-def _made(path: Path) -> tuple[int, str] | None:
-    """Return when a socket was made, and its name, which orders sockets of the same time."""
+def _sort_key(path: Path) -> tuple[int, str] | None:
+    """Return a sort key: the creation time of a socket, then its name."""
     try:
         return path.stat().st_mtime_ns, path.name
     except OSError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from gateway.memory.claimed import given
+from gateway.memory.claimed import held_devices
 
 if TYPE_CHECKING:
     from gateway.memory.claimed import Claimed
@@ -25,7 +25,7 @@ _log = structlog.get_logger()
 
 def sliced(claims: Mapping[str, Claimed]) -> dict[str, str]:
     """Return the time-slice interval that claims set for each GPU (UUID), except the default."""
-    return {one.board: one.interval for _, _, one in given(claims) if one.interval}
+    return {one.board: one.interval for _, _, one in held_devices(claims) if one.interval}
 
 
 class TimeSlices:

@@ -18,7 +18,7 @@ from gateway.kubelet.earlier import RECORDED_WITHIN
 from gateway.kubelet.identity import kubelet_id
 from gateway.kubelet.reader import AFTER_START
 from gateway.kubelet.records import Records
-from gateway.memory.claimed import holding
+from gateway.memory.claimed import claim_holders
 from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Holdings:
 
     def named(self, resource: str) -> dict[str, str] | None:
         """Return who holds which device by the kubelet's records and by the prepared ResourceClaims."""
-        holders, prepared = self.recorded(resource), holding(self.ledger.claims, resource)
+        holders, prepared = self.recorded(resource), claim_holders(self.ledger.claims, resource)
         return {**(holders or {}), **prepared} if prepared else holders
 
     def cordons(self, offered: Collection[AbstractSet[str]]) -> list[Hold]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from gateway.configuration import effective
-from gateway.memory.claimed import holding
+from gateway.memory.claimed import claim_holders
 from gateway.registration.registrar import SERVED
 from gateway.telling import served, sides, status
 
@@ -85,7 +85,7 @@ def _resource(gateway: Subject, resource: Resource, verdict: Verdict) -> status.
         verdict=verdict,
         checked=resource.checked,
         holders=gateway.holdings.named(name),
-        claimed=holding(gateway.holdings.ledger.claims, name).keys(),
+        claimed=claim_holders(gateway.holdings.ledger.claims, name).keys(),
         drift=gateway.holdings.reader.findings(name),
         others=_others(gateway, resource),
         behind=gateway.source.behind(name),

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from adapters.dra.plugin import V1
-from gateway.dra import cdi, crossing, records
+from gateway.dra import cdi, crossing
 from gateway.kubernetes import access
 from gateway_lab.kubelets.kubelet import KubeletError
 from gateway_lab.trials.scenarios import RESOURCE, node
@@ -28,7 +28,7 @@ FIRST = 32
 async def _node(server: ApiServer, monkeypatch: pytest.MonkeyPatch, pods: str) -> AsyncIterator[tuple[Made, Place]]:
     """Give a node with three GPUs, and its place beside an API server that knows these pods."""
     monkeypatch.setattr(access, "find", lambda _: server.access())
-    monkeypatch.setattr(records, "ASK_AGAIN", 0.2)
+    monkeypatch.setattr(pods, "PODS_PERIOD_MAX_S", 0.2)
     monkeypatch.setattr(crossing, "ADMITS_S", 0.0)
     async with node(genuine, gpus={RESOURCE: 3}) as made:
         place = Place(made.root, server, made.socket_dir.name)

@@ -91,9 +91,9 @@ async def test_nothing_is_given_or_taken_back_that_is_not_on_disk(node: Node) ->
         held, new = cluster.claim("held", "gpu-0"), cluster.claim("new", "gpu-1")
         await cluster.prepare(held)
         node.disk.fails = errno.ENOSPC
-        assert "could not be written down" in await refusal(cluster, new)
+        assert "cannot save the claim" in await refusal(cluster, new)
         for _ in range(3):
-            with pytest.raises(KubeletError, match="could not be written down"):
+            with pytest.raises(KubeletError, match="cannot save the claim"):
                 await cluster.unprepare(held)
         node.disk.fails = 0
         await cluster.unprepare(held)
@@ -510,7 +510,7 @@ async def test_a_claim_that_cannot_be_unprepared_is_reported(node: Node) -> None
         with pytest.raises(KubeletError):
             await cluster.unprepare(claim)
         [reason] = (await driver(cluster))["refused"]
-        assert reason.startswith("claim default/claim: it could not be written down that its devices are free")
+        assert reason.startswith("claim default/claim: cannot save in ")
         node.disk.fails = 0
         await node.pass_time(40)
         await cluster.unprepare(claim)

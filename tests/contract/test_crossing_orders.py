@@ -607,7 +607,7 @@ async def test_what_a_slice_of_before_may_offer_waits_until_the_slices_are_known
         cluster.gateway("--dra", "on")
         await node.pass_time(30)
         assert node.allocatable() == 0
-        await words(cluster, A, "hasn't said yet which ResourceSlices the node has")
+        await words(cluster, A, "has not reported yet which ResourceSlices the node has")
         assert asked(cluster, CLAIMS) < 5, "the whole cluster's claims are not listed for that"
         cluster.server.hidden = cluster.server.forbidden = ""
         await node.allocatable_is(1)
@@ -643,12 +643,12 @@ async def test_without_its_state_file_it_asks_seldom_and_says_what_is_not_known(
         with pytest.raises(OrderError, match=r"which claims there are: GET .*403 Forbidden"):
             await cross(cluster, "plugin")
         await words(
-            cluster, A, "nothing is known of it yet, because the API server hasn't said yet which claims there are"
+            cluster, A, "nothing is known of it yet, because the API server has not reported yet which claims there are"
         )
         cluster.server.requests.clear()
         await node.pass_time(150)
         assert asked(cluster, CLAIMS) < 100
-        assert len(one.said("the API server doesn't say which claims there are: trying again")) == 1
+        assert len(one.said("cannot read the claims from the API server: trying again")) == 1
         assert node.allocatable() == 0
         cluster.server.hidden = ""
         await node.allocatable_is(1)

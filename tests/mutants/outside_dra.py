@@ -69,8 +69,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "OD1",
         "an unprepare is answered before it is on disk",
         "gateway/dra/driver.py",
-        '            if not await self._scribe.durable():\n                return Refused(\n                    "it could not be written down that',
-        '            if not self._scribe.soon and not await self._scribe.durable():\n                return Refused(\n                    "it could not be written down that',
+        '            if not await self._scribe.durable():\n                return Refused(\n                    f"cannot save in',
+        '            if not self._scribe.soon and not await self._scribe.durable():\n                return Refused(\n                    f"cannot save in',
         _DRA,
     ),
     Mutant(
@@ -388,9 +388,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "OD24",
         "a pod that failed holds its GPU",
-        "gateway/dra/records.py",
-        '_OVER: Final = frozenset({"Succeeded", "Failed"})',
-        '_OVER: Final = frozenset({"Succeeded"})',
+        "gateway/dra/pods.py",
+        '_ENDED: Final = frozenset({"Succeeded", "Failed"})',
+        '_ENDED: Final = frozenset({"Succeeded"})',
         _DRA,
     ),
     Mutant(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.dra import records
+from gateway.dra import pods
 from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.presence import Presence
 
@@ -26,4 +26,4 @@ def test_whether_one_starts(folder: Path, there: float | None, began: float, *, 
     one = Presence(folder / "kubelet.sock")
     one.since = None if there is None else time.monotonic() - there
     one.kubelet = KubeletId(1, 2, round((time.time() - began) * 1e9))
-    assert records.starts(one, 4.0) is starts
+    assert pods.starts(one, 4.0) is starts

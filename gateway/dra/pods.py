@@ -1,7 +1,7 @@
-"""Read the node's pods and claims from the API server, if the kubelet's records don't show what is needed.
+"""Read the node's pods and claims from the API server, for facts that the kubelet's records lack.
 
-The kubelet's checkpoint names pods that have ended until another pod gets devices. Without a device plugin, none ever does.
-So a pod that only the checkpoint names counts only while the API server has it as well.
+The kubelet removes ended pods from its checkpoint only when the device plugin API gives devices to another pod. If all devices are
+offered by DRA, that never happens. So the API server decides if a pod that only the checkpoint names has ended.
 """
 
 from __future__ import annotations
@@ -28,24 +28,23 @@ if TYPE_CHECKING:
     from gateway.memory.holdings import Holdings
     from gateway.registration.registrar import Resource
 
-ASK_FIRST: Final = 0.2
-"""Seconds between two reads of the pods while the result may free a device. The API server learns of a pod's end a moment
-after the kubelet."""
-ASK_AGAIN: Final = 10.0
-"""The same, while the same pods are still there."""
-LIST_FIRST: Final = 0.5
-"""Seconds that a kubelet has to accept a new leader's lists before the leader writes to the API server."""
+PODS_PERIOD_S: Final = 0.2
+"""Seconds until the second read of the pods. The API server learns of a pod's end a moment after the kubelet."""
+PODS_PERIOD_MAX_S: Final = 10.0
+"""The wait doubles with each read, up to this maximum."""
+LISTS_WAIT_S: Final = 0.5
+"""Seconds for which a new leader waits for a kubelet to accept its lists before it writes to the API server."""
 _log = structlog.get_logger()
-_OVER: Final = frozenset({"Succeeded", "Failed"})
-_HASH: Final = "kubernetes.io/config.hash"
-"""The annotation of a mirror pod with the UID by which the kubelet knows its static pod."""
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+_STATIC_POD_UID: Final = "kubernetes.io/config.hash"
+"""The annotation of a mirror pod that has the UID of its static pod. The kubelet uses that UID."""
 
 
 class _Annotations(Struct):
-    hash: str = field(default="", name=_HASH)
+    hash: str = field(default="", name=_STATIC_POD_UID)
 
 
-class _About(Struct):
+class _Metadata(Struct):
     uid: str
     annotations: _Annotations = field(default_factory=_Annotations)
 
@@ -63,7 +62,7 @@ class _Spec(Struct):
     first: list[_Container] = field(default_factory=list, name="initContainers")
 
 
-class _Phase(Struct):
+class _Status(Struct):
     phase: str = ""
     began: str = field(default="", name="startTime")
     by_claim: object = field(default=None, name="extendedResourceClaimStatus")
@@ -72,24 +71,24 @@ class _Phase(Struct):
 class Pod(Struct):
     """A pod of the API server, with the devices that it asks for."""
 
-    metadata: _About
-    status: _Phase = field(default_factory=_Phase)
+    metadata: _Metadata
+    status: _Status = field(default_factory=_Status)
     spec: _Spec = field(default_factory=_Spec)
 
 
 def living(pods: Iterable[Pod]) -> frozenset[str]:
     """Return the UIDs, as the kubelet knows them, of the pods that have not ended."""
-    there = [one for one in pods if one.status.phase not in _OVER]
+    there = [one for one in pods if one.status.phase not in _ENDED]
     return frozenset(uid for one in there for uid in (one.metadata.uid, one.metadata.annotations.hash) if uid)
 
 
-async def arriving(ask: Callable[[], Awaitable[list[Pod]]], resources: Container[str]) -> bool:
-    """Return True if pods of the node ask for one of these resources by the device plugin API and are not admitted yet.
+async def awaits_admission(ask: Callable[[], Awaitable[list[Pod]]], resources: Container[str]) -> bool:
+    """Return True if a pod that the kubelet has not admitted or refused yet needs a device plugin for one of these resources.
 
-    A kubelet writes to a pod's status that it admitted or refused the pod. If a claim was made for a pod by name, DRA serves it.
+    If the scheduler made a claim for the pod, DRA serves the pod.
     """
     for one in await ask():
-        if one.status.phase not in _OVER and not one.status.began and one.status.by_claim is None:
+        if one.status.phase not in _ENDED and not one.status.began and one.status.by_claim is None:
             asks = (
                 name for container in (*one.spec.containers, *one.spec.first) for name in container.resources.limits
             )
@@ -98,13 +97,13 @@ async def arriving(ask: Callable[[], Awaitable[list[Pod]]], resources: Container
     return False
 
 
-async def counted(ask: Callable[[], Awaitable[list[Pod]]], resource: str) -> int:
-    """Return how many devices of a resource the node's pods ask for by name, as its kubelet counts; 0 if no claim was made for one.
+async def requested(ask: Callable[[], Awaitable[list[Pod]]], resource: str) -> int:
+    """Return how many devices of a resource the node's pods request by resource name, as the kubelet counts them.
 
-    Without such claims the kubelet counts no more than it has given, so it admits each pod that is given a device
-    (``sanitizeNodeAllocatable``).
+    Return 0 if the scheduler made no claim for any pod: then the kubelet raises allocatable to the devices that it gave
+    (``sanitizeNodeAllocatable``), and the requests don't matter.
     """
-    there = [one for one in await ask() if one.status.phase not in _OVER]
+    there = [one for one in await ask() if one.status.phase not in _ENDED]
     if all(one.status.by_claim is None for one in there):
         return 0
     return sum(max(sum(_wanted(one.spec.containers, resource)), *_wanted(one.spec.first, resource), 0) for one in there)
@@ -124,12 +123,12 @@ class EndedPods:
         """The UIDs of the pods that only the checkpoint names."""
         self._doubt = asyncio.Event()
         self._known: frozenset[str] = frozenset()
-        """Those that the last read of the pods was for."""
+        """The UIDs that the last read checked."""
         self._news = asyncio.Event()
-        """Set if a UID is new since that read."""
+        """Set if there is a UID which that read did not check."""
 
     def looked(self, resources: Iterable[str]) -> None:
-        """Note the pods that only the checkpoint names, by the last look."""
+        """Find the pods that only the checkpoint names."""
         last = self._holdings.reader.last
         if last is None or last.records.held is None:
             return
@@ -139,15 +138,15 @@ class EndedPods:
         if self._doubted - self._known:
             self._news.set()
 
-    async def mind(self, ask: Callable[[], Awaitable[list[Pod]]], changed: Callable[[], None]) -> None:
-        """Read the pods while that matters; call ``changed`` if a pod has ended. Never returns."""
-        retries, wait = Retries(), ASK_FIRST
+    async def watch(self, ask: Callable[[], Awaitable[list[Pod]]], changed: Callable[[], None]) -> None:
+        """Read the pods while there are such pods; call ``changed`` if one has ended. Never returns."""
+        retries, wait = Retries(), PODS_PERIOD_S
         while True:
             await self._doubt.wait()
             self._doubt.clear()
-            # Read before the call: if the API server lacks one of these, its pod has ended.
+            # Take the UIDs before the read: if the API server then lacks a UID, the pod has ended.
             doubted = self._doubted
-            wait = ASK_FIRST if doubted - self._known else min(2 * wait, ASK_AGAIN)
+            wait = PODS_PERIOD_S if doubted - self._known else min(2 * wait, PODS_PERIOD_MAX_S)
             self._known = doubted
             self._news.clear()
             try:
@@ -168,7 +167,7 @@ class AskedClaims:
 
     Args:
         ask: reads it; raises ``KubernetesError`` if that fails.
-        looked: returns True once the ResourceSlices are known. An older slice may still offer a board.
+        looked: returns True once the ResourceSlices are known. Until then, an old slice may still offer a board.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[Allocated]], looked: Callable[[], bool] = lambda: True) -> None:
@@ -177,9 +176,9 @@ class AskedClaims:
         """Why the last read failed; empty if it did not."""
 
     def unknown(self, *, looked: bool) -> str:
-        """Return what is unknown, and why. ``looked``: True if the ResourceSlices are known."""
+        """Return a text: what the API server has not reported yet, and why. ``looked``: True if the ResourceSlices are known."""
         what = "claims there are" if looked else "ResourceSlices the node has"
-        return f"the API server hasn't said yet which {what}" + (
+        return f"the API server has not reported yet which {what}" + (
             f": {self.unsaid:.200}" if looked and self.unsaid else ""
         )
 
@@ -194,7 +193,7 @@ class AskedClaims:
         except KubernetesError as error:
             self.unsaid = str(error)
         if self.unsaid and not before:
-            _log.warning("the API server doesn't say which claims there are: trying again", reason=self.unsaid)
+            _log.warning("cannot read the claims from the API server: trying again", reason=self.unsaid)
         return found
 
 
@@ -209,7 +208,7 @@ def pods_of(api: Client, node: str) -> Callable[[], Awaitable[list[Pod]]]:
 
 
 def starts(presence: Presence, within: float) -> bool:
-    """Return True if no kubelet is there, or if the kubelet started less than ``within`` seconds ago, no matter when this process started."""
+    """Return True if no kubelet runs, or if it started less than ``within`` seconds ago. The start of this process doesn't matter."""
     if presence.since is None:
         return True
     young = presence.kubelet is None or time.time() - presence.kubelet.mtime_ns / 1e9 < within
@@ -217,28 +216,28 @@ def starts(presence: Presence, within: float) -> bool:
 
 
 def boards_with(there: Mapping[str, Sequence[tuple[str, Entry]]], ids: Container[str]) -> set[str]:
-    """Return the boards that have some of these devices."""
+    """Return the boards that have at least one of these devices."""
     return {board for board, devices in there.items() if any(one.device.id in ids for _, one in devices)}
 
 
-def since_served(resources: Iterable[Resource], last: Look | None) -> Look | None:
-    """Return the last look at the kubelet's records; None if the kubelet may not have our lists."""
+def look_if_served(resources: Iterable[Resource], last: Look | None) -> Look | None:
+    """Return the last look at the kubelet's records; None if a resource is not registered with the kubelet."""
     return last if all(one.state.phase is Phase.SERVING for one in resources) else None
 
 
 def is_away(presence: Presence, within: float) -> bool:
-    """Return True if no kubelet listens, or only since less than ``within`` seconds: pods may not have been ended."""
+    """Return True if no kubelet listens, or if it started less than ``within`` seconds ago: it may not have ended pods yet."""
     return not presence.listens() or starts(presence, within)
 
 
-async def until_listed(
+async def until_registered(
     decides: asyncio.Event, resources: Callable[[], Iterable[Resource]], known: Callable[[], bool]
 ) -> None:
-    """Wait until this gateway leads and a kubelet has its lists: during an update of the gateway no process serves pods by name.
+    """Wait until this gateway leads and a kubelet has its lists: until then, no gateway serves pods that ask by resource name.
 
-    If no kubelet accepts the lists, wait ``LIST_FIRST`` seconds; don't wait if the lists need the API server first (not ``known``).
+    Wait at most ``LISTS_WAIT_S`` seconds. If the lists need the API server first (not ``known``), don't wait.
     """
     await decides.wait()
-    ends = time.monotonic() + LIST_FIRST if known() else 0.0
+    ends = time.monotonic() + LISTS_WAIT_S if known() else 0.0
     while time.monotonic() < ends and any(one.state.phase is not Phase.SERVING for one in resources()):  # noqa: ASYNC110 - no event reports it
-        await asyncio.sleep(LIST_FIRST / 50)
+        await asyncio.sleep(LISTS_WAIT_S / 50)
