@@ -253,7 +253,7 @@ class Client:
         try:
             answer = await self._send(connection, method, path, content, kind)
             found = await _whole(connection)
-            keep = connection.ready_again()
+            keep = connection.reuse()
         finally:
             if keep:
                 self._keep(connection)

@@ -1,4 +1,4 @@
-"""Cordons by an annotation of the node, for operators without a shell there. They last as long as the annotation names them."""
+"""Cordon the devices that an annotation of the node names, so that operators need no shell on the node."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 ANNOTATION: Final = orders.CORDON_ANNOTATION
 _REASON: Final = f"by the node's annotation {ANNOTATION}"
-LOOK_S: Final = 2.0
-"""Seconds between two checks that the leader has the cordons of the annotation."""
+CHECK_S: Final = 2.0
+"""Seconds between two comparisons of the annotation with the cordons in force."""
 _log = structlog.get_logger()
 
 
 class AnnotatedCordons:
-    """Keeps the cordons that the annotation names, in addition to those by commands. Without the API server, the last known ones stay."""
+    """Keeps the annotation's cordons in force. Without the API server, the last known annotation stays in force."""
 
     def __init__(self, gateway: Subject) -> None:
         self._gateway = gateway
@@ -36,7 +36,7 @@ class AnnotatedCordons:
         self._news = asyncio.Event()
 
     def take(self, own: NodeObject) -> None:
-        """Note what the node's annotation names."""
+        """Read the device IDs in the node's annotation."""
         names = [name.strip() for name in own.metadata.annotations.get(ANNOTATION, "").split(",")]
         try:
             ids = frozenset(
@@ -48,24 +48,24 @@ class AnnotatedCordons:
         self._news.set()
 
     async def follow(self) -> None:
-        """Follow the annotation. Never returns."""
+        """Apply the annotation while this gateway leads. Never returns."""
         while True:
             if self._gateway.lead.leads and self._wanted is not None:
                 await self._settle(self._wanted)
-            await first_of(self._news, seconds=LOOK_S)
+            await first_of(self._news, seconds=CHECK_S)
             self._news.clear()
 
     async def _settle(self, wanted: frozenset[str]) -> None:
         gateway, ledger = self._gateway, self._gateway.holdings.ledger
         if not any(self._changes(wanted)):
             return
-        async with gateway.lock:  # As for an order over the control socket.
+        async with gateway.lock:  # Cordon commands hold the same lock.
             new, lifted = self._changes(wanted)
             for one in sorted(new):
                 ledger.cordon(one, Cordon(_REASON, time.time(), annotated=True))
             for one in lifted:
                 ledger.uncordon(one)
-        _log.info("the node's annotation", key=ANNOTATION, cordoned=sorted(new), uncordoned=sorted(lifted))
+        _log.info("annotated cordons changed", key=ANNOTATION, cordoned=sorted(new), uncordoned=sorted(lifted))
         await gateway.update()
         await gateway.holdings.scribe.durable()
 
@@ -75,7 +75,7 @@ class AnnotatedCordons:
         return wanted - cordons.keys(), frozenset(one for one in cordons if cordons[one].annotated) - wanted
 
     def hindrances(self) -> list[Hindrance]:
-        """Return the parts of the annotation that can't be followed, with the reasons."""
+        """Return which IDs of the annotation are wrong or unknown, with the reasons."""
         place, resources = self._gateway.source.place, self._gateway.resources.values()
         missing = [
             one

@@ -1,6 +1,6 @@
-"""One HTTP/1.1 connection to the API server, in the event loop, so that a server that hangs blocks no thread.
+"""One HTTP/1.1 connection to the API server. It runs in the event loop, so a server that hangs blocks no thread.
 
-h11 parses the answers. Callers limit their size.
+h11 parses the responses. The caller limits their size.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _READ_BYTES: Final = 16 * 1024
 """Most bytes that are read at once. Larger pieces would block the event loop for more than a few milliseconds."""
 _PIECES_PER_TURN: Final = 64
 """Pieces of data that are handled in one turn of the event loop."""
-_MAX_HINTS: Final = 8
-"""Most informational answers (1xx) before the answer."""
+_MAX_INFORMATIONAL: Final = 8
+"""Maximum of informational responses (1xx) before the final response."""
 _MAX_ADDRESSES: Final = 4
-"""Most addresses of a name that are tried."""
+"""Maximum of addresses to try for one host name."""
 _KEEPALIVE: Final = (
     (socket.TCP_KEEPIDLE, 15),
     (socket.TCP_KEEPINTVL, 5),
@@ -46,7 +46,7 @@ class TooLongError(NoAnswerError):
 
 
 class ServerAwayError(NoAnswerError):
-    """The server was not reached."""
+    """The server can't be reached."""
 
 
 class Connection:
@@ -94,7 +94,7 @@ class Connection:
                 self._send(h11.Data(data=body))
             self._send(h11.EndOfMessage())
             await self._writer.drain()
-            for _ in range(_MAX_HINTS):
+            for _ in range(_MAX_INFORMATIONAL):
                 event = await self._next()
                 if isinstance(event, h11.Response):
                     return event
@@ -102,13 +102,13 @@ class Connection:
                     raise NoAnswerError("the connection ended before an answer came")
         except (OSError, h11.ProtocolError) as error:
             raise NoAnswerError(f"no answer: {error!r}") from error
-        raise NoAnswerError(f"no answer came, only {_MAX_HINTS} informational ones (HTTP 1xx)")
+        raise NoAnswerError(f"only {_MAX_INFORMATIONAL} informational responses came (HTTP 1xx), no final one")
 
     async def body(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer's body as it comes.
 
         Raises:
-            NoAnswerError: it ended too soon.
+            NoAnswerError: the body is incomplete.
         """
         try:
             while isinstance(event := await self._next(), h11.Data):
@@ -116,15 +116,15 @@ class Connection:
         except (OSError, h11.ProtocolError) as error:
             raise NoAnswerError(f"the answer broke off: {error!r}") from error
 
-    def ready_again(self) -> bool:
-        """Prepare it for the next request; return False if it can't have one."""
+    def reuse(self) -> bool:
+        """Prepare the connection for the next request; return False if it can't be reused."""
         if (self._http.our_state, self._http.their_state) != (h11.DONE, h11.DONE) or self._reader.at_eof():
             return False
         self._http.start_next_cycle()
         return True
 
     def close(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         self._writer.transport.abort()
 
     def _send(self, event: h11.Event) -> None:
@@ -145,7 +145,7 @@ _resolver: Final = ThreadPoolExecutor(1, thread_name_prefix="resolve")
 
 
 async def _addresses(host: str) -> Sequence[str]:
-    """Return a host's addresses. A pod gets an address, a kubeconfig may have a name."""
+    """Return a host's addresses. In a pod the host is an IP address; a kubeconfig may have a host name."""
     try:
         return [str(ipaddress.ip_address(host))]
     except ValueError:

@@ -154,7 +154,7 @@ async def _too_many(answer: Answer, _: Request) -> None:
     [
         (_stall, "no answer: nothing whole came within 0.2 s"),
         (_half, "no answer: nothing whole came within 0.2 s"),
-        (_endless_hints, "no answer: no answer came, only 8 informational ones (HTTP 1xx)"),
+        (_endless_hints, "no answer: only 8 informational responses came (HTTP 1xx), no final one"),
         (_broken, "no answer: the answer broke off"),
         (_half_closed, "no answer: the answer broke off"),
         (_nothing, "no answer: "),
