@@ -28,14 +28,14 @@ COMMANDS = """\
   admit POD RESOURCE N   admit a pod that asks for N devices, and start it
   start POD              start its container again, as after a crash
   remove POD             end a pod; its devices are freed at the next admit
-  capacity               what the API server would be told
+  capacity               the capacity that a kubelet would report to the API server
   pods                   who holds which devices
-  restart [VERSION]      restart the kubelet, as another version if you like; pods stay, and it
-                         says so where that version can't read who holds which devices
+  restart [VERSION]      restart the kubelet, also as another version. Pods keep running. Warns if
+                         that version can't read the checkpoint
   help, quit"""
 
-PLAUSIBLE = frozenset({"kubelet_internal_checkpoint", ".kubelet_internal_checkpoint", "DEPRECATION"})
-"""The files that a kubelet's directory holds besides sockets and folders."""
+KUBELET_FILES = frozenset({"kubelet_internal_checkpoint", ".kubelet_internal_checkpoint", "DEPRECATION"})
+"""Files that a kubelet writes to its socket directory."""
 
 
 @click.group()
@@ -61,15 +61,15 @@ Commands on stdin, while it runs:
     cls=Strict,
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where kubelet.sock and the checkpoint live. Made if it isn't there. A start deletes what a kubelet's does.",
+    help="Directory of kubelet.sock and the checkpoint. Created if missing. As a real kubelet does, it deletes other files there.",
 )
 def kubelet(version: str, socket_dir: Path) -> None:
     """Run an emulated kubelet of any version.
 
     It stays in the foreground, shows what device plugins do, and takes the commands below on its standard input.
 
-    It serves kubelet.sock and behaves towards plugins as that version does: the API it speaks, its errors, when it calls
-    back, what it remembers over a restart. Ctrl-C ends it.
+    It serves kubelet.sock with that version's device plugin API, errors and timing, and remembers what that version
+    remembers over a restart. Ctrl-C ends it.
     """
     from gateway_lab.kubelets.behaviour import behaviour
 
@@ -77,25 +77,25 @@ def kubelet(version: str, socket_dir: Path) -> None:
         found = behaviour(version)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--version") from error
-    refusal = unfit(socket_dir)
+    refusal = why_unusable(socket_dir)
     if refusal:
         raise click.BadParameter(refusal, param_hint="--socket-dir")
     try:
         socket_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise click.BadParameter(f"it can't be made: {error}", param_hint="--socket-dir") from error
+        raise click.BadParameter(f"cannot create it: {error}", param_hint="--socket-dir") from error
     asyncio.run(_run(found, socket_dir.absolute()))
 
 
-def unfit(directory: Path) -> str:
-    """Return why an emulated kubelet, which deletes files at its start, must not use a directory; empty if it may."""
+def why_unusable(directory: Path) -> str:
+    """Return why a kubelet must not use this directory; empty if it may. A kubelet's start deletes files."""
     if not directory.is_dir():
         return ""
     path = directory / "kubelet.sock"
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as trying:
         trying.connect(str(path))
         return f"a kubelet serves on {path} already. Choose another directory"
-    strange = sorted(entry.name for entry in directory.iterdir() if not _plausible(entry))
+    strange = sorted(entry.name for entry in directory.iterdir() if not _is_kubelets(entry))
     if not strange:
         return ""
     return (
@@ -105,9 +105,9 @@ def unfit(directory: Path) -> str:
     )
 
 
-def _plausible(entry: Path) -> bool:
+def _is_kubelets(entry: Path) -> bool:
     mode = entry.lstat().st_mode
-    return entry.name in PLAUSIBLE or stat.S_ISSOCK(mode) or stat.S_ISDIR(mode)
+    return entry.name in KUBELET_FILES or stat.S_ISSOCK(mode) or stat.S_ISDIR(mode)
 
 
 async def _run(found: Behaviour, directory: Path) -> None:
@@ -138,7 +138,7 @@ async def _run(found: Behaviour, directory: Path) -> None:
 
 
 def _read(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
-    """Pass on each line of standard input. Its end ends the kubelet only on a terminal (Ctrl-D): a script may have no input."""
+    """Pass on each line of standard input. Ctrl-D on a terminal means ``quit``; a script may have no input."""
     with contextlib.suppress(RuntimeError):  # the loop is gone
         for line in sys.stdin:
             loop.call_soon_threadsafe(lines.put_nowait, line)
@@ -146,22 +146,22 @@ def _read(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
             loop.call_soon_threadsafe(lines.put_nowait, "quit")
 
 
-def forgets(old: str, new: str, pods: Iterable[str]) -> str:
-    """Return a warning if the new kubelet can't read which devices pods hold, with the way out; empty if it can."""
+def checkpoint_warning(old: str, new: str, pods: Iterable[str]) -> str:
+    """Return a warning with advice if the new kubelet can't read the old one's checkpoint; else empty."""
     from gateway.cli import advice as plan
 
     holders, facts = ", ".join(sorted(pods)), plan.load()
     try:
         before, after = plan.kubelet(old, facts), plan.kubelet(new, facts)
-    except plan.PlanError:  # A version to come: nothing is known of it.
+    except plan.PlanError:  # A newer version: its checkpoint format is unknown.
         return ""
     if not holders or before == after or facts.keeps_checkpoint(before, after):
         return ""
     [hop] = plan.plan(facts, before, after, direct=True).hops
     way = f"`restart {hop.stop_at}` first" if hop.stop_at else "`remove` them first, as a drain would"
     return (
-        f"warning: kubelet {new} can't read the checkpoint of {old}: it doesn't know what {holders} had, and gives those "
-        f"devices to others. To keep them apart: {way} (gateway plan --from {old} --to {new} --direct says more)"
+        f"warning: kubelet {new} can't read the checkpoint of {old}: it may give the devices of {holders} to other "
+        f"pods. To prevent this: {way}. Details: gateway plan --from {old} --to {new} --direct"
     )
 
 
@@ -179,12 +179,12 @@ class _Node:
         from gateway_lab.kubelets.kubelet import Demand
 
         if self._kubelet is not None and (
-            lost := forgets(self._kubelet.behaviour.name, found.name, self._kubelet.pods())
+            lost := checkpoint_warning(self._kubelet.behaviour.name, found.name, self._kubelet.pods())
         ):
             self.say(lost)
         await self.halt()
         if not found.certain:
-            self.say(f"kubelet {found.name} is newer than any known here: it is taken to behave like 1.{NEWEST}")
+            self.say(f"kubelet {found.name} is newer than any known here: it will behave like 1.{NEWEST}")
         self._kubelet = DeviceManager(found, self._directory, note=self.say)
         await self._kubelet.start([Demand(pod, resource, count) for pod, (resource, count) in self._pods.items()])
 
@@ -215,7 +215,7 @@ class _Node:
                 case ["remove", pod]:
                     kubelet.remove(pod)
                     known = self._pods.pop(pod, None)
-                    self.say(f"pod {pod} has ended" if known else f"no pod {pod} was admitted: nothing to remove")
+                    self.say(f"pod {pod} has ended" if known else f"no pod {pod} was admitted")
                 case ["capacity"]:
                     self._show_capacity(kubelet)
                 case ["pods"]:
@@ -239,7 +239,7 @@ class _Node:
         admission = await kubelet.admit(pod, {resource: count})
         self._pods[pod] = (resource, count)
         ids = admission.devices.get(resource, ())
-        why = "" if ids or count == 0 else f": no plugin has registered {resource}, `capacity` shows which are"
+        why = "" if ids or count == 0 else f": no plugin has registered {resource} (see `capacity`)"
         self.say(f"pod {pod} runs with {_ids(ids)}{why}")
         for name, value in admission.answer.envs.items():
             self.say(f"  env {name}={value}")

@@ -14,7 +14,7 @@ from gateway.configuration import flags
 EXAMPLES: Final = """
 \b
 Examples:
-  gateway run                            serve this node's GPUs to whichever kubelet runs
+  gateway run                            offer this node's GPUs to the kubelet, whatever its version
   gateway --api auto                     the same: options without a command mean run
   gateway status                         the state of the gateway, its kubelet and its devices
   gateway doctor                         what keeps this node's GPUs from pods?
@@ -23,28 +23,28 @@ Examples:
   gateway probe -o json                  which API does this node's kubelet speak?
   gateway demo                           a kubelet upgrade on a simulated node, with no GPU and no cluster
 
-Without a command, and without a terminal, gateway means `gateway run`: containers and units configure it by variables.
+If there is no command and no terminal, gateway means `gateway run`. Containers and systemd units set its variables.
 """
 _RUN_EXAMPLES: Final = """
 \b
 Examples:
-  gateway run                                        serve this node's GPUs to whichever kubelet runs
+  gateway run                                        offer this node's GPUs to the kubelet, whatever its version
   gateway run --backend simulated                    8 healthy simulated GPUs as nvidia.com/gpu
-  gateway run --backend simulated --simulate p.yaml  GPUs from a profile; edit it and the node follows
-  gateway run --api v1beta1                          only this API; an older kubelet is left alone
+  gateway run --backend simulated --simulate p.yaml  GPUs from a profile; changes of the file apply at once
+  gateway run --api v1beta1                          only this API; it does not register with an older kubelet
   gateway run --mig-strategy mixed                   MIG partitions by profile
-  gateway run --config-file config.yaml              a file in the format of NVIDIA's plugin; edit it and the gateway follows
+  gateway run --config-file config.yaml              a file in the format of NVIDIA's plugin; changes apply at once
 
-Each option has a variable: --socket-dir is GATEWAY_SOCKET_DIR. Those of NVIDIA's plugin keep its names: --mig-strategy is MIG_STRATEGY.
+Each option has a variable: --socket-dir is GATEWAY_SOCKET_DIR. Options of NVIDIA's plugin have that plugin's variables: --mig-strategy is MIG_STRATEGY.
 Options win over variables, and variables over the configuration file. docs/configuration.md lists all.
 """
-_ABOUT: Final = {"daemon": "Daemon", "look": "Look", "orders": "Orders", "tools": "Tools"}
+_HEADINGS: Final = {"daemon": "Daemon", "look": "Look", "orders": "Orders", "tools": "Tools"}
 
 
 def write_commands(formatter: click.HelpFormatter, commands: Mapping[str, tuple[str, str, str]]) -> None:
     """Write the commands by group, each with its description."""
     width = max(map(len, commands))
-    for group, heading in _ABOUT.items():
+    for group, heading in _HEADINGS.items():
         rows = [(f"{name:{width}}", text) for name, (one, _, text) in commands.items() if one == group]
         with formatter.section(heading):
             formatter.write_dl(rows)
@@ -58,7 +58,7 @@ def write_options(command: click.Command, ctx: click.Context, formatter: click.H
         with formatter.section("Options"):
             formatter.write_dl(rows)
         formatter.write_paragraph()
-        formatter.write_text("All options of `gateway run` can be given, too: they decide the settings.")
+        formatter.write_text("You can also give all options of `gateway run`. They change the settings.")
         return
     for heading, of_group in flags.GROUPS.items():
         if shown := [*flags.help_rows(of_group)]:
@@ -70,7 +70,7 @@ def write_options(command: click.Command, ctx: click.Context, formatter: click.H
 
 
 def refuse(ctx: click.Context, words: Sequence[str], rest: Sequence[str]) -> NoReturn:
-    """Refuse ``rest``, the arguments that ``gateway run`` doesn't take. If they are another command, show where the options belong."""
+    """Refuse ``rest``, the extra arguments of ``gateway run``. If they name a command, show the correct order."""
     given = [
         one.opts[0]
         for one in ctx.command.get_params(ctx)
@@ -90,5 +90,5 @@ def refuse(ctx: click.Context, words: Sequence[str], rest: Sequence[str]) -> NoR
     name = " ".join(["gateway", *path])
     if strange := [option for option in given if option not in known]:
         raise click.UsageError(f"{strange[0]} is an option of `gateway run`, not of `{name}`. Leave it out")
-    behind = shlex.join([*path, *words[: len(words) - len(rest)], *rest[len(path) :]])
-    raise click.UsageError(f"Options go behind their command. Write: gateway {behind}")
+    corrected = shlex.join([*path, *words[: len(words) - len(rest)], *rest[len(path) :]])
+    raise click.UsageError(f"Options go after their command. Write: gateway {corrected}")

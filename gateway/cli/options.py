@@ -1,4 +1,4 @@
-"""Commands whose errors have one style, and options that refuse values which click accepts."""
+"""One style for the error messages of all commands, and stricter checks of options than click's."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def _worded_errors() -> Iterator[None]:
-    """Turn the errors that end a command into messages in one style."""
+def _reworded_errors() -> Iterator[None]:
+    """Reword the error that ends a command."""
     try:
         yield
     except (click.ClickException, ControlError, OSError) as error:
@@ -31,19 +31,19 @@ def _worded_errors() -> Iterator[None]:
 class Program(click.Command):
     """A command whose error messages have one style, also those of its subcommands."""
 
-    make_context = _worded_errors()(click.Command.make_context)
+    make_context = _reworded_errors()(click.Command.make_context)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it."""
-        with _worded_errors():
+        with _reworded_errors():
             return super().invoke(ctx)
 
 
 class Words(click.Choice[str]):
-    """A choice of words."""
+    """One of a set of words. The error for an unknown word suggests a similar one."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:  # noqa: ARG002 - click's signature
-        """Return the error for another word."""
+        """Return the error for an unknown word."""
         return unknown(str(value), self.choices)
 
 
@@ -60,10 +60,10 @@ class Seconds(click.FloatRange):
 
 
 class Strict(click.Option):
-    """An option that refuses an empty value, which click lets pass: as a path it would mean this folder."""
+    """An option that refuses an empty value. click accepts one, and as a path it means the current directory."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Read its variable, also an empty one, which click ignores."""
+        """Read the environment variable. click would ignore an empty one."""
         return os.environ.get(variable(self, ctx.auto_envvar_prefix))
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
@@ -75,7 +75,7 @@ class Strict(click.Option):
 
 
 def setting(flag: Flag) -> click.Option:
-    """Return the option of a setting: it takes texts, which ``gateway.configuration.commandline`` judges."""
+    """Return the option of a setting. ``gateway.configuration.commandline`` checks its values."""
     words = flag.values.split("|")
 
     def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:

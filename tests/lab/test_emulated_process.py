@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from msgspec.structs import asdict
 
 from devices.model import ContainerAnswer
-from gateway.cli.dev import _Node, dev, forgets, unfit
+from gateway.cli.dev import _Node, checkpoint_warning, dev, why_unusable
 from gateway_lab.kubelets import emulated
 from gateway_lab.kubelets.behaviour import behaviour
 from gateway_lab.kubelets.checkpoint import checksum
@@ -275,15 +275,15 @@ def test_a_directory_with_someones_files_is_refused(folder: Path, entries: list[
                 left_behind.bind(str(path))
         else:
             path.mkdir() if entry.endswith("/") else path.touch()
-    assert refusal in unfit(folder)
-    assert bool(refusal) is bool(unfit(folder))
+    assert refusal in why_unusable(folder)
+    assert bool(refusal) is bool(why_unusable(folder))
 
 
 async def test_a_directory_with_a_living_kubelet_is_refused(kubelet: Kubelet, folder: Path) -> None:
     await kubelet.start()
-    assert "serves on" in unfit(folder)
+    assert "serves on" in why_unusable(folder)
     await kubelet.kill()
-    assert not unfit(folder)
+    assert not why_unusable(folder)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ async def test_a_directory_with_a_living_kubelet_is_refused(kubelet: Kubelet, fo
     [
         (["--version", "1.7", "--socket-dir", "/nowhere"], "expected a kubelet version from 1.8 on"),
         (["--version", "1.9"], "Missing option '--socket-dir'"),
-        (["--version", "1.9", "--socket-dir", "/proc/dp"], "it can't be made"),
+        (["--version", "1.9", "--socket-dir", "/proc/dp"], "cannot create it"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str) -> None:
@@ -307,15 +307,15 @@ def test_wrong_arguments(arguments: list[str], message: str) -> None:
         pytest.param("1.9", "1.9", ["web"], "", id="the same version"),
         pytest.param("1.9", "1.37", [], "", id="no pod"),
         pytest.param("1.18", "1.30", ["web"], "", id="up, kept"),
-        pytest.param("1.30", "1.18", ["web"], "what web had", id="and down, lost"),
+        pytest.param("1.30", "1.18", ["web"], "devices of web", id="and down, lost"),
         pytest.param("1.37", "1.99", ["web"], "", id="a version to come"),
-        pytest.param("1.9", "1.37", ["web", "db"], "what db, web had", id="who loses them"),
+        pytest.param("1.9", "1.37", ["web", "db"], "devices of db, web", id="who loses them"),
         pytest.param("1.18", "1.32", ["web"], "`restart 1.30` first", id="a stop on the way"),
         pytest.param("1.9", "1.37", ["web"], "`remove` them first", id="no stop on the way"),
     ],
 )
 def test_a_hop_that_forgets_pods_is_told(old: str, new: str, pods: list[str], way: str) -> None:
-    said = forgets(old, new, pods)
+    said = checkpoint_warning(old, new, pods)
     assert (way in said, bool(said)) == (True, bool(way)), said
 
 
@@ -331,7 +331,7 @@ async def test_a_restart_says_who_is_forgotten(folder: Path, monkeypatch: pytest
         await node.obey("restart 1.9")
     finally:
         await node.halt()
-    assert [line for line in said if "warning" in line] == [forgets("1.9", "1.37", ["web"])]
+    assert [line for line in said if "warning" in line] == [checkpoint_warning("1.9", "1.37", ["web"])]
 
 
 async def test_pods_outlive_a_restart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +381,7 @@ def test_the_helps_example_keeps_its_pods() -> None:
     result = CliRunner().invoke(dev, ["kubelet", "--help"])
     [old] = re.findall(r"--version (1\.\d+) ", result.output)
     [new] = re.findall(r", restart (1\.\d+),", result.output)
-    assert forgets(old, new, ["web"]) == ""
+    assert checkpoint_warning(old, new, ["web"]) == ""
 
 
 async def test_a_person_can_play_with_it(folder: Path) -> None:
@@ -400,7 +400,7 @@ async def test_a_person_can_play_with_it(folder: Path) -> None:
                 ("capacity", "no resource is registered"),
                 (
                     "admit pod example.com/gpu 1",
-                    "pod pod runs with no device: no plugin has registered example.com/gpu",
+                    "pod pod runs with no device: no plugin has registered example.com/gpu (see `capacity`)",
                 ),
                 ("pods", "no pod holds a device"),
                 ("admit pod", "unknown command"),

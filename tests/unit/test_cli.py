@@ -345,7 +345,7 @@ def read_all(terminal: int) -> str:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--state-dir /x status", "Options go behind their command. Write: gateway status --state-dir=/x"),
+        ("--state-dir /x status", "Options go after their command. Write: gateway status --state-dir=/x"),
         ("--socket-dir=/x probe --json", "Write: gateway probe --socket-dir=/x --json"),
         ("--api auto run --backend none", "Write: gateway run --api=auto --backend none"),
         ("-mig-strategy mixed config show", "Write: gateway config show --mig-strategy=mixed"),
