@@ -9,6 +9,7 @@ import pytest
 
 from adapters.dra.plugin import V1
 from gateway.dra import cdi, crossing
+from gateway.dra import pods as dra_pods
 from gateway.kubernetes import access
 from gateway_lab.kubelets.kubelet import KubeletError
 from gateway_lab.trials.scenarios import RESOURCE, node
@@ -25,15 +26,15 @@ FIRST = 32
 
 
 @contextlib.asynccontextmanager
-async def _node(server: ApiServer, monkeypatch: pytest.MonkeyPatch, pods: str) -> AsyncIterator[tuple[Made, Place]]:
+async def _node(server: ApiServer, monkeypatch: pytest.MonkeyPatch, uids: str) -> AsyncIterator[tuple[Made, Place]]:
     """Give a node with three GPUs, and its place beside an API server that knows these pods."""
     monkeypatch.setattr(access, "find", lambda _: server.access())
-    monkeypatch.setattr(pods, "PODS_PERIOD_MAX_S", 0.2)
+    monkeypatch.setattr(dra_pods, "PODS_PERIOD_MAX_S", 0.2)
     monkeypatch.setattr(crossing, "ADMITS_S", 0.0)
     async with node(genuine, gpus={RESOURCE: 3}) as made:
         place = Place(made.root, server, made.socket_dir.name)
         monkeypatch.setattr(cdi, "FOLDER", place.folder / "cdi")
-        for pod in pods:
+        for pod in uids:
             server.put(
                 f"/api/v1/pods/{pod}", metadata={"uid": pod}, spec={"nodeName": "n1"}, status={"phase": "Running"}
             )
