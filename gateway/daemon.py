@@ -72,7 +72,7 @@ class Gateway:
         self._ledger = Ledger(settings.state_dir, settings.socket_dir)
         self._scribe = Scribe(self._ledger, lambda: self._lead.writes, self._lead.locks.writing)
         places = settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
-        self._reader = RecordsReader(*places, self._lead, self._ledger, self._looked)
+        self._reader = RecordsReader(*places, self._lead, self._ledger, self._scribe.soon, self._looked)
         self._resources: dict[str, Resource] = {}
         kept = self._ledger, self._scribe, self._reader, self._presence
         self._holdings = Holdings(*kept, source, self._resources)

@@ -85,7 +85,7 @@ class HolderRows(Protocol):
 class RecordsReader:
     """The kubelet's records, as of the last look.
 
-    ``looked`` is called after each look, on the event loop. It writes the changed ``rows`` to disk.
+    ``looked`` is called after each look, on the event loop; ``noted`` if ``rows`` changed.
     """
 
     def __init__(
@@ -94,10 +94,11 @@ class RecordsReader:
         checkpoint: Path,
         lead: Deciding,
         rows: HolderRows,
+        noted: Callable[[], None],
         looked: Callable[[Look], None],
     ) -> None:
         self.pod_resources, self._checkpoint, self._looked = pod_resources, checkpoint, looked
-        self._lead, self._rows = lead, rows
+        self._lead, self._rows, self._noted = lead, rows, noted
         self.last: Look | None = None
         self.known: Look | None = None
         """The last look that found holders."""
@@ -325,6 +326,7 @@ class RecordsReader:
         for name, rows in asked.items():
             left = earlier.forgotten(rows) if own else earlier.with_first_checkpoint(rows, written[name])
             self._rows.set_earlier(name, left)
+        self._noted()
         self._tell()
 
     def _compare_with_look(self, records: kubelet_records.Records, at: float) -> None:
@@ -335,9 +337,9 @@ class RecordsReader:
         settled = at - self._noticed_at >= WRITTEN_AFTER
         for name, known in rows.items():
             given = self._rows.handed_out(name)
-            self._rows.set_earlier(
-                name, earlier.looked(name, known, given, records, self._absences, at, settled=settled)
-            )
+            left = earlier.looked(name, known, given, records, self._absences, at, settled=settled)
+            if self._rows.set_earlier(name, left):
+                self._noted()
 
     def _is_continued_by(self, record: kubelet_records.CheckpointRecords) -> bool:
         known = self.known.records.file if self.known is not None else None

@@ -259,8 +259,8 @@ class Holdings:
             rows, asked = self.ledger.handed_out(name), earlier.in_question(self.ledger.earlier(name))
             names = {one: rows[one].names for one in asked if one in rows}
             names |= {one: look.records.names_of(name, one) for one in holders}
-            self.ledger.rebuild_handed_out(name, names, look.unix - RECORDED_WITHIN, time.time())
-        self.scribe.soon()
+            if self.ledger.rebuild_handed_out(name, names, look.unix - RECORDED_WITHIN, time.time()):
+                self.scribe.soon()
 
     def kubelet_started(self, kubelet: KubeletId) -> None:
         """Note a new kubelet."""
