@@ -139,8 +139,7 @@ class Gateway:
 
     async def _start(self) -> None:
         settings = self._settings
-        await self._scribe.load(patient=True)
-        self._holdings.check_kubelet()  # Before the first look: the kubelet may be another one.
+        await self._holdings.load(patient=True)
         self._listeners.open_probes(self._subject)
         await self._folder.wait(self._say_waiting)
         await self._listeners.close_control()

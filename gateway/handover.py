@@ -223,8 +223,7 @@ class Handover:
     async def _read_state_file(self) -> None:
         """Read the orders and holders that the leader wrote."""
         if self._lead.state.leader is not None and not self._holdings.ledger.current:
-            await self._scribe.load()
-            self._holdings.check_kubelet()
+            await self._holdings.load()
             await self._lists.update()
 
     async def _lock_state_directory(self) -> None:
@@ -469,8 +468,7 @@ class Handover:
         self._lead.handed_over_at = time.monotonic()
         if self._presence.kubelet is not None:
             self.approach(self._presence.kubelet)
-        await self._scribe.load(patient=True)
-        self._holdings.check_kubelet()
+        await self._holdings.load(patient=True)
         lists = self._lists
         try:
             news = await self._let_parts_decide() or lists.only_remembered or lists.unremembered()

@@ -269,8 +269,9 @@ class Holdings:
         self.reader.restarted(kubelet.mtime_ns / 1e9)
         self._question(kubelet)
 
-    def check_kubelet(self) -> None:
-        """Go on with the rows that the state file has: they may be from before the kubelet's start."""
+    async def load(self, *, patient: bool = False) -> None:
+        """Read the state file (``Scribe.load``). If its holders are from before the running kubelet's start, put them in question."""
+        await self.scribe.load(patient=patient)
         if (kubelet := self.presence.kubelet or kubelet_id(self.presence.socket)) is not None:
             self._question(kubelet)
 

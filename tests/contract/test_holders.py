@@ -481,6 +481,21 @@ async def test_what_the_kubelet_forgot_is_withheld_under_every_name_until_an_ope
     await node.allocatable_is(4)
 
 
+async def test_what_the_kubelet_forgot_is_not_lost_with_a_gateway_that_dies_at_once(node: Node) -> None:
+    """The state file has rows from before the kubelet's start. The next gateway's first look shows the kubelet's own records."""
+    node.simulate(gpus(0, 1))
+    one = await node.served(2, *configure(node, {}))
+    assert (await node.admit("pod")).devices[GPU] == ("GPU-0",)
+    await node.pass_time(10)
+    await forgets(node, "pod")
+    await node.allocatable_is(2)
+    one.kill()
+    two = node.gateway(*configure(node, shared(2, rename=OTHER)))
+    await node.allocatable_is(2, OTHER)
+    await node.pass_time(60)
+    assert await free(two) == {OTHER: ["GPU-1::0", "GPU-1::1"]}
+
+
 async def test_what_nobody_wrote_down_and_the_kubelet_forgot_is_withheld_until_an_operator_says_otherwise(
     node: Node,
 ) -> None:

@@ -379,6 +379,14 @@ MUTANTS = (
     ),
     Mutant(
         "OM3",
+        "the next gateway takes the state file's holders for those of the running kubelet",
+        "gateway/memory/holdings.py",
+        "        await self.scribe.load(patient=patient)\n        if ",
+        "        await self.scribe.load(patient=patient)\n        if False and ",
+        f"{_HOLDERS}::test_what_the_kubelet_forgot_is_not_lost_with_a_gateway_that_dies_at_once",
+    ),
+    Mutant(
+        "OM3",
         "an operator's word about a forgotten device does nothing",
         "gateway/kubelet/reader.py",
         "{one: holders for one, holders in rows.items() if one != device_id}",
