@@ -1,9 +1,9 @@
 """Find the kubelet versions that fit the evidence of a connection; in doubt, the older ones. Pure.
 
 A dialect got new fields over time, but doesn't show which of them a kubelet knows. Evidence is the gRPC library in the kubelet's
-``user-agent``, and whether the kubelet asks for the options before the list. If we assume a too old kubelet, a request may be
-refused. If we assume a too new one, a container may start without its devices. So if evidence conflicts, the older version is
-used, and never an error raised. ``--kubelet-version`` overrides all evidence.
+``user-agent``, and whether the kubelet asks for the options before the list. If the assumed kubelet is too old, a request may be
+refused. If it is too new, a container may start without its devices. So conflicting evidence is no error: the older version is
+used. ``--kubelet-version`` overrides all evidence.
 
 A vendor's build of a kubelet may have a later grpc-go than the release. Then set that flag.
 """

@@ -77,7 +77,7 @@ def place_of(device: Device) -> Place:
     return _place(device.id, device.part_of)
 
 
-@lru_cache(maxsize=1 << 14)  # Each look at the holders asks for each device.
+@lru_cache(maxsize=1 << 14)  # It is needed for each device at each look.
 def _place(device_id: str, part_of: str) -> Place:
     shared = unshared(device_id)
     if part_of:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.doctor.snapshot import Answered, ApiNode, Cluster, NvmlSeen
-from gateway.kubernetes import access, client
+from gateway.kubernetes import access, client, quantity
 
 if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
@@ -207,7 +207,8 @@ async def _optional(asked: Any) -> Any:
 
 def _api_node(node: _Node) -> ApiNode:
     def whole(quantities: Mapping[str, str]) -> dict[str, int]:
-        return {name: int(count) for name, count in quantities.items() if "/" in name and count.isdecimal()}
+        read = {name: quantity.read(text) for name, text in quantities.items() if "/" in name}
+        return {name: count for name, count in read.items() if count is not None}
 
     status = node.status
     info = status.info

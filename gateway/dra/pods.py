@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from msgspec import Struct, field
 
+from gateway.kubernetes import quantity
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Retries
 from gateway.registration.events import Phase
@@ -111,7 +112,7 @@ async def requested(ask: Callable[[], Awaitable[list[Pod]]], resource: str) -> i
 
 def _wanted(containers: Iterable[_Container], resource: str) -> list[int]:
     found = (one.resources.limits.get(resource, "") for one in containers)
-    return [int(one) for one in found if one.isdecimal()]
+    return [quantity.read(one) or 0 for one in found]
 
 
 class EndedPods:

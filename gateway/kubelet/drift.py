@@ -131,7 +131,7 @@ class Drift(Struct, frozen=True):
 def forgotten(
     resource: str, rows: Rows, given: Mapping[str, HandedOut], holders: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Yield what there is to say of devices that the kubelet forgot.
+    """Yield the findings about devices that the kubelet forgot.
 
     Args:
         resource: the resource name.
@@ -140,9 +140,7 @@ def forgotten(
         holders: the holders by the kubelet's records.
     """
     lost = earlier.forgotten(rows)
-    twice = (
-        {one: now for one, now in earlier.doubled(rows, given, holders).items() if not is_replica(one)} if lost else {}
-    )
+    twice = {one: now for one, now in earlier.doubled(lost, given, holders).items() if not is_replica(one)}
     if twice:
         yield _finding(
             resource,

@@ -44,8 +44,8 @@ MOST_EARLIER: Final = 8
 class HandedOut(Struct, frozen=True):
     """A device that Allocate gave to a container, or that the kubelet's records show as held.
 
-    ``dialect`` is empty if only the records show it. ``at`` is when it was given, in Unix seconds: another time is another
-    Allocate. ``names`` are the holder's names by the records (``Records.names_of``), none until they were read. ``counted``: the
+    ``dialect`` is empty if only the records show it. ``at`` is when it was given, in Unix seconds: each Allocate has its
+    own time. ``names`` are the holder's names by the records (``Records.names_of``), none until they were read. ``counted``: the
     kubelet is known to count the device as in use (``gateway.memory.again``).
     """
 
@@ -94,7 +94,7 @@ class Absences(Struct, frozen=True):
     """The pods that its List should name and doesn't, and since when (monotonic seconds)."""
 
     def looked(self, asked: frozenset[str], pods: AbstractSet[str] | None, now: float) -> Absences:
-        """Note the pods that a List named (None: there was no List), of those that are asked for."""
+        """Note which of the pods ``asked`` a List named, and which it lacks. ``pods``: all that it named; None: there was no List."""
         if pods is None:
             return self
         named = asked & (self.named | pods)
@@ -108,7 +108,7 @@ class Absences(Struct, frozen=True):
 
 
 def in_question(rows: Rows) -> dict[str, Earlier]:
-    """Return the holders of which it is not known yet if the kubelet forgot them."""
+    """Return the holders that are in question, by device ID."""
     return {device_id: earlier[-1] for device_id, earlier in rows.items() if not earlier[-1].forgotten}
 
 
@@ -204,8 +204,8 @@ def looked(
         again = _is_given_since(given, device_id, one)
         if not known:
             left[device_id] = one
-        # The kubelet remembers a device that is held and was not given since its start. Then the holder that our last look
-        # found has ended.
+        # The device is held, and Allocate hasn't given it since the kubelet's start. So the kubelet kept its record of the
+        # device. If that names another pod, the earlier holder has ended.
         elif device_id in holders and (not again or _is_held_by(resource, device_id, one, records)):
             if not settled:
                 left[device_id] = one
@@ -231,15 +231,16 @@ def looked(
     )
 
 
-def doubled(rows: Rows, given: Mapping[str, HandedOut], holders: Mapping[str, str]) -> dict[str, str]:
+def doubled(
+    lost: Mapping[str, Sequence[Earlier]], given: Mapping[str, HandedOut], holders: Mapping[str, str]
+) -> dict[str, str]:
     """Return the devices that the kubelet forgot and gave to another pod since, and that pod for people.
 
     Args:
-        rows: the earlier holders.
+        lost: the holders that the kubelet forgot.
         given: the devices that are held, and since when.
         holders: the holders by the kubelet's records.
     """
-    lost = forgotten(rows)
     again = [one for one, earlier in lost.items() if all(_is_given_since(given, one, who) for who in earlier)]
     named = {one: f"{holders[one]!r:.160}" for one in lost if one in holders}
     return dict.fromkeys(again, "a pod that was given it just now") | named

@@ -119,7 +119,7 @@ class RecordsReader:
         self._found: tuple[bytes, kubelet_records.FileId] | None = None
         """The checkpoint when the last kubelet's socket appeared; None: no kubelet was there yet."""
         self._was_undecided = False
-        """True if the kubelet before it ended before its checkpoint showed if it had lost its records."""
+        """True if the earlier kubelet ended too soon: its checkpoint had not shown yet whether that kubelet lost its records."""
         self._since = 0.0
         """When the last kubelet's socket was created (Unix seconds); 0: unknown."""
         self._noticed_at = 0.0

@@ -181,7 +181,7 @@ class Memory:
             self._note(counted(given, request, self._holdings.numa_nodes(self._resource), time.time()))
 
     def _note(self, device_ids: Iterable[str]) -> None:
-        if self._holdings.ledger.count(self._resource, device_ids):
+        if self._holdings.ledger.set_counted(self._resource, device_ids):
             self._holdings.scribe.soon()
 
     async def _held_still(self, rows: Mapping[str, HandedOut]) -> Mapping[str, str] | None:

@@ -3,7 +3,7 @@
 It is one JSON file in ``--state-dir`` (0700, root only). By resource name it has each device ID that was ever announced, with its last
 state; which of them are lost; the lasting troubles; what Allocate gave; and the holders from before the kubelet's start. It also has
 the cordons, the prepared ResourceClaims, the side of each board if both APIs are served, the dialect that the kubelet accepted
-last, and the kubelet since whose start devices were given.
+last, and the kubelet that the devices were given to.
 Only the leader writes it, as a whole (write, fsync, rename, fsync of the folder). A standby reads it again when it changes.
 A crash at any moment leaves the old file or the new one. Fields of a later release are kept. A number tells if a file is
 older than the last one that was written in this boot (``witness``).
@@ -309,7 +309,7 @@ class Ledger:
         """Note an Allocate that was answered, at ``at`` (Unix seconds)."""
         self._set_handed_out(resource, dict.fromkeys(device_ids, HandedOut(dialect, at)))
 
-    def count(self, resource: str, device_ids: Iterable[str]) -> bool:
+    def set_counted(self, resource: str, device_ids: Iterable[str]) -> bool:
         """Note that the kubelet counts given devices as in use. Return True if that is new."""
         known = self.handed_out(resource)
         return self._set_handed_out(resource, {one: replace(known[one], counted=True) for one in device_ids})
@@ -319,9 +319,10 @@ class Ledger:
     ) -> bool:
         """Set the rows of a resource to what the kubelet's records showed at ``at`` (Unix seconds). Return True if one is new.
 
-        Rows of later Allocates stay, and so do those of devices that are still held. A holder has no names if a device may be held
-        and the records don't show the holder. A name that the records lack now stays: only List shows that its pod is gone. If the row of a device without a holder is from after ``now``, the clock was set back
-        since: its time becomes ``now``, or the device would be held until the clock is there again.
+        Rows of later Allocates stay, and so do those of devices that are still held. A holder has no names if the records don't show
+        them. If the checkpoint still names a holder and List doesn't, List's name stays: a later List shows by it that the pod is
+        gone. If the row of a device without a holder is from after ``now``, the clock was set back since. Its time becomes
+        ``now``, or the device would be held until the clock is there again.
         """
         known = self.handed_out(resource)
         returned = {device_id for device_id, row in known.items() if row.at < at} - holders.keys()
@@ -341,7 +342,7 @@ class Ledger:
     def earlier(self, resource: str) -> Rows:
         """Return the holders from before the kubelet's start in this boot, by device ID."""
         rows = self._tables.decoded(dict[str, EarlierHolders], "resources", resource, "earlier")
-        return {device_id: tuple(row.holders) for device_id, row in rows.items() if row.boot_id == self.boot_id}
+        return {device_id: row.holders for device_id, row in rows.items() if row.boot_id == self.boot_id}
 
     def set_earlier(self, resource: str, rows: Rows) -> bool:
         """Set all holders of a resource from before the kubelet's start. Return True if one is new."""

@@ -78,7 +78,7 @@ class EarlierHolders(msgspec.Struct, frozen=True):
     """A row of ``earlier``: the holders of a device, in one boot of the node, before the running kubelet's start."""
 
     boot_id: str
-    holders: Annotated[list[Earlier], msgspec.Meta(min_length=1, max_length=MOST_EARLIER + 1)]
+    holders: Annotated[tuple[Earlier, ...], msgspec.Meta(min_length=1, max_length=MOST_EARLIER + 1)]
 
 
 TABLES: Mapping[str, type] = {

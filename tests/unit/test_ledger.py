@@ -105,7 +105,7 @@ def everything(ledger: Ledger) -> dict[str, Any]:
         pytest.param(lambda one: one.set_lost_since(GPU, {}), True, id="a lost one is back"),
         pytest.param(lambda one: one.uncordon("GPU-1"), True, id="a cordon lifted"),
         pytest.param(lambda one: one.uncordon("GPU-2"), False, id="no cordon to lift"),
-        pytest.param(lambda one: one.count(GPU, ["GPU-1"]), True, id="the kubelet counts it"),
+        pytest.param(lambda one: one.set_counted(GPU, ["GPU-1"]), True, id="the kubelet counts it"),
         pytest.param(lambda one: one.set_earlier(GPU, {"GPU-2": (FORGOTTEN,)}), False, id="forgotten as before"),
         pytest.param(lambda one: one.set_earlier(GPU, {}), True, id="forgotten no longer"),
         pytest.param(lambda one: one.rebuild_handed_out(GPU, {"GPU-1": ()}, 9.0), False, id="the kubelet agrees"),
