@@ -161,19 +161,24 @@ def unprepared(log: str) -> dict[str, str]:
 # What follows.
 
 
-def meanwhile(moment: float, restarts: Sequence[tuple[float, float]], gaps: Sequence[tuple[float, float]]) -> str:
-    """Say what was going on at a moment; '' for nothing.
+def meanwhile(
+    scheduled: float, ended: float, restarts: Sequence[tuple[float, float]], gaps: Sequence[tuple[float, float]]
+) -> str:
+    """Return what happened to the node while it had a pod that failed; '' for nothing.
+
+    The API server may learn 10 s late that a kubelet refused a pod, so the moment at which the pod ended is not enough.
 
     Args:
-        moment: when.
+        scheduled: when the node got the pod.
+        ended: when the API server showed the failure.
         restarts: from when to when kubelets were restarted, until their node was ready.
         gaps: from when to when no gateway served.
     """
-    found = [f"no gateway served for {end - begin:.1f} s" for begin, end in gaps if begin <= moment <= end]
+    found = [f"no gateway served for {end - begin:.1f} s" for begin, end in gaps if begin <= ended and scheduled <= end]
     found += [
-        f"{moment - begin:.1f} s after the kubelet's end"
+        f"{ended - begin:.1f} s after the kubelet's end"
         for begin, end in restarts
-        if begin <= moment <= end + AFTER_RESTART
+        if begin <= ended and scheduled <= end + AFTER_RESTART
     ]
     return ", ".join(found)
 

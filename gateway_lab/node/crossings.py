@@ -268,7 +268,7 @@ class Crossings:
             "given twice": crossed.doubly(lives),
             "holders touched": self.traffic.touched,
             "failed": [
-                f"{one.name}: {one.failed} ({crossed.meanwhile(one.ended, self._restarts, self._gaps) or 'nothing happened'})"
+                f"{one.name}: {one.failed} ({self._meanwhile(one) or 'nothing happened'})"
                 for one in lives
                 if one.failed
             ],
@@ -281,6 +281,9 @@ class Crossings:
             "Prepare failed at first, and waits": apart,
             "crossing, s": {kind: figures(found) for kind, found in sorted(took.items())},
         }
+
+    def _meanwhile(self, life: Life) -> str:
+        return crossed.meanwhile(life.scheduled, life.ended, self._restarts, self._gaps)
 
 
 def _log(node: Node) -> list[str]:

@@ -104,14 +104,16 @@ def test_what_the_kubelet_could_not_prepare_at_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("moment", "found"),
+    ("scheduled", "ended", "found"),
     [
-        (9, ""),
-        (11, "no gateway served for 2.0 s"),
-        (23, "3.0 s after the kubelet's end"),
-        (28, "8.0 s after the kubelet's end"),
-        (41, "no gateway served for 2.0 s, 1.0 s after the kubelet's end"),
+        (8, 9, ""),
+        (8, 11, "no gateway served for 2.0 s"),
+        (11, 19, "no gateway served for 2.0 s"),
+        (21, 23, "3.0 s after the kubelet's end"),
+        (28, 33, "13.0 s after the kubelet's end"),
+        (30, 33, ""),
+        (41, 41, "no gateway served for 2.0 s, 1.0 s after the kubelet's end"),
     ],
 )
-def test_what_went_on_at_a_moment(moment: float, found: str) -> None:
-    assert crossed.meanwhile(moment, [(20, 24), (40, 44)], [(10, 12), (40, 42)]) == found
+def test_what_happened_to_the_node_while_it_had_a_pod(scheduled: float, ended: float, found: str) -> None:
+    assert crossed.meanwhile(scheduled, ended, [(20, 24), (40, 44)], [(10, 12), (40, 42)]) == found
