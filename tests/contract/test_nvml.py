@@ -328,8 +328,10 @@ async def test_a_new_gpu_is_heard_and_what_is_no_error_is_not(node: Node) -> Non
 
 EACH_CODE = (1, 2, 3, 4, 6, 7, 9, 10, 12, 13, 15, 16, 17, 18, 19, 20, 999)
 """Those of nvmlReturn_t with which a question about a GPU can be answered."""
-CODES = EACH_CODE if "WHOLE_TABLE" in os.environ else (INVALID, UNSUPPORTED, DENIED, NOT_LOADED, UNKNOWN)
-WHICH = {"first": (0,), "last": (7,), "two": (1, 5), "all": tuple(range(8))}
+EACH = {"first": (0,), "last": (7,), "two": (1, 5), "all": tuple(range(8))}
+CODES, WHICH = (INVALID, UNSUPPORTED, DENIED, NOT_LOADED, UNKNOWN), {one: EACH[one] for one in ("two", "all")}
+if "WHOLE_TABLE" in os.environ:
+    CODES, WHICH = EACH_CODE, EACH
 SPLIT = (0, 1)
 """The GPUs with a MIG instance, by index."""
 NO_INSTANCE = {("nvmlDeviceGetMigDeviceHandleByIndex", INVALID), ("nvmlDeviceGetMigDeviceHandleByIndex", NOT_FOUND)}
@@ -358,7 +360,7 @@ def _parts(gpu: nvml.GPU) -> list[str]:
 
 @pytest.mark.parametrize("call", CALLS + DESCRIBING)
 async def test_a_call_that_fails_for_some_gpus_speaks_for_these_alone_and_hides_none(node: Node, call: str) -> None:
-    """``pytest -s`` shows the table; with WHOLE_TABLE in the environment, as at night, it has each code."""
+    """``pytest -s`` shows the table; with WHOLE_TABLE in the environment, as at night, for each code, and also for the first GPU and the last."""
     nvidia = Nvidia(node, nvml.dgx)
     for index in SPLIT:
         nvidia.world.mig(index, "3g.40gb")
@@ -394,7 +396,7 @@ async def test_a_call_that_fails_for_some_gpus_speaks_for_these_alone_and_hides_
         for moment, row in rows.items():
             row.append("/".join(cells[moment]))
     if call == CALLS[0]:
-        print("\nfirst GPU/last/two/all: r served, h unhealthy, u unusable (never seen well), both with a reason")  # noqa: T201
+        print(f"\n{'/'.join(WHICH)}: r served, h unhealthy, u unusable (never seen well), both with a reason")  # noqa: T201
         print(f"{'':48}" + "".join(f"{code:>10}" for code in CODES))  # noqa: T201
     for moment, row in rows.items():
         print(f"{call:36} {moment:11}" + "".join(f"{cell:>10}" for cell in row))  # noqa: T201
