@@ -106,7 +106,7 @@ class Alpha(Struct, eq=False):
         return Wire(spelling.serialize(pb.AllocateRequest(devicesIDs=containers[0].device_ids)), lost)
 
     def decode_allocate_request(self, data: bytes) -> tuple[ContainerRequest, ...]:
-        spelling.require_bounded(data, containers=False)
+        spelling.require_bounded(data)
         message = spelling.parse(pb.AllocateRequest, data, self.name)
         return (ContainerRequest(tuple(message.devicesIDs)),)
 

@@ -6,7 +6,7 @@ response of v1beta1), with other field numbers. So the same functions fill and r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -31,7 +31,6 @@ MAX_NAMES: Final = 200_000
 _BEGINNINGS: Final = b"\x0a\x12\x8a\x92"
 """The first bytes of texts and messages in fields 1 and 2, in the shortest encoding and in longer ones."""
 _PIECE_BYTES: Final = 64 * 1024
-_VARINT_BYTES: Final = 10
 
 CDI_ADVICE = (
     "a container runtime adds more for a CDI name than device nodes, so the gateway can't replace it. "
@@ -53,24 +52,31 @@ def parse(kind: type[M], data: bytes, api: str) -> M:
         ) from error
 
 
-def require_bounded(data: bytes, *, containers: bool) -> None:
-    """Refuse a request with too many parts before it is decoded. An empty container takes 2 bytes on the wire and 150 in memory.
+def require_bounded(data: bytes) -> None:
+    """Refuse a request with too many parts before it is decoded. ``MAX_NAMES`` empty containers take 7 MB then.
 
-    Args:
-        data: the request. On each level only its fields 1 and 2 repeat, as in every request of a kubelet.
-        containers: True if its first level has containers, False if it has device IDs.
+    On each level of ``data`` only fields 1 and 2 repeat, as in every request of a kubelet.
 
     Raises:
-        MalformedError: it may have more than ``MAX_NAMES`` device IDs, or it has more than ``MAX_CONTAINERS`` containers.
+        MalformedError: it may have more than ``MAX_NAMES`` device IDs or containers.
     """
-    if len(data) <= MAX_CONTAINERS:  # Each part takes at least one byte.
-        return
     if has_more_of(data, _BEGINNINGS, MAX_NAMES):
         raise MalformedError(
             f"too many device IDs in a request ({len(data)} bytes). Allowed: {MAX_NAMES}. No kubelet asks for so many"
         )
-    if containers and has_more_fields(data, MAX_CONTAINERS):
+
+
+def parse_containers(kind: Any, data: bytes, api: str) -> Any:
+    """Decode a request that has one part for each container.
+
+    Raises:
+        MalformedError: as ``parse``; it has more than ``MAX_CONTAINERS`` containers, or may have too many device IDs.
+    """
+    require_bounded(data)
+    message = parse(kind, data, api)
+    if len(message.container_requests) > MAX_CONTAINERS:
         raise MalformedError(f"too many containers in a request. Allowed: {MAX_CONTAINERS}. Ask for fewer at once")
+    return message
 
 
 def has_more_of(data: bytes, these: bytes, most: int) -> bool:
@@ -85,40 +91,6 @@ def has_more_of(data: bytes, these: bytes, most: int) -> bool:
         if left < 0:
             return True
     return False
-
-
-def has_more_fields(data: bytes, most: int) -> bool:
-    """Return True if the first level of a message has more than ``most`` fields. The parser refuses what is not a message."""
-    at = count = 0
-    while at < len(data):
-        count += 1
-        if count > most:
-            return True
-        tag, at = _varint(data, at)
-        match tag & 7:
-            case 0:
-                _, at = _varint(data, at)
-            case 1:
-                at += 8
-            case 2:
-                length, at = _varint(data, at)
-                at += length
-            case 5:
-                at += 4
-            case _:  # A group begins or ends. It has no length, so its fields are counted as well.
-                pass
-    return False
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Decode a variable-length number; return it and the position after it."""
-    number = shift = 0
-    for byte in data[at : at + _VARINT_BYTES]:
-        number |= (byte & 0x7F) << shift
-        shift, at = shift + 7, at + 1
-        if byte < 0x80:
-            break
-    return number, at
 
 
 def serialize(message: Message) -> bytes:

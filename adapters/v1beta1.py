@@ -112,8 +112,7 @@ class Beta:
         return Wire(spelling.serialize(message), dialect.left_out(self, dialect.of_allocate(containers)))
 
     def decode_allocate_request(self, data: bytes) -> tuple[ContainerRequest, ...]:
-        spelling.require_bounded(data, containers=True)
-        message = spelling.parse(self._messages.AllocateRequest, data, self.name)
+        message = spelling.parse_containers(self._messages.AllocateRequest, data, self.name)
         return tuple(ContainerRequest(tuple(request.devicesIDs)) for request in message.container_requests)
 
     def encode_allocate_answer(
@@ -157,8 +156,7 @@ class Beta:
         return Wire(spelling.serialize(message), dialect.left_out(self, dialect.of_preferred(containers)))
 
     def decode_preferred_request(self, data: bytes) -> tuple[PreferredRequest, ...]:
-        spelling.require_bounded(data, containers=True)
-        message = spelling.parse(self._messages.PreferredAllocationRequest, data, self.name)
+        message = spelling.parse_containers(self._messages.PreferredAllocationRequest, data, self.name)
         return tuple(
             PreferredRequest(
                 tuple(request.available_deviceIDs), tuple(request.must_include_deviceIDs), request.allocation_size
@@ -182,7 +180,7 @@ class Beta:
         return Wire(spelling.serialize(message), dialect.left_out(self, [Field.PRE_START]))
 
     def decode_pre_start_request(self, data: bytes) -> tuple[str, ...]:
-        spelling.require_bounded(data, containers=False)
+        spelling.require_bounded(data)
         return tuple(spelling.parse(self._messages.PreStartContainerRequest, data, self.name).devicesIDs)
 
     def _options(self, options: Options) -> Any:

@@ -223,7 +223,7 @@ class Peer:
 
     def _judged(self, data: bytes, others: int) -> tuple[tuple[Device, ...], str | None]:
         try:
-            require_bounded(data, containers=False)
+            require_bounded(data)
             devices, known = read(self.dialect, data, self._known, self._place)
         except MalformedError as error:
             return (), str(error)
@@ -244,7 +244,7 @@ class Peer:
         if len(data) > judge.MAX_ANSWER_BYTES:
             raise _unfit(f"the answer is too long ({len(data)} bytes). Allowed: {judge.MAX_ANSWER_BYTES}")
         try:
-            require_bounded(data, containers=False)
+            require_bounded(data)
             answers = self.dialect.decode_allocate_answer(data)
         except MalformedError as error:
             raise _unfit(str(error)) from error
@@ -258,7 +258,7 @@ class Peer:
             "GetPreferredAllocation", self.dialect.encode_preferred_request([request]).data, PREFERRED_S
         )
         try:
-            require_bounded(data, containers=False)
+            require_bounded(data)
             chosen = self.dialect.decode_preferred_answer(data)
         except MalformedError as error:
             raise _unfit(str(error)) from error
