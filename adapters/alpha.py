@@ -9,21 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
-
 from adapters import dialect, spelling
-from adapters.dialect import Fidelity, Level, MalformedError, Rule, Wire
+from adapters.dialect import Dialect, Fidelity, Level, MalformedError, Rule, Wire
 from adapters.pb.v1alpha import v0_1_pb2
 from adapters.pb.v1alpha import v1alpha2_pb2 as pb
 from devices.model import ContainerAnswer, ContainerRequest, Device, Field, Options, PreferredRequest, Registration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from google.protobuf.descriptor import FileDescriptor
-    from google.protobuf.message import Message
-
-    from adapters.dialect import Dialect
     from devices.model import DeviceNode, Mount
 
 _NO_CALL = "kubelet 1.8 and 1.9 call ListAndWatch and Allocate only"
@@ -56,23 +50,13 @@ _RULES: Mapping[Field, Rule] = {
 }
 
 
-class Alpha(Struct, eq=False):
-    """An alpha dialect: its name, its kubelets and its encoding of Allocate's answer."""
+class _Alpha(Dialect):
+    """What both alpha dialects have in common."""
 
-    name: str
-    kubelets: Level
-    spell_answer: Callable[[ContainerRequest, ContainerAnswer], Message]
-    read_answer: Callable[[bytes], ContainerAnswer]
-    """Raises MalformedError."""
-    schema: FileDescriptor
-    asks_again: bool = False
-    writes_late: bool = False
-    names_itself: bool = True
-    family: str = "v1alpha"
-    registration_service: str = "deviceplugin.Registration"
-    plugin_service: str = "deviceplugin.DevicePlugin"
-    rules: Mapping[Field, Rule] = field(default_factory=lambda: _RULES)
-    spacing: float = 0.0
+    family = "v1alpha"
+    registration_service = "deviceplugin.Registration"
+    plugin_service = "deviceplugin.DevicePlugin"
+    rules = _RULES
 
     def encode_register(self, registration: Registration) -> Wire:
         message = pb.RegisterRequest(
@@ -110,20 +94,6 @@ class Alpha(Struct, eq=False):
         message = spelling.parse(pb.AllocateRequest, data, self.name)
         return (ContainerRequest(tuple(message.devicesIDs)),)
 
-    def encode_allocate_answer(
-        self,
-        containers: Sequence[ContainerRequest],
-        answers: Sequence[ContainerAnswer],
-        level: Level,
-    ) -> Wire:
-        spelling.require_answers(containers, answers)
-        lost = dialect.left_out(self, dialect.of_allocate(containers, answers), level)
-        [container], [answer] = containers, answers
-        return Wire(spelling.serialize(self.spell_answer(container, answer)), lost)
-
-    def decode_allocate_answer(self, data: bytes) -> tuple[ContainerAnswer, ...]:
-        return (self.read_answer(data),)
-
     def encode_preferred_request(self, containers: Sequence[PreferredRequest]) -> Wire:
         return Wire(b"", dialect.left_out(self, dialect.of_preferred(containers)))
 
@@ -139,7 +109,7 @@ class Alpha(Struct, eq=False):
         return ()
 
     def encode_pre_start_request(self, device_ids: Sequence[str]) -> Wire:  # noqa: ARG002 - the call doesn't exist
-        return Wire(b"", dialect.left_out(self, [Field.PRE_START]))
+        return Wire(b"", dialect.left_out(self, (Field.PRE_START,)))
 
     def decode_pre_start_request(self, data: bytes) -> tuple[str, ...]:
         raise MalformedError(
@@ -147,54 +117,67 @@ class Alpha(Struct, eq=False):
         )
 
 
-def _spell_specs(container: ContainerRequest, answer: ContainerAnswer) -> v0_1_pb2.AllocateResponse:
-    """Return a spec for each device ID of the request. The first one has everything, because the kubelet merges them."""
-    specs = [v0_1_pb2.DeviceRuntimeSpec(ID=device_id) for device_id in container.device_ids or ("",)]
-    spelling.fill(specs[0], answer)
-    return v0_1_pb2.AllocateResponse(spec=specs)
+class _Kubelet18(_Alpha):
+    """Kubelet 1.8: Allocate answers with one spec for each device ID.
+
+    The answer of 1.9 has another form under the same service name (kubernetes#53031): this kubelet would read it as empty.
+    """
+
+    name = "0.1"
+    kubelets = Level(8, 8)
+    schema = v0_1_pb2.DESCRIPTOR
+    asks_again = writes_late = True
+    names_itself = False
+
+    def encode_allocate_answer(
+        self, containers: Sequence[ContainerRequest], answers: Sequence[ContainerAnswer], level: Level
+    ) -> Wire:
+        spelling.require_answers(containers, answers)
+        lost = dialect.left_out(self, dialect.of_allocate(containers, answers), level)
+        [container], [answer] = containers, answers
+        # The first spec has everything, because the kubelet merges them.
+        specs = [v0_1_pb2.DeviceRuntimeSpec(ID=device_id) for device_id in container.device_ids or ("",)]
+        spelling.fill(specs[0], answer)
+        return Wire(spelling.serialize(v0_1_pb2.AllocateResponse(spec=specs)), lost)
+
+    def decode_allocate_answer(self, data: bytes) -> tuple[ContainerAnswer, ...]:
+        """Merge the specs as kubelet 1.8 does: if a variable or a container path is there twice, the first one is used."""
+        envs: dict[str, str] = {}
+        mounted: dict[str, Mount] = {}
+        nodes: dict[str, DeviceNode] = {}
+        for spec in spelling.parse(v0_1_pb2.AllocateResponse, data, self.name).spec:
+            envs = {**spec.envs, **envs}
+            for mount in spelling.mounts(spec):
+                mounted.setdefault(mount.container_path, mount)
+            for node in spelling.device_nodes(spec):
+                nodes.setdefault(node.container_path, node)
+        return (ContainerAnswer(envs, tuple(mounted.values()), tuple(nodes.values())),)
 
 
-def _read_specs(data: bytes) -> ContainerAnswer:
-    """Merge the specs as kubelet 1.8 does: if a variable or a container path is there twice, the first one is used."""
-    envs: dict[str, str] = {}
-    mounted: dict[str, Mount] = {}
-    nodes: dict[str, DeviceNode] = {}
-    for spec in spelling.parse(v0_1_pb2.AllocateResponse, data, "0.1").spec:
-        envs = {**spec.envs, **envs}
-        for mount in spelling.mounts(spec):
-            mounted.setdefault(mount.container_path, mount)
-        for node in spelling.device_nodes(spec):
-            nodes.setdefault(node.container_path, node)
-    return ContainerAnswer(envs, tuple(mounted.values()), tuple(nodes.values()))
+class _Kubelet19(_Alpha):
+    """Kubelet 1.9: the answer to Allocate is for one container."""
+
+    name = "v1alpha2"
+    kubelets = Level(9, 9)
+    schema = pb.DESCRIPTOR
+    # At each list and after each Allocate, 1.9 writes its checkpoint in place without a lock. Two writes at once break the file,
+    # and after its next start the kubelet gives held devices to other pods. 1.8 writes only after Allocate, for one pod at a
+    # time. 1.10 replaces the file by a rename.
+    spacing = 0.02
+
+    def encode_allocate_answer(
+        self, containers: Sequence[ContainerRequest], answers: Sequence[ContainerAnswer], level: Level
+    ) -> Wire:
+        spelling.require_answers(containers, answers)
+        lost = dialect.left_out(self, dialect.of_allocate(containers, answers), level)
+        message = pb.AllocateResponse()
+        spelling.fill(message, answers[0])
+        return Wire(spelling.serialize(message), lost)
+
+    def decode_allocate_answer(self, data: bytes) -> tuple[ContainerAnswer, ...]:
+        message = spelling.parse(pb.AllocateResponse, data, self.name)
+        return (ContainerAnswer(dict(message.envs), spelling.mounts(message), spelling.device_nodes(message)),)
 
 
-def _spell_flat(_container: ContainerRequest, answer: ContainerAnswer) -> pb.AllocateResponse:
-    message = pb.AllocateResponse()
-    spelling.fill(message, answer)
-    return message
-
-
-def _read_flat(data: bytes) -> ContainerAnswer:
-    message = spelling.parse(pb.AllocateResponse, data, "v1alpha2")
-    return ContainerAnswer(dict(message.envs), spelling.mounts(message), spelling.device_nodes(message))
-
-
-V0_1: Dialect = Alpha(
-    "0.1",
-    Level(8, 8),
-    _spell_specs,
-    _read_specs,
-    v0_1_pb2.DESCRIPTOR,
-    asks_again=True,
-    writes_late=True,
-    names_itself=False,
-)
-"""Kubelet 1.8: Allocate answers with one spec for each device ID.
-
-The answer of 1.9 has another form under the same service name (kubernetes#53031): this kubelet would read it as empty.
-"""
-# At each list and after each Allocate, 1.9 writes its checkpoint in place without a lock. Two writes at once break the file, and
-# after its next start the kubelet gives held devices to other pods. 1.8 writes only after Allocate, for one pod at a time. 1.10
-# replaces the file by a rename.
-V1ALPHA2: Dialect = Alpha("v1alpha2", Level(9, 9), _spell_flat, _read_flat, pb.DESCRIPTOR, spacing=0.02)
-"""Kubelet 1.9: the answer to Allocate is for one container."""
+V0_1 = _Kubelet18()
+V1ALPHA2 = _Kubelet19()

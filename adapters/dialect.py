@@ -26,7 +26,7 @@ from devices.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from google.protobuf.descriptor import FileDescriptor
 
@@ -114,20 +114,19 @@ class Dialect(Protocol):
     """The kubelets that speak it."""
     rules: Mapping[Field, Rule]
     """What happens to each field; every ``Field`` has a row."""
-    spacing: float
+    spacing: float = 0.0
     """Fewest seconds between two lists or answers to Allocate, of any resource; 0: no limit. If not 0, the kubelet writes its
     checkpoint in place without a lock. Then the next list also waits until the checkpoint has the last one."""
-    asks_again: bool
+    asks_again: bool = False
     """True if the kubelet calls Allocate again for the same devices each time a container with them starts (only 1.8)."""
-    writes_late: bool
+    writes_late: bool = False
     """True if the kubelet has no checkpoint before the first container with devices starts (only 1.8). Until then, only devices
     given by Allocate are held."""
-    names_itself: bool
+    names_itself: bool = True
     """True if the kubelet's refusal of another version has its own version (all but 1.8)."""
     schema: FileDescriptor
     """The messages and services generated from ``protos/``."""
 
-    def __hash__(self) -> int: ...
     def encode_register(self, registration: Registration) -> Wire: ...
     def decode_register(self, data: bytes) -> Registration: ...
     def encode_options(self, options: Options) -> Wire: ...
@@ -161,7 +160,8 @@ def verdict(dialect: Dialect, field: Field, level: Level) -> Fidelity | None:
     return rule.verdict if reached else rule.before
 
 
-def left_out(dialect: Dialect, used: Iterable[Field], level: Level | None = None) -> frozenset[Field]:
+@lru_cache(maxsize=256)
+def left_out(dialect: Dialect, used: tuple[Field, ...], level: Level | None = None) -> frozenset[Field]:
     """Return the fields of a message that ``dialect`` drops.
 
     Args:
@@ -172,11 +172,6 @@ def left_out(dialect: Dialect, used: Iterable[Field], level: Level | None = None
     Raises:
         UnsayableError: the message would be harmful without one of them.
     """
-    return _left_out(dialect, tuple(used), level)
-
-
-@lru_cache(maxsize=256)
-def _left_out(dialect: Dialect, used: tuple[Field, ...], level: Level | None) -> frozenset[Field]:
     lost = set()
     for field in used:
         rule = dialect.rules[field]
@@ -210,42 +205,36 @@ _OF_ANSWERS: Final = {
 }
 
 
-def of_registration(registration: Registration) -> Iterator[Field]:
+def of_registration(registration: Registration) -> tuple[Field, ...]:
     """Return the fields that Register uses."""
     return _of(registration.options, Field.OPTIONS)
 
 
-def of_options(options: Options) -> Iterator[Field]:
+def of_options(options: Options) -> tuple[Field, ...]:
     """Return the fields that the answer of GetDevicePluginOptions uses."""
     return _of(options, Field.GET_OPTIONS)
 
 
-def of_list(devices: Iterable[Device]) -> Iterator[Field]:
+def of_list(devices: Iterable[Device]) -> tuple[Field, ...]:
     """Return the fields that a list uses."""
-    if any(device.numa_nodes for device in devices):
-        yield Field.TOPOLOGY
+    return (Field.TOPOLOGY,) if any(device.numa_nodes for device in devices) else ()
 
 
-def of_allocate(containers: Sequence[object], answers: Iterable[ContainerAnswer] = ()) -> Iterator[Field]:
+def of_allocate(containers: Sequence[object], answers: Iterable[ContainerAnswer] = ()) -> tuple[Field, ...]:
     """Return the fields that Allocate uses, in its request or its answer."""
-    if len(containers) != 1:
-        yield Field.SEVERAL_CONTAINERS
-    for answer in answers:
-        for field, name in _OF_ANSWERS.items():
-            if getattr(answer, name):
-                yield field
+    several = [Field.SEVERAL_CONTAINERS] if len(containers) != 1 else []
+    return (*several, *(field for answer in answers for field, name in _OF_ANSWERS.items() if getattr(answer, name)))
 
 
-def of_preferred(containers: Sequence[object]) -> Iterator[Field]:
+def of_preferred(containers: Sequence[object]) -> tuple[Field, ...]:
     """Return the fields that GetPreferredAllocation uses, in its request or its answer."""
-    if containers:
-        yield Field.PREFERRED_ALLOCATION
+    return (Field.PREFERRED_ALLOCATION,) if containers else ()
 
 
-def _of(options: Options, said_in: Field) -> Iterator[Field]:
-    if options.pre_start_required:
-        yield Field.PRE_START
-    if options.preferred_allocation:
-        yield Field.PREFERRED_ALLOCATION
-    if options != Options():
-        yield said_in
+def _of(options: Options, said_in: Field) -> tuple[Field, ...]:
+    used = {
+        Field.PRE_START: options.pre_start_required,
+        Field.PREFERRED_ALLOCATION: options.preferred_allocation,
+        said_in: options != Options(),
+    }
+    return tuple(field for field, is_used in used.items() if is_used)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from adapters import dialect, spelling
-from adapters.dialect import Fidelity, Level, Rule, Wire
+from adapters.dialect import Dialect, Fidelity, Level, Rule, Wire
 from adapters.pb.v1beta1 import v1beta1_pb2 as pb
 from devices.model import ContainerAnswer, ContainerRequest, Device, Field, Options, PreferredRequest, Registration
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from google.protobuf.descriptor import FileDescriptor
-
-    from adapters.dialect import Dialect
-
 _ALWAYS = "since 1.10"
 
 RULES: Mapping[Field, Rule] = {
@@ -53,7 +50,7 @@ RULES: Mapping[Field, Rule] = {
 }
 
 
-class Beta:
+class Beta(Dialect):
     """v1beta1, or a later version that has its messages.
 
     Args:
@@ -62,10 +59,6 @@ class Beta:
         messages: its generated module (``adapters.pb``).
         rules: what happens to each field.
     """
-
-    spacing = 0.0
-    asks_again = writes_late = False
-    names_itself = True
 
     def __init__(self, name: str, kubelets: Level, messages: Any, rules: Mapping[Field, Rule]) -> None:
         self.name = self.family = name
@@ -177,7 +170,7 @@ class Beta:
 
     def encode_pre_start_request(self, device_ids: Sequence[str]) -> Wire:
         message = self._messages.PreStartContainerRequest(devicesIDs=device_ids)
-        return Wire(spelling.serialize(message), dialect.left_out(self, [Field.PRE_START]))
+        return Wire(spelling.serialize(message), dialect.left_out(self, (Field.PRE_START,)))
 
     def decode_pre_start_request(self, data: bytes) -> tuple[str, ...]:
         spelling.require_bounded(data)
@@ -201,4 +194,4 @@ def _read_options(message: Any) -> Options:
     return Options(message.pre_start_required, message.get_preferred_allocation_available)
 
 
-V1BETA1: Dialect = Beta("v1beta1", Level(10), pb, RULES)
+V1BETA1 = Beta("v1beta1", Level(10), pb, RULES)
