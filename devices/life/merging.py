@@ -86,19 +86,6 @@ class Merged(Struct, frozen=True):
     again_at: float | None
 
 
-class _Found(Struct, frozen=True, gc=False):
-    """A state and its reason; ``free``: the device has no holder."""
-
-    state: State
-    reason: str = ""
-    kind: TroubleKind | None = None
-    until: float | None = None
-    spells: Spells = Spells()
-    free: bool = False
-    code: str = ""
-    cause: str = ""
-
-
 def merge(
     known: Known, listing: Listing | None, previous: Mapping[str, Entry], clock: Clock, grace: float = 0.0
 ) -> Merged:
@@ -129,37 +116,33 @@ def merge(
                 continue
         told = known.announced.get(device_id)
         last = _bare(shown)
+        row = sticky.get(device_id)
         covered = None
-        if listing is not None and device_id in listing.released:
+        found: Entry | None
+        if device_id in there.released:
             covered = _covered(told, last)
             if covered is None:
-                first = _look(seen[device_id], listing, sticky.get(device_id), last, clock.now)
-                covered = _entry(seen[device_id], first, told, last, clock.now, None)
-            device = covered.device
+                first = _look(seen[device_id], there, row, last, clock.now)
+                covered = _entry(first, told, last, clock.now, None)
             reason = _over("closed, so that it can be reset or partitioned", "the release", covered)
-            found = _Found(State.RELEASED, reason, covered.kind, spells=covered.spells)
-        elif listing is not None and device_id in seen:
-            device = seen[device_id]
-            found = _look(device, listing, sticky.get(device_id), last, clock.now)
+            found = Entry(covered.device, State.RELEASED, reason, kind=covered.kind, spells=covered.spells)
+        elif device_id in seen:
+            found = _look(seen[device_id], there, row, last, clock.now)
         else:
-            device = known.announced[device_id] if last is None else last.device
-            found = _miss(device_id, known, listing, sticky.get(device_id), last, clock, grace)
+            found = _miss(device_id, known, listing, row, last, clock, grace)
+        if found is None:
+            dropped.add(device_id)
+            continue
         if device_id not in seen and (found.state is State.LOST or device_id in known.lost_since):
             lost_since[device_id] = known.lost_since.get(device_id, clock.unix)
-            if found.state is State.LOST and found.free:
+            if found.state is State.LOST and _is_free(device_id, known):
                 again.append(clock.now + lost_since[device_id] + LOST_FORGOTTEN_S - clock.unix)
-        row = TABLE[found.state]
-        if found.free and not row.kept:
-            dropped.add(device_id)
-            lost_since.pop(device_id, None)
-        if found.free and not row.listed:
-            continue
         if found.until is not None:
             again.append(found.until)
         for state, what, reason in _covers(known, device_id):
-            covered = _entry(device, found, told, last, clock.now, covered)
-            found = _Found(state, _over(reason, what, covered), covered.kind)
-        entries.append(_entry(device, found, told, shown, clock.now, covered))
+            covered = _entry(found, told, last, clock.now, covered)
+            found = Entry(found.device, state, _over(reason, what, covered), kind=covered.kind)
+        entries.append(_entry(found, told, shown, clock.now, covered))
     new = seen.keys() - known.announced.keys()
     return Merged(tuple(entries), new, frozenset(dropped), sticky, lost_since, min(again, default=None))
 
@@ -173,7 +156,7 @@ def remaining(
         last = _bare(previous.get(device_id))
         miss = _miss(device_id, known, listing, None, last, clock, grace)
         sure = known.held is not None and device_id in known.held
-        if sure or (miss.state is State.WITHDRAWN and not miss.free):
+        if sure or (miss is not None and miss.state is State.WITHDRAWN):
             found.append(known.announced[device_id])
     return tuple(found)
 
@@ -239,11 +222,11 @@ def _covered(told: Device | None, last: Entry | None) -> Entry | None:
     return None if told is None else Entry(told, State.NOT_LOOKED_YET, "announced before a restart")
 
 
-def _look(device: Device, listing: Listing, row: Sticky | None, last: Entry | None, now: float) -> _Found:
-    """Return the state of a device that the backend lists."""
+def _look(device: Device, listing: Listing, row: Sticky | None, last: Entry | None, now: float) -> Entry:
+    """Return the entry of a device that the backend lists. ``_entry`` completes it."""
     spells = Spells() if last is None or device.id in listing.recovered else last.spells
     if row is not None:
-        return _still(row, spells)
+        return _still(device, row, spells)
     trouble = listing.troubles.get(device.id)
     if trouble is None and device.health is Health.UNHEALTHY:
         trouble = Trouble("")
@@ -251,12 +234,13 @@ def _look(device: Device, listing: Listing, row: Sticky | None, last: Entry | No
     spells = spells.after(ill=ill, now=now)
     kind, reason = (None, "") if trouble is None else (trouble.kind, trouble.reason)
     if trouble is not None and ill:
-        return _Found(State.UNHEALTHY, reason, kind, spells=spells, code=trouble.code, cause=trouble.cause)
+        return Entry(device, State.UNHEALTHY, reason, kind=kind, spells=spells, code=trouble.code, cause=trouble.cause)
     back = None if spells.ended is None else spells.ended + spells.hold
     if back is not None and now < back:
         reason = f"it became unhealthy {spells.count} times in a row, and is held back until it was healthy for {spells.hold:.0f} s"
-        return _Found(State.UNHEALTHY, reason, TroubleKind.RESTART_APP, back, spells)
-    return _Found(State.PRESENT, reason, kind, spells=spells, cause="" if trouble is None else trouble.cause)
+        return Entry(device, State.UNHEALTHY, reason, kind=TroubleKind.RESTART_APP, until=back, spells=spells)
+    cause = "" if trouble is None else trouble.cause
+    return Entry(device, State.PRESENT, reason, kind=kind, spells=spells, cause=cause)
 
 
 def _miss(
@@ -267,42 +251,48 @@ def _miss(
     last: Entry | None,
     clock: Clock,
     grace: float,
-) -> _Found:
-    """Return the state of a device that was announced and that the backend doesn't list."""
+) -> Entry | None:
+    """Return the entry of a device that was announced and that the backend doesn't list; None: forget the device."""
+    device = known.announced[device_id] if last is None else last.device
     spells = Spells() if last is None else last.spells
     patience = grace or FIRST_DISCOVERY_S
     limit = clock.started + patience
     if listing is None:
         if row is not None:
-            return _still(row, spells)
+            return _still(device, row, spells)
         if clock.now < limit:
             reason = "known from before a restart, and not checked since"
-            return _Found(State.NOT_LOOKED_YET, reason, until=limit)
-        return _Found(
-            State.UNHEALTHY, f"not checked within {patience:.0f} s of the gateway's start; its log has the reason"
-        )
-    free = known.held is not None and device_id not in known.held
+            return Entry(device, State.NOT_LOOKED_YET, reason, until=limit)
+        reason = f"not checked within {patience:.0f} s of the gateway's start; its log has the reason"
+        return Entry(device, State.UNHEALTHY, reason)
+    free = _is_free(device_id, known)
     fate = known.fates.get(device_id)
     if fate in {Fate.WITHDRAWN, Fate.EXCLUDED}:
         gone = "no longer offered" if fate is Fate.WITHDRAWN else "left out by the setting exclude-devices"
         if free:
-            return _Found(State.WITHDRAWN, free=True)
+            return None
         if known.held is not None:
-            return _Found(State.WITHDRAWN, f"{gone}, but a container holds it", spells=spells)
+            return Entry(device, State.WITHDRAWN, f"{gone}, but a container holds it", spells=spells)
         waits = None if last is None or last.state is not State.WITHDRAWN else last.until
         until = clock.now + HELD_UNKNOWN_S if waits is None else waits
-        reason = f"{gone}, and its holder is unknown now"
-        return _Found(State.WITHDRAWN, reason, until=until, spells=spells, free=clock.now >= until)
+        if clock.now >= until:
+            return None
+        return Entry(device, State.WITHDRAWN, f"{gone}, and its holder is unknown now", until=until, spells=spells)
     if grace and clock.now < limit and row is None and (last is None or last.state is State.NOT_LOOKED_YET):
-        return _Found(State.NOT_LOOKED_YET, "announced before a restart, and not found yet", until=limit)
+        return Entry(device, State.NOT_LOOKED_YET, "announced before a restart, and not found yet", until=limit)
     if free and clock.unix - known.lost_since.get(device_id, clock.unix) >= LOST_FORGOTTEN_S:
-        return _Found(State.WITHDRAWN, free=True)
-    return _Found(State.LOST, "the backend no longer finds it", spells=spells, free=free)
+        return None
+    return Entry(device, State.LOST, "the backend no longer finds it", spells=spells)
 
 
-def _still(row: Sticky, spells: Spells) -> _Found:
-    """Return the state that follows from a remembered trouble, whatever the backend reports now."""
-    return _Found(State.UNHEALTHY, _lasting(row), row.trouble.kind, spells=spells, code=row.trouble.code)
+def _is_free(device_id: str, known: Known) -> bool:
+    """Return True if no container holds the device, by the kubelet's records."""
+    return known.held is not None and device_id not in known.held
+
+
+def _still(device: Device, row: Sticky, spells: Spells) -> Entry:
+    """Return the entry that follows from a remembered trouble, whatever the backend reports now."""
+    return Entry(device, State.UNHEALTHY, _lasting(row), kind=row.trouble.kind, spells=spells, code=row.trouble.code)
 
 
 def _lasting(row: Sticky) -> str:
@@ -317,27 +307,13 @@ def _over(reason: str, what: str, beneath: Entry) -> str:
     return f"{reason}; without {what}: {beneath.state.value}" + (f", {beneath.reason}" if beneath.reason else "")
 
 
-def _entry(
-    device: Device, found: _Found, told: Device | None, last: Entry | None, now: float, beneath: Entry | None
-) -> Entry:
-    """Return a device's entry: its health by the table, and since when the list has had it."""
-    health = TABLE[found.state].health or device.health
-    if device.health is not health:
-        device = replace(device, health=health)
+def _entry(found: Entry, told: Device | None, last: Entry | None, now: float, beneath: Entry | None) -> Entry:
+    """Complete an entry: the device's health by the table, since when the list has had it, and the covered entry."""
+    health = TABLE[found.state].health or found.device.health
     since: float | None = now
     if last is not None and last.device.health is health:
         since = last.since
     elif last is None and told is not None and told.health is health:
         since = None
-    return Entry(
-        device,
-        found.state,
-        found.reason,
-        since,
-        found.kind,
-        found.until,
-        found.spells,
-        beneath,
-        found.code,
-        found.cause,
-    )
+    device = found.device if found.device.health is health else replace(found.device, health=health)
+    return replace(found, device=device, since=since, beneath=beneath)

@@ -48,8 +48,7 @@ class Consequence(Struct, frozen=True):
     ``health`` is the health on the list (None: as before). ``allocate`` is the status with which Allocate refuses the device
     (None: it gives it). ``lenient``: Allocate gives it with a warning if the kubelet couldn't know the state yet. ``held``:
     Allocate gives it if a container holds it already. ``pre_start`` is the status with which PreStartContainer refuses it
-    (None: the backend decides). ``listed``: it is listed even without a holder. ``kept``: its ID is remembered over restarts
-    even without a holder. ``way_out`` tells a person what to do.
+    (None: the backend decides). ``way_out`` tells a person what to do.
     """
 
     health: Health | None = Health.UNHEALTHY
@@ -57,8 +56,6 @@ class Consequence(Struct, frozen=True):
     lenient: bool = False
     held: bool = False
     pre_start: Fault | None = None
-    listed: bool = True
-    kept: bool = True
     way_out: str = ""
 
 
@@ -81,8 +78,6 @@ TABLE: Final[Mapping[State, Consequence]] = {
     State.WITHDRAWN: Consequence(
         allocate=Fault.NOT_FOUND,
         held=True,
-        listed=False,
-        kept=False,
         way_out="restart the pod so that it gets another device; this one is no longer offered under this name",
     ),
     # For its holders, the state beneath decides.

@@ -308,8 +308,8 @@ MUTANTS = (
         "T8",
         "a lost device is left out",
         "devices/life/merging.py",
-        "        if found.free and not row.listed:\n",
-        "        if (found.free and not row.listed) or found.state is State.LOST:\n",
+        "        if found is None:\n",
+        "        if found is None or found.state is State.LOST:\n",
         "tests/unit/test_life.py",
     ),
     Mutant(
@@ -482,8 +482,8 @@ MUTANTS = (
         "T8",
         "a lost device leaves the kubelet's records",
         "devices/life/merging.py",
-        "        if found.free and not row.listed:\n",
-        "        if (found.free and not row.listed) or found.state is State.LOST:\n",
+        "        if found is None:\n",
+        "        if found is None or found.state is State.LOST:\n",
         f"{_SCENARIO}[device-lost-emulated-1.37]",
     ),
     Mutant(
@@ -498,8 +498,8 @@ MUTANTS = (
         "D7",
         "ill devices are not listed",
         "devices/life/merging.py",
-        "        if found.free and not row.listed:\n",
-        "        if (found.free and not row.listed) or found.state is State.UNHEALTHY:\n",
+        "        if found is None:\n",
+        "        if found is None or found.state is State.UNHEALTHY:\n",
         f"{_SCENARIO}[health-emulated-1.37]",
     ),
     Mutant(
