@@ -60,10 +60,6 @@ class Asked:
         self.uuids = tuple(dict.fromkeys(unshared(one, gpus) for one in in_order(device_ids, gpus)))
         self.known = [gpus[uuid] for uuid in self.uuids if uuid in gpus]
 
-    def first_name(self) -> str:
-        """The resource name of these GPUs before an operator renamed it."""
-        return next((gpu.resource for gpu in self.known if gpu.resource), self.resource)
-
     def require_known(self, what: str) -> None:
         """Check that all GPUs have been seen, because ``what`` of each is needed.
 

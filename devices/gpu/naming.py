@@ -35,7 +35,7 @@ def named(gpus: Iterable[GPU], policy: Policy, vendors: Sequence[Vendor]) -> dic
     gpus = tuple(gpus)
     around, found = _by_board(gpus), dict[str, list[GPU]]()
     for gpu in gpus:
-        if (name := name_of(gpu, policy, vendors)) is not None:
+        if (name := vendor_of(gpu.resource, vendors).name_of(gpu, policy)) is not None:
             found.setdefault(name, []).append(_judged(gpu, around[gpu.board]))
     for vendor in vendors:
         vendor.check([gpu for gpu in gpus if gpu.resource.startswith(vendor.prefix)], policy)
@@ -53,11 +53,6 @@ def as_they_are(before: Mapping[str, GPU], gpus: Sequence[GPU], left_out: Collec
         for uuid, gpu in before.items()
         if uuid not in left_out
     }
-
-
-def name_of(gpu: GPU, policy: Policy, vendors: Iterable[Vendor]) -> str | None:
-    """Return the name under which a GPU or partition is offered; None if it isn't."""
-    return vendor_of(gpu.resource, vendors).name_of(gpu, policy)
 
 
 def _by_board(gpus: Iterable[GPU]) -> dict[str, list[GPU]]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from operator import is_not
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -24,9 +23,9 @@ from devices.gpu.backend import Backend, Sight
 from devices.gpu.model import GPU, found
 from devices.gpu.naming import NamingError
 from devices.gpu.sharing import NamedGPUs
-from devices.gpu.vendor import Vendor, answer
+from devices.gpu.vendor import Vendor, answer, vendor_of
 from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, PreferredRequest, RefusedError, Sayable
-from devices.policy import CDI_STRATEGIES, ListStrategy, Policy, Slices
+from devices.policy import CDI_STRATEGIES, Policy, Slices
 from devices.replicas import unshared
 from devices.source import (
     DeviceSource,
@@ -51,8 +50,6 @@ _MAX_REMEMBERED: Final = 4096
 """Most GPUs and partitions that are remembered, present or gone: each new MIG layout has new UUIDs."""
 _UNNAMED: Final = "devices can't be named"
 _MISSING: Final = "missing, so CUDA programs in containers fail: create the device nodes (nvidia-modprobe -c 0 -u)"
-_MAX_ANSWERS: Final = 1024
-"""Most answers that are cached."""
 
 _log = structlog.get_logger()
 
@@ -88,9 +85,6 @@ class GPUSource(DeviceSource):
         self._known: dict[str, GPU] = {}
         self._unnamed = ""
         self._unusable: tuple[Unusable, ...] = ()
-        self._answered: dict[tuple[str, tuple[str, ...], Sayable], ContainerAnswer] = {}
-        """Earlier answers, which are valid while ``_answered_from`` is the same."""
-        self._answered_from: tuple[Mapping[str, NamedGPUs], Policy, NodeTraits] = (self._offers, policy, self._around)
 
     async def watch(self) -> AsyncGenerator[Inventory]:
         """Yield the inventory, and again after each change of the backend's GPUs or the settings.
@@ -140,22 +134,12 @@ class GPUSource(DeviceSource):
             self.claims(resource) or any(unshared(one, self._known) in self._known for one in request.device_ids)
         ):
             raise not_offered(resource)
-        rests_on = (self._offers, self._policy, self._around)
-        if any(map(is_not, rests_on, self._answered_from)) or len(self._answered) >= _MAX_ANSWERS:
-            self._answered_from = rests_on
-            self._answered.clear()
-        key = (resource, request.device_ids, sayable)
-        said = self._answered.get(key)
-        if said is None:
-            gpus = self._known if offer is None else offer.gpus  # A kubelet 1.8 also asks under earlier names.
-            _check_complete(request.device_ids, gpus)
-            once = ListStrategy.CDI_ANNOTATIONS in self._policy.list_strategies
-            token = str(uuid4()) if once else ""
-            asked = Asked(resource, request.device_ids, gpus, self._policy, sayable, self._around, token)
-            said = answer(asked, request.device_ids, self._vendors)
-            if not once:
-                self._answered[key] = said
-        return said
+        gpus = self._known if offer is None else offer.gpus  # A kubelet 1.8 also asks under earlier names.
+        for device_id in request.device_ids:
+            if (gpu := found(device_id, gpus)) is not None and gpu.lacks:
+                raise RefusedError(Fault.FAILED_PRECONDITION, f"a container cannot use {device_id[:80]!r}: {gpu.lacks}")
+        asked = Asked(resource, request.device_ids, gpus, self._policy, sayable, self._around, str(uuid4()))
+        return answer(asked, request.device_ids, self._vendors)
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
         """Choose GPUs near each other, partitions on few GPUs, replicas as the policy says.
@@ -367,7 +351,7 @@ class GPUSource(DeviceSource):
 
     def _differently(self, resource: str, device_id: str, gpu: GPU) -> bool:
         """Return True if this GPU, if it were present, would not be offered as ``device_id`` of ``resource``."""
-        name = naming.name_of(gpu, self._policy, self._vendors) or ""
+        name = vendor_of(gpu.resource, self._vendors).name_of(gpu, self._policy) or ""
         slices = self._policy.slices.get(name, Slices(0, name))
         return not sharing.could_be(gpu, device_id, resource, slices)
 
@@ -386,16 +370,6 @@ def _completed(sight: Sight, before: Sequence[GPU], known: Mapping[str, GPU]) ->
 def _wanted(sight: Sight, left_out: Collection[str]) -> tuple[GPU, ...]:
     """Return the GPUs of a sight that no setting leaves out."""
     return tuple(gpu for gpu in sight.gpus if gpu.uuid not in left_out)
-
-
-def _check_complete(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> None:
-    for device_id in device_ids:
-        gpu = found(device_id, gpus)
-        if gpu is not None and gpu.lacks:
-            raise RefusedError(
-                Fault.FAILED_PRECONDITION,
-                f"a container cannot use {device_id[:80]!r}: {gpu.lacks}",
-            )
 
 
 def _regained(offer: NamedGPUs, sight: Sight) -> frozenset[str]:

@@ -90,7 +90,9 @@ def answer(asked: Asked, device_ids: Collection[str], vendors: Sequence[Vendor])
             f"1; found {len(device_ids)}: ask for one, or set failRequestsGreaterThanOne to false",
         )
     unseen = not asked.known and len(vendors) == 1  # Whatever their resource's name is, they are this vendor's.
-    vendor = vendors[0] if unseen else vendor_of(asked.first_name(), vendors)
+    # The name from the backend, because an operator may have renamed the resource.
+    first_name = next((gpu.resource for gpu in asked.known if gpu.resource), asked.resource)
+    vendor = vendors[0] if unseen else vendor_of(first_name, vendors)
     names = tuple(gpu.cdi_name for gpu in asked.known if gpu.cdi_name)
     return _by_own_names(asked, names, vendor) if names and len(names) == len(asked.uuids) else vendor.answer(asked)
 

@@ -12,6 +12,7 @@ from devices.gpu.model import GPU
 from devices.gpu.naming import NamingError
 from devices.gpu.sharing import NamedGPUs, could_be, listing, offered
 from devices.gpu.simulated.backend import VENDORS
+from devices.gpu.vendor import vendor_of
 from devices.model import Trouble, TroubleKind
 from devices.policy import Globbed, Policy, Portion, Slices
 
@@ -23,7 +24,7 @@ def named(gpus: Iterable[GPU], policy: Policy) -> dict[str, tuple[GPU, ...]]:
 
 
 def name_of(one: GPU, policy: Policy) -> str | None:
-    return naming.name_of(one, policy, VENDORS)
+    return vendor_of(one.resource, VENDORS).name_of(one, policy)
 
 
 def claimed(resource: str, backend: str, policy: Policy) -> bool:

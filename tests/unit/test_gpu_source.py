@@ -1,4 +1,4 @@
-"""How much of GPUs and answers is remembered at most: nothing outside shows it."""
+"""How much of GPUs is remembered at most: nothing outside shows it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from devices.gpu.backend import Sight
 from devices.gpu.model import GPU
 from devices.gpu.simulated.backend import VENDORS
 from devices.gpu.source import GPUSource
-from devices.model import ContainerRequest, Field, Sayable
 from devices.policy import Policy
 from devices.source import Fate
 
@@ -62,12 +61,3 @@ async def test_what_is_remembered_of_gpus_that_went_is_bounded(
     assert [*watched.source._known] == ["GPU-0", "GPU-2", "GPU-3"]
     assert watched.source.fate("old.com/name", "GPU-0") is Fate.WITHDRAWN
     assert watched.source.fate("old.com/name", "GPU-1") is Fate.UNKNOWN
-
-
-async def test_answers_that_are_remembered_are_bounded(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "_MAX_ANSWERS", 2)
-    await watched.sees(*map(gpu, range(5)))
-    for number in range(5):
-        answer = await watched.source.answer(NVIDIA, ContainerRequest((f"GPU-{number}",)), Sayable(frozenset(Field)))
-        assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": f"GPU-{number}"}
-        assert len(watched.source._answered) <= 2
