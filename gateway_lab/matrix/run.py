@@ -389,7 +389,7 @@ def own_profile(name: str, config_file: Path | None = None) -> Scenario:
         devices.gpu.simulated.profile.ProfileError: the profile is not usable; the message says why.
         gateway.configuration.settings.ConfigError: nor is the configuration.
     """
-    path, _ = profile.find(name)
+    path = profile.find(name)
     content = profile.read(path)
     policy = Policy()
     if config_file is not None:

@@ -11,8 +11,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from devices.gpu.asked import Asked
-from devices.model import ContainerAnswer, DeviceNode, Fault, Field, Mount, RefusedError, Sayable
-from devices.policy import CDI_STRATEGIES, IMEX_CHANNEL, CdiFallback, IdStrategy, ListStrategy, Policy
+from devices.model import ContainerAnswer, DeviceNode, Fault, Field, Mount, RefusedError
+from devices.policy import CDI_STRATEGIES, IMEX_CHANNEL, CdiFallback, IdStrategy, ListStrategy
 from devices.source import not_carried
 
 UVM: Final = "/dev/nvidia-uvm"
@@ -32,13 +32,15 @@ _EXPANDED: Final = frozenset({Field.ENVS, Field.MOUNTS, Field.DEVICE_NODES})
 def by_strategies(asked: Asked) -> ContainerAnswer:
     """Return the answer for NVIDIA's GPUs by each strategy that this kubelet's API supports. At least one must arrive for certain."""
     policy = asked.policy
-    certain, by_cdi = _ways(policy.list_strategies, asked.sayable, with_cdi=not asked.around.without_cdi)
+    chosen = policy.list_strategies - (CDI_STRATEGIES if asked.around.without_cdi else frozenset())
+    certain = {one for one in chosen if _FIELDS[one] <= asked.sayable.said}
+    by_cdi = {one for one in chosen & CDI_STRATEGIES if _FIELDS[one] <= asked.sayable.said | asked.sayable.unsure}
     if not certain:
         said = _fallback(asked)
     elif policy.list_strategies <= CDI_STRATEGIES:  # The specification has everything else.
         said = ContainerAnswer()
     else:
-        said = _with_nodes(_with_modes(_in_environment(asked, certain), policy), asked)
+        said = _without_cdi(asked, certain)
     if not by_cdi:
         return said
     names = _cdi_names(asked)
@@ -46,16 +48,6 @@ def by_strategies(asked: Asked) -> ContainerAnswer:
         key = f"{policy.cdi_annotation_prefix}nvidia-device-plugin_{asked.token}"
         said = replace(said, annotations={key: ",".join(names)})
     return replace(said, cdi_devices=names) if ListStrategy.CDI_CRI in by_cdi else said
-
-
-def _ways(
-    strategies: frozenset[ListStrategy], sayable: Sayable, *, with_cdi: bool
-) -> tuple[frozenset[ListStrategy], frozenset[ListStrategy]]:
-    """Return the strategies that arrive for certain, and those with CDI names that may arrive."""
-    chosen = strategies if with_cdi else strategies - CDI_STRATEGIES
-    certain = frozenset(one for one in chosen if _FIELDS[one] <= sayable.said)
-    by_cdi = frozenset(one for one in chosen & CDI_STRATEGIES if _FIELDS[one] <= sayable.said | sayable.unsure)
-    return certain, by_cdi
 
 
 def _fallback(asked: Asked) -> ContainerAnswer:
@@ -70,7 +62,7 @@ def _fallback(asked: Asked) -> ContainerAnswer:
     if around.without_cdi:
         why = f"a container gets {asked.resource} by CDI, but there is no CDI specification: {around.without_cdi}"
     if policy.cdi_fallback is CdiFallback.ENVVAR and Field.ENVS in said:
-        return _with_nodes(_with_modes(_in_environment(asked, {ListStrategy.ENVVAR}), policy), asked)
+        return _without_cdi(asked, {ListStrategy.ENVVAR})
     if policy.cdi_fallback is CdiFallback.EXPAND and not around.without_cdi and said >= _EXPANDED:
         from devices.gpu.cdi import HookError, expanded  # noqa: PLC0415 - loaded with the specifications (survey)
 
@@ -83,23 +75,22 @@ def _fallback(asked: Asked) -> ContainerAnswer:
     raise RefusedError(Fault.FAILED_PRECONDITION, why)
 
 
-def _in_environment(asked: Asked, strategies: Collection[ListStrategy]) -> ContainerAnswer:
-    """Name GPUs and the IMEX channel by mounts, else in variables. Pods can set variables, but not these mounts."""
-    names, imex = _names(asked), asked.around.sight.imex
+def _without_cdi(asked: Asked, strategies: Collection[ListStrategy]) -> ContainerAnswer:
+    """Name GPUs and the IMEX channel by mounts, else in variables. Pods can set variables, but not these mounts.
+
+    GDRCopy, GDS and MOFED have variables by which the NVIDIA runtime adds them.
+    """
+    names, imex, policy = _names(asked), asked.around.sight.imex, asked.policy
+    modes = {"NVIDIA_GDRCOPY": policy.gdrcopy, "NVIDIA_GDS": policy.gds, "NVIDIA_MOFED": policy.mofed}
+    envs = {name: "enabled" for name, is_wanted in modes.items() if is_wanted}
+    said = ContainerAnswer()
     if ListStrategy.VOLUME_MOUNTS in strategies:
         mounts = tuple(Mount(f"{_MOUNTED}/{name}", "/dev/null") for name in (*names, *(["imex/0"] if imex else [])))
-        return ContainerAnswer(envs={VARIABLE: _MOUNTED}, mounts=mounts)
-    if ListStrategy.ENVVAR in strategies:
-        return ContainerAnswer(envs={VARIABLE: ",".join(names), **({"NVIDIA_IMEX_CHANNELS": "0"} if imex else {})})
-    return ContainerAnswer()
-
-
-def _with_modes(said: ContainerAnswer, policy: Policy) -> ContainerAnswer:
-    """Add the variables by which the NVIDIA runtime adds GDRCopy, GDS and MOFED, if the policy has them."""
-    if not (said.envs and (policy.gdrcopy or policy.gds or policy.mofed)):
-        return said
-    wanted = {"NVIDIA_GDRCOPY": policy.gdrcopy, "NVIDIA_GDS": policy.gds, "NVIDIA_MOFED": policy.mofed}
-    return replace(said, envs={**said.envs, **{name: "enabled" for name, is_wanted in wanted.items() if is_wanted}})
+        said = ContainerAnswer(envs={VARIABLE: _MOUNTED, **envs}, mounts=mounts)
+    elif ListStrategy.ENVVAR in strategies:
+        channels = {"NVIDIA_IMEX_CHANNELS": "0"} if imex else {}
+        said = ContainerAnswer(envs={VARIABLE: ",".join(names), **channels, **envs})
+    return _with_nodes(said, asked)
 
 
 def _with_nodes(said: ContainerAnswer, asked: Asked) -> ContainerAnswer:

@@ -332,8 +332,8 @@ def _gauges(library: str, guests: Guests, gpus: Sequence[GPU]) -> Sequence[Readi
     same time (NVML API reference, "thread safe").
     """
     found: list[Reading] = []
-    with guests.let_in() as welcome:
-        if not welcome:
+    with guests.inside:
+        if not guests.allowed:
             return ()
         nvml = Nvml(library)
         with contextlib.suppress(NvmlError):

@@ -76,21 +76,22 @@ class KernelFacts(Struct, frozen=True):
     def why_unusable(self, pci: str) -> str:
         """Return why NVML may lack a GPU that the driver has: its device node is missing, or can't be opened."""
         minor = self._said(pci).get("Device Minor", "")
-        node = self.dev / f"nvidia{minor}"
-        if not minor.isdecimal() or os.access(node, os.R_OK | os.W_OK):
-            return "see the kernel's log (dmesg | grep -i nvrm)"
-        if node.exists():
-            return f"this process may not open /dev/nvidia{minor}"
-        return f"/dev/nvidia{minor} is missing: create it (nvidia-modprobe -c {minor})"
+        barred = self._barred(f"nvidia{minor}", f"-c {minor}") if minor.isdecimal() else ""
+        return barred or "see the kernel's log (dmesg | grep -i nvrm)"
 
     def why_closed(self) -> str:
         """Return why NVML may not find the loaded driver; '' if the kernel shows no reason."""
-        node = self.dev / "nvidiactl"
-        if self.load() is None or os.access(node, os.R_OK | os.W_OK):
+        barred = "" if self.load() is None else self._barred("nvidiactl", "-c 0 -u")
+        return f". The driver is loaded, but {barred}" if barred else ""
+
+    def _barred(self, name: str, modprobe: str) -> str:
+        """Return why this process can't open a device node; '' if it can."""
+        node = self.dev / name
+        if os.access(node, os.R_OK | os.W_OK):
             return ""
         if node.exists():
-            return ". The driver is loaded, but this process may not open /dev/nvidiactl"
-        return ". The driver is loaded, but /dev/nvidiactl is missing: create it (nvidia-modprobe -c 0 -u)"
+            return f"this process may not open /dev/{name}"
+        return f"/dev/{name} is missing: create it (nvidia-modprobe {modprobe})"
 
     def missing(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Return the missing device nodes: of ``nodes``, and of those that every CUDA program needs."""

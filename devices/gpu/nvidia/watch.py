@@ -14,7 +14,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
@@ -89,34 +89,20 @@ class _Command(Struct, frozen=True):
 class Guests:
     """Readings of the gauges, which use NVML next to the looking thread: one at a time, and only while that thread has it open.
 
-    The looking thread unloads the library only while no reading uses it.
+    A reading holds the lock ``inside``, and begins only if ``allowed``. So the looking thread unloads the library only while no
+    reading uses it.
     """
 
     def __init__(self) -> None:
-        self._inside = threading.Lock()
-        self._open = False
-
-    @contextlib.contextmanager
-    def let_in(self) -> Iterator[bool]:
-        """Begin a reading; return False if NVML is closed, or another reading uses it."""
-        if not self._inside.acquire(blocking=False):
-            yield False
-            return
-        try:
-            yield self._open
-        finally:
-            self._inside.release()
-
-    def opened(self) -> None:
-        """Note that NVML is open."""
-        self._open = True
+        self.inside = threading.Lock()
+        self.allowed = False
 
     def gone(self) -> bool:
         """Allow no further reading, and wait for the present one; return False if it hangs."""
-        self._open = False
-        if not self._inside.acquire(timeout=_GUEST_S):
+        self.allowed = False
+        if not self.inside.acquire(timeout=_GUEST_S):
             return False
-        self._inside.release()
+        self.inside.release()
         return True
 
 
@@ -191,7 +177,9 @@ class Looker:
     def _serve(self) -> None:
         due, last = time.monotonic(), 0.0
         while True:
-            command = self._next(due - time.monotonic())
+            command = None
+            with contextlib.suppress(queue.Empty):
+                command = self._commands.get(timeout=max(due - time.monotonic(), 0.0))
             if command is not None:
                 if command.end:
                     break
@@ -217,12 +205,6 @@ class Looker:
                         continue
             last = time.monotonic()
             due = last + self._turn()
-
-    def _next(self, seconds: float) -> _Command | None:
-        try:
-            return self._commands.get(timeout=max(seconds, 0.0))
-        except queue.Empty:
-            return None
 
     def _turn(self) -> float:
         """Look once; return the seconds until the next look."""
@@ -297,7 +279,7 @@ class Looker:
         self._busy.on("nvmlInit")
         load, plugged = self._node.load(), self._node.plugged()
         self._nvml.open()
-        self._guests.opened()
+        self._guests.allowed = True
         session = self._session = Session(plugged=plugged, began=time.monotonic())
         if self._unloaded or (None not in {load, self._load} and load != self._load):
             self._reloaded = self._closed

@@ -42,7 +42,7 @@ _log = structlog.get_logger()
 
 
 class SimulatedBackend:
-    """A ``Backend`` over a profile: a shipped one, which stays as it is, or a file that people edit.
+    """A ``Backend`` over a profile: a shipped one, or a file that people edit.
 
     If the profile is wrong or missing, the GPUs stay as before, "profile rejected" is logged, and ``hindrance`` has the reason.
 
@@ -56,7 +56,7 @@ class SimulatedBackend:
     name = "simulated"
 
     def __init__(self, profile: str = "default") -> None:
-        self._path, self._edited = find(profile)
+        self._path = find(profile)
         self._content: bytes | None = None
         self._rejected = ""
         self._profile: Mapping[str, Described] | None = None
@@ -75,12 +75,6 @@ class SimulatedBackend:
 
     async def watch(self) -> AsyncGenerator[Sight]:
         """Yield the GPUs of the profile, and again after each edit that changes them."""
-        if not self._edited:
-            self._look()
-            while True:
-                yield self._sight()
-                await self._news.wait()
-                self._news.clear()
         last: Sight | None = None
         with FileWatch(self._path) as file:
             while True:

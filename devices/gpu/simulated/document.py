@@ -77,11 +77,9 @@ class Document:
         if self._node.value is None:
             self._fail(1, f"the file is empty. {_ADVICE['']}")
         self._root: Any = self._node.plain()
-
-    def require(self, key: str) -> None:
-        """Refuse a document without ``key``, before anything of it is quoted: it may be another file, such as one with secrets."""
-        if not isinstance(self._root, dict) or key not in self._root:
-            self.refuse((), f"the key '{key}' is missing", "")
+        # Before anything of it is quoted: it may be another file, such as one with secrets.
+        if not isinstance(self._root, dict) or "resources" not in self._root:
+            self.refuse((), "the key 'resources' is missing", "")
 
     def convert(self, path: Where, kind: Any) -> Any:
         """Return the value at ``path`` as a ``kind``, or refuse it."""

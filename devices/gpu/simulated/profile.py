@@ -129,20 +129,20 @@ def shipped() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _SHIPPED.glob("*.yaml")))
 
 
-def find(profile: str) -> tuple[Path, bool]:
-    """Return the file of a profile, given by a shipped profile's name or a path, and True if people edit it.
+def find(profile: str) -> Path:
+    """Return the file of a profile, given by a shipped profile's name or a path.
 
     Raises:
         ProfileError: there is neither such a shipped profile nor such a file.
     """
     if profile in shipped():
-        return _SHIPPED / f"{profile}.yaml", False
+        return _SHIPPED / f"{profile}.yaml"
     path = Path(profile)
     if not path.is_file():
         raise ProfileError(
             f"no profile {profile!r}: neither a file nor a shipped one. Write the file, or use one of {', '.join(shipped())}"
         )
-    return path, True
+    return path
 
 
 def read(path: Path) -> bytes:
@@ -173,7 +173,6 @@ def parse(content: bytes, name: str) -> Mapping[str, Described]:
         ProfileError: the text isn't a profile.
     """
     document = Document(content, name)
-    document.require("resources")
     profile: _Profile = document.convert((), _Profile)
     found: dict[str, Described] = {}
     for resource in profile.resources:
