@@ -24,7 +24,6 @@ from devices.gpu.nvidia.health import (
     looked,
     rejudged,
     rested,
-    rests_at,
 )
 from devices.model import Trouble, TroubleKind
 from devices.policy import Recovery
@@ -230,14 +229,12 @@ def test_a_state_is_a_trouble_as_long_as_it_lasts(of_g: dict[str, object], kind:
 
 def test_restart_app_ends_by_quiet_and_nothing_else_does() -> None:
     health = after(WITH_PARTS, xid(94, 2), xid(8, 10), xid(79, 3, gi=1, ci=0))
-    assert rests_at(health, Recovery.SAFE) == 2 + QUIET_S
     assert kinds(rested(health, 9 + QUIET_S, Recovery.SAFE), G, M) == [
         TroubleKind.RESTART_APP,
         TroubleKind.RESET_REQUIRED,
     ]
     health = rested(health, 10 + QUIET_S, Recovery.SAFE)
     assert kinds(health, G, M) == [None, TroubleKind.RESET_REQUIRED]
-    assert rests_at(health, Recovery.SAFE) is None
 
 
 def test_what_counts_no_longer_has_recovered() -> None:

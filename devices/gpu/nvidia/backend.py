@@ -134,7 +134,7 @@ class NvidiaBackend:
                     last = sight
                     yield sight
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._patience(time.monotonic())):
+                    async with asyncio.timeout(HANG_S):  # News of each look comes more often.
                         await self._news.wait()
                 self._news.clear()
         finally:
@@ -270,15 +270,6 @@ class NvidiaBackend:
                 f"({self._down}): restart it, so that it gets the new ones",
                 status=75,
             )
-
-    def _patience(self, now: float) -> float:
-        """Return the seconds until the next change that only time brings."""
-        due = [now + HANG_S]
-        if (rests := health.rests_at(self._health, self._policy.health_recovery)) is not None:
-            due.append(rests)
-        if self._mismatch_since is not None:
-            due.append(self._mismatch_since + GRACE_S)
-        return max(min(due) - now, 0.0)
 
     def _released(self) -> frozenset[str]:
         every = self._scan.sight.gpus if self._let.all and self._scan is not None else ()

@@ -288,19 +288,15 @@ def rested(health: NodeHealth, now: float, recovery: Recovery) -> NodeHealth:
     """Remove RESTART_APP errors that are ``QUIET_S`` old."""
     if recovery is Recovery.OFF:
         return health
+
+    def is_over(ill: Ill) -> bool:
+        restart = ill.xid is not None and ill.trouble.kind is TroubleKind.RESTART_APP
+        return restart and now >= ill.at + QUIET_S
+
     ills = {
-        uuid: {cause: ill for cause, ill in causes.items() if not _rests(ill) or now < ill.at + QUIET_S}
-        for uuid, causes in health.ills.items()
+        uuid: {cause: ill for cause, ill in causes.items() if not is_over(ill)} for uuid, causes in health.ills.items()
     }
     return replace(health, ills={uuid: causes for uuid, causes in ills.items() if causes})
-
-
-def rests_at(health: NodeHealth, recovery: Recovery) -> float | None:
-    """Return when ``rested`` will next change something (monotonic seconds); None: never."""
-    if recovery is Recovery.OFF:
-        return None
-    ends = [ill.at + QUIET_S for causes in health.ills.values() for ill in causes.values() if _rests(ill)]
-    return min(ends, default=None)
 
 
 def rejudged(health: NodeHealth, checks: Checks) -> NodeHealth:
@@ -330,10 +326,6 @@ def vouched(health: NodeHealth, uuids: Collection[str]) -> NodeHealth:
     over = {one for uuid in boards for one in (uuid, *health.looks[uuid].partitions.values())}
     ills = {uuid: causes for uuid, causes in health.ills.items() if uuid not in over}
     return replace(health, ills=ills, recovered=health.recovered | over)
-
-
-def _rests(ill: Ill) -> bool:
-    return ill.xid is not None and ill.trouble.kind is TroubleKind.RESTART_APP
 
 
 def _was_reset(before: Looked, look: Looked) -> bool:
