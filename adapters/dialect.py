@@ -127,6 +127,9 @@ class Dialect(Protocol):
     schema: FileDescriptor
     """The messages and services generated from ``protos/``."""
 
+    def __hash__(self) -> int:
+        return id(self)
+
     def encode_register(self, registration: Registration) -> Wire: ...
     def decode_register(self, data: bytes) -> Registration: ...
     def encode_options(self, options: Options) -> Wire: ...

@@ -41,7 +41,8 @@ class FeatureFile:
             if not policy.node_features:
                 self._path.unlink(missing_ok=True)
             else:
-                text = _spelled(self._labels(sight, policy))
+                labels = sorted(self._labels(sight, policy).items())
+                text = "".join(f"{name}={value}\n" for name, value in labels if value.isprintable()).encode()
                 if text != self._written or not self._is_ours():
                     files.sweep(self._path.parent, self._path.name)
                     self._as = _known_by(files.replace(self._path, text, 0o644))
@@ -70,12 +71,6 @@ class FeatureFile:
             return self._as == _known_by(self._path.lstat())
         except FileNotFoundError:
             return False
-
-
-def _spelled(labels: Mapping[str, str]) -> bytes:
-    """Return the file's text."""
-    lines = (f"{name}={value}\n" for name, value in sorted(labels.items()) if value.isprintable())
-    return "".join(lines).encode()
 
 
 def _known_by(found: os.stat_result) -> tuple[int, int]:

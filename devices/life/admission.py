@@ -110,20 +110,14 @@ def counted(entries: Iterable[Entry]) -> tuple[str, ...]:
     return tuple(device_id for _, device_id in sorted(found))
 
 
-def never_announced(resource: str, device_ids: Sequence[str]) -> RefusedError:
-    """Return the refusal (NOT_FOUND) of device IDs that aren't on the list of ``resource``."""
-    return RefusedError(
-        Fault.NOT_FOUND,
-        f"{_some(device_ids)} of {resource} was never announced, or was withdrawn. If the kubelet "
-        "keeps asking for it, drain the node and restart the kubelet, so that it learns the "
-        "devices again",
-    )
-
-
 def _asked(resource: str, device_ids: Sequence[str], entries: Mapping[str, Entry]) -> Iterator[Entry]:
     """Yield the entries of these devices, each followed by the entries that it covers."""
     if unknown := [device_id for device_id in device_ids if device_id not in entries]:
-        raise never_announced(resource, unknown)
+        raise RefusedError(
+            Fault.NOT_FOUND,
+            f"{_some(unknown)} of {resource} was never announced, or was withdrawn. If the kubelet keeps asking for it, drain "
+            "the node and restart the kubelet, so that it learns the devices again",
+        )
     return (layer for device_id in device_ids for layer in entries[device_id].layers)
 
 

@@ -31,6 +31,7 @@ from adapters.dialect import Fidelity, MalformedError
 from adapters.levels import minor_version
 from adapters.registry import DIALECTS, by_name
 from devices.gpu import naming, sharing
+from devices.gpu.backend import Sight
 from devices.gpu.model import GPU
 from devices.gpu.simulated import profile
 from devices.gpu.simulated.backend import VENDORS
@@ -461,7 +462,7 @@ def plugin_command(template: Sequence[str], socket_dir: Path, state_dir: Path) -
     return [word.replace("{socket_dir}", str(socket_dir)).replace("{state_dir}", str(state_dir)) for word in template]
 
 
-def offered(described: Mapping[str, profile.Described], policy: Policy) -> Mapping[str, Listing]:
+def offered(described: Mapping[str, Sight], policy: Policy) -> Mapping[str, Listing]:
     """Say what a gateway with these simulated GPUs offers.
 
     Raises:

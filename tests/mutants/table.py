@@ -340,8 +340,8 @@ MUTANTS = (
         "T11",
         "an unknown device is served",
         "devices/life/admission.py",
-        "        raise never_announced(resource, unknown)",
-        "        return ()",
+        "        raise RefusedError(\n            Fault.NOT_FOUND,",
+        "        return iter(())\n        raise RefusedError(\n            Fault.NOT_FOUND,",
         "tests/unit/test_life.py::test_allocate",
     ),
     Mutant(

@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.simulated import profile
 from devices.gpu.simulated.document import ProfileError
-from devices.gpu.simulated.profile import Described, parse, read
+from devices.gpu.simulated.profile import parse, read
 from devices.model import Health
 
 ALL_OF_64 = f"{{between: {list(range(64))}, by: pix}}"
 
 
-def described(beneath: str) -> Described:
+def described(beneath: str) -> Sight:
     """Parse one resource, given what stands beneath its name, unindented."""
     indented = "".join(f"    {line}\n" for line in beneath.splitlines())
     return parse(f"resources:\n  nvidia.com/gpu:\n{indented}".encode(), "p.yaml")["nvidia.com/gpu"]

@@ -26,8 +26,13 @@ class _Amd(Vendor):
         return f"{PREFIX}{gpu.profile}" if policy.resource_naming is Naming.MIXED and gpu.profile else gpu.resource
 
     def check(self, gpus: Sequence[GPU], policy: Policy) -> None:
-        if policy.resource_naming is Naming.SINGLE:
-            _check_alike(gpus)
+        """Refuse GPUs that are partitioned differently. GPUs with a trouble don't count: they are unhealthy in any mode."""
+        profiles = {gpu.profile for gpu in gpus if not gpu.partitioned and gpu.profile and gpu.trouble is None}
+        if policy.resource_naming is Naming.SINGLE and len(profiles) > 1:
+            raise NamingError(
+                "with the resource naming strategy 'single', all GPUs must be partitioned alike, but the modes are "
+                f"{', '.join(sorted(profiles)[:8])}. Partition them alike, or use the strategy 'mixed'"
+            )
 
     def was_repartitioned(self, uuid: str, gpus: Collection[GPU]) -> bool:
         # A partition (``amdgpu_xcp_<n>``) also goes if its GPU fails. It was removed on purpose if all GPUs are healthy and whole.
@@ -44,13 +49,3 @@ class _Amd(Vendor):
 
 
 AMD: Final = _Amd()
-
-
-def _check_alike(gpus: Sequence[GPU]) -> None:
-    """Refuse GPUs that are partitioned differently. GPUs with a trouble don't count: they are unhealthy in any mode."""
-    profiles = {gpu.profile for gpu in gpus if not gpu.partitioned and gpu.profile and gpu.trouble is None}
-    if len(profiles) > 1:
-        raise NamingError(
-            "with the resource naming strategy 'single', all GPUs must be partitioned alike, but the modes are "
-            f"{', '.join(sorted(profiles)[:8])}. Partition them alike, or use the strategy 'mixed'"
-        )

@@ -149,7 +149,10 @@ def _device(gpus: Sequence[GPU], policy: Policy, driver: DriverFiles) -> Specifi
         for gpu in gpus
         if gpu.pci in driver.graphics and (not gpu.parent or gpu.profile.endswith("+gfx"))
     ]
-    nodes = [node for gpu in gpus for node in _own_nodes(gpu, policy)]
+    nodes: list[dict[str, str]] = []
+    for gpu in gpus:
+        nodes += [{"path": path} for path in gpu.device_nodes]
+        nodes += _nodes((path for path in gpu.spec_nodes if path not in gpu.device_nodes), policy)
     nodes += _nodes((path for one in draw for path in one.nodes), policy)
     links = _link_arguments(dict.fromkeys(link for one in draw for link in one.links))
     edits = _edits(
@@ -157,11 +160,6 @@ def _device(gpus: Sequence[GPU], policy: Policy, driver: DriverFiles) -> Specifi
         hooks=_hook_list(policy, {_LINK_HOOK: links} if links else {}),
     )
     return edits or {"env": [_NO_RUNTIME_GPUS]}  # CDI rejects a device without edits.
-
-
-def _own_nodes(gpu: GPU, policy: Policy) -> list[dict[str, str]]:
-    always = [{"path": path} for path in gpu.device_nodes]
-    return [*always, *_nodes((path for path in gpu.spec_nodes if path not in gpu.device_nodes), policy)]
 
 
 def _nodes(paths: Iterable[str], policy: Policy) -> list[dict[str, str]]:

@@ -53,8 +53,25 @@ class _Nvidia(Vendor):
         return _by_pattern(gpu.profile, policy.mig_names, gpu.resource) if mig is MigStrategy.SINGLE else None
 
     def check(self, gpus: Sequence[GPU], policy: Policy) -> None:
-        if policy.mig_strategy is MigStrategy.SINGLE:
-            _check_mig(gpus)
+        """Refuse what ``single`` can't name: GPUs with and without MIG, MIG without instances, or several profiles."""
+        split = {gpu.uuid: gpu for gpu in gpus if gpu.partitioned}
+        if not split or policy.mig_strategy is not MigStrategy.SINGLE:
+            return
+        whole = [gpu for gpu in gpus if not gpu.parent and not gpu.partitioned]
+        empty = split.keys() - {gpu.parent for gpu in gpus}
+        profiles = sorted({gpu.profile for gpu in gpus if gpu.parent in split})
+        if whole:
+            problem = f"{len(split)} GPUs in MIG mode and {len(whole)} without it ({_places(whole)})"
+        elif empty:
+            problem = f"no MIG instance on GPU {_places([split[uuid] for uuid in empty])}"
+        elif len(profiles) > 1:
+            problem = f"instances of several profiles ({', '.join(profiles[:8])})"
+        else:
+            return
+        raise NamingError(
+            "with the MIG strategy 'single', every GPU of the node must be in MIG mode, with instances of one profile. This node has "
+            f"{problem}. Configure the GPUs alike, or use the strategy 'mixed'"
+        )
 
     def given_names(self, policy: Policy) -> Collection[str]:
         return {name for _, name in (*policy.gpu_names, *policy.mig_names)}
@@ -77,28 +94,6 @@ def _by_pattern(word: str, names: Sequence[tuple[str, str]], usual: str) -> str 
     if not names:
         return usual
     return next((name for pattern, name in names if matches(word, pattern)), None)
-
-
-def _check_mig(gpus: Sequence[GPU]) -> None:
-    """Refuse what ``single`` can't name: GPUs with and without MIG, MIG without instances, or several profiles."""
-    split = {gpu.uuid: gpu for gpu in gpus if gpu.partitioned}
-    if not split:
-        return
-    whole = [gpu for gpu in gpus if not gpu.parent and not gpu.partitioned]
-    empty = split.keys() - {gpu.parent for gpu in gpus}
-    profiles = sorted({gpu.profile for gpu in gpus if gpu.parent in split})
-    if whole:
-        problem = f"{len(split)} GPUs in MIG mode and {len(whole)} without it ({_places(whole)})"
-    elif empty:
-        problem = f"no MIG instance on GPU {_places([split[uuid] for uuid in empty])}"
-    elif len(profiles) > 1:
-        problem = f"instances of several profiles ({', '.join(profiles[:8])})"
-    else:
-        return
-    raise NamingError(
-        "with the MIG strategy 'single', every GPU of the node must be in MIG mode, with instances of one profile. This node has "
-        f"{problem}. Configure the GPUs alike, or use the strategy 'mixed'"
-    )
 
 
 def _places(gpus: Iterable[GPU]) -> str:

@@ -17,7 +17,7 @@ from devices.gpu.asked import Asked
 from devices.gpu.backend import Sight
 from devices.gpu.nvidia.vendor import NVIDIA
 from devices.gpu.simulated.document import ProfileError
-from devices.gpu.simulated.profile import Described, find, parse, read
+from devices.gpu.simulated.profile import find, parse, read
 from devices.gpu.vendor import Vendor
 from devices.model import ContainerAnswer
 from devices.source import Hindrance
@@ -59,7 +59,7 @@ class SimulatedBackend:
         self._path = find(profile)
         self._content: bytes | None = None
         self._rejected = ""
-        self._profile: Mapping[str, Described] | None = None
+        self._profile: Mapping[str, Sight] | None = None
         self._released: frozenset[str] = frozenset()
         self._news = asyncio.Event()
 

@@ -36,6 +36,7 @@ import msgspec
 from msgspec.structs import replace
 
 from devices.files import NotPlainError, read_plain
+from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.simulated.document import MAX_NODE, Document, ProfileError, Where
 from devices.model import Health, Trouble, TroubleKind
@@ -61,15 +62,6 @@ _Instances = Annotated[
     msgspec.Meta(max_length=16),
 ]
 _Some = Annotated[tuple[int | str, ...], msgspec.Meta(max_length=MAX_GPUS)] | None
-
-
-class Described(msgspec.Struct, frozen=True):
-    """The part of a profile under one resource name: its GPUs by index, without withdrawn ones, and sets of UUIDs as in ``Sight``."""
-
-    gpus: tuple[GPU, ...]
-    recovered: frozenset[str] = frozenset()
-    released: frozenset[str] = frozenset()
-    withdrawn: frozenset[str] = frozenset()
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -164,8 +156,8 @@ def read(path: Path) -> bytes:
     return content
 
 
-def parse(content: bytes, name: str) -> Mapping[str, Described]:
-    """Return what a profile's text describes, by resource name; ``name`` is the text's name in errors.
+def parse(content: bytes, name: str) -> Mapping[str, Sight]:
+    """Return the GPUs that a profile's text describes, by resource name; ``name`` is the text's name in errors.
 
     A GPU without a UUID gets one from its resource name and index: the same at each start and on each node.
 
@@ -174,7 +166,7 @@ def parse(content: bytes, name: str) -> Mapping[str, Described]:
     """
     document = Document(content, name)
     profile: _Profile = document.convert((), _Profile)
-    found: dict[str, Described] = {}
+    found: dict[str, Sight] = {}
     for resource in profile.resources:
         path: Where = ("resources", resource)
         if problem := resource_name_error(resource):
@@ -212,7 +204,7 @@ class _Names:
         return [self.uuid((*path, at), key) for at, key in enumerate(keys or ())]
 
 
-def _described(document: Document, path: Where, resource: str) -> Described:
+def _described(document: Document, path: Where, resource: str) -> Sight:
     spec: _Resource = document.convert(path, _Resource)
     entries = (_Entry(),) * spec.gpus if isinstance(spec.gpus, int) else spec.gpus
     for index, entry in enumerate(entries):
@@ -262,7 +254,7 @@ def _described(document: Document, path: Where, resource: str) -> Described:
         if device_id not in withdrawn
     ]
     gpus += (part for gpu in tuple(gpus) for part in _instances(gpu, split.get(gpu.uuid, ())))
-    return Described(tuple(gpus), recovered, released, withdrawn)
+    return Sight(tuple(gpus), recovered, released, withdrawn)
 
 
 def _instances(gpu: GPU, profiles: Iterable[str]) -> Iterator[GPU]:
