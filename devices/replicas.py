@@ -28,11 +28,10 @@ def unshared(device_id: str, known: Container[str] = ()) -> str:
 
 
 def grouped(device_ids: Iterable[str], known: Container[str] = ()) -> Mapping[str, list[str]]:
-    """Group device IDs by the result of ``unshared``. Its rule is repeated here, because thousands of calls take long."""
+    """Group device IDs by the result of ``unshared``."""
     groups: defaultdict[str, list[str]] = defaultdict(list)
     for one in device_ids:
-        shared, _, number = one.rpartition(MARK)
-        groups[shared if shared and number.isascii() and number.isdecimal() and one not in known else one].append(one)
+        groups[unshared(one, known)].append(one)
     return groups
 
 
