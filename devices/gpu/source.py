@@ -25,7 +25,7 @@ from devices.gpu.naming import NamingError
 from devices.gpu.sharing import NamedGPUs
 from devices.gpu.vendor import Vendor, answer, vendor_of
 from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, PreferredRequest, RefusedError, Sayable
-from devices.policy import CDI_STRATEGIES, Policy, Slices
+from devices.policy import CDI_STRATEGIES, ListStrategy, Policy, Slices
 from devices.replicas import unshared
 from devices.source import (
     DeviceSource,
@@ -138,7 +138,8 @@ class GPUSource(DeviceSource):
         for device_id in request.device_ids:
             if (gpu := found(device_id, gpus)) is not None and gpu.lacks:
                 raise RefusedError(Fault.FAILED_PRECONDITION, f"a container cannot use {device_id[:80]!r}: {gpu.lacks}")
-        asked = Asked(resource, request.device_ids, gpus, self._policy, sayable, self._around, str(uuid4()))
+        token = str(uuid4()) if ListStrategy.CDI_ANNOTATIONS in self._policy.list_strategies else ""
+        asked = Asked(resource, request.device_ids, gpus, self._policy, sayable, self._around, token)
         return answer(asked, request.device_ids, self._vendors)
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
