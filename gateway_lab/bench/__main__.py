@@ -16,30 +16,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway_lab import environment
-from gateway_lab.bench import bridged, busy, calls, handovers, measure, others, page, presence, restarts, standby
-from gateway_lab.bench.against import UnfitError, against
+from gateway_lab.bench import busy, calls, handovers, measure, page, presence, restarts
 from gateway_lab.bench.measure import Report
 from gateway_lab.bench.node import machine
 from gateway_lab.kubelets import build
 
-SECTIONS: Final = (
-    "restart-gap",
-    "recovery",
-    "handover",
-    "cold-start",
-    "idle",
-    "imports",
-    "lists",
-    "calls",
-    "propagation",
-)
-LONG: Final = ("stuck", "busy-node", "bridge", "checkpoints", "standby")
-"""Measured only when it is asked for; a standby takes ten minutes with 50 runs, a busy node wants root and cgroups, the bridge two minutes, checkpoints a second for each start."""
-RESTARTED: Final = "1.10,1.20,1.32,1.37"
-HANDED_OVER: Final = "1.10,1.20,1.24,1.28,1.32,1.37"
+SECTIONS: Final = ("restart-gap", "recovery", "handover", "cold-start", "idle", "calls")
+LONG: Final = ("busy-node",)
+"""Measured only when it is asked for: it needs root and cgroups."""
+RESTARTED: Final = ("1.10", "1.20", "1.32", "1.37")
+HANDED_OVER: Final = ("1.10", "1.20", "1.24", "1.28", "1.32", "1.37")
 
 
-async def run(only: Sequence[str], kubelets: str, runs: int, other: str, say: Callable[[str], None]) -> Report:
+async def run(only: Sequence[str], runs: int, say: Callable[[str], None]) -> Report:
     """Measure what ``only`` names; ``runs`` is how often each kubelet is restarted, the rest follows from it."""
     report = Report()
     say("making the environment of the run-time lock")
@@ -47,23 +36,14 @@ async def run(only: Sequence[str], kubelets: str, runs: int, other: str, say: Ca
     say(f"measured in {python.parent.parent}: locks/run.txt and the gateway, nothing else")
     report.figures["machine"] = machine(Path(tempfile.gettempdir()))
     repeated = max(3, runs // 10)
-    restarted, handed_over = ((kubelets or default).split(",") for default in (RESTARTED, HANDED_OVER))
     sections: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
-        "restart-gap": lambda: restarts.restart_gaps(report, python, restarted, runs),
+        "restart-gap": lambda: restarts.restart_gaps(report, python, RESTARTED, runs),
         "recovery": lambda: restarts.recoveries(report, python, repeated),
-        "handover": lambda: handovers.handovers(report, python, handed_over, max(3, runs // 6)),
-        "stuck": lambda: handovers.stuck(report, python, runs),
+        "handover": lambda: handovers.handovers(report, python, HANDED_OVER, max(3, runs // 6)),
         "cold-start": lambda: presence.cold_start(report, python, 2 * repeated + 1),
         "idle": lambda: presence.idle(report, python),
-        "imports": lambda: presence.imports(report, python),
-        "lists": lambda: presence.lists(report, python),
         "calls": lambda: calls.calls(report, python, 20 * runs),
         "busy-node": lambda: busy.busy_node(report, python, repeated),
-        "bridge": lambda: bridged.bridge(report, python, 20 * runs),
-        "checkpoints": lambda: others.checkpoints(report, python, runs),
-        "standby": lambda: standby.standby(report, python, runs),
-        "propagation": lambda: calls.propagation(report, python, repeated),
-        "against": lambda: against(report, python, other, repeated),
     }
     for name in only:
         say(f"measuring: {name}")
@@ -77,46 +57,28 @@ async def run(only: Sequence[str], kubelets: str, runs: int, other: str, say: Ca
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``python -m gateway_lab.bench``; give the exit status: 0 when each bar was kept."""
     parser = argparse.ArgumentParser(prog="python -m gateway_lab.bench", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output, progress beside it")
     parser.add_argument("--page", type=Path, help="write what was found to this page, with its plots beside it")
-    parser.add_argument(
-        "--kubelets", default="", help=f"for restarts (else {RESTARTED}) and handovers (else {HANDED_OVER})"
-    )
     parser.add_argument("--runs", type=int, default=300, help="restarts of each kubelet; the rest follows from it")
     parser.add_argument(
         "--only", action="append", choices=(*SECTIONS, *LONG), help="measure only this (again for more)"
     )
-    parser.add_argument(
-        "--against",
-        default="",
-        metavar="'CMD {socket_dir}'",
-        help="measure this device plugin too, in the same minutes, and tell the ratios (alone, unless --only names more)",
-    )
     options = parser.parse_args(arguments)
     if options.runs < 1:
         parser.error(f"argument --runs: expected 1 or more, got {options.runs}")
-    only = options.only or ([] if options.against else SECTIONS)
 
     def say(line: str) -> None:
-        print(line, file=sys.stderr if options.json else sys.stdout, flush=True)
+        print(line, flush=True)
 
     try:
-        report = asyncio.run(
-            run(
-                [*only, *(["against"] if options.against else [])], options.kubelets, options.runs, options.against, say
-            )
-        )
-    except (environment.UnmadeError, build.BuildError, UnfitError) as error:
+        report = asyncio.run(run(options.only or SECTIONS, options.runs, say))
+    except (environment.UnmadeError, build.BuildError) as error:
         print(error, file=sys.stderr)
         return 1
     if options.page:
         page.write(report, options.page)
-    if options.json:
-        print(measure.document(report))
-    else:
-        for line in told(report):
-            say(line)
-    return 0 if report.passed or not report.bars else 1
+    for line in told(report):
+        say(line)
+    return 0 if report.passed else 1
 
 
 def told(report: Report) -> list[str]:
@@ -130,7 +92,7 @@ def told(report: Report) -> list[str]:
             lines.append(f"{name}: {figures}")
     failed = [bar.name for bar in report.bars if not bar.passed]
     verdict = f"FAILED: {', '.join(failed)}" if failed else f"PASSED: {len(report.bars)} bars"
-    return [*lines, verdict] if report.bars else lines
+    return [*lines, verdict]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Unary calls as fast as a kubelet makes them: one connection, and the HTTP/2 frames of a call written by hand.
+"""Unary calls as fast as a kubelet makes them: one connection, one call at a time, its HTTP/2 frames written by hand.
 
 A gRPC client in Python costs as much as the server that is measured, and would make every plugin look like every other.
 What a call sends is known beforehand, and of the answer only two things matter: that it is one, and when it was there. So
@@ -10,11 +10,8 @@ from __future__ import annotations
 import itertools
 import socket
 import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from gateway_lab.wire.calls import PREFACE
 
@@ -46,13 +43,11 @@ class Caller:
         self._block = _headers(method)
         self._messages = itertools.cycle([b"\0" + len(one).to_bytes(4) + one for one in requests])
         self._method = method
-        self._next = 1
-        self._window, self._initial = _WINDOW, _WINDOW
-        self._windows: dict[int, int] = {}
-        self._unsent: deque[tuple[int, memoryview]] = deque()
-        self._began: dict[int, int] = {}
-        self._answered: set[int] = set()
-        self._taken: list[int] = []
+        self._stream = -1
+        self._window = self._initial = self._stream_window = _WINDOW
+        self._unsent = memoryview(b"")
+        self._answered = False
+        self._ended = 0
         self._received = 0
         self._buffer = bytearray()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -60,55 +55,39 @@ class Caller:
         self._socket.connect(str(path))
         self._socket.sendall(PREFACE + _frame(_SETTINGS, 0, 0))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
 
-    def call(self, times: int, at_once: int = 1) -> list[int]:
-        """Call ``times`` times, with ``at_once`` calls under way as long as there are; give how long each took, in ns.
+    def call(self, times: int) -> list[int]:
+        """Call ``times`` times; give how long each call took, in ns.
 
         Raises:
             CallError: a call was refused, or the plugin ended the connection.
             OSError: the connection broke, or nothing came for long.
         """
-        self._taken = []
-        left = times
-        while left or self._began:
-            while left and len(self._began) < at_once:
-                self._open()
-                left -= 1
-            self._receive()
-        return self._taken
-
-    def _open(self) -> None:
-        stream, self._next = self._next, self._next + 2
-        self._windows[stream] = self._initial
-        self._began[stream] = time.perf_counter_ns()
-        self._unsent.append((stream, memoryview(next(self._messages))))
-        self._send(_frame(_HEADERS, _END_HEADERS, stream, self._block))
+        taken = []
+        for _ in range(times):
+            began = time.perf_counter_ns()
+            self._stream += 2
+            self._stream_window, self._unsent = self._initial, memoryview(next(self._messages))
+            self._answered, self._ended = False, 0
+            self._send(_frame(_HEADERS, _END_HEADERS, self._stream, self._block))
+            while not self._ended:
+                self._receive()
+            if not self._answered:  # Trailers alone: a status other than OK.
+                raise CallError(f"{self._method}: refused; the plugin's log says why")
+            taken.append(self._ended - began)
+        return taken
 
     def _send(self, head: bytes = b"") -> None:
-        """Send ``head``, and of the messages as much as the plugin takes now."""
+        """Send ``head``, and of the message as much as the plugin takes now."""
         parts = [head]
-        while self._unsent:
-            stream, rest = self._unsent[0]
-            size = min(len(rest), self._window, self._windows[stream], _LARGEST_FRAME)
-            if size <= 0:
-                break
+        while (size := min(len(self._unsent), self._window, self._stream_window, _LARGEST_FRAME)) > 0:
             self._window -= size
-            self._windows[stream] -= size
-            parts.append(_frame(_DATA, _END_STREAM if size == len(rest) else 0, stream, bytes(rest[:size])))
-            self._unsent.popleft()
-            if size < len(rest):
-                self._unsent.appendleft((stream, rest[size:]))
+            self._stream_window -= size
+            sent, self._unsent = self._unsent[:size], self._unsent[size:]
+            parts.append(_frame(_DATA, 0 if self._unsent else _END_STREAM, self._stream, bytes(sent)))
         if data := b"".join(parts):
             self._socket.sendall(data)
 
@@ -126,7 +105,7 @@ class Caller:
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes, now: int) -> None:
         if kind == _DATA:
-            self._answered.add(stream)
+            self._answered = True
             self._received += len(payload)
             if self._received > _WINDOW // 2:
                 self._send(_frame(_WINDOW_UPDATE, 0, 0, self._received.to_bytes(4)))
@@ -135,7 +114,7 @@ class Caller:
             for at in range(0, len(payload) - 5, 6):
                 if int.from_bytes(payload[at : at + 2]) == _INITIAL_WINDOW_SIZE:
                     initial = int.from_bytes(payload[at + 2 : at + 6])
-                    self._windows = {one: window + initial - self._initial for one, window in self._windows.items()}
+                    self._stream_window += initial - self._initial
                     self._initial = initial
             self._send(_frame(_SETTINGS, _ACK, 0))
         elif kind == _PING and not flags & _ACK:
@@ -144,20 +123,13 @@ class Caller:
             more = int.from_bytes(payload) & 0x7FFFFFFF
             if stream == 0:
                 self._window += more
-            elif stream in self._windows:
-                self._windows[stream] += more
+            elif stream == self._stream:
+                self._stream_window += more
             self._send()
         elif kind in {_RST_STREAM, _GOAWAY}:
             raise CallError(f"{self._method}: the plugin gave it up ({payload.hex()})")
         if flags & _END_STREAM and kind in {_DATA, _HEADERS}:
-            self._ended(stream, now)
-
-    def _ended(self, stream: int, now: int) -> None:
-        self._taken.append(now - self._began.pop(stream))
-        del self._windows[stream]
-        if stream not in self._answered:  # Trailers alone: a status other than OK.
-            raise CallError(f"{self._method}: refused; the plugin's log says why")
-        self._answered.discard(stream)
+            self._ended = now
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

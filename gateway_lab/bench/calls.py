@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Final
 
 from adapters.pb.v1beta1 import v1beta1_pb2 as pb
 from gateway_lab.bench.caller import Caller
-from gateway_lab.bench.measure import Report, percentile, spread
+from gateway_lab.bench.measure import Report, percentile
 from gateway_lab.bench.node import GPUS, RESOURCE, Node, plain
 
 SIZES: Final = (8, 64, 1_000, 10_000)
@@ -27,13 +26,11 @@ ALLOCATE_P99: Final = 2.0
 PREFERRED_P50: Final = 1.5
 TURN: Final = 50
 """Calls of one plugin before it is another's turn."""
-CALLERS: Final = 8
 ROUNDS: Final = 9
 """How often both plugins are started anew. The threads of gRPC fall into one of two rhythms by chance, and stay in it: of two
 trivial plugins one can answer 20 % later than the other."""
 DIFFERENT: Final = 256
 """How many devices are asked for in turn."""
-HEALTH: Final = "a health change, profile to records (ms)"
 SERVICE: Final = "/v1beta1.DevicePlugin"
 OURS, TRIVIAL, PREFERRED = "Allocate", "Allocate, trivial plugin", "GetPreferredAllocation"
 
@@ -61,13 +58,6 @@ def in_turns(callers: dict[str, Caller], times: int) -> dict[str, list[float]]:
         for name, caller in callers.items():
             taken[name] += [one / 1000 for one in caller.call(TURN)]
     return taken
-
-
-def per_second(caller: Caller, times: int) -> float:
-    """Call with ``CALLERS`` calls under way at a time; give how many were answered a second. Blocks."""
-    begin = time.perf_counter()
-    caller.call(times, CALLERS)
-    return times / (time.perf_counter() - begin)
 
 
 async def calls(report: Report, python: Path, runs: int) -> None:
@@ -99,10 +89,9 @@ async def _round(python: Path, size: int, runs: int) -> _Round:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What each call took (µs), and how many were answered a second, by the call's name."""
+    """What each call took (µs), by the call's name."""
 
     taken: dict[str, list[float]]
-    rates: dict[str, float]
 
     def times(self, name: str, other: str, percent: float) -> float:
         """How many times as long one call takes as another."""
@@ -119,13 +108,12 @@ def _measured(sockets: tuple[Path, Path], device_ids: Sequence[str], runs: int) 
             PREFERRED: Caller(ours, f"{SERVICE}/GetPreferredAllocation", [preferred_request(device_ids)]),
         }
         for caller in callers.values():
-            stack.enter_context(caller)
+            stack.callback(caller.close)
         choose = callers.pop(PREFERRED)
         taken = in_turns(callers, runs)
-        rates = {name: per_second(caller, runs) for name, caller in callers.items()}
         fewer = runs if len(device_ids) < 1_000 else runs // 4  # A choice out of so many takes milliseconds.
         taken |= in_turns({PREFERRED: choose}, fewer)
-        return _Round(taken, rates | {PREFERRED: per_second(choose, fewer)})
+        return _Round(taken)
 
 
 def _tell(report: Report, size: int, rounds: Sequence[_Round]) -> None:
@@ -142,30 +130,8 @@ def _tell(report: Report, size: int, rounds: Sequence[_Round]) -> None:
         report.figures.setdefault("calls (µs)", {})[f"{name}, {of}"] = {
             "p50": round(percentile(samples, 50)),
             "p99": round(percentile(samples, 99)),
-            f"answers a second to {CALLERS} callers": round(statistics.median(one.rates[name] for one in rounds)),
         }
     bar(OURS, TRIVIAL, 50, f"Allocate, {of}", ALLOCATE_P50)
     bar(OURS, TRIVIAL, 99, f"Allocate, {of}", ALLOCATE_P99)
     if size == GPUS:
         bar(PREFERRED, OURS, 50, "GetPreferredAllocation 4 of 8", PREFERRED_P50)
-
-
-async def propagation(report: Report, python: Path, runs: int) -> None:
-    """A GPU becomes unhealthy in the profile: from then until the kubelet's records show one less. For information, without a bar."""
-    for size in SIZES:
-        samples = []
-        async with Node.make(python) as node:
-            kubelet = await node.kubelet(genuine=True)
-            await kubelet.start()
-            await node.gateway(plain(size))
-            await kubelet.wait(RESOURCE, size, 30)
-            for ill in range(
-                1, min(runs, size - 1) + 1
-            ):  # One more each time: one that comes and goes would be damped.
-                listed = ", ".join(f"{index}: overheated" for index in range(ill))
-                begin = time.monotonic_ns()
-                node.simulate(f"{plain(size)}    unhealthy: {{{listed}}}\n")
-                samples.append(((await kubelet.wait(RESOURCE, size - ill)).monotonic_ns - begin) / 1e6)
-                await asyncio.sleep(0.05)
-        report.figures.setdefault(HEALTH, {})[f"{size} devices"] = spread(samples)
-        report.keep(HEALTH, str(size), samples)

@@ -5,7 +5,6 @@ Linux only. CPU time comes from schedstat, in nanoseconds, because an idle daemo
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,12 +26,6 @@ class Footprint:
     def since(self, earlier: Footprint) -> Footprint:
         """Give the memory of now, and what was used since ``earlier``."""
         return Footprint(self.pss, self.rss, self.cpu - earlier.cpu, self.switches - earlier.switches)
-
-    def plus(self, other: Footprint) -> Footprint:
-        """Give what both cost together."""
-        return Footprint(
-            self.pss + other.pss, self.rss + other.rss, self.cpu + other.cpu, self.switches + other.switches
-        )
 
     def over(self, other: Footprint) -> Footprint:
         """Give how much more this is than ``other``."""
@@ -56,21 +49,6 @@ def footprint(pid: int) -> Footprint:
             status = _fields((task / "status").read_text().splitlines())
             switches += status["voluntary_ctxt_switches"] + status["nonvoluntary_ctxt_switches"]
     return Footprint(memory["Pss"] / MIB, memory["Rss"] / MIB, cpu, switches)
-
-
-def family(leader: int) -> Footprint:
-    """Read what the processes of a process group cost together: a plugin, and whatever it has started.
-
-    Raises:
-        OSError: there is no such group, or it is another user's.
-    """
-    cost = footprint(leader)
-    for folder in Path("/proc").glob("[0-9]*"):
-        pid = int(folder.name)
-        with suppress(OSError):  # one that has just ended
-            if pid != leader and os.getpgid(pid) == leader:
-                cost = cost.plus(footprint(pid))
-    return cost
 
 
 def _fields(lines: Iterable[str]) -> dict[str, int]:

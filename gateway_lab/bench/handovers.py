@@ -8,7 +8,6 @@ refused, which is counted. One that asks 100 ms after the new gateway has regist
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway_lab.bench.measure import Report, line, others, spread
-from gateway_lab.bench.node import GPUS, RESOURCE, Node, plain
+from gateway_lab.bench.node import GPUS, RESOURCE, Node
 from gateway_lab.gatewayproc import GatewayError, GatewayProcess
 from gateway_lab.kubelets import build
 from gateway_lab.kubelets.kubelet import Kubelet, KubeletError
@@ -31,9 +30,6 @@ LATER_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 0.001
 SETTLING_SECONDS: Final = 0.15
 """How long the records are watched after the new gateway serves: a kubelet that loses it again does so within that."""
-STUCK_ON: Final = "1.32"
-ANEW: Final = 4
-"""So many registrations for each gateway: that of its handover, and then anew. A gateway waits twice as long each time."""
 
 
 class Looks:
@@ -84,27 +80,25 @@ async def runs(kubelet: Kubelet, pod: str) -> bool:
 
 
 async def handovers(report: Report, python: Path, versions: Sequence[str], runs: int) -> None:
-    """On each kubelet, emulated and (where it is built) genuine: ``runs`` handovers, one after another, of one resource and of eight."""
+    """On each genuine kubelet that is built: ``runs`` handovers, one after another, of one resource and of eight."""
     for version in versions:
-        for genuine in (False, True):
-            for count in MEDIAN_MS:
-                if genuine and build.built(version) is None:
-                    note = f"not built: python -m gateway_lab.kubelets.build {version}"
-                    report.bar(f"handover, genuine {version}", math.nan, MEDIAN_MS[count], "ms", note)
-                else:
-                    await _on(report, python, version, runs, count, genuine=genuine)
+        for count in MEDIAN_MS:
+            if build.built(version) is None:
+                note = f"not built: python -m gateway_lab.kubelets.build {version}"
+                report.bar(f"handover, genuine {version}", math.nan, MEDIAN_MS[count], "ms", note)
+            else:
+                await _on(report, python, version, runs, count)
 
 
-async def _on(report: Report, python: Path, version: str, runs: int, count: int, *, genuine: bool) -> None:
-    kind = "genuine" if genuine else "emulated"
-    name = f"handover, {kind} {version}" + (f", {count} resources" if count > 1 else "")
+async def _on(report: Report, python: Path, version: str, runs: int, count: int) -> None:
+    name = f"handover, genuine {version}" + (f", {count} resources" if count > 1 else "")
     names = [RESOURCE, *(f"example.com/gpu-{number}" for number in range(1, count))]
     gaps: list[float] = []
     registers: Counter[int] = Counter()
     asked: list[asyncio.Task[bool]] = []
     right, later, note = 0, 0, ""
     async with Node.make(python) as node:
-        kubelet = await node.kubelet(version, genuine=genuine)
+        kubelet = await node.kubelet(version, genuine=True)
         await kubelet.start()
         old = await node.gateway("resources:\n" + "".join(f"  {one}:\n    gpus: {GPUS}\n" for one in names))
         for one in names:
@@ -145,7 +139,7 @@ class _Change:
 
 
 async def _handed_over(
-    node: Node, kubelet: Kubelet, old: GatewayProcess, names: Sequence[str] = (RESOURCE,)
+    node: Node, kubelet: Kubelet, old: GatewayProcess, names: Sequence[str]
 ) -> tuple[GatewayProcess, _Change]:
     """Start a gateway beside ``old``, wait until it leads, end ``old``; give the new one, and what was seen."""
     looks = Looks(time.monotonic())
@@ -187,54 +181,3 @@ async def _right(node: Node, kubelet: Kubelet, pod: str) -> None:
         raise _WrongError(f"expected {GPUS} GPUs in GetAllocatableResources, got {len(listed)}")
     await kubelet.admit(pod, RESOURCE, 1)
     await kubelet.remove(pod)
-
-
-# Registrations that only seem to be one.
-
-
-async def stuck(report: Report, python: Path, runs: int) -> None:
-    """End the stream and register anew, ``runs`` times, and let a pod ask at once, before anything could heal by itself.
-
-    The gateway registers anew when what Register says of a resource changes (here: whether PreStartContainer is wanted),
-    and when another gateway takes over: both end a stream first, which is what kubelets 1.25 to 1.36 stumble over.
-    """
-    name = f"stuck registrations, genuine {STUCK_ON}"
-    if build.built(STUCK_ON) is None:
-        report.bar(name, math.nan, 0, "", f"not built: python -m gateway_lab.kubelets.build {STUCK_ON}", exact=True)
-        return
-    failed = handed = 0
-    healed, note, wanted = 0, "", False
-    gaps: list[float] = []
-    async with Node.make(python) as node:
-        kubelet = await node.kubelet(STUCK_ON, genuine=True)
-        await kubelet.start()
-        gateway = await node.gateway(plain(GPUS))
-        await kubelet.wait(RESOURCE, GPUS)
-        for number in range(runs):
-            try:
-                if number % ANEW == ANEW - 1:
-                    healed += _heals(gateway)
-                    gateway, _ = await _handed_over(node, kubelet, gateway)
-                    handed += 1
-                else:
-                    mark, begin = gateway.seen, time.monotonic()
-                    wanted = not wanted
-                    node.simulate(f"{plain(GPUS)}    pre_start: {str(wanted).lower()}\n")
-                    await gateway.wait_for("registered", since=mark, seconds=5)
-                    await kubelet.wait(RESOURCE, GPUS)
-                    gaps.append((time.monotonic() - begin) * 1000)
-                await kubelet.admit(f"pod-{number}", RESOURCE, 1)
-            except (GatewayError, KubeletError) as error:
-                failed += 1
-                note = f"the {number + 1}th: {str(error).splitlines()[0]}"
-            with contextlib.suppress(KubeletError):
-                await kubelet.remove(f"pod-{number}")
-        await asyncio.sleep(SETTLING_SECONDS)
-        healed += _heals(gateway)
-    report.figures[f"registered anew, genuine {STUCK_ON}: profile written to records (ms)"] = spread(gaps or [math.inf])
-    report.bar(f"{name}: pods refused", failed, 0, f"of {runs}", note or f"{handed} of them handovers", exact=True)
-    report.bar(f"{name}: healed by the gateway", healed, 0, f"of {runs}", exact=True)
-
-
-def _heals(gateway: GatewayProcess) -> int:
-    return len(gateway.lines("the kubelet doesn't hold this resource"))

@@ -19,7 +19,7 @@ from gateway.kubelet.identity import KUBELET_SOCKET
 from gateway.wires.unix import listens
 from gateway_lab.gatewayproc import GatewayProcess, gateway_command
 from gateway_lab.kubelets import build
-from gateway_lab.kubelets.kubelet import Kubelet, KubeletError
+from gateway_lab.kubelets.kubelet import Kubelet
 from gateway_lab.spawned import Spawned, spawn
 
 RESOURCE: Final = "nvidia.com/gpu"
@@ -141,13 +141,6 @@ class Node:
         """Ask the kubelet which devices of a resource it would give out; None where it can't be asked (before 1.23)."""
         records = await kubelet_records.look(self.root / "pod-resources" / "kubelet.sock", self.root / "none")
         return None if records.allocatable is None else sorted(records.allocatable.get(resource, ()))
-
-
-async def settled(kubelet: Kubelet, resource: str, count: int) -> int:
-    """Wait for a count; give what is there in the end."""
-    with suppress(KubeletError):
-        await kubelet.wait(resource, count, 20)
-    return (await kubelet.totals()).allocatable.get(resource, 0)
 
 
 def plain(count: int) -> str:

@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+from gateway_lab.bench import busy
 from gateway_lab.bench.measure import Bar, Report, limit, percentile
 
 INK: Final = "#808080"
@@ -31,7 +32,7 @@ class Section:
     words: str
     plot: Callable[[Report], str] = lambda _report: ""
     figures: str = ""
-    """The beginning of the names of the figures that it tells as a table; a plot shows its own."""
+    """The figures that it tells as a table; a plot shows its own."""
 
 
 def write(report: Report, path: Path) -> None:
@@ -42,8 +43,8 @@ def write(report: Report, path: Path) -> None:
     for section in SECTIONS:
         bars = [bar for bar in report.bars if bar.name.startswith(section.bars)] if section.bars else []
         plot = section.plot(report)
-        tables = _tables(report, section.figures) if section.figures else ""
-        if not (bars or plot or tables):
+        figures = report.figures.get(section.figures)
+        if not (bars or plot or figures):
             continue
         parts.append(f"## {section.title}\n\n{section.words}\n")
         if plot:
@@ -51,7 +52,7 @@ def write(report: Report, path: Path) -> None:
             (plots / name).write_text(plot)
             parts.append(f"![{section.title}]({plots.name}/{name})\n")
         parts += [_table(bars, section.bars)] if bars else []
-        parts += [tables] if tables else []
+        parts += [_figures(section.figures, figures)] if figures else []
     path.write_text("\n".join(parts))
 
 
@@ -76,7 +77,6 @@ def _table(bars: Sequence[Bar], about: Sequence[str] = ()) -> str:
     for bar in bars:
         thing, _, figure = bar.name.rpartition(": ")
         rows.setdefault(thing, {})[figure] = bar
-    rows = {thing: found for thing, found in rows.items() if _genuine(thing) == thing or _genuine(thing) not in rows}
     if len(rows) == 1 or "" in rows:
         rows = {bar.name: {"": bar} for bar in bars}
     columns = {
@@ -101,11 +101,6 @@ def _table(bars: Sequence[Bar], about: Sequence[str] = ()) -> str:
     return "\n".join([*lines, ""])
 
 
-def _genuine(thing: str) -> str:
-    """Name the same thing on a genuine kubelet: of the two, that one is shown."""
-    return thing.replace("emulated", "genuine")
-
-
 def _cell(bar: Bar, *, told: bool) -> str:
     measured = _measured(bar) if told else f"{_measured(bar)} ({limit(bar)})"
     return measured if bar.passed else f"**{measured}**"
@@ -121,25 +116,12 @@ def _measured(bar: Bar) -> str:
     return "not measured" if math.isnan(bar.measured) else f"{_number(bar.measured)} {bar.unit}".rstrip()
 
 
-def _tables(report: Report, beginning: str) -> str:
-    """Write the figures with this beginning as tables: a row for each thing, a column for each figure of it."""
-    tables: dict[tuple[str, ...], list[tuple[str, list[str]]]] = {}
-    for name, found in report.figures.items():
-        if name.startswith(beginning) and isinstance(found, dict):
-            rows = {row: cells for row, cells in found.items() if isinstance(cells, dict)} or {"": found}
-            columns = tuple(dict.fromkeys(column for cells in rows.values() for column in cells))
-            lines = [
-                f"{row} | {' | '.join(_number(cells.get(column, math.nan)) for column in columns)} |"
-                for row, cells in rows.items()
-            ]
-            tables.setdefault(columns, []).append((name, lines))
-    written = []
-    for columns, alike in tables.items():
-        one = len(alike) == 1
-        head = [f"| {alike[0][0] if one else beginning} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-        body = [f"| {'' if one else f'{_short(name, [beginning])}, '}{line}" for name, lines in alike for line in lines]
-        written.append("\n".join([*head, *body, ""]))
-    return "\n".join(written)
+def _figures(name: str, found: Mapping[str, Mapping[str, float]]) -> str:
+    """Write figures as a table: a row for each thing, a column for each figure of it."""
+    columns = [*next(iter(found.values()))]
+    lines = [f"| {name} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines += [f"| {row} | {' | '.join(_number(cells[one]) for one in columns)} |" for row, cells in found.items()]
+    return "\n".join([*lines, ""])
 
 
 def _number(value: Any) -> str:
@@ -300,7 +282,7 @@ SECTIONS: Final = (
         ("a busy node",),
         "The same on a node whose pods use every processor, with the gateway's CPU request. A kubelet reports its node to the API server "
         "100 ms after its socket exists.",
-        figures="a busy node",
+        figures=busy.FIGURES,
     ),
     Section(
         "Handover",
@@ -308,13 +290,6 @@ SECTIONS: Final = (
         "A second gateway takes over. The figure is the longest time in which the kubelet's records, read every "
         "millisecond, lack a GPU.",
         _handovers,
-    ),
-    Section(
-        "Stuck registrations",
-        ("stuck",),
-        "Kubelets 1.25 to 1.36 can end up with a live stream on an endpoint that they have stopped. Then every Allocate fails. After each of many "
-        "registrations and handovers a pod asks at once.",
-        figures="registered anew",
     ),
     Section(
         "Recovery",
@@ -338,11 +313,5 @@ SECTIONS: Final = (
         "Start",
         ("cold start",),
         "The time from the start of the gateway's process until the kubelet's records have its first list.",
-    ),
-    Section(
-        "Compared with another plugin",
-        (),
-        "Measured in the same minutes, in turns; below 1 is less than the other.",
-        figures="against",
     ),
 )

@@ -1,24 +1,18 @@
-"""What it costs a node that the gateway is there: its start, its memory and time while nothing happens, its imports, long lists."""
+"""What it costs a node that the gateway is there: its start, its memory and time while nothing happens."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
-import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 from statistics import median
 from typing import Final
 
-from gateway_lab.bench.footprint import Footprint, family
+from gateway_lab.bench.footprint import Footprint, footprint
 from gateway_lab.bench.measure import Report, line, spread
-from gateway_lab.bench.node import GPUS, RESOURCE, Node, Unheard, plain, settled
-from gateway_lab.gatewayproc import LINES, GatewayError, GatewayProcess, gateway_command
+from gateway_lab.bench.node import GPUS, RESOURCE, Node
 
 COLD_START_MS: Final = 250.0
 IDLE_SECONDS: Final = 20.0
@@ -28,11 +22,6 @@ SCRAPES: Final = (2.0, 17.0)
 SETTLING_SECONDS: Final = 3.0
 MORE: Final = {"metrics off": (14.0, 8.0, 80.0), "metrics on": (18.0, 12.0, 120.0)}
 """What it may cost more than the trivial plugin: MiB, ms of CPU, context switches."""
-MANY: Final = 10_000
-TOO_MANY: Final = 100_000
-DEAREST: Final = 15
-
-_IMPORT = re.compile(r"import time:\s+(\d+) \|\s+\d+ \|\s+([\w.]+)$")
 
 
 async def cold_start(report: Report, python: Path, runs: int) -> None:
@@ -96,23 +85,14 @@ async def _idle_round(python: Path) -> dict[str, Footprint]:
             await kubelet.wait(RESOURCE, GPUS)
         port = int((await processes["metrics on"].wait_for("listening", what="metrics"))["port"])
         await _scrape(port)
-        return await idle_cost(processes, {at: lambda: _scrape(port) for at in SCRAPES})
-
-
-async def idle_cost(
-    processes: Mapping[str, GatewayProcess | Unheard], meanwhile: Mapping[float, Callable[[], object]] | None = None
-) -> dict[str, Footprint]:
-    """Leave processes alone, and give what each used; ``meanwhile`` is done at these seconds."""
-    await asyncio.sleep(SETTLING_SECONDS)
-    before = {name: family(process.pid) for name, process in processes.items()}
-    begin = time.monotonic()
-    for at, act in sorted((meanwhile or {}).items()):
-        await asyncio.sleep(begin + at - time.monotonic())
-        done = act()
-        if asyncio.iscoroutine(done):
-            await done
-    await asyncio.sleep(begin + IDLE_SECONDS - time.monotonic())
-    return {name: family(process.pid).since(before[name]) for name, process in processes.items()}
+        await asyncio.sleep(SETTLING_SECONDS)
+        before = {name: footprint(process.pid) for name, process in processes.items()}
+        begin = time.monotonic()
+        for at in SCRAPES:
+            await asyncio.sleep(begin + at - time.monotonic())
+            await _scrape(port)
+        await asyncio.sleep(begin + IDLE_SECONDS - time.monotonic())
+        return {name: footprint(process.pid).since(before[name]) for name, process in processes.items()}
 
 
 async def _scrape(port: int) -> None:
@@ -122,57 +102,3 @@ async def _scrape(port: int) -> None:
     writer.close()
     if b"200 OK" not in answer[:64]:
         raise RuntimeError(f"expected metrics, got {answer[:200]!r}")
-
-
-async def imports(report: Report, python: Path) -> None:
-    """What the daemon imports until it serves, by what each top-level package takes of that. For information."""
-    async with Node.make(python) as node:
-        command = gateway_command(node.sockets, node.state)
-        process = await node.plugin([str(python), "-X", "importtime", "-P", *command[1:]])
-        with suppress(GatewayError):
-            await process.begun()
-        await process.terminate()
-        cost = by_package(str(json.loads(one)["event"]) for one in process.log(LINES).splitlines())
-    dearest = dict(cost.most_common(DEAREST))
-    report.figures[f"imports, the {DEAREST} dearest packages (ms)"] = {
-        **{name: round(us / 1000, 1) for name, us in dearest.items()},
-        "all": round(cost.total() / 1000, 1),
-    }
-
-
-def by_package(lines: Iterable[str]) -> Counter[str]:
-    """Sum up what ``python -X importtime`` said, in µs by top-level package (this project's own as one)."""
-    cost: Counter[str] = Counter()
-    for one in lines:
-        if found := _IMPORT.match(one.strip()):
-            package = found[2].partition(".")[0]
-            cost["the gateway's own" if package in {"gateway", "adapters", "devices"} else package] += int(found[1])
-    return cost
-
-
-async def lists(report: Report, python: Path) -> None:
-    """Ten thousand devices arrive; a list that the kubelet would refuse stays out, and the rest of the node goes on."""
-    async with Node.make(python) as node:
-        kubelet = await node.kubelet(genuine=True)
-        await kubelet.start()
-        begin = time.monotonic_ns()
-        gateway = await node.gateway(plain(MANY))
-        seen = await settled(kubelet, RESOURCE, MANY)
-        report.figures[f"{MANY} devices, spawn to records (ms)"] = round((time.monotonic_ns() - begin) / 1e6)
-        report.bar(f"a list of {MANY} devices arrives", seen, MANY, "devices", exact=True)
-        await gateway.terminate()
-    async with Node.make(python) as node:
-        kubelet = await node.kubelet(genuine=True)
-        await kubelet.start()
-        gateway = await node.gateway(f"{plain(TOO_MANY)}  example.com/small:\n    gpus: {GPUS}\n")
-        small = await settled(kubelet, "example.com/small", GPUS)
-        report.bar("beside a list over 4 MiB the others go on", small, GPUS, "devices", exact=True)
-        try:
-            said = str((await gateway.wait_for("not offered", resource=RESOURCE, level="error")).get("details", ""))
-        except GatewayError as error:
-            said = str(error).splitlines()[0]
-        fit = re.search(r"(\d+) devices would fit", said)
-        kept_out = (await kubelet.totals()).capacity.get(RESOURCE, 0)
-        report.bar("a list over 4 MiB isn't sent", kept_out, 0, "devices", exact=True)
-        note = f"{fit[1]} of {TOO_MANY}" if fit else said
-        report.bar("its error says how many fit", float(bool(fit)) or math.nan, 1, "", note, exact=True)

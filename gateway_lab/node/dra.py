@@ -19,7 +19,6 @@ from gateway.kubelet.records import look
 from gateway.leader.machine import Stage
 from gateway.wires import control
 from gateway.wires.unix import listens
-from gateway_lab.bench.standby import BOTH
 from gateway_lab.gatewayproc import GatewayProcess, gateway_command, leader_socket
 from gateway_lab.node import Node, pods
 from gateway_lab.node.api import Api, ApiError, Object
@@ -154,7 +153,7 @@ class DraNode:
     async def kill_leader(self) -> None:
         """Kill which of the newest gateway and its standby leads, once the other one could; return when that one serves by name."""
         two = self.gateways[-1], self._standbys[self.gateways[-1]]
-        await until(lambda: {one.stage for one in two} == BOTH, PATIENCE)
+        await until(lambda: {one.stage for one in two} == {Stage.LEADING.value, Stage.STANDBY.value}, PATIENCE)
         other, leads = sorted(two, key=lambda one: one.stage == Stage.LEADING.value)
         mark = other.seen
         del self._standbys[self.gateways.pop()]

@@ -32,7 +32,6 @@ from typing import Any, Final
 from gateway.kubelet.records import look
 from gateway.leader.machine import Stage
 from gateway_lab.bench.measure import Report, describe, document, line, others, spread
-from gateway_lab.bench.standby import BOTH, MEDIAN_MS, SLOW, WORST_MS
 from gateway_lab.node import Node, pods, processors
 from gateway_lab.node.api import Api, Object
 from gateway_lab.node.continuity import IMAGE, ROLLED
@@ -50,6 +49,8 @@ KILLS: Final = 4
 """Of one pod, two of each container: a kubelet starts it again at once, then after 10 s, and after twice as long each time."""
 PYTHON: Final = "/usr/bin/python3.13"
 """The image's interpreter."""
+MEDIAN_MS: Final = 30.0
+WORST_MS: Final = 100.0
 PATIENCE: Final = 60.0
 MOMENTS: Final = (0.0, 0.1, 0.5)
 """Seconds after a kill at which a pod comes. The first one comes while nobody serves, and may be refused."""
@@ -60,6 +61,21 @@ _CHANGE: Final = re.compile(
 )
 _CAME: Final = re.compile(r'I(?P<time>\d{4} [\d:.]+) .*"SyncLoop ADD" source="api" pods=\["default/(?P<pod>[^"]+)"\]')
 _REGISTERED: Final = f'"Got registration request from device plugin with resource" resourceName="{RESOURCE}"'
+
+
+SLOW: Final = """
+import asyncio
+from devices.gpu.simulated import backend
+watch = backend.SimulatedBackend.watch
+async def slowly(self):
+    await asyncio.sleep(2)
+    async for sight in watch(self):
+        yield sight
+backend.SimulatedBackend.watch = slowly
+from gateway.cli.main import gateway
+gateway()
+"""
+"""A program: the gateway with a backend whose first look takes two seconds, as one that waits for a driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +197,7 @@ class Two(DaemonSet):
                 stage(self._said(pod, name)): pids.get(one.id.removeprefix("containerd://"))
                 for name, one in pod.containers.items()
             }
-            if found.keys() != BOTH or None in found.values():
+            if found.keys() != {Stage.LEADING.value, Stage.STANDBY.value} or None in found.values():
                 return False
             leads = int(found[Stage.LEADING.value] or 0)
             return True

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway_lab.bench.against import UnfitError, command_for
 from gateway_lab.bench.handovers import Looks
 from gateway_lab.bench.measure import Bar, Report, counted, document, others, percentile, spread
 from gateway_lab.gatewayproc import GatewayProcess
@@ -103,22 +102,6 @@ def test_the_document_is_strict_json() -> None:
 def test_more_registers_than_one_are_told() -> None:
     assert others({1: 298, 2: 2}) == "2 times 2"
     assert others({1: 300, 2: 0}) == ""
-
-
-# Another plugin.
-
-
-def test_where_another_plugin_is_told_to_register(tmp_path: Path) -> None:
-    assert command_for("'my plugin' --dir={socket_dir}", tmp_path) == ["my plugin", f"--dir={tmp_path}"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [pytest.param("plugin --dir /tmp", id="no place for it"), pytest.param("plugin '{socket_dir}", id="a quote")],
-)
-def test_what_is_no_command_line_for_a_plugin(text: str, tmp_path: Path) -> None:
-    with pytest.raises(UnfitError, match="expected"):
-        command_for(text, tmp_path)
 
 
 # The yardstick.
