@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 Kind: TypeAlias = Literal["genuine", "emulated"]
-Status: TypeAlias = Literal["passed", "failed", "not applicable", "known kubelet bug"]
+Status: TypeAlias = Literal["passed", "failed", "not applicable"]
 
 SCHEMA = 1
 """Rises when a field changes its meaning or goes away."""
@@ -71,13 +71,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     status: Status
     seconds: float = 0.0
     reason: str = ""
-    """Why it failed or doesn't apply, or what the kubelet's bug does; empty where it passed."""
+    """Why it failed or doesn't apply; empty where it passed."""
     first: str = ""
     """Why it failed at the first try, where this is the record of a second one; otherwise empty."""
-    bug: str = ""
-    """The name of the kubelet's own bug; empty unless the status says so."""
-    reference: str = ""
-    """Where that bug is known, such as a Kubernetes issue."""
     registers: dict[str, int] = {}
     """How many Registers the last kubelet of the scenario counted, by resource name."""
     witness: Literal["", "wire", "logs"] = ""

@@ -22,21 +22,18 @@ from gateway_lab.matrix.record import Cell, Hop, Kind, NodeFact, Report, Status,
 BEGIN, END = "<!-- the last full run: begin -->", "<!-- the last full run: end -->"
 """What a page that holds a run has around it."""
 
-_STATUSES: tuple[Status, ...] = ("passed", "failed", "known kubelet bug", "not applicable")
+_STATUSES: tuple[Status, ...] = ("passed", "failed", "not applicable")
 _SIGNS: Mapping[Status, str] = {
     "passed": "✅",
     "failed": "❌",
-    "known kubelet bug": "🐛",
     "not applicable": "\N{EN DASH}",
 }
 _GLYPHS: Mapping[Status, str] = {
     "passed": "✓",
     "failed": "✕",
-    "known kubelet bug": "!",
     "not applicable": "\N{EN DASH}",
 }
-_CLASSES: Mapping[Status, str] = {"passed": "ok", "failed": "bad", "known kubelet bug": "bug", "not applicable": "na"}
-_SEEN = ("API", "taken for", "checkpoint", "pods' devices", "gap", "Registers", "kubelet's complaints")
+_CLASSES: Mapping[Status, str] = {"passed": "ok", "failed": "bad", "not applicable": "na"}
 SECOND_TRY = "\N{SUPERSCRIPT TWO}"
 """What marks a run that failed at the first try."""
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -132,19 +129,6 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "kubelets", _kinds(report)
     for note in about.notes:
         yield "note", note
-
-
-def _seen(hop: Hop) -> Sequence[str]:
-    """Give what was seen on a hop: a row of its table, whose head is ``_SEEN``."""
-    return (
-        _change(hop.api_before, hop.api_after),
-        _change(hop.level_before, hop.level_after),
-        _kept(hop),
-        _same(hop),
-        _gap(hop),
-        _registers(hop.registers),
-        str(len(hop.logged) or ""),
-    )
 
 
 def _registers(counts: Mapping[str, int]) -> str:
@@ -286,9 +270,8 @@ def _markdown_grid(report: Report) -> Iterator[str]:
     reasons: dict[tuple[str, Status, str], list[str]] = {}
     for cell in report.cells:
         if cell.status != "passed":
-            about = f"{cell.bug} ({cell.reference}): " if cell.bug else ""
-            reasons.setdefault((cell.scenario, cell.status, about + cell.reason), []).append(cell.version)
-    for status in ("failed", "known kubelet bug", "not applicable"):
+            reasons.setdefault((cell.scenario, cell.status, cell.reason), []).append(cell.version)
+    for status in ("failed", "not applicable"):
         why = [(scenario, why, where) for (scenario, one, why), where in reasons.items() if one == status]
         if why:
             yield f"\n{status.capitalize()}:\n"
@@ -487,13 +470,7 @@ def _html_hops(report: Report) -> Iterator[str]:
             inner = _link(hop, number).replace('class="', 'class="forgets ', 1 if hop.forgets else 0) if hop else ""
             yield f"<td{' class=self' if old == new else ''}>{inner}</td>"
         yield "</tr>"
-    yield "</tbody></table></div><details><summary>What was seen on each hop</summary><div class=scroll><table class=facts><thead><tr>"
-    yield "".join(f"<th>{head}</th>" for head in ("hop", *_SEEN)) + "</tr></thead><tbody>"
-    for hop in report.hops:
-        name = f"{escape(hop.old)} → {escape(hop.new)}"
-        yield f'<tr><th><a href="#{escape(hop.key)}" class="{_classes(hop.status, hop.kind)}">{name}</a></th>'
-        yield "".join(f"<td>{escape(value)}</td>" for value in _seen(hop)) + "</tr>"
-    yield "</tbody></table></div></details></section>"
+    yield "</tbody></table></div></section>"
 
 
 def _html_cluster(report: Report) -> Iterator[str]:
@@ -532,7 +509,6 @@ def _panel_facts(one: Cell | Hop | NodeFact) -> Iterator[tuple[str, str]]:
     match one:
         case Cell():
             yield "at the first try", one.first
-            yield "kubelet's bug", f"{one.bug} ({one.reference})" if one.bug else ""
             yield "took", f"{one.seconds:g} s" if one.seconds else ""
         case Hop():
             yield "at the first try", one.first

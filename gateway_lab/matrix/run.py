@@ -12,7 +12,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from adapters.levels import minor_version
 from devices.gpu import naming
 from devices.gpu.simulated import profile
 from devices.model import Health
@@ -33,8 +32,8 @@ from gateway.registration.negotiate import CHOICES
 from gateway_lab.gatewayproc import GatewayError
 from gateway_lab.kubelets.kubelet import Demand, Kubelet, KubeletError
 from gateway_lab.matrix import witness
-from gateway_lab.matrix.record import About, Cell, Cluster, Hop, Kind, KubeletFact, NodeFact, Promise, Report, Status
-from gateway_lab.matrix.report import counted
+from gateway_lab.matrix.record import About, Cell, Cluster, Hop, Kind, KubeletFact, NodeFact, Promise, Report
+from gateway_lab.matrix.report import counted, tally
 from gateway_lab.trials import hops
 from gateway_lab.trials.invariants import Holding, holdings, may_be_an_accident
 from gateway_lab.trials.scenarios import (
@@ -62,35 +61,6 @@ PROFILE = "your-profile"
 
 Say = Callable[[str], None]
 _R = TypeVar("_R", Cell, Hop)
-
-
-@dataclass(frozen=True, slots=True)
-class Bug:
-    """A kubelet's own bug that a scenario must run into, on the versions (minor numbers) ``first`` to ``last``."""
-
-    name: str
-    reference: str
-    scenario: str
-    first: int
-    last: int
-    says: str
-    """What the failure says, by which the bug is told from any other failure."""
-
-    def hits(self, scenario: str, version: str) -> bool:
-        """Whether it must show there."""
-        return self.scenario == scenario and self.first <= minor_version(version) <= self.last
-
-
-BUGS: tuple[Bug, ...] = ()
-
-
-def verdict(error: str, bug: Bug | None) -> tuple[Status, str]:
-    """Judge a run by what went wrong ('' for nothing) and the kubelet's bug that must show; give status and reason."""
-    if bug is None:
-        return ("failed", error) if error else ("passed", "")
-    if bug.says in error:
-        return "known kubelet bug", error
-    return "failed", error or f"{bug.name} ({bug.reference}) was expected to show and did not: is this kubelet fixed?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,21 +210,17 @@ async def _cell(matrix: Matrix, scenario: Scenario, version: str) -> Cell:
             calls, logs = witness.calls(made), witness.logs(made)
     except Exception as caught:  # noqa: BLE001  setting a node up and taking it down, as above
         error = error or what_went_wrong(caught)
-    bug = next((one for one in BUGS if one.hits(scenario.name, version)), None)
-    status, reason = verdict(error, bug)
     return Cell(
         scenario=scenario.name,
         version=version,
         kind=matrix.kind(version),
-        status=status,
+        status="failed" if error else "passed",
         seconds=round(time.monotonic() - began, 2),
-        reason=reason,
-        bug=bug.name if bug and status == "known kubelet bug" else "",
-        reference=bug.reference if bug and status == "known kubelet bug" else "",
+        reason=error,
         registers=registers,
         witness="wire" if calls else "logs" if logs else "",
         # What a failure wants is both: what was said, and what the two thought of it.
-        transcript=(*calls, *logs) if status == "failed" or not calls else calls,
+        transcript=(*calls, *logs) if error or not calls else calls,
     )
 
 
@@ -266,15 +232,6 @@ def what_went_wrong(error: Exception, node: Node | None = None) -> str:
     elif not isinstance(error, BrokenPromiseError | GatewayError | KubeletError):
         text = f"{type(error).__name__}: {text}"
     return text if node is None else text.replace(str(node.root), "<node>")
-
-
-def tally(statuses: Collection[Status] | Any) -> str:
-    """Count statuses in words, such as ``15 passed, 1 failed``."""
-    counts: dict[str, int] = {}
-    for status in statuses:
-        counts[status] = counts.get(status, 0) + 1
-    order: tuple[Status, ...] = ("passed", "failed", "known kubelet bug", "not applicable")
-    return ", ".join(f"{counts[status]} {status}" for status in order if status in counts) or "nothing was run"
 
 
 def _named(cells: Sequence[Cell]) -> str:

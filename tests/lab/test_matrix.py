@@ -18,40 +18,11 @@ from gateway_lab.kubelets import build
 from gateway_lab.matrix import run as matrix
 from gateway_lab.matrix import witness
 from gateway_lab.matrix.report import counted
-from gateway_lab.matrix.run import Bug, Matrix, verdict
+from gateway_lab.matrix.run import Matrix
 from gateway_lab.trials import hops, scenarios
 from gateway_lab.trials.scenarios import SCENARIOS, Node, Scenario, must
 
 ALL = ("1.8", "1.9", "1.10", "1.11", "1.12", "1.13", "1.16", "1.18", "1.20", "1.24", "1.25", "1.26", "1.28", "1.32", "1.36", "1.37")  # fmt: skip
-BUG = Bug("phantoms", "kubernetes #1", "two-gateways", 8, 11, "they stay")
-
-
-@pytest.mark.parametrize(
-    ("error", "bug", "status", "reason"),
-    [
-        ("", None, "passed", ""),
-        ("pod a lost G1", None, "failed", "pod a lost G1"),
-        ("4 devices, they stay", BUG, "known kubelet bug", "4 devices, they stay"),
-        ("pod a lost G1", BUG, "failed", "pod a lost G1"),
-        ("", BUG, "failed", "phantoms (kubernetes #1) was expected to show and did not: is this kubelet fixed?"),
-    ],
-)
-def test_verdict(error: str, bug: Bug | None, status: str, reason: str) -> None:
-    assert verdict(error, bug) == (status, reason)
-
-
-@pytest.mark.parametrize(
-    ("scenario", "version", "hit"),
-    [
-        ("two-gateways", "1.8", True),
-        ("two-gateways", "1.11", True),
-        ("two-gateways", "1.12", False),
-        ("two-gateways", "1.9", True),
-        ("register", "1.9", False),
-    ],
-)
-def test_where_a_bug_must_show(scenario: str, version: str, *, hit: bool) -> None:
-    assert BUG.hits(scenario, version) is hit
 
 
 @pytest.mark.parametrize(
