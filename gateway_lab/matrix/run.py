@@ -53,8 +53,8 @@ AT_ONCE = 2 * (os.cpu_count() or 1)
 WATCHING_AT_ONCE = 12
 ACCIDENTS = 8
 """So many failures may be a busy machine's, and are tried once more with nothing beside them; more of them never are."""
-WATCHING = frozenset({"two-gateways", "config-edited"})
-"""Scenarios that mostly watch, for ten seconds or thirty: they run beside the others."""
+WATCHING = frozenset({"two-gateways"})
+"""Scenarios that mostly watch, for ten seconds: they run beside the others."""
 FORCING = frozenset({"wrong-version"})
 """Scenarios that choose the API themselves, whatever ``--api`` says."""
 PROFILE = "your-profile"

@@ -29,7 +29,7 @@ import msgspec
 
 from adapters.levels import minor_version
 from adapters.registry import by_name
-from devices.model import ContainerAnswer, PreferredRequest
+from devices.model import ContainerAnswer, ContainerRequest, PreferredRequest
 from gateway.wires.unix import listens
 from gateway_lab import inplace
 from gateway_lab.conformance.registry import InapplicableError, waits_in_registry
@@ -40,7 +40,6 @@ from gateway_lab.trials.scenarios import (
     SCENARIOS,
     BrokenPromiseError,
     Node,
-    allocate_by_hand,
     dialect,
     must,
     node,
@@ -607,16 +606,31 @@ async def _two_instances(node: Node, version: str) -> str:
     return await _again(node)
 
 
+async def _allocate(path: Path, api: str, ids: Sequence[str]) -> tuple[str, str, ContainerAnswer]:
+    """Ask a plugin as no kubelet would; return the status, its text, and what the container would be told."""
+    spelling = by_name(api)
+    request = spelling.encode_allocate_request([ContainerRequest(tuple(ids))]).data
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        allocate: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            f"/{spelling.plugin_service}/Allocate"
+        )
+        try:
+            answers = spelling.decode_allocate_answer(await allocate(request, timeout=10))
+        except grpc.aio.AioRpcError as error:
+            return error.code().name, error.details() or "", ContainerAnswer()
+    return "OK", "", answers[0] if answers else ContainerAnswer()
+
+
 async def _unknown_device(node: Node, version: str) -> str:
     await _up(node, version)
-    status, text, answer = await allocate_by_hand(_endpoint(node), dialect(version), [STRANGER])
+    status, text, answer = await _allocate(_endpoint(node), dialect(version), [STRANGER])
     must([] if status != "OK" else [f"Allocate of {STRANGER!r} was answered with OK: {_told(answer) or 'nothing'}"])
     return f"{status}: {text}"
 
 
 async def _no_ids(node: Node, version: str) -> str:
     await _up(node, version)
-    status, _, answer = await allocate_by_hand(_endpoint(node), dialect(version), [])
+    status, _, answer = await _allocate(_endpoint(node), dialect(version), [])
     told = _told(answer)
     must([f"Allocate without device IDs gives the container {told}"] if told else [])
     return "it gives the container nothing" if status == "OK" else f"refused: {status}"

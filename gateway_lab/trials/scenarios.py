@@ -23,9 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
-import grpc.aio
-
 from adapters import checkpoint
 from adapters.dialect import Fidelity, MalformedError
 from adapters.levels import minor_version
@@ -35,16 +32,13 @@ from devices.gpu.backend import Sight
 from devices.gpu.model import GPU
 from devices.gpu.simulated import profile
 from devices.gpu.simulated.backend import VENDORS
-from devices.model import ContainerAnswer, ContainerRequest, Field
+from devices.model import Field
 from devices.policy import Policy
-from devices.replicas import unshared
 from devices.source import Listing
-from gateway.configuration import file as config
-from gateway.wires import control
 from gateway.wires.unix import listens
 from gateway_lab.gatewayproc import GatewayProcess, gateway_command
 from gateway_lab.kubelets.kubelet import Admission, Demand, Faults, Kubelet, KubeletError
-from gateway_lab.trials.invariants import Holding, broken, given_twice, holdings, registered, short, unannounced
+from gateway_lab.trials.invariants import Holding, broken, holdings, registered, short, unannounced
 from gateway_lab.waiting import until
 
 if TYPE_CHECKING:
@@ -208,12 +202,11 @@ class Node:
         """The gateway that was started last."""
         return self.gateways[-1]
 
-    async def start_gateway(self, api: str = "", *, host_service: bool = False) -> GatewayProcess:
-        """Start a gateway, beside those that run; ``api`` where it isn't the node's; in a pod, or as the node's own service."""
-        options = (*self.options, *(("--host-service",) if host_service else ()))
+    async def start_gateway(self, api: str = "") -> GatewayProcess:
+        """Start a gateway, beside those that run; ``api`` where it isn't the node's."""
         if self.behind:
             await self.start_bridged()
-        options, profile_path = (*options, *self.bridging), None if self.behind else self.profile_path
+        options, profile_path = (*self.options, *self.bridging), None if self.behind else self.profile_path
         command = (
             plugin_command(self.plugin, self.socket_dir, self.root / "state")
             if self.plugin
@@ -562,14 +555,10 @@ class Scenario:
     gpus: Mapping[str, int] = field(default_factory=lambda: {RESOURCE: 4})
     says: frozenset[Field] = frozenset()
     """What a plugin's API must be able to say for it."""
-    sees_records: bool = False
-    """Whether who has the GPUs must see the kubelet's records: a plugin behind the bridge doesn't."""
 
 
 def unsaid(scenario: Scenario, api: str) -> str:
     """Say why a scenario can't be run with a plugin of this API behind the bridge; '' where it can."""
-    if scenario.sees_records:
-        return "the kubelet's records are not in the bridge's folder, so a plugin behind it can't see who holds what"
     rules = by_name(api).rules
     missing = sorted(one.value for one in scenario.says if rules[one].verdict is not Fidelity.LOSSLESS)
     return f"a plugin that speaks {api} can't say: {', '.join(missing)}" if missing else ""
@@ -866,53 +855,6 @@ async def _wrong_version(node: Node, version: str) -> None:
     await node.finish(refused + 1)
 
 
-async def _never_announced(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    gateway = await node.start_gateway()
-    await node.served()
-    endpoint = str((await gateway.wait_for("registered"))["endpoint"])
-    known = node.announced()[RESOURCE][0]
-    for ids, code in (
-        (("GPU-of-another-node",), "NOT_FOUND"),
-        ((known, "GPU-of-another-node"), "NOT_FOUND"),
-        ((known, known), "INVALID_ARGUMENT"),
-        ((), "INVALID_ARGUMENT"),
-    ):
-        got, said, _ = await allocate_by_hand(node.socket_dir / endpoint, dialect(version), ids)
-        must([] if got == code else [f"Allocate of {ids}: expected {code}, got {got} {said}"])
-    got, said, _ = await allocate_by_hand(node.socket_dir / endpoint, dialect(version), (known,))
-    must([] if got == "OK" else [f"Allocate of {known}: expected OK, got {got} {said}"])
-    await node.finish(counted(version, ""))
-
-
-async def allocate_by_hand(path: Path, api: str, ids: Sequence[str]) -> tuple[str, str, ContainerAnswer]:
-    """Ask a plugin as no kubelet would; return the status, its text, and what the container would be told."""
-    spelling = by_name(api)
-    request = spelling.encode_allocate_request([ContainerRequest(tuple(ids))]).data
-    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-        allocate: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-            f"/{spelling.plugin_service}/Allocate"
-        )
-        try:
-            answers = spelling.decode_allocate_answer(await allocate(request, timeout=10))
-        except grpc.aio.AioRpcError as error:
-            return error.code().name, error.details() or "", ContainerAnswer()
-    return "OK", "", answers[0] if answers else ContainerAnswer()
-
-
-async def _name_deleted(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    gateway = await node.start_gateway()
-    await node.served()
-    name = str((await gateway.wait_for("registered"))["endpoint"])
-    (node.socket_dir / name).unlink()
-    await gateway.wait_for("put our socket's name back")
-    must([] if (node.socket_dir / name).is_socket() else [f"{name} is not back in {node.socket_dir}"])
-    await node.served()
-    await node.run_pods()
-    await node.finish(counted(version, ""))
-
-
 async def _directory_replaced(node: Node, version: str) -> None:
     kubelet = await node.start_kubelet(version)
     await node.start_gateway()
@@ -958,178 +900,6 @@ async def _two_gateways(node: Node, version: str) -> None:
     await older.terminate()
     await node.served()
     await node.restart_containers()
-
-
-async def _host_service(node: Node, version: str) -> None:
-    kubelet = await node.start_kubelet(version)
-    pod = await node.start_gateway()
-    await node.served()
-    await node.run_pods()
-    asked = (await kubelet.registers())[RESOURCE]
-    for crash in (False, True):
-        mark = pod.seen
-        host = await node.start_gateway(host_service=True)
-        await host.wait_for("registered")
-        await pod.wait_for("standing by", since=mark)
-        await node.served()
-        await node.registers(asked := asked + 1)
-        # A DaemonSet rolls: the newest pod is no newer than the service.
-        newer = await node.start_gateway()
-        await newer.wait_for("standing by")
-        await pod.terminate()
-        pod, mark = newer, newer.seen
-        await node.served()
-        await node.registers(asked)
-        await (host.kill() if crash else host.terminate())
-        await pod.wait_for("registered", since=mark)
-        await node.served()
-        await node.registers(asked := asked + 1)
-    mark = pod.seen
-    host = await node.start_gateway(host_service=True)
-    await host.wait_for("registered")
-    await pod.wait_for("standing by", since=mark)
-    await node.served()
-    await node.restart_containers()
-    await node.start_kubelet(version)
-    await node.served()
-    await node.registers(counted(version, node.accepted))
-
-
-_MIG = "mig: {" + ", ".join(f"{index}: [1g.5gb, 1g.5gb]" for index in range(4)) + "}"
-_A100 = "nvidia.com/a100"
-_EDITS: Mapping[str, str] = {
-    "plain": "",
-    "shared": f"sharing: {{timeSlicing: {{resources: [{{name: {RESOURCE}, replicas: 2}}]}}}}",
-    "plain again": "",
-    "renamed": f"resources: {{gpus: [{{pattern: '*', name: {_A100}}}]}}\ngateway: {{honourResourceNames: true}}",
-    "renamed and shared": (
-        f"resources: {{gpus: [{{pattern: '*', name: {_A100}}}]}}\ngateway: {{honourResourceNames: true}}\n"
-        f"sharing: {{timeSlicing: {{resources: [{{name: {_A100}, replicas: 2}}]}}}}"
-    ),
-    "named as before": "",
-    "shared by four": f"sharing: {{timeSlicing: {{resources: [{{name: {RESOURCE}, replicas: 4}}]}}}}",
-    "shared by two": f"sharing: {{timeSlicing: {{resources: [{{name: {RESOURCE}, replicas: 2}}]}}}}",
-    "shared no longer": "",
-    "MIG: mixed": "flags: {migStrategy: mixed}",
-    "MIG: none": "",
-}
-"""The configurations that a node goes through; each pair is an edit under running pods."""
-
-
-async def _edited(node: Node, version: str) -> None:
-    node.describe({RESOURCE: [_MIG]})
-    path = node.root / "config.yaml"
-    node.options = (*node.options, "--config-file", str(path))
-    old: list[str] = []
-    for number, (name, text) in enumerate(_EDITS.items()):
-        _configure(node, path, text)
-        if number == 0:
-            await node.start_kubelet(version)
-            await node.start_gateway()
-        elif name == "renamed and shared":  # The next gateway comes with the edit, and knows what the ledger says.
-            await node.end_gateway()
-            await node.the_kubelet.wait(_A100, 0, node.patience)
-            await node.start_gateway()
-        try:
-            old = await _given_once(node, name, old)
-        except (BrokenPromiseError, KubeletError) as error:
-            raise BrokenPromiseError(f"after the edit {name!r}: {error}") from error
-    for pod in old:
-        await _end(node, pod)
-    if (
-        minor_version(version) >= 15
-    ):  # Before, a kubelet notes that a pod has ended only when it gives a device to another one.
-        await _all_held(node, path, version)
-    await node.end_gateway()
-
-
-async def _all_held(node: Node, path: Path, version: str) -> None:
-    """One pod holds all there is when the configuration is edited: all of it is there when it has ended, with no pod that asks."""
-    [(resource, ids)] = node.announced().items()
-    await node.the_kubelet.wait(resource, len(ids), node.patience)
-    await node.the_kubelet.admit("all", resource, len(ids))
-    _configure(node, path, _EDITS["shared"])
-    await node.the_kubelet.wait(resource, 0, node.patience)
-    await node.the_kubelet.remove("all")
-    if (
-        21 <= minor_version(version) <= 31
-    ):  # Theirs take the pod that was admitted last for a living one (read in 1.24 to 1.28).
-        await node.the_kubelet.admit("without any", "cpu", 0)
-    await node.the_kubelet.wait(resource, len(node.announced()[resource]), node.patience)
-
-
-def _configure(node: Node, path: Path, text: str) -> None:
-    content = f"version: v1\n{text}\n"
-    node.policy = config.policy(config.parse(content.encode(), path.name), {}, "simulated")
-    fresh = path.with_suffix(".new")
-    fresh.write_text(content)
-    fresh.replace(path)
-
-
-async def _given_once(node: Node, name: str, old: Sequence[str]) -> list[str]:
-    """New pods may have what the ``old`` ones don't hold, and all of it when those have ended. Return the new ones' names."""
-    parsed = profile.parse(node.profile_path.read_bytes(), node.profile_path.name)
-    boards = {gpu.uuid: gpu.board for one in parsed.values() for gpu in one.gpus}
-    offers = {resource: [*ids] for resource, ids in node.announced().items()}
-    held = {device_id: one.resource for one in node.held for device_id in one.device_ids}
-    stale = {boards[unshared(one)] for one, resource in held.items() if one not in offers.get(resource, ())}
-    well = {
-        resource: {one for one in ids if boards[unshared(one)] not in stale or held.get(one) == resource}
-        for resource, ids in offers.items()
-    }
-    every = {RESOURCE, _A100, *offers}
-    for resource in every:
-        await node.the_kubelet.wait(resource, len(well.get(resource, ())), node.patience)
-    new: list[str] = []
-    for resource, ids in well.items():
-        free = len(ids - {one for one, there in held.items() if there == resource})
-        await node.refuse(Demand(f"{name}: too many of {resource}", resource, free + 1))
-        if free:
-            await _hold(node, Demand(f"{name}: all of {resource}", resource, free), boards)
-            await _end(node, f"{name}: all of {resource}")
-        if free > 1:
-            new.append(f"{name}: some of {resource}")
-            await _hold(
-                node, Demand(new[-1], resource, min(2 if resource != "nvidia.com/mig-1g.5gb" else 1, free - 1)), boards
-            )
-    for pod in old:
-        await _end(node, pod)
-    # A kubelet before 1.15 notes that a pod has ended when it gives a device to another one.
-    new.append(f"{name}: one more")
-    await _hold(node, Demand(new[-1], next(resource for resource, ids in well.items() if ids), 1), boards)
-    await _seen(node, {resource: len(offers.get(resource, ())) for resource in every})
-    return new
-
-
-async def _hold(node: Node, demand: Demand, parents: Mapping[str, str]) -> None:
-    """Run a pod; it must get what it asks for, and nobody else may have the same hardware."""
-    await node.the_kubelet.admit(demand.pod, demand.resource, demand.count)
-    node.pods[demand.pod] = demand
-    now = [one for one in holdings(await node.the_kubelet.pods()) if one.pod in node.pods]
-    got = [len(one.device_ids) for one in now if one.pod == demand.pod]
-    must([] if got == [demand.count] else [f"{demand.pod!r} asked for {demand.count}, it got {got}"])
-    must([*broken(node.held, now, ()), *given_twice(now, parents)])
-    node.held = tuple(now)
-
-
-async def _seen(node: Node, counts: Mapping[str, int]) -> None:
-    """Wait for what the kubelet may give out, and ask the gateway for its status meanwhile: each looks for ended pods."""
-    [path] = control.sockets(node.root / "state")
-    async with asyncio.timeout(node.patience):
-        for resource, count in counts.items():
-            while True:
-                await control.ask(path, {"op": "status"}, node.patience)
-                try:
-                    await node.the_kubelet.wait(resource, count, 1)
-                except KubeletError:
-                    continue
-                break
-
-
-async def _end(node: Node, pod: str) -> None:
-    await node.the_kubelet.remove(pod)
-    del node.pods[pod]
-    node.held = tuple(one for one in node.held if one.pod != pod)
 
 
 def _since(first: int, why: str) -> Callable[[str], str | None]:
@@ -1221,15 +991,6 @@ SCENARIOS: Mapping[str, Scenario] = {
             needs=frozenset({"profile", "log"}),
         ),
         Scenario(
-            "config-edited",
-            "an edit of the configuration gives no pod's GPUs to another one, and all return when the pod ends",
-            _edited,
-            tappable=False,
-            needs=frozenset({"profile", "log"}),
-            gpus={RESOURCE: 8},
-            sees_records=True,
-        ),
-        Scenario(
             "gateway-crash",
             "pods keep their devices when the gateway crashes",
             partial(_gateway_restart, crash=True),
@@ -1260,19 +1021,6 @@ SCENARIOS: Mapping[str, Scenario] = {
             needs=frozenset({"api", "log"}),
         ),
         Scenario(
-            "never-announced",
-            "a wrong request (unknown, repeated or no devices) is refused with its status",
-            _never_announced,
-            needs=frozenset({"profile", "log"}),
-        ),
-        Scenario(
-            "name-deleted",
-            "a deleted socket name is restored, without registering",
-            _name_deleted,
-            tappable=False,
-            needs=frozenset({"log"}),
-        ),
-        Scenario(
             "directory-replaced",
             "the gateway finds and serves a replaced socket directory",
             _directory_replaced,
@@ -1283,12 +1031,6 @@ SCENARIOS: Mapping[str, Scenario] = {
             "two-gateways",
             "the newer of two gateways leads; the older one takes over when it ends",
             _two_gateways,
-            needs=frozenset({"log"}),
-        ),
-        Scenario(
-            "host-service",
-            "a host service leads, whichever started first; a pod's gateway takes over when it ends",
-            _host_service,
             needs=frozenset({"log"}),
         ),
     )

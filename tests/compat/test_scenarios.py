@@ -15,16 +15,12 @@ from gateway_lab.trials.scenarios import SCENARIOS, Scenario
 from tests.compat.conftest import GENUINE, Job, Recordings
 
 ONE_OF_EACH_DIALECT = ("1.8", "1.9", "1.37")
-PLUGIN_SIDE = {"stale-socket", "wrong-version", "never-announced", "name-deleted", "directory-replaced"}
+PLUGIN_SIDE = {"stale-socket", "wrong-version", "directory-replaced"}
 """What the gateway does on its own, whatever the kubelet: one kubelet of each dialect, of either kind."""
 FEWER: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(PLUGIN_SIDE, ONE_OF_EACH_DIALECT),
     # Ten seconds each, so only where a second Register means something else.
     "two-gateways": ("1.9", "1.10", "1.20", "1.32", "1.37"),
-    # Many starts of a gateway: each way in which kubelets take a second Register, once.
-    "host-service": ("1.9", "1.20", "1.32", "1.37"),
-    # Half a minute each: one kubelet that tells of its pods, and three that only write them down, each in its way.
-    "config-edited": ("1.8", "1.9", "1.10", "1.37"),
     # Ten seconds each as well: without a limit on messages, with one, and today's.
     "many-devices": ("1.8", "1.10", "1.37"),
 }
@@ -39,8 +35,8 @@ EMULATED: dict[str, tuple[str, ...]] = {
     "pre-start": ("1.10", "1.37"),
     "topology": ("1.20", "1.37"),
     # They take long: only kubelets that `make test` doesn't build.
-    **dict.fromkeys(("config-edited", "many-devices"), ("1.10",)),
-    **dict.fromkeys(("host-service", "two-gateways"), ("1.32",)),
+    "many-devices": ("1.10",),
+    "two-gateways": ("1.32",),
 }
 """On which emulated kubelets a scenario is run, where not on ``ALPHA_CLASSIC_TODAY``."""
 
