@@ -15,18 +15,14 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from click.testing import CliRunner
-from msgspec.structs import asdict
 
-from devices.model import ContainerAnswer
 from gateway.cli.dev import _Node, checkpoint_warning, dev, why_unusable
-from gateway_lab.kubelets import emulated
 from gateway_lab.kubelets.behaviour import behaviour
 from gateway_lab.kubelets.checkpoint import checksum
 from gateway_lab.kubelets.devicemanager import DeviceManager
-from gateway_lab.kubelets.kubelet import Admission, Demand, Faults, Gap, Kubelet, KubeletError, Running, Totals
+from gateway_lab.kubelets.kubelet import Demand, Faults, Kubelet, KubeletError, Totals
 
 
 @pytest.fixture
@@ -98,74 +94,6 @@ async def test_faults_can_be_set_before_the_start(kubelet: Kubelet, folder: Path
     await kubelet.start()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_unix_connection(folder / "kubelet.sock")
-
-
-def test_every_fault_comes_through() -> None:
-    said = Faults(True, True, 3.0, 1, "ABORTED", "busy", True, True, "v1", 1.0, 2.0)
-    assert not [name for name in Faults.__struct_fields__ if getattr(said, name) == getattr(Faults(), name)]
-    assert emulated._faults(msgspec.convert({"op": "fault", **asdict(said)}, emulated.Request)) == said
-
-
-class Manager:
-    """A device manager that only notes what it is told."""
-
-    def __init__(self, *_: object, faults: Faults, **__: object) -> None:
-        self.faults, self.told = faults, list[tuple[object, ...]]()
-
-    async def start(self, *given: object, **more: object) -> None:
-        self.told.append((*given, more))
-
-    async def start_measured(self, *given: object, **more: object) -> Gap:
-        self.told.append((*given, more))
-        return Gap(1.0, 2.0)
-
-    async def admit(self, *given: object, **more: object) -> Admission:
-        self.told.append((*given, more))
-        return Admission({"a.b/c": ("d",)}, ContainerAnswer(envs={"A": "b"}, annotations={"c": "d"}))
-
-    async def stop(self) -> None:
-        self.told.append(("stop",))
-
-
-RUNS = {"ready": False, "running": [Running("p", "c", "i")], "gates": "A=true"}
-START = {"op": "start", "pods": [{"pod": "p", "container": "c", "resource": "a.b/c", "count": 2, "init": True}]} | {
-    **RUNS,
-    "running": [{"pod": "p", "container": "c", "id": "i"}],
-}
-POD = [Demand("p", "a.b/c", 2, "c", init=True)]
-
-
-ASKED = {
-    "start": (START, (POD, RUNS)),
-    "measured": (START | {"measure": {"resource": "a.b/c", "count": 3, "seconds": 4}}, ("a.b/c", 3, 4, POD, RUNS)),
-    "admit": (
-        {"op": "admit", "pod": "p", "resource": "a.b/c", "count": 1, "limits": {"e.f/g": 2}, "init": True},
-        ("p", {"e.f/g": 2, "a.b/c": 1}, {"container": "main", "init": True}),
-    ),
-    "stop": ({"op": "stop"}, ("stop",)),
-}
-
-
-@pytest.mark.parametrize(("asked", "told"), ASKED.values(), ids=ASKED)
-async def test_what_is_asked_is_what_is_done(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], told: tuple[object, ...]
-) -> None:
-    monkeypatch.setattr(emulated, "DeviceManager", Manager)
-    session = emulated.Session(behaviour("1.28"), folder, sys.stderr)
-    await session.carry_out(emulated.Request("fault", register_errors=1))
-    if asked["op"] != "start":
-        await session.carry_out(emulated.Request("start"))
-    before: Any = session._manager
-    answer = await session.carry_out(msgspec.convert(asked, emulated.Request))
-    manager: Any = before or session._manager
-    assert (manager.told[-1], manager.faults.register_errors) == (told, 1)
-    if asked["op"] == "admit":
-        assert (answer["devices"], answer["options"]["envs"], answer["options"]["annotations"]) == (
-            *({"a.b/c": ("d",)}, {"A": "b"}, {"c": "d"}),
-        )
-    assert (session._manager is None) is (asked["op"] == "stop")
-    await session.carry_out(emulated.Request("fault"))
-    assert manager.faults.register_errors == (1 if asked["op"] == "stop" else 0)
 
 
 @pytest.mark.parametrize("how", ["kill", "terminate"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +16,7 @@ import pynvml
 import pytest
 
 from tests.fakes import nvml
-from tests.fakes.nvml import NO_INSTANCE, NODE, SYS, World
+from tests.fakes.nvml import NO_INSTANCE, World
 
 FOR_EVER = 10_000
 """Milliseconds that no test waits."""
@@ -85,48 +83,6 @@ def xid(event_set: Any, timeout_ms: int = FOR_EVER) -> tuple[str, int]:
     return pynvml.nvmlDeviceGetUUID(event.device), event.eventData
 
 
-ANSWERS: Final[dict[str, tuple[Answer, Any]]] = {
-    "name": (pynvml.nvmlDeviceGetName, "NVIDIA H100 80GB HBM3"),
-    "minor": (pynvml.nvmlDeviceGetMinorNumber, 2),
-    "address": (lambda h: pynvml.nvmlDeviceGetPciInfo(h).busId, "00000000:3B:00.0"),
-    "legacy address": (lambda h: pynvml.nvmlDeviceGetPciInfo(h).busIdLegacy, "0000:3B:00.0"),
-    "domain and bus": (
-        lambda h: (pynvml.nvmlDeviceGetPciInfo(h).domain, pynvml.nvmlDeviceGetPciInfo(h).bus),
-        (0, 0x3B),
-    ),
-    "memory": (lambda h: pynvml.nvmlDeviceGetMemoryInfo(h).total >> 20, 81835),
-    "MIG mode": (pynvml.nvmlDeviceGetMigMode, [0, 0]),
-    "MIG devices without MIG": (pynvml.nvmlDeviceGetMaxMigDeviceCount, 0),
-    "an active link": (lambda h: pynvml.nvmlDeviceGetNvLinkState(h, 17), 1),
-    "what is at a link's end": (
-        lambda h: pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(h, 17),
-        pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH,
-    ),
-    "who is at a link's end": (lambda h: pynvml.nvmlDeviceGetNvLinkRemotePciInfo(h, 17).busId, "00000000:06:00.0"),
-    "a way within a NUMA node": (lambda h: pynvml.nvmlDeviceGetTopologyCommonAncestor(h, handle(3)), NODE),
-    "a way between NUMA nodes": (lambda h: pynvml.nvmlDeviceGetTopologyCommonAncestor(h, handle(4)), SYS),
-    "remapped rows": (pynvml.nvmlDeviceGetRemappedRows, (0, 0, 0, 0)),
-    "event types": (pynvml.nvmlDeviceGetSupportedEventTypes, 0x101F),
-    "recovery action": (
-        lambda h: pynvml.nvmlDeviceGetFieldValues(h, [230])[0].value.uiVal,
-        pynvml.NVML_GPU_RECOVERY_ACTION_NONE,
-    ),
-}
-
-
-@pytest.mark.parametrize(("ask", "answer"), ANSWERS.values(), ids=ANSWERS.keys())
-def test_what_a_gpu_answers(started: World, ask: Answer, answer: object) -> None:
-    assert ask(handle(2)) == answer
-
-
-def test_a_gpu_is_found_by_its_index_and_by_its_address(started: World) -> None:
-    gpu = started.gpus[3]
-    assert pynvml.nvmlDeviceGetUUID(handle(3)) == gpu.uuid
-    for address in (gpu.pci, f"0000{gpu.pci.upper()}"):
-        assert pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByPciBusId(address)) == gpu.uuid
-    assert pynvml.nvmlSystemGetDriverVersion() == "550.54.15"
-
-
 REFUSALS: Final[dict[str, tuple[Answer, Any]]] = {
     "an index too many": (lambda _: handle(8), pynvml.NVML_ERROR_INVALID_ARGUMENT),
     "an unknown address": (lambda _: pynvml.nvmlDeviceGetHandleByPciBusId("0000:99:00.0"), pynvml.NVML_ERROR_NOT_FOUND),
@@ -155,39 +111,11 @@ def test_what_a_gpu_refuses(started: World, ask: Answer, error: int) -> None:
     assert code(lambda: ask(handle(2))) == error
 
 
-def test_what_a_test_changes_is_seen_at_the_next_call(started: World) -> None:
-    gpu = started.gpus[0]
-    gpu.rows, gpu.retired_pending, gpu.recovery, gpu.links[4].active = (1, 2, 1, 0), True, 1, False
-    started.driver = "570.1"
-    started.write()
-    assert pynvml.nvmlDeviceGetRemappedRows(handle(0)) == (1, 2, 1, 0)
-    assert pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle(0)) == 1
-    assert pynvml.nvmlDeviceGetFieldValues(handle(0), [230])[0].value.uiVal == pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET
-    assert pynvml.nvmlDeviceGetNvLinkState(handle(0), 4) == 0
-    assert code(lambda: pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle(0), 4)) == pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert pynvml.nvmlSystemGetDriverVersion() == "570.1"
-
-
 def test_a_field_that_the_driver_lacks_has_its_own_result(started: World) -> None:
     started.gpus[1].recovery = None
     started.write()
     values = pynvml.nvmlDeviceGetFieldValues(handle(1), [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 1])
     assert [value.nvmlReturn for value in values] == [pynvml.NVML_ERROR_NOT_SUPPORTED] * 2
-
-
-def test_direct_links_name_their_peers(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    station = nvml.a100s(tmp_path / "station")
-    station.ways[0, 1] = nvml.PIX
-    station.write()
-    station.here(monkeypatch)
-    pynvml.nvmlInit()
-    try:
-        assert [pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle(0), n).bus for n in (0, 4)] == [0x2A, 0x3B]
-        assert pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle(0), 0) == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
-        assert [pynvml.nvmlDeviceGetTopologyCommonAncestor(handle(0), handle(n)) for n in (1, 2)] == [nvml.PIX, NODE]
-        assert pynvml.nvmlDeviceGetTopologyCommonAncestor(handle(1), handle(0)) == nvml.PIX
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def profile_number(gpu: Any, mig: Any) -> int:
@@ -268,20 +196,6 @@ def test_some_questions_are_the_whole_gpus(started: World, ask: Answer) -> None:
     assert code(lambda: ask(mig)) == pynvml.NVML_ERROR_INVALID_ARGUMENT
 
 
-def test_a_wait_ends_when_an_event_comes(started: World, event_set: Any, threads: ThreadPoolExecutor) -> None:
-    told = threads.submit(xid, event_set)
-    until(lambda: nvml.counts().waits == 1)
-    started.event(3, 79)
-    assert told.result() == (started.gpus[3].uuid, 79)
-
-
-def test_events_come_one_by_one_in_their_order(started: World, event_set: Any) -> None:
-    for gpu, number in ((0, 48), (5, 31), (0, 63)):
-        started.event(gpu, number)
-    uuids = [gpu.uuid for gpu in started.gpus]
-    assert [xid(event_set) for _ in range(3)] == [(uuids[0], 48), (uuids[5], 31), (uuids[0], 63)]
-
-
 @pytest.mark.parametrize(
     ("instances", "told"),
     [({}, (NO_INSTANCE, NO_INSTANCE)), ({"gpu_instance": 7, "compute_instance": 0}, (7, 0))],
@@ -294,11 +208,6 @@ def test_an_event_names_the_instance(
     event = pynvml.nvmlEventSetWait(event_set, FOR_EVER)
     assert event.eventType == pynvml.nvmlEventTypeXidCriticalError
     assert (event.gpuInstanceId, event.computeInstanceId) == told
-
-
-@pytest.mark.parametrize("timeout_ms", [0, 20])
-def test_a_wait_without_an_event_times_out(event_set: Any, timeout_ms: int) -> None:
-    assert code(lambda: xid(event_set, timeout_ms)) == pynvml.NVML_ERROR_TIMEOUT
 
 
 @pytest.mark.parametrize(
@@ -412,34 +321,6 @@ def test_gpus_that_are_added_are_seen_after_an_initialisation(world: World) -> N
         pynvml.nvmlShutdown()
 
 
-@pytest.mark.parametrize("name", ["DRIVER_NOT_LOADED", "LIB_RM_VERSION_MISMATCH", "UNKNOWN"])
-def test_an_initialisation_that_fails(world: World, name: str) -> None:
-    failure = getattr(pynvml, f"NVML_ERROR_{name}")
-    world.fails("nvmlInit", failure)
-    world.write()
-    assert code(pynvml.nvmlInit) == failure
-    assert code(pynvml.nvmlDeviceGetCount) == pynvml.NVML_ERROR_UNINITIALIZED
-    world.works("nvmlInit")
-    world.write()
-    pynvml.nvmlInit()
-    assert pynvml.nvmlDeviceGetCount() == 8
-    pynvml.nvmlShutdown()
-
-
-def test_a_function_fails_for_one_gpu_or_for_all(started: World) -> None:
-    def codes() -> list[int]:
-        return [code(partial(pynvml.nvmlDeviceGetUUID, handle(index))) for index in range(4)]
-
-    unknown, missing = pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-    started.fails("nvmlDeviceGetUUID", unknown, gpu=2)
-    started.write()
-    assert codes() == [0, 0, unknown, 0]
-    started.fails("nvmlDeviceGetUUID", missing)
-    started.works("nvmlDeviceGetUUID", gpu=2)
-    started.write()
-    assert codes() == [missing] * 4
-
-
 def test_a_wait_that_goes_on_is_made_to_fail(started: World, event_set: Any, threads: ThreadPoolExecutor) -> None:
     told = threads.submit(code, lambda: xid(event_set))
     until(lambda: nvml.counts().waits == 1)
@@ -504,22 +385,6 @@ def test_a_world_that_can_t_be_read_says_where(world: World, text: str, capfd: p
     world.path.write_text("\n".join([*lines, text]), encoding="utf-8")
     assert code(pynvml.nvmlInit) == pynvml.NVML_ERROR_UNKNOWN
     assert f"line {len(lines) + 1} isn't one that a_line() in nvml.c reads: {text}" in capfd.readouterr().err
-
-
-def test_a_child_process_finds_it_by_the_name_of_the_genuine_one(world: World) -> None:
-    command = (
-        "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount(), pynvml.nvmlSystemGetDriverVersion())"
-    )
-    env = {**os.environ, **world.env()}
-    done = subprocess.run(
-        [sys.executable, "-c", command], env=env, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "8 550.54.15\n"
-
-
-def test_the_kernel_s_word_on_numa_nodes(world: World, tmp_path: Path) -> None:
-    world.sysfs(tmp_path)
-    assert (tmp_path / "bus/pci/devices/0000:5d:00.0/numa_node").read_text(encoding="utf-8") == "1\n"
 
 
 FEATURE_DISCOVERY: Final = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -195,29 +194,6 @@ async def test_where_the_kubelet_does_not_listen_the_plugin_is_refused(directori
             await asyncio.open_unix_connection(directories[1] / "kubelet.sock")
 
 
-async def test_the_name_of_a_kubelet_that_is_gone_does_not_lead_to_its_successor(
-    directories: tuple[Path, Path],
-) -> None:
-    """A plugin would register with a kubelet that is not announced to it, and once more when it is."""
-    async with served(directories, "plugin.sock") as (tap, kubelet, _):
-        await kubelet.stop()
-        await tap.wait(ended)
-        loop = asyncio.get_running_loop()
-        assert tap._inotify is not None
-        loop.remove_reader(tap._inotify.fileno())  # the tap is slow to hear of the successor
-        successor = Kubelet(directories[0])
-        await successor.start()
-        try:
-            reader, writer = await asyncio.open_unix_connection(directories[1] / "kubelet.sock")
-            assert await reader.read(1) == b""
-            writer.close()
-            await writer.wait_closed()
-            loop.add_reader(tap._inotify.fileno(), tap._look)
-            await tap.wait(lambda _: tap.kubelets == 2)
-        finally:
-            await successor.stop()
-
-
 @pytest.mark.parametrize("endpoint", ["../outside.sock", "/tmp/outside.sock", "", "kubelet.sock"])
 async def test_an_endpoint_outside_the_directory_is_not_bound(directories: tuple[Path, Path], endpoint: str) -> None:
     kubelet = Kubelet(directories[0])
@@ -248,28 +224,3 @@ async def test_bytes_that_are_no_grpc_are_relayed_and_told_of(directories: tuple
         await writer.wait_closed()
         assert "expected the HTTP/2 preface" in tap.connections[0].fault
         assert any("unreadable" in line for line in transcript(tap.connections))
-
-
-async def test_what_a_plugin_says_before_it_closes_arrives_though_it_hears_nothing_more(
-    directories: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop = asyncio.get_running_loop()
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as kubelet:
-        listener.bind(str(directories[1] / "x"))
-        listener.listen()
-        listener.setblocking(False)
-        async with Tap(*directories) as tap:
-            tap._listen("x", *directories)
-            kubelet.connect(str(directories[0] / "x"))
-            kubelet.setblocking(False)
-            plugin, _ = await loop.sock_accept(listener)
-
-            def record(*_: object, from_caller: bool) -> None:
-                if from_caller:  # It is not passed on yet.
-                    plugin.send(b"bye")
-                    plugin.close()
-
-            monkeypatch.setattr(tap, "_record", record)
-            await loop.sock_sendall(kubelet, b"pong")
-            assert await loop.sock_recv(kubelet, 10) == b"bye"
-            assert await loop.sock_recv(kubelet, 10) == b""
