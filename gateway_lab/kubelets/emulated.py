@@ -2,7 +2,7 @@
 
 The protocol is described in ``gateway_lab/kubelets/driver/README.md``; two ops are for emulated kubelets alone:
 
-- ``fault`` with the fields of ``gateway_lab.kubelets.kubelet.Faults``: what goes wrong from now on (possible before ``start``).
+- ``fault`` with ``faults``, a ``gateway_lab.kubelets.kubelet.Faults``: what goes wrong from now on (possible before ``start``).
 - ``cut`` with ``resource``: the connection to its plugin breaks once, from the kubelet's side.
 
 ``python -m gateway_lab.kubelets.emulated --version 1.9 --dir DIR``. The log, one line per event, goes to stderr. The process ends
@@ -32,9 +32,6 @@ from gateway_lab.kubelets.kubelet import LINE_LIMIT, Admission, Demand, Faults, 
 __all__ = ["DeviceManager", "Session"]
 
 
-HEALED = Faults()
-
-
 class Measure(msgspec.Struct, forbid_unknown_fields=True):
     """What ``start`` is to wait for and measure."""
 
@@ -43,32 +40,14 @@ class Measure(msgspec.Struct, forbid_unknown_fields=True):
     seconds: float = 10
 
 
-class Pod(msgspec.Struct, forbid_unknown_fields=True):
-    """One container's demand of one resource, of a pod that is active from the start."""
-
-    pod: str
-    container: str
-    resource: str = ""
-    count: int = 0
-    init: bool = False
-
-
-class Run(msgspec.Struct, forbid_unknown_fields=True):
-    """A container that the runtime reports as running."""
-
-    pod: str
-    container: str
-    id: str = ""
-
-
 class Request(msgspec.Struct, forbid_unknown_fields=True):
     """Every op's fields in one record; each op looks at its own."""
 
     op: str
     id: Any = None
-    pods: list[Pod] = []
+    pods: list[Demand] = []
     ready: bool = True
-    running: list[Run] = []
+    running: list[Running] = []
     gates: str = ""
     numa: list[int] = []
     measure: Measure | None = None
@@ -79,17 +58,7 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
     limits: dict[str, int] = {}
     init: bool = False
     seconds: float = 10
-    register_hangs: bool = False
-    register_lost: bool = False
-    register_late_ms: float = 0
-    register_errors: int = 0
-    register_code: str = HEALED.register_code
-    register_text: str = HEALED.register_text
-    never_calls_back: bool = False
-    reads_no_lists: bool = False
-    supports_only: str = ""
-    listen_late_ms: float = 0
-    report_late_ms: float = 0
+    faults: Faults = Faults()
 
 
 class Session:
@@ -100,7 +69,7 @@ class Session:
         self._directory = directory
         self._log = log
         self._registers: Counter[str] = Counter()
-        self._faults = HEALED
+        self._faults = Faults()
         self._manager: DeviceManager | None = None
 
     def note(self, event: str) -> None:
@@ -125,7 +94,7 @@ class Session:
             case "registers":
                 return {"registers": dict(self._registers)}
             case "fault":
-                self._faults = _faults(request)
+                self._faults = request.faults
                 if self._manager is not None:
                     self._manager.faults = self._faults
                 return {}
@@ -170,21 +139,11 @@ class Session:
         self._manager = manager = DeviceManager(
             self._kubelet, self._directory, note=self.note, registers=self._registers, faults=self._faults
         )
-        pods = [Demand(pod.pod, pod.resource, pod.count, pod.container, pod.init) for pod in request.pods]
-        running = [Running(run.pod, run.container, run.id) for run in request.running]
-        measure = request.measure
-        if measure is None:
-            await manager.start(pods, ready=request.ready, running=running, gates=request.gates)
+        how: dict[str, Any] = {"ready": request.ready, "running": request.running, "gates": request.gates}
+        if (measure := request.measure) is None:
+            await manager.start(request.pods, **how)
             return {}
-        gap = await manager.start_measured(
-            measure.resource,
-            measure.count,
-            measure.seconds,
-            pods,
-            ready=request.ready,
-            running=running,
-            gates=request.gates,
-        )
+        gap = await manager.start_measured(measure.resource, measure.count, measure.seconds, request.pods, **how)
         return asdict(gap)
 
 
@@ -239,22 +198,6 @@ def _id_of(line: bytes) -> Any:
     except msgspec.DecodeError:
         return None
     return whole.get("id") if isinstance(whole, dict) else None
-
-
-def _faults(request: Request) -> Faults:
-    return Faults(
-        register_hangs=request.register_hangs,
-        register_lost=request.register_lost,
-        register_late_ms=request.register_late_ms,
-        register_errors=request.register_errors,
-        register_code=request.register_code,
-        register_text=request.register_text,
-        never_calls_back=request.never_calls_back,
-        reads_no_lists=request.reads_no_lists,
-        supports_only=request.supports_only,
-        listen_late_ms=request.listen_late_ms,
-        report_late_ms=request.report_late_ms,
-    )
 
 
 def _totals(totals: Totals) -> dict[str, Any]:

@@ -279,7 +279,7 @@ class Kubelet(Spawned):
 
     async def fault(self, faults: Faults) -> None:
         """Make things go wrong from now on (emulated kubelets only); ``Faults()`` heals all."""
-        await self._ask("fault", **asdict(faults))
+        await self._ask("fault", faults=asdict(faults))
 
     async def cut(self, resource: str) -> None:
         """Break the connection to the resource's plugin, once, from the kubelet's side (emulated kubelets only)."""

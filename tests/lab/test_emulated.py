@@ -477,24 +477,6 @@ async def test_a_plugin_in_a_sub_folder_survives_a_restart(node: Node, version: 
 # -- admission --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ONE_OF_EACH)
-async def test_no_device_is_given_twice_and_none_is_lost(node: Node, version: str) -> None:
-    plugin = await node.ready(version, devices="abcdE")
-    first = await node.kubelet.admit("one", {GPU: 3})
-    assert first.answer.envs == {"GPUS": ",".join(first.devices[GPU])}
-    with pytest.raises(KubeletError) as refused:
-        await node.kubelet.admit("two", {GPU: 2})
-    assert refused.value.message == f"requested number of devices unavailable for {GPU}. Requested: 2, Available: 1"
-    assert refused.value.stage == "allocate"
-    node.kubelet.remove("two")
-    second = await node.kubelet.admit("three", {GPU: 1})
-    assert {*first.devices[GPU], *second.devices[GPU]} == set("abcd")
-    node.kubelet.remove("one")
-    third = await node.kubelet.admit("four", {GPU: 3})
-    assert third.devices == first.devices
-    assert plugin.calls.count("Allocate") == 3
-
-
 @pytest.mark.parametrize(
     ("version", "allocates"), [("1.8", 2), ("1.9", 1), ("1.10", 1), ("1.20", 1), ("1.28", 1), ("1.37", 1)]
 )
@@ -525,14 +507,6 @@ async def test_what_an_admission_asks_the_plugin(node: Node, version: str, calls
     assert plugin.calls == calls
     if "GetPreferredAllocation" in calls:
         assert got.devices[GPU] == ("c", "d"), "the plugin prefers the last"
-
-
-@pytest.mark.parametrize("version", ["1.9", "1.20", "1.37"])
-async def test_an_app_container_gets_its_init_containers_devices(node: Node, version: str) -> None:
-    await node.ready(version)
-    init = await node.kubelet.admit("pod", {GPU: 3}, container="init", init=True)
-    app = await node.kubelet.admit("pod", {GPU: 2})
-    assert set(app.devices[GPU]) < set(init.devices[GPU])
 
 
 @pytest.mark.parametrize("version", ["1.10", "1.28", "1.37"])
@@ -830,98 +804,6 @@ async def test_a_damaged_checkpoint_is_no_reason_not_to_start(node: Node, versio
     (node.directory / FILE_NAME).write_bytes(content)
     await node.ready(version)
     assert node.kubelet.pods() == {}
-
-
-# -- faults -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("version", ["1.9", "1.28"])
-async def test_fault_register_hangs_until_healed(node: Node, version: str) -> None:
-    await node.boot(version, faults=Faults(register_hangs=True))
-    plugin = await node.plugin()
-    with pytest.raises(grpc.aio.AioRpcError) as late:
-        await node.register(plugin, seconds=0.05)
-    assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    registering = asyncio.create_task(node.register(plugin))
-    await node.logged("told to hang", 2)
-    node.kubelet.faults = Faults()
-    await registering
-    await node.kubelet.wait(GPU, 4)
-
-
-async def test_fault_register_fails_so_many_times(node: Node) -> None:
-    await node.boot("1.28", faults=Faults(register_errors=2, register_code="INTERNAL", register_text="out of order"))
-    plugin = await node.plugin()
-    for _ in range(2):
-        with pytest.raises(grpc.aio.AioRpcError, match=r"out of order"):
-            await node.register(plugin)
-    await node.register(plugin)
-    await node.kubelet.wait(GPU, 4)
-
-
-async def test_fault_register_is_never_followed_by_a_call(node: Node) -> None:
-    await node.boot("1.20", faults=Faults(never_calls_back=True))
-    plugin = await node.plugin()
-    await node.register(plugin)
-    node.kubelet.faults = Faults()
-    await node.register(plugin)
-    await node.kubelet.wait(GPU, 4)
-    assert plugin.calls == ["ListAndWatch"]
-
-
-async def test_fault_register_is_lost_for_good(node: Node) -> None:
-    await node.boot("1.28", faults=Faults(register_lost=True))
-    plugin = await node.plugin()
-    lost = asyncio.create_task(node.register(plugin))
-    await node.logged("told to lose it")
-    node.kubelet.faults = Faults()
-    await node.register(plugin)
-    await node.kubelet.wait(GPU, 4)
-    assert not lost.done()
-    lost.cancel()
-
-
-@pytest.mark.parametrize("version", ["1.9", "1.20", "1.28", "1.37"])
-async def test_fault_lists_are_not_read_until_healed(node: Node, version: str) -> None:
-    await node.boot(version, faults=Faults(reads_no_lists=True))
-    plugin = await node.plugin()
-    await node.register(plugin)
-    await node.kubelet.wait(GPU, 4)  # the first one is read: it makes the plugin known
-    for devices in ("abcD", "abCD", "aBCD"):
-        await plugin.show(devices)
-    assert node.kubelet.totals().allocatable[GPU] == 4
-    node.kubelet.faults = Faults()
-    await node.kubelet.wait(GPU, 1)
-
-
-async def test_fault_a_kubelet_from_the_future(node: Node) -> None:
-    await node.boot("1.37", faults=Faults(supports_only="v1"))
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await node.register(await node.plugin())
-    assert refused.value.code() is grpc.StatusCode.UNKNOWN
-    assert refused.value.details() == (
-        'requested API version "v1beta1" is not supported by kubelet. Supported version is ["v1"]'
-    )
-
-
-@pytest.mark.parametrize("version", ONE_OF_EACH)
-async def test_fault_the_stream_is_cut_from_the_kubelets_side(node: Node, version: str) -> None:
-    plugin = await node.ready(version)
-    node.kubelet.cut(GPU)
-    await plugin.streams_are(0)
-    await node.kubelet.wait(GPU, 0)
-    await node.register(await node.plugin("abc"))
-    await node.kubelet.wait(GPU, 3)
-
-
-async def test_fault_bound_but_not_listening(node: Node) -> None:
-    await node.boot("1.28", faults=Faults(listen_late_ms=30))
-    path = str(node.directory / "kubelet.sock")
-    with socket.socket(socket.AF_UNIX) as early, pytest.raises(ConnectionRefusedError):
-        early.connect(path)
-    await node.logged("listens at last")
-    await node.register(await node.plugin())
-    await node.kubelet.wait(GPU, 4)
 
 
 # -- versions ---------------------------------------------------------------------------------------------------------
