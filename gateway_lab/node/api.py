@@ -66,9 +66,9 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something seen in a collection: an object that is (``gone``: was) there, or, without one, that nothing can be seen now.
+    """Something seen in a collection: an object that is (``gone``: was) there.
 
-    ``uids`` is given once after each beginning: those of all that is there; what isn't among them is gone unseen.
+    ``uids`` is given, without an object, after each beginning: those of all that is there; what isn't among them is gone unseen.
     ``monotonic_ns`` is CLOCK_MONOTONIC when its line had come.
     """
 
@@ -156,7 +156,6 @@ class Watch:
         while not self._closed.is_set():
             with contextlib.suppress(ApiError, OSError, http.client.HTTPException, ValueError):
                 self._follow(self._list())
-            self._say(Event(time.monotonic_ns()))
             self._closed.wait(AGAIN)
 
     def _list(self) -> str:

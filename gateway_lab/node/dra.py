@@ -16,7 +16,6 @@ from typing import Any, Final, Self
 import yaml
 
 from gateway.kubelet.records import look
-from gateway.leader.machine import Stage
 from gateway.wires import control
 from gateway.wires.unix import listens
 from gateway_lab.gatewayproc import GatewayProcess, gateway_command, leader_socket
@@ -52,15 +51,11 @@ _PLACES: Final[Mapping[str, str]] = {
 
 
 class DraNode:
-    """The node, its claims, and the gateways on it; ``gateways`` are those that run, the newest last, in ``mode``.
+    """The node, its claims, and the gateways on it; ``gateways`` are those that run, the newest last, in ``mode``."""
 
-    With ``standby`` each of them has a standby beside it, as two containers of a pod have.
-    """
-
-    def __init__(self, node: Node, *, standby: bool = False) -> None:
-        self.node, self.api, self.standby = node, Api.of(node), standby
+    def __init__(self, node: Node) -> None:
+        self.node, self.api = node, Api.of(node)
         self.gateways: list[GatewayProcess] = []
-        self._standbys: dict[GatewayProcess, GatewayProcess] = {}
         self._pods = 0
         """How many were started, each as if in a pod of its own."""
         self.token = self.mode = ""
@@ -70,9 +65,9 @@ class DraNode:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def here(cls, *, standby: bool = False) -> AsyncIterator[Self]:
+    async def here(cls) -> AsyncIterator[Self]:
         """Make the node of this machine such a one; the gateways end with it."""
-        one = cls(Node.here(), standby=standby)
+        one = cls(Node.here())
         for path in DEVICES.values():
             one.node.make_device(path)
         await one.prepare()
@@ -120,8 +115,6 @@ class DraNode:
         self.gateways.append(one)
         for event in {"off": ("registered",), "only": (_DRIVER_SERVES,), "on": ("registered", _DRIVER_SERVES)}[dra]:
             await one.wait_for(event, seconds=PATIENCE)
-        if self.standby:
-            self._standbys[one] = await self._launch()
         return one
 
     async def _launch(self) -> GatewayProcess:
@@ -146,27 +139,11 @@ class DraNode:
     async def end(self, one: GatewayProcess) -> None:
         """End a gateway in an orderly way."""
         self.gateways.remove(one)
-        if (standby := self._standbys.pop(one, None)) is not None:
-            await standby.terminate()
         await one.terminate()
 
-    async def kill_leader(self) -> None:
-        """Kill which of the newest gateway and its standby leads, once the other one could; return when that one serves by name."""
-        two = self.gateways[-1], self._standbys[self.gateways[-1]]
-        await until(lambda: {one.stage for one in two} == {Stage.LEADING.value, Stage.STANDBY.value}, PATIENCE)
-        other, leads = sorted(two, key=lambda one: one.stage == Stage.LEADING.value)
-        mark = other.seen
-        del self._standbys[self.gateways.pop()]
-        self.gateways.append(other)
-        await leads.kill()
-        await other.wait_for("registered", since=mark, seconds=PATIENCE)
-        self._standbys[other] = await self._launch()
-
     async def kill(self, one: GatewayProcess) -> None:
-        """Kill a gateway, and its standby."""
+        """Kill a gateway."""
         self.gateways.remove(one)
-        if (standby := self._standbys.pop(one, None)) is not None:
-            await standby.kill()
         await one.kill()
 
     async def close(self) -> None:

@@ -2,7 +2,7 @@
 
 The recorder hears two watches and keeps what matters of each object; the rest is pure. Times are CLOCK_MONOTONIC in
 nanoseconds, taken when the line of the change had come. What happened while the API server was away shows as one change
-when it is back; that it was away is kept, too.
+when it is back.
 """
 
 from __future__ import annotations
@@ -173,8 +173,6 @@ class Recorder:
         """All pods' history, as it came."""
         self.pods: dict[str, PodSeen] = {}
         """Each pod that is there now, by UID."""
-        self.blind: list[tuple[int, int]] = []
-        """From when to when the nodes could not be watched; the last one has no end (0) while it lasts."""
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -217,22 +215,12 @@ class Recorder:
         return "\n".join([str(self.node), *pods])
 
     def _node(self, event: Event) -> None:
-        if event.object is None:
-            self._see(event)
-        elif not event.gone and event.object["metadata"]["name"] == HOSTNAME:  # A test may make others.
+        # A test may make other nodes.
+        if event.object is not None and not event.gone and event.object["metadata"]["name"] == HOSTNAME:
             seen = node_seen(event.monotonic_ns, event.object)
             if not self.nodes or _rest(seen) != _rest(self.nodes[-1]):
                 self.nodes.append(seen)
                 self._tell()
-
-    def _see(self, event: Event) -> None:
-        """Keep when the API server couldn't be watched."""
-        away = bool(self.blind) and not self.blind[-1][1]
-        if event.uids is not None and away:
-            self.blind[-1] = (self.blind[-1][0], event.monotonic_ns)
-        elif event.uids is None and not away:
-            self.blind.append((event.monotonic_ns, 0))
-        self._tell()
 
     def _pod(self, event: Event) -> None:
         if event.object is not None:

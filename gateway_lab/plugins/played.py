@@ -6,10 +6,8 @@ before the end, sockets under a fixed name. The habits are those of the plugins 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -255,40 +253,3 @@ class _Handlers(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         return self._handlers.get(handler_call_details.method)
-
-
-async def run(played: PlayedPlugin) -> None:
-    """Serve and register until TERM, then end in order."""
-    ending = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
-    await played.start()
-    print('{"event": "registered"}', flush=True)
-    await ending.wait()
-    await played.stop()
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one as a process: ``python -m gateway_lab.plugins.played FOLDER``."""
-    parser = argparse.ArgumentParser(prog="python -m gateway_lab.plugins.played", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--resource", default="vendor.example/nic")
-    parser.add_argument("--endpoint", default="played.sock")
-    parser.add_argument("--api", default="v1beta1")
-    parser.add_argument("--devices", type=int, default=8)
-    options = parser.parse_args(arguments)
-    devices = [Device(f"dev-{number}") for number in range(options.devices)]
-    asyncio.run(
-        run(
-            PlayedPlugin(
-                folder=options.folder,
-                resource=options.resource,
-                endpoint=options.endpoint,
-                api=options.api,
-                devices=devices,
-            )
-        )
-    )
-
-
-if __name__ == "__main__":
-    main()

@@ -55,8 +55,8 @@ MIG: Final = "1g.10gb", "3g.40gb", "1g.10gb"
 class Faked(DraNode):
     """A node with three H100 and a fourth one in MIG mode, or with AMD's GPUs, as fakes of their drivers show them."""
 
-    def __init__(self, node: Node, *, standby: bool = False) -> None:
-        super().__init__(node, standby=standby)
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
         self.driver, self.fake = node.root / ROOT, node.folder / "fake"
         self.world: nvml.World | None = None
         self.more: Sequence[str] = ()
