@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NotRequired, TypedDict, cast
@@ -49,7 +49,6 @@ __all__ = [
     "machine_go",
     "main",
     "pinned_go",
-    "prune",
     "sources",
 ]
 
@@ -80,7 +79,6 @@ examples:
   python -m gateway_lab.kubelets.build --all         build all (cold: minutes each, and 17 GB in Go's caches)
   python -m gateway_lab.kubelets.build --golden      also write the bytes of the genuine messages to tests/compat/golden
   python -m gateway_lab.kubelets.build --add v1.38.0 --golden   a new release: its row, its module files, its bytes
-  python -m gateway_lab.kubelets.build --prune       also remove the kubelets of sources that are no more
 """
 
 
@@ -159,27 +157,7 @@ def build(versions: Sequence[str], *, progress: Callable[[str], None]) -> dict[s
             if kept is not None:
                 progress(f"{name}: built already")
             paths[version] = kept or _compile(version, go, name, progress)
-        progress(_disk(paths, go))
     return {version: paths[version] for version in versions}
-
-
-def prune(*, progress: Callable[[str], None]) -> None:
-    """Removes the kubelets from the cache which these sources and this Go would not make: those of former sources.
-
-    Those of another checkout, whose sources differ, are among them. A kubelet that runs goes on.
-
-    Raises:
-        BuildError: The driver's sources aren't there.
-    """
-    go = machine_go()
-    version_of_go = go.version if go else f"go{GO_PIN}"
-    kept = {_place(version, version_of_go).parent for version in available()}
-    with locked(cache() / "kubelets", progress):
-        stale = [path for path in (cache() / "kubelets").iterdir() if path.is_dir() and path not in kept]
-        freed = sum(map(_size, stale))
-        for path in stale:
-            shutil.rmtree(path)
-    progress(f"removed {len(stale)} kubelets of other sources, {_megabytes(freed)}")
 
 
 # --- what goes into a binary -------------------------------------------------------------------------------------------
@@ -433,7 +411,7 @@ def _trim(version: str, go: Go, folder: Path, name: str, progress: Callable[[str
     """Unpacks k8s.io/kubernetes without its cut packages next to the driver, and puts that into the module file."""
     modules = folder / "mods" / f"k{version}.mod"
     release = _row(version)["kubernetes"]
-    fetched = _go_folders(go)[1]
+    fetched = _modules(go)
     archive = fetched / "cache" / "download" / "k8s.io" / "kubernetes" / "@v" / f"{release}.zip"
     whole = fetched / "k8s.io" / f"kubernetes@{release}"
     wanted = whole.exists()
@@ -504,7 +482,7 @@ def go_build(
         follower = _follow(go, folder, command, name, progress, {"CGO_ENABLED": "1"} if cgo else {})
         shutil.rmtree(place.parent, ignore_errors=True)  # a leftover without a binary
         made.rename(place.parent)
-    progress(f"{name}: built in {time.monotonic() - started:.0f} s, {_megabytes(_size(place.parent))} ({follower})")
+    progress(f"{name}: built in {time.monotonic() - started:.0f} s ({follower})")
 
 
 def _follow(
@@ -555,33 +533,12 @@ def _advice(lines: Sequence[str]) -> str:
     return "This is an error of the driver's sources or of Go: see the lines above; what was compiled so far is kept."
 
 
-def _go_folders(go: Go) -> tuple[Path, Path]:
-    """Where Go keeps what it compiled, and the modules."""
+def _modules(go: Go) -> Path:
+    """Where Go keeps the modules."""
     done = subprocess.run(
-        [go.path, "env", "GOCACHE", "GOMODCACHE"], check=True, capture_output=True, text=True, env=_go_environment()
+        [go.path, "env", "GOMODCACHE"], check=True, capture_output=True, text=True, env=_go_environment()
     )
-    compiled, modules = done.stdout.splitlines()
-    return Path(compiled), Path(modules)
-
-
-def _disk(paths: Mapping[str, Path], go: Go) -> str:
-    compiled, modules = (_megabytes(_size(folder)) for folder in _go_folders(go))
-    return (
-        f"kubelets {', '.join(paths)}: {_megabytes(sum(path.stat().st_size for path in paths.values()))} "
-        f"in {cache() / 'kubelets'}; Go's caches, not needed any more: {compiled} of compiled packages, {modules} of modules"
-    )
-
-
-def _size(folder: Path) -> int:
-    return sum(
-        os.lstat(os.path.join(root, name)).st_size  # noqa: PTH118 - hundreds of thousands of files
-        for root, _, names in os.walk(folder)
-        for name in names
-    )
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.0f} MB"
+    return Path(done.stdout.strip())
 
 
 # --- golden bytes ------------------------------------------------------------------------------------------------------
@@ -628,7 +585,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="every version that there is")
     parser.add_argument("--list", action="store_true", help="only say what there is and what is built")
     parser.add_argument("--golden", action="store_true", help="write tests/compat/golden/VERSION.json for each")
-    parser.add_argument("--prune", action="store_true", help="then remove the kubelets of other sources from the cache")
     parser.add_argument("--add", metavar="vX.Y.Z", help="first add this release to those that are built, and build it")
     options = parser.parse_args(arguments)
     if options.all and options.versions:
@@ -647,8 +603,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for version, path in build(versions, progress=_print).items():
             if options.golden:
                 _print(f"wrote {_write_golden(version, path, sources().parent / 'golden')}")
-        if options.prune:
-            prune(progress=_print)
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

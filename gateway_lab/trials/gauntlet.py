@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import secrets
@@ -24,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -589,14 +588,6 @@ def _not_applicable(result: Result) -> dict[str, list[str]]:
     return found
 
 
-def document(result: Result) -> str:
-    """Spell a result as JSON."""
-    bounds = {name: one.bound for name, one in FAULTS.items()}
-    # In Python 3.11 asdict makes keys of a Counter's pairs.
-    plain = {**asdict(replace(result, struck=Counter())), "struck": dict(result.struck)}
-    return json.dumps({**plain, "passed": result.passed, "bounds": bounds}, indent=1)
-
-
 async def _possible(behind: str) -> list[str]:
     """Give the names of the faults that this machine lets us strike; ``behind``: the API of a plugin behind the bridge."""
     no_namespaces = ""
@@ -672,7 +663,6 @@ def _parser() -> argparse.ArgumentParser:
         help="with a plugin of this API behind the bridge",
     )
     parser.add_argument("--every", action="store_true", help="each fault alone on every kubelet")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="play a script that failed")
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="where scripts that failed are written")
     return parser
@@ -686,14 +676,14 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"expected names of faults, got {', '.join(unknown)}; there are: {', '.join(FAULTS)}")
 
     def say(line: str) -> None:
-        print(line, file=sys.stderr if arguments.json else sys.stdout, flush=True)
+        print(line, flush=True)
 
     try:
         result = asyncio.run(run(arguments, say))
     except KeyboardInterrupt:
         say("stopped")
         return 130
-    print(document(result) if arguments.json else summary(result))
+    print(summary(result))
     return 0 if result.passed else 1
 
 
