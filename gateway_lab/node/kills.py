@@ -5,7 +5,7 @@
 The images are those of ``make e2e-made``. For how long the kubelet's records were short is told by its own log, to the microsecond (its
 pod-resources API, which may be asked 100 times a second at most, must agree in the end); what the API server saw, by a watch of the Node.
 On a real cluster the control plane is on other machines: it and this command have one processor here, and the node (kubelet, containerd,
-gateway, pods) has the others; ``--shared`` leaves them together.
+gateway, pods) has the others.
 A pod that the kubelet admits while its records are short, or while it still asks the one that was killed, is refused by the kubelet.
 A kubelet starts a container that ended again and again later and later: after four kills the DaemonSet is rolled to another image, and the
 next ones meet new containers. The exit status is 1 where a bar is missed.
@@ -240,9 +240,9 @@ def _leading(said: str) -> Iterator[tuple[datetime, Mapping[str, Any]]]:
 class Killing:
     """The kills on a node."""
 
-    def __init__(self, node: Node, api: Api, seen: Recorder, two: Two, *, shared: bool) -> None:
+    def __init__(self, node: Node, api: Api, seen: Recorder, two: Two) -> None:
         self._node, self._api, self._seen, self._two = node, api, seen, two
-        self._processors = set() if shared else os.sched_getaffinity(0)
+        self._processors = os.sched_getaffinity(0)
         self._log = node.logs / "kubelet.log"
         self._offset_ns = time.monotonic_ns() - time.time_ns()
         self.kills: list[Kill] = []
@@ -312,7 +312,7 @@ class Killing:
         return len((records.allocatable or {}).get(RESOURCE, ())) == GPUS
 
 
-async def run(times: int, images: Sequence[Path], *, slow_look: bool, shared: bool) -> bool:
+async def run(times: int, images: Sequence[Path], *, slow_look: bool) -> bool:
     """Kill so often on this node, say what was seen, also where a signal or an error cuts it off, and whether all bars are kept."""
     node = Node.here()
     for archive in images:
@@ -322,7 +322,7 @@ async def run(times: int, images: Sequence[Path], *, slow_look: bool, shared: bo
     api = Api.of(node)
     async with Recorder(api) as seen:
         two = Two(node, api, seen, slow_look=slow_look)
-        killing = Killing(node, api, seen, two, shared=shared)
+        killing = Killing(node, api, seen, two)
         await two.start()
         try:
             await two.ready()
@@ -350,13 +350,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--times", type=int, default=50, help="how often (default: %(default)s)")
     parser.add_argument("--slow-look", action="store_true", help="a backend whose first look takes 2 s")
-    parser.add_argument("--shared", action="store_true", help="the control plane shares all processors with the node")
     parser.add_argument("--images", type=Path, default=Path("build/e2e"), help="the folder of the images (%(default)s)")
     options = parser.parse_args(arguments)
     images = sorted(options.images.glob("*.oci.tar"))
     if not images:
         parser.error(f"expected the gateway's images in {options.images.absolute()}: `make e2e-made` makes them")
-    return 0 if asyncio.run(run(options.times, images, slow_look=options.slow_look, shared=options.shared)) else 1
+    return 0 if asyncio.run(run(options.times, images, slow_look=options.slow_look)) else 1
 
 
 if __name__ == "__main__":

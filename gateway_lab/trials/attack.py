@@ -31,9 +31,12 @@ import grpc
 import grpc.aio
 
 from gateway.wires.rpc import target
+from gateway_lab.bench.footprint import footprint
 from gateway_lab.gatewayproc import GatewayProcess, gateway_command
 from gateway_lab.kubelets.kubelet import Kubelet, KubeletError
 from gateway_lab.spawned import Spawned, spawn
+from gateway_lab.trials.faults import descriptors
+from gateway_lab.wire.calls import PREFACE
 
 RESOURCE: Final = "nvidia.com/gpu"
 LIMIT_MIB: Final = 256
@@ -131,7 +134,6 @@ async def _readers(at: Target) -> None:
 
 # HTTP/2 by hand (RFC 9113), for what no library sends. Header lists are in HPACK's literal form (RFC 7541, section 6.2).
 
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _SETTINGS, _WINDOW_UPDATE = 0, 1, 4, 8
 _END_HEADERS: Final = 4
 
@@ -176,7 +178,7 @@ async def _drain(reader: asyncio.StreamReader, seconds: float) -> None:
 async def _http2(at: Target) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_unix_connection(at.plugin)
     try:
-        writer.write(_PREFACE + _frame(_SETTINGS, 0, 0, b""))
+        writer.write(PREFACE + _frame(_SETTINGS, 0, 0, b""))
         yield reader, writer
     finally:
         writer.transport.abort()
@@ -366,17 +368,6 @@ class Seen:
         )
 
 
-def _resident(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
-
-
-def _descriptors(pid: int) -> int:
-    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-
-
 async def _probe(port: int, seen: Seen) -> None:
     while True:
         began = time.monotonic()
@@ -414,7 +405,7 @@ async def _pods(kubelet: Kubelet, seen: Seen) -> None:
 
 async def _measure(pid: int, seen: Seen) -> None:
     while True:
-        seen.memory.append(_resident(pid))
+        seen.memory.append(footprint(pid).rss)
         await asyncio.sleep(1)
 
 
@@ -440,7 +431,7 @@ async def attack(seconds: float, at_once: int = 4, seed: int = 1, only: str = ""
         await asyncio.sleep(2)
         [plugin] = (path for path in sockets.glob("gateway/*/*.sock"))
         [control] = state.glob("*.sock")
-        first = _descriptors(gateway.pid)
+        first = len(descriptors(gateway.pid))
         beside = [
             asyncio.ensure_future(work)
             for work in (_measure(gateway.pid, seen), _probe(ports[0], seen), _pods(kubelet, seen))
@@ -468,7 +459,7 @@ async def attack(seconds: float, at_once: int = 4, seed: int = 1, only: str = ""
             ended = await asyncio.gather(*beside, return_exceptions=True)
         seen.pods_failed += [repr(one) for one in ended if not isinstance(one, asyncio.CancelledError)]
         seen.alive = gateway.alive
-        seen.descriptors = first, _descriptors(gateway.pid) if gateway.alive else 0
+        seen.descriptors = first, len(descriptors(gateway.pid)) if gateway.alive else 0
         seen.log_bytes = log.stat().st_size
     return seen
 
