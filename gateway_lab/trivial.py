@@ -1,18 +1,15 @@
 """A trivial device plugin on grpcio: the least that a kubelet of 1.10 and later is content with.
 
 The yardstick of the benchmark: what this costs on a node is the price of Python and gRPC, what the gateway costs beyond
-it is ours. It registers once and forgets the kubelet when that restarts; with ``--again`` it registers with each kubelet
-that comes, as soon as it can. It has no log, no state and no second resource, and looks for no trouble.
+it is ours. It registers once and forgets the kubelet when that restarts. It has no log, no state and no second resource, and
+looks for no trouble.
 
-    python -m gateway_lab.trivial SOCKET_DIR [--again]
+    python -m gateway_lab.trivial SOCKET_DIR
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -75,37 +72,5 @@ async def serve(directory: Path) -> None:
     await server.wait_for_termination()
 
 
-async def follow(directory: Path) -> None:
-    """Register with each kubelet that comes, for ever. A kubelet empties its directory: folders stay."""
-    # What the plain yardstick doesn't need, it doesn't pay for.
-    from devices import inotify  # noqa: PLC0415
-    from gateway.kubelet.identity import KUBELET_SOCKET  # noqa: PLC0415
-    from gateway.wires.unix import listens  # noqa: PLC0415
-
-    own = directory / "trivial"
-    own.mkdir()
-    server = await bound(own / NAME)
-    created = asyncio.Event()
-    watch = inotify.INotify()
-    watch.add_watch(directory, inotify.CREATE)
-
-    def read() -> None:
-        if any(event.name == KUBELET_SOCKET for event in watch.read()):
-            created.set()
-
-    asyncio.get_running_loop().add_reader(watch.fileno(), read)
-    print('{"event": "watching"}', flush=True)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(server.wait_for_termination())
-        for number in itertools.count():
-            await created.wait()
-            created.clear()
-            while not listens(directory / KUBELET_SOCKET):  # noqa: ASYNC110  another process listens
-                await asyncio.sleep(0.0005)
-            os.link(own / NAME, directory / f"trivial-{number}.sock")
-            with contextlib.suppress(grpc.aio.AioRpcError):  # That one is gone already: the next one comes.
-                await register(directory, f"trivial-{number}.sock")
-
-
 if __name__ == "__main__":
-    asyncio.run((follow if "--again" in sys.argv[2:] else serve)(Path(sys.argv[1])))
+    asyncio.run(serve(Path(sys.argv[1])))

@@ -104,9 +104,9 @@ class Node:
         command = gateway_command(self.sockets, self.state, profile, options=options)
         return [str(self.python.with_name("gateway")), *command[3:]]
 
-    def trivial_command(self, *options: str) -> list[str]:
+    def trivial_command(self) -> list[str]:
         """Give the command line of the trivial plugin, from the measured environment (-P: not from the current folder)."""
-        return [str(self.python), "-P", "-m", "gateway_lab.trivial", str(self.sockets), *options]
+        return [str(self.python), "-P", "-m", "gateway_lab.trivial", str(self.sockets)]
 
     async def plugin(self, command: Sequence[str]) -> GatewayProcess:
         """Start any plugin."""

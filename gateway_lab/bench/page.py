@@ -273,8 +273,7 @@ SECTIONS: Final = (
         "Restart gap",
         ("restart gap",),
         "The kubelet is killed and restarted. The time counts from the first possible connection to its socket until "
-        "its records show all 8 GPUs. The curves show the share of restarts, also with a trivial plugin. Dashed lines "
-        "are the limits.",
+        "its records show all 8 GPUs. The curves show the share of restarts. Dashed lines are the limits.",
         _restarts,
     ),
     Section(

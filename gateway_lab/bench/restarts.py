@@ -36,10 +36,7 @@ into the kubelet's records."""
 
 
 async def restart_gaps(report: Report, python: Path, versions: Sequence[str], runs: int) -> None:
-    """Kill -9 and start, again and again: from the first possible connect until the records show all GPUs.
-
-    In turns with a trivial plugin that registers with whoever comes, and does nothing else: most of a gap is the kubelet's.
-    """
+    """Kill -9 and start, again and again: from the first possible connect until the records show all GPUs."""
     for version in versions:
         name = f"restart gap, genuine {version}"
         if build.built(version) is None:
@@ -48,14 +45,12 @@ async def restart_gaps(report: Report, python: Path, versions: Sequence[str], ru
             )
             continue
         gaps: list[Gap] = []
-        least: list[float] = []
         registers: Counter[int] = Counter()
         served = 0
         note = ""
-        async with Node.make(python) as node, Node.make(python) as yardstick:
+        async with Node.make(python) as node:
             gateway = await node.gateway()
             await gateway.begun()
-            await (await yardstick.plugin(yardstick.trivial_command("--again"))).wait_for("watching")
             for number in range(runs):
                 kubelet = await node.kubelet(version, genuine=True)
                 try:
@@ -67,16 +62,12 @@ async def restart_gaps(report: Report, python: Path, versions: Sequence[str], ru
                 await asyncio.sleep(LINGER_SECONDS if number % 20 == 0 else 0)
                 registers[(await kubelet.registers()).get(RESOURCE, 0)] += 1
                 await kubelet.close()
-                kubelet = await yardstick.kubelet(version, genuine=True)
-                least.append((await kubelet.start_measured(RESOURCE, GPUS)).gap_ms)
-                await kubelet.close()
         times = spread([gap.gap_ms for gap in gaps] or [math.inf])
         late = spread([gap.timer_late_ms for gap in gaps] or [math.inf])
         counting = counted(gaps, P99_GAP_MS)
         excused = len(gaps) - len(counting)
         report.figures[f"{name} (ms)"] = {
             "gateway": times,
-            "trivial plugin": spread(least),
             "a 1 ms timer, late": late,
         }
         report.keep("restart gap (ms)", version, (gap.gap_ms for gap in gaps))
@@ -85,7 +76,7 @@ async def restart_gaps(report: Report, python: Path, versions: Sequence[str], ru
             times["median"],
             MEDIAN_GAP_MS,
             "ms",
-            f"{line(times)}; trivial plugin {line(spread(least))}; a 1 ms timer late: {line(late)}",
+            f"{line(times)}; a 1 ms timer late: {line(late)}",
         )
         p99 = percentile(counting, 99) if counting else math.inf
         why = f"without {excused} in which a 1 ms timer was as late" if excused else ""

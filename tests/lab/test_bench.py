@@ -7,14 +7,12 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from gateway_lab.bench.handovers import Looks
 from gateway_lab.bench.measure import Bar, Report, counted, document, others, percentile, spread
-from gateway_lab.gatewayproc import GatewayProcess
-from gateway_lab.kubelets.kubelet import Gap, Kubelet
+from gateway_lab.kubelets.kubelet import Gap
 
 
 @pytest.mark.parametrize(
@@ -105,17 +103,6 @@ def test_more_registers_than_one_are_told() -> None:
 
 
 # The yardstick.
-
-
-async def test_the_trivial_plugin_registers_with_each_kubelet(folder: Path) -> None:
-    (folder / "dp").mkdir()
-    command = [sys.executable, "-m", "gateway_lab.trivial", str(folder / "dp"), "--again"]
-    async with await GatewayProcess.launch(command) as trivial:
-        await trivial.wait_for("watching")
-        for _ in range(2):
-            async with await Kubelet.launch("1.28", folder / "dp") as kubelet:
-                await kubelet.start()
-                await kubelet.wait("nvidia.com/gpu", 8)
 
 
 def test_the_trivial_plugin_imports_nothing_of_the_gateway() -> None:
