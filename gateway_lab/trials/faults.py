@@ -252,7 +252,6 @@ async def ground(
     genuine: Callable[[str], Path | None] = lambda _: None,
     *,
     gpus: int = GPUS,
-    options: Sequence[str] = (),
     behind: str = "",
 ) -> AsyncIterator[Ground]:
     """Set up a node with kubelet ``version`` and a gateway that serves it, and take it down with all its processes.
@@ -265,7 +264,7 @@ async def ground(
             namespaces = await stack.enter_async_context(await Namespaces.open())
         except NamespacesError as error:
             no_namespaces = str(error)
-        made = await stack.enter_async_context(node(genuine, gpus={RESOURCE: gpus}, options=options, behind=behind))
+        made = await stack.enter_async_context(node(genuine, gpus={RESOURCE: gpus}, behind=behind))
         (made.root / "state").mkdir()
         if namespaces is not None:
             await namespaces.run(
@@ -322,13 +321,8 @@ class Fault:
         """Give the bound in seconds, after a fault that lasted so many."""
         return self.bound + (lasted if self.lingers else 0)
 
-    def why_not(self, kind: str, no_namespaces: str, *, behind: bool = True) -> str:
-        """Say why it can't be struck on a kubelet of a kind, in this environment; '' where it can.
-
-        ``behind``: a plugin is behind the bridge.
-        """
-        if self.bridged and not behind:
-            return "no plugin is behind the bridge"
+    def why_not(self, kind: str, no_namespaces: str) -> str:
+        """Say why it can't be struck on a kubelet of a kind, in this environment; '' where it can."""
         if self.emulated and kind != "emulated":
             return "a genuine kubelet can't be made to do this"
         return no_namespaces if self.inside_namespaces else ""
@@ -1103,16 +1097,13 @@ class Outcome:
     """The ends of the logs of the node's processes, where it failed."""
 
 
-async def alone(
-    fault: Fault, version: str, genuine: Callable[[str], Path | None] = lambda _: None, behind: str = ""
-) -> Outcome:
+async def alone(fault: Fault, version: str, genuine: Callable[[str], Path | None] = lambda _: None) -> Outcome:
     """Strike one fault on a node of its own, with two pods on it, and judge; with a plugin behind the bridge where it takes one."""
-    behind = behind or ("v1beta1" if fault.bridged else "")
     kind = "emulated" if genuine(version) is None else "genuine"
     if why := fault.why_not(kind, ""):
         return Outcome(fault.name, version, kind, "not applicable", reason=why)
     try:
-        async with ground(version, genuine, gpus=fault.gpus, behind=behind) as g:
+        async with ground(version, genuine, gpus=fault.gpus, behind="v1beta1" if fault.bridged else "") as g:
             if why := fault.why_not(kind, g.no_namespaces):
                 return Outcome(fault.name, version, kind, "not applicable", reason=why)
             try:
