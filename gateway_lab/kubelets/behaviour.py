@@ -81,8 +81,6 @@ class Behaviour:
     register_cancels_dial: bool = False
     """Whether a plugin that gives up its Register ends the connecting too."""
     dial: Dial = Dial.AT_ONCE
-    asks_options: bool = False
-    """Whether GetDevicePluginOptions is called before ListAndWatch (else Register's options count)."""
     second_register: SecondRegister = SecondRegister.UNION
     list_is_delta: bool = True
     """Whether a list is applied as a difference to this plugin's previous one (else it replaces what was there)."""
@@ -99,8 +97,6 @@ class Behaviour:
 
     allocates_at_start: bool = True
     """Whether Allocate is called at each start of a container, and nothing at admission."""
-    reuses_init_devices: bool = False
-    """Whether an app container gets the devices of its pod's init containers."""
     checks_health: bool = False
     """Whether devices that a container already has are looked at when it is admitted again."""
     reallocates: bool = False
@@ -165,7 +161,7 @@ CHANGES = (
     Change(9, {"dialect": "v1alpha2", "unsupported_version": _supported('version is "v1alpha2"')}),
     Change(9, {"invalid_name": "the ResourceName {} is invalid"}),
     Change(9, {"second_register": SecondRegister.CLOSE_OLD}),
-    Change(9, {"allocates_at_start": False, "reuses_init_devices": True}),
+    Change(9, {"allocates_at_start": False}),
     Change(9, {"checkpoint": Checkpoint.BARE}),
     Change(10, {"dialect": "v1beta1", "unsupported_version": _supported('versions are ["v1beta1"]')}),
     Change(10, {"grpc_go": "1.7.5", "receive_limit": 4 << 20}, "grpc-go limits messages from 1.4 on"),
@@ -189,7 +185,7 @@ CHANGES = (
     Change(21, {"starts_for_none": False}),
     Change(22, {"grpc_go": "1.38.0"}),
     Change(23, {"grpc_go": "1.40.0", "numa_key": "-1"}),
-    Change(25, {"grpc_go": "1.47.0", "sync_register": True, "asks_options": True}),
+    Change(25, {"grpc_go": "1.47.0", "sync_register": True}),
     Change(25, {"second_register": SecondRegister.DISCONNECT_NEW}, "kubernetes #121994, #127803"),
     Change(25, {"checks_health": True}, "late 1.25, kubernetes #116376"),
     Change(26, {"grpc_go": "1.56.3", "path_as_authority": False}),

@@ -80,7 +80,6 @@ class Drop:
 
     began_ns: int
     ms: float
-    lowest: int
 
 
 def node_seen(at: int, found: Object) -> NodeSeen:
@@ -140,17 +139,16 @@ def _devices(quantities: Mapping[str, str]) -> dict[str, int]:
 def drops(history: Sequence[NodeSeen], resource: str, expected: int, since_ns: int = 0) -> list[Drop]:
     """Find when fewer than ``expected`` of a resource were allocatable, as far as that was after ``since_ns``."""
     found: list[Drop] = []
-    began, lowest = None, expected
+    began = None
     for seen in history:
         count = seen.allocatable.get(resource, 0)
         if began is not None and count >= expected:
             if seen.monotonic_ns > since_ns:
-                found.append(Drop(began, (seen.monotonic_ns - max(began, since_ns)) / 1e6, lowest))
-            began, lowest = None, expected
+                found.append(Drop(began, (seen.monotonic_ns - max(began, since_ns)) / 1e6))
+            began = None
         elif count < expected:
             began = seen.monotonic_ns if began is None else began
-            lowest = min(lowest, count)
-    return [*found, *([] if began is None else [Drop(began, float("inf"), lowest)])]
+    return [*found, *([] if began is None else [Drop(began, float("inf"))])]
 
 
 def failed(history: Sequence[PodSeen], since_ns: int) -> list[str]:

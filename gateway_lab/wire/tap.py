@@ -96,10 +96,6 @@ class Tap:
         if failed and error is None:
             raise failed[0]
 
-    async def quiet(self) -> None:
-        """Wait until each call but ListAndWatch has its end: what came before is recorded then, to the last byte."""
-        await self.wait(lambda connections: not any(_is_under_way(call) for one in connections for call in one.calls))
-
     async def wait(self, condition: Callable[[list[Connection]], bool], seconds: float = 30) -> None:
         """Wait until ``condition`` is true of the recorded connections; it is asked again after each change.
 
@@ -246,10 +242,6 @@ class Tap:
     def _done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is None:
             self._tasks.discard(task)  # a task that failed stays, and is told of at the end
-
-
-def _is_under_way(call: Call) -> bool:
-    return call.end is None and not call.path.endswith("/ListAndWatch")
 
 
 async def _first_of(*work: Coroutine[Any, Any, None]) -> None:

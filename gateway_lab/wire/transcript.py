@@ -12,7 +12,7 @@ Normalised is only what chance decides:
 
 Left out is what is no part of a call: connections without one (a plain look whether somebody listens), HTTP/2's own
 frames, and the headers, which name the library. Whether a call was over when the recording was read is a question of
-when it was read: read it when the tap is ``quiet``.
+when it was read.
 """
 
 from __future__ import annotations

@@ -29,12 +29,12 @@ def pod(uid: str = "u", phase: str = "Running", *, container: str = "c1", restar
     ("history", "since", "expected"),
     [
         pytest.param([(0, 4), (5, 4)], 0, [], id="constant"),
-        pytest.param([(0, 4), (5, 0), (15, 4)], 0, [Drop(5 * SECOND, 10_000, 0)], id="ten seconds of none"),
-        pytest.param([(0, 4), (5, 3), (6, 0), (7, 4)], 0, [Drop(5 * SECOND, 2_000, 0)], id="one drop in two steps"),
-        pytest.param([(0, 4), (5, None), (6, 4)], 0, [Drop(5 * SECOND, 1_000, 0)], id="the resource isn't there"),
-        pytest.param([(0, 4), (5, 0)], 0, [Drop(5 * SECOND, math.inf, 0)], id="it lasts"),
+        pytest.param([(0, 4), (5, 0), (15, 4)], 0, [Drop(5 * SECOND, 10_000)], id="ten seconds of none"),
+        pytest.param([(0, 4), (5, 3), (6, 0), (7, 4)], 0, [Drop(5 * SECOND, 2_000)], id="one drop in two steps"),
+        pytest.param([(0, 4), (5, None), (6, 4)], 0, [Drop(5 * SECOND, 1_000)], id="the resource isn't there"),
+        pytest.param([(0, 4), (5, 0)], 0, [Drop(5 * SECOND, math.inf)], id="it lasts"),
         pytest.param([(0, 0), (5, 4), (9, 4)], 6, [], id="over before that"),
-        pytest.param([(0, 0), (5, 4)], 3, [Drop(0, 2_000, 0)], id="only what was after that"),
+        pytest.param([(0, 0), (5, 4)], 3, [Drop(0, 2_000)], id="only what was after that"),
         pytest.param([(0, 5), (5, 8)], 0, [], id="more is no drop"),
     ],
 )
