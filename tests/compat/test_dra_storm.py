@@ -37,10 +37,13 @@ from gateway_lab.kubelets.devicemanager import DeviceManager
 from gateway_lab.kubelets.kubelet import Demand, KubeletError
 from gateway_lab.waiting import until
 from tests.fakes.apiserver import Answer, ApiServer, Fault, Request
-from tests.unit.draplace import API, GPU, SLICE, Kubelet
+from tests.unit.dracalls import Kubelet
 from tests.unit.kubernetes import authority, server
 
 __all__ = ["authority", "server"]
+GPU = "nvidia.com/gpu"
+API = "/apis/resource.k8s.io/v1"
+SLICE = f"{API}/resourceslices/n1-gpu.nvidia.com-0"
 STORMS = int(os.environ.get("STORMS", "1"))
 SECONDS = float(os.environ.get("STORM_SECONDS", "8"))
 IDS = tuple(f"GPU-{number}" for number in range(4))

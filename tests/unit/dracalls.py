@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
-from adapters.dra import health
+import grpc.aio
+
+from adapters.dra import health, plugin
 from adapters.dra.plugin import PluginApi
 from adapters.pb.dra import health_pb2
 from adapters.spelling import parse, serialize
 from devices.claims import Answers, ClaimName, DeviceHealth, Prepared, Refused
+from gateway.wires.rpc import target
 
 _MEANINGS = {health_pb2.HEALTHY: True, health_pb2.UNHEALTHY: False}
 
@@ -56,3 +61,22 @@ def health_list(data: bytes) -> tuple[DeviceHealth, ...]:
         )
         for one in message.devices
     )
+
+
+class Kubelet:
+    """Calls a driver as a kubelet does."""
+
+    def __init__(self, path: Path, patience: float) -> None:
+        self.channel, self._patience = grpc.aio.insecure_channel(target(path)), patience
+
+    async def call(self, where: str, data: bytes = b"") -> bytes:
+        ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(where)
+        return await ask(data, timeout=self._patience)
+
+    async def prepare(self, api: PluginApi, *asked: ClaimName) -> Any:
+        wire = await self.call(f"/{api.service}/{plugin.PREPARE}", request(api, asked))
+        return prepare_answer(api, wire)
+
+    async def unprepare(self, api: PluginApi, *asked: ClaimName) -> Any:
+        wire = await self.call(f"/{api.service}/{plugin.UNPREPARE}", request(api, asked))
+        return unprepare_answer(api, wire)
