@@ -8,9 +8,8 @@ import pytest
 
 from devices import boards
 from devices.boards import Hold, Place, place_of
-from devices.model import (
-    Device,
-)
+from devices.model import Device
+from devices.replicas import grouped, unshared
 
 GPUS = "nvidia.com/gpu"
 
@@ -47,6 +46,26 @@ def test_what_overlaps(one: Place, other: Place, overlap: bool) -> None:
 )
 def test_where_a_device_is(device: Device, place: Place) -> None:
     assert place_of(device) == place
+
+
+@pytest.mark.parametrize(
+    ("device_id", "expected"),
+    [
+        ("GPU-1::0", "GPU-1"),
+        ("GPU-1::12", "GPU-1"),
+        ("GPU-1", "GPU-1"),
+        ("GPU-1::x", "GPU-1::x"),
+        ("GPU-1::", "GPU-1::"),
+        ("GPU-1::٣", "GPU-1::٣"),
+        ("::1", "::1"),
+        ("known::1", "known::1"),
+        ("known::1::0", "known::1"),
+    ],
+)
+def test_what_a_replica_is_of(device_id: str, expected: str) -> None:
+    """One alone, and of many."""
+    assert unshared(device_id, {"known::1"}) == expected
+    assert grouped((device_id,), {"known::1"}) == {expected: [device_id]}
 
 
 @pytest.mark.parametrize(
