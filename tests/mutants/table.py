@@ -222,7 +222,7 @@ MUTANTS = (
         "gateway/kubelet/identity.py",
         "found.st_mtime_ns) if stat.S_ISSOCK",
         "0) if stat.S_ISSOCK",
-        "tests/unit/test_watch.py::test_a_new_socket_with_the_old_inode_is_another_kubelet",
+        "tests/contract/test_registration.py::test_a_socket_that_takes_the_number_of_a_deleted_one_is_a_new_kubelet",
     ),
     Mutant(
         "F4",
@@ -246,7 +246,7 @@ MUTANTS = (
         "gateway/kubelet/identity.py",
         "found.st_nlink == 0)",
         "False)",
-        "tests/unit/test_watch.py::test_a_deleted_folder_that_is_still_held_is_pinned",
+        "tests/contract/test_registration.py::test_a_folder_that_was_deleted_under_its_mount_ends_it_for_a_restart",
     ),
     Mutant(
         "F6",

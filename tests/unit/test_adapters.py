@@ -442,55 +442,9 @@ def test_each_container_has_one_answer(dialect: Dialect, requests: int, answers:
         dialect.encode_allocate_answer([PAIR] * requests, [GPU] * answers, NEWEST)
 
 
-@pytest.mark.parametrize(
-    ("name", "registration", "plugin", "kubelets"),
-    [
-        ("v1beta1", "v1beta1.Registration", "v1beta1.DevicePlugin", Level(10)),
-        ("v1alpha2", "deviceplugin.Registration", "deviceplugin.DevicePlugin", Level(9, 9)),
-        ("0.1", "deviceplugin.Registration", "deviceplugin.DevicePlugin", Level(8, 8)),
-    ],
-)
-def test_names_are_the_kubelets(name: str, registration: str, plugin: str, kubelets: Level) -> None:
-    dialect = by_name(name)
-    assert (dialect.name, dialect.registration_service, dialect.plugin_service) == (name, registration, plugin)
-    assert dialect.kubelets == kubelets
-
-
-def test_dialects_are_tried_newest_first() -> None:
-    assert [dialect.name for dialect in DIALECTS] == ["v1beta1", "v1alpha2", "0.1"]
-
-
 def test_an_unknown_dialect_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'v1'\. Allowed: v1beta1, v1alpha2, 0\.1"):
         by_name("v1")
-
-
-_L, _D, _I = Fidelity.LOSSLESS, Fidelity.DEGRADED, Fidelity.IMPOSSIBLE
-
-
-@pytest.mark.parametrize(
-    ("field", "alpha", "v1beta1", "since", "before"),
-    [
-        (Field.OPTIONS, _D, _L, None, None),
-        (Field.GET_OPTIONS, _D, _L, None, None),
-        (Field.TOPOLOGY, _D, _L, 18, _D),
-        (Field.SEVERAL_CONTAINERS, _I, _L, None, None),
-        (Field.ENVS, _L, _L, None, None),
-        (Field.MOUNTS, _L, _L, None, None),
-        (Field.DEVICE_NODES, _L, _L, None, None),
-        (Field.ANNOTATIONS, _D, _L, None, None),
-        (Field.CDI_DEVICES, _I, _L, 29, _I),
-        (Field.PREFERRED_ALLOCATION, _D, _L, 19, _D),
-        (Field.PRE_START, _I, _L, None, None),
-    ],
-    ids=lambda value: value.name if isinstance(value, Field) else "",
-)
-def test_rules(field: Field, alpha: Fidelity, v1beta1: Fidelity, since: int | None, before: Fidelity | None) -> None:
-    for name in ("0.1", "v1alpha2"):
-        assert (by_name(name).rules[field].verdict, by_name(name).rules[field].since) == (alpha, None)
-    rule = by_name("v1beta1").rules[field]
-    assert (rule.verdict, rule.since) == (v1beta1, since)
-    assert since is None or rule.before is before
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)

@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from adapters import checkpoint, podresources
-from adapters.dialect import MalformedError
 from adapters.pb.podresources import v1_pb2 as pb
 from devices.model import Device, Health
 from gateway.kubelet import records as kubelet_records
@@ -161,17 +160,3 @@ async def test_all_that_a_container_holds_has_one_text(folder: Path) -> None:
     held = (await kubelet_records.look(folder / "none.sock", folder / "checkpoint")).held
     assert held is not None
     assert held[GPU]["a"] is held[GPU]["b"]
-
-
-async def test_of_a_file_that_is_too_large_no_more_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[bytes] = []
-
-    def refuse(data: bytes) -> None:
-        read.append(data)
-        raise MalformedError("too large")
-
-    monkeypatch.setattr(checkpoint, "read", refuse)
-    monkeypatch.setattr(checkpoint, "MAX_BYTES", 10)
-    (folder / "checkpoint").write_bytes(written(uid="a"))
-    assert await kubelet_records.look(folder / "none.sock", folder / "checkpoint") == Records()
-    assert [len(data) for data in read] == [11]

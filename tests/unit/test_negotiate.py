@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from gateway.registration.negotiate import (
     CHOICES,
     NEWEST_FIRST,
-    SPOKEN_BY,
     Answer,
     AnswerKind,
     begin,
@@ -121,17 +120,6 @@ def test_a_failure_names_both_sides_and_the_way_out(choice: str, answers: list[A
         negotiation = refuse(negotiation, answer)
     text = failure(negotiation)
     assert [word for word in words if word not in text] == []
-
-
-def test_what_can_be_chosen_and_who_speaks_it() -> None:
-    assert CHOICES == {
-        "auto": ("v1beta1", "v1alpha2", "0.1"),
-        "v1beta1": ("v1beta1",),
-        "v1alpha2": ("v1alpha2",),
-        "0.1": ("0.1",),
-        "v1alpha": ("v1alpha2", "0.1"),
-    }
-    assert SPOKEN_BY == {"v1beta1": "kubelet 1.10 and later", "v1alpha2": "kubelet 1.9", "0.1": "kubelet 1.8"}
 
 
 @given(

@@ -148,10 +148,6 @@ def test_counts_of_other_resources_are_theirs() -> None:
     assert (other.name != RESOURCE, other.registrations, other.calls, other.last_gap_s) == (True, {}, {}, None)
 
 
-def test_it_comes_back_from_json() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(FULL), type=GatewayStatus) == FULL
-
-
 def test_a_document_of_another_release_is_read() -> None:
     """One field more than we know, and none of those that have a default."""
     theirs = msgspec.to_builtins(FULL) | {

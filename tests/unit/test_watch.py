@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from gateway.kubelet.identity import is_deleted, kubelet_id
+from gateway.kubelet.identity import kubelet_id
 from gateway.wires.unix import listens
 
 
@@ -59,17 +57,6 @@ def test_what_is_no_socket_is_no_kubelet(folder: Path, make: Callable[[Path], No
     assert (kubelet_id(folder / "kubelet.sock"), listens(folder / "kubelet.sock")) == (None, False)
 
 
-def test_a_new_socket_with_the_old_inode_is_another_kubelet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = folder / "kubelet.sock"
-    with listening(path):
-        first, inode = kubelet_id(path), path.stat().st_ino
-    with listening(path):
-        second = kubelet_id(path)
-        assert first is not None
-        assert second is not None
-        assert (second.device, inode, second.mtime_ns) != (first.device, second.inode, first.mtime_ns)
-
-
 def test_a_full_backlog_still_listens(folder: Path) -> None:
     path = folder / "kubelet.sock"
     with socket.socket(socket.AF_UNIX) as kubelet, contextlib.ExitStack() as clients:
@@ -81,13 +68,3 @@ def test_a_full_backlog_still_listens(folder: Path) -> None:
             with contextlib.suppress(BlockingIOError):
                 client.connect(str(path))
         assert listens(path)
-
-
-def test_a_deleted_folder_that_is_still_held_is_pinned(folder: Path) -> None:
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        shutil.rmtree(folder)
-        assert is_deleted(Path(f"/proc/self/fd/{held}"))
-    finally:
-        os.close(held)
-    assert not is_deleted(folder.parent)
