@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
@@ -13,21 +12,7 @@ from gateway.kubelet.drift import MismatchKind
 from gateway.kubelet.earlier import GONE_AFTER, MOST_EARLIER, RECORDED_WITHIN, WRITTEN_AFTER, Absences, Earlier
 from gateway.kubelet.records import Records
 from gateway.memory.ledger import Ledger
-
-R = "nvidia.com/gpu"
-
-
-def seen(held: str | None = None, written: str | None = "", *, by: str = "", pods: str | None = None) -> Records:
-    """A look: who holds what by List and by the checkpoint (``by`` one pod, or by one for each device); which pods there are."""
-
-    def holders(ids: str | None, name: str) -> Mapping[str, Mapping[str, str]] | None:
-        return None if ids is None else {R: {device_id: name.format(by or device_id) for device_id in ids}}
-
-    return Records(
-        holders(held, "ns/pod-{}/main"),
-        holders(written, "uid-{}/main"),
-        pods=None if pods is None else frozenset(f"ns/pod-{name}" for name in pods),
-    )
+from tests.unit.test_drift import R, seen
 
 
 class History:

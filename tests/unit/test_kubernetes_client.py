@@ -84,21 +84,14 @@ async def _stall(answer: Answer, _: Request) -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def _half(answer: Answer, _: Request) -> None:
+def said(text: bytes) -> Fault:
+    """Say this, by HTTP's rules or against them, and close the connection."""
+    return lambda answer, _: answer.raw(text)
+
+
+async def _half(answer: Answer, request: Request) -> None:
     await answer.raw(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
-    await asyncio.get_running_loop().create_future()
-
-
-async def _broken(answer: Answer, _: Request) -> None:
-    await answer.raw(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
-
-
-async def _nothing(answer: Answer, _: Request) -> None:
-    pass
-
-
-async def _half_closed(answer: Answer, _: Request) -> None:
-    await answer.raw(b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"a":\r\n')
+    await _stall(answer, request)
 
 
 async def _endless_body(answer: Answer, _: Request) -> None:
@@ -118,57 +111,32 @@ async def _endless_hints(answer: Answer, _: Request) -> None:
         await answer.raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100)
 
 
-async def _no_http(answer: Answer, _: Request) -> None:
-    await answer.raw(b"SSH-2.0-OpenSSH_9.6\r\n")
+FAULTS: dict[str, tuple[Fault, str]] = {
+    "it stalls": (_stall, "no answer: nothing whole came within 0.2 s"),
+    "it stalls in the answer": (_half, "no answer: nothing whole came within 0.2 s"),
+    "hints without end": (_endless_hints, "no answer: only 8 informational responses came (HTTP 1xx), no final one"),
+    "broken off": (said(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{"), "no answer: the answer broke off"),
+    "broken off in a chunk": (
+        said(b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"a":\r\n'),
+        "no answer: the answer broke off",
+    ),
+    "nothing": (said(b""), "no answer: "),
+    "a body without end": (_endless_body, "no answer: the answer is too long. Allowed: 100000 bytes"),
+    "a head without end": (_endless_head, "no answer: "),
+    "no HTTP": (said(b"SSH-2.0-OpenSSH_9.6\r\n"), "no answer: "),
+    "deep": (
+        said(b"HTTP/1.1 200 OK\r\nContent-Length: 50000\r\n\r\n" + b"[" * 50_000),
+        "the answer is no JSON of Kubernetes",
+    ),
+    "a list": (lambda answer, _: answer.json(200, [1]), "the answer is no JSON of Kubernetes"),
+    "a proxy's page": (said(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 5\r\n\r\n<html"), "502: <html"),
+    "elsewhere": (lambda answer, _: answer.no(302, "Found", {"Location": "https://else.example/"}), "302 Found"),
+    "too many": (lambda answer, _: answer.no(429, "TooManyRequests", {"Retry-After": "7"}), "429 TooManyRequests"),
+    "steering": (lambda answer, _: answer.no(403, "\x1b[31m" + "R" * 1000), "403 ?[31m" + "R" * 75 + ": "),
+}
 
 
-async def _deep(answer: Answer, _: Request) -> None:
-    text = b"[" * 50_000
-    await answer.head(200, {"Content-Length": str(len(text))})
-    await answer.send(h11.Data(data=text), h11.EndOfMessage())
-
-
-async def _a_list(answer: Answer, _: Request) -> None:
-    await answer.json(200, [1])
-
-
-async def _a_page_of_a_proxy(answer: Answer, _: Request) -> None:
-    await answer.head(502, {"Content-Length": "5"})
-    await answer.send(h11.Data(data=b"<html"), h11.EndOfMessage())
-
-
-async def _elsewhere(answer: Answer, _: Request) -> None:
-    await answer.no(302, "Found", {"Location": "https://elsewhere.example/"})
-
-
-async def _steering(answer: Answer, _: Request) -> None:
-    await answer.no(403, "\x1b[31m" + "R" * 1000)
-
-
-async def _too_many(answer: Answer, _: Request) -> None:
-    await answer.no(429, "TooManyRequests", {"Retry-After": "7"})
-
-
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        (_stall, "no answer: nothing whole came within 0.2 s"),
-        (_half, "no answer: nothing whole came within 0.2 s"),
-        (_endless_hints, "no answer: only 8 informational responses came (HTTP 1xx), no final one"),
-        (_broken, "no answer: the answer broke off"),
-        (_half_closed, "no answer: the answer broke off"),
-        (_nothing, "no answer: "),
-        (_endless_body, "no answer: the answer is too long. Allowed: 100000 bytes"),
-        (_endless_head, "no answer: "),
-        (_no_http, "no answer: "),
-        (_deep, "the answer is no JSON of Kubernetes"),
-        (_a_list, "the answer is no JSON of Kubernetes"),
-        (_a_page_of_a_proxy, "502: <html"),
-        (_elsewhere, "302 Found"),
-        (_too_many, "429 TooManyRequests"),
-        (_steering, "403 ?[31m" + "R" * 75 + ": "),
-    ],
-)
+@pytest.mark.parametrize(("fault", "told"), FAULTS.values(), ids=FAULTS)
 async def test_every_fault_is_an_error_that_says_what_came(
     server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch, fault: Fault, told: str
 ) -> None:
@@ -182,14 +150,11 @@ async def test_every_fault_is_an_error_that_says_what_came(
     await api.get(NODE, Node)
 
 
-async def _crumbs(answer: Answer, _: Request) -> None:
-    await answer.raw(
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 20_000 + b"2\r\n{}\r\n0\r\n\r\n"
-    )
+CRUMBS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 20_000 + b"2\r\n{}\r\n0\r\n\r\n"
 
 
 async def test_an_answer_in_crumbs_lets_others_work_meanwhile(server: ApiServer, api: Client) -> None:
-    server.faults.append(_crumbs)
+    server.faults.append(said(CRUMBS))
     getting = asyncio.ensure_future(api.get(NODE, Anything))
     turns = 0
     while not getting.done():
@@ -215,7 +180,7 @@ async def test_a_server_that_is_gone_without_a_word_is_noticed_by_the_kernel(ser
 async def test_what_is_created_is_created_on_a_connection_of_its_own(server: ApiServer, api: Client) -> None:
     server.put(NODE, **node())
     await api.get(NODE, Node)
-    server.faults.append(_nothing)
+    server.faults.append(said(b""))
     with pytest.raises(KubernetesError):
         await api.create("/api/v1/nodes", {"metadata": {"name": "n2"}})
     assert len(server.asked("POST")) == 1, "what may have been created must not be created again"
@@ -260,43 +225,29 @@ async def test_an_object_of_too_many_bytes_is_asked_for_no_more(
     assert [one.query["limit"] for one in server.requests] == ["100", "25", "6", "1"]
 
 
+BOUNDS: dict[str, tuple[str, int, list[Anything] | None, str, int]] = {
+    "pages": ("MAX_PAGES", 3, None, "Allowed: 20000 in 3 pages", 3),
+    "objects of a server that does not keep to the limit": ("MAX_OBJECTS", 6, [node()] * 5, "Allowed: 6", 2),
+    "bytes": ("MAX_LIST_BYTES", 2500, [node(padding="x" * 1000)], "Allowed: 2500 bytes", 3),
+}
+
+
+@pytest.mark.parametrize(("setting", "most", "items", "words", "requests"), BOUNDS.values(), ids=BOUNDS)
 async def test_a_list_without_an_end_is_refused(
-    server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
+    server: ApiServer,
+    api: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    most: int,
+    items: list[Anything] | None,
+    words: str,
+    requests: int,
 ) -> None:
-    async def more(answer: Answer, _: Request) -> None:
-        await answer.json(200, {"metadata": {"continue": "x"}, "items": None})
-
-    monkeypatch.setattr(client, "MAX_PAGES", 3)
-    server.faults.extend([more] * 9)
-    with pytest.raises(KubernetesError, match="Allowed: 20000 in 3 pages"):
+    monkeypatch.setattr(client, setting, most)
+    server.faults.extend([lambda answer, _: answer.json(200, {"metadata": {"continue": "x"}, "items": items})] * 9)
+    with pytest.raises(KubernetesError, match=words):
         await api.list("/api/v1/nodes", Node)
-    assert len(server.requests) == 3
-
-
-async def test_a_list_of_a_server_that_does_not_keep_to_the_limit_is_bounded(
-    server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def many(answer: Answer, _: Request) -> None:
-        await answer.json(200, {"metadata": {"continue": "x"}, "items": [node()] * 5})
-
-    monkeypatch.setattr(client, "MAX_OBJECTS", 6)
-    server.faults.extend([many] * 3)
-    with pytest.raises(KubernetesError, match="Allowed: 6"):
-        await api.list("/api/v1/nodes", Node)
-    assert len(server.requests) == 2
-
-
-async def test_the_pages_of_a_list_are_bounded_together(
-    server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def more(answer: Answer, _: Request) -> None:
-        await answer.json(200, {"metadata": {"continue": "x"}, "items": [node(padding="x" * 1000)]})
-
-    monkeypatch.setattr(client, "MAX_LIST_BYTES", 2500)
-    server.faults.extend([more] * 9)
-    with pytest.raises(KubernetesError, match="Allowed: 2500 bytes"):
-        await api.list("/api/v1/nodes", Node)
-    assert len(server.requests) == 3
+    assert len(server.requests) == requests
 
 
 async def test_of_a_list_only_what_is_kept_counts(
@@ -313,9 +264,6 @@ async def test_of_a_list_only_what_is_kept_counts(
 
 
 async def test_between_the_objects_of_a_page_others_have_their_turn(server: ApiServer, api: Client) -> None:
-    async def page(answer: Answer, _: Request) -> None:
-        await answer.json(200, {"metadata": {}, "items": [node()] * 1000})
-
     turns = 0
 
     async def others() -> None:
@@ -324,7 +272,7 @@ async def test_between_the_objects_of_a_page_others_have_their_turn(server: ApiS
             await asyncio.sleep(0)
             turns += 1
 
-    server.faults.append(page)
+    server.faults.append(lambda answer, _: answer.json(200, {"metadata": {}, "items": [node()] * 1000}))
     beside = asyncio.ensure_future(others())
     await api.list("/api/v1/nodes", Node)
     beside.cancel()
@@ -345,6 +293,3 @@ def test_what_a_text_holds_is_no_part_of_the_object(text: str) -> None:
     """Else one annotation of one pod would hide all pods of its node."""
     one = client.decoded(msgspec.json.encode(node(said=text)), Node, "GET")
     assert one.metadata.labels["said"] == text
-
-
-# Writes.
