@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
-from gateway.configuration import choice as choosing
 from gateway.configuration import commandline
-from gateway.configuration.choice import ChoiceError, choose, locate, remember, remembered
+from gateway.configuration.choice import ChoiceError, choose, locate
 from gateway.configuration.flags import NODE_LABEL
 from gateway.configuration.settings import Choice, ConfigError, Given
 
@@ -87,19 +85,3 @@ def test_a_folder_that_isnt_there_is_said(tmp_path: Path) -> None:
 def test_another_strategy_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="FALLBACK_STRATEGIES: unknown value"):
         commandline.choice({"fallback-strategies": Given(("named", text), "FALLBACK_STRATEGIES")})
-
-
-def test_a_label_is_remembered(tmp_path: Path) -> None:
-    assert remembered(rule(), tmp_path) is None
-    remember(rule(), tmp_path, "a100")
-    assert remembered(rule(), tmp_path) == "a100"
-    assert [path.name for path in tmp_path.iterdir()] == [choosing.MEMORY]
-    remember(rule(), tmp_path, "")
-    assert remembered(rule(), tmp_path) == ""
-    assert remembered(replace(rule(), label="another"), tmp_path) is None
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[1]", b"{" + b" " * 10_000])
-def test_a_memory_that_is_none_is_forgotten(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / choosing.MEMORY).write_bytes(content)
-    assert remembered(rule(), tmp_path) is None

@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,14 +16,13 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway import VERSION, compose
-from gateway import daemon as shell
-from gateway.cli import main, run
+from gateway import VERSION
+from gateway.cli import main
 from gateway.cli.argv import first_word
 from gateway.configuration import flags as flagtable
 from gateway.configuration.settings import SOCKET_DIR, Settings
 from gateway.folder import EXIT_PINNED
-from gateway_lab.gatewayproc import BEGUN
+from gateway_lab.gatewayproc import GatewayProcess, gateway_command
 
 pytestmark = pytest.mark.usefixtures("no_logging")
 
@@ -192,19 +190,6 @@ def test_an_option_in_the_place_of_a_variable_that_is_wrong_counts(given: list[S
     assert given[0].state_dir == Path("/t")
 
 
-def test_two_ports_that_anybody_may_choose_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[Settings] = []
-
-    async def ran_instead(settings: Settings) -> int:
-        ran.append(settings)
-        return 0
-
-    monkeypatch.setattr(shell, "Gateway", lambda settings, _source, **_: settings)
-    monkeypatch.setattr(run, "_run", ran_instead)
-    result = call("--backend", "simulated", "--probe-address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0")
-    assert (result.exit_code, len(ran)) == (0, 1), result.output
-
-
 def test_the_unit_starts_the_host_service_and_not_again_where_that_does_not_help(given: list[Settings]) -> None:
     unit = (Path(__file__).parents[2] / "deploy/systemd/device-plugin-gateway@.service").read_text()
     assert "\nRestartPreventExitStatus=2\n" in unit
@@ -214,7 +199,15 @@ def test_the_unit_starts_the_host_service_and_not_again_where_that_does_not_help
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["probe", "--help"], ["demo", "--help"], ["dev", "kubelet", "--help"], ["config", "show", "--help"]],
+    [
+        ["--help"],
+        ["config", "show", "--help"],
+        ["demo", "--help"],
+        ["dev", "kubelet", "--help"],
+        ["devices", "--help"],
+        ["plan", "--help"],
+        ["probe", "--help"],
+    ],
 )
 def test_help_has_examples(arguments: list[str]) -> None:
     result = call(*arguments)
@@ -387,46 +380,23 @@ def test_what_prints_a_table_prints_json_as_kubectl_does(name: str) -> None:
         assert name == "demo" or ("--json" in options) is ("-o" in options)
 
 
-def test_a_probe_of_nothing_says_nothing_of_its_api(folder: Path) -> None:
-    result = call("probe", "--socket-dir", str(folder))
-    assert (result.exit_code, "kubelet.sock does not exist" in result.stderr) == (1, True)
-
-
 def test_a_probe_of_nothing_says_so_in_json(folder: Path) -> None:
     result = call("probe", "--socket-dir", str(folder), "--json")
     assert (result.exit_code, json.loads(result.output)["api"]) == (1, None)
     assert "kubelet.sock does not exist" in json.loads(result.output)["says"]
 
 
-def test_a_pinned_socket_directory_ends_it_with_75(folder: Path) -> None:
+async def test_a_pinned_socket_directory_ends_it_with_75(folder: Path) -> None:
     """As in a container whose hostPath was deleted and made anew: the mount still shows the deleted one."""
-    sockets = folder / "dp"
-    sockets.mkdir()
-    held = os.open(sockets, os.O_RDONLY)
-    command = [sys.executable, "-m", "gateway", "--backend", "simulated", "--state-dir", str(folder / "state")]
-    daemon = subprocess.Popen(
-        [*command, "--socket-dir", f"/proc/self/fd/{held}", "--log-format", "json"],
-        stderr=subprocess.PIPE,
-        text=True,
-        pass_fds=[held],
-    )
+    (folder / "dp").mkdir()
+    held = os.open(folder / "dp", os.O_RDONLY)
+    mount = Path(f"/proc/{os.getpid()}/fd/{held}")
     try:
-        assert daemon.stderr is not None
-        for line in daemon.stderr:
-            if json.loads(line)["event"] in BEGUN:
-                break
-        shutil.rmtree(sockets)
-        sockets.mkdir()
-        said = [json.loads(line) for line in daemon.stderr]
-        assert daemon.wait(10) == EXIT_PINNED
-        assert any("must be restarted" in line.get("advice", "") for line in said)
+        async with await GatewayProcess.launch(gateway_command(mount, folder / "state")) as gateway:
+            await gateway.begun()
+            (folder / "dp" / "gateway").rename(folder / "moved")
+            (folder / "dp").rmdir()
+            assert await gateway.wait() == EXIT_PINNED
+            assert "must be restarted" in gateway.log()
     finally:
         os.close(held)
-        if daemon.poll() is None:
-            daemon.send_signal(signal.SIGKILL)
-        daemon.communicate()
-
-
-def test_auto_never_simulates() -> None:
-    with pytest.raises(compose.NoBackendError, match="never simulates"):
-        compose.source(Settings(backend="auto"))

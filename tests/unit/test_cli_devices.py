@@ -158,21 +158,6 @@ def test_the_page_shows_what_it_looks_like() -> None:
     assert f"```text\n{seen(FULL)}\n```" in PAGE.read_text()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        pytest.param(f"{RESOURCE}  {A100}  2 healthy, 1 unhealthy, 1 held", id="what all have in common is said once"),
-        pytest.param(f"0 {GPUS[0]} healthy 0 nvlink x12: 1 3, sys: 2 default/training-0/main", id="a device"),
-        pytest.param("reset-required: Xid 79: GPU has fallen off the bus", id="why it is as it is"),
-        pytest.param(f"on {GPUS[3]}\n 3:0   {PARTS[0]} 1g.10gb healthy 1 -", id="a partition under its GPU"),
-        pytest.param("/dev/fpga0 \u00d74 healthy 2 held", id="replicas in one line"),
-        pytest.param("/dev/fpga1 \u00d74 healthy -", id="replicas that nobody holds"),
-    ],
-)
-def test_a_person_reads(line: str) -> None:
-    assert re.sub(r" +", " ", line) in re.sub(r" +", " ", seen(FULL))
-
-
 def test_replicas_one_by_one() -> None:
     text = seen(answer(document(SHARED), FACTS), unfolded=True)
     assert re.findall(r"^  (/dev/fpga0\S+) +healthy +(\S+)$", text, re.MULTILINE) == [
@@ -239,13 +224,6 @@ def test_rarer_things(one: ResourceFacts, facts: dict[str, Facts], expected: lis
 )
 def test_links(found: Mapping[str, str], expected: str) -> None:
     assert cli.links(found) == expected
-
-
-def test_columns_are_aligned() -> None:
-    for table in seen(FULL).split("\n\n"):
-        head, *lines = table.splitlines()
-        for place in (match.start() for match in re.finditer(r"DEVICE|KIND|STATE|NUMA|LINKS|HELD", head)):
-            assert {line[place - 1] for line in lines if not line.startswith(("  on", "      "))} == {" "}
 
 
 def test_replicas_are_folded_into_one_line() -> None:
@@ -347,9 +325,3 @@ def test_an_index_is_no_beginning_of_an_id() -> None:
 def test_of_many_candidates_some_are_named() -> None:
     with pytest.raises(ControlError, match=r"short for 10 devices: g0, g1, g2, g3, g4, g5, g6, g7 and 2 more\."):
         asking.resolve_device("g", {f"g{number}": "" for number in range(10)})
-
-
-def test_the_help_has_examples() -> None:
-    result = CliRunner().invoke(cli.devices, ["--help"])
-    assert result.exit_code == 0
-    assert "gateway devices GPU-5f3a -o wide" in result.output

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from devices.policy import Globbed, Policy
-from gateway.compose import NoBackendError, hardware, nvml, source
+from gateway.compose import NoBackendError, hardware, source
 from gateway.configuration.settings import Settings
 
 FUSE = Policy(globbed=(Globbed("example.com/fuse", ("/dev/fuse",)),))
@@ -63,20 +62,6 @@ def test_a_function_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypat
     assert hardware(tmp_path) == ["nvidia"]
 
 
-def test_a_plugin_behind_the_bridge_takes_no_name_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.bridge.source.Bridge", bridge := Mock())
-    bridge.return_value.name = "bridge"
-    source(Settings(backend="amd", policy=Policy(bridge=str(tmp_path))), tmp_path)
-    taken = bridge.call_args.kwargs["taken"]
-    assert [taken("amd.com/gpu"), taken("example.com/nic")] == [True, False]
-    bridge.return_value.claims.assert_not_called()
-
-
-def test_auto_takes_what_is_there(tmp_path: Path) -> None:
-    both = pci(tmp_path, ("0x1002", "0x030000"), ("0x10de", "0x030200"))
-    assert source(Settings(), both).name == "nvidia+amd"
-
-
 def test_auto_never_simulates(tmp_path: Path) -> None:
     with pytest.raises(NoBackendError, match="auto never simulates; to try it without hardware"):
         source(Settings(), tmp_path)
@@ -89,12 +74,3 @@ def test_who_wants_none_is_told_what_else_there_is(file: Path | None, tmp_path: 
     """No look for hardware can help there, nor a restart."""
     with pytest.raises(ValueError, match="--backend none: there are no other devices"):
         source(Settings(backend="none", config_file=file), tmp_path)
-
-
-@pytest.mark.parametrize("folder", ["usr/lib64", "lib/x86_64-linux-gnu", None])
-def test_where_nvml_is(tmp_path: Path, folder: str | None) -> None:
-    path = tmp_path / (folder or "opt") / "libnvidia-ml.so.1"
-    path.parent.mkdir(parents=True)
-    path.touch()
-    assert nvml(str(tmp_path)) == (str(path) if folder else "libnvidia-ml.so.1")
-    assert nvml("/") == "libnvidia-ml.so.1"

@@ -133,37 +133,15 @@ def test_what_has_no_effect_is_accepted(given: list[Settings], tmp_path: Path, f
 
 
 @pytest.mark.parametrize(
-    ("line", "variable", "file", "wins"),
-    [
-        ("single", "mixed", "none", MigStrategy.SINGLE),
-        ("single", None, "none", MigStrategy.SINGLE),
-        ("none", "mixed", "single", MigStrategy.NONE),
-        (None, "mixed", "single", MigStrategy.MIXED),
-        (None, None, "mixed", MigStrategy.MIXED),
-        (None, None, None, MigStrategy.NONE),
-        ("single", "nonsense", "nonsense", MigStrategy.SINGLE),
-        (None, "mixed", "nonsense", MigStrategy.MIXED),
-    ],
-    ids=[
-        "the line beats all",
-        "the line beats the file",
-        "a default that is said beats all",
-        "a variable beats the file",
-        "the file beats the default",
-        "the default",
-        "what loses to the line is not judged",
-        "what loses to a variable is not judged",
-    ],
+    ("arguments", "variable"),
+    [(["--mig-strategy=mixed"], "nonsense"), ([], "mixed")],
+    ids=["to the line", "to a variable"],
 )
-def test_precedence(
-    given: list[Settings], tmp_path: Path, line: str | None, variable: str | None, file: str | None, wins: MigStrategy
-) -> None:
-    arguments = [] if line is None else ["--mig-strategy", line]
-    if file is not None:
-        arguments += ["--config-file", written(tmp_path, ("flags", "migStrategy"), file)]
-    result = call(*arguments, **({} if variable is None else {"MIG_STRATEGY": variable}))
+def test_what_loses_is_not_judged(given: list[Settings], tmp_path: Path, arguments: list[str], variable: str) -> None:
+    file = written(tmp_path, ("flags", "migStrategy"), "nonsense")
+    result = call(*arguments, "--config-file", file, MIG_STRATEGY=variable)
     assert result.exit_code == 0, result.output
-    assert given[0].policy.mig_strategy is wins
+    assert given[0].policy.mig_strategy is MigStrategy.MIXED
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -235,13 +234,6 @@ def test_a_damaged_file_of_any_depth_is_read() -> None:
 
 
 # The folder and the disk.
-
-
-def test_a_disk_that_takes_a_little_at_a_time_gets_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: whole(descriptor, data[:7]))
-    ledger = write(filled(tmp_path))
-    assert everything(loaded(tmp_path)) == everything(ledger)
 
 
 def test_a_ledger_too_large_to_be_read_again_is_not_written(tmp_path: Path) -> None:

@@ -97,16 +97,6 @@ async def test_a_listener_without_descriptors_fills_no_log() -> None:
     assert 1 <= len(logs) <= 5
 
 
-def test_as_many_descriptors_as_the_hard_limit_allows() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
-        assert process.allow_descriptors() == hard
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 async def test_a_gateway_may_have_as_many_as_its_hard_limit_allows(folder: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = min(soft, 512)

@@ -430,11 +430,6 @@ def test_json_holds_the_plan_and_its_sources() -> None:
     assert found["now"]["unchecked-recovery"] == ["1.25.10"]
 
 
-def test_help_has_examples() -> None:
-    result = call("--help")
-    assert (result.exit_code, "Examples:" in result.output) == (0, True)
-
-
 def test_bugs_and_crossings_end_as_sentences() -> None:
     for row in (*FACTS.bugs, *FACTS.crossings):
         assert row.suffers.endswith("."), row.id
