@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.configuration import commandline
-from gateway.configuration.choice import ChoiceError, choose, locate
+from gateway.configuration.choice import ChoiceError, choose, locate, remember, remembered
 from gateway.configuration.flags import NODE_LABEL
 from gateway.configuration.settings import Choice, ConfigError, Given
 
@@ -85,3 +85,9 @@ def test_a_folder_that_isnt_there_is_said(tmp_path: Path) -> None:
 def test_another_strategy_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="FALLBACK_STRATEGIES: unknown value"):
         commandline.choice({"fallback-strategies": Given(("named", text), "FALLBACK_STRATEGIES")})
+
+
+def test_that_there_is_no_label_is_remembered_as_well(tmp_path: Path) -> None:
+    remember(rule(), tmp_path, "a100")
+    remember(rule(), tmp_path, "")
+    assert remembered(rule(), tmp_path) == ""
