@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gateway_lab.node import Node
-from gateway_lab.node.chart import helm
 from gateway_lab.node.continuity import IMAGE
 from gateway_lab.node.dra import DraNode
 from gateway_lab.node.installed import DEVICES, GPUS, STATE, write_profile
 from gateway_lab.waiting import until
-from tests.e2e.test_readme import ROOT, done
+from tests.e2e.test_readme import ROOT, done, prepared, simulates
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 PAGE = (ROOT / "docs/beside.md").read_text().partition("## NVIDIA's GPU Operator\n")[2].partition("\n## ")[0]
@@ -42,12 +40,7 @@ def commands(heading: str) -> list[str]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def node(images: list[Path], tmp_path: Path) -> AsyncIterator[DraNode]:
     """A node with the operator's namespace and runtime class, and simulated GPUs."""
-    one = DraNode(Node.here())
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "helm").symlink_to(helm())
-    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
-    for archive in images:
-        await one.node.import_image(archive)
+    one = DraNode(await prepared(tmp_path, images))
     for path in DEVICES.values():
         one.node.make_device(path)
     gateway = {"backend": "simulated", "image": IMAGE, "profile": write_profile(one.node).read_text()}
@@ -62,7 +55,7 @@ async def node(images: list[Path], tmp_path: Path) -> AsyncIterator[DraNode]:
     await one.api.apply("/apis/node.k8s.io/v1/runtimeclasses/nvidia", runtime)
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OPERATOR}}
     await one.api.apply(f"/api/v1/namespaces/{OPERATOR}", space)
-    await label(one, {"device-plugin-gateway.io/simulated": "true"})
+    await simulates(one.node)
     yield one
     await one.delete_all()
     await done(one.node, tmp_path, f"helm uninstall gpu -n {OPERATOR} --ignore-not-found --wait")

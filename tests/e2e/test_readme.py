@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,20 +32,31 @@ COMMANDS = [line.strip() for line in TEXT.splitlines() if re.match(r"    (helm|k
 @pytest_asyncio.fixture(loop_scope="session")
 async def node(images: list[Path], tmp_path: Path) -> AsyncIterator[Node]:
     """A node whose runtime has what is to be pulled; afterwards nobody sees that a gateway was there."""
-    one, program = Node.here(), helm()
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "helm").symlink_to(program)
-    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    one = await prepared(tmp_path, images)
     (tmp_path / "values.yaml").write_text("gateway: {backend: simulated}\n")
-    for archive in images:
-        await one.import_image(archive)
     await one.ctr("images", "tag", f"docker.io/library/{IMAGE.rpartition('/')[2]}", IMAGE)
-    await one.ctr("images", "tag", BUSYBOX, SAMPLE)
-    label = {"metadata": {"labels": {"device-plugin-gateway.io/simulated": "true"}}}
-    await Api.of(one).merge(f"/api/v1/nodes/{one.name}", label)
+    await simulates(one)
     yield one
     await done(one, tmp_path, f"{REMOVAL} --ignore-not-found --wait")
     shutil.rmtree(one.root / STATE)
+
+
+async def prepared(folder: Path, images: Sequence[Path] = ()) -> Node:
+    """A node with these images, and a folder in which Helm and the chart are where a page's commands look for them."""
+    node = Node.here()
+    (folder / "bin").mkdir()
+    (folder / "bin" / "helm").symlink_to(helm())
+    shutil.copytree(ROOT / "deploy", folder / "deploy")
+    for archive in images:
+        await node.import_image(archive)
+    await node.ctr("images", "tag", "--force", BUSYBOX, SAMPLE)
+    return node
+
+
+async def simulates(node: Node) -> None:
+    """Give the node the label for simulated GPUs."""
+    label = {"metadata": {"labels": {"device-plugin-gateway.io/simulated": "true"}}}
+    await Api.of(node).merge(f"/api/v1/nodes/{node.name}", label)
 
 
 async def done(node: Node, folder: Path, command: str) -> str:

@@ -20,12 +20,9 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from gateway_lab.node import Node
-from gateway_lab.node.api import Api
 from gateway_lab.node.chart import helm
-from gateway_lab.node.image import BUSYBOX
 from gateway_lab.spawned import Spawned, spawn
-from tests.e2e.test_readme import COMMANDS, REMOVAL, ROOT, SAMPLE, done
+from tests.e2e.test_readme import COMMANDS, REMOVAL, done, prepared, simulates
 from tools.release.__main__ import push
 
 pytestmark = pytest.mark.e2e
@@ -66,19 +63,14 @@ async def registry(released: dict[str, str], tmp_path: Path) -> AsyncIterator[st
 async def test_the_readmes_steps_work_with_what_was_released(
     registry: str, released: dict[str, str], tmp_path: Path
 ) -> None:
-    node = Node.here()
     for line in (RELEASE / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split()
         assert hashlib.sha256((RELEASE / name).read_bytes()).hexdigest() == digest
     await asyncio.to_thread(push, RELEASE, registry, "tls-verify=false")
 
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "helm").symlink_to(helm())
-    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    node = await prepared(tmp_path)
+    await simulates(node)
     (tmp_path / "values.yaml").write_text("gateway: {backend: simulated}\n")
-    await node.ctr("images", "tag", "--force", BUSYBOX, SAMPLE)
-    label = {"metadata": {"labels": {"device-plugin-gateway.io/simulated": "true"}}}
-    await Api.of(node).merge(f"/api/v1/nodes/{node.name}", label)
 
     chart = f"oci://{released['chart'].partition('@')[0]} --plain-http --version {released['version']}"
     install = COMMANDS[0].replace("deploy/chart", chart).replace(" --set gateway.image=$IMAGE", "")

@@ -16,13 +16,11 @@ import yaml
 
 from gateway_lab.node import Node
 from gateway_lab.node.api import Api
-from gateway_lab.node.chart import helm
 from gateway_lab.node.continuity import IMAGE
-from gateway_lab.node.image import BUSYBOX
 from gateway_lab.node.installed import DEVICES, GPUS, IDS, NAMESPACE, STATE, write_profile
 from gateway_lab.trials.scenarios import RESOURCE
 from gateway_lab.waiting import until
-from tests.e2e.test_readme import ROOT, SAMPLE, done
+from tests.e2e.test_readme import ROOT, SAMPLE, done, prepared, simulates
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 PATIENCE = 120
@@ -103,21 +101,15 @@ def commands(page: str, heading: str = "") -> list[str]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def reader(images: list[Path], tmp_path: Path) -> AsyncIterator[Reader]:
-    node = Node.here()
+    node = await prepared(tmp_path, images)
     one = Reader(node, tmp_path)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "helm").symlink_to(helm())
     (tmp_path / "bin" / "gateway").symlink_to(ROOT / ".venv/bin/gateway")
-    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
-    for archive in images:
-        await node.import_image(archive)
-    await node.ctr("images", "tag", "--force", BUSYBOX, SAMPLE)
     for path in DEVICES.values():
         node.make_device(path)
     gateway = {"backend": "simulated", "image": IMAGE, "profile": write_profile(node).read_text()}
     ready = {"condition": True, "events": True}
     (tmp_path / "your-values.yaml").write_text(json.dumps({"gateway": gateway, "nodeReadiness": ready}))
-    await one.run("kubectl label node NODE --overwrite device-plugin-gateway.io/simulated=true")
+    await simulates(node)
     yield one
     await one.run("kubectl delete pods --all --wait --ignore-not-found")
     await one.run("kubectl annotate node NODE device-plugin-gateway.io/move-to-")

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_lab.node import Node
-from gateway_lab.node.chart import helm
-from gateway_lab.node.image import BUSYBOX
-from tests.e2e.test_readme import ROOT, SAMPLE, done
+from tests.e2e.test_readme import ROOT, done, prepared
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 PAGE = (ROOT / "docs/try.md").read_text()
@@ -23,14 +20,8 @@ def commands(heading: str) -> list[str]:
 
 
 async def test_what_the_page_shows_can_be_seen(images: list[Path], tmp_path: Path) -> None:
-    node, began = Node.here(), time.monotonic()
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "helm").symlink_to(helm())
-    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
-    for archive in images:
-        await node.import_image(archive)
-    await node.ctr("images", "tag", "--force", BUSYBOX, SAMPLE)
-
+    began = time.monotonic()
+    node = await prepared(tmp_path, images)
     for number in range(8):
         node.make_device(f"/dev/nvidia{number}")
     for command in commands("2. Install"):
