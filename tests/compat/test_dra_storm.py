@@ -447,23 +447,3 @@ async def test_no_gpu_is_with_two_and_none_is_lost(seed: int, folder: Path, serv
                 await storm.manager.wait(GPU, len(IDS), 30)
     assert "Traceback" not in (folder / "log").read_text()
     assert storm.saw.keys() >= RAN, storm.saw
-
-
-async def test_who_made_room_leads_again_when_the_newer_one_dies(folder: Path, server: ApiServer) -> None:
-    storm = Storm(0, folder, server)
-    async with storm.node():
-        first = storm.gateways
-        _, [older] = first
-        await until(storm.has_begun, ENDS, every=0.2)
-        await storm.start_pod()
-        _, [newer] = storm.gateways
-        try:
-            await older.wait_for("leader", seconds=ENDS, stage=Stage.YIELDED.value)
-            await older.wait_for("leader", seconds=ENDS, why="Serving")
-            mark = older.seen
-            await newer.kill()
-            await older.wait_for("leader", since=mark, seconds=ENDS, stage=Stage.LEADING.value)
-            await until(lambda: storm.all_at("dra"), ENDS, every=0.2)
-        finally:
-            storm.gateways = first
-            await newer.kill()

@@ -563,49 +563,17 @@ def expressions(device: Object) -> dict[str, str]:
     return found
 
 
-NVIDIAS: Final = {
-    *(
-        "type",
-        "uuid",
-        "productName",
-        "brand",
-        "architecture",
-        "cudaComputeCapability",
-        "driverVersion",
-        "cudaDriverVersion",
-    ),
-    *(
-        "addressingMode",
-        "parentUUID",
-        "profile",
-        "index",
-        "minor",
-        "parentIndex",
-        "parentMinor",
-        "resource",
-        "pcieBusID",
-    ),
-    *(f"resource.kubernetes.io/{name}" for name in ("pciBusID", "pcieRoot", "numaNode")),
-    *(
-        f"capacity {name}"
-        for name in ("memory", "multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines")
-    ),
-    *("capacity ofaEngines", "capacity memorySlice0"),
+KUBERNETES: Final = frozenset(f"resource.kubernetes.io/{name}" for name in ("pciBusID", "pcieRoot", "numaNode"))
+NVIDIAS: Final = KUBERNETES | {
+    *("type", "uuid", "productName", "brand", "architecture", "cudaComputeCapability", "driverVersion"),
+    *("cudaDriverVersion", "addressingMode", "parentUUID", "profile", "index", "minor", "parentIndex"),
+    *("parentMinor", "resource", "pcieBusID", "capacity memory", "capacity multiprocessors", "capacity copyEngines"),
+    *("capacity decoders", "capacity encoders", "capacity jpegEngines", "capacity ofaEngines"),
+    "capacity memorySlice0",
 }
-AMDS: Final = {
-    *(
-        "type",
-        "uuid",
-        "productName",
-        "deviceID",
-        "driverVersion",
-        "driverVersionFull",
-        "partitionProfile",
-        "numaNode",
-        "resource",
-    ),
-    *(f"resource.kubernetes.io/{name}" for name in ("pciBusID", "pcieRoot", "numaNode")),
-    *(f"capacity {name}" for name in ("memory", "computeUnits", "simdUnits")),
+AMDS: Final = KUBERNETES | {
+    *("type", "uuid", "productName", "deviceID", "driverVersion", "driverVersionFull", "partitionProfile"),
+    *("numaNode", "resource", "capacity memory", "capacity computeUnits", "capacity simdUnits"),
 }
 
 
