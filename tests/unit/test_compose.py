@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from devices.policy import Globbed, Policy
-from gateway.compose import NoBackendError, hardware, source
+from gateway.compose import hardware, source
 from gateway.configuration.settings import Settings
 
 FUSE = Policy(globbed=(Globbed("example.com/fuse", ("/dev/fuse",)),))
@@ -60,13 +60,6 @@ def test_a_function_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypat
     found = [tmp_path / "gone", *pci(tmp_path, ("0x10de", "0x030200")).glob("bus/pci/devices/*")]
     monkeypatch.setattr(Path, "glob", lambda *_: found)
     assert hardware(tmp_path) == ["nvidia"]
-
-
-def test_auto_never_simulates(tmp_path: Path) -> None:
-    with pytest.raises(NoBackendError, match="auto never simulates; to try it without hardware"):
-        source(Settings(), tmp_path)
-    with pytest.raises(NoBackendError, match="no configuration file describes devices"):
-        source(Settings(config_file=Path("c.yaml")), tmp_path)
 
 
 @pytest.mark.parametrize("file", [None, Path("c.yaml")])

@@ -11,14 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import crossover, fleet
-from gateway.cli.advice import kubelet, load
+from gateway.cli.advice import kubelet
 from gateway.cli.crossover import CrossingPlan
 from gateway.cli.fleet import Node
 from gateway.cli.main import gateway
 from gateway.sides.table import ANNOTATION
-
-FACTS = load()
-GPU = "nvidia.com/gpu"
+from tests.unit.test_fleet import FACTS, GPU, listed
 
 
 def node(name: str, version: str, devices: int = 8, move_to: str = "") -> Node:
@@ -31,10 +29,6 @@ def made(*nodes: Node) -> CrossingPlan:
 
 def call(*arguments: str, nodes: str = "", columns: int = 100) -> Result:
     return CliRunner().invoke(gateway, ["plan", "--to", "dra", *arguments], input=nodes, env={"COLUMNS": str(columns)})
-
-
-def listed(*nodes: Mapping[str, Any]) -> str:
-    return json.dumps({"kind": "List", "items": nodes})
 
 
 def item(name: str, version: str, annotations: Mapping[str, str] | None = None) -> dict[str, Any]:

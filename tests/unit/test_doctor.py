@@ -782,15 +782,17 @@ def test_an_ignored_check_is_left_out(well: Fake) -> None:
     assert "DPG0103" not in {result.code for result in checks.judged(well.look(), ["DPG0103"])}
 
 
+OUTSIDE = ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "GATEWAY_STATE_DIR", "GATEWAY_SOCKET_DIR")
+"""Variables by which a command would ask others than the node's gateways."""
+
+
 def call(folder: Path, *arguments: str) -> Result:
-    return CliRunner(env={"KUBECONFIG": None}).invoke(gateway, ["doctor", "--host-root", str(folder), *arguments])
+    return CliRunner(env=dict.fromkeys(OUTSIDE)).invoke(gateway, ["doctor", "--host-root", str(folder), *arguments])
 
 
 @pytest.fixture
-def alone(well: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+def alone(well: Fake) -> Iterator[Fake]:
     """A node that the command line looks at: its gateway answers, and there is no API server."""
-    for name in ("KUBERNETES_SERVICE_HOST", "GATEWAY_STATE_DIR", "GATEWAY_SOCKET_DIR"):
-        monkeypatch.delenv(name, raising=False)
     with gateways(well.state, {SERVING: {"status": STATUS}}, "status"):
         yield well
 
@@ -809,9 +811,7 @@ def test_the_exit_status_says_how_bad_it_is(name: str, alone: Fake) -> None:
     assert found == ([code] if code else [])
 
 
-def test_the_folder_is_that_of_the_gateway_that_runs(well: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("KUBERNETES_SERVICE_HOST", "GATEWAY_STATE_DIR", "GATEWAY_SOCKET_DIR"):
-        monkeypatch.delenv(name, raising=False)
+def test_the_folder_is_that_of_the_gateway_that_runs(well: Fake) -> None:
     well.sockets.parent.rename(well.root / "opt")
     elsewhere = replace(STATUS, socket_dir="/opt/device-plugins")
     with gateways(well.state, {SERVING: {"status": elsewhere}}, "status"):
@@ -830,7 +830,6 @@ def test_the_folder_is_that_of_the_gateway_that_runs(well: Fake, monkeypatch: py
 def test_what_a_gateway_was_told_by_flags_is_asked_of_it(
     theirs: tuple[str, ...], own: str, status: int, well: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setenv("DEVICE_LIST_STRATEGY", own)
     well.write("etc/containerd/config.toml", "version = 3\n")  # Without an API server this alone tells its version.
     with gateways(well.state, {SERVING: {"status": replace(STATUS, list_strategies=theirs)}}, "status"):
@@ -839,10 +838,8 @@ def test_what_a_gateway_was_told_by_flags_is_asked_of_it(
     assert ("DPG0401" in done.output) is bool(status)
 
 
-def by_gateway(found: Fake, monkeypatch: pytest.MonkeyPatch, backend: str, **changes: Any) -> dict[str, str]:
+def by_gateway(found: Fake, backend: str, **changes: Any) -> dict[str, str]:
     """What doctor finds where a gateway answers for its libraries: the words, by code."""
-    for name in ("KUBERNETES_SERVICE_HOST", "KUBECONFIG", "GATEWAY_STATE_DIR", "GATEWAY_SOCKET_DIR"):
-        monkeypatch.delenv(name, raising=False)
     cluster = Cluster(ApiNode("v1.27.3", {GPU: 2}, {GPU: 2}), frozenset({"nvidia"}), node_name="node-1")
     says = By({"status": {"status": replace(STATUS, **changes)}, "doctor": Answered(cluster, backend)})
     with gateways(found.state, {SERVING: says}, "status", "doctor"):
@@ -870,9 +867,9 @@ REPORTED: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", REPORTED)
-def test_a_gateway_reports_what_nvml_does(name: str, well: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_reports_what_nvml_does(name: str, well: Fake) -> None:
     code, changes = REPORTED[name]
-    found = by_gateway(well, monkeypatch, "nvidia+bridge", **changes)
+    found = by_gateway(well, "nvidia+bridge", **changes)
     assert found.keys() == {code, "DPG0110"}
     assert "NVML" in found[code]
 
@@ -880,11 +877,9 @@ def test_a_gateway_reports_what_nvml_does(name: str, well: Fake, monkeypatch: py
 @pytest.mark.parametrize(
     ("backend", "reason"), [("simulated", ""), ("nvidia", "it is in MIG mode and has no MIG instances: create some")]
 )
-def test_what_says_nothing_of_nvml_is_no_finding(
-    backend: str, reason: str, well: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_says_nothing_of_nvml_is_no_finding(backend: str, reason: str, well: Fake) -> None:
     unusable = (Unusable("nvidia", reason, "1", "0000:02:00.0"),) if reason else ()
-    assert by_gateway(well, monkeypatch, backend, unusable=unusable).keys() == {"DPG0110"}
+    assert by_gateway(well, backend, unusable=unusable).keys() == {"DPG0110"}
 
 
 def test_on_a_narrow_terminal_every_line_is_wrapped(alone: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
