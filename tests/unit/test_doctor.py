@@ -515,13 +515,6 @@ MORE: Mapping[str, tuple[str, Callable[[Fake], None]]] = {
             "etc/cdi/other.json", yaml.safe_dump(GONE_NODE | {"devices": [{"containerEdits": {"deviceNodes": 5}}]})
         ),
     ),
-    "a file of its own without NVIDIA's runtime takes the place of the section": (
-        "DPG0401",
-        both(
-            written("etc/containerd/config.toml", f'imports = ["conf.d/*.toml"]\n{CONTAINERD.strip()}\n'),
-            written("etc/containerd/conf.d/9.toml", NO_NVIDIA),
-        ),
-    ),
     "a state file of another kind": ("DPG0206", written("var/lib/device-plugin-gateway/ledger.json", "[]")),
     "a file put aside": ("DPG0206", status_of(ledger=FileState(path="/l", put_aside="/l.broken"))),
     "few inodes": (
@@ -624,13 +617,6 @@ QUIET: Mapping[str, Callable[[Fake], None]] = {
     ),
     "another root directory that is mounted": kubelet_with("--root-dir=/var/lib/k0s/kubelet"),
     "device nodes without links, by CDI": by_cdi(nodes_of(linked=False)),
-    "containerd 2 has CDI on": both(
-        node_of(runtime="containerd://2.0.4"), by_cdi(written("etc/containerd/config.toml", NO_CDI))
-    ),
-    "NVIDIA's runtime in a file of its own": both(
-        written("etc/containerd/config.toml", f'imports = ["/etc/containerd/conf.d/*.toml"]\n{NO_NVIDIA}'),
-        written("etc/containerd/conf.d/99-nvidia.toml", CONTAINERD),
-    ),
     "imports that are none": written(
         "etc/containerd/config.toml", f'imports = [5, "/etc/*", "a\\u0000b"]\n{CONTAINERD.strip()}'
     ),
@@ -719,9 +705,6 @@ EDGES: Mapping[str, tuple[Surveyed, set[str]]] = {
         seen(**ON_BUS | {"modules": frozenset()}, nodes=(replace(CARD, there=False),)), {"DPG0301"}
     ),
     "nobody knows what KFD shows": (seen(gpus=(Pci("a", "0x1002", "amdgpu"),), modules=frozenset({"amdgpu"})), set()),
-    "CDI without NVIDIA's runtime": (
-        seen(**ON_BUS, runtime=Runtime("/c"), strategies=frozenset({"cdi-cri"})), set()
-    ),
     "a folder with a stroke at its end": (
         seen(runtime=Runtime("/c", cdi_dirs=("/var/run/cdi/",)), strategies=frozenset({"cdi-cri"})), set()
     ),
